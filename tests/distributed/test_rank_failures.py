@@ -46,13 +46,13 @@ def test_findings_stay_findings():
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "shown"),
     [
         (ValueError("no such shard"), "ValueError: no such shard"),
         (MeasuredError(7), "RuntimeError: MeasuredError: 7 rows are too many"),
         (HoldingError("at 3"), "RuntimeError: HoldingError: at 3"),
     ],
 )
-def test_an_error_of_any_class_keeps_its_type_and_message(error, told):
-    with pytest.raises(EntryError, match=f"^rank 1 of 2: {told}$"):
+def test_an_error_of_any_class_keeps_its_type_and_message(error, shown):
+    with pytest.raises(EntryError, match=f"^rank 1 of 2: {shown}$"):
         raise_failures({1: sent(EntryError(error))}, 2)

@@ -55,7 +55,7 @@ def test_a_neighbours_shard_is_found_and_the_rank_is_named(runner):
     assert finding.index["rank"] == 1
 
 
-def test_a_shard_of_another_shape_is_told_with_rank_and_both_shapes(runner):
+def test_a_shard_of_another_shape_is_reported_with_rank_and_both_shapes(runner):
     (short,) = run(runner, "one_row_short").findings
     assert short.title == (
         "rank 1 of 2: c has shape [16, 4], expected [17, 4], its shard of [17, 8]"
@@ -74,7 +74,7 @@ def test_a_rank_that_raises_is_named_with_its_line(runner):
     assert "rank 0 was still waiting" in finding.detail
 
 
-def test_a_rank_that_hangs_is_ended_and_all_tell_where_they_are(runner):
+def test_a_rank_that_hangs_is_ended_and_the_line_of_every_rank_is_reported(runner):
     (finding,) = run(runner, "hanging").findings
     assert finding.check == "ranks"
     assert finding.title == "every rank did not come back within 10 s"
@@ -85,7 +85,7 @@ def test_a_rank_that_hangs_is_ended_and_all_tell_where_they_are(runner):
     assert run(runner, "all_gather_gemm").status is Status.PASSED
 
 
-def test_a_process_that_ends_is_told_with_its_last_words(runner):
+def test_a_process_that_ends_is_reported_with_its_output(runner):
     (finding,) = run(runner, "leaving").findings
     assert finding.title == "rank 1 of 2: its process ended with status 3"
     assert "the last words of rank 1" in finding.detail

@@ -49,7 +49,7 @@ def test_every_row_has_one_owner(lengths, world, order, uneven):
     assert all(list(each) == sorted(each) for mine in found for each in mine)
 
 
-def test_parts_are_as_their_rule_says():
+def test_parts_are_even_by_balance_or_by_ceiling():
     assert [len(each) for each in parts(10, 4, "balanced")] == [3, 3, 2, 2]
     assert [len(each) for each in parts(10, 4, "ceil")] == [3, 3, 3, 1]
     assert [len(each) for each in parts(5, 4, "ceil")] == [2, 2, 1, 0]
@@ -65,7 +65,7 @@ def test_a_zigzag_gives_each_rank_an_early_and_a_late_chunk():
 
 @pytest.mark.parametrize("world", [1, 3, 4])
 @pytest.mark.parametrize("name", ["a", "b", "c"])
-def test_what_ranks_have_together_is_the_whole(world, name):
+def test_the_parts_of_all_ranks_make_the_whole(world, name):
     spec, problem = made(
         GEMM,
         world,
@@ -106,7 +106,7 @@ def test_packed_rows_are_split_inside_their_sequence(order):
             assert starts == [sum(counts[:n]) for n in range(4)]
 
 
-def test_a_rank_is_told_what_is_true_of_the_whole():
+def test_a_rank_has_the_names_of_the_whole_problem():
     spec, problem = made(PACKED, 2, "{dim: position, uneven: ceil}")
     mine = Sharding.of(spec, problem).of_rank(problem, 1)
     assert mine.names["max_seqlen_q"] == 64
@@ -157,7 +157,7 @@ def test_a_dimension_that_the_tensor_does_not_have_is_refused(shards, words):
         Sharding.of(spec, problem)
 
 
-def test_results_say_whose_each_element_is():
+def test_dimensions_of_results_name_the_rank_of_each_element():
     spec, problem = made(GEMM, 4, "{c: {dim: n}, a: {dim: m, uneven: ceil}}")
     dims = with_owners(spec, problem).outputs["c"].dims
     assert dims[0].owner is None

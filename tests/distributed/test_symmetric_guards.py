@@ -9,7 +9,7 @@ from tlmatrix import simulate
 from tlmatrix.distributed.symmetric import SymmetricGuards
 
 
-def told(misuse):
+def titles_of(misuse):
     """What guards find of what a rank does with a buffer of [3, 5] int32 and its handle."""
 
     def program(_rank):
@@ -68,16 +68,16 @@ def behind_the_pad(_buffer, handle):
     ],
 )
 def test_a_write_behind_symmetric_memory_names_the_rank_the_index_and_the_size(misuse, titles):
-    assert told(misuse) == titles
+    assert titles_of(misuse) == titles
 
 
-def test_a_size_that_the_entry_sets_is_the_one_it_is_told():
+def test_the_size_of_the_signal_pad_is_the_one_that_the_entry_set():
     def misuse(_buffer, _handle):
         symmetric.set_signal_pad_size(64)
         assert symmetric.get_signal_pad_size() == 64
         other = symmetric.rendezvous(symmetric.empty(4), dist.group.WORLD)
         other.get_signal_pad(0, (1,), torch.int32, 16).fill_(1)
 
-    (title,) = told(misuse)
+    (title,) = titles_of(misuse)
     assert "the signal pad of rank 0, of 64 bytes" in title
     assert title.endswith("elements 16-16 of 16")

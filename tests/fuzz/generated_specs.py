@@ -23,7 +23,7 @@ _SCRATCHES = (
     "\t", "\n", "- ", ": ", "{", "]", "&a ", "*a ", "<<: *a\n", "!!python/object ", "'", '"', "#",
     "\x00", "\ufeff", "---\n",
 )  # fmt: skip
-_RULES = (
+_CONSTRAINTS = (
     "window is none or causal", "groups < 4", "m * n < 5000", "(m + n) % 8 == k % 8", "m > n > k",
     "dtype == 'float16' or not causal", "m ** 2 + n ** 2 == k ** 2", "rows % cols != 3",
     "len(seqlens) < 3", "seqlen_q >= seqlen_k", "false", "true", "min(m, n) != max(n, k)",
@@ -62,10 +62,12 @@ def _range(pick: random.Random) -> Any:
 def _common(pick: random.Random, axes: dict[str, list[Any]]) -> dict[str, Any]:
     """Keys that every spec may have."""
     made: dict[str, Any] = {}
-    names = [rule for rule in _RULES if _names(rule) <= axes.keys()]
+    names = [constraint for constraint in _CONSTRAINTS if _names(constraint) <= axes.keys()]
     if names and pick.random() < 0.7:
-        rules = pick.sample(names, min(len(names), pick.randint(1, 2)))
-        made["constraints"] = [{"require": rule, "because": "of something"} for rule in rules]
+        chosen = pick.sample(names, min(len(names), pick.randint(1, 2)))
+        made["constraints"] = [
+            {"require": constraint, "because": "of something"} for constraint in chosen
+        ]
     if pick.random() < 0.5:
         name, values = pick.choice(list(axes.items()))
         made["extra_cases"] = [{name: pick.choice(values)}]
@@ -99,8 +101,10 @@ def _common(pick: random.Random, axes: dict[str, list[Any]]) -> dict[str, Any]:
     return made
 
 
-def _names(rule: str) -> set[str]:
-    words = "".join(c if c.isalnum() or c == "_" else " " for c in rule.replace("'", " '")).split()
+def _names(constraint: str) -> set[str]:
+    words = "".join(
+        c if c.isalnum() or c == "_" else " " for c in constraint.replace("'", " '")
+    ).split()
     known = {"is", "or", "not", "in", "and", "none", "true", "false", "len", "min", "max"}
     quoted = {"float16", "same"}
     return {word for word in words if not word[0].isdigit()} - known - quoted

@@ -1,4 +1,4 @@
-"""Random small axes and rules, with everything about them found the slow and obvious way."""
+"""Random small axes and constraints, with everything about them found the slow and obvious way."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from itertools import combinations, product
 
 from hypothesis import strategies as st
 
-from tlmatrix.matrix.rules import Constraint
+from tlmatrix.matrix.constraints import Constraint
 from tlmatrix.matrix.space import Space
 
 
-def rule(names, forbidden):
+def forbid(names, forbidden):
     """A constraint that forbids the listed combinations of the values of `names`."""
     names = tuple(sorted(names))
     forbidden = frozenset(forbidden)
@@ -22,16 +22,18 @@ def rule(names, forbidden):
 
 
 @st.composite
-def spaces(draw, max_axes=5, max_values=3, max_rules=4):
-    """Up to five axes of up to three values, with rules over one to three axes each."""
+def spaces(draw, max_axes=5, max_values=3, max_constraints=4):
+    """Up to five axes of up to three values, with constraints over one to three axes each."""
     names = draw(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=max_axes, unique=True))
     axes = {name: tuple(range(draw(st.integers(1, max_values)))) for name in names}
-    rules = []
-    for _ in range(draw(st.integers(0, max_rules))):
+    constraints = []
+    for _ in range(draw(st.integers(0, max_constraints))):
         about = sorted(draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True)))
         every = list(product(*(axes[name] for name in about)))
-        rules.append(rule(about, draw(st.lists(st.sampled_from(every), max_size=len(every)))))
-    return Space(axes, rules)
+        constraints.append(
+            forbid(about, draw(st.lists(st.sampled_from(every), max_size=len(every))))
+        )
+    return Space(axes, constraints)
 
 
 def all_rows(space):

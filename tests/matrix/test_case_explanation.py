@@ -133,7 +133,7 @@ def explained(**values):
 
 def test_a_case_that_violates_a_constraint_is_in_no_tier_with_the_reason():
     found = explained(window=64)
-    assert [rule.because for rule in found.removed_by] == ["a window is causal"]
+    assert [constraint.because for constraint in found.removed_by] == ["a window is causal"]
     assert {each.included for each in found.tiers.values()} == {False}
     assert "it violates the constraint window is none or causal (a window is causal)" in (
         found.tiers["full"].reason

@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_matrices import all_rows, every_tuple, held, rule, spaces
+from small_matrices import all_rows, every_tuple, forbid, held, spaces
 
 from tlmatrix.matrix import covering
 from tlmatrix.matrix.coverage_proof import prove, tuples
@@ -57,7 +57,7 @@ def test_a_seed_gives_other_rows():
 
 
 def test_as_many_axes_as_the_strength_or_fewer_give_the_product():
-    space = Space({"a": (0, 1), "b": (0, 1)}, [rule("ab", [(1, 1)])])
+    space = Space({"a": (0, 1), "b": (0, 1)}, [forbid("ab", [(1, 1)])])
     for strength in (2, 3, 9):
         assert covering_rows(space, strength)[0] == ((0, 0), (0, 1), (1, 0))
 
@@ -68,7 +68,7 @@ def test_a_strength_below_one_is_refused():
 
 
 def test_tuples_that_the_library_misses_are_added(monkeypatch):
-    space = Space(dict.fromkeys("abcd", (0, 1, 2)), [rule("abc", [(0, 0, 0), (1, 1, 1)])])
+    space = Space(dict.fromkeys("abcd", (0, 1, 2)), [forbid("abc", [(0, 0, 0), (1, 1, 1)])])
     library = covering.library_rows
 
     def loses_most(space, strength, seed=0):
@@ -93,10 +93,10 @@ def test_too_many_tuples_for_the_library_are_still_covered(monkeypatch):
 
 
 def test_a_tuple_that_constraints_exclude_together_is_proven_infeasible():
-    """a=0 needs b=1, and b=1 needs c=1: no rule names a and c, yet a=0, c=0 cannot be."""
+    """a=0 needs b=1, and b=1 needs c=1: no constraint names a and c, yet a=0, c=0 cannot be."""
     space = Space(
         {"a": (0, 1), "b": (0, 1), "c": (0, 1)},
-        [rule("ab", [(0, 0)]), rule("bc", [(1, 0)])],
+        [forbid("ab", [(0, 0)]), forbid("bc", [(1, 0)])],
     )
     _, proof = covering_rows(space, 2)
     assert ((0, 2), (0, 0)) in proof.infeasible
@@ -111,13 +111,13 @@ def test_a_missing_tuple_is_reported():
 
 
 def test_a_row_that_violates_a_constraint_is_refused():
-    space = Space({"a": (0, 1), "b": (0, 1)}, [rule("ab", [(1, 1)])])
+    space = Space({"a": (0, 1), "b": (0, 1)}, [forbid("ab", [(1, 1)])])
     with pytest.raises(ValueError, match="violates a constraint"):
         prove(space, [(1, 1)], 1)
 
 
 def test_an_empty_space_has_no_rows_and_every_tuple_infeasible():
-    space = Space({"a": (0, 1), "b": (0, 1), "c": (0,)}, [rule("a", [(0,), (1,)])])
+    space = Space({"a": (0, 1), "b": (0, 1), "c": (0,)}, [forbid("a", [(0,), (1,)])])
     rows, proof = covering_rows(space, 2)
     assert rows == ()
     assert proof.holds

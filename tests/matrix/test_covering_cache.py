@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from small_matrices import rule
+from small_matrices import forbid
 
 from tlmatrix.cache_files import cache_folder
 from tlmatrix.matrix import cache
@@ -10,8 +10,8 @@ from tlmatrix.matrix.covering import covering_rows
 from tlmatrix.matrix.space import Space
 
 
-def made(rules=(), values=3):
-    return Space({name: tuple(range(values)) for name in "abcd"}, rules)
+def made(constraints=(), values=3):
+    return Space({name: tuple(range(values)) for name in "abcd"}, constraints)
 
 
 @pytest.fixture
@@ -42,9 +42,9 @@ def test_rows_are_computed_once(tmp_path, computed):
         lambda folder: cached_covering_rows(made(), 3, folder=folder),
         lambda folder: cached_covering_rows(made(), 2, 7, folder=folder),
         lambda folder: cached_covering_rows(made(values=2), 2, folder=folder),
-        lambda folder: cached_covering_rows(made([rule("ab", [(0, 0)])]), 2, folder=folder),
+        lambda folder: cached_covering_rows(made([forbid("ab", [(0, 0)])]), 2, folder=folder),
     ],
-    ids=["strength", "seed", "values", "rules"],
+    ids=["strength", "seed", "values", "constraints"],
 )
 def test_whatever_the_rows_depend_on_is_in_the_key(tmp_path, computed, other):
     cached_covering_rows(made(), 2, folder=tmp_path)
@@ -76,11 +76,11 @@ def test_another_version_of_the_library_has_its_own_rows(tmp_path, computed, mon
     ],
     ids=[
         "empty", "cut", "binary", "null", "flat", "short row", "no such value", "not a number",
-        "a row lost", "a row that breaks a rule", "deep",
+        "a row lost", "a row that breaks a constraint", "deep",
     ],
 )  # fmt: skip
 def test_a_damaged_file_is_ignored_and_written_again(tmp_path, computed, damage):
-    space = made([rule("ab", [(0, 0)])])
+    space = made([forbid("ab", [(0, 0)])])
     rows, _ = cached_covering_rows(space, 2, folder=tmp_path)
     (path,) = tmp_path.rglob("*.json")
     whole = path.read_text()

@@ -158,7 +158,7 @@ def test_a_tier_that_does_not_exist_is_named_with_the_nearest():
         expand(spec_from(AXES), "quik")
 
 
-# What rules remove ----------------------------------------------------------------------------
+# What constraints remove -----------------------------------------------------------------------
 
 
 @given(st.data())
@@ -188,7 +188,7 @@ def test_each_constraint_is_counted_alone_over_the_whole_product(data):
     kept = [
         each
         for each in combinations
-        if all(rule.expression.evaluate(each) for rule in spec.constraints)
+        if all(constraint.expression.evaluate(each) for constraint in spec.constraints)
     ]
     if not kept:
         with pytest.raises(SpecError, match="no case is left"):
@@ -197,9 +197,9 @@ def test_each_constraint_is_counted_alone_over_the_whole_product(data):
     expansion = expand(spec, "full")
     assert values(expansion) == kept
     assert expansion.count() == len(kept)
-    assert {rule.text: count for rule, count in expansion.removed.items()} == {
-        rule.text: sum(not rule.expression.evaluate(each) for each in combinations)
-        for rule in spec.constraints
+    assert {constraint.text: count for constraint, count in expansion.removed.items()} == {
+        constraint.text: sum(not constraint.expression.evaluate(each) for each in combinations)
+        for constraint in spec.constraints
     }
     for tier in ("quick", "nightly"):
         assert expand(spec, tier).removed == expansion.removed
@@ -297,10 +297,10 @@ def test_a_listed_case_with_the_id_of_another_case_is_an_error_that_names_both()
 
 @given(st.permutations(list(AXES)), st.permutations(["a <= 2 or b", "c == 'x' or d != 0"]))
 @settings(deadline=None, max_examples=20)
-def test_order_of_axes_and_constraints_changes_neither_ids_nor_selection(order, rules):
+def test_order_of_axes_and_constraints_changes_neither_ids_nor_selection(order, constraints):
     tiers = {"some": {"strategy": "sample", "size": 9}}
     plain = spec_from(AXES, ["a <= 2 or b", "c == 'x' or d != 0"], tiers=tiers)
-    other = spec_from({name: AXES[name] for name in order}, rules, tiers=tiers)
+    other = spec_from({name: AXES[name] for name in order}, constraints, tiers=tiers)
     for tier in ("quick", "nightly", "some"):
         assert ids(expand(other, tier)) == ids(expand(plain, tier))
     assert set(ids(expand(other, "full"))) == set(ids(expand(plain, "full")))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from small_matrices import all_rows
 from spec_text import spec_from
 
-from tlmatrix.matrix import expand, rules
-from tlmatrix.matrix.bounds import parts_of
-from tlmatrix.matrix.rules import UNBOUND, Constraint
+from tlmatrix.matrix import constraints, expand
+from tlmatrix.matrix.bounds import conjuncts_of
+from tlmatrix.matrix.constraints import UNBOUND, Constraint
 from tlmatrix.matrix.space import Space
 from tlmatrix.run.plan import plan
 from tlmatrix.spec import parse_spec
@@ -92,7 +92,7 @@ def verdict(expression, values):
 def test_bounds_never_exclude_a_solution_and_equal_rests_have_equal_answers(text, data):
     expression = Expression(text)
     names = tuple(AXES)
-    parts = parts_of(text, {name: at for at, name in enumerate(names)}, AXES)
+    parts = conjuncts_of(text, {name: at for at, name in enumerate(names)}, AXES)
     assert parts
     open_axes = data.draw(st.sets(st.sampled_from(range(len(names))), max_size=3))
     answers: dict = {}
@@ -128,7 +128,7 @@ def test_a_solved_space_is_the_enumerated_one(text):
 
     plain = Space(axes, [Constraint(tuple(axes), allows, text)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rules, "_TABLE_LIMIT", 0)
+        patch.setattr(constraints, "_TABLE_LIMIT", 0)
         solved = Space(axes, [Constraint(tuple(axes), allows, text, solvable=True)])
     assert solved.solves
     assert list(solved) == list(plain) == all_rows(plain)
@@ -149,8 +149,8 @@ def test_a_limit_over_twelve_axes_of_ten_values_is_solved_and_its_cover_proven()
     assert expansion.proof.holds
     assert expansion.proof.infeasible  # such as 256 rows in 10 stages
     assert 100 <= expansion.count() < 400
-    rule = Expression(SHARED_MEMORY)
-    assert all(rule.evaluate(case.values) for case in expansion)
+    constraint = Expression(SHARED_MEMORY)
+    assert all(constraint.evaluate(case.values) for case in expansion)
     assert list(expansion.removed.values()) == [843067282960]
     assert expand(spec, "full").count() == 10**12 - 843067282960
 

@@ -3,9 +3,9 @@ from itertools import islice, product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_matrices import all_rows, rule, spaces
+from small_matrices import all_rows, forbid, spaces
 
-from tlmatrix.matrix.rules import UNBOUND, Constraint
+from tlmatrix.matrix.constraints import UNBOUND, Constraint
 from tlmatrix.matrix.space import Space
 
 
@@ -53,7 +53,7 @@ def test_failing_lists_the_violated_constraints(space):
 
 
 def test_an_index_outside_is_an_error():
-    space = Space({"a": (1, 2)}, [rule(["a"], [(2,)])])
+    space = Space({"a": (1, 2)}, [forbid(["a"], [(2,)])])
     assert space[0] == (0,)
     for index in (1, -1):
         with pytest.raises(IndexError):
@@ -73,8 +73,8 @@ def test_a_constant_constraint_keeps_or_removes_everything():
 
 def test_an_axis_without_values_leaves_nothing_wherever_it_stands():
     for axes in ({"a": (), "b": (1, 2)}, {"b": (1, 2), "a": ()}):
-        for rules in ([], [rule(["a", "b"], [])]):
-            space = Space(axes, rules)
+        for constraints in ([], [forbid(["a", "b"], [])]):
+            space = Space(axes, constraints)
             assert list(space) == []
             assert space.count == 0
 
@@ -89,7 +89,7 @@ def test_values_need_not_be_hashable():
 
 def test_a_hundred_digits_of_cases_are_counted_and_begun():
     axes = {f"a{number:03}": tuple(range(10)) for number in range(100)}
-    rules = [
+    constraints = [
         Constraint(
             (f"a{number:03}", f"a{number + 1:03}"),
             lambda values: len(set(values.values())) == 2,
@@ -97,7 +97,7 @@ def test_a_hundred_digits_of_cases_are_counted_and_begun():
         )
         for number in range(99)
     ]
-    space = Space(axes, rules)
+    space = Space(axes, constraints)
     assert space.products == 10**100
     assert space.count == 10 * 9**99
     assert len(list(islice(space, 100))) == 100
@@ -107,7 +107,7 @@ def test_a_hundred_digits_of_cases_are_counted_and_begun():
 def test_dead_ends_are_not_entered():
     """The first axis decides the last: walking what lies between would take 3**30 steps."""
     axes = {"first": (0, 1), **{f"m{at}": (0, 1, 2) for at in range(30)}, "last": (0, 1)}
-    space = Space(axes, [rule(["first", "last"], [(0, 0), (0, 1), (1, 0)])])
+    space = Space(axes, [forbid(["first", "last"], [(0, 0), (0, 1), (1, 0)])])
     first = next(iter(space))
     assert (first[0], first[-1]) == (1, 1)
     assert space.count == 3**30

@@ -126,6 +126,8 @@ class FaultyGpu:
     unsupported_checks: frozenset[str] = frozenset({"sanitizers"})
     measures_coverage: bool = False
     captures_graphs: bool = True
+    survives_fork: bool = False
+    compiles: bool = True
     released: list[int] = field(default_factory=list, compare=False)
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tlmatrix.backend.backends import Backend, CompileBackend, backend_named
+from tlmatrix.backend.backends import Backend, CompileBackend, backend_class, backend_named
 from tlmatrix.backend.errors import (
     ArchitectureError,
     BackendUnavailableError,
@@ -31,6 +31,7 @@ __all__ = [
     "DeviceFault",
     "DevicesError",
     "EntryError",
+    "backend_class",
     "backend_named",
     "bind",
     "classify_fault",

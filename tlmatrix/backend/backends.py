@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from tlmatrix.backend.errors import ArchitectureError, BackendUnavailableError
+from tlmatrix.backend.gpus import all_visible_gpus
 from tlmatrix.config import BACKENDS
 from tlmatrix.words import suggestion
 
@@ -68,6 +69,14 @@ class Backend(Protocol):
         """Whether a call can be captured to a CUDA graph and replayed."""
 
     @property
+    def survives_fork(self) -> bool:
+        """Whether a forked process can go on to run cases; CUDA cannot."""
+
+    @property
+    def compiles(self) -> bool:
+        """Whether each kernel is compiled to machine code, which takes seconds."""
+
+    @property
     def device(self) -> torch.device:
         """The device of a problem's tensors."""
 
@@ -110,6 +119,8 @@ class InterpreterBackend:
     unsupported_checks: ClassVar[frozenset[str]] = frozenset()
     measures_coverage: ClassVar[bool] = True
     captures_graphs: ClassVar[bool] = True
+    survives_fork: ClassVar[bool] = True
+    compiles: ClassVar[bool] = False
 
     @property
     def device(self) -> torch.device:
@@ -188,6 +199,7 @@ class ProcessesBackend(InterpreterBackend):
     unsupported_checks: ClassVar[frozenset[str]] = frozenset({"sanitizers"})
     measures_coverage: ClassVar[bool] = False
     captures_graphs: ClassVar[bool] = False
+    survives_fork: ClassVar[bool] = False
 
     def targeting(self, architectures: Sequence[str]) -> ProcessesBackend:
         """Trace kernels for the first architecture."""
@@ -206,6 +218,8 @@ class CudaBackend:
     unsupported_checks: ClassVar[frozenset[str]] = frozenset({"sanitizers"})
     measures_coverage: ClassVar[bool] = False
     captures_graphs: ClassVar[bool] = True
+    survives_fork: ClassVar[bool] = False
+    compiles: ClassVar[bool] = True
 
     def targeting(self, architectures: Sequence[str]) -> CudaBackend:
         """Check that the kernels support this GPU (`sm_90a` and `sm_90f` run on `sm_90`)."""
@@ -271,6 +285,8 @@ class CompileBackend:
     unsupported_checks: ClassVar[frozenset[str]] = frozenset({"sanitizers"})
     measures_coverage: ClassVar[bool] = False
     captures_graphs: ClassVar[bool] = False
+    survives_fork: ClassVar[bool] = False
+    compiles: ClassVar[bool] = True
 
     @property
     def device(self) -> torch.device:
@@ -324,6 +340,19 @@ class CompileBackend:
     def release(self) -> None:
         """Free tensors that exceptions keep alive."""
         gc.collect()
+
+
+_CLASSES = (InterpreterBackend, ProcessesBackend, CudaBackend, CompileBackend)
+
+
+def backend_class(name: str) -> type[InterpreterBackend | CudaBackend | CompileBackend]:
+    """The class of a backend, which says what it can do, without importing PyTorch.
+
+    `auto` is `cuda` if there is a GPU according to NVML.
+    """
+    if name == "auto":
+        name = "cuda" if all_visible_gpus() else "interpreter"
+    return next(each for each in _CLASSES if each.name == name)
 
 
 def backend_named(name: str = "auto", architectures: Sequence[str] = ()) -> Backend:

@@ -41,7 +41,7 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
         UsageError: the arguments are invalid, or no spec has fuzz cases.
         SpecError: a spec is invalid; nothing has run.
     """
-    from tlmatrix.backend import BackendUnavailableError, backend_named
+    from tlmatrix.backend import BackendUnavailableError, backend_class, backend_named
 
     if arguments.examples is not None and arguments.minutes is not None:
         raise UsageError("--examples and --minutes: give one of them")
@@ -49,8 +49,10 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
     plans = plan_all(spec_paths(arguments.paths, config), tier, roots=[config.root])
     targets = _targets(plans, tier, limit=arguments.examples or arguments.minutes)
     backend = arguments.backend or config.backend
-    if backend == "compile":
-        raise UsageError("--backend compile does not run kernels; fuzz on the interpreter or a GPU")
+    if not backend_class(backend).executes:
+        raise UsageError(
+            f"--backend {backend} does not run kernels; fuzz on the interpreter or a GPU"
+        )
     try:
         backend_named(backend)
     except BackendUnavailableError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tlmatrix.backend.gpus import all_visible_gpus
+from tlmatrix.backend import backend_class
 from tlmatrix.commands.child import can_fork, run_in_child
 from tlmatrix.commands.earlier import last_run, with_earlier_run
 from tlmatrix.commands.engine import Engine, console_on_output, exit_code, pytest_arguments
@@ -117,7 +117,7 @@ def _workers(
     selected: Iterable[SelectedCases], arguments: argparse.Namespace, config: Config
 ) -> str:
     backend = arguments.backend or config.backend
-    compiled = backend in ("cuda", "compile") or (backend == "auto" and bool(all_visible_gpus()))
+    compiled = backend_class(backend).compiles
     last = last_run(arguments.resume or arguments.results, config, at_most=_LARGE)
     seconds = recorded_seconds(last, backend)
     return worker_count(selected, seconds, compiled=compiled)

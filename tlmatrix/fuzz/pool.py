@@ -56,13 +56,10 @@ _SHRINK_SECONDS = 60.0
 
 
 def _context(backend: str) -> SpawnContext | ForkServerContext:
-    """The start method: a fork server with preloaded modules, or `spawn` if workers use a GPU.
-
-    CUDA does not survive a fork.
-    """
+    """The start method: a fork server with preloaded modules if the backend survives a fork."""
     from tlmatrix.backend import backend_named
 
-    if backend_named(backend).name != "interpreter":
+    if not backend_named(backend).survives_fork:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tlmatrix.fuzz.preload"])
@@ -72,7 +69,7 @@ def _context(backend: str) -> SpawnContext | ForkServerContext:
 def _is_compiled(backend: str) -> bool:
     from tlmatrix.backend import backend_named
 
-    return backend_named(backend).name == "cuda"
+    return backend_named(backend).compiles
 
 
 def job_sizes(wanted: Mapping[str, int], workers: int) -> dict[str, int]:

@@ -90,7 +90,7 @@ def _shrink(
     """Shrink a lost case; each attempt runs in a child process."""
 
     def begin() -> tuple[BaseProcess, Connection]:
-        if runner.backend.name == "interpreter":
+        if runner.backend.survives_fork:
             return fork_child(runner, spec, job.path, connection)
         return spawn_child(job.path, settings)
 
@@ -137,7 +137,7 @@ def _search(
     def on_result(result: CaseResult) -> None:
         connection.send(("result", _slim(result) if result.failed else _for_counting(result)))
 
-    compiled = runner.backend.name == "cuda"
+    compiled = runner.backend.compiles
     strategy = one_configuration(spec, job, gpus=len(all_visible_gpus())) if compiled else None
     report = fuzz_spec(
         spec, runner, strategy=strategy, tier=job.tier, examples=job.examples,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.values import Value
 
-__all__ = ["Part", "parts_of"]
+__all__ = ["Conjunct", "conjuncts_of"]
 
 
 class _Range(NamedTuple):
@@ -55,7 +55,7 @@ class _Node:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Conjunct:
     """A conjunct of a constraint; `positions` are those of its axes."""
 
     positions: tuple[int, ...]
@@ -76,27 +76,27 @@ class Part:
         return key if value is _OPEN else bool(value)
 
 
-def parts_of(
-    text: str, places: Mapping[str, int], axes: Mapping[str, Sequence[Value]]
-) -> tuple[Part, ...]:
+def conjuncts_of(
+    text: str, position_of: Mapping[str, int], axes: Mapping[str, Sequence[Value]]
+) -> tuple[Conjunct, ...]:
     """The conjuncts of an expression over `axes`; () if it cannot be parsed.
 
-    `places` gives the position of each axis in a row.
+    `position_of` gives the position of each axis in a row.
     """
     try:
         root = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError):
         return ()  # A name may be a word of Python.
     operands = _conjuncts(root)
-    builder = _Builder(places, axes, exact=_is_exact(root, places, axes))
+    builder = _Builder(position_of, axes, exact=_is_exact(root, position_of, axes))
     return tuple(
-        Part(
+        Conjunct(
             tuple(
                 sorted(
                     {
-                        places[each.id]
+                        position_of[each.id]
                         for each in ast.walk(operand)
-                        if isinstance(each, ast.Name) and each.id in places
+                        if isinstance(each, ast.Name) and each.id in position_of
                     }
                 )
             ),
@@ -107,11 +107,11 @@ def parts_of(
 
 
 def _is_exact(
-    root: ast.expr, places: Mapping[str, int], axes: Mapping[str, Sequence[Value]]
+    root: ast.expr, position_of: Mapping[str, int], axes: Mapping[str, Sequence[Value]]
 ) -> bool:
     """Whether all numbers are integers, so that addition is associative."""
     numbers = [each.value for each in ast.walk(root) if isinstance(each, ast.Constant)]
-    values = [value for name in places for value in axes[name]]
+    values = [value for name in position_of for value in axes[name]]
     divides = any(isinstance(each, ast.Div) for each in ast.walk(root))
     return not divides and not any(isinstance(each, float) for each in (*numbers, *values))
 
@@ -147,9 +147,9 @@ class _Builder:
     """Builds nodes from Python's AST; the expression language is a subset of its grammar."""
 
     def __init__(
-        self, places: Mapping[str, int], axes: Mapping[str, Sequence[Value]], *, exact: bool
+        self, position_of: Mapping[str, int], axes: Mapping[str, Sequence[Value]], *, exact: bool
     ) -> None:
-        self._places = places
+        self._position_of = position_of
         self._axes = axes
         self._exact = exact
 
@@ -161,8 +161,8 @@ class _Builder:
                 return _constant(text)
             case ast.Name(id=name) if name in WORDS:
                 return _constant(WORDS[name])
-            case ast.Name(id=name) if name in self._places:
-                return _axis(self._places[name], self._axes[name])
+            case ast.Name(id=name) if name in self._position_of:
+                return _axis(self._position_of[name], self._axes[name])
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return _applied("not", lambda value: not value, _no, [self.node(operand)])
             case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -185,7 +185,7 @@ class _Builder:
                 nodes = [self.node(each) for each in arguments]
                 over = _monotone(name) if len(nodes) > 1 or name == "abs" else None
                 return _applied(name, FUNCTIONS[name][0], over, nodes)
-        return _unknown(ast.dump(tree), tree, self._places)
+        return _unknown(ast.dump(tree), tree, self._position_of)
 
     def _binary(self, sign: str, left: _Node, right: _Node) -> _Node:
         evaluate = arithmetic(sign, 0, itemgetter("a"), itemgetter("b"))
@@ -255,10 +255,10 @@ def _axis(position: int, values: Sequence[Value]) -> _Node:
     )
 
 
-def _unknown(text: str, tree: ast.expr, places: Mapping[str, int]) -> _Node:
+def _unknown(text: str, tree: ast.expr, position_of: Mapping[str, int]) -> _Node:
     """An unsupported subexpression; its residual is its text and the values of its axes."""
     names = [each.id for each in ast.walk(tree) if isinstance(each, ast.Name)]
-    mine = [places[name] for name in names if name in places]
+    mine = [position_of[name] for name in names if name in position_of]
     return _Node(lambda _row: None, lambda row: ((text, *(row[at] for at in mine)), _OPEN))
 
 

@@ -20,7 +20,7 @@ from tlmatrix.spec.values import canonical
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tlmatrix.matrix.rules import Row
+    from tlmatrix.matrix.constraints import Row
     from tlmatrix.matrix.space import Space
     from tlmatrix.spec.values import Value
 

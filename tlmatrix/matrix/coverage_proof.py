@@ -11,7 +11,7 @@ from itertools import combinations, product
 from math import prod
 from typing import TYPE_CHECKING
 
-from tlmatrix.matrix.rules import UNBOUND, Row
+from tlmatrix.matrix.constraints import UNBOUND, Row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

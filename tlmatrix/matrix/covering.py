@@ -11,14 +11,14 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from tlmatrix.matrix.constraints import UNBOUND
 from tlmatrix.matrix.coverage_proof import Proof, prove, tuples
-from tlmatrix.matrix.rules import UNBOUND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tlmatrix.matrix.constraints import Row
     from tlmatrix.matrix.coverage_proof import Tuple
-    from tlmatrix.matrix.rules import Row
     from tlmatrix.matrix.space import Space
 
 __all__ = ["complete", "covering_rows", "library_rows", "reduce_rows"]

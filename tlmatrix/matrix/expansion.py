@@ -22,8 +22,8 @@ from tlmatrix.spec.values import canonical, label
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from tlmatrix.matrix.constraints import Row
     from tlmatrix.matrix.coverage_proof import Proof
-    from tlmatrix.matrix.rules import Row
     from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.spec import ConstraintDecl, Spec
     from tlmatrix.spec.values import Value

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tlmatrix.matrix.case import Case
+from tlmatrix.matrix.constraints import Constraint
 from tlmatrix.matrix.listed_cases import broken_constraints
-from tlmatrix.matrix.rules import Constraint
 from tlmatrix.matrix.space import Space
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError

@@ -10,12 +10,12 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
-from tlmatrix.matrix.rules import (
+from tlmatrix.matrix.constraints import (
     UNBOUND,
     Constraint,
     Group,
+    IndexedConstraint,
     Row,
-    Rule,
     TooManyError,
     connected,
 )
@@ -43,20 +43,26 @@ class Space:
         self.names = tuple(self.axes)
         self.sizes = tuple(len(values) for values in self.axes.values())
         self.constraints = tuple(constraints)
-        place = {name: position for position, name in enumerate(self.names)}
-        self._rules = [
-            Rule(
+        position_of = {name: position for position, name in enumerate(self.names)}
+        self._indexed = [
+            IndexedConstraint(
                 each,
-                tuple(place[name] for name in each.names),
+                tuple(position_of[name] for name in each.names),
                 [self.axes[name] for name in each.names],
             )
             for each in self.constraints
         ]
-        self._constant = all(rule.allows(()) for rule in self._rules if not rule.positions)
-        rules = [rule for rule in self._rules if rule.positions]
+        self._constant = all(
+            constraint.allows(()) for constraint in self._indexed if not constraint.positions
+        )
+        bound = [constraint for constraint in self._indexed if constraint.positions]
         self._groups = [
-            Group(positions, self.sizes, [rule for rule in rules if rule.positions[0] in positions])
-            for positions in connected(rules)
+            Group(
+                positions,
+                self.sizes,
+                [constraint for constraint in bound if constraint.positions[0] in positions],
+            )
+            for positions in connected(bound)
         ]
         self._group_of = {at: group for group in self._groups for at in group.positions}
         self._free = [at for at in range(len(self.names)) if at not in self._group_of]
@@ -64,7 +70,7 @@ class Space:
     @property
     def solves(self) -> bool:
         """Whether a constraint is too large to enumerate, so that it is solved."""
-        return any(rule.parts for rule in self._rules)
+        return any(constraint.conjuncts for constraint in self._indexed)
 
     @property
     def products(self) -> int:
@@ -104,26 +110,28 @@ class Space:
 
         None: too many to count in a few seconds.
         """
-        return tuple(map(self._removed_by, self._rules))
+        return tuple(map(self._removed_by, self._indexed))
 
-    def _removed_by(self, rule: Rule) -> int | None:
-        rest = prod(size for at, size in enumerate(self.sizes) if at not in rule.positions)
+    def _removed_by(self, constraint: IndexedConstraint) -> int | None:
+        rest = prod(size for at, size in enumerate(self.sizes) if at not in constraint.positions)
         try:
-            return rule.removed() * rest
+            return constraint.removed() * rest
         except TooManyError:
             return None
 
     def enumerated(self, number: int) -> bool:
         """Whether a constraint is evaluated for each combination, and not solved."""
-        return not self._rules[number].parts
+        return not self._indexed[number].conjuncts
 
     def allows(self, row: Sequence[int]) -> bool:
         """Whether a full row passes every constraint."""
-        return all(rule.allows(row) for rule in self._rules)
+        return all(constraint.allows(row) for constraint in self._indexed)
 
     def failing(self, row: Sequence[int]) -> tuple[int, ...]:
         """Indices of the constraints that a full row violates."""
-        return tuple(at for at, rule in enumerate(self._rules) if not rule.allows(row))
+        return tuple(
+            at for at, constraint in enumerate(self._indexed) if not constraint.allows(row)
+        )
 
     def extensible(self, row: Sequence[int]) -> bool:
         """Whether a partial row can be completed to a full one, decided by backtracking.

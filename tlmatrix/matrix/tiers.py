@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from tlmatrix.matrix.rules import Constraint
+from tlmatrix.matrix.constraints import Constraint
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.values import label

@@ -138,9 +138,11 @@ class State:
 
     @property
     def runs_fuzz_cases(self) -> bool:
-        """Whether the fuzz cases of the tier run; not with `compile`, whose kernels they share."""
+        """Whether the fuzz cases of the tier run; if kernels do not, they add nothing."""
         wanted = not self.config.option.tlmatrix_no_fuzz and not self.config.option.tlmatrix_only
-        return wanted and self.settings.backend != "compile"
+        from tlmatrix.backend import backend_class
+
+        return wanted and backend_class(self.settings.backend).executes
 
     @property
     def is_worker(self) -> bool:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from tlmatrix.spec.issues import Issue, SpecError
 from tlmatrix.spec.lint.messages import issue_of, show
-from tlmatrix.spec.lint.semantics import Written, faults
+from tlmatrix.spec.lint.semantics import GivenNames, faults
 from tlmatrix.spec.model.spec import Spec
 from tlmatrix.spec.yaml.nodes import MapNode, ScalarNode, plain
 from tlmatrix.spec.yaml.parser import MAX_BYTES, read_document
@@ -53,14 +53,14 @@ def parse_spec(content: bytes | str, path: str | os.PathLike[str] = "<spec>") ->
         raise SpecError([*document.issues, Issue(document.path, root.line, root.column, message)])
     spec, found, rest, malformed = _validated(document)
     if spec is not None:
-        written = Written.of(
+        given = GivenNames.of(
             plain(root), frozenset(str(path[0]) if path else "" for path in malformed)
         )
-        for fault in faults(spec, written):
+        for fault in faults(spec, given):
             if _encloses(fault.path, malformed):
                 continue  # A malformed part inside is already reported.
             # Parts removed from the rest are still in the document.
-            is_left = rest.written(*fault.path) == fault.path
+            is_left = rest.path_in_file(*fault.path) == fault.path
             found.append(_issue(fault, rest if is_left else document))
     # An ambiguous scalar usually has the wrong type, too: report it once.
     taken = {(issue.line, issue.column) for issue in document.issues}
@@ -118,7 +118,7 @@ def _validated(document: Document) -> tuple[Spec | None, list[Issue], Document, 
 
 def _malformed(error: ErrorDetails, document: Document) -> tuple[str | int, ...]:
     """The path to remove to resolve an error; empty for a missing root key."""
-    path = document.written(*(part for part in error["loc"] if part != "[key]"))
+    path = document.path_in_file(*(part for part in error["loc"] if part != "[key]"))
     # Removing a malformed size alone would cause another error of its tier.
     return path[:2] if path[:1] == ("tiers",) else path
 

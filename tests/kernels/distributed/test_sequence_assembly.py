@@ -23,7 +23,7 @@ def test_blocks_load_by_tma_and_multiply_by_wgmma():
 
 def test_only_the_producer_waits_for_incoming_keys():
     with TARGET, tvm.transform.PassContext(opt_level=3, config=CONFIGS):
-        kernel = overlapped_forward.get_tir("bfloat16", 4, 128, 128, True)
+        kernel = overlapped_forward.get_tir("bfloat16", 4, 64, 64, True)
         source = tilelang.lower(kernel, target=TARGET).kernel_source
     source = source[source.index('extern "C" __global__ void __launch_bounds__(512, 1)') :]
     loading, multiplying = source.split("tl::warpgroup_reg_alloc<160>();")

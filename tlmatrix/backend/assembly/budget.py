@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_budgets"]
 
-_CHECK = "assembly"
+_CHECK = "codegen"
 _KIB = 1024
 _SHARED_MEMORY = {
     "sm_75": 64 * _KIB,

@@ -27,7 +27,7 @@ from tlmatrix.fuzz.strategies.lengths import Lengths, lengths_of
 from tlmatrix.fuzz.strategies.optional_axes import OptionalAxes, optional_axes_of
 from tlmatrix.fuzz.strategies.traces import requests_of
 from tlmatrix.matrix import expand
-from tlmatrix.matrix.rules import UNBOUND
+from tlmatrix.matrix.constraints import UNBOUND
 from tlmatrix.matrix.space import Space
 from tlmatrix.matrix.tiers import plan_of
 from tlmatrix.problem import family_for

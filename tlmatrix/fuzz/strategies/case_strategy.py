@@ -20,7 +20,7 @@ from tlmatrix.fuzz.strategies.lengths import Lengths, Profile, batch_value, key_
 from tlmatrix.fuzz.strategies.optional_axes import EXCESS, SIDES, OptionalAxes
 from tlmatrix.fuzz.strategies.spans import Span
 from tlmatrix.matrix import Case
-from tlmatrix.matrix.rules import UNBOUND
+from tlmatrix.matrix.constraints import UNBOUND
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.lengths import sides_of
 from tlmatrix.spec.values import canonical

@@ -96,9 +96,9 @@ def issue_of(error: ErrorDetails, document: Document) -> Issue:
     is_key = error["loc"][-1:] == ("[key]",)
     loc = error["loc"][:-1] if is_key else error["loc"]
     if error["type"] in ("missing", "extra_forbidden"):
-        path = (*document.written(*loc[:-1]), loc[-1])
+        path = (*document.path_in_file(*loc[:-1]), loc[-1])
     else:
-        path = document.written(*loc)
+        path = document.path_in_file(*loc)
     node, entry = document.find(*path)
     message = _message(error, path, is_key=is_key)
     line, column = node.line, node.column

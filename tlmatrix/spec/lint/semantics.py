@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Fuzz, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["Fault", "Written", "faults"]
+__all__ = ["Fault", "GivenNames", "faults"]
 
 
 @dataclass(frozen=True)
-class Written:
+class GivenNames:
     """The names in a file, including those whose values are malformed and absent from the spec.
 
     With them, one malformed value does not make other names unknown or keys missing.
@@ -50,7 +50,7 @@ class Written:
     """The root keys with malformed values."""
 
     @classmethod
-    def of(cls, data: Mapping[str, Any], broken: frozenset[str]) -> Written:
+    def of(cls, data: Mapping[str, Any], broken: frozenset[str]) -> GivenNames:
         """The names in the plain data of a file."""
         axes, tiers = (_mapping(data.get(key)) for key in ("axes", "tiers"))
         names = dict.fromkeys((*tiers, *DEFAULT_TIERS))
@@ -61,10 +61,10 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def faults(spec: Spec, written: Written) -> Iterator[Fault]:
+def faults(spec: Spec, given: GivenNames) -> Iterator[Fault]:
     """All faults of a spec that was built from the well-formed parts of a file."""
-    axes = written.axes
-    yield from _callable_faults(spec, written.keys)
+    axes = given.axes
+    yield from _callable_faults(spec, given.keys)
     yield from _empty_faults(axes, ("axes",))
     yield from _axis_faults(spec.axes, ("axes",))
     yield from condition_faults(spec, axes)
@@ -77,11 +77,11 @@ def faults(spec: Spec, written: Written) -> Iterator[Fault]:
         if arch in spec.architectures[:index]:
             yield Fault(("architectures", index), f"the architecture {arch!r} appears twice")
     if spec.fuzz is not None:
-        yield from _fuzz_faults(spec, spec.fuzz, written)
+        yield from _fuzz_faults(spec, spec.fuzz, given)
     yield from problem_faults(spec, axes)
-    yield from oracle_faults(spec, axes, written.broken)
-    yield from sharding_faults(spec, axes, written.broken)
-    if "problem" not in written.broken and isinstance(spec.problem, DeclaredProblem):
+    yield from oracle_faults(spec, axes, given.broken)
+    yield from sharding_faults(spec, axes, given.broken)
+    if "problem" not in given.broken and isinstance(spec.problem, DeclaredProblem):
         yield from returns_faults(spec, spec.problem)
         yield from tolerance_faults(spec, spec.problem)
 
@@ -231,13 +231,13 @@ def _unknown_axes(
             yield Fault((*path, name), message, at_key=True)
 
 
-def _fuzz_faults(spec: Spec, fuzz: Fuzz, written: Written) -> Iterator[Fault]:
-    axes = written.axes
+def _fuzz_faults(spec: Spec, fuzz: Fuzz, given: GivenNames) -> Iterator[Fault]:
+    axes = given.axes
     for tier in fuzz.examples:
-        if tier not in written.tiers:
-            message = f"unknown tier {tier!r}{suggestion(tier, written.tiers, 'Tiers')}"
+        if tier not in given.tiers:
+            message = f"unknown tier {tier!r}{suggestion(tier, given.tiers, 'Tiers')}"
             yield Fault(("fuzz", "examples", tier), message, at_key=True)
-    whole = "fuzz" not in written.broken
+    whole = "fuzz" not in given.broken
     if whole and axes and "seqlens" not in axes and "seqlens" in fuzz.model_fields_set:
         message = "'fuzz.seqlens' needs the axis 'seqlens', which the spec does not have"
         yield Fault(("fuzz", "seqlens"), message, at_key=True)

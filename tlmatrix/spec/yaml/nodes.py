@@ -85,7 +85,7 @@ class Document:
                 node, entry = node.items[int(part)], None
         return node, entry
 
-    def written(self, *path: str | int) -> tuple[str | int, ...]:
+    def path_in_file(self, *path: str | int) -> tuple[str | int, ...]:
         """The parts of a path that the file has.
 
         For `tiers.quick.strategy` and the short form `quick: pairwise`: `("tiers", "quick")`.

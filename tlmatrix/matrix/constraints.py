@@ -12,22 +12,32 @@ from math import prod
 from operator import getitem, itemgetter, mul
 from typing import TYPE_CHECKING
 
-from tlmatrix.matrix.bounds import parts_of
+from tlmatrix.matrix.bounds import conjuncts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
-    from tlmatrix.matrix.bounds import Part
+    from tlmatrix.matrix.bounds import Conjunct
     from tlmatrix.spec.values import Value
 
-__all__ = ["UNBOUND", "Constraint", "Group", "Row", "Rule", "TooManyError", "connected"]
+__all__ = [
+    "UNBOUND",
+    "Constraint",
+    "Group",
+    "IndexedConstraint",
+    "Row",
+    "TooManyError",
+    "connected",
+]
 
 Row = tuple[int, ...]
 UNBOUND = -1
 """In a partial row, an axis without a value."""
 
-_TABLE_LIMIT = 1 << 16  # combinations of one rule evaluated up front, so that errors show at once
-_MEMO_LIMIT = 1 << 24  # combinations of one rule remembered, a byte each
+_TABLE_LIMIT = (
+    1 << 16
+)  # combinations of one constraint evaluated up front, so that errors show at once
+_MEMO_LIMIT = 1 << 24  # combinations of one constraint remembered, a byte each
 _SEARCH_MEMO_LIMIT = 1 << 18  # partial assignments remembered by the search of one group
 _WITNESSES = 1 << 12  # solutions remembered by the search of one group
 _COUNTED = 1 << 12  # partial assignments that counting solves, in about 2 s, before it gives up
@@ -56,7 +66,7 @@ class Constraint:
     solvable: bool = False
 
 
-class Rule:
+class IndexedConstraint:
     """A constraint over positions, evaluated at most once for each combination of its axes."""
 
     def __init__(
@@ -70,16 +80,18 @@ class Rule:
         self.size = prod(sizes)
         self._pick = _picker(positions)
         self._memo = bytearray(self.size if self.size <= _MEMO_LIMIT else 0)
-        self.parts: tuple[Part, ...] = ()
+        self.conjuncts: tuple[Conjunct, ...] = ()
         """Conjuncts of a large constraint, for solving; empty if it is enumerated."""
         if self.size <= _TABLE_LIMIT:
             for key in _mixed_radix(sizes):
                 self._verdict(key)
         elif constraint.solvable:
-            places = dict(zip(constraint.names, positions, strict=True))
+            position_of = dict(zip(constraint.names, positions, strict=True))
             axes = dict(zip(constraint.names, domains, strict=True))
-            self.parts = parts_of(constraint.text, places, axes)
-        self.scopes = tuple(filter(None, (part.positions for part in self.parts))) or (positions,)
+            self.conjuncts = conjuncts_of(constraint.text, position_of, axes)
+        self.scopes = tuple(filter(None, (conjunct.positions for conjunct in self.conjuncts))) or (
+            positions,
+        )
         """The axes of each conjunct, or of the whole constraint."""
 
     def allows(self, row: Sequence[int]) -> bool:
@@ -92,7 +104,7 @@ class Rule:
         Raises:
             TooManyError: they can be neither enumerated nor counted.
         """
-        if self.parts:
+        if self.conjuncts:
             sizes = [0] * (1 + max(self.positions))
             for position, domain in zip(self.positions, self._domains, strict=True):
                 sizes[position] = len(domain)
@@ -119,23 +131,27 @@ class Rule:
 class Group:
     """Axes that constraints connect, directly or through each other."""
 
-    def __init__(self, positions: Row, sizes: Sequence[int], rules: Sequence[Rule]) -> None:
-        self.positions = _elimination_order(positions, sizes, rules)
+    def __init__(
+        self, positions: Row, sizes: Sequence[int], constraints: Sequence[IndexedConstraint]
+    ) -> None:
+        self.positions = _elimination_order(positions, sizes, constraints)
         self._sizes = sizes
-        self._rules = rules
+        self._constraints = constraints
         self._width = len(sizes)
         self.pick = _picker(self.positions)
         bound_by = {position: depth for depth, position in enumerate(self.positions)}
         depth = len(self.positions)
-        self._closing: list[list[Rule]] = [[] for _ in range(depth)]
-        for rule in rules:
-            self._closing[max(bound_by[each] for each in rule.positions)].append(rule)
-        self._parts = [part for rule in rules for part in rule.parts]
-        self._parts_of_axis = {
-            position: [part for part in self._parts if position in part.positions]
+        self._closing: list[list[IndexedConstraint]] = [[] for _ in range(depth)]
+        for constraint in constraints:
+            self._closing[max(bound_by[each] for each in constraint.positions)].append(constraint)
+        self._conjuncts = [
+            conjunct for constraint in constraints for conjunct in constraint.conjuncts
+        ]
+        self._conjuncts_of_axis = {
+            position: [conjunct for conjunct in self._conjuncts if position in conjunct.positions]
             for position in positions
         }
-        listed = [rule for rule in rules if not rule.parts]
+        listed = [constraint for constraint in constraints if not constraint.conjuncts]
         # Bound positions at each depth on which later constraints still depend.
         self._frontier = [
             _picker(
@@ -143,16 +159,16 @@ class Group:
                     position
                     for position in self.positions[:at]
                     if any(
-                        position in rule.positions
-                        and any(bound_by[other] >= at for other in rule.positions)
-                        for rule in listed
+                        position in constraint.positions
+                        and any(bound_by[other] >= at for other in constraint.positions)
+                        for constraint in listed
                     )
                 )
             )
             for at in range(depth + 1)
         ]
         self._of_axis = {
-            position: [rule for rule in rules if position in rule.positions]
+            position: [constraint for constraint in constraints if position in constraint.positions]
             for position in positions
         }
         self._counts: list[dict[Hashable, int]] = [{} for _ in range(depth + 1)]
@@ -160,7 +176,7 @@ class Group:
         self._found: dict[Row, bool] = {}
         self._dead_ends: set[Hashable] = set()
         self._pick_listed = _picker(
-            tuple(sorted({position for rule in listed for position in rule.positions}))
+            tuple(sorted({position for constraint in listed for position in constraint.positions}))
         )
         self._witnesses: dict[tuple[int, int], int] = {}
         self._solved = 0
@@ -171,17 +187,17 @@ class Group:
         known = self._found.get(key)
         if known is not None:
             return known
-        if self._parts and self._witnessed(row):
+        if self._conjuncts and self._witnessed(row):
             return True
         bound = [UNBOUND] * self._width
         for position, value in zip(self.positions, key, strict=True):
             bound[position] = value
         answer = (
-            all(part.possible(bound) for part in self._parts)
+            all(conjunct.possible(bound) for conjunct in self._conjuncts)
             and all(
-                rule.allows(bound)
-                for rule in self._rules
-                if all(bound[position] != UNBOUND for position in rule.positions)
+                constraint.allows(bound)
+                for constraint in self._constraints
+                if all(bound[position] != UNBOUND for position in constraint.positions)
             )
             and self._search(bound)
         )
@@ -205,7 +221,7 @@ class Group:
 
     def _remember(self, key: Row, answer: bool) -> None:
         if UNBOUND not in key:
-            return  # there may be millions of these, and the rules answer as fast
+            return  # there may be millions of these, and the constraints answer as fast
         if len(self._found) >= _SEARCH_MEMO_LIMIT:
             self._found.clear()
         self._found[key] = answer
@@ -214,10 +230,10 @@ class Group:
         """Whether a partial row, which violates no constraint yet, can be completed."""
         position = self._next_axis(row)
         if position is None:
-            if self._parts:
+            if self._conjuncts:
                 self._witness(row)
             return True
-        if self._parts:
+        if self._conjuncts:
             if self._dead_ends and self._left(row) in self._dead_ends:
                 return False
         elif (known := self._found.get(self.pick(row))) is not None:
@@ -225,14 +241,14 @@ class Group:
         answer = False
         size = self._sizes[position]
         # Varied solutions answer more queries.
-        start = self._solved % size if self._parts else 0
+        start = self._solved % size if self._conjuncts else 0
         for turn in range(size):
             row[position] = (start + turn) % size
             if self._passes(row, position) and self._search(row):
                 answer = True
                 break
         row[position] = UNBOUND
-        if not self._parts:
+        if not self._conjuncts:
             self._remember(self.pick(row), answer)
         elif not answer:
             if len(self._dead_ends) >= _SEARCH_MEMO_LIMIT:
@@ -242,20 +258,22 @@ class Group:
 
     def _left(self, row: Sequence[int]) -> Hashable:
         """A key of the residual constraints: rows with equal keys have equal answers."""
-        return (self._pick_listed(row), *(part.rest(row) for part in self._parts))
+        return (self._pick_listed(row), *(conjunct.rest(row) for conjunct in self._conjuncts))
 
     def _passes(self, row: Sequence[int], position: int) -> bool:
-        return all(part.possible(row) for part in self._parts_of_axis[position]) and all(
-            rule.allows(row)
-            for rule in self._of_axis[position]
-            if all(row[each] != UNBOUND for each in rule.positions)
+        return all(
+            conjunct.possible(row) for conjunct in self._conjuncts_of_axis[position]
+        ) and all(
+            constraint.allows(row)
+            for constraint in self._of_axis[position]
+            if all(row[each] != UNBOUND for each in constraint.positions)
         )
 
     def _next_axis(self, row: Sequence[int]) -> int | None:
         """The unbound axis of the constraint with the fewest unbound axes, to fail early."""
         best: tuple[int, int, int] | None = None
-        for rule in self._rules:
-            for scope in rule.scopes:
+        for constraint in self._constraints:
+            for scope in constraint.scopes:
                 left = [position for position in scope if row[position] == UNBOUND]
                 if left:
                     position = min(left, key=lambda each: (self._sizes[each], each))
@@ -275,15 +293,15 @@ class Group:
         if depth == len(self.positions):
             return 1
         frontier = self._frontier[depth](row)
-        rests = [part.rest(row) for part in self._parts]
+        rests = [conjunct.rest(row) for conjunct in self._conjuncts]
         if False in rests:
             return 0
         key: Hashable = (frontier, *(rest for rest in rests if rest is not True))
         # Memoize only where two prefixes can share a key, or memory grows as the product.
-        shared = bool(self._parts) or len(frontier) < depth or depth == 0
+        shared = bool(self._conjuncts) or len(frontier) < depth or depth == 0
         if shared and key in self._counts[depth]:
             return self._counts[depth][key]
-        if self._parts:
+        if self._conjuncts:
             self._counted += 1
             if self._counted > _COUNTED:
                 raise TooManyError
@@ -291,7 +309,7 @@ class Group:
         total = 0
         for value in range(self._sizes[position]):
             row[position] = value
-            if all(rule.allows(row) for rule in self._closing[depth]):
+            if all(constraint.allows(row) for constraint in self._closing[depth]):
                 total += self._count(depth + 1, row)
         row[position] = UNBOUND
         if shared:
@@ -303,7 +321,7 @@ class Group:
         for depth, position in enumerate(self.positions):
             for value in range(self._sizes[position]):
                 row[position] = value
-                if not all(rule.allows(row) for rule in self._closing[depth]):
+                if not all(constraint.allows(row) for constraint in self._closing[depth]):
                     continue
                 ways = self._count(depth + 1, row)
                 if index < ways:
@@ -328,22 +346,24 @@ def _mixed_radix(sizes: Sequence[int]) -> Iterator[Row]:
     return product(*map(range, sizes))
 
 
-def connected(rules: Sequence[Rule]) -> list[Row]:
+def connected(constraints: Sequence[IndexedConstraint]) -> list[Row]:
     """The connected components of the positions that constraints name."""
-    parts: list[set[int]] = []
-    for rule in rules:
-        merged = set(rule.positions)
+    groups: list[set[int]] = []
+    for constraint in constraints:
+        merged = set(constraint.positions)
         apart = []
-        for part in parts:
-            if part & merged:
-                merged |= part
+        for group in groups:
+            if group & merged:
+                merged |= group
             else:
-                apart.append(part)
-        parts = [*apart, merged]
-    return sorted(tuple(sorted(part)) for part in parts)
+                apart.append(group)
+        groups = [*apart, merged]
+    return sorted(tuple(sorted(group)) for group in groups)
 
 
-def _elimination_order(positions: Row, sizes: Sequence[int], rules: Sequence[Rule]) -> Row:
+def _elimination_order(
+    positions: Row, sizes: Sequence[int], constraints: Sequence[IndexedConstraint]
+) -> Row:
     """A greedy elimination order: few bound axes on which later constraints depend.
 
     Counting memoizes a number for each combination of these, so the order affects memory alone.
@@ -356,8 +376,8 @@ def _elimination_order(positions: Row, sizes: Sequence[int], rules: Sequence[Rul
             bound = {*order, candidate}
             view = {
                 at
-                for rule in rules
-                for scope in rule.scopes
+                for constraint in constraints
+                for scope in constraint.scopes
                 if not bound.issuperset(scope)
                 for at in scope
                 if at in bound
