@@ -327,9 +327,9 @@ class Emitter:
 
 def write_statement(e: Emitter, node: Any) -> None:
     """Write a statement by its rule."""
-    if node.location is not None:
-        e.w.location = node.location
+    # A statement that the reader does not know is a call of its name, without a location.
+    e.w.location = getattr(node, "location", None) or e.w.location
     rule = e.rules.statements.get(type(node))
     if rule is None:
-        raise e.refuse(f"the statement {type(node).__name__}")
+        raise e.refuse(f"the statement {getattr(node, 'op', type(node).__name__)}")
     rule(e, node)

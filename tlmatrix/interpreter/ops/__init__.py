@@ -28,6 +28,7 @@ from . import (
     gemm_sp,
     im2col,
     mathematics,
+    pointer,
     reduce,
     reducer,
     rng,
@@ -56,7 +57,7 @@ __all__ = [
 
 _OF_BLOCKS = (
     *(mathematics, bits, control, words),
-    *(copy, fill, gemm, gemm_sp, reduce, scan, transpose, im2col, atomic, reducer),
+    *(copy, fill, gemm, gemm_sp, reduce, scan, transpose, im2col, atomic, reducer, pointer),
 )
 _OF_THREADS = (allreduce, asynchronous, barrier, cp_async, rng, warp, warp_matrix)
 
