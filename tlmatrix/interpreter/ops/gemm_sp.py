@@ -12,14 +12,11 @@ import numpy as np
 
 from tlmatrix.interpreter.analysis.constants import is_true
 from tlmatrix.interpreter.emit.regions import matrix, operand
-from tlmatrix.interpreter.emit.tiles import Effect
 from tlmatrix.interpreter.ir import nodes as ir
 
 from .gemm import Gemm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.runtime.codecs import Array
 
@@ -29,7 +26,8 @@ __all__ = ["SparseGemm", "with_zeros"]
 class SparseGemm(Gemm):
     """`T.gemm_sp(A, E, B, C, transpose_A, transpose_E, transpose_B, clear_accum)`."""
 
-    name = "gemm_sp"
+    name, rule = "gemm_sp", ""
+    reads = ("metadata", "a", "b")
 
     def __init__(self, e: Emitter, call: ir.Call) -> None:
         a, metadata, b, c, turn_a, turn_e, turn_b = call.args[:7]
@@ -44,16 +42,6 @@ class SparseGemm(Gemm):
         """The accumulator, where it is cleared."""
         target: ir.Region = call.args[3]
         return target if is_true(call.args[11]) else None
-
-    @property
-    def effects(self) -> Sequence[Effect]:
-        """Those of the product, and reads the metadata."""
-        return (Effect(self.metadata, "read"), *super().effects)
-
-    @property
-    def dependence(self) -> None:
-        """No rule says."""
-        return
 
     def factors(self, e: Emitter) -> list[str]:
         """The left factor with its zeros, not transposed, and the right one."""
