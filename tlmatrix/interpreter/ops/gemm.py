@@ -34,7 +34,8 @@ class Gemm(TileOperation):
     """
 
     name = rule = "gemm"
-    reads, writes = ("a", "b"), ("c",)
+    reads: tuple[str, ...] = ("a", "b")
+    writes = ("c",)
 
     clear: Val
 
