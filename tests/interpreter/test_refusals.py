@@ -30,7 +30,7 @@ def multicast():
     def main(X: T.Tensor((32,), "float32"), Y: T.Tensor((32,), "float32")):
         with T.ClusterKernel(2, threads=32, cluster_dims=2):
             s = T.alloc_shared((32,), "float32")
-            T.copy(X, s, cluster_mask=3)  # here
+            T.copy(X, s, annotations={"cluster_mask": 3})  # here
             T.copy(s, Y)
 
     return main
