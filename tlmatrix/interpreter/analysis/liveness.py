@@ -13,7 +13,7 @@ is one that reaches memory with no such test.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.ir import nodes as ir
@@ -22,6 +22,7 @@ from tlmatrix.interpreter.ir.walk import same, substitute, walk
 from .constants import is_zero, number
 from .linear import linear
 from .loops import is_grid, is_parallel
+from .row_groups import RowGroups
 from .usage import is_read_only
 
 if TYPE_CHECKING:
@@ -78,18 +79,6 @@ class _Place:
     in_grid: bool = False
 
 
-@dataclass
-class _Group:
-    """Dims, as (data, dim), and loop variables that must be trimmed together."""
-
-    members: set[Any] = field(default_factory=set)
-    limits: list[Any] = field(default_factory=list)
-    gates: list[Any] = field(default_factory=list)
-    whole: list[tuple[Any, ...]] = field(default_factory=list)
-    """Conditions under which all rows are stored."""
-    fixed: bool = False
-
-
 def live_rows(
     kernel: ir.Kernel,
     usage: Mapping[ir.Var, frozenset[str]],
@@ -101,64 +90,36 @@ def live_rows(
     return found.result() if found.grids == 1 else []
 
 
-class _Analysis:
+class _Analysis(RowGroups):
+    """One analysis; a node is a dim of a buffer, as (data, dim), or the variable of a loop."""
+
     def __init__(
         self,
         kernel: ir.Kernel,
         usage: Mapping[ir.Var, frozenset[str]],
         root_choice: Callable[[Any], tuple[Any, Any, Any] | None],
     ) -> None:
+        super().__init__()
         self.grids = 0
         self._usage, self._root_choice = usage, root_choice
-        self._buffers: dict[ir.Var, ir.Buffer] = {}
         self._values: dict[ir.Var, Any] = {}
         self._known: set[Any] = set(kernel.params)
         for buffer in kernel.buffer_map.values():
             nodes = walk(*buffer.shape, *buffer.strides)
             self._known |= {node for node in nodes if isinstance(node, ir.Var)}
-        self._groups: dict[Any, _Group] = {}
-        self._sizes: dict[Any, int | None] = {}
 
-    # -- groups
-
-    def _group(self, node: Any) -> _Group:
-        if node not in self._groups:
-            self._groups[node] = _Group({node})
-        return self._groups[node]
-
-    def _unite(self, one: Any, other: Any) -> None:
-        """Two nodes are trimmed together."""
-        mine, its = self._group(one), self._group(other)
-        if mine is its:
-            return
-        mine.members |= its.members
-        mine.limits += its.limits
-        mine.gates += its.gates
-        mine.whole += its.whole
-        mine.fixed = mine.fixed or its.fixed
-        for member in its.members:
-            self._groups[member] = mine
-
-    def _fix(self, *nodes: Any) -> None:
-        """Nodes are not trimmed."""
-        for node in nodes:
-            if node is not None:
-                self._group(node).fixed = True
-
-    def _fix_buffer(self, buffer: ir.Buffer) -> None:
-        known = self._buffers.get(buffer.data)
-        self._fix(*((buffer.data, axis) for axis in range(len(known.shape) if known else 0)))
+    # -- expressions in force
 
     def _fix_all(self, node: Any) -> None:
         """All that an expression or statement names: nothing is known of what it does."""
         for child in walk(self._inlined(node) if isinstance(node, ir.Expr) else node):
             if isinstance(child, (ir.BufferLoad, ir.BufferStore, ir.Region)):
-                self._fix_buffer(child.buffer)
+                self.fix_buffer(child.buffer)
             elif isinstance(child, ir.Var):
-                if child in self._sizes:
-                    self._fix(child)
-                if child in self._buffers:
-                    self._fix_buffer(self._buffers[child])
+                if child in self.sizes:
+                    self.fix(child)
+                if child in self.buffers:
+                    self.fix_buffer(self.buffers[child])
 
     def _inlined(self, node: Any) -> Any:
         """An expression with the values of what is bound in it."""
@@ -192,7 +153,7 @@ class _Analysis:
             self._loop(node, place)
         elif isinstance(node, ir.While):
             condition = self._inlined(node.condition)
-            self._fix(*self._loops_in(condition, place))
+            self.fix(*self._loops_in(condition, place))
             self._expression(condition, place)
             self.statement(node.body, place)
         elif isinstance(node, ir.IfThenElse):
@@ -202,17 +163,17 @@ class _Analysis:
         elif isinstance(node, ir.Evaluate):
             self._evaluate(node.value, place)
         else:
-            self._fix(*place.loops)
+            self.fix(*place.loops)
             self._fix_all(node)
 
     def _block(self, node: ir.Block, place: _Place) -> None:
         for buffer in node.alloc_buffers:
             if buffer.scope in _LOCAL and place.in_grid and not place.loops:
-                self._buffers[buffer.data] = buffer
+                self.buffers[buffer.data] = buffer
                 for axis, extent in enumerate(buffer.shape):
-                    self._sizes[buffer.data, axis] = number(extent)
+                    self.sizes[buffer.data, axis] = number(extent)
                     if axis:
-                        self._fix((buffer.data, axis))
+                        self.fix((buffer.data, axis))
         self.statement(node.body, place)
 
     def _loop(self, node: ir.For, place: _Place) -> None:
@@ -224,12 +185,12 @@ class _Analysis:
             self._known.add(node.loop_var)
             self.statement(node.body, _Place(in_grid=True))
         elif is_parallel(node):
-            self._sizes[node.loop_var] = number(node.extent) if is_zero(node.min) else None
+            self.sizes[node.loop_var] = number(node.extent) if is_zero(node.min) else None
             inner = replace(place, loops=(*place.loops, node.loop_var), in_grid=True)
             self.statement(node.body, inner)
         else:
             if self._loops_in_all(ends, place):
-                self._fix(*place.loops)
+                self.fix(*place.loops)
             self.statement(node.body, place)
 
     def _branch(self, node: ir.IfThenElse, place: _Place) -> None:
@@ -239,10 +200,10 @@ class _Analysis:
         for loop in loops:
             limit = self._limit(condition, loop, place)
             if limit is None or node.else_case is not None:
-                self._fix(loop)
+                self.fix(loop)
             else:
-                self._group(loop).limits.append(limit)
-                self._group(loop).gates.append(node.condition)
+                self.group(loop).limits.append(limit)
+                self.group(loop).gates.append(node.condition)
         cases: list[tuple[ir.Stmt, Any]] = [(node.then_case, condition)]
         if node.else_case is not None:
             cases.append((node.else_case, ir.Not("bool", condition)))
@@ -256,14 +217,14 @@ class _Analysis:
 
     def _store(self, node: ir.BufferStore, place: _Place) -> None:
         if node.predicate is not None:
-            self._fix(*place.loops)
+            self.fix(*place.loops)
         self._expression(self._inlined(node.value), place)
         choice = self._root_choice(node.value)
         if choice is not None:
             condition = self._inlined(choice[0])
             for loop in self._loops_in(condition, place):
                 if self._limit(condition, loop, place) is not None:
-                    self._group(loop).gates.append(choice[0])
+                    self.group(loop).gates.append(choice[0])
         self._written(node.buffer, [self._inlined(i) for i in node.indices], place)
 
     def _evaluate(self, call: Any, place: _Place) -> None:
@@ -275,7 +236,7 @@ class _Analysis:
             return
         if call.op in _ADDS and getattr(call.args[0], "op", "") == "tl.access_ptr":
             load = call.args[0].args[0]
-            if load.buffer.data not in self._buffers:
+            if load.buffer.data not in self.buffers:
                 self._expression(self._inlined(call.args[1]), place)
                 self._written(load.buffer, [self._inlined(i) for i in load.indices], place)
                 return
@@ -312,7 +273,7 @@ class _Analysis:
             limit = self._limit(condition, loop, place)
             if limit is not None:
                 gated.add(loop)
-                self._group(loop).limits.append(limit)
+                self.group(loop).limits.append(limit)
         for value, ungated in ((if_true, set(loops) - gated), (if_false, set(loops))):
             self._expression(value, replace(place, ungated=place.ungated | ungated))
 
@@ -320,70 +281,70 @@ class _Analysis:
         for index in load.indices:
             self._expression(index, place)
         if load.predicate is not None:
-            self._fix(*place.loops)
+            self.fix(*place.loops)
         self._access(load.buffer, load.indices, place)
-        if load.buffer.data not in self._buffers:
+        if load.buffer.data not in self.buffers:
             # Which rows of memory are read is noted as it would be of whole tiles.
             used = self._loops_in_all(load.indices, place)
-            self._fix(*(loop for loop in used if loop in place.ungated))
+            self.fix(*(loop for loop in used if loop in place.ungated))
 
     def _written(self, buffer: ir.Buffer, indices: Sequence[Any], place: _Place) -> None:
         for index in indices:
             self._expression(index, place)
         self._access(buffer, indices, place)
         used = self._loops_in_all(indices, place)
-        if buffer.data in self._buffers:
-            self._fix(*(loop for loop in place.loops if loop not in used))
+        if buffer.data in self.buffers:
+            self.fix(*(loop for loop in place.loops if loop not in used))
             return
         for loop in place.loops:
             gates = (self._limit(mask, loop, place) for mask in place.masks)
             if buffer.scope != "global" or all(gate is None for gate in gates):
-                self._fix(loop)
+                self.fix(loop)
 
     def _access(self, buffer: ir.Buffer, indices: Sequence[Any], place: _Place) -> None:
         """An element at indices: rows of a local buffer are a loop's, of others a range."""
-        known = self._buffers.get(buffer.data)
+        known = self.buffers.get(buffer.data)
         if known is not None and known is not buffer:
-            self._fix_buffer(buffer)
+            self.fix_buffer(buffer)
             known = None
         if known is None and buffer.scope != "global":
-            self._fix(*self._loops_in_all(indices, place))
+            self.fix(*self._loops_in_all(indices, place))
             return
         seen: set[ir.Var] = set()
         for axis, index in enumerate(indices):
             loops = self._loops_in(index, place)
             if known is not None:
                 node = (buffer.data, axis)
-                if loops and index is loops[0] and self._sizes[node] == self._sizes[index]:
-                    self._unite(node, index)
+                if loops and index is loops[0] and self.sizes[node] == self.sizes[index]:
+                    self.unite(node, index)
                     if index in seen:
-                        self._fix(index)
+                        self.fix(index)
                 else:
-                    self._fix(node, *loops)
+                    self.fix(node, *loops)
             elif loops:
                 rest = linear(index).plus(linear(loops[0]), -1)
                 mixed = any(loops[0] in set(walk(term)) for term, _ in rest.terms)
                 if len(loops) > 1 or loops[0] in seen or mixed:
-                    self._fix(*loops)
+                    self.fix(*loops)
             seen.update(loops)
 
     # -- tile operations; each returns whether it knows what is done
 
     def _dims(self, region: ir.Region) -> list[Any]:
         """Of each dim of a region its node where it is whole; a part of a dim is fixed."""
-        known = self._buffers.get(region.buffer.data)
+        known = self.buffers.get(region.buffer.data)
         if known is None:
             return [None] * len(region.indices)
         if known is not region.buffer:
-            self._fix_buffer(region.buffer)
+            self.fix_buffer(region.buffer)
             return [None] * len(region.indices)
         nodes: list[Any] = []
         for axis, (index, extent) in enumerate(zip(region.indices, region.extents, strict=True)):
             node = (region.buffer.data, axis)
-            if is_zero(self._inlined(index)) and number(extent) == self._sizes[node]:
+            if is_zero(self._inlined(index)) and number(extent) == self.sizes[node]:
                 nodes.append(node)
             else:
-                self._fix(node)
+                self.fix(node)
                 nodes.append(None)
         return nodes
 
@@ -399,19 +360,19 @@ class _Analysis:
         for region in (src, dst):
             for index in region.indices:
                 self._expression(self._inlined(index), place)
-        stored = dst.buffer.data not in self._buffers
+        stored = dst.buffer.data not in self.buffers
         for k, n in zip(*ranged, strict=True):
             one, other = mine[k], its[n]
             if one is not None and other is not None:
-                self._unite(one, other)
+                self.unite(one, other)
             elif one is not None and stored:
-                self._group(one).whole.append(place.uniform)
+                self.group(one).whole.append(place.uniform)
             elif one is not None:
-                self._fix(one)
-            elif other is not None and src.buffer.data in self._buffers:
-                self._fix(other)
+                self.fix(one)
+            elif other is not None and src.buffer.data in self.buffers:
+                self.fix(other)
         if stored:
-            self._fix(*(mine[k] for k in set(range(len(mine))) - set(ranged[0])))
+            self.fix(*(mine[k] for k in set(range(len(mine))) - set(ranged[0])))
         return True
 
     def _fill(self, call: ir.Call, place: _Place) -> bool:
@@ -423,7 +384,7 @@ class _Analysis:
     def _gemm(self, call: ir.Call, place: _Place) -> bool:
         del place
         regions = call.args[:3]
-        if any(len(r.indices) != 2 or r.buffer.data not in self._buffers for r in regions):
+        if any(len(r.indices) != 2 or r.buffer.data not in self.buffers for r in regions):
             return False
         transposes = [number(call.args[k]) for k in (3, 4)]
         if None in transposes:
@@ -431,12 +392,12 @@ class _Analysis:
         a, b, c = map(self._dims, regions)
         row, summed = (a[1], a[0]) if transposes[0] else (a[0], a[1])
         column, also = (b[0], b[1]) if transposes[1] else (b[1], b[0])
-        self._fix(summed, also)
+        self.fix(summed, also)
         for one, other in ((row, c[0]), (column, c[1])):
             if one is not None and other is not None:
-                self._unite(one, other)
+                self.unite(one, other)
             else:
-                self._fix(one, other)
+                self.fix(one, other)
         for rest in call.args[5:]:
             self._fix_all(rest)
         return True
@@ -448,7 +409,7 @@ class _Analysis:
         if (
             axis is None
             or axis < 0
-            or not {src.buffer.data, dst.buffer.data} <= self._buffers.keys()
+            or not {src.buffer.data, dst.buffer.data} <= self.buffers.keys()
         ):
             return False
         mine, its = self._dims(src), self._dims(dst)
@@ -458,9 +419,9 @@ class _Analysis:
             return False
         for k, (one, other) in enumerate(zip(mine, its, strict=True)):
             if k != axis and one is not None and other is not None:
-                self._unite(one, other)
+                self.unite(one, other)
             else:
-                self._fix(one, other)
+                self.fix(one, other)
         return True
 
     # -- limits
@@ -495,8 +456,8 @@ class _Analysis:
     def result(self) -> list[LiveRows]:
         """What is trimmed, once all statements are known."""
         found = []
-        for group in {id(g): g for g in self._groups.values()}.values():
-            sizes = {self._sizes.get(member) for member in group.members}
+        for group in {id(g): g for g in self.groups.values()}.values():
+            sizes = {self.sizes.get(member) for member in group.members}
             data = tuple(m[0] for m in group.members if isinstance(m, tuple))
             rows = sizes.pop() if len(sizes) == 1 else None
             if group.fixed or rows is None or rows < _LEAST or not data:
