@@ -25,6 +25,7 @@ from . import (
     cp_async,
     fill,
     gemm,
+    gemm_sp,
     im2col,
     mathematics,
     pointer,
@@ -56,7 +57,7 @@ __all__ = [
 
 _OF_BLOCKS = (
     *(mathematics, bits, control, words),
-    *(copy, fill, gemm, reduce, scan, transpose, im2col, atomic, reducer, pointer),
+    *(copy, fill, gemm, gemm_sp, reduce, scan, transpose, im2col, atomic, reducer, pointer),
 )
 _OF_THREADS = (allreduce, asynchronous, barrier, cp_async, rng, warp, warp_matrix)
 

@@ -34,7 +34,8 @@ class Gemm(TileOperation):
     """
 
     name = rule = "gemm"
-    reads, writes = ("a", "b"), ("c",)
+    reads: tuple[str, ...] = ("a", "b")
+    writes = ("c",)
 
     clear: Val
 
@@ -54,10 +55,14 @@ class Gemm(TileOperation):
         target: Region = call.args[2]
         return target if is_true(call.args[9]) else None
 
+    def factors(self, e: Emitter) -> list[str]:
+        """Codes of the arrays to multiply."""
+        return [operand(e, self.a), operand(e, self.b)]
+
     def emit(self, e: Emitter) -> None:
         """Write the product."""
         c = self.c.buf
-        operands = [operand(e, self.a), operand(e, self.b)]
+        operands = self.factors(e)
         if c.codec:
             raise e.refuse(f"T.gemm into the global buffer {c.name}")
         target = checked_view(e, self.c)
