@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.ir.walk import same, substitute, walk
+from tlmatrix.interpreter.ir.walk import same, walk
 
 from .constants import is_zero, number
 from .linear import linear
 from .loops import is_grid, is_parallel
-from .row_groups import RowGroups
+from .tile_rows import Place, TileRows
 from .usage import is_read_only
 
 if TYPE_CHECKING:
@@ -60,25 +60,6 @@ class LiveRows:
     gates: tuple[Any, ...]
 
 
-@dataclass(frozen=True)
-class _Place:
-    """What holds at a place of the kernel.
-
-    Attributes:
-        loops: variables of the parallel loops around it.
-        masks: conditions on those.
-        uniform: conditions on the block.
-        ungated: loops that a condition of another kind depends on.
-        in_grid: whether it is inside of the grid.
-    """
-
-    loops: tuple[ir.Var, ...] = ()
-    masks: tuple[Any, ...] = ()
-    uniform: tuple[Any, ...] = ()
-    ungated: frozenset[ir.Var] = frozenset()
-    in_grid: bool = False
-
-
 def live_rows(
     kernel: ir.Kernel,
     usage: Mapping[ir.Var, frozenset[str]],
@@ -86,11 +67,11 @@ def live_rows(
 ) -> list[LiveRows]:
     """The rows of a kernel's tiles that may be left out."""
     found = _Analysis(kernel, usage, root_choice)
-    found.statement(kernel.body, _Place())
+    found.statement(kernel.body, Place())
     return found.result() if found.grids == 1 else []
 
 
-class _Analysis(RowGroups):
+class _Analysis(TileRows):
     """One analysis; a node is a dim of a buffer, as (data, dim), or the variable of a loop."""
 
     def __init__(
@@ -102,41 +83,23 @@ class _Analysis(RowGroups):
         super().__init__()
         self.grids = 0
         self._usage, self._root_choice = usage, root_choice
-        self._values: dict[ir.Var, Any] = {}
         self._known: set[Any] = set(kernel.params)
         for buffer in kernel.buffer_map.values():
             nodes = walk(*buffer.shape, *buffer.strides)
             self._known |= {node for node in nodes if isinstance(node, ir.Var)}
 
-    # -- expressions in force
-
-    def _fix_all(self, node: Any) -> None:
-        """All that an expression or statement names: nothing is known of what it does."""
-        for child in walk(self._inlined(node) if isinstance(node, ir.Expr) else node):
-            if isinstance(child, (ir.BufferLoad, ir.BufferStore, ir.Region)):
-                self.fix_buffer(child.buffer)
-            elif isinstance(child, ir.Var):
-                if child in self.sizes:
-                    self.fix(child)
-                if child in self.buffers:
-                    self.fix_buffer(self.buffers[child])
-
-    def _inlined(self, node: Any) -> Any:
-        """An expression with the values of what is bound in it."""
-        return substitute(node, self._values) if self._values else node
-
     @staticmethod
-    def _loops_in(node: Any, place: _Place) -> list[ir.Var]:
+    def _loops_in(node: Any, place: Place) -> list[ir.Var]:
         """The parallel loops in force that an expression depends on."""
         named = set(walk(node)) if place.loops else set()
         return [loop for loop in place.loops if loop in named]
 
-    def _loops_in_all(self, nodes: Iterable[Any], place: _Place) -> set[ir.Var]:
+    def _loops_in_all(self, nodes: Iterable[Any], place: Place) -> set[ir.Var]:
         return {loop for node in nodes for loop in self._loops_in(node, place)}
 
     # -- statements
 
-    def statement(self, node: Any, place: _Place) -> None:
+    def statement(self, node: Any, place: Place) -> None:
         """Take note of one statement."""
         if isinstance(node, ir.SeqStmt):
             for child in node.seq:
@@ -146,15 +109,15 @@ class _Analysis(RowGroups):
         elif isinstance(node, ir.AttrStmt):
             self.statement(node.body, place)
         elif isinstance(node, ir.Bind):
-            value = self._inlined(node.value)
-            self._expression(value, place)
-            self._values[node.var] = value
+            value = self.inlined(node.value)
+            self.expression(value, place)
+            self.values[node.var] = value
         elif isinstance(node, ir.For):
             self._loop(node, place)
         elif isinstance(node, ir.While):
-            condition = self._inlined(node.condition)
+            condition = self.inlined(node.condition)
             self.fix(*self._loops_in(condition, place))
-            self._expression(condition, place)
+            self.expression(condition, place)
             self.statement(node.body, place)
         elif isinstance(node, ir.IfThenElse):
             self._branch(node, place)
@@ -164,9 +127,9 @@ class _Analysis(RowGroups):
             self._evaluate(node.value, place)
         else:
             self.fix(*place.loops)
-            self._fix_all(node)
+            self.fix_all(node)
 
-    def _block(self, node: ir.Block, place: _Place) -> None:
+    def _block(self, node: ir.Block, place: Place) -> None:
         for buffer in node.alloc_buffers:
             if buffer.scope in _LOCAL and place.in_grid and not place.loops:
                 self.buffers[buffer.data] = buffer
@@ -176,14 +139,14 @@ class _Analysis(RowGroups):
                         self.fix((buffer.data, axis))
         self.statement(node.body, place)
 
-    def _loop(self, node: ir.For, place: _Place) -> None:
-        ends = [self._inlined(each) for each in (node.min, node.extent)]
+    def _loop(self, node: ir.For, place: Place) -> None:
+        ends = [self.inlined(each) for each in (node.min, node.extent)]
         for each in ends:
-            self._expression(each, place)
+            self.expression(each, place)
         if is_grid(node):
             self.grids += not place.in_grid
             self._known.add(node.loop_var)
-            self.statement(node.body, _Place(in_grid=True))
+            self.statement(node.body, Place(in_grid=True))
         elif is_parallel(node):
             self.sizes[node.loop_var] = number(node.extent) if is_zero(node.min) else None
             inner = replace(place, loops=(*place.loops, node.loop_var), in_grid=True)
@@ -193,9 +156,9 @@ class _Analysis(RowGroups):
                 self.fix(*place.loops)
             self.statement(node.body, place)
 
-    def _branch(self, node: ir.IfThenElse, place: _Place) -> None:
-        condition = self._inlined(node.condition)
-        self._expression(condition, place)
+    def _branch(self, node: ir.IfThenElse, place: Place) -> None:
+        condition = self.inlined(node.condition)
+        self.expression(condition, place)
         loops = self._loops_in(condition, place)
         for loop in loops:
             limit = self._limit(condition, loop, place)
@@ -215,36 +178,36 @@ class _Analysis(RowGroups):
                 inner = replace(inner, uniform=(*place.uniform, holds))
             self.statement(case, inner)
 
-    def _store(self, node: ir.BufferStore, place: _Place) -> None:
+    def _store(self, node: ir.BufferStore, place: Place) -> None:
         if node.predicate is not None:
             self.fix(*place.loops)
-        self._expression(self._inlined(node.value), place)
+        self.expression(self.inlined(node.value), place)
         choice = self._root_choice(node.value)
         if choice is not None:
-            condition = self._inlined(choice[0])
+            condition = self.inlined(choice[0])
             for loop in self._loops_in(condition, place):
                 if self._limit(condition, loop, place) is not None:
                     self.group(loop).gates.append(choice[0])
-        self._written(node.buffer, [self._inlined(i) for i in node.indices], place)
+        self._written(node.buffer, [self.inlined(i) for i in node.indices], place)
 
-    def _evaluate(self, call: Any, place: _Place) -> None:
+    def _evaluate(self, call: Any, place: Place) -> None:
         if not isinstance(call, ir.Call):
-            self._expression(self._inlined(call), place)
+            self.expression(self.inlined(call), place)
             return
-        tile = _TILES.get(call.op)
-        if tile is not None and not place.loops and tile(self, call, place):
+        if not place.loops and self.tile_operation(call, place):
             return
         if call.op in _ADDS and getattr(call.args[0], "op", "") == "tl.access_ptr":
             load = call.args[0].args[0]
             if load.buffer.data not in self.buffers:
-                self._expression(self._inlined(call.args[1]), place)
-                self._written(load.buffer, [self._inlined(i) for i in load.indices], place)
+                self.expression(self.inlined(call.args[1]), place)
+                self._written(load.buffer, [self.inlined(i) for i in load.indices], place)
                 return
-        self._fix_all(call)
+        self.fix_all(call)
 
     # -- expressions
 
-    def _expression(self, node: Any, place: _Place) -> None:
+    def expression(self, node: Any, place: Place) -> None:
+        """Take note of an expression."""
         choice = self._root_choice(node)
         if isinstance(node, ir.BufferLoad):
             self._read(node, place)
@@ -254,19 +217,19 @@ class _Analysis(RowGroups):
             isinstance(arg, ir.Region) or getattr(arg, "op", "") in _POINTERS for arg in node.args
         ):
             for arg in node.args:
-                self._expression(arg, place)
+                self.expression(arg, place)
         elif isinstance(node, ir.Cast):
-            self._expression(node.value, place)
+            self.expression(node.value, place)
         elif isinstance(node, ir.Not):
-            self._expression(node.a, place)
+            self.expression(node.a, place)
         elif isinstance(node, ir.Binary):
-            self._expression(node.a, place)
-            self._expression(node.b, place)
+            self.expression(node.a, place)
+            self.expression(node.b, place)
         elif not isinstance(node, (ir.Var, ir.IntImm, ir.FloatImm, ir.StringImm)):
-            self._fix_all(node)
+            self.fix_all(node)
 
-    def _choice(self, condition: Any, if_true: Any, if_false: Any, place: _Place) -> None:
-        self._expression(condition, place)
+    def _choice(self, condition: Any, if_true: Any, if_false: Any, place: Place) -> None:
+        self.expression(condition, place)
         loops = self._loops_in(condition, place)
         gated = set()
         for loop in loops:
@@ -275,11 +238,11 @@ class _Analysis(RowGroups):
                 gated.add(loop)
                 self.group(loop).limits.append(limit)
         for value, ungated in ((if_true, set(loops) - gated), (if_false, set(loops))):
-            self._expression(value, replace(place, ungated=place.ungated | ungated))
+            self.expression(value, replace(place, ungated=place.ungated | ungated))
 
-    def _read(self, load: ir.BufferLoad, place: _Place) -> None:
+    def _read(self, load: ir.BufferLoad, place: Place) -> None:
         for index in load.indices:
-            self._expression(index, place)
+            self.expression(index, place)
         if load.predicate is not None:
             self.fix(*place.loops)
         self._access(load.buffer, load.indices, place)
@@ -288,9 +251,9 @@ class _Analysis(RowGroups):
             used = self._loops_in_all(load.indices, place)
             self.fix(*(loop for loop in used if loop in place.ungated))
 
-    def _written(self, buffer: ir.Buffer, indices: Sequence[Any], place: _Place) -> None:
+    def _written(self, buffer: ir.Buffer, indices: Sequence[Any], place: Place) -> None:
         for index in indices:
-            self._expression(index, place)
+            self.expression(index, place)
         self._access(buffer, indices, place)
         used = self._loops_in_all(indices, place)
         if buffer.data in self.buffers:
@@ -301,7 +264,7 @@ class _Analysis(RowGroups):
             if buffer.scope != "global" or all(gate is None for gate in gates):
                 self.fix(loop)
 
-    def _access(self, buffer: ir.Buffer, indices: Sequence[Any], place: _Place) -> None:
+    def _access(self, buffer: ir.Buffer, indices: Sequence[Any], place: Place) -> None:
         """An element at indices: rows of a local buffer are a loop's, of others a range."""
         known = self.buffers.get(buffer.data)
         if known is not None and known is not buffer:
@@ -328,105 +291,9 @@ class _Analysis(RowGroups):
                     self.fix(*loops)
             seen.update(loops)
 
-    # -- tile operations; each returns whether it knows what is done
-
-    def _dims(self, region: ir.Region) -> list[Any]:
-        """Of each dim of a region its node where it is whole; a part of a dim is fixed."""
-        known = self.buffers.get(region.buffer.data)
-        if known is None:
-            return [None] * len(region.indices)
-        if known is not region.buffer:
-            self.fix_buffer(region.buffer)
-            return [None] * len(region.indices)
-        nodes: list[Any] = []
-        for axis, (index, extent) in enumerate(zip(region.indices, region.extents, strict=True)):
-            node = (region.buffer.data, axis)
-            if is_zero(self._inlined(index)) and number(extent) == self.sizes[node]:
-                nodes.append(node)
-            else:
-                self.fix(node)
-                nodes.append(None)
-        return nodes
-
-    def _copy(self, call: ir.Call, place: _Place) -> bool:
-        src, dst = call.args[:2]
-        ranged = [[k for k, n in enumerate(r.extents) if number(n) != 1] for r in (src, dst)]
-        extents = [
-            [number(r.extents[k]) for k in ks] for r, ks in zip((src, dst), ranged, strict=True)
-        ]
-        if extents[0] != extents[1]:
-            return False
-        mine, its = self._dims(src), self._dims(dst)
-        for region in (src, dst):
-            for index in region.indices:
-                self._expression(self._inlined(index), place)
-        stored = dst.buffer.data not in self.buffers
-        for k, n in zip(*ranged, strict=True):
-            one, other = mine[k], its[n]
-            if one is not None and other is not None:
-                self.unite(one, other)
-            elif one is not None and stored:
-                self.group(one).whole.append(place.uniform)
-            elif one is not None:
-                self.fix(one)
-            elif other is not None and src.buffer.data in self.buffers:
-                self.fix(other)
-        if stored:
-            self.fix(*(mine[k] for k in set(range(len(mine))) - set(ranged[0])))
-        return True
-
-    def _fill(self, call: ir.Call, place: _Place) -> bool:
-        self._dims(call.args[0])
-        for index in (*call.args[0].indices, call.args[1]):
-            self._expression(self._inlined(index), place)
-        return True
-
-    def _gemm(self, call: ir.Call, place: _Place) -> bool:
-        del place
-        regions = call.args[:3]
-        if any(len(r.indices) != 2 or r.buffer.data not in self.buffers for r in regions):
-            return False
-        transposes = [number(call.args[k]) for k in (3, 4)]
-        if None in transposes:
-            return False
-        a, b, c = map(self._dims, regions)
-        row, summed = (a[1], a[0]) if transposes[0] else (a[0], a[1])
-        column, also = (b[0], b[1]) if transposes[1] else (b[1], b[0])
-        self.fix(summed, also)
-        for one, other in ((row, c[0]), (column, c[1])):
-            if one is not None and other is not None:
-                self.unite(one, other)
-            else:
-                self.fix(one, other)
-        for rest in call.args[5:]:
-            self._fix_all(rest)
-        return True
-
-    def _reduce(self, call: ir.Call, place: _Place) -> bool:
-        del place
-        src, dst = call.args[:2]
-        axis = number(call.args[3])
-        if (
-            axis is None
-            or axis < 0
-            or not {src.buffer.data, dst.buffer.data} <= self.buffers.keys()
-        ):
-            return False
-        mine, its = self._dims(src), self._dims(dst)
-        if len(its) == len(mine) - 1:
-            its = [*its[:axis], None, *its[axis:]]
-        if len(its) != len(mine):
-            return False
-        for k, (one, other) in enumerate(zip(mine, its, strict=True)):
-            if k != axis and one is not None and other is not None:
-                self.unite(one, other)
-            else:
-                self.fix(one, other)
-        return True
-
     # -- limits
 
-    def _limit(self, condition: Any, loop: ir.Var, place: _Place) -> Any:
+    def _limit(self, condition: Any, loop: ir.Var, place: Place) -> Any:
         """The limit below which a loop is where a condition holds; None where it sets none."""
         if isinstance(condition, ir.And):
             found = self._limit(condition.a, loop, place)
@@ -472,15 +339,6 @@ class _Analysis(RowGroups):
                 loops = tuple(m for m in group.members if not isinstance(m, tuple))
                 found.append(LiveRows(rows, tuple(limits), data, loops, tuple(group.gates)))
         return found
-
-
-_TILES: dict[str, Callable[[_Analysis, ir.Call, _Place], bool]] = {
-    "tl.tileop.copy": _Analysis._copy,  # noqa: SLF001  # of this module
-    "tl.tileop.async_copy": _Analysis._copy,  # noqa: SLF001
-    "tl.tileop.fill": _Analysis._fill,  # noqa: SLF001
-    "tl.tileop.gemm": _Analysis._gemm,  # noqa: SLF001
-    "tl.tileop.reduce": _Analysis._reduce,  # noqa: SLF001
-}
 
 
 def _sides(condition: Any) -> tuple[Any, Any, int] | None:
