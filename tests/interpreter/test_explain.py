@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+import tilelang
 import tilelang.language as T
 import torch
 from role_kernels import tma_gemm
@@ -274,3 +275,28 @@ def _compared(seed, tmp_path):
         assert again == pytest.approx(value, rel=0, abs=0, nan_ok=True), program.source
         compared += 1
     return compared
+
+
+@tilelang.jit(out_idx=[1])
+def unfolded_image(n, h, w, c, kernel, pad, pixels, channels):
+    rows, columns = n * h * w, kernel * kernel * c
+
+    @T.prim_func
+    def main(X: T.Tensor((n, h, w, c), "float16"), Y: T.Tensor((rows, columns), "float16")):
+        with T.Kernel(rows // pixels, columns // channels, threads=128) as (bx, by):
+            tile = T.alloc_shared((pixels, channels), "float16")
+            T.im2col(X, tile, bx, by, kernel, 1, 1, pad)
+            T.copy(tile, Y[bx * pixels, by * channels])
+
+    return main
+
+
+def test_an_element_of_im2col_is_followed_to_its_pixel():
+    image = torch.randn(1, 8, 8, 16, dtype=torch.float16)
+    with interpret(trace=True) as run:
+        found = unfolded_image(1, 8, 8, 16, 3, 1, 16, 8)(image)
+        # Row 3 * 8 + 5 is pixel (3, 5); column (0 * 3 + 2) * 16 + 11 the tap (0, 2), channel 11.
+        explained = run.explain(found, (29, 43))
+    (source,) = explained.sources
+    assert (source.buffer, source.place) == ("X", "[0, 2, 6, 11]")
+    assert found[29, 43] == image[0, 2, 6, 11]

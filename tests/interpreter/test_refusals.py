@@ -25,12 +25,13 @@ def thread_index():
 
 
 @tilelang.jit
-def barrier():
+def multicast():
     @T.prim_func
-    def main(Y: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=32):
-            b = T.alloc_cluster_barrier(32)  # here
-            T.mbarrier_wait_parity(b, 0)
+    def main(X: T.Tensor((32,), "float32"), Y: T.Tensor((32,), "float32")):
+        with T.ClusterKernel(2, threads=32, cluster_dims=2):
+            s = T.alloc_shared((32,), "float32")
+            T.copy(X, s, annotations={"cluster_mask": 3})  # here
+            T.copy(s, Y)
 
     return main
 
@@ -103,7 +104,7 @@ def random_numbers():
     [
         (random_numbers, "draw the numbers in PyTorch and pass them"),
         (extern, r"model_extern \(docs/guides/simulated-ranks.md\)"),
-        (barrier, "only be judged on a GPU: --backend cuda"),
+        (multicast, "only be judged on a GPU: --backend cuda"),
     ],
 )
 def test_a_refusal_says_what_can_be_done(factory, advice):
@@ -116,7 +117,7 @@ def test_a_refusal_says_what_can_be_done(factory, advice):
     ("factory", "word"),
     [
         (thread_index, "thread index"),
-        (barrier, "shared.cluster_barrier"),
+        (multicast, "cluster_mask"),
         (extern, "call_extern"),
         (shuffle, "shfl"),
         (pairs, "memory of bfloat16x2 elements (p)"),

@@ -108,3 +108,24 @@ def test_negative_elements_of_a_vector_index_count_from_the_end():
         vector_around_the_end()(torch.arange(1024.0), found)
     expected = (torch.arange(4)[:, None] - 2 + torch.arange(4)) % 1024
     assert torch.equal(found, expected.float())
+
+
+def test_a_copy_to_memory_of_a_thread_takes_the_extent_that_is_a_number():
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(X: T.Tensor((4, 32), "float32"), Y: T.Tensor((4, 32), "float32")):
+            with T.Kernel(4, threads=8) as bx:
+                tx = T.get_thread_binding()
+                mine = T.alloc_local((4,), "float32")
+                T.copy(X[bx, tx * 4 : (tx + 1) * 4], mine)
+                for k in T.serial(4):
+                    mine[k] = mine[k] + tx
+                T.copy(mine, Y[bx, tx * 4 : (tx + 1) * 4])
+
+        return main
+
+    x, y = torch.randn(4, 32), torch.empty(4, 32)
+    with interpret():
+        kernel()(x, y)
+    assert torch.equal(y, x + torch.arange(32) // 4)

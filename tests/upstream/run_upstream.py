@@ -65,9 +65,10 @@ def main(words: list[str] | None = None) -> int:
     checkout = Path(asked.checkout).resolve()
     if not (checkout / "examples").is_dir():
         parser.error(f"{checkout} has no folder examples: it is no checkout of TileLang")
-    programs = load_programs(checkout, read_overrides(asked.overrides))
+    overrides = read_overrides(asked.overrides)
+    programs = load_programs(checkout, overrides)
     copy = asked.folder / "copy"
-    faults = working_copy(checkout, copy, programs)
+    faults = working_copy(checkout, copy, programs, overrides)
     results_file = asked.folder / "results.jsonl"
     known = _known(results_file, set((asked.again or "").split(",")))
     chosen = [p for p in programs if not asked.names or any(n in p.path for n in asked.names)]

@@ -105,8 +105,19 @@ def _program(path: str, overrides: dict[str, dict], checkout: Path) -> Program:
     return Program(path, **entry)
 
 
-def working_copy(checkout: Path, folder: Path, programs: list[Program]) -> dict[str, str]:
+def working_copy(
+    checkout: Path,
+    folder: Path,
+    programs: list[Program],
+    overrides: dict[str, dict] | None = None,
+) -> dict[str, str]:
     """Copy the checkout's programs to `folder` with the replacements of the table.
+
+    Args:
+        checkout: TileLang's repository.
+        folder: the working copy.
+        programs: with their replacements.
+        overrides: the table, for modules that programs import and that are none.
 
     Returns:
         By path, what is wrong with the replacements of a program.
@@ -118,13 +129,16 @@ def working_copy(checkout: Path, folder: Path, programs: list[Program]) -> dict[
     if (checkout / "pyproject.toml").exists():
         shutil.copy(checkout / "pyproject.toml", folder)
     faults = {}
-    for program in programs:
-        file = folder / program.path
+    replacements = {path: entry.get("replace", {}) for path, entry in (overrides or {}).items()}
+    replacements |= {program.path: program.replace for program in programs}
+    for path, replaced in replacements.items():
+        file = folder / path
+        if not replaced or not file.is_file():
+            continue
         text = _text(file)
-        for old, new in program.replace.items():
+        for old, new in replaced.items():
             if old not in text:
-                faults[program.path] = f"overrides.yaml: the file does not contain {old!r}"
+                faults[path] = f"overrides.yaml: the file does not contain {old!r}"
             text = text.replace(old, new)
-        if program.replace:
-            file.write_text(text)
+        file.write_text(text)
     return faults

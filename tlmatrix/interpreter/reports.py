@@ -15,7 +15,7 @@ import numpy as np
 from .errors import InterpreterError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     import torch
 
@@ -27,7 +27,9 @@ __all__ = [
     "SanitizerError",
     "Sequences",
     "declared_sequences",
+    "element_name",
     "sanitizer_names",
+    "source_line",
 ]
 
 SANITIZERS = {
@@ -136,6 +138,16 @@ class Report:
             f"{self.sanitizer}: {self.message}\n"
             f"  at {self.file}:{self.line}{kernel}{block}{other}{again}"
         )
+
+
+def element_name(buffer: str, index: Sequence[int]) -> str:
+    """An element as reports name it: `scores[3, 4]`; a variable has no index."""
+    return f"{buffer}[{', '.join(str(i) for i in index)}]" if len(index) else buffer
+
+
+def source_line(location: Any) -> tuple[str, int]:
+    """The file and the line of a location of the IR; ("", 0) if it is not known."""
+    return (location.file, location.line) if location is not None else ("", 0)
 
 
 class SanitizerError(InterpreterError):

@@ -19,7 +19,7 @@ from tlmatrix.interpreter.ir import nodes as ir
 from .values import Val, is_int
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from .emitter import Emitter
 
@@ -35,7 +35,7 @@ class Invariants:
     """Shares integer expressions of block indices, parameters and memory that is only read."""
 
     def __init__(self, *, from_first_use: bool) -> None:
-        self._from_first_use = from_first_use
+        self.from_first_use = from_first_use
         # Names by the code they hold, and the codes that use them; those of wrapped values too.
         self._shared: dict[str, str] = {}
         self._uses: set[str] = set()
@@ -54,14 +54,14 @@ class Invariants:
         self._start = len(e.w.lines)
         self._known = set(e.vars)
 
-    def end_grid(self, e: Emitter) -> None:
-        """Write the definitions at the start of the block."""
+    def end_grid(self, e: Emitter, more: Sequence[str]) -> None:
+        """Write the definitions at the start of the block, and `more` lines after them."""
         if self._start is None:
             return
         lines = [f"{name} = {code}" for code, name in self._shared.items()]
-        if self._from_first_use and lines:
+        if self.from_first_use and lines:
             lines = [f"{' = '.join(self._shared.values())} = None"]
-        e.w.insert(self._start, lines)
+        e.w.insert(self._start, [*lines, *more])
         self._shared, self._start = {}, None
 
     def shared(self, e: Emitter, node: Any, value: Val) -> Val:
@@ -93,7 +93,7 @@ class Invariants:
         if name is None:
             name = self._shared[key] = e.temp("steady")
         code = name
-        if self._from_first_use:
+        if self.from_first_use:
             code = f"({name} if {name} is not None else ({name} := {value.code}))"
         self._uses.add(code)
         if value.code.startswith("wrap(") or self.is_wrapped(value):

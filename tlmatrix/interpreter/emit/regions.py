@@ -86,6 +86,8 @@ def region(e: Emitter, node: Any, *, keep_units: bool = False) -> BufferRegion:
         logical = e.scalar(index, "a tile operation at an index")
         base = wrapped_index(logical, n)
         extent: Val | None = e.scalar(size, "a tile operation of an extent")
+        if e.is_trimmed(n.code):
+            extent = n  # all of its rows, or it would not be trimmed
         constant = is_constant_index(index) or (logical.lo is not None and logical.lo == logical.hi)
         if extent is not None and extent.lit == 1 and not keep_units:
             extent = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,8 @@ def store(
         if e.mask is None and e.axes:
             tests = uniform(e, choice[0])
             if tests is not None and not e.expr(choice[0]).scalar:
-                with e.w.block(f"if {tests[0]}"):
+                chosen = nullcontext() if e.trimming is None else e.trimming.choosing(choice[0])
+                with e.w.block(f"if {tests[0]}"), chosen:
                     _store_value(e, buf, nodes, choice[1], in_place)
                 with e.w.block(f"elif {tests[1]}"):
                     _store_value(e, buf, nodes, choice[2], in_place)

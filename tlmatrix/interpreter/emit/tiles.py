@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from .emitter import Emitter
     from .regions import BufferRegion
+    from .values import Val
 
 __all__ = ["Dependence", "Effect", "TileOperation", "perform"]
 
@@ -50,14 +51,27 @@ class TileOperation:
     """One tile operation of a kernel: its operands, what it does to them, and what it emits.
 
     From the effects follow what sanitizers, race detection and coverage note of it. An operation
-    with no dependence is refused by name where a program is recorded to be explained.
+    with no rule is refused by name where a program is recorded to be explained.
 
     Attributes:
+        name: of the operation, without `T.`.
+        reads: names of the attributes that are regions it reads.
+        writes: names of those that it writes.
+        rule: how elements written depend on elements read (`ops.SLICES`); empty if no rule says.
         call: the call in the IR.
+        clear: whether what it writes is cleared first; None for an operation that only writes.
+        arguments: codes of what else the rule needs.
+        predicated: regions whose elements outside of global memory are skipped.
     """
 
     name: ClassVar[str]
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ("dst",)
+    rule: ClassVar[str] = ""
     call: Call
+    clear: Val | None = None
+    arguments: tuple[str, ...] = ()
+    predicated: Sequence[BufferRegion] = ()
 
     @staticmethod
     def overwritten(call: Call) -> Region | None:
@@ -68,12 +82,12 @@ class TileOperation:
     @property
     def effects(self) -> Sequence[Effect]:
         """What it does to its operands, in order."""
-        raise NotImplementedError
-
-    @property
-    def predicated(self) -> Sequence[BufferRegion]:
-        """Operands whose elements outside of global memory are skipped."""
-        return ()
+        effects = [Effect(getattr(self, name), "read") for name in self.reads]
+        written = [getattr(self, name) for name in self.writes]
+        if self.clear is not None and not self.clear.lit:
+            unless = self.clear.code if self.clear.lit is None else None
+            effects += [Effect(region, "read", unless) for region in written]
+        return [*effects, *(Effect(region, "write") for region in written)]
 
     @property
     def moves(self) -> tuple[BufferRegion, BufferRegion] | None:
@@ -83,7 +97,10 @@ class TileOperation:
     @property
     def dependence(self) -> Dependence | None:
         """How what it writes depends on what it reads; None if no rule says."""
-        return None
+        if not self.rule:
+            return None
+        sources = tuple(getattr(self, name) for name in self.reads)
+        return Dependence(self.rule, sources, getattr(self, self.writes[0]), self.arguments)
 
     def emit(self, e: Emitter) -> None:
         """Write the operation."""

@@ -13,7 +13,7 @@ import torch
 
 from tlmatrix.interpreter.errors import InterpreterError
 from tlmatrix.interpreter.frontend.layouts import LayoutError
-from tlmatrix.interpreter.reports import Report
+from tlmatrix.interpreter.reports import Report, element_name, source_line
 from tlmatrix.interpreter.runtime.monitor import Monitor
 from tlmatrix.interpreter.runtime.tracer import Born, Tracer
 
@@ -113,9 +113,9 @@ def _strange(
     total = tensor.sum(dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
     if torch.isfinite(total):
         return False
-    owner = monitor.shadows[name].owner
-    if owner is not None:
-        tensor = tensor[torch.from_numpy(owner != 0)]
+    written_by = monitor.shadows[name].written_by
+    if written_by is not None:
+        tensor = tensor[torch.from_numpy(written_by != 0)]
     return bool(torch.isnan(tensor).any()) or (
         (program.name, program.source, name) not in session.settled
         and bool(torch.isinf(tensor).any())
@@ -136,20 +136,16 @@ def _traced(
             raise AssertionError("a kernel that waits for flags is not traced")
     except Born as born:
         site = _sites(kernel, session)[born.site]
-        spelled = (
-            f"{site.buffer}[{', '.join(str(i) for i in born.index)}]" if born.index else site.buffer
-        )
-        location = site.location
+        element = element_name(site.buffer, born.index)
         return [
             Report(
                 "nonfinite",
                 program.name,
-                location.file if location is not None else "",
-                location.line if location is not None else 0,
+                *source_line(site.location),
                 site.buffer,
                 born.index,
                 born.block,
-                f"{spelled} becomes {born.what}, from operands that hold none; "
+                f"{element} becomes {born.what}, from operands that hold none; "
                 f"it reaches {', '.join(strange)}",
             )
         ]
@@ -188,13 +184,4 @@ def _whole(
     program: Program, sanitizer: str, location: Location | None, buffer: str, message: str
 ) -> Report:
     """A finding about a buffer, or the kernel, as a whole."""
-    return Report(
-        sanitizer,
-        program.name,
-        location.file if location is not None else "",
-        location.line if location is not None else 0,
-        buffer,
-        (),
-        None,
-        message,
-    )
+    return Report(sanitizer, program.name, *source_line(location), buffer, (), None, message)

@@ -6,6 +6,7 @@ at all.
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.emit.access import conditions, is_guarded
@@ -19,7 +20,7 @@ from tlmatrix.interpreter.ir.walk import walk
 from .sites import SiteTable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tlmatrix.interpreter.emit.access import Access, Dim
     from tlmatrix.interpreter.emit.buffers import Buf
@@ -28,6 +29,22 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.tiles import TileOperation
 
 __all__ = ["MemorySanitizer", "mask_in_dims"]
+
+
+def _of_whole_tiles(*, reads: bool = False) -> Callable[[Any], Any]:
+    """An event whose lines name tiles as the kernel has them, with their dead rows."""
+
+    def decorated(event: Any) -> Any:
+        @wraps(event)
+        def noted(self: Any, e: Emitter, *args: Any, **options: Any) -> None:
+            start = len(e.w.lines)
+            event(self, e, *args, **options)
+            if e.trimming is not None:
+                e.trimming.note_whole(e, start, reads=reads)
+
+        return noted
+
+    return decorated
 
 
 class MemorySanitizer(Instrument):
@@ -79,7 +96,7 @@ class MemorySanitizer(Instrument):
         if "uninitialised" not in self._on or buf.scope == "local.reducer":
             return
         name = self._seen[buf.code] = e.w.fresh(f"{buf.code}_seen")
-        extents = [n.code for n in buf.shape]
+        extents = [n.code for n in buf.whole or buf.shape]
         if buf.per_thread:
             extents += [e.axis_at(p).extent.code for p in buf.private_axes]
         shape = "()" if buf.variable else f"({', '.join(extents)},)"
@@ -186,6 +203,7 @@ class MemorySanitizer(Instrument):
                 f"{e.mask_code})"
             )
 
+    @_of_whole_tiles()
     def before_view(self, e: Emitter, region: BufferRegion) -> None:
         """Outside cannot be skipped here: the report, then the error."""
         if region.conditions:
@@ -202,6 +220,7 @@ class MemorySanitizer(Instrument):
         """Whether accesses are followed: not to the memory of an iteration."""
         return not buf.private_axes or buf.per_thread
 
+    @_of_whole_tiles(reads=True)
     def read(self, e: Emitter, access: Access) -> None:
         """Iterations are about to read."""
         buf = access.buf
@@ -243,6 +262,7 @@ class MemorySanitizer(Instrument):
         del result
         self._mark_full(e, buf)
 
+    @_of_whole_tiles()
     def before_write(self, e: Emitter, access: Access, result: Val, value: Any) -> None:
         """A value is about to be stored."""
         del value
@@ -263,6 +283,7 @@ class MemorySanitizer(Instrument):
         action = "atomic" if atomic and buf.is_global else "write"
         e.w.line(f"{seen}.{calm} or {seen}.{action}{suffix}({site}, {where})")
 
+    @_of_whole_tiles()
     def before_atomic(self, e: Emitter, access: Access, result: Val, *, previous: bool) -> None:
         """An atomic is about to be done."""
         del result
@@ -326,6 +347,7 @@ class MemorySanitizer(Instrument):
 
     # -- tile operations
 
+    @_of_whole_tiles()
     def before_tile(self, e: Emitter, op: TileOperation) -> None:
         """A tile operation is about to access its operands."""
         if op.moves is not None:

@@ -14,14 +14,43 @@ from tlmatrix.interpreter.errors import Unsupported
 from . import nodes as ir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 __all__ = ["read_all", "read_kernel", "saved"]
 
 # TileLang's own macros (reductions, scans) carry lines of its library.
 _LIBRARY = "/site-packages/tilelang/"
 _REGIONS = ("tl.region", "tl.tileop.region")
-_BINARY: dict[str, type[ir.Binary]] = {f"tirx.{kind.__name__}": kind for kind in ir.BINARY}
+
+# By TVM's name of a node: the class, and its fields in the JSON, in the order of the class. Fields
+# refer to other nodes by number, but those that start with "=" are values.
+_NODES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    **{f"tirx.{kind.__name__}": (kind, ("=dtype", "a", "b")) for kind in ir.BINARY},
+    "ir.IntImm": (ir.IntImm, ("=dtype", "=value")),
+    "ir.FloatImm": (lambda dtype, value: ir.FloatImm(dtype, float(value)), ("=dtype", "=value")),
+    "tirx.StringImm": (ir.StringImm, ("=dtype", "value")),
+    "tirx.Cast": (ir.Cast, ("=dtype", "value")),
+    "tirx.Not": (ir.Not, ("=dtype", "a")),
+    "tirx.Select": (ir.Select, ("=dtype", "condition", "true_value", "false_value")),
+    "tirx.Let": (ir.Let, ("=dtype", "var", "value", "body")),
+    "tirx.BufferLoad": (ir.BufferLoad, ("=dtype", "buffer", "indices", "predicate")),
+    "tirx.SeqStmt": (ir.SeqStmt, ("span", "seq")),
+    "tirx.Bind": (ir.Bind, ("span", "var", "value")),
+    "tirx.While": (ir.While, ("span", "condition", "body")),
+    "tirx.IfThenElse": (ir.IfThenElse, ("span", "condition", "then_case", "else_case")),
+    "tirx.AttrStmt": (ir.AttrStmt, ("span", "node", "attr_key", "value", "body")),
+    "tirx.AssertStmt": (ir.AssertStmt, ("span", "condition")),
+    "tirx.Evaluate": (ir.Evaluate, ("span", "value")),
+    "tirx.BufferStore": (ir.BufferStore, ("span", "buffer", "value", "indices", "predicate")),
+    "tirx.SBlock": (ir.Block, ("span", "alloc_buffers", "annotations", "body")),
+    # Nodes that stand for one of their fields.
+    "tirx.SBlockRealize": (lambda block: block, ("block",)),
+    "tirx.IterVar": (lambda thread_tag: thread_tag, ("thread_tag",)),
+    "ir.PointerType": (lambda scope: scope, ("storage_scope",)),
+    "ir.GlobalVar": (lambda name: name, ("name_hint",)),
+    "ir.DictAttrs": (lambda attributes: attributes, ("__dict__",)),
+    "ir.Range": (lambda low, extent: (low, extent), ("min", "extent")),
+}
 _SYMBOLS = {
     "tirx.EQ": "==",
     "tirx.NE": "!=",
@@ -30,6 +59,7 @@ _SYMBOLS = {
     "tirx.GT": ">",
     "tirx.GE": ">=",
 }
+_VALUES = ("ffi.String", "int", "float", "bool", "ffi.Bytes", "ir.SourceName", "ir.Op")
 
 
 def saved(func: Any) -> str:
@@ -53,99 +83,47 @@ def read_kernel(text: str) -> ir.Kernel:
 
 def read_all(text: str) -> Any:
     """The object of any JSON that TVM saved; shared nodes are shared."""
-    saved_nodes = json.loads(text)
+    graph = json.loads(text)
     found: list[Any] = []
-    for node in saved_nodes["nodes"]:
-        kind = node["type"]
-        data = node.get("data")
-        binary = _BINARY.get(kind)
-        if binary is not None:
-            found.append(binary(data["dtype"], found[data["a"]], found[data["b"]]))
-            continue
-        make = _READERS.get(kind)
-        if make is not None:
-            found.append(make(data, found))
-        elif kind.startswith("tirx."):
-            # Refused where it is used, by name and with the user's line.
-            found.append(ir.Call((data or {}).get("dtype", ""), kind, (), {}))
-        else:
-            found.append(None)
-    return found[int(saved_nodes["root_index"])]
+    for node in graph["nodes"]:
+        found.append(_read(node["type"], node.get("data"), found))  # reads itself
+    return found[int(graph["root_index"])]
 
 
-_READERS: dict[str, Callable[[Any, list[Any]], Any]] = {}
+def _read(kind: str, data: Any, found: list[Any]) -> Any:
+    """One node; `found` are those before it, to which it refers."""
+    plain = _NODES.get(kind)
+    if plain is not None:
+        make, fields = plain
+        return make(*[data[f[1:]] if f[0] == "=" else found[data[f]] for f in fields])
+    if kind in _SYMBOLS:
+        return ir.Compare(data["dtype"], found[data["a"]], found[data["b"]], _SYMBOLS[kind])
+    if kind in _VALUES:
+        return data
+    special = _SPECIAL.get(kind)
+    if special is not None:
+        return special(data, found)
+    if kind.startswith("tirx."):
+        # Refused where it is used, by name and with the user's line.
+        return ir.Call((data or {}).get("dtype", ""), kind, (), {})
+    return None
 
 
-def _reader(*kinds: str) -> Callable[[Callable[[Any, list[Any]], Any]], Any]:
-    def register(function: Callable[[Any, list[Any]], Any]) -> Any:
-        _READERS.update(dict.fromkeys(kinds, function))
-        return function
-
-    return register
-
-
-def _location(data: Mapping[str, Any], found: list[Any]) -> ir.Location | None:
-    location: ir.Location | None = found[data["span"]]
-    return location
-
-
-# Constants and containers -----------------------------------------------------------------
-
-
-@_reader("ffi.String", "int", "float", "bool", "ffi.Bytes")
-def _plain(data: Any, found: list[Any]) -> Any:
-    del found
-    return data
-
-
-@_reader("ffi.Array", "ffi.List")
 def _array(data: Any, found: list[Any]) -> tuple[Any, ...]:
     return tuple([found[k] for k in data])
 
 
-@_reader("ffi.Map", "ffi.Dict")
 def _map(data: Any, found: list[Any]) -> dict[Any, Any]:
-    return {_plain_key(found[k]): found[v] for k, v in zip(data[::2], data[1::2], strict=True)}
+    keys = (found[k] for k in data[::2])
+    plain = (key.value if isinstance(key, ir.StringImm) else key for key in keys)
+    return {key: found[v] for key, v in zip(plain, data[1::2], strict=True)}
 
 
-def _plain_key(key: Any) -> Any:
-    return key.value if isinstance(key, ir.StringImm) else key
-
-
-@_reader("ir.DictAttrs")
-def _attributes(data: Any, found: list[Any]) -> dict[str, Any]:
-    attributes: dict[str, Any] = found[data["__dict__"]]
-    return attributes
-
-
-@_reader("ir.SourceName", "ir.Op")
-def _name(data: Any, found: list[Any]) -> str:
-    del found
-    return str(data)
-
-
-@_reader("ir.GlobalVar")
-def _global(data: Any, found: list[Any]) -> str:
-    return str(found[data["name_hint"]])
-
-
-@_reader("ir.Span")
 def _span(data: Any, found: list[Any]) -> ir.Location | None:
     file = str(found[data["source_name"]])
     return None if _LIBRARY in file else ir.Location(file, int(data["line"]))
 
 
-@_reader("ir.PointerType")
-def _pointer(data: Any, found: list[Any]) -> str:
-    return str(found[data["storage_scope"]])
-
-
-@_reader("ir.Range")
-def _range(data: Any, found: list[Any]) -> tuple[Any, Any]:
-    return found[data["min"]], found[data["extent"]]
-
-
-@_reader("tl.Layout", "tl.Fragment")
 def _layout(data: Any, found: list[Any]) -> ir.Layout:
     thread = data.get("forward_thread")
     replicate = found[data["replicate_size"]] if "replicate_size" in data else None
@@ -157,224 +135,81 @@ def _layout(data: Any, found: list[Any]) -> ir.Layout:
     )
 
 
-# Expressions ------------------------------------------------------------------------------
-
-
-@_reader("ir.IntImm")
-def _int(data: Any, found: list[Any]) -> ir.IntImm:
-    del found
-    return ir.IntImm(data["dtype"], data["value"])
-
-
-@_reader("ir.FloatImm")
-def _float(data: Any, found: list[Any]) -> ir.FloatImm:
-    del found
-    return ir.FloatImm(data["dtype"], float(data["value"]))
-
-
-@_reader("tirx.StringImm")
-def _string(data: Any, found: list[Any]) -> ir.StringImm:
-    return ir.StringImm(data["dtype"], found[data["value"]])
-
-
 class _Handle(ir.Var):
     """A variable that points to memory of a scope."""
 
     __slots__ = ("scope",)
 
 
-@_reader("tirx.Var", "tirx.SizeVar")
 def _var(data: Any, found: list[Any]) -> ir.Var:
-    kind = found[data["type_annotation"]]
-    if data["dtype"] == "handle" and isinstance(kind, str):
-        handle = _Handle("handle", str(found[data["name"]]))
-        object.__setattr__(handle, "scope", kind)
-        return handle
-    return ir.Var(data["dtype"], str(found[data["name"]]))
+    scope = found[data["type_annotation"]]
+    name = str(found[data["name"]])
+    if data["dtype"] != "handle" or not isinstance(scope, str):
+        return ir.Var(data["dtype"], name)
+    handle = _Handle("handle", name)
+    object.__setattr__(handle, "scope", scope)
+    return handle
 
 
-@_reader("tirx.Cast")
-def _cast(data: Any, found: list[Any]) -> ir.Cast:
-    return ir.Cast(data["dtype"], found[data["value"]])
-
-
-@_reader("tirx.Not")
-def _not(data: Any, found: list[Any]) -> ir.Not:
-    return ir.Not(data["dtype"], found[data["a"]])
-
-
-def _comparison(kind: str) -> Callable[[Any, list[Any]], Any]:
-    symbol = _SYMBOLS[kind]
-
-    def read(data: Any, found: list[Any]) -> ir.Compare:
-        return ir.Compare(data["dtype"], found[data["a"]], found[data["b"]], symbol)
-
-    return read
-
-
-for _kind in _SYMBOLS:
-    _READERS[_kind] = _comparison(_kind)
-
-
-@_reader("tirx.Select")
-def _select(data: Any, found: list[Any]) -> ir.Select:
-    parts = (found[data[part]] for part in ("condition", "true_value", "false_value"))
-    return ir.Select(data["dtype"], *parts)
-
-
-@_reader("tirx.Ramp")
 def _ramp(data: Any, found: list[Any]) -> ir.Ramp:
     lanes = int(found[data["lanes"]].value)
     return ir.Ramp(data["dtype"], found[data["base"]], found[data["stride"]], lanes)
 
 
-@_reader("tirx.Broadcast")
 def _broadcast(data: Any, found: list[Any]) -> ir.Broadcast:
     return ir.Broadcast(data["dtype"], found[data["value"]], int(found[data["lanes"]].value))
 
 
-@_reader("tirx.Let")
-def _let(data: Any, found: list[Any]) -> ir.Let:
-    return ir.Let(data["dtype"], *(found[data[part]] for part in ("var", "value", "body")))
-
-
-@_reader("tirx.Buffer")
 def _buffer(data: Any, found: list[Any]) -> ir.Buffer:
     handle = found[data["data"]]
+    shape, strides, offset = (found[data[n]] for n in ("shape", "strides", "elem_offset"))
+    scope = getattr(handle, "scope", "") or "global"
+    name = str(found[data["name"]])
     return ir.Buffer(
-        str(found[data["name"]]),
-        handle,
-        data["dtype"],
-        found[data["shape"]],
-        found[data["strides"]],
-        found[data["elem_offset"]],
-        getattr(handle, "scope", "") or "global",
-        _location(data, found),
+        name, handle, data["dtype"], shape, strides, offset, scope, found[data["span"]]
     )
 
 
-@_reader("tirx.BufferLoad")
-def _load(data: Any, found: list[Any]) -> ir.BufferLoad:
-    return ir.BufferLoad(
-        data["dtype"], found[data["buffer"]], found[data["indices"]], found[data["predicate"]]
-    )
-
-
-@_reader("tirx.Call")
 def _call(data: Any, found: list[Any]) -> ir.Call | ir.Region:
     op, args = str(found[data["op"]]), found[data["args"]]
     if op in _REGIONS and isinstance(args[0], ir.BufferLoad):
-        mode = args[1].value
-        load = args[0]
-        return ir.Region(
-            "handle", load.buffer, load.indices, tuple(args[2:]), bool(mode & 1), bool(mode & 2)
-        )
+        load, mode = args[0], args[1].value
+        reads, writes = bool(mode & 1), bool(mode & 2)
+        return ir.Region("handle", load.buffer, load.indices, tuple(args[2:]), reads, writes)
     return ir.Call(data["dtype"], op, args, found[data["annotations"]] or {})
 
 
-@_reader("tirx.CommReducer")
 def _reducer(data: Any, found: list[Any]) -> ir.CommReducer:
     return ir.CommReducer(type(found[data["result"]][0]))
 
 
-# Statements -------------------------------------------------------------------------------
-
-
-@_reader("tirx.SeqStmt")
-def _seq(data: Any, found: list[Any]) -> ir.SeqStmt:
-    return ir.SeqStmt(_location(data, found), found[data["seq"]])
-
-
-@_reader("tirx.Bind")
-def _bind(data: Any, found: list[Any]) -> ir.Bind:
-    return ir.Bind(_location(data, found), found[data["var"]], found[data["value"]])
-
-
-@_reader("tirx.IterVar")
-def _iter_var(data: Any, found: list[Any]) -> str:
-    return str(found[data["thread_tag"]])
-
-
-@_reader("tirx.For")
 def _for(data: Any, found: list[Any]) -> ir.For:
-    return ir.For(
-        _location(data, found),
-        found[data["loop_var"]],
-        found[data["min"]],
-        found[data["extent"]],
-        int(data["kind"]),
-        found[data["body"]],
-        found[data["step"]],
-        found[data["thread_binding"]] or "",
-        found[data["annotations"]] or {},
-    )
+    names = ("span", "loop_var", "min", "extent", "body", "step", "thread_binding", "annotations")
+    location, var, low, extent, body, step, tag, annotations = (found[data[n]] for n in names)
+    kind = int(data["kind"])
+    return ir.For(location, var, low, extent, kind, body, step, tag or "", annotations or {})
 
 
-@_reader("tirx.While")
-def _while(data: Any, found: list[Any]) -> ir.While:
-    return ir.While(_location(data, found), found[data["condition"]], found[data["body"]])
-
-
-@_reader("tirx.IfThenElse")
-def _if(data: Any, found: list[Any]) -> ir.IfThenElse:
-    parts = (found[data[part]] for part in ("condition", "then_case", "else_case"))
-    return ir.IfThenElse(_location(data, found), *parts)
-
-
-@_reader("tirx.AttrStmt")
-def _attr(data: Any, found: list[Any]) -> ir.AttrStmt:
-    return ir.AttrStmt(
-        _location(data, found),
-        found[data["node"]],
-        str(found[data["attr_key"]]),
-        found[data["value"]],
-        found[data["body"]],
-    )
-
-
-@_reader("tirx.AssertStmt")
-def _assert(data: Any, found: list[Any]) -> ir.Stmt:
-    return ir.AssertStmt(_location(data, found), found[data["condition"]])
-
-
-@_reader("tirx.Evaluate")
-def _evaluate(data: Any, found: list[Any]) -> ir.Evaluate:
-    return ir.Evaluate(_location(data, found), found[data["value"]])
-
-
-@_reader("tirx.BufferStore")
-def _store(data: Any, found: list[Any]) -> ir.BufferStore:
-    return ir.BufferStore(
-        _location(data, found),
-        found[data["buffer"]],
-        found[data["value"]],
-        found[data["indices"]],
-        found[data["predicate"]],
-    )
-
-
-@_reader("tirx.SBlock")
-def _block(data: Any, found: list[Any]) -> ir.Block:
-    return ir.Block(
-        _location(data, found),
-        found[data["alloc_buffers"]],
-        found[data["annotations"]] or {},
-        found[data["body"]],
-    )
-
-
-@_reader("tirx.SBlockRealize")
-def _realize(data: Any, found: list[Any]) -> ir.Block:
-    block: ir.Block = found[data["block"]]
-    return block
-
-
-@_reader("tirx.PrimFunc")
 def _prim_func(data: Any, found: list[Any]) -> ir.Kernel:
-    attributes = found[data["attrs"]] or {}
-    return ir.Kernel(
-        str(attributes.get("global_symbol", "kernel")),
-        found[data["params"]],
-        found[data["buffer_map"]],
-        found[data["body"]],
-    )
+    name = str((found[data["attrs"]] or {}).get("global_symbol", "kernel"))
+    return ir.Kernel(name, *(found[data[field]] for field in ("params", "buffer_map", "body")))
+
+
+_SPECIAL: dict[str, Callable[[Any, list[Any]], Any]] = {
+    "ffi.Array": _array,
+    "ffi.List": _array,
+    "ffi.Map": _map,
+    "ffi.Dict": _map,
+    "ir.Span": _span,
+    "tl.Layout": _layout,
+    "tl.Fragment": _layout,
+    "tirx.Var": _var,
+    "tirx.SizeVar": _var,
+    "tirx.Ramp": _ramp,
+    "tirx.Broadcast": _broadcast,
+    "tirx.Buffer": _buffer,
+    "tirx.Call": _call,
+    "tirx.CommReducer": _reducer,
+    "tirx.For": _for,
+    "tirx.PrimFunc": _prim_func,
+}

@@ -20,11 +20,13 @@ from . import (
     atomic,
     barrier,
     bits,
+    cluster,
     control,
     copy,
     cp_async,
     fill,
     gemm,
+    gemm_sp,
     im2col,
     mathematics,
     pointer,
@@ -56,9 +58,9 @@ __all__ = [
 
 _OF_BLOCKS = (
     *(mathematics, bits, control, words),
-    *(copy, fill, gemm, reduce, scan, transpose, im2col, atomic, reducer, pointer),
+    *(copy, fill, gemm, gemm_sp, reduce, scan, transpose, im2col, atomic, reducer, pointer),
 )
-_OF_THREADS = (allreduce, asynchronous, barrier, cp_async, rng, warp, warp_matrix)
+_OF_THREADS = (allreduce, asynchronous, barrier, cluster, cp_async, rng, warp, warp_matrix)
 
 
 def _merged(modules: tuple[Any, ...], table: str) -> dict[Any, Any]:
@@ -109,7 +111,7 @@ ASYNCHRONOUS = frozenset(asynchronous.ASYNCHRONOUS)
 EACH_THREAD = atomic.EACH_THREAD
 """Operations that every thread does where no parallel loop distributes them."""
 
-SYNCHRONIZING = asynchronous.SYNCHRONIZING | barrier.SYNCHRONIZING
+SYNCHRONIZING = asynchronous.SYNCHRONIZING | barrier.SYNCHRONIZING | cluster.SYNCHRONIZING
 """Operations that threads wait at, or arrive at."""
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -16,6 +16,7 @@ from tlmatrix.interpreter.emit.threads.issue import (
 
 from .copy import Copy
 from .gemm import Gemm, barrier_of
+from .gemm_sp import SparseGemm
 from .tile import tile_rule_of_threads
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ def _async_copy(e: Emitter, call: Call) -> None:
 
 def _wgmma_gemm(e: Emitter, call: Call) -> None:
     """`T.wgmma_gemm`: in order with those before it, waited for in groups."""
-    issue(e, "wgmma", Gemm(e, call), "ordered=True")
+    make = SparseGemm if call.op.endswith("_sp") else Gemm
+    issue(e, "wgmma", make(e, call), "ordered=True")
     e.w.line("me.commit('wgmma')")
 
 
@@ -150,6 +152,7 @@ ASYNCHRONOUS = {
     "tl.tileop.tma_copy": _together(_tma_copy),
     "tl.tileop.async_copy": _together(_async_copy),
     "tl.tileop.wgmma_gemm": _together(_wgmma_gemm),
+    "tl.tileop.wgmma_gemm_sp": _together(_wgmma_gemm),
     "tl.tileop.tcgen05_gemm": _together(_tcgen05_gemm),
 }
 SYNCHRONIZING = frozenset(_WAITS.keys() - {"tl.warpgroup_wait"}) | {"tl.tma_store_arrive"}

@@ -19,7 +19,7 @@ from tlmatrix.interpreter.emit.memory import buffer, load_access, to_dims
 from tlmatrix.interpreter.emit.regions import matched, operand, region
 from tlmatrix.interpreter.emit.stores import store
 from tlmatrix.interpreter.emit.threads import threads_of
-from tlmatrix.interpreter.emit.tiles import Dependence, Effect, TileOperation
+from tlmatrix.interpreter.emit.tiles import Effect, TileOperation
 from tlmatrix.interpreter.emit.values import Val, is_float, literal
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.rewrites.vectors import TOGETHER
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.emit.access import Access
     from tlmatrix.interpreter.emit.emitter import Emitter
-    from tlmatrix.interpreter.emit.regions import BufferRegion
 
 __all__ = ["TileAtomic", "emit_atomic"]
 
@@ -55,36 +54,26 @@ _ORDERS = ("neither", "acquire", "acquire", "release", "both", "both")
 class TileAtomic(TileOperation):
     """`T.atomic_add`, `max`, `min` of a tile, or of one value, into a region."""
 
-    name = "atomic"
+    name = rule = "atomic"
 
     def __init__(self, e: Emitter, call: ir.Call) -> None:
         self.call = call
         self.kind = call.op.removeprefix("tl.tileop.atomic")
         self.dst = region(e, call.args[1])
-        self.src: BufferRegion | None = None
         if isinstance(call.args[0], ir.Region):
+            self.reads = ("src",)
             self.src, self.dst = matched(e, region(e, call.args[0]), self.dst, "an atomic")
+        self.predicated = (self.dst,)
 
     @property
     def effects(self) -> Sequence[Effect]:
         """Reads the source, adds to the destination."""
-        reads = () if self.src is None else (Effect(self.src, "read"),)
-        return *reads, Effect(self.dst, "atomic")
-
-    @property
-    def predicated(self) -> Sequence[BufferRegion]:
-        """The destination."""
-        return (self.dst,)
-
-    @property
-    def dependence(self) -> Dependence:
-        """Each element on its own, and on the one it adds."""
-        return Dependence("atomic", () if self.src is None else (self.src,), self.dst)
+        return [*super().effects[: len(self.reads)], Effect(self.dst, "atomic")]
 
     def emit(self, e: Emitter) -> None:
         """Write the atomic."""
         buf = self.dst.buf
-        if self.src is not None:
+        if self.reads:
             value = operand(e, self.src)
         else:
             value = cast(e, e.scalar(self.call.args[0], "an atomic of a value"), buf.dtype).code

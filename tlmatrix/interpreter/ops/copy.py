@@ -12,7 +12,7 @@ from tlmatrix.interpreter.emit.access import check_constants, skips_outside
 from tlmatrix.interpreter.emit.casts import cast
 from tlmatrix.interpreter.emit.floats import round_into
 from tlmatrix.interpreter.emit.regions import matched, region, region_view
-from tlmatrix.interpreter.emit.tiles import Dependence, Effect, TileOperation
+from tlmatrix.interpreter.emit.tiles import TileOperation
 from tlmatrix.interpreter.emit.values import Val, is_float
 from tlmatrix.interpreter.runtime.mathematics import to_int
 from tlmatrix.interpreter.runtime.memory import clip, load_block, outside, store_block
@@ -36,7 +36,8 @@ _REFUSED = ("dst_block", "cluster_mask", "barrier", "is_gather4", "is_scatter4")
 class Copy(TileOperation):
     """`T.copy(src, dst)`; `T.async_copy` moves the same."""
 
-    name = "copy"
+    name = rule = "copy"
+    reads = ("src",)
 
     def __init__(self, e: Emitter, call: Call) -> None:
         self.call = call
@@ -44,7 +45,7 @@ class Copy(TileOperation):
             if key in call.annotations:
                 raise e.refuse(f"T.copy with {key}")
         src, dst = (region(e, arg) for arg in call.args[:2])
-        self.src, self.dst = matched(e, src, dst, "T.copy")
+        self.src, self.dst = self.predicated = matched(e, src, dst, "T.copy")
 
     @staticmethod
     def overwritten(call: Call) -> Region | None:
@@ -54,24 +55,9 @@ class Copy(TileOperation):
         return target if equal_extents(ranges(src), ranges(dst)) else None
 
     @property
-    def effects(self) -> Sequence[Effect]:
-        """Reads the source, writes the destination."""
-        return Effect(self.src, "read"), Effect(self.dst, "write")
-
-    @property
-    def predicated(self) -> Sequence[BufferRegion]:
-        """Both sides."""
-        return self.src, self.dst
-
-    @property
     def moves(self) -> tuple[BufferRegion, BufferRegion]:
         """Source and destination."""
         return self.src, self.dst
-
-    @property
-    def dependence(self) -> Dependence:
-        """Each element on its own."""
-        return Dependence("copy", (self.src,), self.dst)
 
     def emit(self, e: Emitter) -> None:
         """Write the copy; where it may be outside, with a test."""

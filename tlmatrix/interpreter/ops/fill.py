@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING
 from tlmatrix.interpreter.emit.access import check_constants, is_guarded, skips_outside
 from tlmatrix.interpreter.emit.casts import cast
 from tlmatrix.interpreter.emit.regions import checked_view, region, region_view
-from tlmatrix.interpreter.emit.tiles import Dependence, Effect, TileOperation
+from tlmatrix.interpreter.emit.tiles import TileOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tlmatrix.interpreter.emit.emitter import Emitter
-    from tlmatrix.interpreter.emit.regions import BufferRegion
     from tlmatrix.interpreter.ir.nodes import Call, Region
 
 __all__ = ["Fill"]
@@ -22,7 +19,7 @@ __all__ = ["Fill"]
 class Fill(TileOperation):
     """`T.fill(dst, value)`; `T.clear(dst)` fills with zeros."""
 
-    name = "fill"
+    name = rule = "fill"
 
     def __init__(self, e: Emitter, call: Call) -> None:
         self.call = call
@@ -30,28 +27,13 @@ class Fill(TileOperation):
         if self.dst.buf.private_axes:
             raise e.refuse(f"T.fill of {self.dst.buf.name} in a parallel loop")
         self.value = cast(e, e.scalar(call.args[1], "a fill with a value"), self.dst.buf.dtype)
-        self._predicated = (self.dst,) if is_guarded(e, self.dst.buf) else ()
+        self.predicated = (self.dst,) if is_guarded(e, self.dst.buf) else ()
 
     @staticmethod
     def overwritten(call: Call) -> Region:
         """The destination."""
         target: Region = call.args[0]
         return target
-
-    @property
-    def effects(self) -> Sequence[Effect]:
-        """Writes the destination."""
-        return (Effect(self.dst, "write"),)
-
-    @property
-    def predicated(self) -> Sequence[BufferRegion]:
-        """The destination, where TileLang guards it."""
-        return self._predicated
-
-    @property
-    def dependence(self) -> Dependence:
-        """On the value alone."""
-        return Dependence("fill", (), self.dst)
 
     def emit(self, e: Emitter) -> None:
         """Write the fill; none where a product that follows is written over it."""

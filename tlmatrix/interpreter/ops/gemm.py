@@ -11,15 +11,14 @@ import torch
 from tlmatrix.interpreter.analysis.constants import is_true
 from tlmatrix.interpreter.emit.floats import round_into
 from tlmatrix.interpreter.emit.regions import checked_view, matrix, operand
-from tlmatrix.interpreter.emit.tiles import Dependence, Effect, TileOperation
+from tlmatrix.interpreter.emit.tiles import TileOperation
 from tlmatrix.interpreter.emit.values import is_float, is_float8, is_int
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.runtime.places import Tile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tlmatrix.interpreter.emit.emitter import Emitter
+    from tlmatrix.interpreter.emit.values import Val
     from tlmatrix.interpreter.ir.nodes import Call, Region
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.runtime.tracks import Event
@@ -34,7 +33,11 @@ class Gemm(TileOperation):
         barrier: the mbarrier at which it arrives when it is done, if it names one.
     """
 
-    name = "gemm"
+    name = rule = "gemm"
+    reads: tuple[str, ...] = ("a", "b")
+    writes = ("c",)
+
+    clear: Val
 
     def __init__(self, e: Emitter, call: Call) -> None:
         self.call = call
@@ -43,6 +46,7 @@ class Gemm(TileOperation):
         self.a, self.b, self.c = (matrix(e, arg) for arg in call.args[:3])
         self.transposes = [e.scalar(call.args[k], "a transposition").code for k in (3, 4)]
         self.clear = e.scalar(call.args[9], "clear_accum")
+        self.arguments = (*self.transposes, self.clear.code)
         self.barrier = barrier_of(call)
 
     @staticmethod
@@ -51,25 +55,14 @@ class Gemm(TileOperation):
         target: Region = call.args[2]
         return target if is_true(call.args[9]) else None
 
-    @property
-    def effects(self) -> Sequence[Effect]:
-        """Reads the factors, and the accumulator unless it is cleared; writes the accumulator."""
-        reads = [Effect(self.a, "read"), Effect(self.b, "read")]
-        if not self.clear.lit:
-            unless = self.clear.code if self.clear.lit is None else None
-            reads.append(Effect(self.c, "read", unless))
-        return *reads, Effect(self.c, "write")
-
-    @property
-    def dependence(self) -> Dependence:
-        """An element on a row of A and a column of B."""
-        arguments = (*self.transposes, self.clear.code)
-        return Dependence("gemm", (self.a, self.b), self.c, arguments)
+    def factors(self, e: Emitter) -> list[str]:
+        """Codes of the arrays to multiply."""
+        return [operand(e, self.a), operand(e, self.b)]
 
     def emit(self, e: Emitter) -> None:
         """Write the product."""
         c = self.c.buf
-        operands = [operand(e, self.a), operand(e, self.b)]
+        operands = self.factors(e)
         if c.codec:
             raise e.refuse(f"T.gemm into the global buffer {c.name}")
         target = checked_view(e, self.c)

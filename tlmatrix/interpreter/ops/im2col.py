@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tlmatrix.interpreter.emit.regions import checked_view, region
-from tlmatrix.interpreter.emit.tiles import Effect, TileOperation
+from tlmatrix.interpreter.emit.tiles import TileOperation
 from tlmatrix.interpreter.errors import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
     from tlmatrix.interpreter.runtime.codecs import Array, Codec
+    from tlmatrix.interpreter.runtime.places import Tile
+    from tlmatrix.interpreter.runtime.tracks import Event
 
 __all__ = ["Im2col", "im2col"]
 
@@ -23,7 +23,8 @@ __all__ = ["Im2col", "im2col"]
 class Im2col(TileOperation):
     """`T.im2col(image, column, row, step, kernel, stride, dilation, pad)`."""
 
-    name = "im2col"
+    name = rule = "im2col"
+    reads, writes = ("image",), ("column",)
 
     def __init__(self, e: Emitter, call: Call) -> None:
         self.call = call
@@ -37,11 +38,7 @@ class Im2col(TileOperation):
             # The hardware walks a box of pixels that TileLang bounds by the padding alone.
             raise e.refuse("T.im2col with a padding that changes the size of the image")
         self.row, self.step = (e.scalar(a, "a step of T.im2col").code for a in call.args[2:4])
-
-    @property
-    def effects(self) -> Sequence[Effect]:
-        """Reads the image, writes the tile."""
-        return Effect(self.image, "read"), Effect(self.column, "write")
+        self.arguments = (self.row, self.step, *map(str, self.filter))
 
     def emit(self, e: Emitter) -> None:
         """Write the call."""
@@ -71,8 +68,29 @@ def im2col(
     Raises:
         Unsupported: if the channels of the image are no multiple of the tile's.
     """
-    pixels, width = out.shape
-    n, h, w, channels = image.shape
+    index, inside, channel = _seen(
+        image.shape, out.shape, row, step, (kernel, stride, dilation, pad)
+    )
+    values = image[..., channel : channel + out.shape[1]][index]
+    if codec is not None:
+        values = codec.widen(values)
+    np.copyto(out, np.where(inside[:, None], values, 0))
+
+
+def _seen(
+    image: tuple[int, ...],
+    tile: tuple[int, ...],
+    row: int,
+    step: int,
+    taps: tuple[int, int, int, int],
+) -> tuple[tuple[Array, ...], Array, int]:
+    """Of each pixel of a tile the index [n, h, w] that its tap sees, and whether it is inside.
+
+    Returns also the first channel. `taps` are kernel, stride, dilation and padding.
+    """
+    pixels, width = tile
+    n, h, w, channels = image
+    kernel, stride, dilation, pad = taps
     if channels % width:
         raise Unsupported(f"T.im2col of {width} channels at a time from an image of {channels}")
     h_out = (h + 2 * pad - (kernel - 1) * dilation - 1) // stride + 1
@@ -87,12 +105,23 @@ def im2col(
     inside = (tap // kernel < kernel) & np.ones(pixels, bool)
     for at, extent in zip(index, (n, h, w), strict=True):
         inside &= (at >= 0) & (at < extent)
-    at_pixel = tuple(np.where(inside, at, 0) for at in index)
-    values = image[..., channel : channel + width][at_pixel]
-    if codec is not None:
-        values = codec.widen(values)
-    np.copyto(out, np.where(inside[:, None], values, 0))
+    return tuple(np.where(inside, at, 0) for at in index), inside, channel
+
+
+def _gathered(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
+    """The pixel that the tap of a row sees, in the channel of the column."""
+    del number
+    (rows, columns), _ = write.inner(hit)
+    row, step, *taps = map(int, event.extra)
+    kernel, stride, dilation, pad = taps
+    index, inside, channel = _seen(
+        read.shape, write.extent, row, step, (kernel, stride, dilation, pad)
+    )
+    keep = inside[rows]
+    at = (*(i[rows][keep] for i in index), channel + columns[keep])
+    return np.ravel_multi_index(at, read.shape)
 
 
 TILES = {"tl.tileop.im2col": Im2col, "tl.tileop.c2d_im2col": Im2col}
 FUNCTIONS = (im2col,)
+SLICES = {"im2col": _gathered}

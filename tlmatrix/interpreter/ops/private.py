@@ -44,7 +44,10 @@ def element_loops(e: Emitter, call: ir.Call) -> ir.Stmt:
                 loops.append((ir.Var("int32", f"e{position}"), extent))
             elif position >= len(loops):
                 raise e.refuse("T.copy between regions of different rank")
-            own.append(ir.Add(base.dtype, base, loops[position][0]))
+            var, known = loops[position]
+            if number(known) is None:
+                loops[position] = (var, extent)  # `start + 8 - start` in the other region
+            own.append(ir.Add(base.dtype, base, var))
             position += 1
         indices.append(tuple(own))
     if math.prod(int(number(extent) or _LONGEST + 1) for _, extent in loops) > _LONGEST:

@@ -9,14 +9,13 @@ import torch
 
 from tlmatrix.interpreter.analysis.constants import is_true
 from tlmatrix.interpreter.emit.regions import checked_view, operand, region
-from tlmatrix.interpreter.emit.tiles import Dependence, Effect, TileOperation
+from tlmatrix.interpreter.emit.tiles import TileOperation
 from tlmatrix.interpreter.emit.values import is_float
 from tlmatrix.interpreter.errors import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tlmatrix.interpreter.emit.emitter import Emitter
+    from tlmatrix.interpreter.emit.values import Val
     from tlmatrix.interpreter.ir.nodes import Call, Region
     from tlmatrix.interpreter.runtime.codecs import Array, Codec
     from tlmatrix.interpreter.runtime.places import Tile
@@ -28,7 +27,10 @@ __all__ = ["Reduce", "reduce_float", "reduce_int"]
 class Reduce(TileOperation):
     """`T.reduce_sum`, `max`, ... (src, dst, dim, clear)."""
 
-    name = "reduce"
+    name = rule = "reduce"
+    reads = ("src",)
+
+    clear: Val
 
     def __init__(self, e: Emitter, call: Call) -> None:
         self.call = call
@@ -38,23 +40,13 @@ class Reduce(TileOperation):
             raise e.refuse(f"T.reduce_{self.kind}")
         self.axis = int(call.args[3].value)
         self.clear = e.scalar(call.args[4], "clear")
+        self.arguments = (str(self.axis), self.clear.code)
 
     @staticmethod
     def overwritten(call: Call) -> Region | None:
         """The destination, where it is cleared."""
         target: Region = call.args[1]
         return target if is_true(call.args[4]) else None
-
-    @property
-    def effects(self) -> Sequence[Effect]:
-        """Reads the source, and the destination unless it is cleared; writes the destination."""
-        accumulated = [] if self.clear.lit else [Effect(self.dst, "read")]
-        return Effect(self.src, "read"), *accumulated, Effect(self.dst, "write")
-
-    @property
-    def dependence(self) -> Dependence:
-        """An element on all of its row along the dimension."""
-        return Dependence("reduce", (self.src,), self.dst, (str(self.axis), self.clear.code))
 
     def emit(self, e: Emitter) -> None:
         """Write the reduction."""

@@ -12,7 +12,7 @@ from tlmatrix.interpreter.emit.casts import cast
 from tlmatrix.interpreter.emit.memory import buffer
 from tlmatrix.interpreter.emit.regions import checked_view, region
 from tlmatrix.interpreter.emit.stores import emit_store
-from tlmatrix.interpreter.emit.tiles import Dependence, Effect, TileOperation
+from tlmatrix.interpreter.emit.tiles import TileOperation
 from tlmatrix.interpreter.emit.values import Val, is_float, literal
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import same
@@ -43,20 +43,11 @@ class ReducerInit(TileOperation):
     """`T.reducer_init`: the identity, or one logical starting value."""
 
     name = "reducer_init"
+    rule = "fill"
 
     def __init__(self, e: Emitter, call: ir.Call) -> None:
         self.call = call
         self.dst = region(e, call.args[0])
-
-    @property
-    def effects(self) -> Sequence[Effect]:
-        """Writes the reducer."""
-        return (Effect(self.dst, "write"),)
-
-    @property
-    def dependence(self) -> Dependence:
-        """On the value alone."""
-        return Dependence("fill", (), self.dst)
 
     def emit(self, e: Emitter) -> None:
         """Write the fill."""
@@ -73,20 +64,12 @@ class Finalize(TileOperation):
     """`T.finalize_reducer`: the contributions of all iterations are already in one buffer."""
 
     name = "finalize_reducer"
+    reads = writes = ("region",)
+    rule = "copy"
 
     def __init__(self, e: Emitter, call: ir.Call) -> None:
         self.call = call
         self.region = region(e, call.args[0])
-
-    @property
-    def effects(self) -> Sequence[Effect]:
-        """Reads and writes the reducer."""
-        return Effect(self.region, "read"), Effect(self.region, "write")
-
-    @property
-    def dependence(self) -> Dependence:
-        """Each element on its own."""
-        return Dependence("copy", (self.region,), self.region)
 
     def emit(self, e: Emitter) -> None:
         """Write nothing."""

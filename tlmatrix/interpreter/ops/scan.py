@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tlmatrix.interpreter.emit.regions import checked_view, operand, region
-from tlmatrix.interpreter.emit.tiles import Dependence, Effect, TileOperation
+from tlmatrix.interpreter.emit.tiles import TileOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
     from tlmatrix.interpreter.runtime.codecs import Array, Codec
@@ -24,7 +22,8 @@ __all__ = ["Scan", "scan"]
 class Scan(TileOperation):
     """`T.cumsum(src, dst, dim, reverse)`, `T.cummax`."""
 
-    name = "scan"
+    name = rule = "scan"
+    reads = ("src",)
 
     def __init__(self, e: Emitter, call: Call) -> None:
         self.call = call
@@ -32,16 +31,7 @@ class Scan(TileOperation):
         self.src, self.dst = (region(e, arg, keep_units=True) for arg in call.args[:2])
         self.axis = int(call.args[2].value)
         self.reverse = e.scalar(call.args[3], "reverse")
-
-    @property
-    def effects(self) -> Sequence[Effect]:
-        """Reads the source, writes the destination."""
-        return Effect(self.src, "read"), Effect(self.dst, "write")
-
-    @property
-    def dependence(self) -> Dependence:
-        """An element on all before it along the dimension."""
-        return Dependence("scan", (self.src,), self.dst, (str(self.axis), self.reverse.code))
+        self.arguments = (str(self.axis), self.reverse.code)
 
     def emit(self, e: Emitter) -> None:
         """Write the scan."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.interpreter.emit.regions import checked_view, operand, region
-from tlmatrix.interpreter.emit.tiles import Dependence, Effect, TileOperation
+from tlmatrix.interpreter.emit.tiles import TileOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
     from tlmatrix.interpreter.runtime.codecs import Array
@@ -22,21 +20,12 @@ __all__ = ["Transpose"]
 class Transpose(TileOperation):
     """`T.transpose(src, dst)`."""
 
-    name = "transpose"
+    name = rule = "transpose"
+    reads = ("src",)
 
     def __init__(self, e: Emitter, call: Call) -> None:
         self.call = call
         self.src, self.dst = (region(e, arg, keep_units=True) for arg in call.args[:2])
-
-    @property
-    def effects(self) -> Sequence[Effect]:
-        """Reads the source, writes the destination."""
-        return Effect(self.src, "read"), Effect(self.dst, "write")
-
-    @property
-    def dependence(self) -> Dependence:
-        """Each element on its mirror image."""
-        return Dependence("transpose", (self.src,), self.dst)
 
     def emit(self, e: Emitter) -> None:
         """Write the transposition."""

@@ -1,4 +1,4 @@
-"""Packed tensors: whose rows a block may touch."""
+"""Packed tensors: which rows belong to the sequences of a block."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .shadows import element
+from .indices import element_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tlmatrix.interpreter.reports import Sequences
 
+    from .findings import Findings
+    from .indices import Place
     from .masks import Dim
-    from .monitor import Monitor
-    from .shadows import Place
+    from .order import BlockOrder
 
 __all__ = ["Boundaries", "Packed"]
 
 
 class Boundaries:
-    """A parameter that holds the boundaries of sequences, and what this block has read of it.
+    """A parameter that holds the boundaries of sequences.
 
-    `values` are those of the sequences; without `ended` the parameter has their starts alone.
+    Attributes:
+        values: the boundaries; without `ended` the parameter holds the starts alone.
+        read: the elements that the current block has read.
     """
 
     __slots__ = ("_ended", "_known", "_own", "read", "values")
@@ -32,12 +35,19 @@ class Boundaries:
         self.values = values
         self._ended = ended
         self.read: set[int] = set()
-        # The block's own sequences, and the block and number of boundaries they were found from.
+        # The block's own sequences, by the block and the number of boundaries it had read.
         self._own: list[int] = []
         self._known = (0, 0)
 
+    def note(self, rows: Any) -> None:
+        """The current block reads elements: an index, a slice or an array of indices."""
+        if isinstance(rows, slice):
+            self.read.update(range(rows.start, rows.stop, rows.step or 1))
+        else:
+            self.read.update(np.atleast_1d(rows).tolist())
+
     def own(self, block: int) -> list[int]:
-        """The sequences whose boundaries here the block has read; `block` is its number."""
+        """The sequences whose boundaries block number `block`, the current one, has read."""
         known = (block, len(self.read))
         if known != self._known:
             own = [s for s in self.read if not self._ended or s + 1 in self.read]
@@ -49,39 +59,47 @@ class Packed:
     """The rows of one packed tensor."""
 
     __slots__ = (
-        "_boundaries", "_cuts", "_declared", "_known", "_monitor", "_owned", "_strict", "axis",
+        "_boundaries", "_declared", "_ends", "_findings", "_known", "_order", "_own_rows",
+        "_strict", "axis",
     )  # fmt: skip
 
-    def __init__(self, monitor: Monitor, declared: Sequences, boundaries: list[Boundaries]) -> None:
-        self._monitor = monitor
+    def __init__(
+        self,
+        findings: Findings,
+        order: BlockOrder,
+        declared: Sequences,
+        boundaries: list[Boundaries],
+    ) -> None:
+        self._findings = findings
+        self._order = order
         self._declared = declared
         self.axis = declared.axis
-        self._strict = "overreads" in monitor.sanitizers
-        self._cuts = np.asarray(declared.boundaries)
+        self._strict = "overreads" in findings.sanitizers
+        self._ends = np.asarray(declared.boundaries)
         self._boundaries = boundaries
-        # The block's own sequences and their rows, and what they were found from.
-        self._owned: tuple[list[int], list[tuple[int, int]]] = ([], [])
+        # The block's own sequences and their rows, by the block and what it had read.
+        self._own_rows: tuple[list[int], list[tuple[int, int]]] = ([], [])
         self._known = (0, 0)
 
     def _own(self) -> tuple[list[int], list[tuple[int, int]]]:
-        """The block's sequences, and from which row to which each goes."""
+        """The block's sequences, and the first row and the row past the last of each."""
         read = 0
         for each in self._boundaries:
             read += len(each.read)
-        known = (self._monitor.here, read)
-        if known != self._known:
+        block = self._order.current
+        if (block, read) != self._known:
             of_block = self._declared.of_block
             if of_block is not None:
-                own = [of_block(*self._monitor.block)]
+                own = [of_block(*self._order.block)]
             else:
-                here = self._monitor.here
-                own = sorted({s for b in self._boundaries for s in b.own(here)})
-            cuts = self._declared.boundaries
-            self._known, self._owned = known, (own, [(cuts[s], cuts[s + 1]) for s in own])
-        return self._owned
+                own = sorted({s for b in self._boundaries for s in b.own(block)})
+            ends = self._declared.boundaries
+            self._own_rows = own, [(ends[s], ends[s + 1]) for s in own]
+            self._known = block, read
+        return self._own_rows
 
     def _foreign(self, place: Place, spans: list[tuple[int, int]]) -> tuple[Any, int] | None:
-        """Which elements of a place are outside, and how many are not; None where none are."""
+        """Which elements of a place are outside, and how many are not; None if none are."""
         memory, mask = place
         axis = self.axis
         rows = memory[axis]
@@ -91,7 +109,7 @@ class Packed:
                 if a <= first and last < b:
                     return None
                 if mask is not None and rows.step in (None, 1) and a < rows.stop and first < b:
-                    # Mostly a last tile: what its mask leaves out is what lies outside.
+                    # Mostly a last tile: its mask leaves out what lies outside.
                     along = (slice(None),) * sum(isinstance(m, slice) for m in memory[:axis])
                     before, after = slice(0, max(a - first, 0)), slice(b - first, None)
                     if not (mask[*along, before].any() or mask[*along, after].any()):
@@ -102,18 +120,13 @@ class Packed:
         inside = np.zeros(numbers.shape, bool)
         for a, b in spans:
             inside |= (numbers >= a) & (numbers < b)
-        if isinstance(rows, slice):
-            ranges = [k for k, m in enumerate(memory) if isinstance(m, slice)]
-            shape = [1] * len(ranges)
-            shape[ranges.index(axis)] = -1
+        ranges = [k for k, m in enumerate(memory) if isinstance(m, slice)]
+        if ranges:
             extents = [
                 len(range(m.start, m.stop, m.step or 1)) for m in memory if isinstance(m, slice)
             ]
-            inside = np.broadcast_to(inside.reshape(shape), extents)
-        elif any(isinstance(m, slice) for m in memory):
-            extents = [
-                len(range(m.start, m.stop, m.step or 1)) for m in memory if isinstance(m, slice)
-            ]
+            if axis in ranges:
+                inside = inside.reshape([-1 if k == axis else 1 for k in ranges])
             inside = np.broadcast_to(inside, extents)
         outside = ~inside
         if mask is not None:
@@ -121,7 +134,7 @@ class Packed:
         return (outside, int(inside.sum())) if outside.any() else None
 
     def only_reads_own(self, dims: Sequence[Dim], rows: int) -> bool:
-        """Whether a block that is read is surely no reason for a report, as soon as can be told."""
+        """Whether it is quickly seen that reading a block is no reason for a report."""
         dim = dims[self.axis]
         if self._strict or type(dim) is not tuple or dim[2] != 1:
             return False
@@ -159,20 +172,13 @@ class Packed:
         elif self._strict:
             self._report("overreads", site, place, outside, own)
 
-    def _report(
-        self,
-        name: str,
-        site: int,
-        place: Place,
-        outside: Any,
-        own: list[int],
-    ) -> None:
-        where = element(place, outside)
+    def _report(self, name: str, site: int, place: Place, outside: Any, own: list[int]) -> None:
+        where = element_of(place, outside)
         row = where[self.axis]
-        owner = int(np.searchsorted(self._cuts, row, "right")) - 1
-        whose = f"sequence {owner}" if 0 <= owner < len(self._cuts) - 1 else "no sequence"
+        owner = int(np.searchsorted(self._ends, row, "right")) - 1
+        whose = f"sequence {owner}" if 0 <= owner < len(self._ends) - 1 else "no sequence"
         ours = ", ".join(str(s) for s in own)
-        self._monitor.report(
+        self._findings.report(
             name,
             site,
             where,

@@ -1,16 +1,17 @@
-"""What a traced program calls: it finds the operation that made the first NaN or infinity."""
+"""Traces NaN and infinity: finds the operation that made the first one of finite operands."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .indices import block_of, element_of, first_lane, lanes_of
 from .memory import load_block
-from .shadows import block_of, element, lanes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .codecs import Array, Codec
     from .masks import Dim
@@ -19,7 +20,7 @@ __all__ = ["Born", "Tracer"]
 
 
 class Born(Exception):  # noqa: N818  # no error: it ends a traced run that has found its answer
-    """The first value that is not finite was made from values that are.
+    """The first value that is not finite was made of finite values.
 
     Attributes:
         site: number of the access that stored it.
@@ -36,10 +37,10 @@ class Born(Exception):  # noqa: N818  # no error: it ends a traced run that has 
 
 
 class Tracer:
-    """One traced run. Between two stores it notes what kinds of values were read.
+    """`watch` of one traced run: between two stores it notes what kinds of values were read.
 
     Attributes:
-        sanitizers: none: what a traced run may find has been found by the watched one.
+        sanitizers: none: the sanitized run before has reported what they find.
     """
 
     sanitizers: frozenset[str] = frozenset()
@@ -59,13 +60,15 @@ class Tracer:
         return block
 
     def resume(self, running: tuple[int, ...]) -> None:
-        """Go on with a block that has started before, in other threads of it perhaps."""
+        """A block that has started before goes on, perhaps in other threads of it."""
         self._block = running
         self._nan = self._infinite = False
 
     def work_as(self, running: tuple[int, ...], *_: Any) -> None:
-        """What follows is done by an agent of a block."""
+        """Operations from now on are an agent's of a block."""
         self.resume(running)
+
+    # -- reads
 
     def _note(self, values: Any) -> None:
         if not np.isfinite(values).all():
@@ -98,6 +101,8 @@ class Tracer:
         self._note(np.asarray(value, np.float64))
         return value
 
+    # -- writes
+
     def born(
         self, site: int, value: Any, index: tuple[Any, ...], mask: Any, meant: bool, limit: float
     ) -> None:
@@ -106,36 +111,32 @@ class Tracer:
         nan, infinite = np.isnan(values), np.abs(values) >= limit
         if mask is not None:
             nan, infinite = nan & mask, infinite & mask
-        self._judge(site, nan, infinite, index, meant=meant)
-
-    def _judge(
-        self, site: int, nan: Any, infinite: Any, index: tuple[Any, ...], *, meant: bool
-    ) -> None:
-        what = ""
-        wrong = nan
-        if not self._nan and nan.any():
-            what = "NaN"
-        elif not (self._nan or self._infinite or meant) and infinite.any():
-            what, wrong = "an infinity", infinite
-        self._nan = self._infinite = False
-        if what:
-            full = np.broadcast_shapes(wrong.shape, *(np.shape(i) for i in index))
-            lane = tuple(np.argwhere(np.broadcast_to(wrong, full))[0])
-            where = tuple(int(np.broadcast_to(i, full)[lane]) for i in index)
-            raise Born(site, where, self._block, what)
+        self._judge(site, nan, infinite, partial(first_lane, index), meant=meant)
 
     def made(self, site: int, array: Array, codec: Codec | None, dims: Sequence[Dim]) -> None:
         """A tile operation has written a region."""
         values = np.asarray(load_block(array, codec, dims, 0, "", guard=True), np.float64)
-        place = block_of(dims, None, array.shape)
-        nan, infinite = np.isnan(values), np.isinf(values)
-        bad, what = nan, ""
-        if not self._nan and nan.any():
-            what = "NaN"
-        elif not (self._nan or self._infinite) and infinite.any():
-            what, bad = "an infinity", infinite
+        whole = tuple((max(d[0], 0), *d[1:]) if isinstance(d, tuple) else d for d in dims)
+        place = block_of(whole, None, array.shape)
+        if place is None:
+            self._nan = self._infinite = False
+        else:
+            found = partial(element_of, place)
+            self._judge(site, np.isnan(values), np.isinf(values), found)
+
+    def _judge(
+        self,
+        site: int,
+        nan: Any,
+        infinite: Any,
+        element: Callable[[Any], tuple[int, ...]],
+        *,
+        meant: bool = False,
+    ) -> None:
+        """End the run if what is written is not finite, and nothing that was read explains it."""
+        read_nan, read_infinite = self._nan, self._infinite
         self._nan = self._infinite = False
-        if what and place is not None:
-            whole = tuple((max(d[0], 0), d[1], d[2]) if isinstance(d, tuple) else d for d in dims)
-            found = block_of(whole, None, array.shape)
-            raise Born(site, element(found or place, bad), self._block, what)
+        if not read_nan and nan.any():
+            raise Born(site, element(nan), self._block, "NaN")
+        if not (read_nan or read_infinite or meant) and infinite.any():
+            raise Born(site, element(infinite), self._block, "an infinity")

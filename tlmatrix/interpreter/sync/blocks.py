@@ -9,6 +9,7 @@ from tlmatrix.interpreter.callsite import rendered
 from tlmatrix.interpreter.errors import SynchronizationError
 
 from .barriers import Mbarrier, Mbarriers, Rendezvous, ThreadBarrier
+from .clusters import Cluster
 from .kernels import located
 from .regions import History, RegionAccess, rendered_box
 from .roles import Role
@@ -41,6 +42,7 @@ class Block:
         self._group_barriers: dict[tuple[int, ...], ThreadBarrier] = {}
         self._agents: dict[tuple[Any, ...], list[int]] = {}
         self._histories: dict[str, History] = {}
+        self._rank = 0
         # By agent the last asynchronous work on memory that the end of the block frees: its
         # time, what it is, its line, and a buffer it accesses.
         self.flying: dict[int, tuple[int, str, int, str]] = {}
@@ -64,6 +66,17 @@ class Block:
                 self.launch.outlived(self, name, line, what)
 
     # -- barriers
+
+    def join_cluster(self, number: tuple[int, ...], size: int, rank: int) -> Cluster:
+        """Join the cluster with a number, of `size` blocks, as the block with a rank."""
+        cluster = self.launch.clusters.setdefault(number, Cluster(size, self.threads))
+        cluster.joined += 1
+        self._rank = rank
+        return cluster
+
+    def mbarriers_of(self, cluster: Cluster, name: str, *counts: int) -> Mbarriers:
+        """Make an allocation of mbarriers that other blocks of a cluster know."""
+        return cluster.mbarriers(name, counts, self._rank)
 
     def mbarriers(self, name: str, *counts: int) -> Mbarriers:
         """Make an allocation of mbarriers."""

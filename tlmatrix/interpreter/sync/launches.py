@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from .agents import Agent
+    from .clusters import Cluster
     from .regions import RegionAccess
     from .roles import Operation, Role
 
@@ -65,6 +66,7 @@ class Launch(Scheduler):
         self.arrivals = arrivals
         self.names = names
         self.grid = ThreadBarrier("T.sync_grid", threads)
+        self.clusters: dict[tuple[int, ...], Cluster] = {}
         self._blocks = blocks
         self._live: list[Block] = []
         self._issued = 0
@@ -95,7 +97,8 @@ class Launch(Scheduler):
         Raises:
             DeadlockError: if a block can never go on.
         """
-        if self.grid.come and self._start():
+        needed = self.grid.come or any(c.joined < c.size for c in self.clusters.values())
+        if needed and self._start():
             return True
         for block in self._live:
             if not any(role.polls or role.ready for role in block.roles if not role.done):

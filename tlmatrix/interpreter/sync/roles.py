@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.interpreter.errors import SynchronizationError
+
 from .agents import Agent, Wait
 from .barriers import Mbarrier, Phase, Rendezvous, Spin, ThreadBarrier
 from .clocks import Clock, fenced, join
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .blocks import Block
+    from .clusters import Cluster
 
 __all__ = ["Operation", "Role"]
 
@@ -110,6 +113,7 @@ class Role(BlockAgent):
         self._open: dict[str, list[Operation]] = {}
         self._groups: dict[str, list[list[Operation]]] = {}
         self._copied: Clock = {}
+        self._cluster_wait: Wait | None = None
         # TMA stores that were waited for until they had read, but not until they had written.
         self._half_waited: list[Operation] = []
 
@@ -140,6 +144,21 @@ class Role(BlockAgent):
     def sync_grid(self) -> Wait:
         """`T.sync_grid`: of all blocks."""
         return self._arrive(self.block.launch.grid)
+
+    def cluster_arrive(self, cluster: Cluster) -> None:
+        """`T.cluster_arrive`: of all blocks of a cluster; the wait may come later."""
+        self._cluster_wait = self._arrive(cluster.barrier)
+
+    def cluster_wait(self) -> Wait:
+        """`T.cluster_wait`, after an arrival.
+
+        Raises:
+            SynchronizationError: without one.
+        """
+        if self._cluster_wait is None:
+            raise SynchronizationError(f"{self.name}: T.cluster_wait without T.cluster_arrive")
+        wait, self._cluster_wait = self._cluster_wait, None
+        return wait
 
     def named_arrive(self, identity: int, count: int) -> None:
         """`T.named_barrier_arrive`: arrive and go on."""

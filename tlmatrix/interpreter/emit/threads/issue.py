@@ -70,7 +70,7 @@ def issue_lines(
             if buf.code in used - set(operands)
             and not buf.is_global
             and not buf.variable
-            and buf.scope != "shared.barrier"
+            and not buf.scope.endswith("barrier")
         }
     captured = ", ".join(f"{name}={value}" for name, value in sorted(bound.items()))
     action = e.temp("action")

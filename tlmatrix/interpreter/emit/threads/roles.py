@@ -19,6 +19,8 @@ from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.rewrites.thread_loops import launched_threads
 from tlmatrix.interpreter.ir.walk import walk
 
+from .clusters import cluster_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
@@ -259,7 +261,7 @@ class Threads(Agents):
             return
         self._of_block.add(buffer)
         of_role, e.w = e.w, e.prologue
-        if scope == "shared.barrier":
+        if scope in ("shared.barrier", "shared.cluster_barrier"):
             self._allocate_barriers(e, buffer)
         else:
             allocate_buffer(e, buffer)
@@ -270,7 +272,11 @@ class Threads(Agents):
         if counts is None:
             raise e.refuse(f"the barriers {buffer.name}, which nothing initialises")
         code = e.w.fresh(buffer.name)
-        e.w.line(f"{code} = cta.mbarriers({buffer.name!r}, {', '.join(map(str, counts))})")
+        arguments = f"{buffer.name!r}, {', '.join(map(str, counts))}"
+        if buffer.scope == "shared.cluster_barrier":
+            e.w.line(f"{code} = cta.mbarriers_of({cluster_of(e)}, {arguments})")
+        else:
+            e.w.line(f"{code} = cta.mbarriers({arguments})")
         shape = (literal(len(counts), "int32"),)
         e.buffers[buffer] = Buf(buffer.name, code, "uint64", shape, "shared.barrier")
 

@@ -1,0 +1,118 @@
+"""Interpreted kernels of this checkout beside those of another: generation, plain and sanitized.
+
+    python benchmarks/programs.py OTHER_CHECKOUT [--rounds 5] [--cases 2] [SPEC ...]
+
+For each spec, cases of its quick tier are run by both checkouts in turn, each in a process of its
+own with one thread. Every kernel of a case is called `rounds` times with the arguments of its
+first call, plain and sanitized; the least time counts. Prints the ratio of this checkout to the
+other for each kernel, and the median.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CHILD = """
+import json, sys, time
+import torch
+torch.set_num_threads(1)
+from tlmatrix import api, interpret
+from tlmatrix.interpreter import InterpretedKernel
+
+spec, rounds, limit = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+calls = {}
+call = InterpretedKernel.__call__
+
+def noting(self, *args):
+    key = self.name if hasattr(self, "name") else repr(self)
+    kept = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
+    calls.setdefault((key, tuple(tuple(a.shape) for a in args if isinstance(a, torch.Tensor))),
+                     (self, kept))
+    return call(self, *args)
+
+InterpretedKernel.__call__ = noting
+start = time.process_time()
+api.run_specs(spec, backend="interpreter", limit=limit)
+whole = time.process_time() - start
+InterpretedKernel.__call__ = call
+found = {"whole": whole, "plain": {}, "sanitized": {}}
+for kind, options in (("plain", {}), ("sanitized", {"sanitize": True, "on_report": "keep"})):
+    with interpret(**options):
+        for (name, shapes), (kernel, args) in calls.items():
+            best = float("inf")
+            for _ in range(rounds):
+                try:
+                    begin = time.perf_counter()
+                    call(kernel, *args)
+                    best = min(best, time.perf_counter() - begin)
+                except Exception:
+                    break
+            if best < float("inf"):
+                found[kind][f"{name} {shapes}"] = best
+print("RESULT " + json.dumps(found))
+"""
+
+
+def measured(checkout: Path, spec: str, rounds: int, cases: int) -> dict:
+    """The times of one checkout."""
+    with tempfile.TemporaryDirectory() as folder:
+        # The folder shadows the installed project; programs are generated, not read from a cache.
+        (Path(folder) / "tlmatrix").symlink_to(checkout / "tlmatrix")
+        (Path(folder) / "tlmatrix_kernels").symlink_to(checkout / "kernels")
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": folder, "TLMATRIX_CACHE": folder}
+        done = subprocess.run(
+            [sys.executable, "-c", CHILD, str(checkout / spec), str(rounds), str(cases)],
+            env=env,
+            cwd=checkout,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    line = next(text for text in done.stdout.splitlines() if text.startswith("RESULT "))
+    return json.loads(line.removeprefix("RESULT "))
+
+
+def main() -> None:
+    """Print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("other", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cases", type=int, default=2)
+    parser.add_argument("specs", nargs="*")
+    options = parser.parse_args()
+    names = options.specs or sorted(f"specs/{p.name}" for p in (ROOT / "specs").glob("*.yaml"))
+    ratios: dict[str, list[float]] = {"plain": [], "sanitized": []}
+    overheads, wholes = [], []
+    for spec in names:
+        here, there = (
+            measured(checkout, spec, options.rounds, options.cases)
+            for checkout in (ROOT, options.other.resolve())
+        )
+        wholes.append(here["whole"] / there["whole"])
+        print(f"{spec}: whole {here['whole']:.1f} s, ratio {wholes[-1]:.2f}", flush=True)
+        for kind in ("plain", "sanitized"):
+            for name, seconds in here[kind].items():
+                if name in there[kind]:
+                    ratio = seconds / there[kind][name]
+                    ratios[kind].append(ratio)
+                    if ratio > 1.1:
+                        print(f"  {kind} {name}: {1e3 * seconds:.2f} ms, ratio {ratio:.2f}")
+        overheads += [
+            here["sanitized"][k] / s for k, s in here["plain"].items() if k in here["sanitized"]
+        ]
+    for kind, found in ratios.items():
+        slower = sum(ratio > 1.1 for ratio in found)
+        middle = statistics.median(found)
+        print(f"{kind}: median ratio {middle:.2f} of {len(found)} kernels, {slower} above 1.10")
+    print(f"sanitized / plain: median {statistics.median(overheads):.2f}")
+    print(f"whole cases: median ratio {statistics.median(wholes):.2f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""Clusters of blocks: which blocks make one, and the rank of a block in it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.walk import walk
+
+if TYPE_CHECKING:
+    from tlmatrix.interpreter.emit.emitter import Emitter
+
+__all__ = ["cluster_of", "rank_in_cluster"]
+
+_CLUSTER = "the cluster of a block"
+
+
+def _extents(e: Emitter) -> tuple[int, ...]:
+    """How many blocks a cluster has along x, y and z."""
+    for node in walk(e.kernel.body):
+        if isinstance(node, ir.Block) and "cluster_dims" in node.annotations:
+            return tuple(int(getattr(n, "value", n)) for n in node.annotations["cluster_dims"])
+    return (1, 1, 1)
+
+
+def _indices(e: Emitter) -> list[str]:
+    """Code of the block's index along x, y and z."""
+    found = ["0", "0", "0"]
+    for node in walk(e.kernel.body):
+        if isinstance(node, ir.For) and node.thread_tag.startswith("blockIdx."):
+            found["xyz".index(node.thread_tag[-1])] = e.vars[node.loop_var].code
+    return found
+
+
+def rank_in_cluster(e: Emitter) -> str:
+    """Code of the rank of a block in its cluster: x runs fastest."""
+    terms, step = [], 1
+    for index, extent in zip(_indices(e), _extents(e), strict=False):
+        if extent > 1:
+            terms.append(f"{index} % {extent} * {step}")
+        step *= extent
+    return f"({' + '.join(terms)})" if terms else "0"
+
+
+def cluster_of(e: Emitter) -> str:
+    """The name of the block's cluster, which is joined before the block starts."""
+    if _CLUSTER not in e.vars:
+        extents = _extents(e)
+        number = [f"{i} // {n}" for i, n in zip(_indices(e), extents, strict=False)]
+        name = e.vars[_CLUSTER] = e.prologue.fresh("cluster")
+        e.prologue.line(
+            f"{name} = cta.join_cluster(({', '.join(number)}), {math.prod(extents)}, "
+            f"{rank_in_cluster(e)})"
+        )
+    found: str = e.vars[_CLUSTER]
+    return found
