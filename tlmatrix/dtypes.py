@@ -75,17 +75,23 @@ class DType:
     @property
     def carrier(self) -> str:
         """The NumPy dtype that carries its values between loads and stores."""
-        return "float32" if self.codec is not None else self.name
+        return "float32" if self.codec is not None or self._is_tf32 else self.name
 
     @property
     def interpreted(self) -> bool:
         """Whether the interpreter computes with its values."""
-        return self.tensors and (self.codec is not None or self.held_as is None)
+        plain = self.codec is not None or self.held_as is None
+        return (self.tensors and plain) or self._is_tf32
 
     @property
     def torch(self) -> torch.dtype:
         """PyTorch's dtype."""
-        return _of_torch(self.name)
+        return _of_torch("float32" if self._is_tf32 else self.name)
+
+    @property
+    def _is_tf32(self) -> bool:
+        """Whether it is float32 of which tensor cores read the leading bits."""
+        return self.held_as == "float32"
 
 
 @cache

@@ -83,7 +83,7 @@ def read_kernel(text: str) -> ir.Kernel:
 
 def read_all(text: str) -> Any:
     """The object of any JSON that TVM saved; shared nodes are shared."""
-    graph = json.loads(text)
+    graph = json.loads(text.replace("custom[tfloat32]", "tfloat32"))
     found: list[Any] = []
     for node in graph["nodes"]:
         found.append(_read(node["type"], node.get("data"), found))  # reads itself

@@ -79,13 +79,14 @@ class Gemm(TileOperation):
             operands = [f"np.asarray({code}, np.float64)" for code in operands]
         elif "float64" in dtypes or not all(map(is_float, dtypes)):
             raise e.refuse(f"T.gemm of {dtypes[0]} and {dtypes[1]} into {c.dtype}")
+        product = "gemm_tf32" if "tfloat32" in dtypes else "gemm"
         factors, transposes = [], list(self.transposes)
         for k, code in enumerate(operands):
             transposed = e.transposed(code) if transposes[k] == "True" else None
             transposes[k] = "False" if transposed is not None else transposes[k]
             factors.append(transposed or e.tensor(code))
         e.w.line(
-            f"gemm({', '.join(factors)}, {e.tensor(target)}, {', '.join(transposes)}, {clear})"
+            f"{product}({', '.join(factors)}, {e.tensor(target)}, {', '.join(transposes)}, {clear})"
         )
         if c.rounding:
             round_into(e, c.rounding, target, target)
@@ -134,6 +135,18 @@ def gemm(
         torch.mm(a, b, out=c)
     else:
         c.addmm_(a, b)
+
+
+def gemm_tf32(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    transpose_a: bool,
+    transpose_b: bool,
+    clear: Any,
+) -> None:
+    """`gemm` of factors of which tensor cores read 19 bits."""
+    gemm(_tf32(a), _tf32(b), c, transpose_a, transpose_b, clear)
 
 
 def gemm_float8(
@@ -195,5 +208,5 @@ def _multiplied(event: Event, write: Tile, hit: Array, read: Tile, number: int) 
 
 
 TILES = {"tl.tileop.gemm": Gemm}
-FUNCTIONS = (gemm, gemm_float8, gemm_int)
+FUNCTIONS = (gemm, gemm_float8, gemm_int, gemm_tf32)
 SLICES = {"gemm": _multiplied}
