@@ -1,6 +1,7 @@
 # make run    the quick tier of every spec, on a GPU if there is one, else interpreted; the same
 #             cases are the tests of `pytest -n auto`
 # make test   lint and the framework's own tests, as CI runs them: `pytest tests`
+# make test-ray  the tests on a Ray cluster of two nodes; installs Ray (`make ray`) first
 # make test-fast  the tests without those marked `slow` (whole kernels, commands with workers,
 #             nvcc; listed in tests/slow_tests.py): for the loop of editing
 # make compile  every kernel of every spec assembled for its architectures; needs nvcc, no GPU
@@ -9,6 +10,7 @@
 # make upstream TILELANG=DIR  TileLang's own examples and tests on the interpreter, from a checkout
 # make fuzz-framework  5,000 made-up specs through load, expand and draw: cases or located errors
 # make lint   ruff, mypy and the import rules
+# make dist   a source distribution and the wheel made from it, in dist
 # make docs   the documentation as a site, in build/site
 
 PYTHON ?= python3
@@ -35,7 +37,7 @@ SPECS ?= 5000
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-fast bytecode compile mutants upstream fuzz-framework lint docs setup clean
+.PHONY: run test ray test-ray test-fast bytecode compile mutants upstream fuzz-framework lint docs dist setup clean
 
 run: setup
 	$(BIN)/tlmatrix run specs
@@ -46,6 +48,15 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests -n auto --dist 
 
 test: setup lint bytecode
 	$(PYTEST)
+
+# With Ray, `make test` has the test of a run on a cluster; that of a search is in `test-ray` alone.
+ray: setup
+	@$(BIN)/python -c 'import ray' 2> /dev/null || $(BIN)/python -m pip install --quiet \
+	    --disable-pip-version-check --constraint $(CONSTRAINTS) --editable '.[ray]' || \
+	    echo "Ray cannot be installed: its tests are skipped"
+
+test-ray: ray
+	TLMATRIX_TEST_RAY=all $(BIN)/python -m pytest tests/commands/test_ray_run.py -n 0
 
 test-fast: setup bytecode
 	$(PYTEST) -m 'not slow'
@@ -74,6 +85,12 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The wheel is made from the source distribution, so that an incomplete one fails here.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist')"
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist dist/*.tar.gz
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

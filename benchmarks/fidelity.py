@@ -16,7 +16,7 @@ import time
 import traceback
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "interpreter"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "interpreter" / "fixtures"))
 
 from tile_programs import NotCompiledError, differences, tile_program
 

@@ -42,7 +42,7 @@ from tlmatrix.check import pipeline, relations, sanitizers
 from tlmatrix.check.guards import Guards
 from tlmatrix.fuzz.generation import without_hook
 from tlmatrix.interpreter.frontend.kernel import InterpretedKernel
-from tlmatrix.interpreter.session import current
+from tlmatrix.interpreter.frontend.session import current
 from tlmatrix.matrix import Case
 from tlmatrix.problem.attention import build, family
 from tlmatrix.run import harness as harness_module

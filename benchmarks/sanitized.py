@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "interpreter"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "interpreter" / "fixtures"))
 
 from sanitized_cases import sanitized_case
 

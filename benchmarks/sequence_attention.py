@@ -113,8 +113,9 @@ class Bench:
         self.order = order
         # One launch over keys that are all local, in order of position.
         self.call = validate.check_dense_call(
-            self.q, self.k, self.v, None, None, case.causal, None, case.sharding, 1, rank, world
-        )
+            self.q, self.k, self.v, None, None, case.causal, None, case.sharding, 1, "pipelined",
+            rank, world,
+        )  # fmt: skip
         self.plan = operators.all_plans(self.call, 1)[rank]
         self.tables = operators.device_tables(self.call, 1, self.q.device)
         self.results: dict[str, torch.Tensor] = {}

@@ -21,13 +21,14 @@ def capability():
     """
     target = tvm.target.Target.current(allow_none=True)
     if target is None:
-        return _of_device(torch.cuda.current_device() if torch.cuda.is_initialized() else None)
+        started = torch.cuda.is_initialized()
+        return _of_device(torch.cuda.get_device_capability() if started else None)
     return _of_target(target)
 
 
 @functools.cache
-def _of_device(_number):
-    """The capability of the current GPU; `_number`, its index, is the cache key."""
+def _of_device(_capability):
+    """The capability of the current GPU; `_capability`, as PyTorch has it, is the cache key."""
     try:
         return _of_target(determine_target("auto", return_object=True))
     except ValueError:  # there is no GPU

@@ -48,6 +48,59 @@ def scale(x, how="right"):
         raise ValueError("how must be right")
     if how == "exit" or (how == "exit_late" and len(x) >= 17):
         os._exit(3)
+    if how == "skip":
+        import pytest
+
+        pytest.skip("not today")
+    if how == "sys_exit":
+        raise SystemExit(0)
+    if how == "keyboard":
+        raise KeyboardInterrupt
+    if how == "base":
+        raise type("Unusual", (BaseException,), {})("gave up")
+    if how == "surrogate":
+        raise ValueError("a file \\udc80 \\x1b[31m")
+    if how == "long":
+        raise ValueError("x" * 3_000_000 + "\\nthe end")
+    if how == "fork":
+        os.fork()
+    if how == "forget":
+        import shutil
+
+        shutil.rmtree("results", ignore_errors=True)
+    if how == "lose_gpu":  # as a backend whose CUDA context is lost
+        from tlmatrix.backend.backends import InterpreterBackend
+
+        InterpreterBackend.broken = lambda _self: True
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    if how == "end_between":  # the process ends when no case runs
+        from tlmatrix.fuzz.search import _Search
+
+        _Search._over = lambda _self: os._exit(4)
+    if how == "stuck":
+        with open("processes", "a") as file:
+            file.write(f"{os.getpid()}\\n")
+        while True:
+            try:
+                time.sleep(60)
+            except BaseException:
+                pass
+    if how == "gpus":
+        with open("seen", "a") as file:
+            file.write(os.environ["CUDA_VISIBLE_DEVICES"] + "\\n")
+    if how == "abort":
+        os.abort()
+    if how == "segfault":
+        import ctypes
+
+        ctypes.string_at(0)
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "memory":
+        raise MemoryError
+    if how == "memory_once" and not os.path.exists("was_full"):
+        open("was_full", "w").close()
+        raise MemoryError
     if how == "sleep":
         time.sleep(60)
     if how == "hang" or (how == "hang_late" and len(x) >= 17):

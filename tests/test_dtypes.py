@@ -49,5 +49,6 @@ def test_names_of_tilelang_and_elements_that_no_tensor_holds():
     assert dtype_of("float8_e4m3") is dtype_named("float8_e4m3fn")
     assert dtype_of("handle") is None
     assert {"int4", "uint4", "float4_e2m1fn", "tfloat32"} <= TILE_DTYPES.keys() - DTYPES.keys()
-    assert not dtype_of("int4").interpreted
+    assert dtype_of("int4").interpreted
+    assert not dtype_of("float8_e4m3fnuz").interpreted
     assert [size_in_bits(n) for n in ("int4", "float16x8", "bool", "handle")] == [4, 128, 8, 8]

@@ -1,5 +1,7 @@
 """Imports go one way, as ARCHITECTURE.md says, and light commands import light things."""
 
+import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -88,4 +90,49 @@ def test_every_package_is_installed():
         for folder in ("tlmatrix", "kernels")
         for file in (root / folder).rglob("__init__.py")
     }
+    # The specs of the kernels are data without Python.
+    written.add("tlmatrix_kernels.specs")
     assert set(project["tool"]["setuptools"]["packages"]) == written
+
+
+def test_every_imported_distribution_is_declared():
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = [name for names in project["optional-dependencies"].values() for name in names]
+    declared = {
+        re.split(r"[<>=\[; ]", text)[0].lower().replace("_", "-")
+        for text in [*project["dependencies"], *extras]
+    }
+    found = {}
+    for folder in ("tlmatrix", "kernels"):
+        for file in (root / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                names = []
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom) and not node.level:
+                    names = [node.module]
+                found |= {name.partition(".")[0]: file for name in names}
+    # Modules of a distribution of another name, and those that come with a declared one.
+    other = {
+        "yaml": "pyyaml",
+        "_pytest": "pytest",
+        "pluggy": "pytest",
+        "pydantic_core": "pydantic",
+        "xdist": "pytest-xdist",
+        "execnet": "pytest-xdist",
+        "markupsafe": "jinja2",
+        "tvm": "tilelang",
+        "tvm_ffi": "tilelang",
+        "pynvml": "nvidia-ml-py",
+        "cuda": "cuda-bindings",
+        "tlmatrix": "",
+        "tlmatrix_kernels": "",
+    }
+    missing = {
+        name: str(file.relative_to(root))
+        for name, file in found.items()
+        if name not in sys.stdlib_module_names
+        and other.get(name, name.replace("_", "-")) not in {*declared, ""}
+    }
+    assert missing == {}

@@ -20,7 +20,7 @@ import pytest
 
 import preloaded_python
 from outside_project import Project, project
-from tlmatrix.plugin.controller import deferred_interrupt
+from tlmatrix.plugin.ctrl_c import CtrlC
 from tlmatrix.run import Status, read_records
 
 if TYPE_CHECKING:
@@ -358,6 +358,16 @@ def test_cases_that_share_kernels_run_on_one_worker(crashing: _Crashing) -> None
     assert {"gw0", "gw1"} < set.union(*workers.values())
 
 
+def test_a_test_with_the_name_of_a_case_in_its_id_is_not_a_planned_case(project: Project) -> None:
+    (project.folder / "test_other.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('case', ['spec.yaml::rows=3'])\n"
+        "def test_other(case): pass\n"
+    )
+    outcome = project.pytest("test_other.py", "-q", "-n", "1")
+    assert outcome.code == pytest.ExitCode.OK, outcome.out
+    assert "planned cases" not in outcome.out
+
+
 def test_an_interrupted_run_can_be_resumed(project: Project) -> None:
     project.spec(how="[slow]", rows="[1, 2, 3, 4, 5]")
     process = project.start(
@@ -419,15 +429,22 @@ def test_ctrl_c_is_deferred_between_events_of_workers(
 ) -> None:
     workers = types.SimpleNamespace(queue=Queue())
     set_for_ctrl_c(signal.default_int_handler)
-    with deferred_interrupt(workers):
-        with workers.queue.mutex:
-            signal.raise_signal(signal.SIGINT)  # (in this thread, so at once)
-            time.sleep(0.05)
-        name, arguments = workers.queue.get(timeout=10)
-        with pytest.raises(KeyboardInterrupt):
-            getattr(workers, f"worker_{name}")(**arguments)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+    killed = []
+    popen = types.SimpleNamespace(kill=lambda: killed.append(True))
+    gateway = types.SimpleNamespace(_io=types.SimpleNamespace(popen=popen))
+    workers._active_nodes = [types.SimpleNamespace(gateway=gateway)]
+    handler = CtrlC(workers)
+    handler.install()
+    with workers.queue.mutex:
+        signal.raise_signal(signal.SIGINT)  # (in this thread, so at once)
+        time.sleep(0.05)
+    name, arguments = workers.queue.get(timeout=10)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(workers, f"worker_{name}")(**arguments)
+    assert not killed
+    signal.raise_signal(signal.SIGINT)
+    assert killed
+    handler.restore()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -436,8 +453,10 @@ def test_an_ignored_sigint_stays_ignored(
 ) -> None:
     workers = types.SimpleNamespace(queue=Queue())
     set_for_ctrl_c(signal.SIG_IGN)
-    with deferred_interrupt(workers):
-        signal.raise_signal(signal.SIGINT)
+    handler = CtrlC(workers)
+    handler.install()
+    signal.raise_signal(signal.SIGINT)
+    handler.restore()
     assert workers.queue.empty()
     project.spec(how="[interrupting]", rows="[1, 2]")
     outcome = project.tlmatrix("run", ".", "-n", "0")

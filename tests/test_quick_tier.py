@@ -33,4 +33,5 @@ def test_every_case_passes(path, part, runner):
     cases = list(plan(spec, "quick").cases())[part::PARTS]
     results = [runner.run(spec, case, path=str(path), reruns="rotate") for case in cases]
     assert cases
-    assert [str(result) for result in results if result.failed] == []
+    failed = [f"{result.case}: {result.findings}" for result in results if result.failed]
+    assert not failed, "\n".join(failed)

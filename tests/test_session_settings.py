@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tlmatrix.plugin.groups_file import GroupsFile
+from tlmatrix.plugin.groups_file import GroupsFile, ShardPlan
 from tlmatrix.plugin.settings import Settings
 
 
@@ -24,12 +24,13 @@ def test_settings_survive_conversion_to_plain_data():
 def test_the_first_worker_writes_the_groups_after_the_controller_created_the_file():
     controller = GroupsFile()
     unused = GroupsFile(controller.path)
-    unused.write({"a": "1"}, "gw0")
+    unused.write({"a": "1"}, ShardPlan("", {}), "gw0")
     assert controller.read() == {}
     controller.create()
     for worker in ("gw0", "gw1"):
-        GroupsFile(controller.path).write({"a": worker}, worker)
+        GroupsFile(controller.path).write({"a": worker}, ShardPlan(worker, {"b": 1}), worker)
     assert controller.read() == {"a": "gw0"}
+    assert controller.plan() == ShardPlan("gw0", {"b": 1})
     controller.remove()
     assert controller.read() == {}
     assert not Path(controller.path).parent.exists()

@@ -15,7 +15,8 @@ import pytest
 from docs.documents import play
 
 ROOT = Path(__file__).parents[1]
-PACKAGED = ("tlmatrix", "kernels", "pyproject.toml", "README.md", "LICENSE")
+PACKAGED = ("tlmatrix", "kernels", "specs", "pyproject.toml", "README.md", "LICENSE")
+VENDOR = ROOT / "tlmatrix" / "report" / "html" / "vendor"
 _INI = """\
 [pytest]
 testpaths = specs tests
@@ -56,7 +57,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         else:
             shutil.copy(ROOT / name, source / name)
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
-    _done(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source, folder=folder)
+    # The wheel comes from the source distribution, so that both are whole.
+    build = "from setuptools import build_meta; print(build_meta.build_sdist('..'))"
+    _done(sys.executable, "-c", build, folder=source)
+    (sdist,) = folder.glob("*.tar.gz")
+    _done(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, sdist, folder=folder)
     (wheel,) = folder.glob("*.whl")
     venv.create(folder / "env", symlinks=True)
     binaries = folder / "env" / "bin"
@@ -69,6 +74,19 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (packages / "others.pth").write_text("\n".join(others) + "\n")
     clean = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
     return {**clean, "PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+
+
+def test_the_wheel_has_the_licences_of_what_it_ships(environment: dict[str, str]) -> None:
+    code = (
+        "from importlib.metadata import distribution as d; found = d('tlmatrix'); "
+        "print(found.metadata['License-Expression']); "
+        "[print(file.locate().read_text()) for file in found.files if 'licenses' in file.parts]"
+    )
+    shown = _done("python", "-c", code, folder=Path(environment["PATH"].partition(":")[0]),
+                  env=environment)  # fmt: skip
+    assert shown.startswith("Apache-2.0 AND ISC\n")
+    for name in ("LICENSE", *sorted(VENDOR.glob("LICENSE-*"))):
+        assert (ROOT / name).read_text().strip() in shown, name
 
 
 def test_the_wheel_works_in_another_project(environment: dict[str, str], tmp_path: Path) -> None:
@@ -89,3 +107,13 @@ def test_the_wheel_works_in_another_project(environment: dict[str, str], tmp_pat
     assert "25 passed" in ran
     tested = _done("python", "-m", "pytest", "-n", "1", folder=tmp_path, env=environment)
     assert "26 passed" in tested
+    # What only the wheel carries: the specs of the kernels, the templates of the report.
+    words = ("--tier", "smoke", "--no-fuzz", "--backend", "interpreter", "-n", "0")
+    ran = _done("tlmatrix", "run", "--builtin", "rms_norm", *words, "--results", "norm.jsonl",
+                folder=tmp_path, env=environment)  # fmt: skip
+    assert "passed" in ran
+    _done("tlmatrix", "report", "norm.jsonl", "-o", "r.html", folder=tmp_path, env=environment)
+    assert "rms_norm" in (tmp_path / "r.html").read_text()
+    _done("tlmatrix", "copy-spec", "gqa_varlen", folder=tmp_path, env=environment)
+    listed = _done("tlmatrix", "list", "specs/gqa_varlen.yaml", folder=tmp_path, env=environment)
+    assert listed.startswith("gqa_varlen")

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
 __all__ = [
@@ -42,8 +44,11 @@ class DType:
             arithmetic produces where there is one.
         codec: what generated source calls its codec, if it has less precision than float32.
         saturates: whether CUDA's conversion gives `largest` for greater values, not infinity.
-        held_as: NumPy's dtype for its memory, if NumPy has no such dtype.
+        held_as: NumPy's dtype for its memory, if NumPy has no such dtype; a byte for each element
+            of less.
         tensors: whether PyTorch computes with tensors of it.
+        packed_as: PyTorch's dtypes of tensors with two of its elements in a byte, the first of
+            which is its own.
     """
 
     name: str
@@ -56,6 +61,7 @@ class DType:
     saturates: bool = False
     held_as: str | None = None
     tensors: bool = True
+    packed_as: tuple[str, ...] = ()
 
     @property
     def floating(self) -> bool:
@@ -75,18 +81,28 @@ class DType:
     @property
     def carrier(self) -> str:
         """The NumPy dtype that carries its values between loads and stores."""
-        return "float32" if self.codec is not None or self._is_tf32 else self.name
+        if self.codec is not None or self._is_tf32:
+            return "float32"
+        return self.memory
 
     @property
     def interpreted(self) -> bool:
         """Whether the interpreter computes with its values."""
-        plain = self.codec is not None or self.held_as is None
-        return (self.tensors and plain) or self._is_tf32
+        plain = self.held_as is None or bool(self.packed_as)
+        return self.codec is not None or plain or self._is_tf32
 
     @property
     def torch(self) -> torch.dtype:
-        """PyTorch's dtype."""
+        """PyTorch's dtype; of packed elements the dtype of their bytes."""
+        if self.packed_as:
+            return _of_torch(self.packed_as[0])
         return _of_torch("float32" if self._is_tf32 else self.name)
+
+    def tensor_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of PyTorch's tensor of `shape` elements: packed ones halve the last dim."""
+        if not self.packed_as or not shape:
+            return tuple(shape)
+        return (*shape[:-1], -(-shape[-1] // 2))
 
     @property
     def _is_tf32(self) -> bool:
@@ -112,6 +128,7 @@ def _float(
     *,
     held_as: str | None = None,
     tensors: bool = True,
+    packed_as: tuple[str, ...] = (),
 ) -> DType:
     return DType(
         name,
@@ -124,6 +141,7 @@ def _float(
         saturates=bits <= 8,
         held_as=held_as,
         tensors=tensors,
+        packed_as=packed_as,
     )
 
 
@@ -145,10 +163,16 @@ _REGISTRY = (
     DType("uint32", "uint", 32),
     DType("uint64", "uint", 64),
     DType("bool", "bool", 8, poison=1),
-    DType("int4", "int", 4, held_as="uint8", tensors=False),
-    DType("uint4", "uint", 4, held_as="uint8", tensors=False),
-    _float("float8_e8m0fnu", 8, 0.5, 2.0**127, held_as="uint8", tensors=False),
-    _float("float4_e2m1fn", 4, 2.0**-2, 6.0, held_as="uint8", tensors=False),
+    DType("int4", "int", 4, held_as="int8", tensors=False, packed_as=("int8", "uint8")),
+    DType("uint4", "uint", 4, held_as="uint8", tensors=False, packed_as=("uint8", "int8")),
+    _float("float8_e8m0fnu", 8, 0.5, 2.0**127, 0xFF, "e8m0", held_as="uint8", tensors=False),
+    _float(
+        *("float4_e2m1fn", 4, 2.0**-2, 6.0, None, "e2m1"),
+        held_as="uint8",
+        tensors=False,
+        packed_as=("float4_e2m1fn_x2", "int8", "uint8"),
+    ),
+    _float("float4_e2m1_unpacked", 8, 2.0**-2, 6.0, None, "e2m1", held_as="uint8", tensors=False),
     _float("tfloat32", 32, 2.0**-11, (2 - 2.0**-10) * 2.0**127, held_as="float32", tensors=False),
 )
 

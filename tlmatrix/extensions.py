@@ -1,7 +1,8 @@
 """Loads optional parts of tlmatrix for the specs that need them.
 
 Central packages import no optional one; an import contract in `pyproject.toml` holds it. `bench`
-and `explain` have a command each, `distributed` is loaded here.
+and `explain` have a command each, `distributed` is loaded here, and so is the problem family of a
+spec for `matrix`, which is below it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from pathlib import Path
     from typing import TypeAlias
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     SeveralRanks: TypeAlias = Any
     Spec: TypeAlias = Any
 
-__all__ = ["Distributed", "Executors", "distributed"]
+__all__ = ["Distributed", "Executors", "compile_key", "distributed"]
 
 
 class Executors(Protocol):
@@ -76,6 +77,16 @@ class Distributed(Protocol):
 
     def trace(self, binding: Binding, problem: Problem) -> None:
         """Call the entry on simulated ranks; the backend records launches and runs no kernel."""
+
+
+def compile_key(spec: Spec) -> Callable[[Mapping[str, Any]], str]:
+    """The function from axis values to the compile key that the problem family of a spec gives.
+
+    Raises:
+        SpecError: the family cannot be loaded.
+    """
+    family = importlib.import_module("tlmatrix.problem").family_for(spec)
+    return lambda values: str(family.compile_key(spec, values))
 
 
 def distributed() -> Distributed:

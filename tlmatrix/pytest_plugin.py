@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pytest_timeout
 
     from tlmatrix.plugin.items import CaseItem
+    from tlmatrix.plugin.state import State
     from tlmatrix.run.events import Event
 
 __all__: list[str] = []
@@ -102,6 +103,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="continue the run of this results file; passed cases are not repeated",
     )
     group.addoption(
+        "--tlmatrix-compute-sanitizer",
+        metavar="TOOLS",
+        default=None,
+        help="on a GPU, run each case again under tools of compute-sanitizer: memcheck,racecheck,"
+        "initcheck,synccheck, or all",
+    )
+    group.addoption(
+        "--tlmatrix-shard",
+        metavar="I/N",
+        default=None,
+        help="run part I of N of the cases; cases that share kernels stay together",
+    )
+    group.addoption(
+        "--tlmatrix-times",
+        metavar="FILE",
+        default=None,
+        help="with --tlmatrix-shard: the results file with recorded times, the same for all "
+        "shards (default: the last run)",
+    )
+    group.addoption(
         "--tlmatrix-coverage",
         choices=COVERAGE,
         default=None,
@@ -127,6 +148,10 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
         if option.maxworkerrestart is None:
             # Every crashing case ends a worker, and the other cases should run.
             option.maxworkerrestart = "64"
+        from tlmatrix.plugin.forked_workers import only_specs, start_server
+
+        if not option.collectonly and only_specs(config.args):
+            start_server()
     return (yield)
 
 
@@ -140,7 +165,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except ConfigError as error:
         raise pytest.UsageError(str(error)) from error
     state = set_state(config, project)
-    state.confine_process()
+    state.end_with_controller()
     if not state.is_worker:
         from tlmatrix.plugin.controller import Controller
 
@@ -169,12 +194,37 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     return spec_file
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out cases that passed in the resumed run; set the project's timeout."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    """Set the project's timeout; leave out cases of other shards, and those that passed before.
+
+    The shard is taken of what `-k` and other plugins leave.
+    """
     from tlmatrix.plugin.state import state_of
 
     state = state_of(config)
+    _leave_out_unwanted(config, items)
+    _set_timeouts(config, _cases(items), state)
+    yield
+    cases = _cases(items)
+    if state.settings.shard is not None:
+        from tlmatrix.plugin.sharding import cases_of_other_shards
+
+        others = cases_of_other_shards(cases, state)
+        items[:] = [item for item in items if item not in others]
+        config.hook.pytest_deselected(items=list(others))
+    passed = state.settings.passed_before
+    done = {item for item in cases if (str(item.path.resolve()), item.name) in passed}
+    if done:
+        left = [item for item in items if item not in done]
+        config.hook.pytest_deselected(items=[item for item in items if item in done])
+        items[:] = left
+
+
+def _leave_out_unwanted(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out all cases in an idle process of a launcher, and all but wanted regressions."""
     if idle_rank():
         left_out = set(_cases(items))
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
@@ -183,12 +233,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = {item: None for item in _cases(items) if item.case.origin == "regression"}
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
-    cases = _cases(items)
-    passed = state.settings.passed_before
-    done = {item for item in cases if (str(item.path.resolve()), item.name) in passed}
-    if done:
-        items[:] = [item for item in items if item not in done]
-        config.hook.pytest_deselected(items=list(done))
+
+
+def _set_timeouts(config: pytest.Config, cases: list[CaseItem], state: State) -> None:
     own_timeout = config.getoption("timeout", None) or config.getini("timeout")
     if state.settings.backend == "compile" and not config.getoption("timeout", None):
         # A case has many kernels, and every compiler step has its own time limit.
@@ -207,8 +254,11 @@ def pytest_report_header() -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """A process of a launcher that runs no cases succeeds."""
-    if idle_rank() and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+    """A process of a launcher that runs no cases succeeds, and so does an empty shard."""
+    from tlmatrix.plugin.state import state_of
+
+    empty = idle_rank() or state_of(session.config).shard_plan.name
+    if empty and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         session.exitstatus = pytest.ExitCode.OK
 
 
@@ -223,8 +273,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     cases = _cases(session.items)
     state = state_of(session.config)
     if state.is_worker:
+        state.confine_process(only_cases=len(cases) == len(session.items))
         groups = {item.nodeid: item.group for item in cases if item.group is not None}
-        state.groups_file.write(groups, state.worker)
+        state.groups_file.write(groups, state.shard_plan, state.worker)
     elif not session.config.option.collectonly:
         state.begin(Counter(item.shown_path for item in cases))
 
@@ -246,6 +297,10 @@ def pytest_runtest_makereport(
     result = getattr(item, "result", None)
     if call.when == "call" and result is not None and hasattr(item, "case"):
         report.tlmatrix = result.to_json()  # type: ignore[attr-defined]
+    if hasattr(item, "case") and hasattr(item, "time_limit"):
+        from tlmatrix.plugin.state import state_of
+
+        report.unrecorded = state_of(item.config).record_error  # type: ignore[attr-defined]
     return report
 
 

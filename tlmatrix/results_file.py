@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,8 +44,9 @@ def make_folder(path: Path, config: Config) -> None:
     """Create the project's results folder if `path` is in it."""
     folder = (config.root / config.results).resolve()
     if folder in path.parents and not folder.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+        with suppress(OSError):  # which the writer of results reports
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / ".gitignore").write_text("*\n", encoding="utf-8")
 
 
 def shown_path(path: Path) -> str:

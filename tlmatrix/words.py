@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-__all__ = ["guess", "listed", "nearest", "ranks_words", "suggestion"]
+__all__ = ["guess", "listed", "nearest", "printable", "ranks_words", "shortened", "suggestion"]
+
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def guess(word: object, known: Iterable[str]) -> str | None:
@@ -36,6 +39,20 @@ def nearest(word: object, known: Iterable[str]) -> str:
     if near:
         return f"; did you mean {near!r}?"
     return f"; known: {', '.join(names)}" if names else ""
+
+
+def printable(text: str) -> str:
+    """Escape control characters and lone surrogates; the same object if it has none."""
+    if _UNPRINTABLE.search(text) is None:
+        return text
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def shortened(text: str, length: int) -> str:
+    """Cut a text after `length` characters; the end says how many are missing."""
+    if len(text) <= length:
+        return text
+    return f"{text[:length]} [... {len(text) - length:,} more characters]"
 
 
 def listed(words: Iterable[str]) -> str:

@@ -148,12 +148,12 @@ def compute_p_dp(a, b, a_v, b_v, s, dp, lse, mask, query, key, scale, tiles, tra
     for i, j in T.Parallel(height, width):
         s[i, j] = T.exp2(s[i, j] * (scale * LOG2_E) - lse[j if transposed else i])
     if mask.needs_mask(query, rows, key, columns):
+        first_query = T.alloc_var("int32", init=query)  # see `apply_mask`
+        first_key = T.alloc_var("int32", init=key)
         for i, j in T.Parallel(height, width):
-            s[i, j] = T.if_then_else(pair_visible(mask, query, key, i, j, transposed), s[i, j], 0.0)
-        for i, j in T.Parallel(height, width):
-            dp[i, j] = T.if_then_else(
-                pair_visible(mask, query, key, i, j, transposed), dp[i, j], 0.0
-            )
+            visible = pair_visible(mask, first_query, first_key, i, j, transposed)
+            s[i, j] = T.Select(visible, s[i, j], 0.0)
+            dp[i, j] = T.Select(visible, dp[i, j], 0.0)
 
 
 @T.macro

@@ -14,6 +14,7 @@ def equal_lengths_attention(
     *,
     causal=False,
     window=None,
+    alignment="bottom_right",
     scale=None,
     backward=None,
 ):
@@ -27,6 +28,7 @@ def equal_lengths_attention(
         max_seqlen_k: the length of every key sequence.
         causal: as in `dense_attention`.
         window: as in `dense_attention`.
+        alignment: as in `dense_attention`.
         scale: as in `dense_attention`.
         backward: as in `dense_attention`.
 
@@ -40,5 +42,6 @@ def equal_lengths_attention(
     if q.shape[0] != batch * max_seqlen_q or k.shape[0] != batch * max_seqlen_k:
         raise NotImplementedError("sequences differ in length")
     dense = [tensor.reshape(batch, -1, *tensor.shape[1:]) for tensor in (q, k, v)]
-    out, lse = dense_attention(*dense, causal=causal, window=window, scale=scale, backward=backward)
+    options = {"causal": causal, "window": window, "alignment": alignment, "scale": scale}
+    out, lse = dense_attention(*dense, **options, backward=backward)
     return out.flatten(0, 1), lse.transpose(0, 1).flatten(1)

@@ -116,9 +116,10 @@ def masked_block(initial, out, lse, queries, query, head, head_dim_v, tiles):
     the key loop; without an iteration the block would overwrite the tile, or return, before the
     copy completes.
     """
+    rows = T.alloc_var("int32", init=queries.length - query)  # see `apply_mask`
     for i, d in T.Parallel(tiles.queries, head_dim_v):
-        if queries.contains(query + i):
+        if i < rows:
             out[queries.index(head, query + i, d)] = 0
     for i in T.Parallel(tiles.queries):
-        if queries.contains(query + i):
+        if i < rows:
             lse[queries.statistic(head, query + i)] = initial.lse

@@ -1,9 +1,10 @@
 """The causal and window mask, as a function of (query, key) used by forward and backward alike.
 
-Positions count from the start of their sequence. Causal attention with different lengths is aligned
-bottom-right: with ``offset = seqlen_k - seqlen_q``, query i attends to the keys
-``j <= i + offset``. A window of w keys, including the query's own position, also requires
-``j > i + offset - w``.
+Positions count from the start of their sequence. Query i attends to the keys ``j <= i + offset``. A
+window of w keys, including the query's own position, also requires ``j > i + offset - w``. With
+different lengths the alignment of the mask counts: bottom-right, where the last query has the last
+key beside it (``offset = seqlen_k - seqlen_q``), or top-left, where the first has the first
+(``offset = 0``). `causal` is False, True (bottom-right) or `TOP_LEFT`, at compile time.
 
 A kernel makes one `Mask` from the lengths of the block's sequence while it is traced. `visible`
 tests one pair; `key_tiles` and `query_tiles` are the ranges of tiles with visible pairs,
@@ -15,7 +16,10 @@ from dataclasses import dataclass, replace
 
 import tilelang.language as T
 
-__all__ = ["Mask", "block_order", "query_tile", "tile_and_head"]
+__all__ = ["TOP_LEFT", "Mask", "block_order", "query_tile", "tile_and_head"]
+
+TOP_LEFT = "top_left"
+"""The value of `causal` for a mask aligned at the first query and the first key."""
 
 
 def block_order(causal, tiles, heads):
@@ -39,11 +43,13 @@ def query_tile(causal, tile, rows, queries, keys):
     Causal tiles are counted from the end: tile 0 of a sequence is the longest, and a partial tile
     is at the start, where it has the least work. The queries up to the end of a tile, with the keys
     visible to them, form a shorter sequence with the same alignment; the block works on its last
-    rows.
+    rows. Top-left, the keys stay as they are.
     """
     if not causal:
         return tile * rows, queries, keys
-    queries, keys = queries.without_last(tile * rows), keys.without_last(tile * rows)
+    queries = queries.without_last(tile * rows)
+    if causal != TOP_LEFT:
+        keys = keys.without_last(tile * rows)
     return T.max(queries.length - rows, 0), queries, keys
 
 
@@ -51,11 +57,11 @@ def query_tile(causal, tile, rows, queries, keys):
 class Mask:
     """The mask of one sequence.
 
-    ``causal`` and ``windowed`` are compile-time constants; the lengths and the window are int32
-    expressions.
+    ``causal`` (see the module) and ``windowed`` are compile-time constants; the lengths and the
+    window are int32 expressions.
     """
 
-    causal: bool
+    causal: bool | str
     windowed: bool
     seqlen_q: object
     seqlen_k: object
@@ -72,6 +78,8 @@ class Mask:
     @property
     def offset(self):
         """The key position aligned with query 0."""
+        if self.causal == TOP_LEFT:
+            return 0
         return self.seqlen_k - self.seqlen_q
 
     def visible(self, query, key):

@@ -36,6 +36,7 @@ def dense_attention(
     *,
     causal=False,
     window=None,
+    alignment="bottom_right",
     sink=None,
     scale=None,
     layout="bshd",
@@ -49,8 +50,11 @@ def dense_attention(
         k: like q, with seqlen_k and kv_heads; heads must be a multiple of kv_heads, and query
             head h uses kv head ``h // (heads // kv_heads)``.
         v: like k, with head_dim_v. Both head dimensions are multiples of 8 up to 256.
-        causal: query i attends to the keys ``j <= i + seqlen_k - seqlen_q`` (aligned bottom-right).
+        causal: query i attends to the keys ``j <= i + seqlen_k - seqlen_q``, or ``j <= i`` if
+            `alignment` is "top_left".
         window: the most keys that a query attends to, including its own position; needs causal.
+        alignment: of the causal mask and the window where the lengths differ: "bottom_right", the
+            last query beside the last key, or "top_left", the first beside the first.
         sink: [heads], float32 or the dtype of q: adds ``exp(sink[head])`` to the softmax
             denominator of every row, like a key with that logit (unscaled) and the value 0. Finite,
             or -inf for no sink. Differentiable.
@@ -67,7 +71,7 @@ def dense_attention(
     Raises:
         ValueError: an invalid argument; the message names it, the rule and the value.
     """
-    call = check_dense(q, k, v, causal, window, scale, layout, backward, sink)
+    call = check_dense(q, k, v, causal, window, scale, layout, backward, sink, alignment)
     return _DenseAttention.apply(q, k, v, sink, call)
 
 
@@ -82,6 +86,7 @@ def varlen_attention(
     *,
     causal=False,
     window=None,
+    alignment="bottom_right",
     sink=None,
     scale=None,
     backward=None,
@@ -97,8 +102,10 @@ def varlen_attention(
         cu_seqlens_k: the same for k and v.
         max_seqlen_q: an upper bound of the query lengths; computed if None.
         max_seqlen_k: the same for k and v.
-        causal: within a sequence, query i attends to the keys ``j <= i + seqlen_k - seqlen_q``.
+        causal: within a sequence, query i attends to the keys ``j <= i + seqlen_k - seqlen_q``, or
+            ``j <= i`` if `alignment` is "top_left".
         window: the most keys that a query attends to, including its own position; needs causal.
+        alignment: as in `dense_attention`, of each sequence.
         sink: as in `dense_attention`: [heads] float32 or the dtype of q.
         scale: multiplies q k^T; positive; ``head_dim ** -0.5`` if None.
         backward: as in `dense_attention`.
@@ -117,7 +124,7 @@ def varlen_attention(
     """
     call, lengths = check_packed(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-        causal, window, scale, backward, sink,
+        causal, window, scale, backward, sink, alignment,
     )  # fmt: skip
     return _PackedAttention.apply(q, k, v, sink, cu_seqlens_q, cu_seqlens_k, lengths, call)
 
@@ -187,7 +194,7 @@ def static_of(call: Attention) -> tuple:
         call.groups,
         call.head_dim,
         call.head_dim_v,
-        call.causal,
+        call.mask,
         call.window is not None,
     )
 

@@ -25,6 +25,7 @@ def padded_attention(
     max_seqlen_k=None,
     causal=False,
     window=None,
+    alignment="bottom_right",
     scale=None,
     backward=None,
 ):
@@ -42,8 +43,10 @@ def padded_attention(
         mask_k: [batch, seqlen_k] bool, the same for k and v.
         max_seqlen_q: an upper bound of the query tokens of a sequence; computed if None.
         max_seqlen_k: the same for k and v.
-        causal: query token i attends to the key tokens ``j <= i + keys - queries`` of its sequence.
+        causal: query token i attends to the key tokens ``j <= i + keys - queries`` of its sequence,
+            or ``j <= i`` if `alignment` is "top_left".
         window: the most keys that a query attends to, including its own position; needs causal.
+        alignment: as in `dense_attention`, of the tokens of each sequence.
         scale: multiplies q k^T; positive; ``head_dim ** -0.5`` if None.
         backward: as in `varlen_attention`.
 
@@ -61,7 +64,7 @@ def padded_attention(
     out, lse = varlen_attention(
         _Unpad.apply(q, queries), _Unpad.apply(k, keys), _Unpad.apply(v, keys),
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-        causal=causal, window=window, scale=scale, backward=backward,
+        causal=causal, window=window, alignment=alignment, scale=scale, backward=backward,
     )  # fmt: skip
     batch, seqlen_q = q.shape[:2]
     rows = lse.new_full((batch * seqlen_q, lse.shape[0]), float("-inf"))

@@ -108,10 +108,13 @@ def apply_mask(s, mask, query, key):
     """Set the scores [queries, keys] of masked pairs to -inf; skipped if the tile has none."""
     rows, columns = s.shape
     if mask.needs_mask(query, rows, key, columns):
+        # Bound to registers: else each condition has the expressions of both in it, and TileLang's
+        # passes need twice the time.
+        first_query = T.alloc_var("int32", init=query)
+        first_key = T.alloc_var("int32", init=key)
         for i, j in T.Parallel(rows, columns):
-            s[i, j] = T.if_then_else(
-                mask.visible(query + i, key + j), s[i, j], -T.infinity("float32")
-            )
+            visible = mask.visible(first_query + i, first_key + j)
+            s[i, j] = T.Select(visible, s[i, j], -T.infinity("float32"))
 
 
 @T.macro
@@ -142,8 +145,9 @@ def normalize(acc, l):
 @T.macro
 def store_lse(lse, m, l, initial, queries, query, head, scale):
     """Write lse = scale * m + ln(l) of the rows in the sequence."""
+    rows = T.alloc_var("int32", init=queries.length - query)  # see `apply_mask`
     for i in T.Parallel(m.shape[0]):
-        if queries.contains(query + i):
+        if i < rows:
             lse[queries.statistic(head, query + i)] = T.if_then_else(
                 l[i] == 0.0, initial.lse, m[i] * scale + T.log(l[i])
             )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from tlmatrix_kernels.attention.cu_seqlens import host_values
+from tlmatrix_kernels.attention.masks import TOP_LEFT
 from tlmatrix_kernels.attention.tiles import strategy_for
 from tlmatrix_kernels.dtypes import dtype_name
 
@@ -31,6 +32,7 @@ SM100_MAJOR = 10
 # Four accumulators of the backward pass share the 512 columns of tensor memory.
 SM100_GRADIENT_DIM_MAX = 128
 DENSE_LAYOUTS = ("bshd", "bhsd")
+ALIGNMENTS = ("bottom_right", TOP_LEFT)
 DTYPES = (torch.float16, torch.bfloat16)
 # TMA and 128-bit loads need rows of 16-byte multiples; accumulators hold at most 256 columns.
 HEAD_DIM_STEP = 8
@@ -52,6 +54,12 @@ class Attention:
     window: int | None
     scale: float
     backward: str
+    alignment: str = "bottom_right"
+
+    @property
+    def mask(self) -> bool | str:
+        """The parameter `causal` of the kernels: False, True or `TOP_LEFT` (see `masks`)."""
+        return TOP_LEFT if self.causal and self.alignment == TOP_LEFT else self.causal
 
 
 @dataclass(frozen=True)
@@ -144,7 +152,11 @@ def _check_options(causal, window, scale, head_dim: int, backward) -> float:
     return float(scale)
 
 
-def _attention(layout, q, k, heads, kv_heads, dims, causal, window, scale, backward) -> Attention:
+def _attention(
+    layout, q, k, heads, kv_heads, dims, causal, window, scale, backward, alignment="bottom_right"
+) -> Attention:
+    if alignment not in ALIGNMENTS:
+        _refuse(f"alignment must be one of {', '.join(ALIGNMENTS)}, got {alignment!r}")
     scale = _check_options(causal, window, scale, dims["head_dim"], backward)
     return Attention(
         layout=layout,
@@ -155,11 +167,14 @@ def _attention(layout, q, k, heads, kv_heads, dims, causal, window, scale, backw
         window=window if window is None else min(window, 2**30),
         scale=scale,
         backward=backward or strategy_for(k.numel() // dims["head_dim"]),
+        alignment=alignment,
         **dims,
     )
 
 
-def check_dense(q, k, v, causal, window, scale, layout, backward, sink=None) -> Attention:
+def check_dense(
+    q, k, v, causal, window, scale, layout, backward, sink=None, alignment="bottom_right"
+) -> Attention:
     """Check the arguments of `dense_attention`.
 
     Raises:
@@ -181,8 +196,9 @@ def check_dense(q, k, v, causal, window, scale, layout, backward, sink=None) -> 
     _check_dims(q.shape[heads], k.shape[heads], v.shape[heads], dim_sizes, k.shape[3])
     _check_sink(sink, q, q.shape[heads])
     return _attention(
-        layout, q, k, q.shape[heads], k.shape[heads], dim_sizes, causal, window, scale, backward
-    )
+        layout, q, k, q.shape[heads], k.shape[heads], dim_sizes, causal, window, scale, backward,
+        alignment,
+    )  # fmt: skip
 
 
 def check_padded(q, k, v, mask_q, mask_k) -> None:
@@ -213,7 +229,7 @@ def check_padded(q, k, v, mask_q, mask_k) -> None:
             _refuse(f"{name} must be on the device of q, {q.device}, got {mask.device}")
 
 
-def check_sm100(q, k, v, causal, window, scale, layout, variant) -> Attention:
+def check_sm100(q, k, v, causal, window, scale, layout, variant, alignment) -> Attention:
     """Check the arguments of `sm100_attention`.
 
     Raises:
@@ -221,7 +237,7 @@ def check_sm100(q, k, v, causal, window, scale, layout, variant) -> Attention:
     """
     if variant not in SM100_VARIANTS:
         _refuse(f"variant must be one of {', '.join(SM100_VARIANTS)}, got {variant!r}")
-    call = check_dense(q, k, v, causal, window, scale, layout, "atomic")
+    call = check_dense(q, k, v, causal, window, scale, layout, "atomic", alignment=alignment)
     wide = max(call.head_dim, call.head_dim_v)
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
     if wanted and wide > SM100_GRADIENT_DIM_MAX:
@@ -331,7 +347,7 @@ def check_packed_shards(
 
 def check_packed(
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-    causal, window, scale, backward, sink,
+    causal, window, scale, backward, sink, alignment="bottom_right",
 ) -> tuple[Attention, Lengths]:  # fmt: skip
     """Check the arguments of `varlen_attention`.
 
@@ -350,6 +366,6 @@ def check_packed(
         _max_seqlen("max_seqlen_k", max_seqlen_k, longest_k),
     )
     attention = _attention(
-        "thd", q, k, q.shape[1], k.shape[1], dims, causal, window, scale, backward
+        "thd", q, k, q.shape[1], k.shape[1], dims, causal, window, scale, backward, alignment
     )
     return attention, lengths

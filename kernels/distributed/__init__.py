@@ -4,6 +4,7 @@ from tlmatrix_kernels.distributed.all_gather import all_gather
 from tlmatrix_kernels.distributed.all_gather_gemm import all_gather_gemm
 from tlmatrix_kernels.distributed.context import Context, create_context
 from tlmatrix_kernels.distributed.gemm_reduce_scatter import gemm_reduce_scatter
+from tlmatrix_kernels.distributed.gemm_two_level import gemm_reduce_scatter_two_level
 from tlmatrix_kernels.distributed.reduce_scatter import reduce_scatter, reduce_scatter_two_level
 from tlmatrix_kernels.distributed.two_level import TwoLevelContext, create_two_level_context
 
@@ -15,6 +16,7 @@ __all__ = [
     "create_context",
     "create_two_level_context",
     "gemm_reduce_scatter",
+    "gemm_reduce_scatter_two_level",
     "reduce_scatter",
     "reduce_scatter_two_level",
 ]

@@ -3,10 +3,11 @@
 import torch
 
 from tlmatrix_kernels.distributed.barriers import barrier
+from tlmatrix_kernels.distributed.collectives import all_gather_rows
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.partition import row_ranges
 from tlmatrix_kernels.distributed.pull import pull, pull_order
-from tlmatrix_kernels.distributed.validate import check_rows
+from tlmatrix_kernels.distributed.validate import UNEVEN, check_context, check_rows
 
 __all__ = ["all_gather"]
 
@@ -24,12 +25,18 @@ def all_gather(x: torch.Tensor, *, context: Context, rows: int | None = None) ->
         [rows, ...], a new tensor, the same on every rank.
 
     Raises:
-        ValueError: x is a scalar, or has not this rank's number of rows.
+        ValueError: x is a scalar, or has not this rank's number of rows; or ranks differ in rows,
+            in the other dimensions or in dtype.
     """
+    check_context(context)
     if x.ndim == 0:
         raise ValueError("x must have at least 1 dimension, got a scalar")
     rows = check_rows("x", x.shape[0], rows, context)
+    sizes = {"rows": rows, "shape of a row": tuple(x.shape[1:]), "dtype": x.dtype}
+    context.agree("all_gather", sizes, hint=UNEVEN.format("rows"))
     rank, world = context.rank, context.world
+    if not context.direct:
+        return all_gather_rows(x, rows, context)
     out = x.new_empty(rows, *x.shape[1:])
     if out.numel() == 0:
         return out

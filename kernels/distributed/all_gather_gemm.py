@@ -14,7 +14,14 @@ from tlmatrix_kernels.distributed.memory import SymmetricBuffer
 from tlmatrix_kernels.distributed.overlap import should_overlap
 from tlmatrix_kernels.distributed.partition import row_ranges
 from tlmatrix_kernels.distributed.pull import pull, pull_order, to_int32, write_flag
-from tlmatrix_kernels.distributed.validate import check_partition, check_rows
+from tlmatrix_kernels.distributed.validate import (
+    UNEVEN,
+    check_bool,
+    check_context,
+    check_overlap,
+    check_partition,
+    check_rows,
+)
 from tlmatrix_kernels.gemm import gemm
 from tlmatrix_kernels.gemm.validate import (
     check_dtypes,
@@ -56,12 +63,20 @@ def all_gather_gemm(
         [m, local n] in `out_dtype`, a new tensor.
 
     Raises:
-        ValueError: an invalid shape, dtype or device; the message names the argument.
+        ValueError: an invalid argument; the message names it. Or ranks differ in m, k, dtype, n or
+            overlap.
+        TypeError: context is not a `Context`.
         RuntimeError: overlap=True while a CUDA graph is captured.
     """
-    key = call_key(a, b, "all_gather_gemm", transpose_b, out_dtype, m, n)
+    check_context(context)
+    check_overlap(overlap, context)
+    check_bool("transpose_b", transpose_b)
+    key = call_key(a, b, "all_gather_gemm", transpose_b, out_dtype, m, n, overlap)
     call = context.cached(
-        key, lambda: _checked(a, b, context, transpose_b=transpose_b, out_dtype=out_dtype, m=m, n=n)
+        key,
+        lambda: _checked(
+            a, b, context, transpose_b=transpose_b, out_dtype=out_dtype, m=m, n=n, overlap=overlap
+        ),
     )
     if not should_overlap("all_gather_gemm", overlap, context, (call.m, call.k), call.n, n):
         whole = all_gather_rows(a, call.m, context)
@@ -97,6 +112,7 @@ def _checked(
     out_dtype: torch.dtype | None,
     m: int | None,
     n: int | None,
+    overlap: bool | None,
 ) -> CheckedCall:
     check_dtypes(a, b)
     _, columns, k = check_operands(a, b, transpose_a=False, transpose_b=transpose_b)
@@ -104,6 +120,8 @@ def _checked(
     rows = check_rows("a", a.shape[0], m, context, "m")
     if n is not None:
         check_partition("b", "columns", columns, n, context, "n")
+    sizes = {"m": rows, "k": k, "dtype": a.dtype, "n": n, "overlap": overlap}
+    context.agree("all_gather_gemm", sizes, hint=UNEVEN.format("m"))
     return CheckedCall(rows, columns, k, out_dtype, transpose_b, row_ranges(rows, context.world))
 
 

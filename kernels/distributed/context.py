@@ -1,6 +1,8 @@
 """State that multi-GPU operators keep between calls: buffers, flags, a side stream and epochs."""
 
-from collections.abc import Callable, Iterator
+import platform
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -8,8 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from tlmatrix_kernels.distributed.agreement import check_equal
 from tlmatrix_kernels.distributed.barriers import barrier
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer, allocate
+from tlmatrix_kernels.distributed.topology import Links, gpu_name, nvlinks_between
 
 __all__ = ["Context", "create_context"]
 
@@ -17,6 +21,8 @@ SMALLEST = 1 << 16
 """Bytes of the smallest buffer; growing a buffer synchronizes."""
 MAX_CACHED_CALLS = 256
 """Cached checked calls; more than the distinct calls of a model."""
+MAX_AGREED_CALLS = 4096
+"""Remembered agreements on sizes; the oldest is forgotten first, by all ranks alike."""
 _GRAPH_CHANNEL = 1
 
 Prepared = TypeVar("Prepared")
@@ -26,7 +32,8 @@ class Context:
     """Buffers, flags, a side stream and epochs of one process group, on one device.
 
     Every rank creates one (`create_context`) and passes it to every call; shapes may differ between
-    calls. All ranks make the same calls in the same order, as with any collective.
+    calls. All ranks make the same calls in the same order, as with any collective, and change sizes
+    in the same call: at the first use of sizes they agree on them (`agree`), or all raise.
 
     *Epochs.* Each operator counts its calls; flags are set to the epoch and never decrease.
 
@@ -40,6 +47,7 @@ class Context:
         rank: of this process in the group.
         world: the number of ranks in the group.
         device: the device of the buffers.
+        direct: whether ranks access the memory of their peers; if not, operators use collectives.
     """
 
     def __init__(
@@ -49,10 +57,12 @@ class Context:
         self.rank = rank
         self.world = world
         self.device = device
+        self.direct = True
         self._buffers: dict[str, SymmetricBuffer] = {}
         self._epochs: dict[str, int] = {}
         self._counts: dict[str, list[int]] = {}
         self._agreed: dict[tuple[Any, ...], int] = {}
+        self._equal: dict[tuple[Any, ...], None] = {}
         self._prepared: dict[tuple[Any, ...], Any] = {}
         self._stream: torch.cuda.Stream | None = None
         self._last: torch.cuda.Stream | None = None
@@ -95,6 +105,43 @@ class Context:
                 del self._prepared[next(iter(self._prepared))]
             self._prepared[key] = found
         return found
+
+    def agree(
+        self,
+        operator: str,
+        sizes: Mapping[str, Any],
+        *,
+        between: ProcessGroup | None = None,
+        hint: str = "",
+    ) -> None:
+        """Check that all ranks call `operator` with equal `sizes`: a collective at their first use.
+
+        Args:
+            operator: its name.
+            sizes: by name, hashable; only what must be equal on all ranks, and all of it: a rank
+                takes part exactly when its peers do.
+            between: the group of this rank's peers on other nodes, if they must agree too.
+            hint: what to do about a difference, for the message.
+
+        Raises:
+            ValueError: on all ranks, if sizes differ; the message has the values by rank.
+            RuntimeError: first use while a CUDA graph is captured.
+        """
+        groups = [group for group in (self.group, between) if group is not None]
+        if self.world == 1 and between is None:
+            return
+        key = (operator, *sizes.items())
+        if key in self._equal:
+            return
+        if self.capturing():
+            raise RuntimeError(
+                f"{operator} is called with new sizes while a CUDA graph is captured: call it once "
+                "with these shapes before the capture, so that ranks agree on them"
+            )
+        check_equal(operator, sizes, groups, self.device, hint)
+        if len(self._equal) >= MAX_AGREED_CALLS:
+            del self._equal[next(iter(self._equal))]
+        self._equal[key] = None
 
     def agreed_max(self, key: tuple[Any, ...], mine: int) -> int:
         """The maximum of `mine` over ranks in the first call with this key, which is a collective.
@@ -192,7 +239,10 @@ class Context:
 
 
 def create_context(
-    group: ProcessGroup | None = None, *, device: torch.device | str | None = None
+    group: ProcessGroup | None = None,
+    *,
+    device: torch.device | str | None = None,
+    require_nvlink: bool = True,
 ) -> Context:
     """The context of this process in `group`, by default all processes; every rank must call it.
 
@@ -201,6 +251,11 @@ def create_context(
     Args:
         group: the ranks, which must be on one node, connected by NVLink.
         device: the device of buffers; by default the current GPU, or the CPU without a GPU.
+        require_nvlink: whether to refuse GPUs without NVLink between them; if False, operators use
+            collectives of `torch.distributed` between such GPUs, with a warning.
+
+    Raises:
+        RuntimeError: two GPUs of the group are not connected by NVLink, or on different machines.
     """
     if device is None:
         gpu = torch.cuda.is_available()
@@ -209,4 +264,32 @@ def create_context(
         return Context(None, 0, 1, torch.device(device))
     group = group or dist.group.WORLD
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    return Context(group, rank, world, torch.device(device))
+    context = Context(group, rank, world, torch.device(device))
+    links = _links(context)
+    if links.every_pair is False:
+        if require_nvlink:
+            raise RuntimeError(
+                f"{links.reason}: pass require_nvlink=False for collectives of torch.distributed, "
+                "which are slower, or use a group of GPUs with NVLink"
+            )
+        warnings.warn(
+            f"{links.reason}: operators use collectives of torch.distributed, which are slower",
+            stacklevel=2,
+        )
+        context.direct = False
+    return context
+
+
+def _links(context: Context) -> Links:
+    """The NVLinks between the GPUs of all ranks, asked once by each; a collective."""
+    if context.world == 1 or context.device.type != "cuda":
+        return Links(every_pair=True, reason="no pair of GPUs")
+    index = context.device.index
+    mine = (platform.node(), gpu_name(torch.cuda.current_device() if index is None else index))
+    places: list[tuple[str, str]] = [mine] * context.world
+    dist.all_gather_object(places, mine, group=context.group)
+    if len({machine for machine, _ in places}) > 1:
+        machines = ", ".join(dict.fromkeys(machine for machine, _ in places))
+        return Links(every_pair=False, reason=f"the ranks are on several machines ({machines})")
+    names = list(dict.fromkeys(name for _, name in places))
+    return nvlinks_between(names)

@@ -16,7 +16,13 @@ from tlmatrix_kernels.distributed.partition import row_ranges
 from tlmatrix_kernels.distributed.pull import wait_by_kernel, wait_by_stream
 from tlmatrix_kernels.distributed.ring import add_in_ring_order, ring
 from tlmatrix_kernels.distributed.segments import MAX_SEGMENTS, own_segments, segment_count
-from tlmatrix_kernels.distributed.validate import check_bias, check_partition
+from tlmatrix_kernels.distributed.validate import (
+    check_bias,
+    check_bool,
+    check_context,
+    check_overlap,
+    check_partition,
+)
 from tlmatrix_kernels.gemm import gemm
 from tlmatrix_kernels.gemm.validate import (
     check_dtypes,
@@ -63,12 +69,20 @@ def gemm_reduce_scatter(
         [local rows, n] in `out_dtype`, a new tensor; m is split as by `torch.tensor_split`.
 
     Raises:
-        ValueError: an invalid shape, dtype or device; the message names the argument.
+        ValueError: an invalid argument; the message names it. Or ranks differ in m, n, out_dtype,
+            k or overlap.
+        TypeError: context is not a `Context`.
         RuntimeError: overlap=True while a CUDA graph is captured.
     """
-    key = call_key(a, b, "gemm_reduce_scatter", transpose_b, out_dtype, k)
+    check_context(context)
+    check_overlap(overlap, context)
+    check_bool("transpose_b", transpose_b)
+    key = call_key(a, b, "gemm_reduce_scatter", transpose_b, out_dtype, k, overlap)
     call = context.cached(
-        key, lambda: _checked(a, b, context, transpose_b=transpose_b, out_dtype=out_dtype, k=k)
+        key,
+        lambda: _checked(
+            a, b, context, transpose_b=transpose_b, out_dtype=out_dtype, k=k, overlap=overlap
+        ),
     )
     check_bias(bias, call.n, a.device)
     if not should_overlap("gemm_reduce_scatter", overlap, context, (call.m, call.n), call.k, k):
@@ -115,12 +129,15 @@ def _checked(
     transpose_b: bool,
     out_dtype: torch.dtype | None,
     k: int | None,
+    overlap: bool | None,
 ) -> CheckedCall:
     check_dtypes(a, b)
     m, n, mine = check_operands(a, b, transpose_a=False, transpose_b=transpose_b)
     out_dtype = check_out_dtype(out_dtype, None, a.dtype)
     if k is not None:
         check_partition("a", "columns", mine, k, context, "k")
+    sizes = {"m": m, "n": n, "out_dtype": out_dtype, "k": k, "overlap": overlap}
+    context.agree("gemm_reduce_scatter", sizes)
     return CheckedCall(m, n, mine, out_dtype, transpose_b, row_ranges(m, context.world))
 
 

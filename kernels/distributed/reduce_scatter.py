@@ -3,14 +3,14 @@
 import torch
 
 from tlmatrix_kernels.distributed.barriers import barrier
-from tlmatrix_kernels.distributed.collectives import reduce_scatter_single
+from tlmatrix_kernels.distributed.collectives import reduce_scatter_rows, reduce_scatter_single
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
 from tlmatrix_kernels.distributed.partition import row_range
 from tlmatrix_kernels.distributed.pull import pull
 from tlmatrix_kernels.distributed.ring import add_in_ring_order, ring
 from tlmatrix_kernels.distributed.two_level import TwoLevelContext
-from tlmatrix_kernels.distributed.validate import check_reducible
+from tlmatrix_kernels.distributed.validate import check_context, check_reducible
 
 __all__ = ["reduce_scatter", "reduce_scatter_two_level"]
 
@@ -28,13 +28,17 @@ def reduce_scatter(x: torch.Tensor, *, context: Context) -> torch.Tensor:
         [local rows, ...], a new tensor; rows are split as by `torch.tensor_split`.
 
     Raises:
-        ValueError: an unsupported dtype, or x is a scalar.
+        ValueError: an unsupported dtype, or x is a scalar; or ranks differ in shape or dtype.
     """
+    check_context(context)
     check_reducible("x", x)
+    context.agree("reduce_scatter", {"shape": tuple(x.shape), "dtype": x.dtype})
     begin, end = row_range(x.shape[0], context.world, context.rank)
     out = x.new_empty(end - begin, *x.shape[1:])
     if x.numel() > 0:
         flat, columns = x.reshape(x.shape[0], -1).contiguous(), x[0].numel()
+        if not context.direct:
+            return reduce_scatter_rows(flat, context).view(out.shape)
         _reduce([(begin, end)], flat, out.view(1, end - begin, columns), context)
     return out
 
@@ -57,8 +61,10 @@ def reduce_scatter_two_level(x: torch.Tensor, *, context: TwoLevelContext) -> to
         [rows / (V * W), ...], a new tensor.
 
     Raises:
-        ValueError: an unsupported dtype, x is a scalar, or V * W does not divide its rows.
+        ValueError: an unsupported dtype, x is a scalar, or V * W does not divide its rows; or
+            ranks, of whichever node, differ in shape or dtype.
     """
+    check_context(context, TwoLevelContext)
     check_reducible("x", x)
     count, node = context.nodes, context.node
     world = node.world
@@ -67,6 +73,8 @@ def reduce_scatter_two_level(x: torch.Tensor, *, context: TwoLevelContext) -> to
             f"x must have a multiple of {count * world} rows for {count} nodes of {world} ranks, "
             f"got {x.shape[0]}"
         )
+    sizes = {"shape": tuple(x.shape), "dtype": x.dtype}
+    node.agree("reduce_scatter_two_level", sizes, between=context.between)
     rows = x.shape[0] // (count * world)
     out = x.new_empty(rows, *x.shape[1:])
     if x.numel() == 0:
@@ -75,7 +83,11 @@ def reduce_scatter_two_level(x: torch.Tensor, *, context: TwoLevelContext) -> to
     flat = x.reshape(x.shape[0], columns).contiguous()
     begins = [(each * world + node.rank) * rows for each in range(count)]
     sums = torch.empty(count, rows, columns, dtype=torch.float32, device=x.device)
-    _reduce([(begin, begin + rows) for begin in begins], flat, sums, node)
+    if node.direct:
+        _reduce([(begin, begin + rows) for begin in begins], flat, sums, node)
+    else:
+        for part, target in zip(flat.view(count, world * rows, columns), sums, strict=True):
+            target.copy_(reduce_scatter_rows(part.float(), node))
     if count == 1:
         return out.copy_(sums.view(out.shape))
     mine = torch.empty(rows, columns, dtype=torch.float32, device=x.device)

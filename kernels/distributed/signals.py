@@ -16,7 +16,8 @@ the PTX memory model. Flags are int32:
 ==============================================  ================================================
 
 All threads execute loads and waits, so each thread acquires what it reads next. A store or an
-addition is done once per block: use `tlm_block_*`, through `post` and `add`.
+addition is done once per block by `tlm_block_*`, through `post` and `add`; or by every thread that
+executes it, through `st` and `atom_add`, which returns the previous value.
 
 A kernel includes them with `T.import_source(signals.source(threads))` inside its `T.Kernel`, and
 calls them with the address of a flag, or through the functions here:
@@ -48,7 +49,7 @@ import functools
 
 import tilelang.language as T
 
-__all__ = ["add", "given", "load", "post", "source", "wait"]
+__all__ = ["add", "atom_add", "given", "load", "post", "source", "st", "wait"]
 
 _SCOPES = ("gpu", "sys")
 _LOADS = ("relaxed", "acquire")
@@ -150,14 +151,31 @@ def source(threads: int) -> str:
     return "\n".join([*parts, "#endif", ""])
 
 
+def _function(action: str, orders: tuple[str, ...], order: str, scope: str) -> str:
+    """The name of a function of `source`.
+
+    Raises:
+        ValueError: an order that the instruction does not have, or an unknown scope.
+    """
+    if order not in orders:
+        raise ValueError(f"order must be one of {', '.join(orders)}, got {order!r}")
+    if scope not in _SCOPES:
+        raise ValueError(f"scope must be one of {', '.join(_SCOPES)}, got {scope!r}")
+    return f"tlm_{action}_{order}_{scope}"
+
+
 def load(flags, index, order="acquire", scope="sys"):
     """The value of `flags[index]`, as an expression."""
-    return T.call_extern("int32", f"tlm_load_{order}_{scope}", T.address_of(flags[index]))
+    return T.call_extern(
+        "int32", _function("load", _LOADS, order, scope), T.address_of(flags[index])
+    )
 
 
 def wait(flags, index, value, order="acquire", scope="sys", compare="ge"):
     """Every thread waits until `flags[index]` is at least `value` (or equals it, with `eq`)."""
-    name = f"tlm_wait_{compare}_{order}_{scope}"
+    if compare not in _REACHED:
+        raise ValueError(f"compare must be one of {', '.join(_REACHED)}, got {compare!r}")
+    name = _function(f"wait_{compare}", _LOADS, order, scope)
     return T.call_extern("int32", name, T.address_of(flags[index]), value)
 
 
@@ -167,18 +185,36 @@ def given(flags, index, value, number, waits, scope="sys"):
     Every thread that evaluates it waits until `flags[index]` is at least `value`, with acquire
     semantics.
     """
-    name = f"tlm_given_ge_acquire_{scope}"
+    name = _function("given_ge", ("acquire",), "acquire", scope)
     flag = T.address_of(flags[index])
     return T.call_pure_extern("int32", name, flag, value, number, waits)
 
 
 def post(flags, index, value, order="release", scope="sys"):
     """`flags[index] = value`, once per block, after all earlier writes of its threads."""
-    name = f"tlm_block_store_{order}_{scope}"
+    name = _function("block_store", _STORES, order, scope)
     return T.call_extern("int32", name, T.address_of(flags[index]), value)
 
 
 def add(flags, index, value, order="release", scope="sys"):
     """`flags[index] += value`, once per block, after all earlier writes of its threads."""
-    name = f"tlm_block_fetch_add_{order}_{scope}"
+    name = _function("block_fetch_add", _ADDITIONS, order, scope)
+    return T.call_extern("int32", name, T.address_of(flags[index]), value)
+
+
+def st(flags, index, value, order="release", scope="sys"):
+    """`flags[index] = value` by every thread that executes it.
+
+    A release orders the writes of that thread alone; use `post` for those of its block.
+    """
+    name = _function("store", _STORES, order, scope)
+    return T.call_extern("int32", name, T.address_of(flags[index]), value)
+
+
+def atom_add(flags, index, value, order="relaxed", scope="sys"):
+    """Add to `flags[index]` by every thread that executes it; an expression, the previous value.
+
+    Orders apply to the accesses of that thread alone; use `add` to release those of its block.
+    """
+    name = _function("fetch_add", _ADDITIONS, order, scope)
     return T.call_extern("int32", name, T.address_of(flags[index]), value)

@@ -1,9 +1,11 @@
-"""NVLink connectivity of GPUs, from the driver's management library (NVML).
+"""NVLink connectivity of GPUs, from the driver's management library (NVML) or `nvidia-smi`.
 
-Needs the package nvidia-ml-py (`pip install 'tlmatrix[distributed]'`) and an NVIDIA driver; without
-them the result is unknown, with the reason.
+NVML needs the package nvidia-ml-py (`pip install 'tlmatrix[distributed]'`), and `nvidia-smi` comes
+with the driver. Without both the result is unknown, with the reason, and the next call asks again.
 """
 
+import re
+import subprocess
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from itertools import combinations
 
 import torch
 
-__all__ = ["Links", "nvlinks"]
+__all__ = ["Links", "gpu_name", "nvlinks", "nvlinks_between"]
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,23 @@ class Links:
     """One sentence: what is connected, which pair is not, or why it is unknown."""
 
 
+_SECONDS = 20.0
+"""Time limit of one `nvidia-smi`."""
 _lock = threading.Lock()
 _known: dict[tuple[str, ...], Links] = {}
 
 
+def gpu_name(device: int) -> str:
+    """The UUID of a GPU, as NVML and nvidia-smi write it: unlike its index, equal in all processes.
+
+    Args:
+        device: the PyTorch device index.
+    """
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
 def nvlinks(devices: Sequence[int] | None = None) -> Links:
-    """Whether every pair of the GPUs is connected by NVLink. The result is cached; thread-safe.
+    """Whether every pair of the GPUs is connected by NVLink; see `nvlinks_between`.
 
     Args:
         devices: PyTorch device indices, i.e. after `CUDA_VISIBLE_DEVICES`; by default all.
@@ -41,17 +54,76 @@ def nvlinks(devices: Sequence[int] | None = None) -> Links:
     chosen = list(range(count)) if devices is None else list(devices)
     if any(not 0 <= index < count for index in chosen):
         raise ValueError(f"devices must be from 0 to {count - 1}, for {count} GPUs, got {chosen}")
-    if len(set(chosen)) < 2:
-        return Links(every_pair=True, reason=f"{len(set(chosen))} GPU: there is no pair to connect")
-    # The index of a GPU differs between processes; its UUID does not.
-    names = tuple(f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in chosen)
+    chosen = list(dict.fromkeys(chosen))
+    return nvlinks_between([gpu_name(index) for index in chosen], [str(index) for index in chosen])
+
+
+def nvlinks_between(names: Sequence[str], labels: Sequence[str] | None = None) -> Links:
+    """Whether every pair of GPUs of this machine is connected by NVLink. Thread-safe.
+
+    An answer is remembered; that it is unknown is not.
+
+    Args:
+        names: UUIDs (`gpu_name`), all different.
+        labels: how the answer names the GPUs; by default by their UUIDs.
+    """
+    if len(names) < 2:
+        return Links(every_pair=True, reason=f"{len(names)} GPU: there is no pair to connect")
+    key, labels = tuple(names), list(labels or names)
     with _lock:
-        if names not in _known:
-            _known[names] = _query_nvml(chosen, names)
-        return _known[names]
+        if key not in _known:
+            found = _query_nvml(labels, key)
+            if found.every_pair is None:
+                found = _query_nvidia_smi(labels, key, found.reason)
+            if found.every_pair is None:
+                return found
+            _known[key] = found
+        return _known[key]
 
 
-def _query_nvml(indices: list[int], names: tuple[str, ...]) -> Links:
+def _unlinked(one: str, other: str) -> Links:
+    return Links(every_pair=False, reason=f"GPUs {one} and {other} are not connected by NVLink")
+
+
+def _all_linked(labels: list[str]) -> Links:
+    return Links(
+        every_pair=True, reason=f"all of GPUs [{', '.join(labels)}] are connected by NVLink"
+    )
+
+
+def _query_nvidia_smi(labels: list[str], names: tuple[str, ...], before: str) -> Links:
+    """The same from `nvidia-smi`; `before` is the reason why NVML has no answer."""
+    try:
+        rows = _nvidia_smi("--query-gpu=index,uuid", "--format=csv,noheader").splitlines()
+        table = _nvidia_smi("topo", "-p2p", "n")
+    except (OSError, subprocess.SubprocessError) as error:
+        return Links(every_pair=None, reason=f"{before}; nvidia-smi does not say ({error})")
+    places = {name.strip(): int(index) for index, name in (row.split(",") for row in rows)}
+    statuses = {
+        int(index): cells.split()
+        for index, cells in re.findall(r"^\s*GPU(\d+)\s(.*\S)", table, re.MULTILINE)
+    }
+    for (one, first), (other, second) in combinations(zip(labels, names, strict=True), 2):
+        try:
+            status = statuses[places[first]][places[second]]
+        except (KeyError, IndexError):
+            return Links(
+                every_pair=None, reason=f"{before}; nvidia-smi has no GPU {one} or {other}"
+            )
+        if status != "OK":
+            return _unlinked(one, other)
+    return _all_linked(labels)
+
+
+def _nvidia_smi(*arguments: str) -> str:
+    command = ["nvidia-smi", *arguments]
+    done = subprocess.run(  # noqa: S603 - the driver's own tool
+        command, check=True, capture_output=True, text=True, timeout=_SECONDS
+    )
+    return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
+
+
+def _query_nvml(labels: list[str], names: tuple[str, ...]) -> Links:
     try:
         import pynvml
     except ImportError:
@@ -65,14 +137,12 @@ def _query_nvml(indices: list[int], names: tuple[str, ...]) -> Links:
         return Links(every_pair=None, reason=f"not known: NVML does not start ({error})")
     try:
         handles = [pynvml.nvmlDeviceGetHandleByUUID(name) for name in names]
-        for (one, first), (other, second) in combinations(zip(indices, handles, strict=True), 2):
+        for (one, first), (other, second) in combinations(zip(labels, handles, strict=True), 2):
             status = pynvml.nvmlDeviceGetP2PStatus(first, second, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
             if status != pynvml.NVML_P2P_STATUS_OK:
-                return Links(
-                    every_pair=False, reason=f"GPUs {one} and {other} are not connected by NVLink"
-                )
+                return _unlinked(one, other)
     except pynvml.NVMLError as error:
         return Links(every_pair=None, reason=f"not known: NVML does not say ({error})")
     finally:
         pynvml.nvmlShutdown()
-    return Links(every_pair=True, reason=f"all of GPUs {indices} are connected by NVLink")
+    return _all_linked(labels)

@@ -41,7 +41,7 @@ class TwoLevelContext:
 
 
 def create_two_level_context(
-    nodes: int, *, device: torch.device | str | None = None
+    nodes: int, *, device: torch.device | str | None = None, require_nvlink: bool = True
 ) -> TwoLevelContext:
     """The context of this process, with all processes spread evenly over `nodes` nodes.
 
@@ -51,6 +51,7 @@ def create_two_level_context(
     Args:
         nodes: the number of nodes.
         device: the device of buffers; by default the current GPU, or the CPU without a GPU.
+        require_nvlink: see `create_context`; within each node.
 
     Raises:
         ValueError: nodes does not divide the number of processes.
@@ -59,9 +60,11 @@ def create_two_level_context(
     if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1 or world % nodes:
         raise ValueError(f"nodes must be a number that divides the {world} ranks, got {nodes!r}")
     if nodes == 1:
-        return TwoLevelContext(create_context(device=device), None)
+        return TwoLevelContext(create_context(device=device, require_nvlink=require_nvlink), None)
     inside, between = _groups(nodes, world // nodes)
-    return TwoLevelContext(create_context(inside, device=device), between)
+    return TwoLevelContext(
+        create_context(inside, device=device, require_nvlink=require_nvlink), between
+    )
 
 
 def _groups(nodes: int, ranks: int) -> tuple[ProcessGroup, ProcessGroup]:

@@ -6,7 +6,57 @@ from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.partition import row_range
 from tlmatrix_kernels.gemm.validate import OUT_DTYPES, names
 
-__all__ = ["check_bias", "check_partition", "check_reducible", "check_rows"]
+__all__ = [
+    "UNEVEN",
+    "check_bias",
+    "check_bool",
+    "check_context",
+    "check_overlap",
+    "check_partition",
+    "check_reducible",
+    "check_rows",
+    "check_size",
+]
+
+UNEVEN = "ranks with different numbers of rows must pass {0}=, the total"
+"""Hint for sizes that differ between ranks; the placeholder is the argument."""
+
+
+def check_context(context: object, kind: type = Context) -> None:
+    """Raises TypeError unless `context` is of `kind`."""
+    if not isinstance(context, kind):
+        create = "create_context" if kind is Context else "create_two_level_context"
+        raise TypeError(f"context must be a {kind.__name__} ({create}), got {context!r}")
+
+
+def check_bool(name: str, value: object) -> None:
+    """Raises ValueError unless `value` is True or False."""
+    if type(value) is not bool:
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
+def check_overlap(overlap: object, context: Context) -> None:
+    """Checks the argument `overlap`.
+
+    Raises:
+        ValueError: it is not True, False or None.
+        RuntimeError: it is True while a CUDA graph is captured.
+    """
+    if overlap is not None and not isinstance(overlap, bool):
+        raise ValueError(f"overlap must be True, False or None, got {overlap!r}")
+    if overlap and not context.direct:
+        raise ValueError("overlap must be False or None between GPUs without NVLink, got True")
+    if overlap and context.world > 1 and context.capturing():
+        raise RuntimeError(
+            "overlap=True cannot be captured in a CUDA graph: replays would wait for the epoch of "
+            "the capture; use overlap=False"
+        )
+
+
+def check_size(name: str, value: object) -> None:
+    """Raises ValueError unless `value` is an int of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} must be an int of at least 0, or None, got {value!r}")
 
 
 def check_rows(
@@ -26,7 +76,8 @@ def check_rows(
 def check_partition(
     name: str, what: str, mine: int, total: int, context: Context, keyword: str
 ) -> None:
-    """Raises ValueError unless `mine` (of `what`) is this rank's part of `total`."""
+    """Raises ValueError unless `total` is a size, and `mine` (of `what`) this rank's part of it."""
+    check_size(keyword, total)
     begin, end = row_range(total, context.world, context.rank)
     if end - begin != mine:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 import torch
 
+from tlmatrix_kernels.alignment import aligned
 from tlmatrix_kernels.dtypes import dtype_name
 from tlmatrix_kernels.gemm.mixed import mixed_kernel
 from tlmatrix_kernels.gemm.tiles import MIXED_FLOATS, size_for
@@ -104,7 +105,7 @@ def gemm_mixed(
         rows_aligned(a, b),
         size,
     )
-    kernel(*((a, b, out) if scale is None else (a, b, scale, out)))
+    kernel(*((a, b, out) if scale is None else (a, b, aligned(scale), out)))
     return out
 
 

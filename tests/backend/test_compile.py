@@ -377,6 +377,21 @@ def test_too_much_tensor_memory_is_a_finding():
     assert finding.title == "k on sm_100a: 640 columns of tensor memory, sm_100a has 512"
 
 
+def test_forbidden_instruction_is_a_finding():
+    from tlmatrix.backend.assembly import check_budgets
+
+    spec = tlmatrix.load(Path(__file__).parents[2] / "specs/atomic_add_layout.yaml")
+    values = {"order": "quads", "form": "tile", "width": 4, "parts": 1, "dtype": "float32"}
+    for instruction, titles in (
+        ("red.global.add.v2.f32", []),
+        ("red.global.add.v4.f32", ["k on sm_90a has red.global.add.v4, which the spec forbids"]),
+    ):
+        part = MachineCode("k_kernel", 32, instructions={instruction: 2})
+        kernel = CompiledKernel("k", "sm_90a", "0", parts=(part,))
+        findings = check_budgets(spec, values, [kernel])
+        assert [each.title for each in findings] == titles
+
+
 # Architectures -------------------------------------------------------------------------------
 
 

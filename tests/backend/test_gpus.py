@@ -8,7 +8,7 @@ import pytest
 
 from outside_project import Project, project
 from tlmatrix.backend import gpus
-from tlmatrix.backend.gpus import GpuAssignment, visible_gpus
+from tlmatrix.backend.gpus import GpuAssignment, memory_fraction, visible_gpus
 
 __all__ = ["project"]
 
@@ -55,6 +55,18 @@ def test_workers_are_assigned_evenly_also_after_some_were_replaced() -> None:
 )
 def test_the_summary_of_the_assignment(count: int, workers: int, summary: str) -> None:
     assert GpuAssignment([str(number) for number in range(count)]).summary(workers) == summary
+
+
+def test_workers_share_the_memory_of_a_gpu() -> None:
+    gigabyte = 2**30
+    assert memory_fraction(80 * gigabyte, 1) == 1
+    for workers in (2, 16):
+        each = 80 * memory_fraction(80 * gigabyte, workers)
+        assert workers * (each + 0.5) < 80 < workers * (each + 0.7)
+    assert 0 < 64 * memory_fraction(8 * gigabyte, 64) < 1
+    assert GpuAssignment(["0", "1"]).sharers(5) == 3
+    assert GpuAssignment([]).sharers(4) == 4
+    assert GpuAssignment(["0"]).sharers(0) == 1
 
 
 _CONFTEST = """

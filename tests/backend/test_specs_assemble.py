@@ -29,8 +29,10 @@ FAMILIES = {
     "decode_paged": "decode",
     "rms_norm": "",
     "all_gather_gemm": "all_gather",
-    "gemm_reduce_scatter": "gemm_bias_reduce_scatter reduce_scatter reduce_scatter_two_level",
-    "sequence_attention_varlen": "sequence_attention sequence_attention_reference",
+    "gemm_reduce_scatter": "gemm_bias_reduce_scatter reduce_scatter reduce_scatter_two_level "
+    "gemm_reduce_scatter_two_level",
+    "sequence_attention_varlen": "sequence_attention sequence_attention_reference "
+    "sequence_attention_specialized",
 }
 """By the spec that is assembled here those of its family, which are left to `make compile`."""
 FIRST = "sm_90a"

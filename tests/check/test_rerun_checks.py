@@ -72,7 +72,8 @@ def test_rotation_gives_each_case_one_check():
     for number in range(80):
         made, calls, found = judged("rotate", number=number)
         assert len(made) == 1
-        assert calls == 1 + 1
+        # A call through autograd may need another to be compared with.
+        assert calls == 1 + 1 or (calls == 1 + 2 and made == ["determinism"])
         assert not found
         turns[made[0]] += 1
     assert set(turns) == set(EVERY)

@@ -146,7 +146,7 @@ def test_the_profiler_records_the_host(program, capsys):
 
 
 @pytest.mark.parametrize(("target", "code"), [("sm_86", 1), ("sm_90a", 0)])
-def test_a_kernel_is_lowered_for_the_target_that_it_names(program, target, code):
+def test_a_kernel_is_lowered_for_the_target_that_it_names(program, target, code, capsys):
     program(
         "exec_barrier.py",
         f"""
@@ -163,6 +163,7 @@ def test_a_kernel_is_lowered_for_the_target_that_it_names(program, target, code)
         """,
     )
     assert main(["exec", "--lower", "exec_barrier.py"]) == code
+    assert ("barrier" in capsys.readouterr().err) == bool(code)
 
 
 def test_a_kernel_runs_once_on_inputs_of_the_profiler(program, capsys):

@@ -8,7 +8,7 @@ import pytest
 
 from tlmatrix.cli import main
 
-KERNELS = Path(__file__).parents[1] / "interpreter" / "traced_kernels.py"
+KERNELS = Path(__file__).parents[1] / "interpreter" / "fixtures" / "traced_kernels.py"
 SPEC = """\
 name: causal
 problem:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -367,3 +370,51 @@ def test_attention_over_packed_sequences_gets_the_attention_problem(project: Pro
     assert "cu: cu_seqlens, longest: max_seqlen_q" in (project.folder / "a.yaml").read_text()
     outcome = project.tlmatrix("run", "a.yaml", "-n", "0", "-k", "kv_heads=1")
     assert outcome.code == ExitCode.OK, outcome.out
+
+
+def test_a_factory_of_packed_attention_gets_a_complete_spec(project: Project) -> None:
+    code = Path(__file__).with_name("traced_strangers.py")
+    shutil.copy(code, project.folder / f"{project.module}.py")
+    outcome = project.tlmatrix("new", f"{project.module}:attend", "-o", "attend.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    assert re.search(r"cases of its quick tier: \d+ passed\n", outcome.out), outcome.out
+    spec = load_spec(project.folder / "attend.yaml")
+    assert spec.problem == "attention"
+    assert {name: str(value) for name, value in spec.factory_args.items()} == {
+        "batch": "len(seqlens)",
+        "rows": "sum(seqlens.q)",
+        "keys": "sum(seqlens.k)",
+        "heads": "kv_heads * groups",
+        "groups": "groups",
+        "dim": "head_dim",
+        "is_causal": "causal",
+    }
+    assert spec.axes["causal"] == (False, True)
+    assert spec.axes["groups"] == (1, 2)
+
+
+def test_the_quotient_of_two_arguments_is_a_dimension(project: Project) -> None:
+    code = """
+import tilelang
+import tilelang.language as T
+
+@tilelang.jit(out_idx=[1])
+def sums(heads, groups, dim):
+    @T.prim_func
+    def main(X: T.Tensor((heads, dim), "float32"), Y: T.Tensor((heads // groups, dim), "float32")):
+        with T.Kernel(heads // groups, threads=32) as head:
+            y = T.alloc_fragment((dim,), "float32")
+            T.clear(y)
+            for group, j in T.Parallel(1, dim):
+                for g in T.serial(groups):
+                    y[j] += X[head * groups + g, j]
+            T.copy(y, Y[head, :])
+    return main
+"""
+    (project.folder / f"{project.module}.py").write_text(code)
+    outcome = project.tlmatrix("new", f"{project.module}:sums", "-o", "sums.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    spec = load_spec(project.folder / "sums.yaml")
+    assert [str(size) for size in spec.problem.outputs["Y"].shape] == ["heads // groups", "dim"]
+    assert [str(rule.expression) for rule in spec.constraints] == ["heads % groups == 0"]
+    assert 6 in spec.axes["heads"]

@@ -96,7 +96,7 @@ def test_ctrl_c_in_a_small_run_keeps_the_results(project: Project) -> None:
     out, _ = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED, out
     assert "tlmatrix run --resume out.jsonl" in out
-    assert re.search(r"stopped early, \d not run", out)
+    assert re.search(r"stopped early, \d+ not run", out)
     assert {result.status for result in read_records(file).results} <= {
         Status.PASSED,
         Status.CRASHED,  # Begun and stopped.

@@ -58,7 +58,7 @@ def test_errors_of_a_spec_fit_the_terminal(monkeypatch, tmp_path):
 
 def test_every_command_of_the_parser_exists():
     (commands,) = (each for each in command_line()._actions if each.choices)
-    assert len(commands.choices) == 12
+    assert {"run", "fuzz", "repro", "report"} <= set(commands.choices)
     for name, parser in commands.choices.items():
         target = parser.get_default("command")
         assert callable(command_named(target)), name

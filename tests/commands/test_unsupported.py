@@ -30,7 +30,9 @@ def test_skipped_cases_are_counted_in_the_last_line(project: Project) -> None:
     outcome = project.tlmatrix("run", "scale.yaml", "-n", "0")
     assert outcome.code == 0, outcome.out
     assert f"2 cases skipped: {_WHY}" in _said(outcome)
-    assert "2 passed, 2 skipped; 2 cases not judged: the interpreter does not" in _said(outcome)
+    assert "2 passed, 2 skipped (2 unsupported); 2 cases not judged: the interpreter" in _said(
+        outcome
+    )
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
@@ -38,7 +40,7 @@ def test_a_run_of_unsupported_cases_alone_fails(project: Project, workers: str) 
     project.spec(how="[unknown]", rows="[1]")
     outcome = project.tlmatrix("run", "scale.yaml", "-n", workers)
     assert outcome.code == 1, outcome.out
-    assert "2 skipped; nothing was judged" in _said(outcome)
+    assert "2 skipped (2 unsupported); nothing was judged" in _said(outcome)
 
 
 def test_pytest_fails_if_all_cases_are_unsupported(project: Project) -> None:

@@ -73,3 +73,61 @@ def product(M, N, K, block=64, dtype="float16"):
             T.copy(c, C[bx * block, by * block])
 
     return main
+
+
+@tilelang.jit(out_idx=[6])
+def attend(batch, rows, keys, heads, groups, dim, is_causal, block=32):
+    kv_heads = heads // groups
+
+    @T.prim_func
+    def main(
+        Q_rows: T.Tensor((rows, heads, dim), "float16"),
+        K_rows: T.Tensor((keys, kv_heads, dim), "float16"),
+        V_rows: T.Tensor((keys, kv_heads, dim), "float16"),
+        cu_seqlens_q: T.Tensor((batch + 1,), "int32"),
+        cu_seqlens_k: T.Tensor((batch + 1,), "int32"),
+        max_seqlen_q: T.int32,
+        Out: T.Tensor((rows, heads, dim), "float16"),
+    ):
+        with T.Kernel(T.ceildiv(max_seqlen_q, block), heads, batch, threads=128) as (tile, head, b):
+            q = T.alloc_shared((block, dim), "float16")
+            k = T.alloc_shared((block, dim), "float16")
+            v = T.alloc_shared((block, dim), "float16")
+            s = T.alloc_fragment((block, block), "float32")
+            p = T.alloc_fragment((block, block), "float16")
+            acc = T.alloc_fragment((block, dim), "float32")
+            total = T.alloc_fragment((block,), "float32")
+            most = T.alloc_fragment((block,), "float32")
+            first, first_key = cu_seqlens_q[b], cu_seqlens_k[b]
+            count, count_k = cu_seqlens_q[b + 1] - first, cu_seqlens_k[b + 1] - first_key
+            T.copy(Q_rows[first + tile * block : first + (tile + 1) * block, head, :], q)
+            T.clear(acc)
+            T.clear(total)
+            T.fill(most, -T.infinity("float32"))
+            for turn, step in T.grid(2, T.ceildiv(count_k, block)):  # the maximum, then the sum
+                key = first_key + step * block
+                T.copy(K_rows[key : key + block, head // groups, :], k)
+                T.copy(V_rows[key : key + block, head // groups, :], v)
+                T.clear(s)
+                T.gemm(q, k, s, transpose_B=True)
+                for i, j in T.Parallel(block, block):
+                    seen = step * block + j < count_k
+                    if is_causal:
+                        last = tile * block + i + count_k - count
+                        seen = T.And(seen, step * block + j <= last)
+                    s[i, j] = T.if_then_else(seen, s[i, j] / dim**0.5, -T.infinity("float32"))
+                if turn == 0:
+                    T.reduce_max(s, most, dim=1, clear=False)
+                else:
+                    for i, j in T.Parallel(block, block):
+                        s[i, j] = T.if_then_else(s[i, j] > -1e30, T.exp(s[i, j] - most[i]), 0.0)
+                    T.reduce_sum(s, total, dim=1, clear=False)
+                    T.copy(s, p)
+                    T.gemm(p, v, acc)
+            for i, d in T.Parallel(block, dim):
+                if tile * block + i < count:
+                    Out[first + tile * block + i, head, d] = T.if_then_else(
+                        total[i] > 0, acc[i, d] / total[i], 0.0
+                    )
+
+    return main

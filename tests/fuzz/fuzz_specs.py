@@ -25,6 +25,24 @@ fuzz:
   examples: {{quick: 20}}
 """
 
+_WINDOWS = """\
+name: windows
+problem:
+  inputs:
+    x: {shape: [batch, seqlen_k], dtype: float32, grad: false}
+  outputs: [y]
+  reference: fuzzed_entries:window_reference
+entry: fuzzed_entries:window_sums
+axes:
+  batch: [1]
+  window: [1, 300]
+  seqlen_k: [1, 300]
+tile: {k: 256}
+checks: [numeric]
+fuzz:
+  axes: {batch: 1..3, window: 1..1000, seqlen_k: 1..1000}
+"""
+
 _PACKED = """\
 name: packed
 problem: attention
@@ -56,6 +74,12 @@ def rows_cases(spec):
     axes = {axis: st.sampled_from(values) for axis, values in spec.axes.items()}
     axes["rows"] = st.integers(1, 300)
     return st.fixed_dictionaries(axes).map(lambda values: Case(spec.name, values, "fuzz"))
+
+
+def windows_spec(folder):
+    path = folder / "windows.yaml"
+    path.write_text(_WINDOWS)
+    return load_spec(path)
 
 
 def packed_spec(folder, entry, checks="numeric, poison, guards, sanitizers"):

@@ -1,11 +1,14 @@
 """Searches: findings, smallest cases, known bugs, and reproducibility."""
 
 import time
+from dataclasses import replace
 
-from fuzz_specs import packed_cases, packed_spec, rows_cases, rows_spec
+from fuzz_specs import packed_cases, packed_spec, rows_cases, rows_spec, windows_spec
 from hypothesis import strategies as st
 
 from tlmatrix.fuzz.search import fuzz_spec, shrink_failure
+from tlmatrix.fuzz.strategies import case_domain
+from tlmatrix.fuzz.strategies.case_strategy import case_strategy
 from tlmatrix.interpreter.frontend import programs
 from tlmatrix.matrix import Case
 from tlmatrix.run.result import Status
@@ -73,6 +76,19 @@ def test_number_is_shrunk_to_the_failing_boundary(tmp_path, runner):
     (found,) = report.found
     assert found.smallest.values["rows"] == 17
     assert found.region.startswith("row 16")
+
+
+def test_fault_of_a_difference_of_two_lengths_is_found(tmp_path, runner):
+    spec = windows_spec(tmp_path)
+    domain = case_domain(spec)
+    apart = case_strategy(replace(domain, combined=frozenset()))  # each length by itself
+    assert not _search(spec, runner, apart, examples=200, seed=1)[0].found
+    for seed in range(3):
+        report, _ = _search(spec, runner, None, examples=200, seed=seed)
+        assert report.found
+        for found in report.found:
+            keys, window = (found.smallest.values[name] for name in ("seqlen_k", "window"))
+            assert (keys - window) % 256 == 0 < keys % 256
 
 
 def test_seed_determines_the_cases(tmp_path, runner):
@@ -161,9 +177,9 @@ def test_kernels_are_traced_once_for_all_lengths(tmp_path, runner, monkeypatch):
     made = []
     generate = programs.generate
 
-    def counted(func, options):
+    def counted(func, text, options):
         made.append(options)
-        return generate(func, options)
+        return generate(func, text, options)
 
     monkeypatch.setattr(programs, "generate", counted)
     spec = packed_spec(tmp_path, "right")

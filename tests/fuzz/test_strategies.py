@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import Phase, find, given, settings
 
+from tlmatrix.extensions import compile_key
 from tlmatrix.fuzz.generation import generate_cases
 from tlmatrix.fuzz.job import Job
 from tlmatrix.fuzz.strategies import Configuration, case_domain, cases, configurations
+from tlmatrix.fuzz.strategies.related import related_span
+from tlmatrix.fuzz.strategies.spans import Span
+from tlmatrix.fuzz.tier import tier_fuzz_cases
 from tlmatrix.fuzz.worker import one_configuration
-from tlmatrix.matrix import Case, find_case
+from tlmatrix.matrix import Case, expand, find_case
 from tlmatrix.matrix.listed_cases import broken_constraints
 from tlmatrix.problem.attention.axes import Setting
 from tlmatrix.problem.distributions import usual_distributions
@@ -139,6 +143,54 @@ def test_200_cases_cover_critical_lengths() -> None:
     assert {len(q) for q in batches} == set(range(1, 9))
 
 
+@pytest.mark.parametrize("tile", [64, 128])
+@pytest.mark.parametrize("name", ["gqa_dense", "gqa_varlen", "decode_paged"])
+def test_windows_begin_at_edges_of_tiles_although_no_length_is_at_one(name: str, tile: int) -> None:
+    spec = load_spec(Path(__file__).parents[2] / f"specs/{name}.yaml")
+
+    def begins(case: Case, window: object) -> bool:
+        if type(window) is not int:
+            return False
+        seqlen = case.values.get("seqlen_k")
+        keys = of(case)[1] if "seqlens" in case.values else [seqlen]
+        keys = [case["seqlen_q"] if key == "same" else key for key in keys]
+        return any(
+            key > window
+            and (key - window) % tile == 0
+            and all(1 < length % tile < tile - 1 for length in (key, window))
+            for key in keys
+        )
+
+    assert sum(begins(case, case["window"]) for case in drawn(spec, 400)) >= 2
+
+
+def test_query_lengths_are_drawn_relative_to_keys() -> None:
+    pairs = [
+        pair for case in drawn(parse_spec(PACKED), 200) for pair in zip(*of(case), strict=True)
+    ]
+    apart = [(q, k) for q, k in pairs if q % 64 > 1 and k % 64 > 1 and q != k]
+    assert sum((k - q) % 64 == 0 for q, k in apart) > len(apart) / 16
+
+
+def test_related_span_is_at_an_edge_within_bounds() -> None:
+    whole, others, tiles = Span(5, 300), [17, 290, -40], [16, 64]
+    spans = {related_span(whole, others, tiles, index) for index in range(0, 4000, 7)}
+    assert len(spans) > 100
+    for span in spans:
+        assert 5 <= span.low <= span.high <= 300
+        assert any(
+            (number + sign * other) % tile in (0, 1, tile - 1)
+            for number in range(span.low, span.high + 1)
+            for other in others
+            for tile in tiles
+            for sign in (-1, 1)
+        )
+
+
+def test_related_span_without_an_edge_is_everything() -> None:
+    assert related_span(Span(3, 9), [1], [64], 4) == Span(3, 9)
+
+
 @pytest.mark.parametrize(
     ("keys", "holds"),
     [
@@ -156,7 +208,7 @@ def test_key_lengths_follow_the_spec(keys: str, holds: Callable[..., bool]) -> N
 
 def test_constraint_on_lengths_holds() -> None:
     rule = "constraints:\n  - len(seqlens) < 3 and sum(seqlens.q) > 0"
-    found = [of(case) for case in drawn(parse_spec(PACKED.replace("constraints:", rule)), 60)]
+    found = [of(case) for case in drawn(parse_spec(PACKED.replace("constraints:", rule)), 120)]
     assert all(len(q) < 3 and sum(q) > 0 for q, _ in found)
     assert len({q for q, _ in found}) > 10
 
@@ -231,7 +283,7 @@ def test_most_cases_have_configurations_of_the_tier() -> None:
     own = set(configurations(spec, "quick"))
     deciding = case_domain(spec, "quick").fixed
     assert set(deciding) == {"dtype", "groups", "head_dim", "head_dim_v", "causal", "backward"}
-    assert len(own) > 40
+    assert len(own) > 20
     found = [Configuration({name: case[name] for name in deciding}) for case in drawn(spec, 300)]
     assert sum(each in own for each in found) > 0.85 * len(found)
     assert len(set(found) & own) > 0.6 * len(own)
@@ -239,7 +291,7 @@ def test_most_cases_have_configurations_of_the_tier() -> None:
 
 def test_configurations_can_be_chosen() -> None:
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
-    one = configurations(spec, "quick")[7]
+    one = next(each for each in configurations(spec, "quick") if each.values["causal"])
     found = drawn(spec, 100, among=[one])
     assert all(case[name] == one.values[name] for name in one.values for case in found)
     assert len({str(of(case)) for case in found}) > 50
@@ -248,12 +300,25 @@ def test_configurations_can_be_chosen() -> None:
 
 def test_jobs_on_gpus_use_one_configuration() -> None:
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
-    own = configurations(spec, "quick")
-    for number in (0, 1, len(own) + 2):
+    key = compile_key(spec)
+    tier = {key(case.values) for case in expand(spec)}
+    for number in (0, 1, len(tier) + 2):
         strategy = one_configuration(spec, Job("", "quick", number=number), gpus=1)
         found = generate_cases(strategy, count=40, first=number)
-        kernels = {Configuration({name: case[name] for name in own[0].values}) for case in found}
-        assert kernels == {own[number % len(own)]}
+        assert len(found) == 40
+        kernels = {key(case.values) for case in found}
+        assert len(kernels) == 1
+        assert kernels <= tier
+
+
+def test_fuzz_cases_of_a_tier_need_no_other_kernels_if_they_are_compiled() -> None:
+    spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
+    key = compile_key(spec)
+    tier = {key(case.values) for case in expand(spec)}
+    found = tier_fuzz_cases(spec, "quick", (), compiled=True)
+    assert len(found) == 20
+    assert {key(case.values) for case in found} <= tier
+    assert len({case["window"] for case in found}) > 5
 
 
 def test_jobs_on_gpus_have_at_most_as_many_ranks_as_gpus() -> None:

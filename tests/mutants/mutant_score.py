@@ -14,7 +14,7 @@ __all__ = ["describe", "faults", "page_with", "readme_with", "summary"]
 Records = list[dict[str, Any]]
 CHECKS = (
     "numeric", "gradients", "poison", "guards", "sanitizers", "isolation", "determinism", "repeat",
-    "relations", "entry", "invalid_inputs",
+    "relations", "propagation", "entry", "invalid_inputs",
 )  # fmt: skip
 """`entry`: the code raises; `invalid_inputs`: an invalid input does not raise as specified."""
 _BEGIN, _END = "<!-- score of make mutants -->\n", "<!-- end of score -->\n"

@@ -213,3 +213,19 @@ def test_spread_of_dk_includes_systematic_rounding_of_out(values):
         dk = (p * (of_do @ seen_v.T - delta)).T @ of_q * 128**-0.5
         error = (dk - exact[batch, 127:, head]).abs()
         assert (error <= 3 * info.roundoff * spread[batch, 127:, head]).all()
+
+
+def test_flushed_probabilities_move_a_gradient_by_no_more_than_its_amplification():
+    """Within the bound for dq and dk; 2**10 times what was flushed, as for out, is too little."""
+    shape = packed([64], head_dim=64, dtype="bfloat16", values="large", scale=0.25)
+    problem = make_problem({**shape, "causal": False})
+    rows = {name: tensor[:, 0].double() for name, tensor in problem.inputs.items() if name in "qkv"}
+    q, k, v, do = *(rows[name] for name in "qkv"), problem.cotangents["out"][:, 0].double()
+    p = torch.softmax(0.25 * q @ k.T, -1)
+    # The sizes that rows of just less than 2**-126 would have, of other scores.
+    lost = torch.full_like(p, 2.0**-126)
+    ds = lost * ((do @ v.T) - (p @ v * do).sum(-1, keepdim=True))
+    moved = {"out": lost @ v, "dv": lost.T @ do, "dq": 0.25 * ds @ k, "dk": 0.25 * ds.T @ q}
+    for name, error in moved.items():
+        assert float(error.abs().max()) <= 2.0**-126 * problem.outputs[name].amplification()
+    assert float(moved["dq"].abs().max()) > 2.0**-116

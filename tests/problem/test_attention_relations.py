@@ -161,7 +161,7 @@ def test_groups_as_repeated_heads_needs_groups_of_one_in_the_spec():
 
 def test_where_rules_exclude_relations():
     values = packed([5], groups=3, causal=True, window=None)
-    axes = {"groups": [1, 3], "window": [None, 2]}
+    axes = {"groups": [1, 3], "window": [None, 5]}
     where = [{"require": "groups > 1 and window is none", "because": "a limit of the kernel"}]
     free = relations_of(make_problem(values, axes=axes))
     bound = relations_of(make_problem(values, axes=axes, constraints=where))
@@ -171,16 +171,27 @@ def test_where_rules_exclude_relations():
 @pytest.mark.parametrize("window", [None, 9, 12])
 def test_window_as_long_as_keys_applies_in_both_directions(window):
     problem = problem_of(
-        packed([5, 9], causal=True, window=window), axes={"window": [None, window or 3]}
+        packed([5, 9], causal=True, window=window), axes={"window": [None, window or 9]}
     )
     (other,) = relations_of(problem)["window_as_long_as_keys"].problems
     assert other.names["window"] == (9 if window is None else None)
 
 
+def test_a_window_that_the_spec_does_not_list_is_not_tried():
+    """A kernel may take multiples of its tile alone."""
+    values = packed([5, 9], causal=True, window=None)
+    windows = lambda *listed: {"window": [None, *listed]}  # noqa: E731
+    (other,) = relations_of(problem_of(values, axes=windows(4, 64, 128)))[
+        "window_as_long_as_keys"
+    ].problems
+    assert other.names["window"] == 64
+    assert "window_as_long_as_keys" not in relations_of(problem_of(values, axes=windows(4)))
+
+
 @pytest.mark.parametrize(("alignment", "longest"), [("bottom_right", 5), ("top_left", 9)])
 def test_window_with_top_left_alignment_spans_the_queries(alignment, longest):
     values = packed([9, 2], [4, 5], causal=True, window=None, alignment=alignment)
-    problem = problem_of(values, axes={"window": [None, 3]})
+    problem = problem_of(values, axes={"window": [None, longest]})
     (other,) = relations_of(problem)["window_as_long_as_keys"].problems
     assert other.names["window"] == longest
     for name, tensor in problem.reference().items():

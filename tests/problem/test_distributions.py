@@ -6,8 +6,13 @@ import pytest
 import torch
 from problem_cases import make_problem, packed
 
+from tlmatrix.check.numeric import compare
+from tlmatrix.check.tolerance import ReferenceBounds
+from tlmatrix.problem import family_for
 from tlmatrix.problem.distributions import DISTRIBUTIONS, choose_distribution, draw, generator
 from tlmatrix.problem.poison import poison_scale
+from tlmatrix.spec import load_spec
+from tlmatrix.spec.model.spec import Tolerance
 
 
 def drawn(name, shape=(64, 2, 32), dtype=torch.float16, **more):
@@ -77,7 +82,7 @@ def test_distribution_is_chosen_by_axis_or_seed():
     assert choose_distribution("ramp", 1) == "ramp"
     picked = [choose_distribution(None, seed) for seed in range(400)]
     assert 150 < picked.count("normal") < 250
-    assert set(picked) == set(DISTRIBUTIONS) - {"zero_rows", "rising"}
+    assert set(picked) == set(DISTRIBUTIONS) - {"zero_rows", "rising", "cancelling"}
     with pytest.raises(ValueError, match="did you mean 'normal'"):
         choose_distribution("nromal", 1)
 
@@ -116,3 +121,37 @@ def test_guide_lists_all_distributions():
     _, _, guide = guide.partition("## What the inputs hold")
     _, *lines = (line for line in guide.splitlines() if line.startswith("| `"))
     assert [line.split("`")[1] for line in lines] == list(DISTRIBUTIONS)
+
+
+def test_cancelling_halves_have_opposite_signs_in_the_first_input_alone():
+    first, second = drawn("cancelling").mean((0, 1)), drawn("cancelling", index=1)
+    assert (first[:16] > 0.4).all()
+    assert (first[16:] < -0.4).all()
+    assert second.mean() > 0.4
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("rounded", ["no", "kept", "added"])
+def test_cancelling_parts_of_dv_show_their_precision(layout, rounded):
+    values = {
+        "dtype": "bfloat16", "layout": layout, "batch": 1, "kv_heads": 1, "groups": 16,
+        "head_dim": 32, "head_dim_v": "same", "causal": False, "window": None,
+        "backward": "split", "seqlen_q": 128, "seqlen_k": 64, "values": "cancelling",
+    }  # fmt: skip
+    spec = load_spec(Path(__file__).parents[2] / "specs" / "gqa_dense.yaml")
+    problem = family_for(spec).problem(spec, values, seed=3, device=torch.device("cpu"))
+    swapped = layout == "bshd"
+    q, k, do = (
+        each.float().transpose(1, 2) if swapped else each.float()
+        for each in (problem.inputs["q"], problem.inputs["k"], problem.cotangents["out"])
+    )
+    weights = torch.softmax(q @ k.mT / 32**0.5, -1).bfloat16().float()
+    parts = (weights.mT @ do).unbind(1)
+    total = torch.zeros_like(parts[0])
+    for part in parts:
+        total = total + (part.bfloat16() if rounded == "kept" else part)
+        total = total.bfloat16().float() if rounded == "added" else total
+    dv = total.bfloat16()[:, :, None] if swapped else total.bfloat16()[:, None]
+    bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
+    found = compare(dv, bounds.reference["dv"], bounds.error_bound("dv"))
+    assert (found is None) == (rounded == "no")

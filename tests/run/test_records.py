@@ -131,18 +131,89 @@ def test_an_unfinished_case_is_crashed_and_the_run_has_no_summary(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "holds no record"),
-        ('{"record":"case"}\n{"record":"case"}\n', "header of a run"),
-        ('{"a": 1}\n', "header of a run"),
-        ("not json\n[1]\n", ":1: not a record"),
-        ("[1]\n", ":1: not a record but list"),
+        ("", "holds no record of a run$"),
+        ('{"record":"case"}\n{"record":"case"}\n', ":1: not a record: it has no 'status'"),
+        ('{"a": 1}\n', ":1: not a record: it has no key 'record'"),
+        ("not json\n[1]\n", ":1: not a record: Expecting value"),
+        ("[1]\n", ":1: not a record: it is list, not an object"),
     ],
 )
-def test_another_file_is_an_error(tmp_path: Path, text: str, words: str) -> None:
+def test_a_file_without_records_is_an_error(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(text)
     with pytest.raises(RecordsError, match=words):
         read_records(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nonsense",
+        "[1]",
+        '{"record":"case","status":"passed"}',
+        '{"record":"case","spec":"x","path":"y","case":"z","status":"unheard of"}',
+        '{"record":"start"}',
+        '{"record":"run","tier":"quick","backend":1,"seed":0}',
+        '{"record":"summary"}',
+    ],
+)
+def test_a_line_that_is_no_record_is_left_out(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "run.jsonl"
+    _write(path, _FAILED, _SKIPPED)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1], line, *lines[2:]]) + "\n")
+    records = read_records(path)
+    assert [item.status for item in records.results] == [Status.FAILED, Status.SKIPPED]
+    assert records.header == _HEADER
+    assert [text.partition(": not a record: ")[0] for text in records.problems] == [f"{path}:3"]
+
+
+@pytest.mark.parametrize("header", ["nonsense", '{"record":"run","seed":"none"}', None])
+def test_the_results_of_a_file_without_its_header_are_read(
+    tmp_path: Path, header: str | None
+) -> None:
+    path = tmp_path / "run.jsonl"
+    _write(path, _FAILED)
+    _, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([header or "", *rest]) + "\n")
+    records = read_records(path)
+    assert [item.status for item in records.results] == [Status.FAILED]
+    assert records.header.paths == (_FAILED.path,)
+    assert "has no header of a run" in records.problems[0]
+    assert len(records.problems) == 1 + (header is not None)
+
+
+def test_a_full_disk_is_an_error_of_the_writer(tmp_path: Path) -> None:
+    full = tmp_path / "run.jsonl"
+    full.symlink_to("/dev/full")
+    writer = RecordsWriter(full)
+    writer.header(_HEADER)
+    writer.case(_FAILED)
+    assert "No space left" in writer.error
+    assert not writer.complete(_HEADER, [_FAILED])
+    writer.close()
+
+
+@pytest.mark.parametrize("lost", ["file", "folder", "line"])
+def test_what_a_file_lost_is_written_again(tmp_path: Path, lost: str) -> None:
+    path = tmp_path / "kept" / "run.jsonl"
+    writer = RecordsWriter(path)
+    writer.header(_HEADER)
+    for result in (_FAILED, _SKIPPED):
+        writer.case(result)
+    if lost == "line":
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    else:
+        path.unlink()
+        if lost == "folder":
+            path.parent.rmdir()
+        assert writer.removed
+    assert writer.complete(_HEADER, [_FAILED, _SKIPPED])
+    assert not writer.removed
+    writer.close()
+    records = read_records(path)
+    assert records.header == _HEADER
+    assert [item.status for item in records.results] == [Status.FAILED, Status.SKIPPED]
 
 
 def _append(path: Path, worker: str, count: int) -> None:

@@ -25,7 +25,7 @@ axes: {dtype: [float16], rows: [1, 8]}
 """
 KEYS = (
     "name, summary, problem, entry, constructor_args, factory, factory_args, call, returns, "
-    "architectures, axes, shards, context, constraints, extra_cases, tiers, tolerance, checks, relations, agree, sanitizers, determinism, cuda_graph, codegen, tile, fuzz, invalid_inputs, known_bugs, regressions, retired, bench"
+    "architectures, axes, compile_axes, shards, context, constraints, extra_cases, tiers, tolerance, checks, relations, agree, sanitizers, propagation, determinism, cuda_graph, codegen, tile, fuzz, invalid_inputs, known_bugs, regressions, retired, bench"
 )
 DTYPES = (
     "float16, bfloat16, float32, float64, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, "
@@ -346,7 +346,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a check that does not exist": (
         HEAD + "checks: [numeric, gradient]\n",
         [
-            "5:19: 'checks[1]' must be one of numeric, gradients, poison, guards, sanitizers, isolation, determinism, repeat, relations, agreement; got 'gradient'; did you mean 'gradients'?"
+            "5:19: 'checks[1]' must be one of numeric, gradients, poison, guards, sanitizers, isolation, determinism, repeat, relations, agreement, propagation; got 'gradient'; did you mean 'gradients'?"
         ],
     ),
     "a check twice, and none at all": (
@@ -381,7 +381,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a sanitizer that does not exist": (
         HEAD + "sanitizers: {without: [fragment]}\n",
         [
-            "5:24: 'sanitizers.without[0]' must be one of bounds, fragments, guarded, uninitialised, unwritten, races, lanes, barriers, sequences, overreads, budget, nonfinite; got 'fragment'; did you mean 'fragments'?"
+            "5:24: 'sanitizers.without[0]' must be one of bounds, fragments, tables, guarded, uninitialised, unwritten, races, lanes, barriers, sequences, overreads, alignment, atomics, budget, nonfinite; got 'fragment'; did you mean 'fragments'?"
         ],
     ),
     "packed rows without boundaries": (

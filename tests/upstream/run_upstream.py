@@ -158,7 +158,10 @@ def _outcomes(program: Program, copy: Path, limit: float, arch: str) -> list[dic
         outcomes.append(_outcome("slow", f"over {limit:.0f} s", limit))
     elif code < 0:
         outcomes.append(_outcome("crashed", f"killed by {signal.Signals(-code).name}"))
-    elif (code not in (0, 1, 5) and program.is_test) or (code and not outcomes):
+    elif code and (missing := re.search(r"ModuleNotFoundError: No module named '(\w+)", output)):
+        if not outcomes:
+            outcomes.append(_outcome("skipped", f"needs {missing[1]}"))
+    elif (code not in (0, 1, 5) and program.is_test) or (code not in (0, 5) and not outcomes):
         last = (output.strip().splitlines() or ["no output"])[-1]
         outcomes.append(_outcome("crashed", f"exit code {code}: {last}"))
     elif not outcomes:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from tlmatrix.backend.errors import ArchitectureError, BackendUnavailableError
-from tlmatrix.backend.gpus import all_visible_gpus
+from tlmatrix.backend.gpus import all_visible_gpus, memory_fraction
 from tlmatrix.config import BACKENDS
 from tlmatrix.words import suggestion
 
@@ -106,6 +106,9 @@ class Backend(Protocol):
     def release(self) -> None:
         """Free cached memory, after a case that ran out of memory."""
 
+    def limit_memory(self, workers: int) -> None:
+        """Limit this process to its share of a GPU that `workers` processes use."""
+
 
 @dataclass(frozen=True)
 class InterpreterBackend:
@@ -161,6 +164,9 @@ class InterpreterBackend:
     def release(self) -> None:
         """Free tensors that exceptions keep alive."""
         gc.collect()
+
+    def limit_memory(self, workers: int) -> None:
+        """Do nothing: memory of the host has no shares."""
 
 
 _MULTIPROCESSORS = 4
@@ -233,6 +239,9 @@ class CudaBackend:
         """Make the GPU the current device."""
         import torch
 
+        from tlmatrix.backend.kernel_cache import share_kernels
+
+        share_kernels()
         return torch.cuda.device(self.device)
 
     def importing(self) -> AbstractContextManager[object]:
@@ -263,6 +272,13 @@ class CudaBackend:
 
         gc.collect()
         torch.cuda.empty_cache()
+
+    def limit_memory(self, workers: int) -> None:
+        """Limit what PyTorch allocates; beyond it, it raises `OutOfMemoryError`."""
+        import torch
+
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(memory_fraction(total, workers), self.device)
 
 
 @dataclass(frozen=True)
@@ -340,6 +356,9 @@ class CompileBackend:
     def release(self) -> None:
         """Free tensors that exceptions keep alive."""
         gc.collect()
+
+    def limit_memory(self, workers: int) -> None:
+        """Do nothing: memory of the host has no shares."""
 
 
 _CLASSES = (InterpreterBackend, ProcessesBackend, CudaBackend, CompileBackend)

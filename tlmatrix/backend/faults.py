@@ -85,8 +85,9 @@ class DeviceFault:
 def classify_fault(error: BaseException) -> DeviceFault | None:
     """Classify an exception; None if it is not about the GPU, its compilers or its memory."""
     message = str(error)
-    if type(error).__name__ == "OutOfMemoryError" or _MEMORY.search(message):
-        return _memory(message)
+    exhausted = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if exhausted or _MEMORY.search(message):
+        return _memory(message or type(error).__name__)
     if any(mark in message for mark in _NVCC):
         return _nvcc_error(message)
     if any(frame.f_code.co_name in _COMPILING for frame in _frames(error)):

@@ -21,13 +21,18 @@ __all__ = [
     "GpuAssignment",
     "all_visible_gpus",
     "assignment_for",
+    "compute_capability",
     "confine_process",
     "count_gpus",
+    "memory_fraction",
     "visible_gpus",
 ]
 
 ALL_GPUS = "TLMATRIX_VISIBLE_GPUS"
 """Environment variable of a worker restricted to one GPU: all GPUs that the user left visible."""
+
+CONTEXT_BYTES = 600 * 2**20
+"""Memory of a process on a GPU beside PyTorch's allocations."""
 
 _NVML = ("libnvidia-ml.so.1", "nvml.dll")
 
@@ -47,6 +52,32 @@ def count_gpus() -> int:
         library.nvmlShutdown()
         return found.value
     return 0
+
+
+def compute_capability() -> tuple[int, int] | None:
+    """The compute capability of the first visible GPU according to NVML; None without one."""
+    gpus = all_visible_gpus()
+    if not gpus:
+        return None
+    number = int(gpus[0]) if gpus[0].isdecimal() else 0
+    for name in _NVML:
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        if library.nvmlInit_v2() != 0:
+            return None
+        device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+        found = (
+            library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)) == 0
+            and library.nvmlDeviceGetCudaComputeCapability(
+                device, ctypes.byref(major), ctypes.byref(minor)
+            )
+            == 0
+        )
+        library.nvmlShutdown()
+        return (major.value, minor.value) if found else None
+    return None
 
 
 def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -74,20 +105,33 @@ def all_visible_gpus() -> tuple[str, ...]:
     return visible_gpus(os.environ)
 
 
-def confine_process(gpu: str) -> None:
-    """Restrict this process to one GPU ("" for all); no effect once CUDA is initialized.
+def confine_process(gpu: str) -> bool:
+    """Restrict this process to one GPU ("" for all); False once CUDA is initialized.
 
     The processes of ranks, which this one starts, still get all GPUs.
     """
     torch = sys.modules.get("torch")
-    if gpu and not (torch and torch.cuda.is_initialized()):
-        os.environ.setdefault(ALL_GPUS, ",".join(visible_gpus(os.environ)))
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    if not gpu or (torch and torch.cuda.is_initialized()):
+        return False
+    os.environ.setdefault(ALL_GPUS, ",".join(visible_gpus(os.environ)))
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    return True
 
 
 def assignment_for(backend: str) -> GpuAssignment:
     """An assignment of the visible GPUs to workers; of no GPUs if the backend uses none."""
     return GpuAssignment(visible_gpus(os.environ) if backend in ("auto", "cuda") else ())
+
+
+def memory_fraction(total: int, workers: int) -> float:
+    """The part of a GPU's `total` bytes that each of `workers` processes may allocate.
+
+    A process that has the GPU alone may allocate all of it. Others get equal parts, each less what
+    a CUDA context and loaded kernels take, which PyTorch's limit does not count.
+    """
+    if workers <= 1:
+        return 1.0
+    return max(1 / workers - CONTEXT_BYTES / total, 0.2 / workers)
 
 
 class GpuAssignment:
@@ -105,9 +149,17 @@ class GpuAssignment:
         self._assigned[worker] = min(self.gpus, key=lambda gpu: busy[gpu])
         return self._assigned[worker]
 
+    def of(self, worker: str) -> str:
+        """The GPU of a worker; "" if it has none of its own."""
+        return self._assigned.get(worker, "")
+
     def release(self, worker: str) -> None:
         """Release the GPU of a worker that ended."""
         self._assigned.pop(worker, None)
+
+    def sharers(self, workers: int) -> int:
+        """The most workers that share one GPU, of `workers`."""
+        return max(1, -(-workers // max(1, len(self.gpus))))
 
     def summary(self, workers: int) -> str:
         """`8 workers on 4 GPUs, 2 each`; "" if there are fewer than two GPUs."""

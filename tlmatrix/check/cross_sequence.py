@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.problem.poison import poison_scale
+from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,7 +57,9 @@ def depends_on_other_sequences(
             inputs = {**problem.inputs, name: changed}
             try:
                 again = execute(replace(problem, inputs=inputs, names={**problem.names, **inputs}))
-            except Exception:  # noqa: BLE001 - the first run passed, so the changed rows matter
+            except BaseException as error:
+                if unwinds(error):
+                    raise
                 return True
             for each, (along, numbers) in results.items():
                 kept = [at for at, number in enumerate(numbers) if number >> bit & 1 != value]

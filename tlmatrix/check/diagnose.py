@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.hints import Evidence, hint
 from tlmatrix.check.patterns import recognise
+from tlmatrix.check.pictures import pictures
 from tlmatrix.check.poison import poison_mask
 from tlmatrix.problem.model import Dim
 
@@ -74,6 +75,7 @@ def diagnose(
         pattern=label,
         where=pattern.where,
         hint=hint(evidence),
+        pictures=pictures(wrong, dims, index),
         detail="every element is within its error bound; the root mean square of a region is not"
         if deviation.distance == "rms"
         else None,

@@ -5,12 +5,20 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from tlmatrix.words import printable
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tlmatrix.problem import Dim, TensorInfo
 
-__all__ = ["Finding", "FindingsError", "tensor_index"]
+__all__ = ["MASKED", "NOT_RUN", "Finding", "FindingsError", "tensor_index"]
+
+NOT_RUN = "not run: "
+"""Begins the note of a finding that stopped other checks."""
+
+MASKED = "found in a second pass, with the findings above masked"
+"""Ends the detail of a finding of the second pass."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,11 @@ class Finding:
         kernel: its kernel.
         block: its block.
         against: the other access of a race.
+        pictures: grids of the wrong elements (`tlmatrix.check.pictures`).
+        message: the whole text of an exception, if the title has a part of it; only for records.
+
+    Control characters and lone surrogates in texts are escaped, so that each text can be printed
+    and sent to other processes.
     """
 
     check: str
@@ -54,6 +67,14 @@ class Finding:
     kernel: str | None = None
     block: tuple[int, ...] | None = None
     against: str | None = None
+    pictures: tuple[Mapping[str, Any], ...] = field(default=(), repr=False, compare=False)
+    message: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("title", "hint", "detail", "message", "pattern"):
+            text = getattr(self, name)
+            if text and (escaped := printable(text)) is not text:
+                object.__setattr__(self, name, escaped)
 
     @property
     def cause(self) -> tuple[str, str | None, str | None]:
@@ -62,7 +83,9 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the results file, without absent fields."""
-        return {key: value for key, value in asdict(self).items() if value not in (None, {}, "")}
+        return {
+            key: value for key, value in asdict(self).items() if value not in (None, {}, "", ())
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Finding:
@@ -70,6 +93,7 @@ class Finding:
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         if "block" in known:
             known["block"] = tuple(known["block"])
+        known["pictures"] = tuple(known.get("pictures", ()))
         return cls(**known)
 
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import Dim
 
-__all__ = ["Pattern", "Projection", "ranges", "recognise"]
+__all__ = ["ROW_NAMES", "Pattern", "Projection", "ranges", "recognise"]
 
 _DENSE = 0.25
 """Fraction of the bounding box that must be wrong for a pattern other than scattered; a small
 uniform error leaves many elements within their bounds."""
 
-_ROW_NAMES = frozenset({"position", "row", "rows", "query", "key", "seqlen", "seqlen_q", "m"})
+ROW_NAMES = frozenset({"position", "row", "rows", "query", "key", "seqlen", "seqlen_q", "m"})
 _COLUMN_NAMES = frozenset({"dim", "column", "cols", "head_dim", "head_dim_v", "n"})
 
 
@@ -51,7 +51,7 @@ class Projection:
     @property
     def noun(self) -> str:
         """The word for one of its indices."""
-        if self.segmented or self.dim.name in _ROW_NAMES:
+        if self.segmented or self.dim.name in ROW_NAMES:
             return "row"
         return "column" if self.dim.name in _COLUMN_NAMES else self.dim.name
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.check.determinism import compare_runs
 from tlmatrix.check.diagnose import diagnose, merge_by_cause, worst_of
-from tlmatrix.check.finding import Finding
+from tlmatrix.check.finding import NOT_RUN, Finding
 from tlmatrix.check.numeric import Deviation, describe_mismatch, deviations
 from tlmatrix.check.poison import poison_mask
 from tlmatrix.check.relations import check_relation, raised
@@ -27,6 +27,7 @@ from tlmatrix.check.rerun_checks import (
     RERUN_CHECKS,
     Reruns,
     is_selected,
+    pick_autograd_variant,
     pick_relation,
     rotation_order,
 )
@@ -34,13 +35,20 @@ from tlmatrix.check.results import Results
 from tlmatrix.check.running import SeveralRanks, run_guarded
 from tlmatrix.check.sanitizers import SanitizerSession
 from tlmatrix.check.tolerance import ReferenceBounds
+from tlmatrix.unwinding import unwinds
 from tlmatrix.words import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from tlmatrix.matrix.case import Case
-    from tlmatrix.problem.model import Problem, Relation, RelationKind, Tensors
+    from tlmatrix.problem.model import (
+        AutogradVariant,
+        Problem,
+        Relation,
+        RelationKind,
+        Tensors,
+    )
     from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["judge"]
@@ -69,6 +77,7 @@ def judge(
     on_check: Callable[[str], object] = str,
     on_error_ratio: Callable[[float], None] | None = None,
     keep_going: bool = False,
+    masked: bool = False,
 ) -> list[Finding]:
     """Run the checks of a case and return the findings.
 
@@ -85,6 +94,8 @@ def judge(
         on_error_ratio: called with the error ratio (`ReferenceBounds.error_ratio`) if all values
             are within their error bounds.
         keep_going: also run checks that probably fail for the same reason as an earlier finding.
+        masked: run the checks that an earlier finding stopped as if it did not exist: accesses
+            outside are skipped, and relations compare with the results of the first run.
 
     Raises:
         Exception: what `execute` raised in the first run, unless a sanitizer has a report; later
@@ -93,6 +104,8 @@ def judge(
     pipeline = _Pipeline(
         spec, case, problem, execute, frozenset(checks), arch, deterministic, on_error_ratio
     )
+    if masked:
+        return pipeline.masked_findings(on_check)
     return pipeline.findings(reruns, on_check, keep_going=keep_going)
 
 
@@ -119,19 +132,28 @@ class _Pipeline:
         self._deterministic = deterministic
         self._on_error_ratio = on_error_ratio
         self._misused_memory = False
+        self._masks_accesses = False
+        """Whether sanitizers skip accesses at which later calls would end."""
         self._races: list[Finding] = []
         """Findings of sanitizers in later runs on several ranks."""
         self._bounds = ReferenceBounds(problem, spec.tolerance, arch)
-        self._sanitizers = SanitizerSession(spec, problem) if "sanitizers" in checks else None
+        demanded = deterministic and "determinism" in checks
+        self._sanitizers = (
+            SanitizerSession(spec, problem, deterministic=demanded)
+            if "sanitizers" in checks
+            else None
+        )
 
     def findings(
         self, reruns: Reruns, on_check: Callable[[str], object], *, keep_going: bool
     ) -> list[Finding]:
         later = [check for check in RERUN_CHECKS if check in self._checks]
-        stopped = f"not run: {listed(later)}: " if later else "stopped: "
+        stopped = f"{NOT_RUN}{listed(later)}: " if later else "stopped: "
         try:
             first, found = self._first_run()
-        except Exception as error:
+        except BaseException as error:
+            if unwinds(error):
+                raise
             reported = self._with_reports({}, [])
             if not reported:
                 raise
@@ -149,17 +171,20 @@ class _Pipeline:
         if self._sanitizers is not None and self._sanitizers.fatal:
             note = f"{stopped}without sanitizers, the kernel stops at this access"
             return merge_by_cause(_with_detail(found, note))
-        if any(finding.pattern == "input changed" for finding in found):
-            note = f"{stopped}they would start from the changed input"
-            return merge_by_cause(_with_detail(found, note))
+        # Guarded calls have copies of the inputs, so that none starts from a changed input.
         self._misused_memory = any(finding.check in ("guards", "poison") for finding in found)
         checks = self._checks & frozenset(RERUN_CHECKS)
         redundant: frozenset[str] = frozenset()
         if numeric:
             # A later call has its own reference, which says nothing if the first call was wrong.
             redundant = frozenset(
-                {"repeat"} if keep_going else {"relations", "repeat", "agreement"}
+                {"repeat", "propagation"}
+                if keep_going
+                else {"relations", "repeat", "agreement", "propagation"}
             )
+            if not self._deterministic:
+                # The bound of wrong sums in any order is not known.
+                redundant |= {"determinism"}
         if reruns == "rotate":
             found += self._one_in_rotation(checks - redundant, usable, on_check)
         else:
@@ -169,11 +194,33 @@ class _Pipeline:
         found += [finding for finding in self._races if finding.pattern not in known]
         if checks & redundant:
             skipped = [
-                check for check in RERUN_CHECKS if check in checks & redundant and self._has(check)
+                check
+                for check in RERUN_CHECKS
+                if check in checks & redundant - {"propagation"}
+                and (check == "determinism" or self._has(check))
             ]
             more = "" if keep_going else "; `--keep-going` runs all but repeat"
-            note = f"not run: {listed(skipped)}: wrong values make them fail too{more}"
+            note = f"{NOT_RUN}{listed(skipped)}: wrong values make them fail too{more}"
             found = _with_detail(found, note) if skipped else found
+        return merge_by_cause(found)
+
+    def masked_findings(self, on_check: Callable[[str], object]) -> list[Finding]:
+        """The findings of rerun checks, as if the first run had neither findings nor reports."""
+        first, found = self._first_run()
+        self._bounds = self._make_bounds(self._problem, first)
+        unusable, usable = self._split(first)
+        self._misused_memory = True
+        self._masks_accesses = self._sanitizers is not None and bool(self._with_reports(first, []))
+        relations = not unusable and bool(usable)
+        if relations:
+            self._use_as_reference(first)
+        checks = self._checks & {"determinism", *(RELATION_KINDS if relations else ())}
+        if not self._deterministic:
+            checks = frozenset()  # the bound of wrong sums in any order is not known
+        # A second call and other variants have values of their own to be compared with.
+        unstable = self._all(checks & {"determinism"}, usable, on_check)
+        checks -= {"determinism", "repeat", "agreement", "propagation"}
+        found += unstable or self._all(checks, usable, on_check)
         return merge_by_cause(found)
 
     def _all(
@@ -237,7 +284,8 @@ class _Pipeline:
         """Run the entry again; guarded if it misused memory, which could corrupt this process."""
         if not isinstance(self._execute, SeveralRanks):
             if self._misused_memory:
-                return run_guarded(self._execute, problem, poison=True)[0]
+                masking = SanitizerSession(self._spec, problem) if self._masks_accesses else None
+                return run_guarded(self._execute, problem, poison=True, sanitizers=masking)[0]
             return self._execute(problem)
         with self._race_detection() as sanitizers:
             if self._misused_memory:
@@ -347,17 +395,84 @@ class _Pipeline:
         }
 
     def _repeatable(self, first: Tensors, runs: int = _RUNS) -> list[Finding]:
+        variant = self._autograd_variant(runs)
         calls = self._calls_in_a_row if self._in_a_row else self._separate_calls
-        results = calls(runs - 1)
-        for number in range(2, runs + 1):
+        equal = runs if variant is None else runs - 1
+        results = calls(equal - 1)
+        for number in range(2, equal + 1):
             try:
                 again = next(results)
-            except Exception as error:  # noqa: BLE001 - the first run did not raise
+            except BaseException as error:
+                if unwinds(error):
+                    raise
                 return [raised("determinism", error, f"call {number} of the same problem ")]
             found = compare_runs(first, again, self._bounds, exact=self._deterministic)
             if found:
                 return found
-        return []
+        return [] if variant is None else self._called_differently(first, variant)
+
+    def _autograd_variant(self, runs: int) -> AutogradVariant | None:
+        """The variant of the last call; of two calls, in half the cases only."""
+        seed = self._case.seed
+        if "gradients" not in self._checks or self._in_a_row or (runs < _RUNS and seed % 2):
+            return None
+        return pick_autograd_variant(self._problem, seed)
+
+    def _called_differently(self, first: Tensors, variant: AutogradVariant) -> list[Finding]:
+        """Findings about results that change with the way in which autograd calls the entry."""
+        bounds = self._bounds
+        try:
+            if variant.baseline is not None:
+                first = self._again(replace(self._problem, autograd=variant.baseline))
+                bounds = self._bounds_of_values(first)
+            again = self._again(replace(self._problem, autograd=variant))
+        except BaseException as error:
+            if unwinds(error):
+                raise
+            return [raised("determinism", error, f"with {variant}: ")]
+        hint = f"the results depend on the way in which autograd calls the entry: {variant}"
+        if isinstance(again, Results):
+            lost = {
+                name: why
+                for name, why in again.absent.items()
+                if name in first
+                and (name in self._problem.gradient_of or self._depends_on_inputs(name))
+            }
+            if lost:
+                name, why = next(iter(lost.items()))
+                title = f"no gradient {name}: {why}"
+                return [Finding("determinism", title, tensor=name, pattern="shape", hint=hint)]
+        for name, got in again.items():
+            mismatch = name in first and describe_mismatch(name, self._problem.outputs[name], got)
+            if mismatch:
+                return [Finding("determinism", mismatch, tensor=name, pattern="shape", hint=hint)]
+        # Another layout may change the order of sums, as in reductions of PyTorch.
+        found = compare_runs(first, again, bounds, exact=False)
+        if not found:
+            return []
+        equal = self._again(replace(self._problem, autograd=variant.baseline))
+        unstable = compare_runs(first, equal, bounds, exact=self._deterministic)
+        return unstable or [replace(finding, hint=hint) for finding in found]
+
+    def _bounds_of_values(self, results: Tensors) -> ReferenceBounds:
+        """Error bounds that follow from the size of results, which have no reference."""
+        outputs = {
+            name: replace(self._problem.outputs[name], magnitude=None, spread=None, exponent=None)
+            for name in results
+            if name in self._problem.outputs
+        }
+        exact = {name: results[name].double() for name in outputs}
+        problem = replace(self._problem, outputs=outputs, reference=lambda: exact, lowp=dict)
+        return ReferenceBounds(problem, self._spec.tolerance, self._arch)
+
+    def _depends_on_inputs(self, name: str) -> bool:
+        """Whether the reference of an output changes with an input that has a gradient."""
+        problem = self._problem
+        if problem.with_inputs is None or not problem.has_reference:
+            return False
+        inputs = set(problem.gradient_of.values())
+        other = problem.with_inputs({each: problem.inputs[each] * 0.5 for each in inputs})
+        return not bool((other.reference()[name] == problem.reference()[name]).all())
 
     @property
     def _in_a_row(self) -> bool:
@@ -415,7 +530,7 @@ def _inconsistencies(results: Tensors, bounds: ReferenceBounds, *, exact: bool) 
     return results.inconsistencies(bounds, exact=exact)
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0]
 
 

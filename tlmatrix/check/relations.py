@@ -16,10 +16,12 @@ from tlmatrix.check.bits import same_bits
 from tlmatrix.check.diagnose import diagnose
 from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.check.numeric import describe_mismatch, deviations, difference
+from tlmatrix.check.propagation import compare_reach
 from tlmatrix.check.tolerance import error_bound
 from tlmatrix.problem.lazy_mapping import LazyMapping
 from tlmatrix.problem.model import Dim, InapplicableError
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,16 +65,22 @@ def check_relation(
             results.extend(execute(problem) for problem in relation.problems)
     except InapplicableError:
         return []  # the problem of the relation cannot be sharded
-    except Exception as error:
+    except BaseException as error:
+        if unwinds(error):
+            raise
         if relation.refused is not None:
             return _refused(relation, error)
+        if relation.reach is not None and _refuses_nonfinite(error):
+            return []
         if isinstance(error, SpecError) and relation.sides is not None:
             raise  # the spec is wrong, not the entry
         return [_named(raised(check, error), relation, relation.because)]
     if relation.refused is not None:
         return _refused(relation, None)
     exact = relation.exact and deterministic
-    if pair is not None:
+    if relation.reach is not None:
+        differing = list(compare_reach(relation, first, results[0], bounds))
+    elif pair is not None:
         differing = _compare_pair(relation, pair, first, bounds, exact=exact)
     else:
         differing = _differences(relation, first, results, bounds, exact=exact)
@@ -93,7 +101,13 @@ def check_relation(
     return found
 
 
-def _refused(relation: Relation, error: Exception | None) -> list[Finding]:
+def _refuses_nonfinite(error: BaseException) -> bool:
+    """Whether an entry raised because an input is not finite, in its own words."""
+    words = str(getattr(error, "error", error)).lower()
+    return any(word in words for word in ("nan", "inf", "finite"))
+
+
+def _refused(relation: Relation, error: BaseException | None) -> list[Finding]:
     """Findings about an entry that must raise when a call is captured to a CUDA graph."""
     assert relation.refused is not None
     name, words = relation.refused
@@ -113,7 +127,7 @@ def _refused(relation: Relation, error: Exception | None) -> list[Finding]:
     return [_named(found, relation, "")]
 
 
-def raised(check: str, error: Exception, words: str = "") -> Finding:
+def raised(check: str, error: BaseException, words: str = "") -> Finding:
     """The finding of a run that raised although an earlier one did not; `words` name the run."""
     if isinstance(error, FindingsError):
         first = error.findings[0]
@@ -207,7 +221,8 @@ def _differences(
             nothing = torch.zeros_like(tensor, dtype=torch.float64)
             deviation = difference(other, tensor, nothing)
         else:
-            deviation = _beyond_bound(name, (tensor, other), relation, first, bounds)
+            more = _of_roundings(name, relation, results, bounds)
+            deviation = _beyond_bound(name, (tensor, other), relation, first, bounds, more)
         if deviation is not None:
             found.append(
                 diagnose(
@@ -261,14 +276,32 @@ def _in_whole_tensor(
     )
 
 
+def _of_roundings(
+    name: str, relation: Relation, results: Sequence[Tensors], bounds: ReferenceBounds
+) -> torch.Tensor | None:
+    """The rounding errors of results that the right side of a relation adds up; None if none."""
+    if relation.rounded is None:
+        return None
+    sizes = relation.rounded(results).get(name)
+    if sizes is None:
+        return None
+    # A bound of NaN or infinity would accept every value.
+    finite = sizes.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return finite * bounds.problem.outputs[name].roundoff
+
+
 def _beyond_bound(
     name: str,
     tensors: tuple[torch.Tensor, torch.Tensor],
     relation: Relation,
     first: Tensors,
     bounds: ReferenceBounds,
+    more: torch.Tensor | None,
 ) -> Deviation | None:
-    """The deviation between both sides, if above the error bounds; `left` selects those too."""
+    """The deviation between both sides, if above the error bounds; `left` selects those too.
+
+    `more` is added to the bounds of elements.
+    """
     known = [each for each in first if each in bounds.reference]
     tensor, other = tensors
     deviation = None
@@ -277,7 +310,8 @@ def _beyond_bound(
         lambda each: bounds.lower_bound(each, 2),
         lambda each: 2 * bounds.error_bound(each).element,
     ):
-        deviation = difference(other, tensor, relation.left(LazyMapping(known, make))[name])
+        limit = relation.left(LazyMapping(known, make))[name]
+        deviation = difference(other, tensor, limit if more is None else limit.abs() + more)
         if deviation is None:
             break
     return deviation

@@ -13,16 +13,19 @@ import random
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal
 
+from tlmatrix.problem.model import AutogradVariant
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tlmatrix.problem.model import Relation, RelationKind
+    from tlmatrix.problem.model import Problem, Relation, RelationKind
 
 __all__ = [
     "RELATION_KINDS",
     "RERUN_CHECKS",
     "Reruns",
     "is_selected",
+    "pick_autograd_variant",
     "pick_relation",
     "rotation_order",
 ]
@@ -36,11 +39,15 @@ RELATION_KINDS: tuple[RelationKind, ...] = (
     "repeat",
     "relations",
     "agreement",
+    "propagation",
 )
 """Kinds of relations, the most informative first."""
 
 RERUN_CHECKS: tuple[str, ...] = ("determinism", *RELATION_KINDS)
 """The checks that run the entry again, in the order in which they run."""
+
+
+_LATER = "propagation"
 
 
 def is_selected(check: str, reruns: Reruns) -> bool:
@@ -52,14 +59,46 @@ def is_selected(check: str, reruns: Reruns) -> bool:
 
 def rotation_order(checks: Collection[str], seed: int) -> list[str]:
     """The rerun checks among `checks`, in the order in which a case with this seed tries them."""
-    order = [check for check in RERUN_CHECKS if check in checks]
+    order = [check for check in RERUN_CHECKS if check in checks and check != _LATER]
     _generator(seed).shuffle(order)
+    if _LATER in checks:
+        # Inserted, so that the order of the others does not depend on it.
+        order.insert(_generator(seed + 3).randrange(len(order) + 1), _LATER)
     return order
 
 
 def pick_relation(relations: Sequence[Relation], seed: int) -> Relation:
     """One of the relations of a kind, selected by the case's seed."""
     return _generator(seed + 1).choice(relations)
+
+
+def pick_autograd_variant(problem: Problem, seed: int) -> AutogradVariant | None:
+    """Another way to call a differentiable entry, selected by the case's seed.
+
+    None if the problem has no gradients.
+    """
+    inputs = sorted(set(problem.gradient_of.values()))
+    if not problem.cotangents or not inputs:
+        return None
+    generator = _generator(seed + 2)
+    variants = [
+        AutogradVariant("strided"),
+        AutogradVariant("transposed"),
+        AutogradVariant("twice"),
+        AutogradVariant("shared"),
+        AutogradVariant("expanded"),
+        AutogradVariant("no_grad"),
+    ]
+    if len(inputs) > 1:
+        some = generator.sample(inputs, generator.randrange(1, len(inputs)))
+        variants.append(AutogradVariant("some", tuple(sorted(some))))
+    outputs = sorted(problem.cotangents)
+    if len(outputs) > 1:
+        absent = generator.sample(outputs, generator.randrange(1, len(outputs)))
+        variants.append(AutogradVariant("absent", tuple(sorted(absent))))
+    if set(problem.returns) - set(outputs):
+        variants.append(AutogradVariant("claimed"))
+    return generator.choice(variants)
 
 
 def _generator(seed: int) -> random.Random:

@@ -21,6 +21,7 @@ from tlmatrix.check.guards import guarded
 from tlmatrix.check.poison import MARKS, poison_mask
 from tlmatrix.check.tensor_map import TensorMap
 from tlmatrix.tracebacks import short_path
+from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,8 +39,8 @@ _MAX_LINES = 6
 """Most further lines that a finding lists."""
 
 _ORDER = (
-    "bounds", "fragments", "sequences", "races", "barriers", "lanes", "uninitialised", "unwritten",
-    "budget", "overreads", "guarded", "nonfinite",
+    "bounds", "fragments", "tables", "sequences", "races", "barriers", "lanes", "uninitialised",
+    "unwritten", "atomics", "alignment", "budget", "overreads", "guarded", "nonfinite",
 )  # fmt: skip
 """Which report of a line becomes the title: causes before consequences."""
 
@@ -51,6 +52,8 @@ _VALUE_CHECKS = frozenset({"numeric", "gradients", "poison"})
 _HINTS = {
     "bounds": "no bounds check protects this access; a GPU reads or writes other memory there",
     "fragments": "no bounds check protects this access: is the fragment smaller than the loop?",
+    "tables": "TileLang's bounds check yields 0 here: is the loop one entry too long, or the table "
+    "one too short?",
     "guarded": "TileLang's bounds check skips this access: is a partial tile intended?",
     "races": "blocks run in any order: let one block write each element, use atomics, or split the "
     "kernel",
@@ -60,6 +63,10 @@ _HINTS = {
     "uninitialized",
     "unwritten": "is a bounds check too strict, the grid too small, or does a block return early?",
     "budget": "use smaller tiles or fewer stages",
+    "atomics": "equal bits are demanded of equal calls: sum parts in a fixed order, or demand "
+    "`determinism: bounded`",
+    "alignment": "a misaligned address on a GPU: copy such a tensor, or choose a "
+    "kernel without vector accesses",
     "overreads": "these rows belong to the next sequence: mask them",
 }
 
@@ -67,16 +74,25 @@ _HINTS = {
 class SanitizerSession:
     """The sanitizers of one run of an entry, and their reports.
 
-    `only` restricts the sanitizers that the spec selects.
+    `only` restricts the sanitizers that the spec selects. With `deterministic`, which a spec
+    demands of equal calls, the order of atomic additions must not matter either.
     """
 
-    def __init__(self, spec: Spec, problem: Problem, only: frozenset[str] | None = None) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        problem: Problem,
+        only: frozenset[str] | None = None,
+        *,
+        deterministic: bool = False,
+    ) -> None:
         from tlmatrix.interpreter import DEFAULT_SANITIZERS
 
         self._spec = spec
         self._problem = problem
         options = spec.sanitizers
-        self._selected = (DEFAULT_SANITIZERS | {*options.also}) - {*options.without}
+        demanded = {"atomics"} if deterministic else set()
+        self._selected = (DEFAULT_SANITIZERS | demanded | {*options.also}) - {*options.without}
         if only is not None:
             self._selected &= only
         # Replaced when a run begins, for guards copy the inputs.
@@ -134,7 +150,7 @@ class SanitizerSession:
         created a NaN, and to test whether results depend on rows of other sequences.
         """
         reports, explaining = self._faults(results)
-        if not others and execute is not None:
+        if execute is not None:
             reports = self._without_masked_reads(reports, results, execute)
         wrong = [finding for finding in others if finding.check in _VALUE_CHECKS]
         notes = [_summary(report) for report in explaining] if wrong else []
@@ -150,15 +166,19 @@ class SanitizerSession:
         self, reports: list[Report], results: Tensors, execute: Execute
     ) -> list[Report]:
         """The reports except cross-sequence reads that no result depends on."""
+        from tlmatrix.interpreter.sync.settings import blocks_in_order
+
         names = {
             number: self._tensors.locate(report, results)[0]
             for number, report in enumerate(reports)
             if report.sanitizer == "sequences" and report.message.startswith("read")
         }
-        used = {
-            name: name is None or depends_on_other_sequences(name, self._problem, results, execute)
-            for name in set(names.values())
-        }
+        with blocks_in_order():  # as in the run of `results`, whose bits are compared
+            used = {
+                name: name is None
+                or depends_on_other_sequences(name, self._problem, results, execute)
+                for name in set(names.values())
+            }
         return [
             report
             for number, report in enumerate(reports)
@@ -200,7 +220,9 @@ class SanitizerSession:
         ):
             try:
                 execute(inside)
-            except Exception:  # noqa: BLE001 - the first run did not raise
+            except BaseException as error:
+                if unwinds(error):
+                    raise
                 return []
         return reports[:1]
 
@@ -279,6 +301,11 @@ def _hint(report: Report) -> str | None:
             return (
                 "a tile starts in another sequence and results depend on it: is an offset or a "
                 "bound that of another sequence?"
+            )
+        if report.message.startswith("atomic"):
+            return (
+                "rows of another sequence are added to: even masked terms of 0 become NaN there if "
+                "an operand is infinite or NaN: bound the addition by the length"
             )
         return (
             "a full tile stored at the last rows of a sequence overwrites the next one: bound the "

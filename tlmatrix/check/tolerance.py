@@ -32,8 +32,10 @@ whose sums are not empty,
   units of 2**-53, an integer one none: it is exact. A problem whose hardware sums in less than
   float32 (products of float8) sets a larger unit (`TensorInfo.arithmetic`).
 - Below the smallest normal number of the dtype, half a unit in the last place is added, and at
-  least 2**-116: GPUs flush float32 below 2**-126 to zero (`ftz`, `ex2.approx`), also in a
-  probability, which may be multiplied by up to 2**10. A float64 tensor is not flushed.
+  least 2**-126 A: GPUs flush float32 below 2**-126 to zero (`ftz`, `ex2.approx`), also in
+  intermediate values. A is what they are multiplied by in all (`TensorInfo.amplification`): for dq
+  of attention, scale * keys * max |k| * 2 max |do| max |v|, which large values make large; at least
+  2**10. A float64 tensor is not flushed.
 
 If a result is the sum of what several ranks return, each rank rounded its part once: u times the
 sum of the sizes of the parts is added for an element, and u times the root of the sum of their
@@ -70,8 +72,10 @@ _UNITS_PER_EXPONENT = 8
 _USUAL_EXPONENT = 56.0
 _FEW = 256
 """Number of elements below which error ratios are mostly noise."""
-_FLUSHED = 2.0**-116
-"""float32's smallest normal number times a factor of 2**10."""
+_SMALLEST_NORMAL = 2.0**-126
+"""Float32 of less may be flushed to zero."""
+_AMPLIFICATION = 2.0**10
+"""What flushed values are multiplied by at least."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +206,10 @@ def _underflow(info: TensorInfo) -> float:
     if not info.dtype.is_floating_point:
         return 0.0
     stored = torch.finfo(info.dtype).smallest_normal * info.roundoff
-    return stored if info.dtype == torch.float64 else max(stored, _FLUSHED)
+    if info.dtype == torch.float64:
+        return stored
+    amplification = 0.0 if info.amplification is None else info.amplification()
+    return max(stored, _SMALLEST_NORMAL * max(_AMPLIFICATION, amplification))
 
 
 def _unit(info: TensorInfo) -> float:

@@ -8,6 +8,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.commands.record_arguments import (
+    add_ci_options,
+    add_machine_commands,
+    add_record_commands,
+)
 from tlmatrix.config import BACKENDS, UNSUPPORTED
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.words import guess
@@ -67,9 +72,12 @@ def command_line() -> argparse.ArgumentParser:
     _add_replay(commands)
     _add_explain(commands)
     _add_coverage(commands)
+    _add_merge(commands)
+    add_record_commands(commands)
     _add_bench(commands)
     _add_new(commands)
     _add_exec(commands)
+    add_machine_commands(commands)
     schema = commands.add_parser(
         "schema",
         help="print the JSON Schema of specs, for editors",
@@ -90,6 +98,13 @@ def _add_run(commands: _Commands) -> None:
         nargs="*",
         metavar="PATH",
         help="specs, folders of them, or cases as SPEC.yaml::ID (default: specs)",
+    )
+    run.add_argument(
+        "--builtin",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="run a spec of tlmatrix's own kernels, such as gqa_varlen; repeatable",
     )
     _add_common(run)
     run.add_argument(
@@ -124,6 +139,11 @@ def _add_run(commands: _Commands) -> None:
     run.add_argument(
         "--no-fuzz", action="store_true", help="leave out the generated cases of the tier"
     )
+    run.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="run nothing; print the cases, the kernels that they need, and the expected times",
+    )
     run.add_argument("-x", "--exitfirst", action="store_true", help="stop at the first failure")
     run.add_argument(
         "-q", "--quiet", action="store_true", help="print only findings and the last line"
@@ -141,7 +161,33 @@ def _add_run(commands: _Commands) -> None:
         help="continue the run of FILE (by default the last run) with its specs and its -k; passed "
         "cases are not repeated",
     )
-    run.add_argument("--junitxml", metavar="FILE", help="also write a JUnit report")
+    run.add_argument(
+        "--compute-sanitizer",
+        metavar="TOOLS",
+        help="on a GPU, run each case again under tools of NVIDIA's compute-sanitizer: "
+        "memcheck,racecheck,initcheck,synccheck, or all",
+    )
+    run.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="run the cases on a Ray cluster (default: the one of RAY_ADDRESS, else a new one on "
+        "this machine); needs tlmatrix[ray]",
+    )
+    run.add_argument(
+        "--shard",
+        metavar="I/N",
+        help="run part I of N of the cases, as one of N machines does; cases that share kernels "
+        "stay together; `merge` puts the results together",
+    )
+    run.add_argument(
+        "--times",
+        metavar="FILE",
+        help="with --shard: the results file with recorded times by which the parts are equally "
+        "long, the same on all machines (default: the last run); '' for none",
+    )
+    add_ci_options(run)
     run.add_argument(
         "--coverage",
         action="store_const",
@@ -271,6 +317,22 @@ def _add_coverage(commands: _Commands) -> None:
     coverage.set_defaults(command="coverage:coverage")
 
 
+def _add_merge(commands: _Commands) -> None:
+    merge = commands.add_parser(
+        "merge",
+        help="put the results of all shards of a run into one file",
+        description="Check that the results of all shards of one plan are there and complete, and "
+        "write them to one results file.",
+    )
+    merge.add_argument(
+        "paths", nargs="+", metavar="DIR", help="folders of results files, or the files"
+    )
+    merge.add_argument(
+        "-o", "--output", required=True, metavar="FILE", help="the results file to write"
+    )
+    merge.set_defaults(command="merge:merge")
+
+
 def _add_fuzz(commands: _Commands) -> None:
     fuzz = commands.add_parser(
         "fuzz",
@@ -284,6 +346,14 @@ def _add_fuzz(commands: _Commands) -> None:
     )
     fuzz.add_argument("--backend", choices=BACKENDS, help="as for run")
     fuzz.add_argument("--seed", type=int, help="generate other cases (default: 0)")
+    fuzz.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="search on a Ray cluster, as for run; -n is the number of tasks (default: one for "
+        "each GPU or processor of the cluster)",
+    )
     fuzz.add_argument("--examples", type=_count, metavar="N", help="examples for every spec")
     fuzz.add_argument(
         "--minutes",
@@ -305,6 +375,7 @@ def _add_fuzz(commands: _Commands) -> None:
     )
     _add_results_and_timeout(fuzz)
     _add_unsupported(fuzz)
+    add_ci_options(fuzz)
     fuzz.set_defaults(command="fuzz:fuzz")
 
 

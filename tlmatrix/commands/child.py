@@ -6,7 +6,6 @@ reports. If a case ends the child, that is a finding, and workers run the remain
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -23,10 +22,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tlmatrix.commands.engine import Ending, Engine
+from tlmatrix.parents import end_with
 from tlmatrix.plugin.crashes import lost_case
 from tlmatrix.results_file import resume_command, shown_path
 from tlmatrix.run.events import CaseFinished, RunFinished, RunStarted, Summary
-from tlmatrix.run.records import RecordsWriter, read_records
+from tlmatrix.run.records import RecordsWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,8 +44,6 @@ _POLL = 1.0
 """Seconds between checks that the child is alive, as its pipe may stay open without it."""
 _JOIN = 10.0
 """Seconds that a child may take to end after its last message."""
-_DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of Linux."""
 
 
 def can_fork() -> bool:
@@ -93,8 +91,7 @@ def run_in_child(
         )
     else:
         ending = run.in_workers(arguments("auto"))
-    run.end(results, ending)
-    return ending
+    return run.end(results, ending)
 
 
 class _Run:
@@ -168,11 +165,15 @@ class _Run:
         self._child_lost = True
         if self._running is None or self.interrupted:
             return
+        header = self._started.header if self._started is not None else None
+        if header is None:
+            return
         path, case = self._running
-        header = read_records(results).header
+        records = RecordsWriter(results)
         lost = lost_case(
-            results, shown_path(Path(path)), case, requested=header.backend, seed=header.seed
+            records, shown_path(Path(path)), case, requested=header.backend, seed=header.seed
         )
+        records.close()
         self.handle(CaseFinished(lost))
 
     def in_workers(self, arguments: Sequence[str]) -> Ending:
@@ -186,21 +187,40 @@ class _Run:
             return replace(ending, status=status)
         return ending
 
-    def end(self, results: Path, ending: Ending) -> None:
+    def end(self, results: Path, ending: Ending) -> Ending:
         """Record and report the end of a run that workers completed."""
         if self._started is None:
-            return
+            return ending
         seconds = time.monotonic() - self._begin
         counts = Counter(result.status for result in self._results.values())
+        writer = RecordsWriter(results)
+        if self._started.header is not None:
+            writer.complete(self._started.header, self._results.values())
         if not ending.interrupted:
-            writer = RecordsWriter(results)
             plain = {str(status): number for status, number in counts.items()}
             writer.summary(Summary(plain, round(seconds, 3), ending.status))
-            writer.close()
+        writer.close()
         of_part = self._finished or RunFinished({}, 0.0, interrupted=False)
         self._report.handle(
-            replace(of_part, counts=counts, seconds=seconds, interrupted=ending.interrupted)
+            replace(
+                of_part,
+                counts=counts,
+                seconds=seconds,
+                interrupted=ending.interrupted,
+                stopped=self._stopped(ending),
+                unrecorded=writer.error,
+            )
         )
+        return replace(ending, unrecorded=writer.error)
+
+    def _stopped(self, ending: Ending) -> str:
+        """Why cases did not run; empty if all did."""
+        if not self.missing:
+            return ""
+        if ending.interrupted:
+            return "Ctrl-C"
+        stopped = self._finished.stopped if self._finished is not None else ""
+        return stopped or "stopped at the first failure"
 
     def _listen(self, line: Connection, process: ForkProcess) -> Ending | None:
         while True:
@@ -269,8 +289,7 @@ def _session(line: Connection, parents: Connection, arguments: list[str]) -> Non
     parents.close()
     os.setpgid(0, 0)  # The terminal sends Ctrl-C to the parent alone, which forwards it.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    end_with(os.getppid())
     sender = _Sender(line)
     engine = Engine(sender, on_start=sender.start)
     status = pytest.main(arguments, plugins=[engine])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tlmatrix.commands.screen import screen_width
+from tlmatrix.commands.screen import print_wrapped, screen_width
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.results_file import kept_results
 
@@ -41,6 +42,8 @@ def coverage(arguments: argparse.Namespace, config: Config) -> ExitCode:
         raise UsageError(f"coverage: no such file: {path}") from error
     except (OSError, RecordsError) as error:
         raise UsageError(f"coverage {path}: {error}") from error
+    for problem in records.problems:
+        print_wrapped(problem, sys.stderr)
     everything = records.coverage()
     if not everything:
         raise UsageError(

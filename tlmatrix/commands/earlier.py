@@ -15,14 +15,16 @@ from tlmatrix.report.text import count
 from tlmatrix.results_file import kept_results, shown_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     from tlmatrix.config import Config
     from tlmatrix.run.records import RunRecords
 
-__all__ = ["last_run", "with_earlier_run"]
+__all__ = ["last_run", "recent_runs", "with_earlier_run"]
 
 _SPECS = (".yaml", ".yml")
+_PROBLEMS = 5
+"""Most lines of a results file that are reported as unusable."""
 
 
 def with_earlier_run(
@@ -37,7 +39,8 @@ def with_earlier_run(
         UsageError: the run does not exist, or options exclude each other.
     """
     if arguments.resume is not None:
-        return _with_resumed_run(arguments, config)
+        arguments, found, note = _with_resumed_run(arguments, config)
+        return arguments, found, "\n".join(filter(None, [*_shortened(found.problems), note]))
     if not arguments.last_failed:
         return arguments, None, ""
     last = last_run(arguments.results, config)
@@ -46,21 +49,31 @@ def with_earlier_run(
     return _with_failed_cases(arguments, last)
 
 
-def last_run(given: str | None, config: Config, *, at_most: float = math.inf) -> RunRecords | None:
-    """The last recorded run in the project's folder, or in the `given` folder or file.
+def _shortened(problems: Sequence[str]) -> list[str]:
+    """The first problems of a results file, and how many more there are."""
+    more = len(problems) - _PROBLEMS
+    return [*problems[:_PROBLEMS], *([f"{count(more, 'more problem')}"] if more > 0 else [])]
 
-    None if there is none, or if its file has more bytes than `at_most`.
-    """
+
+def last_run(given: str | None, config: Config) -> RunRecords | None:
+    """The last recorded run in the project's folder, or in the `given` folder or file."""
+    return next(recent_runs(given, config), None)
+
+
+def recent_runs(
+    given: str | None, config: Config, *, at_most: float = math.inf
+) -> Iterator[RunRecords]:
+    """The recorded runs, the newest first, while their files have up to `at_most` bytes."""
     from tlmatrix.run.records import RecordsError, read_records
 
     for path in kept_results(given, config, "run"):
-        if path.stat().st_size > at_most:
-            return None
+        at_most -= path.stat().st_size
+        if at_most < 0:
+            return
         try:
-            return read_records(path)
+            yield read_records(path)
         except (OSError, RecordsError):
             continue  # It has just begun, or is not a results file.
-    return None
 
 
 def _with_resumed_run(

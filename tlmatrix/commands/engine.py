@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from tlmatrix.exit_codes import ExitCode
-from tlmatrix.run.events import CaseFinished, RunStarted
+from tlmatrix.run.events import CaseFinished, RunFinished, RunStarted
+from tlmatrix.run.limits import Interrupted
 
 if TYPE_CHECKING:
     import argparse
@@ -39,10 +40,12 @@ def pytest_arguments(
         ("--tlmatrix-seed", arguments.seed),
         ("--tlmatrix-results", arguments.results),
         ("--tlmatrix-resume", arguments.resume),
+        ("--tlmatrix-compute-sanitizer", getattr(arguments, "compute_sanitizer", None)),
+        ("--tlmatrix-shard", getattr(arguments, "shard", None)),
+        ("--tlmatrix-times", getattr(arguments, "times", None)),
         ("--tlmatrix-coverage", arguments.coverage),
         ("--tlmatrix-unsupported", arguments.unsupported),
         ("--timeout", arguments.timeout),
-        ("--junitxml", arguments.junitxml),
     ):
         if value is not None:
             words += [option, str(value)]
@@ -96,6 +99,7 @@ class Ending:
         resume: the command that continues the run; None if no case ran.
         errors: the errors of specs that could not be collected.
         output: the output of pytest itself.
+        unrecorded: why the results file lacks results; empty if it has all.
     """
 
     status: int
@@ -105,6 +109,7 @@ class Ending:
     resume: str | None = None
     errors: tuple[str, ...] = ()
     output: str = ""
+    unrecorded: str = ""
 
 
 class Engine:
@@ -134,6 +139,7 @@ class Engine:
         self._passed_before = False
         self._resume: str | None = None
         self._missing = 0
+        self._unrecorded = ""
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -145,6 +151,7 @@ class Engine:
             reporter._tw = type(reporter._tw)(self._muted)  # noqa: SLF001 - no public way
         state = state_of(config)
         state.expendable = state.is_worker or self._on_start is not None
+        state.words = ["tlmatrix", *sys.argv[1:]]
         if self._finished:
             known = state.settings.passed_before | self._finished
             state.settings = replace(state.settings, passed_before=known)
@@ -159,8 +166,11 @@ class Engine:
         match event:
             case RunStarted():
                 self._missing = sum(event.cases.values())
+                self._unrecorded = ""
             case CaseFinished():
                 self._missing -= 1
+            case RunFinished():
+                self._unrecorded = event.unrecorded
         self._report.handle(event)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -170,7 +180,7 @@ class Engine:
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Note Ctrl-C. pytest also calls this if the run stops early (`-x`)."""
-        self._interrupted = excinfo.type is KeyboardInterrupt
+        self._interrupted = excinfo.type in (KeyboardInterrupt, Interrupted)
         if self._interrupted:
             self._report.note("interrupted; stopping the running cases")
 
@@ -192,6 +202,7 @@ class Engine:
             resume=self._resume,
             errors=tuple(self._errors),
             output=self._muted.getvalue(),
+            unrecorded=self._unrecorded,
         )
 
 
@@ -210,7 +221,12 @@ def exit_code(ending: Ending, console: Console) -> ExitCode:
     if ending.interrupted:
         show_resume_command()
         return ExitCode.INTERRUPTED
+    if ending.unrecorded:
+        return ExitCode.INTERNAL
     match ending.status:
+        case pytest.ExitCode.OK if ending.missing > 0:
+            show_resume_command()
+            return ExitCode.FINDINGS
         case pytest.ExitCode.OK:
             return ExitCode.OK
         case pytest.ExitCode.TESTS_FAILED:

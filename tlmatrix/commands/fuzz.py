@@ -9,12 +9,14 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tlmatrix.backend.gpus import assignment_for
+from tlmatrix.backend.gpus import GpuAssignment, assignment_for
+from tlmatrix.commands.compile_ahead import compiling_ahead, job_of
 from tlmatrix.commands.engine import console_on_output
+from tlmatrix.commands.results import open_results, publish
 from tlmatrix.commands.specs import plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.fuzz.job import Settings
-from tlmatrix.fuzz.pool import Target, WorkerPool, WorkerPoolError
+from tlmatrix.fuzz.pool import LocalWorkers, Target, WorkerPool, WorkerPoolError, job_sizes
 from tlmatrix.fuzz.search import examples_of
 from tlmatrix.report.fuzz import FuzzReporter
 from tlmatrix.report.text import count
@@ -26,12 +28,19 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from tlmatrix.backend.gpus import GpuAssignment
+    from tlmatrix.commands.ray_fuzz import RayCluster
     from tlmatrix.config import Config
     from tlmatrix.fuzz.search import FuzzFailure
+    from tlmatrix.matrix import Case
+    from tlmatrix.run.kernel_plan import KernelJob
     from tlmatrix.run.plan import Plan
 
 __all__ = ["fuzz"]
+
+_MOST_PLANNED = 512
+"""Most cases of a tier from which the kernels of a search are taken."""
+_PER_KEY = 3
+"""Cases of one compile key that are traced for their kernels."""
 
 
 def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
@@ -47,61 +56,121 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
         raise UsageError("--examples and --minutes: give one of them")
     tier = arguments.tier or config.tier
     plans = plan_all(spec_paths(arguments.paths, config), tier, roots=[config.root])
-    targets = _targets(plans, tier, limit=arguments.examples or arguments.minutes)
+    folder = Path.cwd() if arguments.ray is None else config.root
+    targets = _targets(plans, tier, folder, limit=arguments.examples or arguments.minutes)
     backend = arguments.backend or config.backend
     if not backend_class(backend).executes:
         raise UsageError(
             f"--backend {backend} does not run kernels; fuzz on the interpreter or a GPU"
         )
-    try:
-        backend_named(backend)
-    except BackendUnavailableError as error:
-        raise UsageError(str(error)) from error
+    cluster: RayCluster | None = None
+    if arguments.ray is not None:
+        from tlmatrix.commands.ray_fuzz import RayCluster
+
+        cluster = RayCluster(arguments.ray, config, backend, [plan.spec.path for plan in plans])
+        backend = cluster.backend
+    else:
+        try:
+            backend_named(backend)
+        except BackendUnavailableError as error:
+            raise UsageError(str(error)) from error
     settings = Settings(
         tier=tier,
         backend=backend,
         examples=arguments.examples,
         seconds=None if arguments.minutes is None else 60 * arguments.minutes,
         seed=arguments.seed if arguments.seed is not None else config.seed,
-        workers=_workers(arguments.workers),
+        workers=_workers(arguments.workers, cluster),
         timeout=arguments.timeout if arguments.timeout is not None else config.timeout,
         results=new_results(arguments.results, config, "fuzz"),
         strict=(arguments.unsupported or config.unsupported) == "fail",
         roots=(config.root,),
     )
     make_folder(settings.results, config)
-    _write_header(settings, targets)
+    _write_header(settings, targets, folder)
     with console_on_output() as console:
-        reporter = FuzzReporter(console)
-        gpus = assignment_for(settings.backend)
+        planned = None
+        if settings.seconds is None:
+            planned = {each.path: settings.examples or each.examples for each in targets}
+        reporter = FuzzReporter(console, planned, settings.seconds)
+        gpus = GpuAssignment(()) if cluster is not None else assignment_for(settings.backend)
         reporter.begin(_describe_search(settings, targets, gpus))
         shown = shown_path(settings.results)
+        launcher = cluster or LocalWorkers()
+        pool = WorkerPool(targets, settings, reporter, gpus, launcher)
+        # On a cluster the nodes compile.
+        job = _job(plans, targets, settings) if cluster is None else None
         try:
-            WorkerPool(targets, settings, reporter, gpus).run()
+            with compiling_ahead(job) as kernels:
+                pool.run()
         except KeyboardInterrupt:
-            reporter.end(shown, interrupted=True)
+            reporter.end(shown, pool.stopped, interrupted=True)
             code = ExitCode.INTERRUPTED
         except WorkerPoolError as error:
-            reporter.end(shown, interrupted=True)
+            reporter.end(shown, pool.stopped)
             console.print(str(error), markup=False, highlight=False)
             code = ExitCode.INTERNAL
         else:
-            reporter.end(shown)
+            reporter.end(shown, pool.stopped)
             bad = reporter.failed or reporter.nothing_judged
             code = ExitCode.FINDINGS if bad else ExitCode.OK
             records = RecordsWriter(settings.results)
             records.summary(reporter.summary(code))
             records.close()
+        finally:
+            if cluster is not None:
+                cluster.close()
+        if str(kernels):
+            console.print(str(kernels), markup=False, highlight=False, soft_wrap=True)
+        if pool.unrecorded:
+            console.print(
+                f"results are missing in {shown}: {pool.unrecorded}", markup=False, highlight=False
+            )
+            code = ExitCode.INTERNAL
         if arguments.save:
-            for line in _save(reporter.failures):
+            for line in _save(reporter.failures, folder):
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if arguments.junitxml or arguments.github:
+        recorded = open_results("fuzz", str(settings.results), config)
+        publish(recorded, junitxml=arguments.junitxml, github=arguments.github)
     return code
 
 
-def _targets(plans: Sequence[Plan], tier: str, *, limit: float | None) -> list[Target]:
-    """The specs with a section `fuzz` or packed axes; without a `limit` those with examples."""
+def _job(plans: Sequence[Plan], targets: Sequence[Target], settings: Settings) -> KernelJob | None:
+    """The kernels of the jobs of a search: each job takes those of another case of the tier."""
+    wanted = {each.path: settings.examples or each.examples or 1 for each in targets}
+    sizes = job_sizes(wanted, settings.workers)
+    cases: dict[Path, list[Case]] = {}
+    for plan in plans:
+        path = os.path.relpath(plan.spec.path)
+        if path not in wanted:
+            continue
+        jobs = -(-wanted[path] // sizes[path]) if settings.seconds is None else settings.workers
+        by_key: dict[str, list[Case]] = {}
+        for case in plan.expansion.some(_MOST_PLANNED):
+            by_key.setdefault(plan.family.compile_key(plan.spec, case.values), []).append(case)
+        # The same kernels may depend on lengths: a strategy that is chosen by size.
+        cases[Path(plan.spec.path)] = [
+            case for mine in _first(list(by_key.values()), jobs, settings.seed) for case in mine
+        ]
+    return job_of(cases, roots=settings.roots, backend=settings.backend, relations=False)
+
+
+def _first(groups: list[list[Case]], jobs: int, seed: int) -> list[list[Case]]:
+    """Some cases of each of the keys of the first jobs, which are numbered from `seed` + 1."""
+    chosen = {(seed + 1 + job) % len(groups): None for job in range(jobs)} if groups else {}
+    return [groups[number][:_PER_KEY] for number in chosen]
+
+
+def _targets(
+    plans: Sequence[Plan], tier: str, folder: Path, *, limit: float | None
+) -> list[Target]:
+    """The specs with a section `fuzz` or packed axes; without a `limit` those with examples.
+
+    Their paths are relative to `folder`.
+    """
     found = [
-        Target(plan.spec, os.path.relpath(plan.spec.path), examples_of(plan.spec, tier))
+        Target(plan.spec, os.path.relpath(plan.spec.path, folder), examples_of(plan.spec, tier))
         for plan in plans
         if plan.spec.fuzz is not None or packed_axes(plan.spec)
     ]
@@ -116,15 +185,17 @@ def _targets(plans: Sequence[Plan], tier: str, *, limit: float | None) -> list[T
     return found
 
 
-def _workers(given: str) -> int:
+def _workers(given: str, cluster: RayCluster | None) -> int:
     if given == "auto":
+        if cluster is not None:
+            return cluster.size
         return len(os.sched_getaffinity(0))
     if not given.isdigit() or not int(given):
         raise UsageError(f"-n {given}: must be a number of processes, at least 1, or auto")
     return int(given)
 
 
-def _write_header(settings: Settings, targets: Sequence[Target]) -> None:
+def _write_header(settings: Settings, targets: Sequence[Target], folder: Path) -> None:
     from tlmatrix.run.events import RunHeader
 
     records = RecordsWriter(settings.results)
@@ -136,10 +207,15 @@ def _write_header(settings: Settings, targets: Sequence[Target]) -> None:
             paths=tuple(target.path for target in targets),
             command=shlex.join(["tlmatrix", *sys.argv[1:]]),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
-            folder=str(Path.cwd()),
+            folder=str(folder),
         )
     )
     records.close()
+    if records.error:
+        raise UsageError(
+            f"{shown_path(settings.results)}: the results cannot be written: {records.error}; "
+            "another place is --results PATH"
+        )
 
 
 def _describe_search(settings: Settings, targets: Sequence[Target], gpus: GpuAssignment) -> str:
@@ -151,8 +227,8 @@ def _describe_search(settings: Settings, targets: Sequence[Target], gpus: GpuAss
     return f"{count(total, 'example')} of {specs}, {workers}"
 
 
-def _save(found: Sequence[FuzzFailure]) -> list[str]:
-    """Save the smallest case of every fault to its spec; return lines to print."""
+def _save(found: Sequence[FuzzFailure], folder: Path) -> list[str]:
+    """Save the smallest case of every fault to its spec in `folder`; return lines to print."""
     from tlmatrix.fuzz.corpus import save
     from tlmatrix.matrix import Case
     from tlmatrix.spec.issues import SpecError
@@ -168,7 +244,7 @@ def _save(found: Sequence[FuzzFailure]) -> list[str]:
             case = Case(result.spec, result.values, "fuzz")
             failed[case] = f"{result.findings[0].check}: {result.findings[0].title}"
         try:
-            new = save(Path(path), list(failed), failed=failed, found=date.today())  # noqa: DTZ011 - a day where the user is
+            new = save(folder / path, list(failed), failed=failed, found=date.today())  # noqa: DTZ011 - a day where the user is
         except SpecError as error:
             lines.append(f"not saved: {error}")
             continue

@@ -36,7 +36,9 @@ def list_cases(arguments: argparse.Namespace, config: Config) -> ExitCode:
         for line in list_lines(plan, cases=arguments.cases):
             print_wrapped(line)
     total = sum(plan.count() for plan in plans)
-    print(f"{count(total, 'case')} of {count(len(plans), 'spec')} in the tier {tier}")
+    known = [plan.configurations() for plan in plans]
+    compiled = "" if None in known else f", compiled for {sum(filter(None, known))} configurations"
+    print(f"{count(total, 'case')} of {count(len(plans), 'spec')} in the tier {tier}{compiled}")
     return ExitCode.OK
 
 

@@ -98,9 +98,7 @@ def _plan_with_regression(plans: Sequence[Plan], case_id: str) -> Plan:
 
 def _run_arguments(arguments: argparse.Namespace) -> argparse.Namespace:
     """The arguments for `tlmatrix run`, with defaults for options that `replay` lacks."""
-    absent: dict[str, object] = dict.fromkeys(
-        ("resume", "arch", "coverage", "junitxml", "unsupported")
-    )
+    absent: dict[str, object] = dict.fromkeys(("resume", "arch", "coverage", "unsupported"))
     absent |= {"select": "", "exitfirst": False, "no_fuzz": True}
     return argparse.Namespace(**{**absent, **vars(arguments)})
 

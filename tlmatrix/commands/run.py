@@ -13,27 +13,38 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tlmatrix.backend import backend_class
+from tlmatrix.commands.builtin import builtin_paths
 from tlmatrix.commands.child import can_fork, run_in_child
-from tlmatrix.commands.earlier import last_run, with_earlier_run
+from tlmatrix.commands.compile_ahead import compiling_ahead, dry_run_lines, job_of
+from tlmatrix.commands.earlier import recent_runs, with_earlier_run
 from tlmatrix.commands.engine import Engine, console_on_output, exit_code, pytest_arguments
+from tlmatrix.commands.results import open_results, publish
 from tlmatrix.commands.specs import nodes_of, plan_all
-from tlmatrix.commands.workers import SelectedCases, recorded_seconds, worker_count
+from tlmatrix.commands.workers import (
+    SelectedCases,
+    mean_seconds,
+    recorded_seconds,
+    worker_count,
+)
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.matrix import CaseNotFoundError, find_case
+from tlmatrix.plugin.forked_workers import start_server
 from tlmatrix.plugin.keywords import KeywordError, selector
 from tlmatrix.report.terminal import TerminalReport
 from tlmatrix.results_file import new_results
+from tlmatrix.run.shards import Shard, ShardError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tlmatrix.config import Config
     from tlmatrix.run.plan import Plan
+    from tlmatrix.run.records import RunRecords
 
 __all__ = ["run"]
 
 _LARGE = 4_000_000
-"""Bytes of a results file that is not read for the number of workers, because it takes long."""
+"""Bytes of results files that are read for the durations of cases; more would take long."""
 
 
 def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
@@ -43,6 +54,14 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
         UsageError: the arguments are invalid.
         SpecError: a spec is invalid; nothing has run.
     """
+    if arguments.shard:
+        try:
+            Shard.parse(arguments.shard)
+        except ShardError as error:
+            raise UsageError(f"--shard: {error}") from error
+    arguments.paths = [*arguments.paths, *builtin_paths(arguments.builtin)]
+    if arguments.workers not in ("auto", "0") and arguments.ray is None and not arguments.dry_run:
+        start_server()  # which imports while the cases are planned
     arguments, earlier, note = with_earlier_run(arguments, config)
     nodes = nodes_of(arguments.paths, config)
     tier = arguments.tier or (earlier.header.tier if earlier else config.tier)
@@ -50,38 +69,76 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
     plans = plan_all(nodes, tier, seed=arguments.seed, roots=[config.root])
     selected = list(_selected(plans, nodes.values(), arguments))
     workers = arguments.workers
+    backend = arguments.backend or config.backend
+    recent = recent_runs(arguments.resume or arguments.results, config, at_most=_LARGE)
+    seconds = recorded_seconds(recent, backend)
+    if arguments.ray is not None:
+        from tlmatrix.commands.ray_run import run_on_ray
+
+        passed = _passed(earlier) if arguments.resume is not None else frozenset()
+        return run_on_ray(arguments, config, selected, passed, seconds)
     if workers == "auto":
-        workers = _workers(selected, arguments, config)
+        workers = worker_count(selected, seconds, compiled=backend_class(backend).compiles)
     alone = workers == "0" != arguments.workers
+    again = _selected(plans, nodes.values(), arguments)
+    job = job_of(
+        {each.path: each.cases for each in again},
+        roots=[config.root],
+        backend=backend,
+        architectures=arguments.arch or (),
+    )
+    if arguments.dry_run:
+        chosen = _selected(plans, nodes.values(), arguments)
+        for line in dry_run_lines(chosen, tier, job, seconds):
+            print(line)
+        return ExitCode.OK
     if arguments.resume is None:
         results = new_results(arguments.results, config, "run")
         arguments = argparse.Namespace(**{**vars(arguments), "results": str(results)})
     else:
         results = Path(arguments.resume).resolve()
-    if alone and (arguments.junitxml or not can_fork()):
-        # The JUnit report of a run in two parts would lack the first.
+    if alone and not can_fork():
         alone, workers = False, "1"
     called = partial(pytest_arguments, arguments, _pytest_nodes(nodes), tier)
     with console_on_output() as console:
-        report = TerminalReport(console, verbosity=arguments.verbose - arguments.quiet)
+        report = TerminalReport(
+            console,
+            verbosity=arguments.verbose - arguments.quiet,
+            earlier=mean_seconds(seconds),
+        )
         if note:
             report.note(note)
 
         def announce() -> None:
             report.announce(f"{tier} tier; starting")
 
-        try:
-            if alone:
-                ending = run_in_child(
-                    called, results, report, announce=announce, stop=arguments.exitfirst
-                )
-            else:
-                announce()
-                engine = Engine(report)
-                ending = engine.ending(int(pytest.main(called(workers), plugins=[engine])))
-        finally:
-            report.close()
-        return exit_code(ending, console)
+        with compiling_ahead(job) as kernels:
+            try:
+                if alone:
+                    ending = run_in_child(
+                        called, results, report, announce=announce, stop=arguments.exitfirst
+                    )
+                else:
+                    announce()
+                    engine = Engine(report)
+                    ending = engine.ending(int(pytest.main(called(workers), plugins=[engine])))
+            finally:
+                report.close()
+        if str(kernels):
+            console.print(str(kernels), markup=False, highlight=False, soft_wrap=True)
+        code = exit_code(ending, console)
+    if (arguments.junitxml or arguments.github) and results.is_file():
+        recorded = open_results("run", str(results), config)
+        publish(recorded, junitxml=arguments.junitxml, github=arguments.github)
+    return code
+
+
+def _passed(earlier: RunRecords | None) -> frozenset[tuple[str, str]]:
+    """The cases that passed in a resumed run: (absolute path of the spec, id)."""
+    if earlier is None:
+        return frozenset()
+    folder = Path(earlier.header.folder)
+    return frozenset((str((folder / path).resolve()), case) for path, case in earlier.passed)
 
 
 def _selected(
@@ -111,16 +168,6 @@ def _selected(
             if selects is None or selects(case, (path.name, path.parent.name))
         )
         yield SelectedCases(plan, path.resolve(), chosen, fuzz_cases)
-
-
-def _workers(
-    selected: Iterable[SelectedCases], arguments: argparse.Namespace, config: Config
-) -> str:
-    backend = arguments.backend or config.backend
-    compiled = backend_class(backend).compiles
-    last = last_run(arguments.resume or arguments.results, config, at_most=_LARGE)
-    seconds = recorded_seconds(last, backend)
-    return worker_count(selected, seconds, compiled=compiled)
 
 
 def _pytest_nodes(nodes: dict[Path, set[str]]) -> list[str]:

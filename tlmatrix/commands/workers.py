@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from tlmatrix.run.plan import Plan
     from tlmatrix.run.records import RunRecords
 
-__all__ = ["SelectedCases", "recorded_seconds", "worker_count"]
+__all__ = ["SelectedCases", "mean_seconds", "recorded_seconds", "worker_count"]
 
 _START = 3.0
 """Seconds that a run with workers starts later than one without."""
@@ -87,13 +88,22 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def recorded_seconds(records: RunRecords | None, backend: str) -> Seconds:
-    """The durations of the cases of an earlier run, if it was on the same backend."""
-    if records is None or records.header.backend != backend:
-        return {}
-    folder = Path(records.header.folder)
-    return {
-        ((folder / result.path).resolve(), result.case): result.seconds
-        for result in records.results
-        if result.seconds
-    }
+def recorded_seconds(runs: Iterable[RunRecords], backend: str) -> Seconds:
+    """The durations of the cases of earlier runs on the same backend, the newest of each."""
+    found: Seconds = {}
+    resolved = cache(lambda folder, path: (Path(folder) / path).resolve())
+    for records in runs:
+        if records.header.backend == backend:
+            for result in records.results:
+                if result.seconds:
+                    path = resolved(records.header.folder, result.path)
+                    found.setdefault((path, result.case), result.seconds)
+    return found
+
+
+def mean_seconds(seconds: Seconds) -> dict[Path, float]:
+    """The mean duration of the cases of each spec, by its absolute path."""
+    found: dict[Path, list[float]] = {}
+    for (path, _), spent in seconds.items():
+        found.setdefault(path, []).append(spent)
+    return {path: sum(spent) / len(spent) for path, spent in found.items()}

@@ -12,6 +12,7 @@ from tlmatrix.backend.signature import parameters_of
 from tlmatrix.check.guards import Guards, guarded
 from tlmatrix.distributed.job import Answer
 from tlmatrix.spec.importing import load
+from tlmatrix.unwinding import unwinds
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ class RankRunner:
         if not single:
             try:
                 self.binding.backend.synchronize()
-            except Exception as error:
+            except BaseException as error:
+                if unwinds(error):
+                    raise
                 raise EntryError(error) from error
         return Answer(tuple(results), tuple(findings))
 
@@ -105,7 +108,9 @@ class RankRunner:
             self.binding.backend.synchronize()
         except (EntryError, BindingError):
             raise
-        except Exception as error:
+        except BaseException as error:
+            if unwinds(error):
+                raise
             raise EntryError(error) from error
         return Answer(tuple(results))
 
@@ -131,7 +136,9 @@ class RankRunner:
             arguments = self._arguments(make, problem.names)
             try:
                 self._context.append(make(**arguments))
-            except Exception as error:
+            except BaseException as error:
+                if unwinds(error):
+                    raise
                 raise EntryError(error) from error
         return replace(problem, names={**problem.names, "context": self._context[0]})
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.check.finding import Finding
+from tlmatrix.parents import end_with
 from tlmatrix.run.result import CaseResult, Status
 from tlmatrix.run.timeouts import out_of_time
 
@@ -32,6 +34,7 @@ __all__ = [
     "ChildProcess",
     "LostCase",
     "crashed",
+    "exit_words",
     "fork_child",
     "serve_cases",
     "shrink_lost",
@@ -59,7 +62,7 @@ class LostCase:
 
 def crashed(running: CaseResult, code: int | None) -> CaseResult:
     """The result of a case whose process ended with `code`, negative for a signal."""
-    how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"{code}"
+    how = exit_words(code)
     finding = Finding(
         check="crash",
         title=f"the process ended while this case was running ({how})",
@@ -68,6 +71,11 @@ def crashed(running: CaseResult, code: int | None) -> CaseResult:
         pattern=how,
     )
     return replace(running, status=Status.CRASHED, findings=(finding,))
+
+
+def exit_words(code: int | None) -> str:
+    """How a process ended: `signal SIGSEGV`, or its exit code."""
+    return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"{code}"
 
 
 def timed_out(running: CaseResult, _code: int | None = None) -> CaseResult:
@@ -144,6 +152,7 @@ def fork_child(
     mine, theirs = context.Pipe()
 
     def start() -> None:
+        end_with(os.getppid())
         mine.close()
         ours.close()
         serve_cases(theirs, runner, spec, path)

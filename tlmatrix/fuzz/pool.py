@@ -13,19 +13,19 @@ import math
 import multiprocessing
 import time
 from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tlmatrix.fuzz.job import Job, Settings
-from tlmatrix.fuzz.lost_cases import LostCase, crashed, timed_out
+from tlmatrix.fuzz.lost_cases import LostCase, crashed, exit_words, timed_out
 from tlmatrix.fuzz.worker import worker_main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from multiprocessing.connection import Connection
-    from multiprocessing.context import ForkServerContext, SpawnContext
-    from multiprocessing.process import BaseProcess
+    from multiprocessing.context import ForkServerContext
 
     from tlmatrix.backend.gpus import GpuAssignment
     from tlmatrix.fuzz.search import FuzzFailure, FuzzReport
@@ -33,7 +33,17 @@ if TYPE_CHECKING:
     from tlmatrix.run.result import CaseResult
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["Listener", "Target", "WorkerPool", "WorkerPoolError", "job_sizes"]
+__all__ = [
+    "Launcher",
+    "Listener",
+    "LocalWorkers",
+    "Target",
+    "WorkerPool",
+    "WorkerPoolError",
+    "WorkerProcess",
+    "job_sizes",
+    "start_context",
+]
 
 _JOB_EXAMPLES = 250
 """Most examples of one job; workers share known failures between jobs."""
@@ -47,6 +57,10 @@ _RECYCLE_AFTER = 20_000
 """Examples after which a fresh process replaces a worker."""
 _MAX_LOST = 10
 """Lost processes after which the pool stops searching a spec."""
+_MAX_UNEXPLAINED = 3
+"""Processes that may end between two cases before the pool stops searching a spec."""
+_END_SECONDS = 5.0
+"""Seconds that a worker may take to end."""
 _TICK = 0.5
 _HANG_SECONDS = 10.0
 """Least time limit of a case while shrinking; otherwise four times that of the slowest case, and
@@ -55,21 +69,17 @@ _SHRINK_SECONDS = 60.0
 """Least time for shrinking a case that was lost with its process."""
 
 
-def _context(backend: str) -> SpawnContext | ForkServerContext:
-    """The start method: a fork server with preloaded modules if the backend survives a fork."""
-    from tlmatrix.backend import backend_named
-
-    if not backend_named(backend).survives_fork:
-        return multiprocessing.get_context("spawn")
+def start_context() -> ForkServerContext:
+    """The start method: a fork server with preloaded modules; it runs no kernel."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tlmatrix.fuzz.preload"])
     return context
 
 
 def _is_compiled(backend: str) -> bool:
-    from tlmatrix.backend import backend_named
+    from tlmatrix.backend import backend_class  # the GPU may be on another machine
 
-    return backend_named(backend).compiles
+    return backend_class(backend).compiles
 
 
 def job_sizes(wanted: Mapping[str, int], workers: int) -> dict[str, int]:
@@ -114,10 +124,44 @@ class Listener(Protocol):
         """Called about twice a second."""
 
 
+class WorkerProcess(Protocol):
+    """A worker's process: one of this machine, or one of another."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit code; None while it runs, and of a process that was lost with its machine."""
+
+    def kill(self) -> None:
+        """End the process."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the process has ended."""
+
+
+class Launcher(Protocol):
+    """Starts workers."""
+
+    def start(self, settings: Settings, gpu: str) -> tuple[WorkerProcess, Connection]:
+        """Start a worker on a GPU, "" for any; return its process and the connection to it."""
+
+
+class LocalWorkers:
+    """Starts workers as processes of this machine."""
+
+    def start(self, settings: Settings, gpu: str) -> tuple[WorkerProcess, Connection]:
+        """Start a worker; see `Launcher`."""
+        context = start_context()
+        ours, theirs = context.Pipe()
+        process = context.Process(target=worker_main, args=(theirs, settings, gpu))
+        process.start()
+        theirs.close()
+        return process, ours
+
+
 @dataclass
 class _Worker:
     name: str
-    process: BaseProcess
+    process: WorkerProcess
     connection: Connection
     job: Job | None = None
     running: CaseResult | None = None
@@ -126,6 +170,8 @@ class _Worker:
     done: int = 0
     """Examples of its current job."""
     total: int = 0
+    unwritten: list[bytes] = field(default_factory=list)
+    """Records that it sent of the case that it runs."""
 
 
 @dataclass
@@ -137,12 +183,19 @@ class WorkerPool:
     listener: Listener
     gpus: GpuAssignment
     """Assigns each worker a GPU."""
+    launcher: Launcher = field(default_factory=LocalWorkers)
     _workers: list[_Worker] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)
     _found: dict[str, list[FuzzFailure]] = field(default_factory=dict)
     _lost: Counter[str] = field(default_factory=Counter)
     _finished: set[str] = field(default_factory=set)
     """Paths of specs that are exhausted, or lost too many processes."""
+    _unexplained: dict[str, list[str]] = field(default_factory=dict)
+    """How processes ended between two cases, by path."""
+    stopped: dict[str, str] = field(default_factory=dict)
+    """Why specs were not searched to the end, by path."""
+    unrecorded: str = ""
+    """Why the results file lacks records; empty if it has all."""
     _numbers: Counter[str] = field(default_factory=Counter)
     _requeued: deque[Job] = field(default_factory=deque)
     _shrink_jobs: deque[Job] = field(default_factory=deque)
@@ -153,7 +206,12 @@ class WorkerPool:
     _end: float | None = None
 
     def run(self) -> None:
-        """Search until the requested examples or time are used up; Ctrl-C ends the workers."""
+        """Search until the requested examples or time are used up; Ctrl-C ends the workers.
+
+        Raises:
+            WorkerPoolError: workers of a spec ended again and again between two cases, so that it
+                was not searched to the end; the other specs were.
+        """
         from tlmatrix.run.records import RecordsWriter
 
         if self.settings.seconds is not None:
@@ -172,7 +230,14 @@ class WorkerPool:
                 worker.process.join()
             for found in self._unshrunk:
                 self.listener.found(found)
+            self.unrecorded = self.unrecorded or records.error
+            if records.removed:
+                self.unrecorded = self.unrecorded or "the file was removed during the search"
             records.close()
+        lost = [path for path, how in self._unexplained.items() if len(how) >= _MAX_UNEXPLAINED]
+        if lost:
+            words = [f"{path}: not searched to the end: {self.stopped[path]}" for path in lost]
+            raise WorkerPoolError("\n".join(words))
 
     def _schedule(self) -> Iterator[Job]:
         """Yield all jobs, round-robin over the specs; without end in a search with a time limit."""
@@ -225,21 +290,21 @@ class WorkerPool:
         job = self._next()
         if job is None:
             return
-        context = _context(self.settings.backend)
-        ours, theirs = context.Pipe()
         name = f"worker {next(self._names)}"
-        gpu = self.gpus.assign(name)
-        process = context.Process(target=worker_main, args=(theirs, self.settings, gpu))
-        process.start()
-        theirs.close()
-        worker = _Worker(name, process, ours)
+        process, connection = self.launcher.start(self.settings, self.gpus.assign(name))
+        worker = _Worker(name, process, connection)
         self._workers.append(worker)
         self._send(worker, job)
 
     def _send(self, worker: _Worker, job: Job) -> None:
         worker.job, worker.done, worker.running = job, 0, None
         worker.since = time.monotonic()
-        worker.connection.send(job)
+        self._tell(worker, job)
+
+    def _tell(self, worker: _Worker, message: object) -> None:
+        """Send a message; that a worker has ended shows when its connection is read."""
+        with suppress(OSError):
+            worker.connection.send(message)
 
     def _receive(self, records: RecordsWriter) -> None:
         """Handle messages for up to `_TICK` seconds, and workers that crashed or hang."""
@@ -247,7 +312,11 @@ class WorkerPool:
         for connection in wait(list(by_connection), _TICK):
             worker = by_connection[connection]  # type: ignore[index]
             try:
-                self._handle(worker, *worker.connection.recv())
+                kind, content = worker.connection.recv()
+                if kind in ("result", "shrunk", "done", "broken"):
+                    # Not before: a case that is lost with its machine has no record.
+                    _write_records(worker, records)
+                self._handle(worker, kind, content)
             except (EOFError, ConnectionResetError):
                 self._lost_worker(worker, records, crashed)
         now = time.monotonic()
@@ -258,8 +327,10 @@ class WorkerPool:
 
     def _handle(self, worker: _Worker, kind: str, content: Any) -> None:  # noqa: ANN401 - any message
         match kind:
+            case "record":
+                worker.unwritten.append(content)
             case "is new":
-                worker.connection.send(content not in self._seen)
+                self._tell(worker, content not in self._seen)
                 self._seen.add(content)
             case "start":
                 worker.running, worker.since = content, time.monotonic()
@@ -276,6 +347,10 @@ class WorkerPool:
                 self._next_job(worker)
             case "done":
                 self._job_done(worker, content)
+            case "broken":
+                self._replace_broken(worker, content)
+            case "unrecorded":
+                self.unrecorded = self.unrecorded or content
 
     def _add_failure(self, found: FuzzFailure) -> None:
         """Report a failure unless another worker reported the same one before."""
@@ -288,8 +363,17 @@ class WorkerPool:
         worker.running = None
         if report.exhausted:
             self._finished.add(report.path)
+            self.stopped.setdefault(report.path, "no more cases")
         self.listener.searched(report)
         self._next_job(worker)
+
+    def _replace_broken(self, worker: _Worker, report: FuzzReport) -> None:
+        """Replace a worker that a case left unusable; its job goes on in another one."""
+        assert worker.job is not None
+        self.listener.searched(report)
+        self._remove(worker)
+        self._count_lost(worker.job, worker.done)
+        self._start_worker()
 
     def _next_job(self, worker: _Worker) -> None:
         """Send a worker its next job, or end it."""
@@ -297,7 +381,7 @@ class WorkerPool:
         if job is not None and worker.total < _RECYCLE_AFTER:
             self._send(worker, job)
             return
-        worker.connection.send(None)
+        self._tell(worker, None)
         self._remove(worker)
         if job is not None:
             self._requeued.appendleft(job)
@@ -305,7 +389,11 @@ class WorkerPool:
 
     def _remove(self, worker: _Worker) -> None:
         """Wait for a worker's process to end and release its GPU."""
-        worker.process.join()
+        worker.process.join(_END_SECONDS)
+        if worker.process.exitcode is None:
+            worker.process.kill()
+            worker.process.join()
+        worker.connection.close()
         self._workers.remove(worker)
         self.gpus.release(worker.name)
 
@@ -319,27 +407,57 @@ class WorkerPool:
         worker.process.kill()
         self._remove(worker)
         job, running = worker.job, worker.running
-        assert job is not None
-        if job.lost is not None:
+        if job is None:
+            return
+        if worker.process.exitcode is None:
+            self._lost_machine(worker, job)
+        elif job.lost is not None:
             self._report_shrunk(None, job.lost)
         elif running is None:
-            raise WorkerPoolError(
-                f"{job.path}: a fuzz worker ended with exit code {worker.process.exitcode} between "
-                "two cases"
-            )
+            how = self._unexplained.setdefault(job.path, [])
+            how.append(exit_words(worker.process.exitcode))
+            if len(how) >= _MAX_UNEXPLAINED:
+                self._finished.add(job.path)
+                words = ", ".join(how)
+                self.stopped[job.path] = f"fuzz workers ended between two cases ({words})"
+            self._requeue(job, worker.done)
         else:
             result = completed(running, worker.process.exitcode)
+            _write_records(worker, records)
             records.case(result)
             self.listener.ended(result)
             self._queue_shrinking(job, result)
-            self._lost[job.path] += 1
-            if self._lost[job.path] >= _MAX_LOST:
-                self._finished.add(job.path)
-            else:
-                left = None if job.examples is None else job.examples - worker.done - 1
-                if left is None or left > 0:
-                    self._requeued.append(self._job(job.path, left, job.seconds))
+            self._count_lost(job, worker.done + 1)
         self._start_worker()
+
+    def _lost_machine(self, worker: _Worker, job: Job) -> None:
+        """Run the rest of a job whose worker was lost with its machine; no case is to blame."""
+        from tlmatrix.fuzz.generation import derive_seed
+
+        if job.lost is not None:
+            self._report_shrunk(None, job.lost)
+            return
+        if worker.running is not None:
+            self._seen.discard(derive_seed(worker.running.key))
+        reason = getattr(worker.process, "error", "")
+        self._count_lost(job, worker.done, f"{_MAX_LOST} workers were lost: {reason}")
+
+    def _count_lost(
+        self, job: Job, done: int, reason: str = f"{_MAX_LOST} cases ended their processes"
+    ) -> None:
+        """Count a lost process of a job, and search on unless there were too many."""
+        self._lost[job.path] += 1
+        if self._lost[job.path] >= _MAX_LOST:
+            self._finished.add(job.path)
+            self.stopped.setdefault(job.path, reason)
+        else:
+            self._requeue(job, done)
+
+    def _requeue(self, job: Job, done: int) -> None:
+        """Queue the rest of a job of which `done` examples ran."""
+        left = None if job.examples is None else job.examples - done
+        if left is None or left > 0:
+            self._requeued.append(self._job(job.path, left, job.seconds))
 
     def _queue_shrinking(self, job: Job, result: CaseResult) -> None:
         """Queue the shrinking of a case that was lost with its process, if the failure is new."""
@@ -367,3 +485,10 @@ class WorkerPool:
             mine = self._found[first.path]
             mine[mine.index(found)] = shrunk or found
             self.listener.found(shrunk or found)
+
+
+def _write_records(worker: _Worker, records: RecordsWriter) -> None:
+    """Write the records that a worker on another machine sent."""
+    for line in worker.unwritten:
+        records.copy(line)
+    worker.unwritten.clear()

@@ -2,7 +2,7 @@
 
 They take seven seconds, which a worker that replaces a lost one does not spend again. This module
 computes nothing: with a GPU, PyTorch's first gradient starts threads, and a process forked after
-that cannot compute gradients.
+that cannot compute gradients. It does not initialize CUDA either, which no fork survives.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import os
 
 for _library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")  # before PyTorch is imported
+
+# Whether there is a GPU is asked of NVML: asking CUDA would initialize it.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 import torch.utils._sympy.functions  # noqa: E402, F401 - imported by the first gradient
 

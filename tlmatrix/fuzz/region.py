@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +48,9 @@ def wrong_region(spec: Spec, runner: Runner, case: Case, tensor: str) -> str | N
             found = deviations({tensor: results[tensor]}, bounds).get(tensor)
         except SpecError:
             return None
-        except Exception:  # noqa: BLE001 - the code under test may raise with other data
+        except BaseException as error:
+            if unwinds(error):
+                raise
             return None
         if found is not None:
             wrong = found.wrong if wrong is None else wrong | found.wrong

@@ -286,7 +286,9 @@ class _Search:
             return
         cause = cause_of(result)
         assert cause is not None
-        found = _shrink(self._spec, case, result, cause, self._run, self._shrinking)
+        # A process that lost its GPU cannot run smaller cases.
+        seconds = 0.0 if self._runner.broken_by else self._shrinking
+        found = _shrink(self._spec, case, result, cause, self._run, seconds)
         index = next((n for n, old in enumerate(self._found) if old.same_fault(found)), None)
         if index is not None:
             self._count_case(index, found.all_causes)

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["tier_fuzz_cases"]
 
 
-def tier_fuzz_cases(spec: Spec, tier: str, others: Iterable[str], *, seed: int = 0) -> list[Case]:
+def tier_fuzz_cases(
+    spec: Spec, tier: str, others: Iterable[str], *, seed: int = 0, compiled: bool = False
+) -> list[Case]:
     """Generate the tier's number of `fuzz.examples`, without cases whose ids are in `others`.
+
+    If kernels are `compiled`, the cases need no other kernels than the tier.
 
     Raises:
         ValueError: the spec has no such tier.
@@ -31,7 +35,8 @@ def tier_fuzz_cases(spec: Spec, tier: str, others: Iterable[str], *, seed: int =
     if not count:
         return []
     from tlmatrix.fuzz.generation import derive_seed, generate_cases
-    from tlmatrix.fuzz.strategies import cases
+    from tlmatrix.fuzz.strategies import cases, sharing_cases
 
     first = derive_seed(spec.name, seed)
-    return generate_cases(cases(spec, tier), count=count, first=first, known=frozenset(others))
+    strategy = (sharing_cases if compiled else cases)(spec, tier)
+    return generate_cases(strategy, count=count, first=first, known=frozenset(others))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.backend.gpus import all_visible_gpus, confine_process
 from tlmatrix.fuzz.lost_cases import ChildProcess, LostCase, fork_child, serve_cases, shrink_lost
+from tlmatrix.parents import end_with
 from tlmatrix.spec.model.sharding import WORLD
 
 if TYPE_CHECKING:
@@ -33,17 +34,28 @@ if TYPE_CHECKING:
 __all__ = ["one_configuration", "spawn_child", "worker_main"]
 
 
-def worker_main(connection: Connection, settings: Settings, gpu: str) -> None:
-    """Run jobs until the pool sends None; `gpu` is the one that this worker may use, "" for all."""
+def worker_main(
+    connection: Connection, settings: Settings, gpu: str, *, sends_records: bool = False
+) -> None:
+    """Run jobs until the pool sends None; `gpu` is the one that this worker may use, "" for all.
+
+    With `sends_records`, records go to the pool instead of the results file.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool handles Ctrl-C and ends its workers
+    if (parent := multiprocessing.parent_process()) is not None and parent.pid is not None:
+        end_with(parent.pid)
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     confine_process(gpu)
     # Discard what kernels print.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    from tlmatrix.run.records import RecordsWriter
+    from tlmatrix.run.records import RecordsWriter, SentRecords
 
-    records = RecordsWriter(settings.results, case_coverage=False)
+    records: RecordsWriter
+    if sends_records:
+        records = SentRecords(lambda line: connection.send(("record", line)), case_coverage=False)
+    else:
+        records = RecordsWriter(settings.results, case_coverage=False)
     runner = _runner(settings, records)
     load = cache(_load)  # once, so that an edit of the spec does not affect a running search
     while (job := connection.recv()) is not None:
@@ -54,9 +66,12 @@ def worker_main(connection: Connection, settings: Settings, gpu: str) -> None:
             continue
         report = _search(connection, job, spec, runner, records)
         _trim_heap()
-        connection.send(("done", report))
+        if records.error:
+            connection.send(("unrecorded", records.error))
         if runner.broken_by:
+            connection.send(("broken", report))
             os._exit(70)  # the CUDA context is unusable after a fault
+        connection.send(("done", report))
 
 
 def _trim_heap() -> None:
@@ -153,18 +168,14 @@ def _search(
 
 
 def one_configuration(spec: Spec, job: Job, gpus: int) -> SearchStrategy[Case]:
-    """A strategy for cases of one kernel configuration of the tier, another one for each job.
+    """A strategy for cases that share the kernels of one case of the tier, of another for each job.
 
     For backends that compile, where a kernel takes as long as hundreds of examples. Cases with
-    more ranks than `gpus` are not generated, as they would be skipped. If the tier lists no
-    configurations, cases of any are generated.
+    more ranks than `gpus` are not generated, as they would be skipped.
     """
-    from tlmatrix.fuzz.strategies import cases, configurations
+    from tlmatrix.fuzz.strategies import sharing_cases
 
-    most = {WORLD: gpus}
-    own = configurations(spec, job.tier, at_most=most)
-    among = [own[job.number % len(own)]] if own else None
-    return cases(spec, job.tier, among=among, at_most=most)
+    return sharing_cases(spec, job.tier, number=job.number, at_most={WORLD: gpus})
 
 
 def _slim(result: CaseResult) -> CaseResult:

@@ -29,7 +29,7 @@ Importing the package imports nothing else until a name is used. What to know of
   streams, symmetric memory and flags of the scope of a system (`ranks`); `run_ranks` runs
   programs that share what they are given.
 - An index that is provably negative counts from the end, as TileLang has it.
-- Clusters, pairs of blocks and inline code are refused (`Unsupported`).
+- Multicast, pairs of blocks and inline code are refused (`Unsupported`).
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from .explain import Explanation, NotMadeError, Trace
-    from .frontend.intercept import interpret, interpreted
+    from .frontend.interpret import interpret, interpreted, traced
     from .frontend.kernel import InterpretedKernel
-    from .frontend.tracing import TracedKernel, traced
-    from .ranks.simulation import Simulation, simulate
+    from .frontend.session import Session
+    from .frontend.simulation import Simulation, simulate
+    from .frontend.tracing import TracedKernel
     from .recorder import Recorder
     from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
-    from .session import Session
     from .sync.externs import Pointer, model_extern, until
     from .sync.settings import SCHEDULES, scheduled
     from .sync.turns import run_ranks
@@ -96,41 +96,37 @@ __all__ = [
 ]
 
 # By name, so that a report that only reads what was counted does not import PyTorch.
-_HOMES = {
-    "ArgumentError": "errors",
-    "Coverage": "coverage",
-    "DEFAULT_SANITIZERS": "reports",
-    "DeadlockError": "errors",
-    "Explanation": "explain",
-    "Feature": "coverage",
-    "InterpretedKernel": "frontend.kernel",
-    "InterpreterError": "errors",
-    "LaunchError": "errors",
-    "NotMadeError": "explain",
-    "Party": "reports",
-    "Pointer": "sync.externs",
-    "RaceError": "errors",
-    "Recorder": "recorder",
-    "Report": "reports",
-    "SANITIZERS": "reports",
-    "SCHEDULES": "sync.settings",
-    "SanitizerError": "reports",
-    "Sequences": "reports",
-    "Session": "session",
-    "Simulation": "ranks.simulation",
-    "SynchronizationError": "errors",
-    "Trace": "explain",
-    "TracedKernel": "frontend.tracing",
-    "Unsupported": "errors",
-    "interpret": "frontend.intercept",
-    "interpreted": "frontend.intercept",
-    "model_extern": "sync.externs",
-    "run_ranks": "sync.turns",
-    "scheduled": "sync.settings",
-    "simulate": "ranks.simulation",
-    "traced": "frontend.tracing",
-    "until": "sync.externs",
+_NAMES = {
+    "coverage": ("Coverage", "Feature"),
+    "errors": (
+        "ArgumentError",
+        "DeadlockError",
+        "InterpreterError",
+        "LaunchError",
+        "RaceError",
+        "SynchronizationError",
+        "Unsupported",
+    ),
+    "explain": ("Explanation", "NotMadeError", "Trace"),
+    "frontend.interpret": ("interpret", "interpreted", "traced"),
+    "frontend.kernel": ("InterpretedKernel",),
+    "frontend.session": ("Session",),
+    "frontend.simulation": ("simulate", "Simulation"),
+    "frontend.tracing": ("TracedKernel",),
+    "recorder": ("Recorder",),
+    "reports": (
+        "DEFAULT_SANITIZERS",
+        "Party",
+        "Report",
+        "SanitizerError",
+        "SANITIZERS",
+        "Sequences",
+    ),
+    "sync.externs": ("model_extern", "Pointer", "until"),
+    "sync.settings": ("scheduled", "SCHEDULES"),
+    "sync.turns": ("run_ranks",),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:

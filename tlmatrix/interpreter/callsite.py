@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 __all__ = ["caller", "rendered"]
 
@@ -12,15 +17,18 @@ _OWN = f"{Path(__file__).resolve().parents[1]}/"
 _LIBRARIES = ("/site-packages/torch/", "/lib/python3", _OWN)
 
 
+@cache
+def _is_users(name: str) -> bool:
+    return not name.startswith("<") and not any(part in name for part in _LIBRARIES)
+
+
 def caller() -> tuple[str, int]:
     """File and line of the innermost frame outside this package and the libraries it knows."""
-    frame = sys._getframe(1)  # noqa: SLF001  # much cheaper than inspect
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # much cheaper than inspect
     while frame is not None:
         name = frame.f_code.co_filename
-        if not any(part in name for part in _LIBRARIES) and not name.startswith("<"):
+        if _is_users(name):
             return name, frame.f_lineno
-        if frame.f_back is None:
-            break
         frame = frame.f_back
     return "", 0
 

@@ -19,7 +19,7 @@ from tlmatrix.interpreter.analysis.usage import addressed_buffers, kernel_usage,
 from tlmatrix.interpreter.emit.agents import Agents
 from tlmatrix.interpreter.emit.buffers import Buf
 from tlmatrix.interpreter.emit.choices import root_choice
-from tlmatrix.interpreter.emit.emitter import Emitter, Facts
+from tlmatrix.interpreter.emit.emitter import Emitter, Facts, Rules
 from tlmatrix.interpreter.emit.invariants import Invariants
 from tlmatrix.interpreter.emit.source import unwrapped
 from tlmatrix.interpreter.emit.threads import Threads
@@ -35,6 +35,7 @@ from tlmatrix.interpreter.instruments.recording import RecordInstrument
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.interpreter.ir.rewrites import normalized, widened
+from tlmatrix.interpreter.ir.rewrites.builtins import extern_name
 from tlmatrix.interpreter.ir.walk import walk
 from tlmatrix.interpreter.ops import (
     ASYNCHRONOUS,
@@ -46,12 +47,14 @@ from tlmatrix.interpreter.ops import (
     THREAD_RULES,
 )
 from tlmatrix.interpreter.ops import overwritten as overwritten_by
+from tlmatrix.interpreter.ops.control import CALLS
 from tlmatrix.interpreter.ops.extern import calls_models, rules_of_models
 from tlmatrix.interpreter.program import GlobalLayout, Parameter, Program
+from tlmatrix.interpreter.runtime import environment
 from tlmatrix.interpreter.sync.externs import is_modelled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
 
     from tlmatrix.interpreter.emit.instrument import Instrument
 
@@ -92,13 +95,13 @@ def usage_of(func: Any) -> tuple[frozenset[str], ...]:
     )
 
 
-def generate(func: Any, options: Options) -> Program:
-    """Generate the program of a traced, not yet lowered PrimFunc.
+def generate(func: Any, text: str, options: Options) -> Program:
+    """Generate the program of a traced, not yet lowered PrimFunc; `text` is its JSON (`saved`).
 
     Raises:
         Unsupported: naming the operation and the user's line, if something is not modelled.
     """
-    kernel, shapes, inferred = _read(func, options)
+    kernel, shapes, inferred = _read(func, text, options)
     kernel = normalized(kernel, is_modelled)
     if options.wide:
         kernel = widened(kernel)
@@ -141,12 +144,12 @@ def generate(func: Any, options: Options) -> Program:
 # Reading ----------------------------------------------------------------------------------
 
 
-def _read(func: Any, options: Options) -> tuple[ir.Kernel, Any, InferredLayouts | None]:
+def _read(func: Any, text: str, options: Options) -> tuple[ir.Kernel, Any, InferredLayouts | None]:
     """The kernel; with annotated layouts their physical shapes, and what TileLang infers of them.
 
     TileLang computes the shapes; nodes of what is saved together are shared.
     """
-    kernel: ir.Kernel = read_all(saved(func))
+    kernel: ir.Kernel = read_all(text)
     if not any(
         isinstance(n, ir.Block) and "layout_map" in n.annotations for n in walk(kernel.body)
     ):
@@ -222,17 +225,12 @@ def _instruments(
     if options.recorded:
         recording = RecordInstrument()
         return [recording], lambda e, program: replace(program, record=recording.record(e))
-    instruments: list[Instrument] = []
-    watcher: MemorySanitizer | NonfiniteTracer | None = None
     coverage = CoverageInstrument(kernel) if options.covered else None
-    if coverage is not None:
-        instruments.append(coverage)
+    watcher: MemorySanitizer | NonfiniteTracer | None = None
     if options.traced:
         watcher = NonfiniteTracer()
     elif options.sanitizers is not None:
         watcher = MemorySanitizer(options.sanitizers)
-    if watcher is not None:
-        instruments.append(watcher)
 
     def finish(e: Emitter, program: Program) -> Program:
         if watcher is not None:
@@ -243,14 +241,11 @@ def _instruments(
             program = replace(program, counted=coverage.counted())
         return program
 
-    return instruments, finish
+    return [each for each in (coverage, watcher) if each is not None], finish
 
 
 def _recorded_flags() -> Any:
     """Rules of a recorded kernel with flags: the launch is over, and nothing waits for it."""
-    from tlmatrix.interpreter.emit.emitter import Rules
-    from tlmatrix.interpreter.ir.rewrites.builtins import extern_name
-    from tlmatrix.interpreter.ops.control import CALLS
 
     def is_flag(call: ir.Call) -> bool:
         name = extern_name(call)
@@ -275,8 +270,6 @@ def _recorded_flags() -> Any:
 
 
 def _emit(e: Emitter, shapes: Any) -> Program:
-    from tlmatrix.interpreter.runtime import environment
-
     e.w.reserve(*environment(), *FUNCTIONS, "kernel", "range", "min", "max", "abs", "int", "bool")
     e.w.reserve("if", "in", "is", "or", "and", "not", "for", "def", "else", "lambda", "as")
     e.w.reserve("kept_at", "cta", "me", "launch", "LOCATIONS")
@@ -307,11 +300,6 @@ def _emit(e: Emitter, shapes: Any) -> Program:
 def _bind_parameters(e: Emitter) -> tuple[list[Parameter], list[str], list[str]]:
     """The parameters, their names in the source, and those of symbolic dims."""
     kernel = e.kernel
-    accessed = {
-        n.buffer
-        for n in walk(kernel.body)
-        if isinstance(n, (ir.BufferLoad, ir.BufferStore, ir.Region))
-    }
     codes: dict[ir.Var, str] = {}
     for param in kernel.params:
         if param not in kernel.buffer_map:
@@ -319,54 +307,56 @@ def _bind_parameters(e: Emitter) -> tuple[list[Parameter], list[str], list[str]]
                 raise e.refuse(f"a parameter of type {param.dtype} ({param.name})")
             codes[param] = e.w.fresh(param.name)
             e.vars[param] = Val(codes[param], param.dtype)
+    scalars = [param.name for param in codes]
     symbols: list[str] = []
     tensors = [kernel.buffer_map[p] for p in kernel.params if p in kernel.buffer_map]
     for node in walk(*(n for buffer in tensors for n in (*buffer.shape, *buffer.strides))):
         if isinstance(node, ir.Var) and node not in e.vars:
             symbols.append(e.w.fresh(node.name))
             e.vars[node] = Val(symbols[-1], node.dtype, lo=0, hi=(1 << 31) - 1)
+    accesses = (ir.BufferLoad, ir.BufferStore, ir.Region)
+    accessed = {n.buffer for n in walk(kernel.body) if isinstance(n, accesses)}
     parameters: list[Parameter] = []
     for param in kernel.params:
-        names = [p.name for p in parameters]
-        if param in kernel.buffer_map:
-            buffer = kernel.buffer_map[param]
-            # A parameter is known by its name.
-            name = _distinct(buffer.name, [*names, *(p.name for p in kernel.params if p in codes)])
-            codes[param], parameter = _bind_tensor(e, buffer, name, used=buffer in accessed)
-            parameters.append(parameter)
-        else:
+        buffer = kernel.buffer_map.get(param)
+        if buffer is None:
             parameters.append(Parameter(param.name, param.dtype, None, code=codes[param]))
+            continue
+        # A parameter is known by its name: a second `x` is `x (2)`.
+        known = {*scalars, *(p.name for p in parameters)}
+        numbered = (f"{buffer.name} ({number})" for number in itertools.count(2))
+        name = next(n for n in itertools.chain([buffer.name], numbered) if n not in known)
+        shape, strides = _bind_tensor(e, buffer, name)
+        codes[param] = e.buffers[buffer].code
+        # TileLang names the handle of a `T.Tensor`; that of a pointer has the user's name.
+        pointer = param.name != f"{buffer.name}_handle"
+        used = buffer in accessed
+        parameters.append(Parameter(name, buffer.dtype, shape, strides, used=used, pointer=pointer))
     return parameters, [codes[p] for p in kernel.params], symbols
 
 
-def _bind_tensor(e: Emitter, buffer: ir.Buffer, name: str, *, used: bool) -> tuple[str, Parameter]:
+def _bind_tensor(
+    e: Emitter, buffer: ir.Buffer, name: str
+) -> tuple[tuple[int | str, ...], tuple[int | str, ...]]:
+    """Declare the buffer of a parameter; its extents and strides as in `Parameter`."""
     dtype = buffer.dtype
     if not is_value(dtype):
         raise e.refuse(f"a parameter of dtype {dtype} ({name})")
     code = e.w.fresh(name)
+    strides = list(buffer.strides)
+    if not strides and buffer.shape:
+        strides = [ir.IntImm("int32", 1)]
+        for extent in reversed(buffer.shape[1:]):
+            strides.insert(0, ir.Mul(extent.dtype, strides[0], extent))
     e.host_integers = True
-    shape = tuple(e.expr(n) for n in buffer.shape)
-    strides = tuple(e.expr(n) for n in buffer.strides or _compact(buffer.shape))
+    shape, steps = (tuple(map(e.expr, sizes)) for sizes in (buffer.shape, strides))
     e.host_integers = False
     buf = Buf(name, code, dtype, shape, "global", codec=LOW_PRECISION.get(dtype))
     if is_float(dtype) and dtype != "float64":
         buf.safe = "F32(0)"
     e.buffers[buffer] = buf
-    extents, steps = ([n.lit if n.lit is not None else n.code for n in x] for x in (shape, strides))
-    return code, Parameter(name, dtype, tuple(extents), tuple(steps), used)
 
+    def sizes(values: Iterable[Val]) -> tuple[int | str, ...]:
+        return tuple(v.lit if v.lit is not None else v.code for v in values)
 
-def _compact(shape: Sequence[ir.Expr]) -> list[ir.Expr]:
-    """The strides of a buffer that states none."""
-    step: ir.Expr = ir.IntImm("int32", 1)
-    strides = []
-    for extent in reversed(shape):
-        strides.append(step)
-        step = ir.Mul(extent.dtype, step, extent)
-    return strides[::-1]
-
-
-def _distinct(name: str, known: Sequence[str]) -> str:
-    """A name that is not known yet: `x`, of a second one `x (2)`."""
-    names = (name if number == 1 else f"{name} ({number})" for number in itertools.count(1))
-    return next(each for each in names if each not in known)
+    return sizes(shape), sizes(steps)

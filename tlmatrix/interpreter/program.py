@@ -38,6 +38,7 @@ class Parameter:
         strides: as `shape`.
         used: whether the kernel accesses it.
         code: its name in those expressions, for a scalar.
+        pointer: whether it is declared as a pointer (`T.ptr`), and may be passed an address.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Parameter:
     strides: tuple[int | str, ...] = ()
     used: bool = True
     code: str = ""
+    pointer: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,8 @@ class Site:
             value is used.
         acquires: whether it comes after the agents whose atomics it has seen.
         releases: whether agents that see it come after the agent that does it.
+        rounds: whether it is an atomic addition of floating-point numbers whose sum depends on the
+            order of additions.
     """
 
     location: Location | None
@@ -136,6 +140,7 @@ class Site:
     orders: bool = False
     acquires: bool = False
     releases: bool = False
+    rounds: bool = False
 
 
 @dataclass(frozen=True)

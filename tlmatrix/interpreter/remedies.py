@@ -12,8 +12,12 @@ _REMEDIES = (
         "draw the numbers in PyTorch and pass them to the kernel as a tensor",
     ),
     (
-        r"dtype (u?int4|u?int2|u?int1|float4\w*|float6\w*)\b",
+        r"dtype (u?int2|u?int1|float6\w*)\b",
         "declare the packed bytes as uint8 and take them apart in the kernel, with shifts",
+    ),
+    (
+        r"dtype float8_\w+fnuz",
+        "use float8_e4m3fn or float8_e5m2, the formats of NVIDIA GPUs",
     ),
     (
         r"^T\.ptx_cp_async",

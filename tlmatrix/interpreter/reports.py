@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_SANITIZERS",
     "SANITIZERS",
+    "Checks",
     "Party",
     "Report",
     "SanitizerError",
@@ -35,6 +36,7 @@ __all__ = [
 SANITIZERS = {
     "bounds": "access outside global, shared or tensor memory that nothing guards",
     "fragments": "access outside a fragment or local buffer (often without effect)",
+    "tables": "read of one integer outside global memory, which TileLang's guard skips",
     "guarded": "access outside global memory that TileLang's guard skips",
     "uninitialised": "read of an element that nothing has written",
     "unwritten": "output element that is still unwritten when the kernel ends",
@@ -45,12 +47,15 @@ SANITIZERS = {
     "lanes": "one element written twice by one parallel loop",
     "sequences": "packed access that leaves the sequence of its block",
     "overreads": "packed read that starts in its sequence and runs past the end",
+    "alignment": "argument that is not aligned to a vector access, cp.async or TMA that TileLang "
+    "makes of the kernel",
+    "atomics": "floating-point numbers that two blocks or threads add to one element, in any order",
     "budget": "more shared or tensor memory than there is, or a layout past its allocation",
     "nonfinite": "the operation that made the first NaN or infinity of an output",
 }
 """Every sanitizer, and what it reports."""
 
-_TOLERANT = frozenset({"guarded", "overreads"})
+_TOLERANT = frozenset({"atomics", "guarded", "overreads"})
 
 DEFAULT_SANITIZERS = frozenset(SANITIZERS) - _TOLERANT
 """What `sanitize=True` turns on: all but those that report accesses without harm by themselves."""
@@ -210,3 +215,20 @@ def declared_sequences(
             )
         found[name] = Sequences(tuple(int(n) for n in numbers), int(axis))
     return lambda name, _tensor: found.get(name)
+
+
+@dataclass(kw_only=True)
+class Checks:
+    """The sanitizers that are on, and what the caller declares to them.
+
+    Attributes:
+        sanitizers: the sanitizers that are on.
+        sequences: from a parameter's name and tensor to whose its rows are.
+        partial: parameters that a kernel may leave unwritten in part.
+        poison: the bits of elements that the caller marks as unwritten, by dtype.
+    """
+
+    sanitizers: frozenset[str] = frozenset()
+    sequences: Callable[[str, torch.Tensor], Sequences | None] = lambda _name, _tensor: None
+    partial: frozenset[str] = frozenset()
+    poison: Mapping[torch.dtype, int] = field(default_factory=dict)

@@ -21,31 +21,36 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tlmatrix.matrix.constraints import Row
+    from tlmatrix.matrix.shared_kernels import CompileClasses
     from tlmatrix.matrix.space import Space
     from tlmatrix.spec.values import Value
 
 __all__ = ["cached_covering_rows"]
 
-_FORMAT = 1  # increment when covering.py makes other rows
+_FORMAT = 3  # increment when covering.py makes other rows
 
 
 def cached_covering_rows(
-    space: Space, strength: int, seed: int = 0, folder: Path | None = None
+    space: Space,
+    strength: int,
+    seed: int = 0,
+    classes: CompileClasses | None = None,
+    folder: Path | None = None,
 ) -> tuple[tuple[Row, ...], Proof]:
-    """`covering_rows(space, strength, seed)`, from the cache in `folder` if present; always proven.
+    """`covering_rows`, from the cache in `folder` if present; always proven.
 
     The texts of the space's constraints are part of the key, so equal texts must mean equal
     constraints.
     """
     if strength >= len(space.sizes):
-        return covering_rows(space, strength, seed)  # a product, quick to make
-    path = (folder or cache_folder()) / "covering" / f"{_key(space, strength, seed)}.json"
+        return covering_rows(space, strength, seed, classes)  # a product, quick to make
+    path = (folder or cache_folder()) / "covering" / f"{_key(space, strength, seed, classes)}.json"
     rows = _read(path, space)
     if rows is not None:
         proof = prove(space, rows, strength)
         if proof.holds:
             return rows, proof
-    rows, proof = covering_rows(space, strength, seed)
+    rows, proof = covering_rows(space, strength, seed, classes)
     _write(path, rows)
     return rows, proof
 
@@ -55,12 +60,15 @@ def _library_version() -> str:
     return metadata.version("covertable")
 
 
-def _key(space: Space, strength: int, seed: int) -> str:
+def _key(space: Space, strength: int, seed: int, classes: CompileClasses | None) -> str:
     content: Value = {
         "axes": [[name, [canonical(value) for value in space.axes[name]]] for name in space.names],
         "rules": sorted([list(each.names), each.text] for each in space.constraints),
         "strength": strength,
         "seed": seed,
+        "classes": [list(each) for each in classes.classes] if classes else [],
+        "given": [list(each) for each in classes.given] if classes else [],
+        "compile_axes": [space.names[at] for at in classes.positions] if classes else [],
         "covertable": _library_version(),
         "format": _FORMAT,
     }

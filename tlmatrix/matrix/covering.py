@@ -3,7 +3,7 @@
 The library covertable makes the rows, with an oracle that decides by search whether a partial row
 can be completed. Its result is proven; where it is too slow (its time is quadratic in the number of
 tuples) or incomplete, a greedy algorithm (`complete`) adds rows. The rows depend on axes, values,
-constraints and the seed alone.
+constraints, classes of values that share kernels, and the seed alone.
 """
 
 from __future__ import annotations
@@ -13,23 +13,36 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.matrix.constraints import UNBOUND
 from tlmatrix.matrix.coverage_proof import Proof, prove, tuples
+from tlmatrix.matrix.shared_kernels import sharing_rows
+from tlmatrix.matrix.uncovered import Uncovered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tlmatrix.matrix.constraints import Row
     from tlmatrix.matrix.coverage_proof import Tuple
+    from tlmatrix.matrix.shared_kernels import CompileClasses
     from tlmatrix.matrix.space import Space
 
 __all__ = ["complete", "covering_rows", "library_rows", "reduce_rows"]
 
+_LONGER = 1.15
+"""The most rows with few kernels, relative to the rows of an array without regard to kernels."""
+_PATIENCE = (0.0, 0.0, 0.1, 0.2, 0.3, 0.45, 0.6, 0.7, 0.8, 0.9)
+"""Those of the arrays that are tried; see `sharing_rows`."""
+_PATIENCE_LARGE = (0.4, 0.8)
+_LARGE = 8_000
+"""Tuples from which fewer arrays are tried, because each takes seconds."""
 _LIBRARY_LIMIT = 20_000  # tuples; covertable took 3 s for 12,000 of them and 23 s for 97,000
 
 
-def covering_rows(space: Space, strength: int, seed: int = 0) -> tuple[tuple[Row, ...], Proof]:
+def covering_rows(
+    space: Space, strength: int, seed: int = 0, classes: CompileClasses | None = None
+) -> tuple[tuple[Row, ...], Proof]:
     """A covering array of `space`, and its proof.
 
-    Another `seed` gives another covering array. With at most `strength` axes, it is every row.
+    Another `seed` gives another covering array. With `classes` its rows use few distinct kernels
+    and are at most 15 % more than without. With at most `strength` axes, it is every row.
 
     Raises:
         ValueError: `strength` is less than 1.
@@ -44,7 +57,26 @@ def covering_rows(space: Space, strength: int, seed: int = 0) -> tuple[tuple[Row
     found = library_rows(space, strength, seed) if small else ()
     proof = prove(space, found, strength)
     rows = reduce_rows(complete(space, found, proof.missing, strength, seed), strength)
+    if classes is not None:
+        rows = _fewer_kernels(space, strength, seed, classes, rows)
     return rows, prove(space, rows, strength)
+
+
+def _fewer_kernels(
+    space: Space, strength: int, seed: int, classes: CompileClasses, rows: tuple[Row, ...]
+) -> tuple[Row, ...]:
+    """The first array that shares kernels and is short enough; `rows` if there is none."""
+    missing = prove(space, (), strength).missing
+    tries = _PATIENCE if len(missing) <= _LARGE else _PATIENCE_LARGE
+    for number, patience in enumerate(tries):
+        shared = sharing_rows(
+            space, strength, classes, missing,
+            patience=patience, seed=seed * len(_PATIENCE) + number,
+        )  # fmt: skip
+        found = reduce_rows(shared, strength)
+        if len(found) <= _LONGER * len(rows):
+            return min(found, rows, key=lambda each: (classes.kernels(each), len(each)))
+    return rows
 
 
 def library_rows(space: Space, strength: int, seed: int = 0) -> tuple[Row, ...]:
@@ -81,7 +113,7 @@ def complete(
     Greedy: a row starts from a missing tuple, then each other axis takes the value that adds the
     most missing tuples and leaves the row extensible.
     """
-    uncovered = _Uncovered(missing)
+    uncovered = Uncovered(missing)
     added = list(rows)
     for axes, values in missing:
         if not uncovered.has(axes, values):
@@ -109,44 +141,6 @@ def _largest_first(space: Space, bound: Row) -> list[int]:
     """The axes not in `bound`, by number of values, largest first."""
     left = [at for at in range(len(space.sizes)) if at not in bound]
     return sorted(left, key=lambda at: (-space.sizes[at], at))
-
-
-class _Uncovered:
-    """The tuples still to cover, as bit masks over the values of each axis."""
-
-    def __init__(self, missing: Sequence[Tuple]) -> None:
-        self._masks: dict[tuple[int, Row, Row], int] = {}
-        for axes, values in missing:
-            for place, at in enumerate(axes):
-                rest = (
-                    at,
-                    axes[:place] + axes[place + 1 :],
-                    values[:place] + values[place + 1 :],
-                )
-                self._masks[rest] = self._masks.get(rest, 0) | 1 << values[place]
-
-    def has(self, axes: Row, values: Row) -> bool:
-        return bool(self._masks.get((axes[0], axes[1:], values[1:]), 0) >> values[0] & 1)
-
-    def gains(self, row: Sequence[int], at: int, strength: int, size: int) -> list[int]:
-        """For each value of the axis `at`, the number of uncovered tuples that it adds to `row`."""
-        gains = [0] * size
-        bound = [each for each, index in enumerate(row) if index != UNBOUND]
-        for axes in combinations(bound, strength - 1):
-            mask = self._masks.get((at, axes, tuple([row[each] for each in axes])), 0)
-            while mask:
-                low = mask & -mask
-                gains[low.bit_length() - 1] += 1
-                mask ^= low
-        return gains
-
-    def discard_all(self, row: Sequence[int], strength: int) -> None:
-        for axes in combinations(range(len(row)), strength - 1):
-            values = tuple([row[each] for each in axes])
-            for at, index in enumerate(row):
-                rest = (at, axes, values)
-                if rest in self._masks:
-                    self._masks[rest] &= ~(1 << index)
 
 
 def reduce_rows(rows: Sequence[Row], strength: int) -> tuple[Row, ...]:

@@ -11,9 +11,11 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from tlmatrix.extensions import compile_key
 from tlmatrix.matrix.cache import cached_covering_rows
 from tlmatrix.matrix.case import Case
 from tlmatrix.matrix.listed_cases import listed_cases, same_id
+from tlmatrix.matrix.shared_kernels import compile_classes
 from tlmatrix.matrix.space import Space
 from tlmatrix.matrix.tiers import Plan, Strategy, plan_of
 from tlmatrix.spec.issues import SpecError
@@ -181,8 +183,9 @@ def expand(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Expan
 
     Raises:
         ValueError: the spec has no such tier.
-        SpecError: no case is left, two cases have one id, a constraint excludes a listed case or
-            cannot be evaluated for some values, or the strategy does not fit the axes.
+        SpecError: the problem family cannot be loaded, no case is left, two cases have one id, a
+            constraint excludes a listed case or cannot be evaluated for some values, or the
+            strategy does not fit the axes.
     """
     plan = plan_of(spec, tier, seed)
     # Reordering axes must not change which rows are picked.
@@ -215,7 +218,9 @@ def _picked(spec: Spec, plan: Plan, space: Space) -> tuple[tuple[Row, ...] | Non
         case Strategy.COVERING:
             if plan.strength >= len(space.sizes):
                 return None, None  # the whole product
-            return cached_covering_rows(space, plan.strength, plan.seed)
+            listed = [case.values for case in listed_cases(spec)]
+            classes = compile_classes(space, compile_key(spec), listed)
+            return cached_covering_rows(space, plan.strength, plan.seed, classes)
 
 
 def _zip_rows(space: Space) -> Iterator[Row]:

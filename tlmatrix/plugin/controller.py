@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import re
 import shlex
-import signal
-import threading
+import sys
 from collections import Counter
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 
-from tlmatrix.plugin.crashes import lost_case
+from tlmatrix.plugin.crashes import lost_case, unjudged_case
+from tlmatrix.plugin.ctrl_c import CtrlC
 from tlmatrix.results_file import shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from types import FrameType
 
     from _pytest._io import TerminalWriter
-    from xdist.dsession import DSession
     from xdist.remote import Producer
     from xdist.scheduler import Scheduling
     from xdist.workermanage import WorkerController
@@ -34,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Controller"]
 
-_NODE = re.compile(r"(?P<path>.*?\.ya?ml)::(?P<case>.*)")
-"""The node id of a case."""
+_NODE = re.compile(r"(?P<path>(?:(?!::).)*\.ya?ml)::(?P<case>.*)")
+"""The node id of a case; ids of other tests may have `.yaml::` in a parameter."""
 
 
 class _CaseRepr(TerminalRepr):
@@ -62,36 +60,66 @@ class Controller:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._resumable = False
+        self._interrupt = ""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Send the result of a case."""
+        """Send the result of a case, also of one that pytest did not run."""
+        self._state.worker_error = self._state.worker_error or getattr(report, "unrecorded", "")
         data = getattr(report, "tlmatrix", None)
         if data is not None:
             from tlmatrix.run.result import CaseResult
 
             self._state.report_result(CaseResult.from_json(data))
+        elif not report.passed and (found := _NODE.match(report.nodeid)):
+            self._report_unjudged(found, report)
 
-    def pytest_keyboard_interrupt(self) -> None:
+    def _report_unjudged(self, node: re.Match[str], report: pytest.TestReport) -> None:
+        from tlmatrix.matrix import CaseNotFoundError
+        from tlmatrix.spec.issues import SpecError
+
+        path = shown_path(self._state.config.rootpath / node["path"])
+        if self._state.has_result(path, node["case"]):
+            return  # an error of the teardown, which pytest reports
+        with suppress(CaseNotFoundError, SpecError):
+            result = unjudged_case(
+                self._state.records(), path, node["case"], report, self._state.settings
+            )
+            self._state.report_result(result)
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Mark the run as interrupted by Ctrl-C or `pytest.exit`."""
+        from tlmatrix.run.limits import Interrupted
+
         self._state.interrupted = True
+        ctrl_c = excinfo.type in (KeyboardInterrupt, Interrupted)
+        self._interrupt = "Ctrl-C" if ctrl_c else str(excinfo.value)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
-        """With workers, defer Ctrl-C until their current event is handled."""
+        """Handle Ctrl-C until the session has ended, if it has workers or cases."""
         workers = session.config.pluginmanager.getplugin("dsession")
-        if workers is None or threading.current_thread() is not threading.main_thread():
-            return (yield)
-        with deferred_interrupt(workers):
-            return (yield)
+        if workers is not None or self._state.running:
+            self._state.ctrl_c = CtrlC(workers, self._state.interrupt)
+            self._state.ctrl_c.install()
+        return (yield)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        """Restore the handler of Ctrl-C."""
+        self._state.ctrl_c.restore()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """End the run, and fail it if it had cases but checked none."""
+        """End the run; fail it if it checked no case, a case has no result, or records are lost."""
         alone = session.testscollected == self._state.counts.total()
-        if exitstatus == pytest.ExitCode.OK and alone and self._state.nothing_judged:
+        green = exitstatus == pytest.ExitCode.OK
+        if green and ((alone and self._state.nothing_judged) or self._state.missing > 0):
             session.exitstatus = exitstatus = pytest.ExitCode.TESTS_FAILED
-        self._state.end(int(exitstatus))
+        if self._state.interrupted and green:
+            session.exitstatus = exitstatus = pytest.ExitCode.INTERRUPTED
+        self._state.end(int(exitstatus), self._stopped(session))
+        if self._state.unrecorded:
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         reporter = self._state.config.pluginmanager.getplugin("terminalreporter")
         reports = [] if reporter is None else _case_reports(reporter)
         if not self._state.running or not any(report.failed for report in reports):
@@ -101,6 +129,13 @@ class Controller:
         for report in reports:
             if report.failed:
                 report.longrepr = _CaseRepr(str(report.longrepr), report.nodeid)
+
+    def _stopped(self, session: pytest.Session) -> str:
+        """Why the session ended before all cases ran; "" if it is unknown."""
+        if self._interrupt == "Ctrl-C":
+            return self._interrupt
+        reason = session.shouldfail or session.shouldstop
+        return str(reason) if isinstance(reason, str) else self._interrupt
 
     def _show_groups_once(self, reports: list[pytest.TestReport]) -> None:
         """Show one case of each group of failures; pytest's summary lists all."""
@@ -136,7 +171,14 @@ class Controller:
                 state.covered, command, state.settings.coverage, state.width
             ):
                 terminalreporter.write_line(line)
-        terminalreporter.write_line(f"tlmatrix: results in {state.shown_results}")
+        if state.unrecorded:
+            words = f"results are missing in {state.shown_results}: {state.unrecorded}"
+            terminalreporter.write_line(f"tlmatrix: {words}", red=True)
+        else:
+            terminalreporter.write_line(f"tlmatrix: results in {state.shown_results}")
+        if state.missing > 0 and not state.interrupted:
+            words = f"{state.missing} of {state.planned} planned cases did not run"
+            terminalreporter.write_line(f"tlmatrix: {words}", yellow=True)
         if state.unsupported:
             from tlmatrix.report.text import unsupported_text
 
@@ -146,9 +188,17 @@ class Controller:
             terminalreporter.write_line(f"tlmatrix: to continue this run: {state.resume_command()}")
 
     @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_setupnodes(self, config: pytest.Config) -> None:
+        """Fork the workers of a session of specs from a server that has their imports."""
+        from tlmatrix.plugin.forked_workers import fork_workers, only_specs
+
+        if sys.platform == "linux" and only_specs(config.args):
+            fork_workers(config.pluginmanager.getplugin("dsession").nodemanager.group)
+
+    @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: WorkerController) -> None:
         """Send the settings to a worker, which parses only the command line itself."""
-        if self._state.config.getvalue("dist") == "loadgroup":
+        if self._state.config.getvalue("dist") == "loadgroup" or self._state.settings.shard:
             self._state.groups_file.create()
         node.workerinput.update(self._state.worker_input(node.gateway.id))
 
@@ -158,11 +208,11 @@ class Controller:
         self._state.gpus.release(node.gateway.id)
 
     def pytest_report_header(self) -> list[str]:
-        """The line about how workers share GPUs, if there are several."""
-        if not self._state.workers:
-            return []
-        words = self._state.gpus.summary(self._state.workers)
-        return [f"tlmatrix: {words}"] if words else []
+        """The problems of a resumed results file, and how workers share several GPUs."""
+        words = list(self._state.settings.problems)
+        if self._state.workers:
+            words.append(self._state.gpus.summary(self._state.workers))
+        return [f"tlmatrix: {each}" for each in words if each]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
@@ -170,6 +220,8 @@ class Controller:
         found = [match for match in map(_NODE.match, ids) if match]
         root = self._state.config.rootpath
         counts = Counter(match["path"] for match in found)
+        if self._state.settings.shard is not None:
+            self._state.shard_plan = self._state.groups_file.plan()
         self._state.begin({shown_path(root / path): count for path, count in counts.items()})
 
     @pytest.hookimpl(optionalhook=True)
@@ -183,7 +235,7 @@ class Controller:
         path = shown_path(self._state.config.rootpath / match["path"])
         settings = self._state.settings
         result = lost_case(
-            settings.results_path,
+            self._state.records(),
             path,
             match["case"],
             requested=settings.backend,
@@ -204,34 +256,6 @@ class Controller:
         from tlmatrix.plugin.scheduler import CaseScheduling
 
         return CaseScheduling(config, log, self._state.groups_file.read)
-
-
-@contextmanager
-def deferred_interrupt(workers: DSession) -> Iterator[None]:
-    """Raise the first Ctrl-C between two events of workers, and a second one at once.
-
-    At any other point it may leave the lock of the event queue held, and pytest-xdist ends with an
-    internal error. An ignored SIGINT, as in background jobs of a script, stays ignored.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        yield
-        return
-
-    def raise_interrupt() -> NoReturn:
-        raise KeyboardInterrupt
-
-    def enqueue(_signal: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, before)
-        # In a thread, because this one may hold the lock of the queue.
-        event: tuple[str, dict[str, object]] = ("tlmatrix_interrupted", {})
-        threading.Thread(target=workers.queue.put, args=(event,), daemon=True).start()
-
-    workers.worker_tlmatrix_interrupted = raise_interrupt
-    before = signal.signal(signal.SIGINT, enqueue)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _case_reports(reporter: pytest.TerminalReporter) -> list[pytest.TestReport]:

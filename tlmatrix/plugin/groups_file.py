@@ -1,4 +1,4 @@
-"""The file in which workers tell the controller which cases share compiled kernels.
+"""The file in which workers give the controller the groups of cases, and the plan of a shard.
 
 pytest-xdist would take groups from node ids, which users read; with recent versions of pytest it
 does not take them at all.
@@ -9,13 +9,22 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["GroupsFile"]
+__all__ = ["GroupsFile", "ShardPlan"]
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """The name of a plan that is sharded, and the cases of this shard: ids by path of the spec."""
+
+    name: str = ""
+    cases: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class GroupsFile:
@@ -32,24 +41,38 @@ class GroupsFile:
         """The path of the file; empty if groups are not needed."""
         return str(self._path or "")
 
+    def beside(self, name: str) -> str:
+        """The path of another file in the folder; empty without one."""
+        return str(self._path.with_name(name)) if self._path is not None else ""
+
     def create(self) -> None:
         """Create the folder of the file, if it has none yet."""
         if self._path is None:
             self._path = Path(tempfile.mkdtemp(prefix="tlmatrix-")) / "groups.json"
 
-    def write(self, groups: Mapping[str, str], worker: str) -> None:
-        """Write the groups as `worker`, unless another worker did."""
+    def write(self, groups: Mapping[str, str], plan: ShardPlan, worker: str) -> None:
+        """Write the groups and the plan as `worker`, unless another worker did."""
         if self._path is not None and not self._path.exists():
             draft = self._path.with_suffix(f".{worker}")
-            draft.write_text(json.dumps(groups), encoding="utf-8")
+            data = {"groups": dict(groups), "plan": plan.name, "cases": plan.cases}
+            draft.write_text(json.dumps(data), encoding="utf-8")
             draft.replace(self._path)
 
     def read(self) -> dict[str, str]:
         """The groups that a worker wrote; empty if none did."""
+        groups: dict[str, str] = self._content().get("groups", {})
+        return groups
+
+    def plan(self) -> ShardPlan:
+        """The plan that a worker wrote; empty if none did."""
+        content = self._content()
+        return ShardPlan(content.get("plan", ""), content.get("cases", {}))
+
+    def _content(self) -> dict[str, Any]:
         if self._path is None or not self._path.exists():
             return {}
-        groups: dict[str, str] = json.loads(self._path.read_text(encoding="utf-8"))
-        return groups
+        content: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
+        return content
 
     def remove(self) -> None:
         """Remove the file and its folder; the controller calls this at the end."""

@@ -7,6 +7,7 @@ tlmatrix.
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from _pytest._code.code import TerminalRepr
 
+    from tlmatrix.check.rerun_checks import Reruns
     from tlmatrix.matrix import Case
     from tlmatrix.plugin.state import State
     from tlmatrix.run.plan import Plan
@@ -65,6 +67,8 @@ class SpecFile(pytest.File):
         ids = state.selected_ids(self.path)
         for case in _all_cases(planned, state) if ids is None else _cases_by_id(planned, ids):
             item: CaseItem = CaseItem.from_parent(self, name=case.id, spec=spec, case=case)
+            if state.settings.shard is not None:
+                item.kernels = planned.group(case)
             if state.groups_file.path:
                 item.group = planned.group(case)
             if with_keywords:
@@ -93,6 +97,7 @@ class CaseItem(pytest.Item):
         self.spec = spec
         self.case = case
         self.group: str | None = None
+        self.kernels = ""
         self.result: CaseResult | None = None
         self.time_limit: float | None = None
 
@@ -107,8 +112,15 @@ class CaseItem(pytest.Item):
 
         state = self._state()
         runner = state.runner()
-        with _one_thread():
-            self.result = self._run_case(runner)
+        with _one_thread(), state.on_its_gpu():
+            try:
+                self.result = self._run_case(runner)
+            except KeyboardInterrupt:
+                if state.is_worker:
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process ends now
+                state.ctrl_c.note()
+                raise
+        state.settle(self.path)
         if state.expendable and (runner.broken_by or self.result.status == "timeout"):
             # The CUDA context is unusable after a fault, or modules are imported in part: the next
             # case runs in another process.
@@ -116,17 +128,47 @@ class CaseItem(pytest.Item):
         self._raise_outcome(self.result)
 
     def _run_case(self, runner: Runner) -> CaseResult:
-        spec, case, path, limit = self.spec, self.case, self.shown_path, self.time_limit
-        if case.origin != "fuzz":
-            return runner.run(spec, case, path=path, time_limit=limit)
+        """Run the case within the worker's share of its GPU.
 
-        def shrunk(result: CaseResult) -> CaseResult:
-            if not result.failed or runner.broken_by:
+        If memory runs out beside other workers, once more while none runs, with all of the GPU.
+        """
+        state = self._state()
+        turns, backend = state.turns, runner.backend
+        if state.sharers > 1:
+            backend.limit_memory(state.sharers)
+        with turns.shared(backend.release):
+            result = self._run_once(runner)
+        if not turns or not _without_memory(result):
+            return result
+        backend.release()
+        with turns.alone():
+            backend.limit_memory(1)
+            return self._run_once(runner, alone=True)
+
+    def _run_once(self, runner: Runner, *, alone: bool = False) -> CaseResult:
+        spec, case, path, limit = self.spec, self.case, self.shown_path, self.time_limit
+        state = self._state()
+
+        def refined(result: CaseResult) -> CaseResult:
+            if alone and _without_memory(result):
+                first, *others = result.findings
+                noted = replace(first, title=f"{first.title}; also while no other case ran")
+                return replace(result, findings=(noted, *others))
+            if runner.broken_by:
                 return result
-            return self._state().shrinker.add_smaller(runner, spec, case, result, limit)
+            if state.compute_sanitizer is not None:
+                result = state.compute_sanitizer.judge(result, limit)
+            if case.origin == "fuzz" and result.failed:
+                return state.shrinker.add_smaller(runner, spec, case, result, limit)
+            if case.origin not in ("fuzz", "invalid") and runner.backend.executes:
+                return state.second_pass.extended(
+                    result, lambda: runner.judge(spec, case, path=path, masked=True)
+                )
+            return result
 
         # Of the checks that run the code again, each fuzz case gets one, in rotation.
-        return runner.run(spec, case, path=path, reruns="rotate", time_limit=limit, refine=shrunk)
+        reruns: Reruns = "rotate" if case.origin == "fuzz" else "all"
+        return runner.run(spec, case, path=path, reruns=reruns, time_limit=limit, refine=refined)
 
     def _raise_outcome(self, result: CaseResult) -> None:
         from tlmatrix.run.result import Status
@@ -155,6 +197,11 @@ class CaseItem(pytest.Item):
         return state_of(self.config)
 
 
+def _without_memory(result: CaseResult) -> bool:
+    """Whether a case failed because memory ran out."""
+    return result.failed and any(finding.check == "memory" for finding in result.findings)
+
+
 def _all_cases(planned: Plan, state: State) -> Iterator[Case]:
     """The cases of a plan, then the fuzz cases of its tier."""
     ids = set()
@@ -162,9 +209,13 @@ def _all_cases(planned: Plan, state: State) -> Iterator[Case]:
         ids.add(case.id)
         yield case
     if state.runs_fuzz_cases:
+        from tlmatrix.backend import backend_class
         from tlmatrix.fuzz.tier import tier_fuzz_cases
 
-        yield from tier_fuzz_cases(planned.spec, planned.tier, ids, seed=state.settings.seed)
+        compiled = backend_class(state.settings.backend).compiles
+        yield from tier_fuzz_cases(
+            planned.spec, planned.tier, ids, seed=state.settings.seed, compiled=compiled
+        )
 
 
 def _cases_by_id(planned: Plan, ids: frozenset[str]) -> Iterator[Case]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tlmatrix.results_file import new_results
+from tlmatrix.results_file import kept_results, new_results
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tlmatrix.config import Config
     from tlmatrix.run.events import RunHeader
     from tlmatrix.run.records import RunRecords
+    from tlmatrix.run.shards import Shard
 
 __all__ = ["Settings", "settings_of"]
 
@@ -35,6 +36,10 @@ class Settings:
         results_path: the results file.
         passed_before: cases that passed in the resumed run: (absolute path of the spec, id).
         keep_going: whether checks continue after wrong numbers.
+        problems: lines of the resumed results file that cannot be used.
+        shard: the part of the plan that runs; None for all of it.
+        times: the results file with the times by which the plan is sharded.
+        compute_sanitizer: tools of compute-sanitizer under which each case runs again.
     """
 
     tier: str
@@ -46,6 +51,10 @@ class Settings:
     results_path: Path
     passed_before: frozenset[tuple[str, str]]
     keep_going: bool = False
+    problems: tuple[str, ...] = ()
+    shard: Shard | None = None
+    times: str = ""
+    compute_sanitizer: str = ""
 
     def to_plain(self) -> dict[str, Any]:
         """The settings as plain data, for a worker."""
@@ -53,6 +62,8 @@ class Settings:
             "architectures": list(self.architectures),
             "results_path": str(self.results_path),
             "passed_before": sorted(self.passed_before),
+            "problems": [],
+            "shard": str(self.shard) if self.shard else "",
         }
 
     @classmethod
@@ -62,8 +73,22 @@ class Settings:
             "architectures": tuple(sent["architectures"]),
             "results_path": Path(sent["results_path"]),
             "passed_before": frozenset(map(tuple, sent["passed_before"])),
+            "problems": tuple(sent["problems"]),
+            "shard": _shard(sent["shard"]),
         }
         return cls(**{**sent, **known})
+
+
+def _shard(given: str) -> Shard | None:
+    if not given:
+        return None
+    # Here, not above: sessions without specs import none of this.
+    from tlmatrix.run.shards import Shard, ShardError
+
+    try:
+        return Shard.parse(given)
+    except ShardError as error:
+        raise pytest.UsageError(f"--shard: {error}") from error
 
 
 def settings_of(config: pytest.Config, project: Config) -> Settings:
@@ -76,6 +101,7 @@ def settings_of(config: pytest.Config, project: Config) -> Settings:
     resumed = _resumed(option.tlmatrix_resume, option.tlmatrix_results)
     header = resumed.header if resumed else None
     given_seed = option.tlmatrix_seed
+    shard = _shard(option.tlmatrix_shard or (header.shard if header else ""))
     backend = option.tlmatrix_backend or (header.backend if header else project.backend)
     return Settings(
         tier=option.tlmatrix_tier or (header.tier if header else project.tier),
@@ -91,7 +117,22 @@ def settings_of(config: pytest.Config, project: Config) -> Settings:
         ),
         passed_before=_passed(resumed),
         keep_going=option.tlmatrix_keep_going,
+        problems=resumed.problems if resumed else (),
+        compute_sanitizer=option.tlmatrix_compute_sanitizer or "",
+        shard=shard,
+        times=_times(option.tlmatrix_times, header, project) if shard else "",
     )
+
+
+def _times(given: str | None, header: RunHeader | None, project: Config) -> str:
+    """The results file with recorded times: the given or resumed one, else the last run here."""
+    if given is None and header is not None:
+        given = header.times
+    if given is None:
+        return next((str(path.resolve()) for path in kept_results(None, project, "run")), "")
+    if given and not Path(given).is_file():
+        raise pytest.UsageError(f"--times {given}: no such file; --times '' shards without times")
+    return str(Path(given).resolve()) if given else ""
 
 
 def _architectures(

@@ -7,11 +7,14 @@ of the results file and sends events.
 
 from __future__ import annotations
 
+import gc
 import os
+import platform
 import shlex
 import sys
 import time
 from collections import Counter
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -20,21 +23,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tlmatrix.plugin.groups_file import GroupsFile
+from tlmatrix.parents import end_with
+from tlmatrix.plugin.ctrl_c import CtrlC
+from tlmatrix.plugin.groups_file import GroupsFile, ShardPlan
 from tlmatrix.plugin.settings import Settings, settings_of
 from tlmatrix.plugin.shrinking import Shrinker
+from tlmatrix.plugin.turns import Turns
 from tlmatrix.results_file import make_folder, resume_command, shown_path
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from tlmatrix.backend.gpus import GpuAssignment
     from tlmatrix.config import Config
     from tlmatrix.interpreter.coverage import Coverage
+    from tlmatrix.run.compute_sanitizer import ComputeSanitizer
     from tlmatrix.run.events import RunHeader
     from tlmatrix.run.records import RecordsWriter
     from tlmatrix.run.result import CaseResult, Status
     from tlmatrix.run.runner import Runner
+    from tlmatrix.run.second_pass import SecondPass
 
 __all__ = ["State", "close_state", "set_state", "state_of"]
 
@@ -74,12 +82,17 @@ class State:
         settings: the settings of the run.
         interrupted: whether Ctrl-C ended the run.
         select: the expression of `-k` as the user wrote it.
-        counts: the number of cases by status.
-        unsupported: the number of cases skipped because the interpreter does not support them.
+        planned: the number of cases of the run.
+        unrecorded: why the results file lacks results; empty if it has all.
+        worker_error: the first error of a worker that wrote to the results file.
         shrinker: shrinks failing fuzz cases.
         worker: the id of this worker; empty in the controller.
+        turns: the locks of the workers that share a GPU.
+        shard_plan: the plan of which this session runs a shard.
         groups_file: the groups of cases that share kernels.
+        ctrl_c: the handler of Ctrl-C, installed in the controller while cases run.
         expendable: whether another process continues the run if a case ends this one.
+        words: the command line, for the header of the results file.
     """
 
     def __init__(self, config: pytest.Config, project: Config) -> None:
@@ -87,8 +100,10 @@ class State:
         self.project = project
         self.interrupted = False
         self.select: str = config.option.keyword
-        self.counts: Counter[Status] = Counter()
-        self.unsupported = 0
+        self.planned = 0
+        self.unrecorded = ""
+        self.worker_error = ""
+        self._results: dict[tuple[str, str], CaseResult] = {}
         self.shrinker = Shrinker()
         self._began: float | None = None
         self._writer: RecordsWriter | None = None
@@ -103,8 +118,14 @@ class State:
             self.worker = worker["workerid"]
             self._input = worker["tlmatrix"]
             self.settings = Settings.from_plain(self._input["settings"])
+        self.shard_plan = ShardPlan()
+        self.turns = Turns(self._input.get("turns", ""))
         self.groups_file = GroupsFile(self._input.get("groups", ""))
         self.expendable = self.is_worker
+        self._settled: set[Path] = set()
+        self._current_gpu = ""
+        self.ctrl_c = CtrlC()
+        self.words = ["pytest", *map(str, config.invocation_params.args)]
 
     @cached_property
     def width(self) -> int:
@@ -131,10 +152,33 @@ class State:
             "tlmatrix": {
                 "settings": self.settings.to_plain(),
                 "gpu": self.gpus.assign(worker),
+                "sharers": self.gpus.sharers(self.workers),
                 "groups": self.groups_file.path,
                 "width": self.width,
+                "turns": self.groups_file.beside(f"gpu-{self.gpus.of(worker) or 'all'}"),
+                "controller": [platform.node(), os.getpid()],
             }
         }
+
+    def interrupt(self) -> None:
+        """Mark the run as interrupted."""
+        self.interrupted = True
+
+    @property
+    def counts(self) -> Counter[Status]:
+        """The number of cases by status."""
+        return Counter(result.status for result in self._results.values())
+
+    @property
+    def unsupported(self) -> int:
+        """The number of cases skipped because the interpreter does not support them."""
+        from tlmatrix.run.result import SkipReason
+
+        return sum(each.reason is SkipReason.UNSUPPORTED for each in self._results.values())
+
+    def has_result(self, path: str, case: str) -> bool:
+        """Whether a case has its result."""
+        return (path, case) in self._results
 
     @property
     def runs_fuzz_cases(self) -> bool:
@@ -178,12 +222,54 @@ class State:
             for name in _THREADS:
                 os.environ.setdefault(name, "1")
 
-    def confine_process(self) -> None:
-        """Make only its assigned GPU visible to a worker."""
-        if gpu := self._input.get("gpu"):
-            from tlmatrix.backend.gpus import confine_process
+    def end_with_controller(self) -> None:
+        """End this worker when its controller ends, also by SIGKILL."""
+        node, process = self._input.get("controller", ("", 0))
+        if node and node == platform.node():  # else a worker on another machine
+            end_with(process)
 
-            confine_process(gpu)
+    def confine_process(self, *, only_cases: bool) -> None:
+        """Make only its assigned GPU visible to a worker.
+
+        Without `only_cases` the worker also runs other tests, which may need several GPUs; then
+        the GPU is only the current one while a case runs.
+        """
+        gpu = self._input.get("gpu")
+        if not gpu:
+            return
+        from tlmatrix.backend.gpus import confine_process
+
+        if not only_cases or not confine_process(gpu):
+            self._current_gpu = gpu
+
+    @contextmanager
+    def on_its_gpu(self) -> Iterator[None]:
+        """Make the GPU of this worker the current one, if it sees all of them."""
+        if not self._current_gpu:
+            yield
+            return
+        import torch
+
+        from tlmatrix.backend.gpus import visible_gpus
+
+        with torch.cuda.device(visible_gpus(os.environ).index(self._current_gpu)):
+            yield
+
+    @property
+    def sharers(self) -> int:
+        """The number of workers that share the GPU of this worker."""
+        return int(self._input.get("sharers", 1))
+
+    def settle(self, path: Path) -> None:
+        """After the first case of a spec: garbage collections skip what it imported and traced.
+
+        Only in processes that run nothing but cases. Kernels and modules are 400,000 objects, and
+        a tenth of a run was spent looking through them again and again.
+        """
+        if self.expendable and path not in self._settled:
+            self._settled.add(path)
+            gc.collect()
+            gc.freeze()
 
     def runner(self) -> Runner:
         """The runner of this process, created for its first case."""
@@ -204,13 +290,37 @@ class State:
                 rank_seconds=self._rank_seconds(),
                 strict=self.settings.unsupported == "fail",
                 keep_going=self.settings.keep_going,
-                records=self._records(),
+                records=self.records(),
                 worker=self.worker or "main",
             )
             self._runner.prepare()
             if not self.is_worker:
                 self.config.hook.pytest_tlmatrix_event(event=Preparing("first case"))
         return self._runner
+
+    @cached_property
+    def second_pass(self) -> SecondPass:
+        """Adds to the first failure of a cause what else is wrong."""
+        from tlmatrix.run.second_pass import SecondPass
+
+        return SecondPass()
+
+    @cached_property
+    def compute_sanitizer(self) -> ComputeSanitizer | None:
+        """The tools of compute-sanitizer that run each case again; None for none.
+
+        Raises:
+            UsageError: there is no such tool, or compute-sanitizer is not installed.
+        """
+        tools = self.settings.compute_sanitizer
+        if not tools:
+            return None
+        from tlmatrix.run.compute_sanitizer import ComputeSanitizer, ComputeSanitizerError
+
+        try:
+            return ComputeSanitizer.named(tools)
+        except ComputeSanitizerError as error:
+            raise pytest.UsageError(f"--compute-sanitizer: {error}") from error
 
     def _rank_seconds(self) -> float:
         """Time limit of one call on several ranks: less than that of a case, to report the call."""
@@ -229,19 +339,32 @@ class State:
         """Begin the run: write the header and send `RunStarted`.
 
         Raises:
-            UsageError: the backend is not available.
+            UsageError: the backend is not available, or the results file cannot be written.
         """
-        if self.running or not cases:
+        if self.running or not (cases or self.shard_plan.name):
             return
         self._require_backend()
+        _ = self.compute_sanitizer
         from tlmatrix.run.events import RunStarted
 
+        self.records().header(self._header)
+        if self.records().error:
+            raise pytest.UsageError(
+                f"{self.shown_results}: the results cannot be written: {self.records().error}; "
+                "another place is --tlmatrix-results PATH (`tlmatrix run --results PATH`)"
+            )
+        if self.shard_plan.name:
+            self.records().plan(self.shard_plan.cases)
         self._began = time.monotonic()
-        self._records().header(self._header())
+        self.planned = sum(cases.values())
         earlier = Counter(path for path, _ in self.settings.passed_before)
         self.config.hook.pytest_tlmatrix_event(
             event=RunStarted(
-                dict(cases), self.shown_results, dict(earlier), self.gpus.summary(self.workers)
+                dict(cases),
+                self.shown_results,
+                dict(earlier),
+                "; ".join(filter(None, [self._shard_words, self.gpus.summary(self.workers)])),
+                self._header,
             )
         )
 
@@ -258,21 +381,23 @@ class State:
     def report_result(self, result: CaseResult) -> None:
         """Count a result and send `CaseFinished`."""
         from tlmatrix.run.events import CaseFinished
-        from tlmatrix.run.result import SkipReason
 
-        self.counts[result.status] += 1
-        self.unsupported += result.reason is SkipReason.UNSUPPORTED
+        self._results[result.path, result.case] = result
         self.config.hook.pytest_tlmatrix_event(event=CaseFinished(result))
 
-    def end(self, exit_status: int) -> None:
+    def end(self, exit_status: int, stopped: str = "") -> None:
         """End the run: send `RunFinished`, and write the summary unless it was interrupted."""
         if self._began is not None and not self.is_worker:
             from tlmatrix.run.events import RunFinished, Summary
 
             seconds = time.monotonic() - self._began
+            records = self.records()
+            if records.error or self.worker_error or records.removed:
+                records.complete(self._header, self._results.values())
             if not self.interrupted:
                 counts = {str(status): count for status, count in self.counts.items()}
-                self._records().summary(Summary(counts, round(seconds, 3), exit_status))
+                records.summary(Summary(counts, round(seconds, 3), exit_status))
+            self.unrecorded = records.error
             self.config.hook.pytest_tlmatrix_event(
                 event=RunFinished(
                     dict(self.counts),
@@ -280,6 +405,8 @@ class State:
                     self.interrupted,
                     self.covered,
                     self.settings.coverage,
+                    stopped or ("their workers ended" if self.missing > 0 else ""),
+                    self.unrecorded,
                 )
             )
 
@@ -288,9 +415,12 @@ class State:
         """The kernel coverage of the recorded cases; None if it was not counted."""
         if self.settings.coverage == "off" or not self.running or self.is_worker:
             return None
-        from tlmatrix.run.records import read_records
+        from tlmatrix.run.records import RecordsError, read_records
 
-        return read_records(self.settings.results_path).coverage() or None
+        try:
+            return read_records(self.settings.results_path).coverage() or None
+        except (OSError, RecordsError):
+            return None
 
     def close(self) -> None:
         """Close the runner and the results file."""
@@ -305,7 +435,17 @@ class State:
     @property
     def nothing_judged(self) -> bool:
         """Whether the interpreter supports no kernel of the run, so that no case was checked."""
-        return 0 < self.unsupported == self.counts.total()
+        return 0 < self.unsupported == len(self._results)
+
+    @property
+    def missing(self) -> int:
+        """The number of planned cases without a result."""
+        return self.planned - len(self._results)
+
+    @property
+    def record_error(self) -> str:
+        """The first error of this process in writing to the results file."""
+        return self._writer.error if self._writer is not None else ""
 
     @property
     def shown_results(self) -> str:
@@ -316,7 +456,8 @@ class State:
         """The command that continues this run."""
         return resume_command(self.settings.results_path)
 
-    def _records(self) -> RecordsWriter:
+    def records(self) -> RecordsWriter:
+        """The results file, which the first call creates."""
         if self._writer is None:
             from tlmatrix.run.records import RecordsWriter
 
@@ -324,6 +465,12 @@ class State:
             self._writer = RecordsWriter(self.settings.results_path)
         return self._writer
 
+    @property
+    def _shard_words(self) -> str:
+        shard = self.settings.shard
+        return f"shard {shard} of the plan {self.shard_plan.name}" if shard else ""
+
+    @cached_property
     def _header(self) -> RunHeader:
         from tlmatrix.run.events import RunHeader
 
@@ -335,12 +482,13 @@ class State:
             select=self.select,
             fuzz=not self.config.option.tlmatrix_no_fuzz,
             paths=tuple(str(arg) for arg in self.config.args),
-            command=shlex.join(
-                ["pytest", *(str(arg) for arg in self.config.invocation_params.args)]
-            ),
+            command=shlex.join(self.words),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             folder=str(Path.cwd()),
             versions=_versions(),
+            shard=str(self.settings.shard or ""),
+            plan=self.shard_plan.name,
+            times=self.settings.times,
         )
 
 

@@ -20,6 +20,7 @@ from tlmatrix.problem.model import (
     Tensors,
 )
 from tlmatrix.spec.importing import load, refuse
+from tlmatrix.unwinding import unwinds
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
@@ -74,7 +75,9 @@ def family_for(spec: Spec) -> Family:
         raise refuse(spec, where, f"{target!r} is not a class")
     try:
         family = made()
-    except Exception as error:
+    except BaseException as error:
+        if unwinds(error):
+            raise
         raise refuse(spec, where, f"{target!r}() raised {type(error).__name__}: {error}") from error
     missing = [method for method in _PROTOCOL if not callable(getattr(family, method, None))]
     if missing:

@@ -67,10 +67,16 @@ def compile_key(
 ) -> str:
     """A key that is equal for cases with the same compiled kernel.
 
-    For an entry: all axes except those in `data`, which kernels take at run time. For a factory:
+    With `compile_axes` in the spec: the values of its expressions. Otherwise, for an entry: all
+    axes except those in `data`, which kernels take at run time. For a factory:
     the values of its arguments, and the axes in `kept`, which the compiler sees in the
     tensors; all axes if an argument cannot be evaluated with `names`.
     """
+    if spec.compile_axes:
+        try:
+            return canonical([each.evaluate(values) for each in spec.compile_axes])
+        except ExpressionError:
+            return canonical(dict(values))
     if spec.entry is not None:
         return canonical({axis: value for axis, value in values.items() if axis not in data})
     arguments: dict[str, Any] = {axis: values[axis] for axis in kept if axis in values}

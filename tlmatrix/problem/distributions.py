@@ -40,6 +40,8 @@ DISTRIBUTIONS = {
     "constant_rows": "each row a random constant: equal terms, whose rounding errors add up",
     "opposed": "|N(0, 1)|, negated for every second input: all products of q and k are "
     "negative, so that a zero read out of bounds wins the softmax",
+    "cancelling": "about 1/2, half of the inputs negated (every second head of a cotangent, the "
+    "second half of each row of the first input): large parts of a sum that cancel each other",
     "zero_rows": "N(0, 1), the first of every four rows 0: reveals division by a norm of 0",
     "rising": "each row rises from -3 to 3, with a little noise: the running maximum changes in "
     "every tile",
@@ -51,7 +53,9 @@ _PERIOD = 2053
 
 _OF_ROWS = ("zero_rows", "rising")
 """Distributions for kernels along rows: only used if a spec names them."""
-_OTHERS = tuple(name for name in DISTRIBUTIONS if name not in ("normal", *_OF_ROWS))
+_OF_PARTS = ("cancelling",)
+"""For kernels that sum in parts: only used if a spec names it."""
+_OTHERS = tuple(name for name in DISTRIBUTIONS if name not in ("normal", *_OF_ROWS, *_OF_PARTS))
 
 
 def explain_distribution(name: Value) -> str | None:
@@ -139,6 +143,11 @@ def draw(
         if result.numel():
             index_of_one = torch.randint(0, size, (*rows, 1), generator=source)
             result.scatter_(-1, index_of_one, 1.0)
+    elif name == "cancelling":
+        # 1/2 with noise: the noise of a product averages out, the 1/2 does not.
+        result = 0.5 + torch.randn(shape, generator=source, dtype=torch.float32) / 8
+        if index == 0 and not cotangent:
+            result[..., (size + 1) // 2 :] *= -1
     elif name == "rising":
         noise = torch.randn(shape, generator=source, dtype=torch.float32)
         result = torch.linspace(-3.0, 3.0, size, dtype=torch.float32) + noise / 16

@@ -25,6 +25,7 @@ __all__ = [
     "InapplicableError",
     "Pair",
     "Problem",
+    "Reach",
     "ReferenceFailedError",
     "Relation",
     "RelationKind",
@@ -34,7 +35,9 @@ __all__ = [
 ]
 
 Tensors = Mapping[str, "torch.Tensor"]
-RelationKind = Literal["isolation", "poison", "relations", "repeat", "agreement"]
+RelationKind = Literal[
+    "isolation", "poison", "relations", "repeat", "agreement", "propagation"
+]  # fmt: skip
 
 
 class InapplicableError(SpecError):
@@ -110,6 +113,10 @@ class TensorInfo:
 
     `arithmetic` is the unit roundoff of sums in the kernel; by default that of float32, or of
     float64 for float64 results. Integer results are exact.
+
+    `amplification` bounds how far a change of all the intermediate values of an element (the
+    probabilities of attention) moves it, in multiples of that change: GPUs flush intermediate
+    values below 2**-126 to zero. By default 2**10, which it also is at least.
     """
 
     name: str
@@ -120,6 +127,7 @@ class TensorInfo:
     spread: Callable[[], torch.Tensor] | None = None
     exponent: Callable[[], torch.Tensor] | None = None
     arithmetic: float | None = None
+    amplification: Callable[[], float] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -157,6 +165,19 @@ Sides = Callable[[Tensors, Callable[["Problem"], Tensors]], Pair | None]
 
 
 @dataclass(frozen=True)
+class Reach:
+    """How far a NaN or an infinity in an input reaches, as masks by result.
+
+    `must` are the elements that cannot be finite, with `nan` those that must be NaN; `never` those
+    that it must not change. Others may be NaN, as masked products are.
+    """
+
+    must: Tensors
+    never: Tensors
+    nan: bool = False
+
+
+@dataclass(frozen=True)
 class Relation:
     """A metamorphic relation: `right(results of problems)` must equal `left(results)`.
 
@@ -168,6 +189,13 @@ class Relation:
 
     If the expected results depend on the first results, `sides` computes both sides, in place of
     `problems`, `left` and `right`. `words` describe the expected side in findings.
+
+    If `right` sums results that the entry rounded one by one, `rounded` returns, from the same
+    results and by name, the sum of their absolute values: the bound grows by the tensor's roundoff
+    times that.
+
+    With `reach`, one input of the problem holds a NaN or an infinity, and only the elements that it
+    names are compared.
 
     With `captured`, the problems are replays of one call that was captured in a CUDA graph; with
     `refused` as well, the entry must raise that exception (its name, words of its message).
@@ -185,6 +213,54 @@ class Relation:
     sides: Sides | None = None
     captured: bool = False
     refused: tuple[str, str] | None = None
+    rounded: Callable[[Sequence[Tensors]], Tensors] | None = None
+    reach: Reach | None = None
+
+
+@dataclass(frozen=True)
+class AutogradVariant:
+    """Another way to call an entry through autograd, with the same results as the usual call.
+
+    `strided` and `transposed` pass output gradients that are not contiguous, `twice` returns the
+    gradients of a second backward pass over a retained graph, `shared` uses each output twice,
+    `some` lets only the inputs `names` require grad, `no_grad` calls the entry under
+    `torch.no_grad`, and `claimed` also asks for gradients of outputs without a cotangent.
+
+    `expanded` and `absent` have the results of another call, the `baseline`: output gradients that
+    repeat their first row, with stride 0 or in memory of their own (`rows`), and none for the
+    outputs `names`, or zeros (`zeros`).
+    """
+
+    kind: Literal[
+        "strided", "transposed", "twice", "shared", "some", "no_grad", "claimed", "expanded",
+        "rows", "absent", "zeros",
+    ]  # fmt: skip
+    names: tuple[str, ...] = ()
+
+    @property
+    def baseline(self) -> AutogradVariant | None:
+        """The call that has the same results; None for the usual call."""
+        match self.kind:
+            case "expanded":
+                return AutogradVariant("rows")
+            case "absent":
+                return AutogradVariant("zeros", self.names)
+        return None
+
+    def __str__(self) -> str:
+        return {
+            "strided": "output gradients with stride 2 in their last dimension",
+            "transposed": "output gradients whose first two dimensions are transposed in memory",
+            "twice": "the second of two backward passes (retain_graph=True)",
+            "shared": "an output that is used twice",
+            "some": f"only {', '.join(self.names)} of the inputs require grad",
+            "claimed": "gradients of outputs without an output gradient in the spec",
+            "expanded": "output gradients with stride 0 in their first dimension",
+            "rows": "output gradients whose rows are equal",
+            "absent": f"no output gradient for {', '.join(self.names)}",
+            "zeros": f"zeros as output gradient of {', '.join(self.names)}",
+            "no_grad": "a call under torch.no_grad",
+        }[self.kind]
 
 
 @dataclass(frozen=True)
@@ -226,6 +302,8 @@ class Problem:
     Needed by `tlmatrix explain` and by relations that a spec lists."""
     shards: Mapping[str, Shard] = field(default_factory=dict)
     """The default sharding of its tensors over ranks."""
+    autograd: AutogradVariant | None = None
+    """How to call a differentiable entry; None for the usual way."""
 
 
 class Family(Protocol):

@@ -14,12 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from tlmatrix.report.coverage import gap_lines, summary
+from tlmatrix.report.forecast import Forecast, duration_text
 from tlmatrix.report.text import count, describe_result, unsupported_text
 from tlmatrix.run.events import Summary
 from tlmatrix.run.result import FAILURES, SkipReason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from rich.console import Console
 
@@ -51,9 +52,24 @@ class _Searched:
 
 
 class FuzzReporter:
-    """Prints the events of a search to `console`."""
+    """Prints the events of a search.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        console: the text goes there.
+        planned: the number of examples by path of the spec; None if time limits the search.
+        seconds: the time limit of the search.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        planned: Mapping[str, int] | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        self._planned = sum(planned.values()) if planned is not None else None
+        self._forecast = Forecast(planned or {}, {})
+        self._seconds = seconds
+        self._stopped: Mapping[str, str] = {}
         self.failures: list[FuzzFailure] = []
         self._console = console
         self._width = min(console.width, 120)
@@ -73,6 +89,7 @@ class FuzzReporter:
         searched = self._specs.setdefault(result.path, _Searched(result.spec))
         searched.counts[result.status] += 1
         searched.seconds += result.seconds
+        self._forecast.ended(result.path, result.seconds, time.monotonic())
         if result.status is Status.SKIPPED:
             searched.skipped[result.message] += 1
             self._unsupported += result.reason is SkipReason.UNSUPPORTED
@@ -111,10 +128,25 @@ class FuzzReporter:
             words = f"{count(self._examples, 'example')}  {now - self._begin:.0f} s"
             if self.failures:
                 words += f"  {count(len(self.failures), 'fault')}"
+            left = self._time_left(now)
+            if left is not None:
+                words += f"  {duration_text(left)} left"
             self._console.print(words, highlight=False)
 
-    def end(self, results: str, *, interrupted: bool = False) -> None:
-        """Print the table of specs, coverage gaps, and the totals."""
+    def _time_left(self, now: float) -> float | None:
+        """The seconds left at the time `now`; None if too little is known."""
+        if self._seconds is not None:
+            return max(0.0, self._seconds - (now - self._begin))
+        return None if self._planned is None else self._forecast.left(now)
+
+    def end(
+        self, results: str, stopped: Mapping[str, str] = {}, *, interrupted: bool = False
+    ) -> None:
+        """Print the table of specs, coverage gaps, and the totals.
+
+        `stopped` has the reason, by path, for specs that were not searched to the end.
+        """
+        self._stopped = stopped
         self._console.print()
         self._console.print(self._table())
         self._lines(
@@ -189,7 +221,11 @@ class FuzzReporter:
 
     def _totals(self, *, interrupted: bool) -> Text:
         counts = self._counts
-        words = f"{count(self._examples, 'example')} in {time.monotonic() - self._begin:.1f} s"
+        missing = max(0, (self._planned or 0) - self._examples)
+        words = count(self._examples, "example")
+        if missing:
+            words = f"{self._examples:,} of {count(self._planned or 0, 'example')}"
+        words += f" in {time.monotonic() - self._begin:.1f} s"
         if self._targets:
             words += f" on {', '.join(self._targets)}"
         parts = [f"{counts[status]} {status}" for status in Status if counts[status]]
@@ -198,6 +234,10 @@ class FuzzReporter:
             words += f"; {count(len(self.failures), 'fault')}"
         if interrupted:
             words += "; interrupted"
+        if missing:
+            reasons = [f"{path}: {reason}" for path, reason in sorted(self._stopped.items())]
+            words += f"; {missing:,} not run"
+            words += f" ({'; '.join(reasons)})" if reasons else ""
         if self._unsupported:
             words += f"; {unsupported_text(self._unsupported, nothing=self.nothing_judged)}"
         partial = interrupted or self._unsupported

@@ -28,6 +28,9 @@ def list_lines(plan: Plan, *, cases: bool = False) -> Iterator[str]:
         f"{count(plan.count(), 'case')} ({expansion.strategy}) "
         f"of {expansion.combinations:,} combinations"
     )
+    configurations = plan.configurations()
+    if configurations is not None:
+        yield f"    compiled for {count(configurations, 'configuration')} ({_compiled_for(plan)})"
     parts = {
         "regression": len(spec.regressions),
         "extra case": len(spec.extra_cases),
@@ -52,6 +55,12 @@ def list_lines(plan: Plan, *, cases: bool = False) -> Iterator[str]:
         for case in plan.cases():
             origin = "" if case.origin == "tier" else f"  ({case.origin})"
             yield f"    {case.id}{origin}"
+
+
+def _compiled_for(plan: Plan) -> str:
+    """What kernels are compiled for, as the spec says."""
+    named = ", ".join(str(each) for each in plan.spec.compile_axes)
+    return named or "all axes that are not run-time arguments"
 
 
 def explain_lines(explanation: Explanation) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -16,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tlmatrix.report.coverage import coverage_lines
+from tlmatrix.report.forecast import Forecast, duration_text
 from tlmatrix.report.kernels import kernel_table
 from tlmatrix.report.text import count, describe_group, unsupported_text
 from tlmatrix.run.events import CaseFinished, Event, Preparing, RunFinished, RunStarted
@@ -23,9 +25,11 @@ from tlmatrix.run.result import FAILURES, CaseResult, SkipReason, Status
 from tlmatrix.triage.groups import Group, group_failures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rich.console import Console
+
+    from tlmatrix.run.records import RunRecords
 
 __all__ = ["TerminalReport"]
 
@@ -42,12 +46,19 @@ _MIN_ID = 24
 class TerminalReport:
     """Prints the events of a run to `console`.
 
-    `verbosity` is as in pytest: 1 for every case and findings in full, -1 for only findings and the
-    last line.
+    Args:
+        console: prints.
+        verbosity: as in pytest: 1 for every case and findings in full, -1 for only findings and the
+            last line.
+        earlier: the mean seconds of a case in earlier runs, by the absolute path of its spec.
     """
 
-    def __init__(self, console: Console, *, verbosity: int = 0) -> None:
+    def __init__(
+        self, console: Console, *, verbosity: int = 0, earlier: Mapping[Path, float] | None = None
+    ) -> None:
         self._console = console
+        self._earlier = earlier or {}
+        self._forecast = Forecast({}, {})
         self._verbosity = verbosity
         self._results: list[CaseResult] = []
         self._started: RunStarted | None = None
@@ -68,6 +79,26 @@ class TerminalReport:
                 self._on_case(event.result)
             case RunFinished():
                 self._on_end(event)
+
+    def show(self, records: RunRecords, path: str) -> None:
+        """Print a recorded run, whose results file is `path`."""
+        header, results = records.header, records.results
+        specs = {result.path for result in results}
+        self._total = len(results)
+        self._started = RunStarted(Counter(result.path for result in results), path)
+        if self._verbosity >= 0:
+            words = f"{count(len(results), 'case')} of {count(len(specs), 'spec')}; "
+            self.note(f"{words}{header.tier} tier, {header.started}: {header.command}")
+        if records.summary is None:
+            self.note("the run did not finish")
+        for result in results:
+            self._results.append(result)
+            self._print_case(result)
+        seconds = sum(result.seconds for result in results)
+        if records.summary is not None:
+            seconds = records.summary.seconds
+        coverage = records.coverage() or None
+        self._on_end(RunFinished(records.counts(), seconds, interrupted=False, coverage=coverage))
 
     def announce(self, text: str) -> None:
         """Show an activity before the number of cases is known."""
@@ -91,6 +122,8 @@ class TerminalReport:
         self._begin = time.monotonic()
         cases = sum(event.cases.values())
         self._total = len(self._results) + cases
+        means = {path: self._earlier.get(Path(path).resolve(), 0.0) for path in event.cases}
+        self._forecast = Forecast(event.cases, means)
         if self._started is None:
             self._started = event
             words = f"{count(cases, 'case')} of {count(len(event.cases), 'spec')}"
@@ -109,7 +142,7 @@ class TerminalReport:
         if self._console.is_terminal and self._verbosity >= 0:
             self._progress = self._bar()
             done = len(self._results)
-            self._progress.add_task(words, total=total, completed=done, failed="")
+            self._progress.add_task(words, total=total, completed=done, failed="", left="")
             self._progress.start()
 
     def _describe(self, words: str) -> None:
@@ -123,6 +156,7 @@ class TerminalReport:
             MofNCompleteColumn(),
             TextColumn("{task.fields[failed]}"),
             TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
             console=self._console,
             transient=True,
             expand=True,
@@ -133,22 +167,32 @@ class TerminalReport:
         self._failed += result.failed
         done = len(self._results)
         failed = f"{self._failed} failed" if self._failed else ""
-        if self._verbosity > 0:
-            line = f"{result.status:<11} {result.seconds:6.2f} s  {result.node}"
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._print_case(result)
+        now = time.monotonic()
+        self._forecast.ended(result.path, result.seconds, now)
         if self._progress is not None:
             self._progress.update(
                 self._progress.task_ids[0],
                 completed=done,
+                left=self._time_left(now),
                 description=escape(result.spec),
                 failed=f"[red]{failed}[/red]" if failed else "",
             )
             return
-        now = time.monotonic()
         if self._verbosity == 0 and (done == 1 or now - self._last_line >= _INTERVAL):
             self._last_line = now
-            words = f"{done}/{self._total}  {result.spec}  {now - self._begin:.0f} s"
-            self._console.print(words + (f"  {failed}" if failed else ""), highlight=False)
+            spent = duration_text(now - self._begin)
+            words = [f"{done}/{self._total}", result.spec, spent, self._time_left(now), failed]
+            self._console.print("  ".join(filter(None, words)), markup=False, highlight=False)
+
+    def _time_left(self, now: float) -> str:
+        left = self._forecast.left(now)
+        return "" if left is None else f"{duration_text(left)} left"
+
+    def _print_case(self, result: CaseResult) -> None:
+        if self._verbosity > 0:
+            line = f"{result.status:<11} {result.seconds:6.2f} s  {result.node}"
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _on_end(self, event: RunFinished) -> None:
         self.close()
@@ -160,7 +204,12 @@ class TerminalReport:
                 self._print_other_statuses()
         self._print_coverage(event)
         self._console.print(self._last_words(event), highlight=False)
-        if self._started is not None and self._started.results and self._verbosity >= 0:
+        if self._started is None or not self._started.results:
+            return
+        if event.unrecorded:
+            words = f"results are missing in {self._started.results}: {event.unrecorded}"
+            self._console.print(Text(words, style="bold red", overflow="fold"))
+        elif self._verbosity >= 0:
             self._console.print(Text(f"results: {self._started.results}", overflow="fold"))
 
     def _print_tables(self) -> None:
@@ -228,9 +277,18 @@ class TerminalReport:
 
     def _last_words(self, event: RunFinished) -> Text:
         counts = Counter(result.status for result in self._results)
+        reasons = Counter(str(result.reason or "") for result in self._results)
+        del reasons[""]
         parts = [f"{cases} {status}" for status in Status if (cases := counts[status])]
+        if reasons:
+            words = ", ".join(f"{cases} {reason}" for reason, cases in reasons.most_common())
+            skipped = f"{counts[Status.SKIPPED]} {Status.SKIPPED}"
+            parts = [f"{part} ({words})" if part == skipped else part for part in parts]
         bad = any(counts[status] for status in FAILURES)
-        words = f"{count(len(self._results), 'case')} in {event.seconds:.1f} s"
+        words = count(len(self._results), "case")
+        if self.missing > 0:
+            words = f"{len(self._results):,} of {count(self._total, 'case')}"
+        words += f" in {event.seconds:.1f} s"
         places = dict.fromkeys(_place(result) for result in self._results if result.backend)
         if places:
             words += f" on {', '.join(places)}"
@@ -242,6 +300,8 @@ class TerminalReport:
             words += f"; stopped early, {missing} not run"
         elif missing > 0:
             words += f"; {missing} not run"
+        if missing > 0 and event.stopped:
+            words += f" ({event.stopped})"
         refused = sum(result.reason is SkipReason.UNSUPPORTED for result in self._results)
         if refused:
             words += f"; {unsupported_text(refused, nothing=refused == len(self._results))}"

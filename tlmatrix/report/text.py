@@ -6,6 +6,9 @@ import math
 import textwrap
 from typing import TYPE_CHECKING
 
+from tlmatrix.check.finding import MASKED
+from tlmatrix.words import shortened
+
 if TYPE_CHECKING:
     from tlmatrix.check.finding import Finding
     from tlmatrix.run.result import CaseResult
@@ -22,6 +25,8 @@ __all__ = [
 ]
 
 _LABEL = 10
+_MOST = 1000
+"""Most characters of one text of a finding; records have all of it."""
 _UNDER = " " * (_LABEL + 2)
 
 
@@ -100,6 +105,7 @@ def describe_group(group: Group, *, width: int = 100, brief: bool = True) -> lis
     return [
         *_group_heading(group, width),
         *describe_result(group.example, width=width, brief=brief),
+        *_second_pass(group, width),
         *_other_patterns(group, width),
     ]
 
@@ -124,6 +130,19 @@ def _group_heading(group: Group, width: int) -> list[str]:
         lines.append(f"the smallest of {alike} with its pattern:")
     elif group.others:
         lines.append("the smallest:")
+    return lines
+
+
+def _second_pass(group: Group, width: int) -> list[str]:
+    """A line for each finding of a second pass over another case than the example."""
+    known = {finding.check for finding in group.example.findings}
+    lines = []
+    for result in group.results:
+        for finding in result.findings:
+            if MASKED in (finding.detail or "") and finding.check not in known:
+                known.add(finding.check)
+                words = f"{_title(finding)} (in {result.case})"
+                lines += _wrap(words, width, f"  {'also':<{_LABEL}}", _UNDER)
     return lines
 
 
@@ -198,7 +217,7 @@ def _size(finding: Finding) -> str:
 
 def _wrap(text: str, width: int, first: str, later: str) -> list[str]:
     lines: list[str] = []
-    for index, part in enumerate(text.splitlines() or [""]):
+    for index, part in enumerate(shortened(text, _MOST).splitlines() or [""]):
         lines += textwrap.wrap(
             part,
             width,

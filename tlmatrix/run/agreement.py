@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Agreement, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["OtherSides", "with_agreements"]
+__all__ = ["OtherSides", "other_cases", "with_agreements"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,23 @@ def with_agreements(
                     yield other.relation()
 
     return replace(problem, relations=relations)
+
+
+def other_cases(spec: Spec, case: Case, family: Family) -> Iterator[dict[str, Value]]:
+    """The axis values of the other sides of agreements that have the entry of the case."""
+    names = {**case.values, "backend": "cuda", "arch": ""}
+    for rule in spec.agree:
+        changed = rule.entry or rule.backend or rule.factory_args
+        if changed or (rule.when is not None and not rule.when.evaluate(names)):
+            continue
+        given = dict(rule.set or {})
+        if rule.axis is not None:
+            value = _other_value(spec, case, family, rule.axis, given)
+            if value is None:
+                continue
+            given[rule.axis] = value[0]
+        if given and given.keys() <= case.values.keys():
+            yield {**case.values, **given}
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,12 @@ class RunHeader:
     """The expression of `-k`."""
     fuzz: bool = True
     """Whether the fuzz cases of the tier run."""
+    shard: str = ""
+    """The shard of the plan, as `3/16`; empty for all of it."""
+    plan: str = ""
+    """The name of the plan that is sharded; equal in all of its shards."""
+    times: str = ""
+    """The results file with the times by which the plan is sharded."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,8 @@ class RunStarted:
     """By spec path, the number of cases that passed in the resumed run and do not run again."""
     place: str = ""
     """How workers share the GPUs of the machine, if it has several."""
+    header: RunHeader | None = None
+    """The settings of the run."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,10 @@ class RunFinished:
     """Kernel coverage of all recorded cases, if measured."""
     detail: str = "summary"
     """Detail of the coverage report (`tlmatrix.config.COVERAGE`)."""
+    stopped: str = ""
+    """Why cases did not run; empty if all did."""
+    unrecorded: str = ""
+    """Why the results file lacks results, which only this process has; empty if it has all."""
 
 
 Event = RunStarted | Preparing | CaseFinished | RunFinished

@@ -11,6 +11,7 @@ from tlmatrix.run.outcome import Outcome, bug_words, error_outcome, with_bug
 from tlmatrix.run.result import Status
 from tlmatrix.run.returned import narrowed
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -37,6 +38,7 @@ class JudgeOptions:
         checks: the only checks to make; None makes those of the spec.
         strict: a kernel that the interpreter does not model is an error, not skipped.
         keep_going: also make checks that would fail for the reason of an earlier finding.
+        masked: make the checks that an earlier finding stopped, as if it did not exist.
     """
 
     seed: int = 0
@@ -44,6 +46,7 @@ class JudgeOptions:
     checks: Collection[str] | None = None
     strict: bool = False
     keep_going: bool = False
+    masked: bool = False
 
 
 def execute_case(
@@ -64,7 +67,9 @@ def execute_case(
         outcome = Outcome(Status.FAILED if findings else Status.PASSED, tuple(findings))
     except SpecError:
         raise
-    except Exception as error:  # noqa: BLE001 - the code under test may raise anything
+    except BaseException as error:
+        if unwinds(error):
+            raise
         outcome = error_outcome(error, harness.backend, measurements, strict=options.strict)
     all_checks = options.reruns == "all" and case.origin != "fuzz"
     return outcome if bug is None else with_bug(outcome, bug, all_checks=all_checks)
@@ -129,6 +134,7 @@ def _judge(
         on_check=measurements.relations.append,
         on_error_ratio=measurements.set_error_ratio,
         keep_going=options.keep_going,
+        masked=options.masked,
     )
 
 

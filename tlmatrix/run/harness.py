@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend import bind, execute, refuse_unknown_axes
 from tlmatrix.extensions import Executors, distributed
 from tlmatrix.matrix.case import seed_from
 from tlmatrix.run.coverage import counting
+from tlmatrix.run.forks import end_returned_child
 from tlmatrix.run.invalid_inputs import invalid_problem
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.model.spec import has_ranks
@@ -27,12 +28,16 @@ if TYPE_CHECKING:
     from tlmatrix.check.running import SeveralRanks
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Family, Problem, Tensors
+    from tlmatrix.problem.model import Relation, RelationKind
     from tlmatrix.run.measurements import Measurements
     from tlmatrix.spec.model.invalid_inputs import InvalidInput
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
 __all__ = ["BoundSpec", "Harness", "case_seed", "invalid_input_of"]
+
+_SAMPLED = 4
+"""Of this many cases, one checks a relation that needs kernels of another compile key."""
 
 
 def case_seed(case: Case, seed: int = 0) -> int:
@@ -41,6 +46,23 @@ def case_seed(case: Case, seed: int = 0) -> int:
     if not seed:
         return case.seed
     return seed_from(f"{seed}:{case.key}")
+
+
+def _sampled_relations(problem: Problem, spec: Spec, case: Case, family: Family) -> Problem:
+    """A problem without most relations that need kernels of another compile key.
+
+    Such a relation doubles the kernels of a case, each of which takes seconds to compile. The seed
+    of the case keeps one of `_SAMPLED`; the interpreter checks all of them.
+    """
+    mine = family.compile_key(spec, case.values)
+
+    def relations(kind: RelationKind) -> Iterator[Relation]:
+        for relation in problem.relations(kind):
+            keys = {family.compile_key(spec, each.values) for each in relation.problems}
+            if keys <= {mine} or seed_from(f"{relation.name}:{case.key}") % _SAMPLED == 0:
+                yield relation
+
+    return replace(problem, relations=relations)
 
 
 @dataclass
@@ -106,10 +128,14 @@ class Harness:
             return invalid_problem(
                 spec, case, invalid_input_of(spec, case), make, bound.binding.parameters
             )
+        from tlmatrix.problem.relations.propagation import with_propagation
         from tlmatrix.problem.relations.user import with_user_relations
 
         problem = make(case.values)
         problem = with_user_relations(spec, bound.family, problem, seed, self.environment)
+        problem = with_propagation(spec, problem, seed)
+        if self.backend.compiles and spec.compile_axes:
+            problem = _sampled_relations(problem, spec, case, bound.family)
         if not has_ranks(spec):
             return problem
         from tlmatrix.run.graphs import with_cuda_graph
@@ -140,8 +166,11 @@ class Harness:
             return on_ranks
 
         def run_entry(problem: Problem) -> Tensors:
-            with measured():
-                return execute(binding, problem, run_index=next(runs))
+            try:
+                with measured():
+                    return execute(binding, problem, run_index=next(runs))
+            finally:
+                end_returned_child()
 
         return run_entry
 

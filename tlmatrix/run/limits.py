@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-__all__ = ["CaseTimeout", "Interrupts", "TimeLimit"]
+__all__ = ["CaseTimeout", "Interrupted", "Interrupts", "TimeLimit"]
 
 _GRACE = 10.0
 """Seconds between the time limit and the call of `on_hang`, at most."""
@@ -21,6 +21,16 @@ _GRACE = 10.0
 
 class CaseTimeout(BaseException):
     """Raised at the time limit; not an `Exception`, so that few handlers catch it."""
+
+    unwinds = True
+    """See `tlmatrix.unwinding`."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C; code under test that raises `KeyboardInterrupt` itself has a fault."""
+
+    unwinds = True
+    """See `tlmatrix.unwinding`."""
 
 
 class TimeLimit:
@@ -91,4 +101,4 @@ class Interrupts:
 
     def _on_interrupt(self, _signal: int, _frame: FrameType | None) -> None:
         self.received = True
-        raise KeyboardInterrupt
+        raise Interrupted

@@ -73,7 +73,7 @@ def spec_error_outcome(
 
 
 def error_outcome(
-    error: Exception, backend: Backend, measurements: Measurements, *, strict: bool
+    error: BaseException, backend: Backend, measurements: Measurements, *, strict: bool
 ) -> Outcome:
     """The outcome of a case that raised `error`."""
     if isinstance(error, ArchitectureError):
@@ -95,7 +95,8 @@ def error_outcome(
         return Outcome(Status.ERROR, (_on_ranks(fault, error),))
     if isinstance(error, ReferenceFailedError):
         words = f"{error.target} raised {_words(raised)}"
-        return Outcome(Status.ERROR, (_reference_error(words, user_traceback(raised)),))
+        finding = _reference_error(words, user_traceback(raised))
+        return Outcome(Status.ERROR, (replace(finding, message=_whole(raised)),))
     if isinstance(error, EntryError):
         finding = Finding(
             check="entry",
@@ -103,6 +104,7 @@ def error_outcome(
             hint=_remedy(raised),
             detail=error.trace or user_traceback(raised),
             pattern=type(raised).__name__,
+            message=_whole(raised),
         )
         return Outcome(Status.ERROR, (_on_ranks(finding, error),))
     return Outcome(
@@ -112,7 +114,9 @@ def error_outcome(
                 check="problem",
                 title=f"the case could not be judged: {_words(error)}",
                 detail=user_traceback(error),
+                hint=_remedy(error),
                 pattern=type(error).__name__,
+                message=_whole(error),
             ),
         ),
     )
@@ -128,12 +132,18 @@ def _reference_error(words: str, detail: str | None = None) -> Finding:
     )
 
 
-def _on_ranks(finding: Finding, error: Exception) -> Finding:
+def _on_ranks(finding: Finding, error: BaseException) -> Finding:
     """Add the ranks that raised to a finding."""
     if not isinstance(error, EntryError) or not error.where:
         return finding
     detail = "\n".join(filter(None, [finding.detail, *error.notes]))
     return replace(finding, title=f"{error.where} {finding.title}", detail=detail or None)
+
+
+def _whole(error: BaseException) -> str | None:
+    """The text of an exception, if its first line is not all of it."""
+    text = str(error).strip()
+    return text if "\n" in text else None
 
 
 def _words(error: BaseException) -> str:
@@ -146,7 +156,12 @@ _NO_DEVICE = ("not compiled with CUDA", "No CUDA GPUs are available", "no NVIDIA
 
 
 def _remedy(raised: BaseException) -> str | None:
-    """What to do if the entry asks for a GPU and the machine has none."""
+    """What to do if the code ends the process or the test, or needs a GPU and there is none."""
+    if not isinstance(raised, Exception):
+        return (
+            f"{type(raised).__name__} is no error of a call, and a case cannot skip or end itself: "
+            "return or raise an Exception; `constraints` leave out cases"
+        )
     if not any(words in str(raised) for words in _NO_DEVICE):
         return None
     return (

@@ -28,6 +28,9 @@ __all__ = ["MOST_CASES", "REGRESSIONS", "Plan", "plan"]
 MOST_CASES = 2_000_000
 """The most cases of a spec in one run; each is a pytest item."""
 
+_MOST_COUNTED = 20_000
+"""Most cases whose compile keys are counted, in about a second."""
+
 REGRESSIONS = "-regressions"
 """Suffix of the names of groups of regressions."""
 
@@ -51,6 +54,16 @@ class Plan:
     def count(self) -> int:
         """The number of cases, without generating them."""
         return self.expansion.count() + len(self.invalid)
+
+    def configurations(self) -> int | None:
+        """The number of distinct compile keys of the cases; None if there are too many cases.
+
+        Cases with one key share their kernels. An invalid input launches none.
+        """
+        if self.expansion.count() > _MOST_COUNTED:
+            return None
+        keys = {self.family.compile_key(self.spec, case.values) for case in self.expansion.cases}
+        return len(keys)
 
     def refuse_too_many(self) -> None:
         """Raise SpecError if the tier has more cases than `MOST_CASES`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from tlmatrix.run.events import RunHeader, Summary
 from tlmatrix.run.result import CaseResult, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tlmatrix.interpreter.coverage import Coverage
 
@@ -37,20 +38,44 @@ class RecordsWriter:
     """Appends records to a results file; safe for several processes at once.
 
     Without `case_coverage` only calls of `coverage` write coverage, such as that of a search.
+
+    Attributes:
+        path: the file.
+        error: the first error of writing, such as a full disk; empty if there was none. Later
+            records are still tried.
     """
 
     def __init__(self, path: Path, *, case_coverage: bool = True) -> None:
+        """Open the file, which is created with its folder if it does not exist."""
         self.path = path
+        self.error = ""
         self._case_coverage = case_coverage
         self._coverage = CoverageWriter()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        if _ends_mid_line(path):
-            os.write(self._file, b"\n")
+        self._file: int | None = None
+        self._open()
+
+    def _open(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            if _ends_mid_line(self.path):
+                self._write(b"\n")
+        except FileExistsError:
+            self.error = self.error or f"{self.path.parent} is not a folder"
+        except OSError as error:
+            self._failed(error)
 
     def header(self, header: RunHeader) -> None:
         """Write the header of a run; later headers in the file are those of resumed runs."""
         self._append("run", {"format": _FORMAT, **asdict(header)})
+
+    def copy(self, line: bytes) -> None:
+        """Write a record that was read from another file."""
+        self._write(line + b"\n")
+
+    def plan(self, cases: Mapping[str, Sequence[str]]) -> None:
+        """Write the cases of a shard: ids by path of the spec."""
+        self._append("plan", {"cases": {path: list(ids) for path, ids in cases.items()}})
 
     def start(self, path: str, case: str, worker: str) -> None:
         """Record that a case is about to run, in case its process crashes."""
@@ -71,13 +96,80 @@ class RecordsWriter:
         """Write the summary at the end of a run."""
         self._append("summary", asdict(summary))
 
+    def complete(self, header: RunHeader, results: Iterable[CaseResult]) -> bool:
+        """Write what the file lacks, after errors or if it was removed; whether it has all now.
+
+        Only for the process that has the results of all others, at the end of the run.
+        """
+        if self.removed:
+            self.close()
+        self.error = ""
+        if self._file is None:
+            self._open()
+        known: dict[tuple[str, str], CaseResult] = {}
+        begun = False
+        with suppress(OSError, RecordsError):
+            found = read_records(self.path)
+            known = {(each.path, each.case): each for each in found.results}
+            begun = bool(found.header.started)  # not that of the defaults
+        if not begun:
+            self.header(header)
+        for result in results:
+            before = known.get((result.path, result.case))
+            if before is None or before.status is not result.status:
+                self.case(result)
+        return not self.error
+
+    @property
+    def removed(self) -> bool:
+        """Whether the path no longer names the file that this object writes to."""
+        if self._file is None:
+            return True
+        try:
+            return not os.path.samestat(os.fstat(self._file), self.path.stat())
+        except OSError:
+            return True
+
     def close(self) -> None:
         """Close the file."""
-        os.close(self._file)
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
     def _append(self, kind: str, data: Mapping[str, Any]) -> None:
         line = json.dumps({"record": kind, **data}, separators=(",", ":"), default=str)
-        os.write(self._file, line.encode() + b"\n")
+        self._write(line.encode() + b"\n")
+
+    def _write(self, line: bytes) -> None:
+        """Write a line; after an error, on a line of its own."""
+        if self._file is None:
+            return
+        if self.error:
+            line = b"\n" + line
+        try:
+            written = os.write(self._file, line)
+        except OSError as error:
+            self._failed(error)
+            return
+        if written < len(line):
+            self.error = self.error or "a record was written in part: the disk may be full"
+
+    def _failed(self, error: OSError) -> None:
+        self.error = self.error or error.strerror or str(error)
+
+
+class SentRecords(RecordsWriter):
+    """Passes each record, a line without its end, to `send` instead of a file."""
+
+    def __init__(self, send: Callable[[bytes], None], *, case_coverage: bool = True) -> None:
+        self._send = send
+        super().__init__(Path(os.devnull), case_coverage=case_coverage)
+
+    def _open(self) -> None:
+        """Open no file."""
+
+    def _write(self, line: bytes) -> None:
+        self._send(line.rstrip(b"\n"))
 
 
 @dataclass(frozen=True)
@@ -89,6 +181,10 @@ class RunRecords:
     results: tuple[CaseResult, ...]
     summary: Summary | None
     """None if the run did not finish."""
+    planned: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The ids of a shard's cases by path of the spec; empty for a run that is no shard."""
+    problems: tuple[str, ...] = ()
+    """Lines of the file that cannot be used, each with the reason."""
     _covered: CoverageReader = field(default_factory=CoverageReader, repr=False, compare=False)
 
     def coverage(self) -> Coverage:
@@ -110,69 +206,128 @@ class RunRecords:
 def read_records(path: Path) -> RunRecords:
     """Read a results file, which may be still growing or incomplete.
 
-    The status of a case that started and has no result is `crashed`.
+    The status of a case that started and has no result is `crashed`. Lines that are no records
+    are left out and are in `problems`; without a header, default settings are taken.
 
     Raises:
-        RecordsError: the file does not begin with the header of a run, or a line other than the
-            last is not a record.
+        RecordsError: it is not a file, or no line is a record of a run.
         OSError: the file cannot be read.
     """
-    header: RunHeader | None = None
-    summary: Summary | None = None
-    results: dict[tuple[str, str], CaseResult] = {}
-    covered = CoverageReader()
-    for record in _records(path):
-        kind = record.pop("record", None)
-        if header is None and kind != "run":
-            raise RecordsError(f"{path}: does not begin with the header of a run")
-        match kind:
-            case "run":
-                known = RunHeader.__dataclass_fields__
-                found = {name: record[name] for name in known if name in record}
-                for name in ("paths", "architectures"):
-                    found[name] = tuple(found.get(name, ()))
-                header = header or RunHeader(**found)
-                summary = None
-            case "start":
-                key = (record["path"], record["case"])
-                results.pop(key, None)
-                results[key] = _unfinished(record)
-            case "case":
-                result = CaseResult.from_json(record)
-                results[(result.path, result.case)] = result
-            case "sites":
-                covered.sites(record)
-            case "coverage":
-                covered.case(record)
-            case "summary":
-                summary = Summary(**{name: record[name] for name in Summary.__dataclass_fields__})
-            case _:
-                pass  # a record of a later version
-    if header is None:
-        raise RecordsError(f"{path}: holds no record of a run")
-    return RunRecords(path, header, tuple(results.values()), summary, covered)
+    if path.exists() and not path.is_file():  # a device or a pipe may have no end
+        raise RecordsError(f"{path}: is not a file")
+    reader = _Reader(path)
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+        if line.strip():
+            reader.read(number, line)
+    return reader.records()
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    lines = path.read_bytes().split(b"\n")
-    last = max((number for number, line in enumerate(lines) if line.strip()), default=-1)
-    for number, line in enumerate(lines):
-        if not line.strip():
-            continue
+class _Reader:
+    """Collects the records of a results file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._header: RunHeader | None = None
+        self._summary: Summary | None = None
+        self._results: dict[tuple[str, str], CaseResult] = {}
+        self._planned: Mapping[str, Sequence[str]] = {}
+        self._covered = CoverageReader()
+        self._problems: list[str] = []
+        self._incomplete = ""
+
+    def read(self, number: int, line: bytes) -> None:
+        """Read a line; one that is no record becomes a problem."""
+        if self._incomplete:
+            self._problems.append(self._incomplete)
+            self._incomplete = ""
         try:
             record = json.loads(line)
-        except ValueError as error:
-            if number == last or _incomplete(line):
-                continue
-            raise RecordsError(f"{path}:{number + 1}: not a record: {error}") from error
-        if not isinstance(record, dict):
-            raise RecordsError(f"{path}:{number + 1}: not a record but {type(record).__name__}")
-        yield record
+            if not isinstance(record, dict):
+                raise TypeError(f"it is {type(record).__name__}, not an object")  # noqa: TRY301
+            self._add(record)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            words = str(error) if not isinstance(error, KeyError) else f"it has no {error}"
+            problem = f"{self._path}:{number}: not a record: {words}; the line is left out"
+            if isinstance(error, json.JSONDecodeError) and line.startswith(b'{"record":'):
+                return  # the start of a record whose end was lost with its process
+            # The last line may be growing.
+            if isinstance(error, json.JSONDecodeError) and self._header is not None:
+                self._incomplete = problem
+            else:
+                self._problems.append(problem)
+
+    def _add(self, record: dict[str, Any]) -> None:
+        match record.pop("record", None):
+            case "run":
+                header = _header(record)
+                self._header = self._header or header
+                self._summary = None
+            case "start":
+                key = (str(record["path"]), str(record["case"]))
+                self._results.pop(key, None)
+                self._results[key] = _unfinished(record)
+            case "case":
+                result = CaseResult.from_json(record)
+                self._results[(result.path, result.case)] = result
+            case "plan":
+                self._planned = {str(path): tuple(ids) for path, ids in record["cases"].items()}
+            case "sites":
+                self._covered.sites(record)
+            case "coverage":
+                self._covered.case(record)
+            case "summary":
+                self._summary = Summary(
+                    **{name: record[name] for name in Summary.__dataclass_fields__}
+                )
+            case None:
+                raise ValueError("it has no key 'record'")
+            case _:
+                pass  # a record of a later version
+
+    def records(self) -> RunRecords:
+        """The records of the file."""
+        header, problems = self._header, list(self._problems)
+        if header is None:
+            if not self._results:
+                reason = f": {problems[0]}" if problems else ""
+                raise RecordsError(f"{self._path}: holds no record of a run{reason}")
+            problems.insert(
+                0, f"{self._path}: has no header of a run; its settings are taken as the defaults"
+            )
+            paths = tuple(dict.fromkeys(path for path, _ in self._results))
+            header = RunHeader("quick", "auto", 0, paths, "", "")
+        results = tuple(self._results.values())
+        return RunRecords(
+            self._path,
+            header,
+            results,
+            self._summary,
+            self._planned,
+            tuple(problems),
+            self._covered,
+        )
 
 
-def _incomplete(line: bytes) -> bool:
-    """Whether a line is the start of a record whose end was lost before a resumed run appended."""
-    return line.startswith(b'{"record":')
+def _header(record: Mapping[str, Any]) -> RunHeader:
+    """The header of a record.
+
+    Raises:
+        KeyError, TypeError, ValueError: the record is not one.
+    """
+    known = RunHeader.__dataclass_fields__
+    found = {name: record[name] for name in known if name in record}
+    for name in ("paths", "architectures"):
+        given = found.get(name, ())
+        if not isinstance(given, list | tuple):
+            raise TypeError(f"its {name} are {given!r}, not a list")
+        found[name] = tuple(map(str, given))
+    texts = ("tier", "backend", "started", "command", "folder", "select", "shard", "plan", "times")
+    for name in texts:
+        if not isinstance(found.get(name, ""), str):
+            raise TypeError(f"its {name} is {found[name]!r}, not a text")
+    if not isinstance(record["seed"], int):
+        raise TypeError(f"its seed is {record['seed']!r}, not a whole number")
+    return RunHeader(**found)
 
 
 def _unfinished(record: Mapping[str, Any]) -> CaseResult:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.check.finding import Finding
+from tlmatrix.spec.values import canonical
+from tlmatrix.words import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,6 +53,8 @@ class SkipReason(StrEnum):
     """The installed CUDA toolkit cannot assemble the kernels."""
     GPUS = "gpus"
     """The case needs more GPUs than this machine has."""
+    PYTEST = "pytest"
+    """pytest skipped the case, because of a marker, a fixture or a plugin."""
     DEVICE = "device"
     """An earlier case of the process left the GPU unusable."""
 
@@ -103,10 +108,18 @@ class CaseResult:
     smaller: CaseResult | None = None
     distribution: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", printable(self.message))
+
     @property
     def failed(self) -> bool:
         """Whether this result makes a run fail."""
         return self.status in FAILURES
+
+    @cached_property
+    def canonical_values(self) -> Mapping[str, str]:
+        """The canonical text of the value of each axis, which reports compare."""
+        return {axis: canonical(value) for axis, value in self.values.items()}
 
     @property
     def node(self) -> str:

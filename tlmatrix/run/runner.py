@@ -12,6 +12,7 @@ from tlmatrix.interpreter.recorder import Recorder
 from tlmatrix.run.compilation import compile_case
 from tlmatrix.run.coverage import counted
 from tlmatrix.run.execution import JudgeOptions, execute_case
+from tlmatrix.run.forks import ForkGuard, returned_child
 from tlmatrix.run.harness import Harness
 from tlmatrix.run.limits import CaseTimeout, Interrupts, TimeLimit
 from tlmatrix.run.measurements import Measurements
@@ -19,6 +20,7 @@ from tlmatrix.run.outcome import Outcome, error_outcome, spec_error_outcome
 from tlmatrix.run.result import CaseResult, SkipReason, Status
 from tlmatrix.run.timeouts import out_of_time
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -169,17 +171,32 @@ class Runner:
         return result
 
     def judge(
-        self, spec: Spec, case: Case, *, path: str | None = None, reruns: Reruns = "all"
+        self,
+        spec: Spec,
+        case: Case,
+        *,
+        path: str | None = None,
+        reruns: Reruns = "all",
+        masked: bool = False,
     ) -> CaseResult:
-        """Run and judge a case without a record: an attempt of shrinking."""
+        """Run and judge a case without a record: an attempt of shrinking, or a second pass.
+
+        With `masked`, only the checks run that an earlier finding stopped, as if it did not exist.
+        """
         counts = self.coverage and self.backend.measures_coverage
         measurements = Measurements(Recorder() if counts else None)
         path = path or str(spec.path)
-        options = JudgeOptions(self.seed, reruns, self.checks, self._strict, self._keep_going)
+        options = JudgeOptions(
+            self.seed, reruns, self.checks, self._strict, self._keep_going, masked
+        )
         try:
-            outcome = self._outcome(spec, case, path, options, measurements)
+            with ForkGuard() as forks:
+                outcome = self._outcome(spec, case, path, options, measurements)
         finally:
             self._harness.end_case()
+        if forks.returned:
+            finding = returned_child()
+            outcome = replace(outcome, status=Status.ERROR, findings=(finding, *outcome.findings))
         if any(finding.check == "memory" for finding in outcome.findings):
             self.backend.release()
         if not self.broken_by and self.backend.broken():
@@ -277,7 +294,9 @@ class Runner:
             return judge_case(self._harness, spec, case, options, measurements)
         except SpecError as error:
             return spec_error_outcome(error, path, _reference_location(spec))
-        except Exception as error:  # noqa: BLE001 - the result reports any error
+        except BaseException as error:
+            if unwinds(error):
+                raise
             return error_outcome(error, self.backend, measurements, strict=self._strict)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.tracebacks import user_traceback
+from tlmatrix.unwinding import unwinds
 from tlmatrix.words import guess
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ def load(spec: Spec, path: tuple[str | int, ...], target: str) -> object:
             f"importing it needs the module {error.name!r}, which is not installed\n"
             + user_traceback(error)
         ) from error
-    except Exception as error:
+    except BaseException as error:
+        if unwinds(error):
+            raise
         raise wrong(
             f"importing it raised {type(error).__name__}: {error}\n{user_traceback(error)}"
         ) from error

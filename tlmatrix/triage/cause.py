@@ -36,7 +36,9 @@ __all__ = [
     "simplest_values",
 ]
 
-COMPARING_CHECKS = frozenset({"isolation", "determinism", "repeat", "relations", "agreement"})
+COMPARING_CHECKS = frozenset(
+    {"isolation", "determinism", "repeat", "relations", "agreement", "propagation"}
+)
 """Checks that compare the numbers of several runs."""
 NUMERIC_CHECKS = COMPARING_CHECKS | {"numeric", "gradients"}
 """Checks that compare numbers. One fault may fail several of them, with several patterns."""
@@ -117,13 +119,21 @@ def same_fault(one: CaseResult, two: CaseResult) -> bool:
     """Whether two smallest failing cases show one fault.
 
     They do if they are the same case, if sanitizers report the same line, or if both crash or
-    hang in the same way.
+    hang or lose the GPU in the same way.
     """
     if one.key == two.key:
         return True
-    if one.status in (Status.CRASHED, Status.TIMEOUT):
+    if one.status in (Status.CRASHED, Status.TIMEOUT) or _loses_gpu(one):
         return cause_of(one) == cause_of(two)
     return bool(lines_of(one) & lines_of(two))
+
+
+def _loses_gpu(result: CaseResult) -> bool:
+    """Whether a case left the GPU unusable, so that it cannot be shrunk in its process."""
+    return any(
+        finding.check == "launch" and "context is lost" in finding.title
+        for finding in result.findings
+    )
 
 
 def known_fault(spec: Spec, case: Case, result: CaseResult, faults: Sequence[Fault]) -> int | None:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tlmatrix.spec.values import canonical, label
+from tlmatrix.spec.values import label
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -104,8 +104,8 @@ def _largest_fault(
     """The largest set of failing cases with one value in common that is one fault."""
     by_value: dict[tuple[str, str], list[CaseResult]] = defaultdict(list)
     for result in failing:
-        for axis, value in result.values.items():
-            by_value[(axis, canonical(value))].append(result)
+        for item in result.canonical_values.items():
+            by_value[item].append(result)
     for found in sorted(by_value.values(), key=len, reverse=True):
         if 2 * len(found) < len(failing):
             break
@@ -118,20 +118,17 @@ def _largest_fault(
 def _shared(failing: Sequence[CaseResult], passed: Sequence[CaseResult]) -> dict[str, str]:
     """Values by axis that all of `failing` have and some of `passed` do not."""
     shared = {}
-    for axis, value in failing[0].values.items():
-        key = canonical(value)
-        alike = all(_value_key(result, axis) == key for result in failing)
-        if alike and any(_value_key(result, axis) not in (None, key) for result in passed):
+    for axis, key in failing[0].canonical_values.items():
+        if {result.canonical_values.get(axis) for result in failing} != {key}:
+            continue
+        if {result.canonical_values.get(axis) for result in passed} - {None, key}:
             shared[axis] = key
     return shared
 
 
 def _having(results: Iterable[CaseResult], values: Mapping[str, str]) -> list[CaseResult]:
-    return [
-        result
-        for result in results
-        if all(_value_key(result, axis) == value for axis, value in values.items())
-    ]
+    wanted = values.items()
+    return [result for result in results if wanted <= result.canonical_values.items()]
 
 
 def _repeating_axes(results: Sequence[CaseResult]) -> list[str]:
@@ -153,15 +150,9 @@ def _passing_only(
 
 def _labels(results: Iterable[CaseResult], axis: str) -> dict[str, str]:
     """The labels of an axis's values, by canonical text."""
-    return {
-        canonical(result.values[axis]): label(result.values[axis])
-        for result in results
-        if axis in result.values
-    }
-
-
-def _value_key(result: CaseResult, axis: str) -> str | None:
-    return canonical(result.values[axis]) if axis in result.values else None
+    found = {result.canonical_values.get(axis): result for result in results}
+    found.pop(None, None)
+    return {text: label(result.values[axis]) for text, result in found.items() if text is not None}
 
 
 def _axis_labels(result: CaseResult, axes: Iterable[str]) -> tuple[str, ...]:

@@ -49,15 +49,15 @@ def _combine(parts, lse_parts, out, lse, sink_of, sequence, head, column, max_sp
     for i in T.Parallel(1):
         total[i] += T.exp(sink_of - top[i])
     for i in T.Parallel(max_splits):
-        weights[i] = T.if_then_else(total[0] > 0.0, lses[i] / total[0], 0.0)
+        weights[i] = T.if_then_else(total[0] == 0.0, 0.0, lses[i] / total[0])
     for i in T.Parallel(1):
-        whole[i] = T.if_then_else(total[i] > 0.0, top[i] + T.log(total[i]), -T.infinity("float32"))
+        whole[i] = T.if_then_else(total[i] == 0.0, -T.infinity("float32"), top[i] + T.log(total[i]))
     T.clear(tally)
     for step in T.serial(T.ceildiv(splits, COMBINE_PARTS)):
         for i, d in T.Parallel(COMBINE_PARTS, COMBINE_COLUMNS):
             part = step * COMBINE_PARTS + i
             tally[i, d] += weights[part] * T.if_then_else(
-                T.And(part < splits, weights[part] > 0.0),
+                T.And(part < splits, weights[part] != 0.0),
                 parts[part, sequence, head, column + d],
                 0.0,
             )

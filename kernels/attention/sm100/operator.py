@@ -20,6 +20,7 @@ def sm100_attention(
     *,
     causal=False,
     window=None,
+    alignment="bottom_right",
     scale=None,
     layout="bshd",
     variant="wasp",
@@ -32,6 +33,7 @@ def sm100_attention(
         v: as in `dense_attention`.
         causal: as in `dense_attention`.
         window: as in `dense_attention`.
+        alignment: as in `dense_attention`.
         scale: as in `dense_attention`.
         layout: as in `dense_attention`.
         variant: the forward kernel: "ss", "ts" or "wasp"; see `sm100.forward`. If TileLang fails to
@@ -44,7 +46,7 @@ def sm100_attention(
     Raises:
         ValueError: an invalid argument; the message names it, the rule and the value.
     """
-    call = check_sm100(q, k, v, causal, window, scale, layout, variant)
+    call = check_sm100(q, k, v, causal, window, scale, layout, variant, alignment)
     return _Sm100Attention.apply(q, k, v, call, variant)
 
 

@@ -34,12 +34,20 @@ import tilelang.language as T
 from tlmatrix_kernels.attention import backward as bwd
 from tlmatrix_kernels.attention import forward as fwd
 from tlmatrix_kernels.attention.masks import Mask, block_order, tile_and_head
-from tlmatrix_kernels.attention.options import PASS_CONFIGS
+from tlmatrix_kernels.attention.options import PASS_CONFIGS, SPECIALIZED_CONFIGS
 from tlmatrix_kernels.attention.rows import Rows
 from tlmatrix_kernels.attention.softmax import InitialState
 from tlmatrix_kernels.attention.tiles import Tiles, tiles_for
+from tlmatrix_kernels.distributed.attention.specialized import specialized_block, specialized_tiles
 
-__all__ = ["COLUMNS", "forward", "forward_continued", "key_sums", "query_sums"]
+__all__ = [
+    "COLUMNS",
+    "forward",
+    "forward_continued",
+    "forward_specialized",
+    "key_sums",
+    "query_sums",
+]
 
 COLUMNS = 6
 
@@ -66,6 +74,7 @@ class _Config:
     tiles: Tiles
     heads: object
     count: object
+    block: object = fwd.forward_block
 
 
 @dataclass(frozen=True)
@@ -136,7 +145,7 @@ def _forward(q, k, v, ranges, before, out, lse, longest_run, scale, cfg):
         initial = InitialState(m=nothing, l=0, lse=nothing, before=before)
         if mask.any_key_visible(query, tiles.queries, tiles.keys):
             mask = _bound(mask)
-            fwd.forward_block(
+            cfg.block(
                 q, k, v, initial, out, lse, queries, keys, mask, query, head, head // cfg.groups,
                 scale, cfg.dims, tiles,
             )  # fmt: skip
@@ -166,6 +175,31 @@ def forward(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=None):
         _forward(q, k, v, ranges, None, out, lse, longest_run, scale, cfg)
 
     return sequence_forward
+
+
+@tilelang.jit(pass_configs=SPECIALIZED_CONFIGS)
+def forward_specialized(dtype, out_dtype, groups, head_dim, head_dim_v, causal):
+    """Build the kernel of the first launch with explicit warp specialization, for sm_90a."""
+    tiles = specialized_tiles(head_dim, head_dim_v)
+    total_q, total_k, count = T.dynamic("total_q, total_k, count")
+    heads, kv_heads = T.dynamic("heads, kv_heads")
+    dims = head_dim, head_dim_v
+    cfg = _Config(groups, dims, causal, tiles, heads, count, specialized_block)
+
+    @T.prim_func
+    def sequence_forward_specialized(
+        q: T.Tensor((total_q, heads, head_dim), dtype),
+        k: T.Tensor((total_k, kv_heads, head_dim), dtype),
+        v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
+        ranges: T.Tensor((count, COLUMNS), "int32"),
+        out: T.Tensor((total_q, heads, head_dim_v), out_dtype),
+        lse: T.Tensor((heads, total_q), "float32"),
+        longest_run: T.int32,
+        scale: T.float32,
+    ):
+        _forward(q, k, v, ranges, None, out, lse, longest_run, scale, cfg)
+
+    return sequence_forward_specialized
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)

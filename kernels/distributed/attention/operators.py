@@ -34,6 +34,7 @@ from tlmatrix_kernels.distributed.attention.validate import (
     check_packed_call,
 )
 from tlmatrix_kernels.distributed.context import Context
+from tlmatrix_kernels.distributed.validate import check_context
 from tlmatrix_kernels.dtypes import dtype_name
 
 __all__ = [
@@ -57,6 +58,7 @@ def sequence_attention(
     seqlen_q=None,
     seqlen_k=None,
     steps=None,
+    variant="pipelined",
 ):
     """Softmax attention of sequences of equal length, each sharded over the ranks.
 
@@ -79,6 +81,8 @@ def sequence_attention(
         steps: 1 fetches all keys before attention starts; 2 attends to the local keys while the
             remote ones are fetched; more attend to the remote keys in steps - 1 groups, as they
             arrive. None selects the one with the shortest predicted time.
+        variant: "pipelined", or "specialized" to compare, on Hopper only: the first forward kernel
+            has explicit warp specialization, and each step is a launch of its own.
 
     Returns:
         out [batch, rows_q, heads, head_dim_v] in the dtype of q; and lse [batch, heads, rows_q]
@@ -88,9 +92,12 @@ def sequence_attention(
     Raises:
         ValueError: an invalid argument; the message names it, the rule and the value.
     """
+    check_context(context)
     call = check_dense_call(
-        q, k, v, seqlen_q, seqlen_k, causal, scale, sharding, steps, context.rank, context.world
-    )
+        q, k, v, seqlen_q, seqlen_k, causal, scale, sharding, steps, variant,
+        context.rank, context.world,
+    )  # fmt: skip
+    _agree("sequence_attention", call, q, context)
     batch = q.shape[0]
     packed_rows = (tensor.flatten(0, 1) for tensor in (q, k, v))
     out, lse = _SequenceAttention.apply(*packed_rows, call, context)
@@ -112,6 +119,7 @@ def sequence_attention_varlen(
     sharding="zigzag",
     scale=None,
     steps=None,
+    variant="pipelined",
 ):
     """Softmax attention of packed sequences of any lengths, each sharded over the ranks.
 
@@ -131,6 +139,7 @@ def sequence_attention_varlen(
         sharding: as in `sequence_attention`.
         scale: as in `sequence_attention`.
         steps: as in `sequence_attention`.
+        variant: as in `sequence_attention`.
 
     The check of cu_seqlens copies them to the host, which synchronizes with the GPU: once per
     tensor, and again after PyTorch has modified it in place.
@@ -142,6 +151,7 @@ def sequence_attention_varlen(
         ValueError: an invalid argument; the message names it, the rule and the value.
         RuntimeError: a CUDA graph is captured, which would keep the lengths of the capture.
     """
+    check_context(context)
     if context.capturing():
         raise RuntimeError(
             "sequence_attention_varlen cannot be captured to a CUDA graph: its copies depend on "
@@ -150,9 +160,35 @@ def sequence_attention_varlen(
         )
     call = check_packed_call(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-        causal, scale, sharding, steps, context.rank, context.world,
+        causal, scale, sharding, steps, variant, context.rank, context.world,
     )  # fmt: skip
+    _agree("sequence_attention_varlen", call, q, context)
     return _SequenceAttention.apply(q, k, v, call, context)
+
+
+def _agree(operator: str, call: Call, q: torch.Tensor, context: Context) -> None:
+    """Raises ValueError unless all ranks make this call, with shards of the same sequences."""
+    if not context.direct:
+        raise RuntimeError(
+            f"{operator} needs GPUs with NVLink between them: without, use "
+            "tlmatrix_kernels.distributed.attention.reference"
+        )
+    attention = call.attention
+    sizes = {
+        "query lengths": call.lengths_q,
+        "key lengths": call.lengths_k,
+        "heads": q.shape[-2],
+        "groups": attention.groups,
+        "head_dim": attention.head_dim,
+        "head_dim_v": attention.head_dim_v,
+        "dtype": attention.dtype,
+        "causal": attention.causal,
+        "scale": attention.scale,
+        "sharding": call.sharding.order,
+        "steps": call.steps,
+    }
+    hint = "seqlen_q= and seqlen_k= are the lengths of whole sequences"
+    context.agree(operator, sizes, hint=hint if operator == "sequence_attention" else "")
 
 
 def _schedule(call: Call, q: torch.Tensor, k: torch.Tensor) -> Schedule:
@@ -255,8 +291,9 @@ def attend(
     """
     attention = call.attention
     launches = _launches(plan, tables)
+    specialized = call.variant == "specialized"
     possible = len(launches) > 1 and tables.overlapped is not None and fetch.may_wait
-    if one_launch and possible:
+    if one_launch and possible and not specialized:
         return _attend_overlapped(q, plan, tables.overlapped, fetch, call)
     shape, heads = (*q.shape[:2], attention.head_dim_v), q.shape[1]
     before, pulled = (), False
@@ -268,7 +305,8 @@ def attend(
         last = place == len(launches) - 1
         out = torch.empty(shape, dtype=q.dtype if last else torch.float32, device=q.device)
         lse = torch.empty((heads, q.shape[0]), dtype=torch.float32, device=q.device)
-        build = kernels.forward_continued if before else kernels.forward
+        first = kernels.forward_specialized if specialized else kernels.forward
+        build = kernels.forward_continued if before else first
         kernel = build(
             attention.dtype, attention.dtype if last else "float32", *_static(call, launch)
         )

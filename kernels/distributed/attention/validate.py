@@ -11,8 +11,12 @@ import torch
 
 from tlmatrix_kernels.attention import validate as one_gpu
 from tlmatrix_kernels.distributed.attention.shards import ORDERS, Sharding
+from tlmatrix_kernels.target import capability
 
-__all__ = ["Call", "check_dense_call", "check_packed_call"]
+__all__ = ["VARIANTS", "Call", "check_dense_call", "check_packed_call"]
+
+VARIANTS = ("pipelined", "specialized")
+"""Forward kernels: TileLang specializes the warps of the first itself."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Call:
     lengths_q: tuple[int, ...]
     lengths_k: tuple[int, ...]
     steps: int | None
+    variant: str = "pipelined"
 
 
 def _refuse(message: str) -> None:
@@ -39,6 +44,13 @@ def _sharding(sharding, world: int, steps) -> Sharding:
     if steps is not None and not 1 <= steps <= world:
         _refuse(f"steps must be from 1 to the number of ranks, {world}, got {steps}")
     return Sharding(sharding, world)
+
+
+def _check_variant(variant) -> None:
+    if variant not in VARIANTS:
+        _refuse(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
+    if variant == "specialized" and capability() // 10 != 9:
+        _refuse(f"variant must be pipelined on sm_{capability()}: specialized is for sm_90a")
 
 
 def _check_length(name: str, length) -> None:
@@ -73,7 +85,7 @@ def _whole_length(name: str, given, tensor: torch.Tensor, of: str, sharding: Sha
 
 
 def check_dense_call(
-    q, k, v, seqlen_q, seqlen_k, causal, scale, sharding, steps, rank: int, world: int
+    q, k, v, seqlen_q, seqlen_k, causal, scale, sharding, steps, variant, rank: int, world: int
 ) -> Call:
     """Check the arguments of `sequence_attention`.
 
@@ -82,12 +94,13 @@ def check_dense_call(
     """
     attention = one_gpu.check_dense(q, k, v, causal, None, scale, "bshd", "grouped")
     order = _sharding(sharding, world, steps)
+    _check_variant(variant)
     batch = q.shape[0]
     whole_q = _whole_length("seqlen_q", seqlen_q, q, "q", order)
     whole_k = _whole_length("seqlen_k", seqlen_k, k, "k", order)
     _check_shard("q", q.shape[1], order, rank, [whole_q], f"seqlen_q {whole_q}")
     _check_shard("k", k.shape[1], order, rank, [whole_k], f"seqlen_k {whole_k}")
-    return Call(attention, order, rank, (whole_q,) * batch, (whole_k,) * batch, steps)
+    return Call(attention, order, rank, (whole_q,) * batch, (whole_k,) * batch, steps, variant)
 
 
 def _check_max_seqlen(name: str, given, lengths: Sequence[int], sharding: Sharding) -> None:
@@ -108,7 +121,7 @@ def _check_max_seqlen(name: str, given, lengths: Sequence[int], sharding: Shardi
 
 def check_packed_call(
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-    causal, scale, sharding, steps, rank: int, world: int,
+    causal, scale, sharding, steps, variant, rank: int, world: int,
 ) -> Call:  # fmt: skip
     """Check the arguments of `sequence_attention_varlen`.
 
@@ -119,8 +132,9 @@ def check_packed_call(
         q, k, v, cu_seqlens_q, cu_seqlens_k, causal, scale
     )
     order = _sharding(sharding, world, steps)
+    _check_variant(variant)
     _check_max_seqlen("max_seqlen_q", max_seqlen_q, lengths_q, order)
     _check_max_seqlen("max_seqlen_k", max_seqlen_k, lengths_k, order)
     _check_shard("q", q.shape[0], order, rank, lengths_q, "cu_seqlens_q")
     _check_shard("k", k.shape[0], order, rank, lengths_k, "cu_seqlens_k")
-    return Call(attention, order, rank, lengths_q, lengths_k, steps)
+    return Call(attention, order, rank, lengths_q, lengths_k, steps, variant)

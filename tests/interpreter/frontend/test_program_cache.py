@@ -26,9 +26,9 @@ def generated(monkeypatch):
     made = []
     generate = programs.generate
 
-    def counted(func, options):
+    def counted(func, text, options):
         made.append(options)
-        return generate(func, options)
+        return generate(func, text, options)
 
     monkeypatch.setattr(programs, "generate", counted)
     return made

@@ -163,7 +163,7 @@ def test_a_wrong_flag_is_a_deadlock_that_shows_the_right_one():
         simulate(sent(index=3), 2)
     message = str(raised.value)
     assert "waits for flags[0] (symmetric buffer 1 of rank 1) to be at least 1" in message
-    assert "nobody has ever written it; written are flags[3]" in message
+    assert "it was never written; written are flags[3]" in message
 
 
 def test_equality_with_a_flag_that_is_reset_hangs_or_reads_old_data():

@@ -108,7 +108,7 @@ def test_memory_that_is_kept_is_not_given_back():
 def test_memory_that_is_given_back_while_a_rank_reads_it_is_told(what):
     """The ranks have not met, or their hosts did not wait until they have."""
     reports = told(regrown(**what))
-    words = "which let go of it"
+    words = "which dropped it"
     freed = [report for report in reports if words in report]
     assert any("symmetric buffer 0 of rank" in report for report in freed), reports
     assert any("test_symmetric.py" in report for report in freed)
@@ -237,7 +237,7 @@ def test_what_is_used_after_it_was_given_back_is_told_with_who_gave_it_back():
     (report,) = told(program)
     assert "symmetric buffer 0 of rank 1 are freed by rank 1" in report
     assert "then written by rank 0, stream default (fill)" in report
-    assert "who uses it must be done before, or keep the tensor" in report
+    assert "all uses must end before, or the tensor be kept" in report
 
 
 def wait_by_the_stream(flags, index, value, compare=0):

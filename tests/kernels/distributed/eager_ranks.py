@@ -11,6 +11,7 @@ import torch
 
 from tlmatrix.interpreter import interpret
 from tlmatrix_kernels.distributed.attention import exchange
+from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
 
 
@@ -61,12 +62,16 @@ class _Handle:
         return self.parts[peer][start : start + size].view(dtype).view(shape)
 
 
-class EagerContext:
+class EagerContext(Context):
     """A context of one of the ranks of a group."""
 
     def __init__(self, group, rank):
-        self.group, self.rank, self.world = group, rank, group.world
+        super().__init__(None, rank, group.world, torch.device("cpu"))
+        self.group = group
         self.epochs = {}
+
+    def agree(self, operator, sizes, *, between=None, hint=""):
+        """Nothing to ask: the ranks of a test are threads of one program."""
 
     def next_epoch(self, operator):
         self.epochs[operator] = self.epochs.get(operator, 0) + 1

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tlmatrix import simulate
+from tlmatrix.interpreter.frontend.device import stand_in
 from tlmatrix_kernels import target
 from tlmatrix_kernels.distributed import all_gather_gemm, create_context, gemm_reduce_scatter
 from tlmatrix_kernels.distributed import context as contexts
@@ -122,3 +123,10 @@ def test_gpu_properties_are_queried_once(monkeypatch):
 
     with tvm.target.Target({"kind": "cuda", "arch": "sm_80"}):
         assert target.capability() == 80
+
+
+def test_the_capability_is_that_of_the_current_gpu():
+    """Two simulated GPUs in one process: their index alone would not tell them apart."""
+    for arch, number in (("sm_80", 80), ("sm_90a", 90), ("sm_100a", 100)):
+        with stand_in(arch=arch, sms=4):
+            assert target.capability() == number

@@ -14,7 +14,7 @@ from tlmatrix_kernels.distributed.attention import (
     sequence_attention_varlen,
 )
 from tlmatrix_kernels.distributed.attention.schedule import Schedule
-from tlmatrix_kernels.distributed.context import create_context
+from tlmatrix_kernels.distributed.context import Context, create_context
 
 # order, world, steps, causal, lengths_q, lengths_k
 CASES = [
@@ -151,21 +151,18 @@ REFUSED = [
 ]
 
 
-class FirstOfTwo:
-    """A context that nobody gets to use."""
-
-    rank, world = 0, 2
-
-    def capturing(self):
-        return False
+@pytest.fixture
+def first_of_two():
+    """A context of rank 0 of 2 for calls that are refused before ranks communicate."""
+    return Context(None, 0, 2, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("options", "words"), REFUSED)
-def test_bad_options_are_refused(options, words):
+def test_bad_options_are_refused(options, words, first_of_two):
     case = Case.of("zigzag", 2, (40, 8), (36, 4), False)
     (q, k, v), _ = case.shards(0)
     with pytest.raises(ValueError, match=words):
-        sequence_attention_varlen(q, k, v, *case.bounds, context=FirstOfTwo(), **options)
+        sequence_attention_varlen(q, k, v, *case.bounds, context=first_of_two, **options)
 
 
 def test_lengths_are_not_captured_to_a_graph():
@@ -191,10 +188,10 @@ def test_max_seqlen_may_be_given():
     case.compare([calls[0] for calls in run_eagerly(2, program(case, None, **options))])
 
 
-def test_shards_have_the_rows_of_their_rank():
+def test_shards_have_the_rows_of_their_rank(first_of_two):
     case = Case.of("zigzag", 2, (40, 7), (36, 5), False)
     (q, k, v), _ = case.shards(0)
-    context = FirstOfTwo()
+    context = first_of_two
     words = "q must have the rows of rank 0 of 2 in zigzag order, 23 of cu_seqlens_q, got 22"
     with pytest.raises(ValueError, match=words):
         sequence_attention_varlen(q[1:], k, v, *case.bounds, context=context)

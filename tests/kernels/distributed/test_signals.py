@@ -44,3 +44,21 @@ def test_block_synchronizes_before_its_flag_is_raised():
 def test_partial_warps_are_refused(threads):
     with pytest.raises(ValueError, match=f"threads must be a multiple of 32, .* got {threads}"):
         signals.source(threads)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: signals.load(None, 0, order="release"), "order must be one of relaxed, acquire"),
+        (lambda: signals.wait(None, 0, 1, order="acq_rel"), "order must be one of relaxed, acq"),
+        (lambda: signals.wait(None, 0, 1, compare="gt"), "compare must be one of ge, eq, got 'gt'"),
+        (lambda: signals.post(None, 0, 1, order="acquire"), "order must be one of relaxed, rel"),
+        (lambda: signals.st(None, 0, 1, order="seq_cst"), "order must be one of relaxed, release"),
+        (lambda: signals.add(None, 0, 1, scope="cta"), "scope must be one of gpu, sys, got 'cta'"),
+        (lambda: signals.atom_add(None, 0, 1, scope=None), "scope must be one of gpu, sys, got N"),
+        (lambda: signals.given(None, 0, 1, 2, True, scope="device"), "scope must be one of gpu"),
+    ],
+)  # fmt: skip
+def test_invalid_orders_and_scopes_are_named(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()

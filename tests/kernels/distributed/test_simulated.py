@@ -177,6 +177,6 @@ def test_replaced_buffer_is_freed_after_its_last_use(waits, monkeypatch):
     for seed in range(3):
         found = simulate(program, world=3, seed=seed, stragglers=True)
         assert found.results == [[rows * 16 * 6.0 for rows in (8, 8, 4000, 4000, 40)]] * 3
-        freed = [str(report) for report in found.reports if "which let go of it" in str(report)]
+        freed = [str(report) for report in found.reports if "which dropped it" in str(report)]
         assert bool(freed) is not waits
         assert len(freed) == len(found.reports)

@@ -291,6 +291,25 @@ def _gemm_reduce_scatter(*, with_bias=False, transpose_b=False, **options) -> Pa
     return _on_ranks(program, {"out": (whole, None)})
 
 
+def _gemm_reduce_scatter_two_level(*, transpose_b=False) -> Pairs:
+    from tlmatrix_kernels.distributed import (
+        create_two_level_context,
+        gemm_reduce_scatter_two_level,
+    )
+
+    a, b = _normal(WORLD, WORLD * ROWS, 128) / 8, _normal(WORLD, 128, 128)
+
+    def program(rank: int) -> dict[str, torch.Tensor]:
+        context = create_two_level_context(WORLD)
+        out = gemm_reduce_scatter_two_level(
+            a[rank], b[rank], context=context, transpose_b=transpose_b
+        )
+        return {"out": out}
+
+    products = [a[rank].float() @ _turned(b[rank], transpose_b) for rank in range(WORLD)]
+    return _on_ranks(program, {"out": (sum(products), None)})
+
+
 def _sequence_attention(*, packed=False, causal=False) -> Pairs:
     from tlmatrix_kernels.distributed import create_context
     from tlmatrix_kernels.distributed.attention import (
@@ -390,6 +409,9 @@ def plain_tests() -> list[PlainTest]:
         add(f"{DISTRIBUTED}:all_gather_gemm", _all_gather_gemm, **ways)
         add(f"{DISTRIBUTED}:gemm_reduce_scatter", _gemm_reduce_scatter, **ways)
     add(f"{DISTRIBUTED}:gemm_reduce_scatter", _gemm_reduce_scatter, overlap=True, with_bias=True)
+    for transpose_b in (False, True):
+        two_level = f"{DISTRIBUTED}:gemm_reduce_scatter_two_level"
+        add(two_level, _gemm_reduce_scatter_two_level, transpose_b=transpose_b)
     for causal in (False, True):
         sequence = f"{DISTRIBUTED}.attention:sequence_attention"
         add(sequence, _sequence_attention, causal=causal)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend.assembly.compiled import CompiledKernel
 from tlmatrix.backend.assembly.lowering import Lowerer, LoweringError
-from tlmatrix.backend.assembly.store import load_or_compile
+from tlmatrix.backend.assembly.store import is_stored, load_or_compile
 from tlmatrix.backend.assembly.toolkit import AssemblerError, Toolkit, find_toolkit, flags_for
 from tlmatrix.spec.values import canonical
 
@@ -49,6 +49,16 @@ class Assembler:
             found = load_or_compile(key, lambda: self._compile(kernel, ir, arch, key), self.folder)
             self._known[key, kernel.place] = replace(found, place=kernel.place)
         return self._known[key, kernel.place]
+
+    def key(self, kernel: TracedKernel, arch: str) -> str:
+        """The key of a kernel in the cache on disk."""
+        from tilelang import tvm
+
+        return self._key(kernel, str(tvm.ir.save_json(kernel.prim_func)), arch)
+
+    def known(self, key: str) -> bool:
+        """Whether the cache on disk has a kernel."""
+        return is_stored(key, self.folder)
 
     def close(self) -> None:
         """End the lowering process."""

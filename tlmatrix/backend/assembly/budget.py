@@ -97,6 +97,15 @@ def _check_rule(rule: CodegenRule, kernel: CompiledKernel, part: MachineCode) ->
                 hint=f"its matrix products are {', '.join(near)}" if near else None,
                 pattern=f"{kernel.kernel} {kernel.arch} no {instruction}",
             )
+    for instruction in rule.forbidden:
+        if found := part.matching(instruction):
+            yield Finding(
+                check=_CHECK,
+                title=f"{kernel.kernel} on {kernel.arch} has {instruction}, which the spec forbids",
+                where=kernel.place or None,
+                detail=", ".join(f"{count} {name}" for name, count in found.items()),
+                pattern=f"{kernel.kernel} {kernel.arch} has {instruction}",
+            )
     for quantity in ("registers", "spills", "shared_memory", "tensor_memory"):
         limit = getattr(rule, quantity)
         if limit is not None:

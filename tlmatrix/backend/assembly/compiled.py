@@ -41,9 +41,15 @@ class MachineCode:
 
     def has(self, instruction: str) -> bool:
         """Whether the function uses an instruction; `tcgen05.mma` matches all of its forms."""
-        return any(
-            name == instruction or name.startswith(f"{instruction}.") for name in self.instructions
-        )
+        return bool(self.matching(instruction))
+
+    def matching(self, instruction: str) -> dict[str, int]:
+        """The instructions of the function that are forms of one, and how often each occurs."""
+        return {
+            name: count
+            for name, count in self.instructions.items()
+            if name == instruction or name.startswith(f"{instruction}.")
+        }
 
 
 @dataclass(frozen=True)

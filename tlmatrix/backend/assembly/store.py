@@ -12,6 +12,7 @@ import fcntl
 import json
 from typing import TYPE_CHECKING
 
+from tlmatrix.backend.ahead.tickets import Tickets
 from tlmatrix.backend.assembly.compiled import CompiledKernel
 from tlmatrix.cache_files import cache_folder, write_file
 
@@ -19,17 +20,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["load_or_compile"]
+__all__ = ["is_stored", "load_or_compile"]
 
 
 def load_or_compile(
     key: str, compile_kernel: Callable[[], CompiledKernel], folder: Path | None = None
 ) -> CompiledKernel:
     """Return the kernel of this key from the cache, or compile it; successes are cached."""
-    path = (folder or cache_folder() / "assembly") / f"{key}.json"
+    path = _path(key, folder)
     found = _read(path)
     if found is not None:
         return found
+    Tickets.of_run().wait_for(key)
     with _exclusive(path):
         found = _read(path)
         if found is None:
@@ -37,6 +39,15 @@ def load_or_compile(
             if not found.error and not found.missing:
                 _write(path, found)
     return found
+
+
+def is_stored(key: str, folder: Path | None = None) -> bool:
+    """Whether the cache has the kernel of this key."""
+    return _path(key, folder).is_file()
+
+
+def _path(key: str, folder: Path | None) -> Path:
+    return (folder or cache_folder() / "assembly") / f"{key}.json"
 
 
 def _read(path: Path) -> CompiledKernel | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,12 +10,13 @@ import torch
 from tlmatrix.backend.binding.calls import binding_error
 from tlmatrix.backend.errors import EntryError
 from tlmatrix.check.results import Results
+from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tlmatrix.backend.binding.binding import Binding
-    from tlmatrix.problem.model import Problem, Tensors
+    from tlmatrix.problem.model import AutogradVariant, Problem, Tensors
     from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["execute"]
@@ -41,23 +43,32 @@ def execute(
     wanted: Mapping[str, str] = {}
     if binding.differentiable and problem.cotangents and "gradients" in binding.spec.checks:
         wanted = problem.gradient_of
+    variant = problem.autograd if wanted else None
+    if variant is not None and variant.kind == "some":
+        wanted = {name: of for name, of in wanted.items() if of in variant.names}
     leaves = {name: problem.inputs[name].detach().requires_grad_() for name in set(wanted.values())}
     names = {**problem.names, **problem.inputs, **leaves}
     absent: dict[str, str] = {}
+    without_grad = variant is not None and variant.kind == "no_grad"
     with binding.backend.active(run_index):
         call = binding.callee.prepare(names, problem)
         try:
-            results = call()
-        except Exception as error:
+            with torch.no_grad() if without_grad else nullcontext():
+                results = call()
+        except BaseException as error:
+            if unwinds(error):
+                raise
             raise EntryError(error) from error
         outputs = call.named(results)
-        if wanted:
+        if wanted and not without_grad:
             gradients, absent = _gradients(binding.spec, problem, outputs, wanted, leaves)
             outputs |= gradients
         if wait:
             try:
                 binding.backend.synchronize()
-            except Exception as error:
+            except BaseException as error:
+                if unwinds(error):
+                    raise
                 raise EntryError(error) from error
     return Results({name: tensor.detach() for name, tensor in outputs.items()}, absent)
 
@@ -76,17 +87,32 @@ def _gradients(
     detached = [name for name in problem.cotangents if not outputs[name].requires_grad]
     attached = [name for name in problem.cotangents if name not in detached]
     grads: tuple[torch.Tensor | None, ...] = (None,) * len(wanted)
-    if attached:
+    variant = problem.autograd
+    kind = variant.kind if variant is not None else None
+    given = {name: _cotangent(name, problem.cotangents[name], variant) for name in attached}
+    if variant is not None and kind == "absent":
+        given = {name: each for name, each in given.items() if name not in variant.names}
+    uses = 2 if kind == "shared" else 1
+    inputs = [leaves[name] for name in wanted.values()]
+    ignored = []
+    if given:
         try:
-            grads = torch.autograd.grad(
-                [outputs[name] for name in attached],
-                [leaves[name] for name in wanted.values()],
-                [problem.cotangents[name] for name in attached],
-                allow_unused=True,
-            )
-        except Exception as error:
+            if kind == "claimed":
+                ignored = _ignored(problem, outputs, inputs)
+            for last in (False, True) if kind == "twice" else (True,):
+                grads = torch.autograd.grad(
+                    [outputs[name] for name in given] * uses,
+                    inputs,
+                    [each / uses if uses > 1 else each for each in given.values()] * uses,
+                    allow_unused=True,
+                    retain_graph=not last,
+                )
+        except BaseException as error:
+            if unwinds(error):
+                raise
             raise EntryError(error) from error
-    found, absent = {}, {}
+    found: dict[str, torch.Tensor] = {}
+    absent = dict.fromkeys(ignored, "it requires grad, but its gradient is 0 for every input")
     for (gradient, name), grad in zip(wanted.items(), grads, strict=True):
         if grad is not None:
             found[gradient] = grad
@@ -97,6 +123,35 @@ def _gradients(
         else:
             absent[gradient] = f"the backward pass gives None for the input {name}"
     return found, absent
+
+
+def _ignored(problem: Problem, outputs: Tensors, inputs: list[torch.Tensor]) -> list[str]:
+    """Outputs without a cotangent that require grad, though their gradients are 0 or None."""
+    found = []
+    for name, output in outputs.items():
+        if name in problem.cotangents or not output.requires_grad or not output.numel():
+            continue
+        ones = torch.ones_like(output)
+        grads = torch.autograd.grad(output, inputs, ones, allow_unused=True, retain_graph=True)
+        if not any(grad is not None and bool(grad.any()) for grad in grads):
+            found.append(name)
+    return found
+
+
+def _cotangent(name: str, cotangent: torch.Tensor, variant: AutogradVariant | None) -> torch.Tensor:
+    """The output gradient of an autograd variant; gaps in its memory hold NaN."""
+    kind = None if variant is None else variant.kind
+    if variant is not None and kind == "zeros" and name in variant.names:
+        return torch.zeros_like(cotangent)
+    if kind in ("expanded", "rows") and cotangent.dim() > 0:
+        rows = cotangent[:1].expand_as(cotangent)
+        return rows if kind == "expanded" else rows.contiguous()
+    if kind == "transposed" and cotangent.dim() > 1:
+        return cotangent.transpose(0, 1).contiguous().transpose(0, 1)
+    if kind == "strided" and cotangent.dim() > 0:
+        pairs = torch.stack([cotangent, torch.full_like(cotangent, torch.nan)], dim=-1)
+        return pairs[..., 0]
+    return cotangent
 
 
 def _no_effect(problem: Problem, gradient: str) -> bool:

@@ -16,6 +16,7 @@ from tlmatrix.problem.calling import Arguments, arguments_of
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.model.calling import expression, written_by
 from tlmatrix.spec.values import canonical
+from tlmatrix.unwinding import unwinds
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
@@ -87,7 +88,9 @@ class Factory:
                 made = self._compile(made)
         except BindingError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if unwinds(error):
+                raise
             raise EntryError(error) from error
         kernel: Callable[..., Any] = made
         return kernel

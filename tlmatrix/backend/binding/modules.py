@@ -19,6 +19,7 @@ from tlmatrix.problem.callables import by_name, parameters_of, takes_any_keyword
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.model.calling import expression
 from tlmatrix.spec.values import canonical
+from tlmatrix.unwinding import unwinds
 from tlmatrix.words import listed, suggestion
 
 if TYPE_CHECKING:
@@ -104,7 +105,9 @@ class ModuleEntry:
             torch.manual_seed(0)
             try:
                 return self.kind(**arguments)
-            except Exception as error:
+            except BaseException as error:
+                if unwinds(error):
+                    raise
                 raise EntryError(error) from error
 
     def _state(

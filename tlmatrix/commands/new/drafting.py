@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from tlmatrix.commands.new.references import Reference
     from tlmatrix.commands.new.targets import Target
 
-__all__ = ["constant", "draft_interface", "spec_name", "summary_of"]
+__all__ = ["NO_ROWS", "constant", "draft_interface", "spec_name", "summary_of"]
 
+NO_ROWS = "callers launch no kernel without rows"
 _VALUES = ("normal", "large", "zero_rows", "rising")
 _WITHOUT_TIES = ("normal", "large")
 
@@ -385,6 +386,8 @@ class _Writer:
             f"{name} // " in str(size) for each in self.interface.tensors for size in each.shape
         )
         found = axis_values.sizes(name, tile=tile, recorded=recorded, free=free and not halved)
+        if found == [1, 3] and any(name == total for total, _ in self._quotients()):
+            found.append(6)  # a quotient of two
         return tuple(map(str, found))
 
     # The rest ------------------------------------------------------------------------------
@@ -392,7 +395,16 @@ class _Writer:
     def _where(self) -> Iterator[tuple[str, str]]:
         for packing in self.recognition.packings:
             if self.interface.factory and packing.rows is not None:
-                yield f"sum({packing.expression}) > 0", "callers launch no kernel without rows"
+                yield f"sum({packing.expression}) > 0", NO_ROWS
+        for total, each in sorted(set(self._quotients())):
+            yield f"{total} % {each} == 0", f"{total} // {each} is a dimension"
+
+    def _quotients(self) -> Iterator[tuple[str, str]]:
+        """Two arguments whose quotient is a dimension, such as heads and groups."""
+        for tensor in (*self.interface.tensors, *self.interface.results):
+            for size in tensor.shape:
+                if found := re.fullmatch(r"([A-Za-z_]\w*) // ([A-Za-z_]\w*)", str(size)):
+                    yield found[1], found[2]
 
     def _tolerance(self) -> Iterator[Line]:
         for each in self.interface.outputs:

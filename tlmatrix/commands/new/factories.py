@@ -49,11 +49,10 @@ def trace(
         Exception: the factory raises; it may not accept the guesses.
     """
     arguments = guesses(parameters)
-    values, kernel, distinct = _traced(factory, arguments)
+    values, kernel = _traced(factory, arguments)
     arguments = tuple(replace(item, value=values[item.name]) for item in arguments)
     trials: list[_Trial] = [(values, kernel.prim_func)]
-    if not distinct:
-        trials += _perturbed(factory, arguments, values)
+    trials += _perturbed(factory, arguments, values)
     kinds = ("size", "tile")
     names = [item.name for item in arguments if item.kind in kinds and _positive(item.value)]
     tiles = {item.value for item in arguments if item.kind == "tile" and _positive(item.value)}
@@ -82,19 +81,19 @@ def trace(
 
 def _traced(
     factory: Callable[..., Any], arguments: Sequence[Argument]
-) -> tuple[dict[str, Any], Any, bool]:
-    """Accepted values of the arguments, the kernel, and whether the sizes are distinct."""
+) -> tuple[dict[str, Any], Any]:
+    """Accepted values of the arguments, and the kernel."""
     values = {item.name: item.value for item in arguments}
     free = [item.name for item in arguments if item.kind == "size" and not item.default]
     try:
-        return values, _kernel(factory, values), True
+        return values, _kernel(factory, values)
     except Exception:
         if not free:
             raise
         for size, count in _LADDER:
             alike = {name: count if COUNT.search(name) else size for name in free}
             try:
-                return values | alike, _kernel(factory, values | alike), False
+                return values | alike, _kernel(factory, values | alike)
             except Exception:  # noqa: BLE001, S112 - the first error is the one to show
                 continue
         raise
@@ -208,7 +207,7 @@ def _dimension(
         except ExpressionError:
             return 1
         return text
-    if numbers[0][1] == 1:
+    if all(number == 1 for _, number in numbers):
         return 1
     for text in _candidates(names, tiles):
         expression = Expression(text)
@@ -220,6 +219,9 @@ def _dimension(
 def _candidates(names: Sequence[str], tiles: set[int]) -> Iterator[str]:
     """Usual expressions of a dimension, the simplest first."""
     yield from names
+    for name, other in permutations(names, 2):
+        if COUNT.search(name) and COUNT.search(other):
+            yield f"{name} // {other}"  # such as heads // groups
     for name, by in product(names, sorted(tiles)):
         yield f"ceildiv({name}, {by})"
     for name in names:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from tlmatrix.commands.new import axes as axis_values
+from tlmatrix.commands.new.attention_kernels import HEADS, kernel_draft
 from tlmatrix.commands.new.drafting import constant, spec_name, summary_of
 from tlmatrix.commands.new.drafts import Draft, Line
 from tlmatrix.commands.new.recognition import recognize
@@ -22,7 +22,6 @@ __all__ = ["family_draft"]
 
 _FLAGS = ("transpose_a", "transpose_b", "accumulate")
 """Arguments with the meaning of axes of the gemm problem."""
-_HEADS = re.compile(r"head|^h[qk]?$|^n_?h", re.IGNORECASE)
 
 
 def family_draft(target: Target, interface: Interface) -> Draft | None:
@@ -30,7 +29,9 @@ def family_draft(target: Target, interface: Interface) -> Draft | None:
     recognition = recognize(interface)
     if recognition.family == "gemm":
         return _gemm(target, interface)
-    if recognition.family == "attention" and not interface.factory:
+    if interface.factory:
+        return kernel_draft(target, interface, recognition)
+    if recognition.family == "attention":
         return _attention(target, interface, recognition)
     return None
 
@@ -179,7 +180,7 @@ def _attention(target: Target, interface: Interface, recognition: Recognition) -
 
 def _layout(q: Tensor, k: Tensor) -> str:
     """`bhsd` if the name or size of the second dimension is that of heads, else `bshd`."""
-    named = _HEADS.search(str(q.shape[1])) is not None
+    named = HEADS.search(str(q.shape[1])) is not None
     smaller = q.sizes[1] != k.sizes[1] and q.sizes[2] == k.sizes[2]
     return "bhsd" if named or (smaller and q.sizes[1] < q.sizes[2]) else "bshd"
 

@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["CaseDomain", "Configuration", "case_domain", "cases", "configurations", "summarize"]
+__all__ = [
+    "CaseDomain",
+    "Configuration",
+    "case_domain",
+    "cases",
+    "configurations",
+    "sharing_cases",
+    "summarize",
+]
 
 
 def cases(
@@ -57,3 +65,47 @@ def configurations(
 ) -> tuple[Configuration, ...]:
     """The combinations of values in the tier of the axes that kernels are compiled for."""
     return case_domain(spec, tier, at_most=at_most).configurations
+
+
+def sharing_cases(
+    spec: Spec,
+    tier: str = "quick",
+    *,
+    number: int | None = None,
+    at_most: Mapping[str, int] | None = None,
+) -> SearchStrategy[Case]:
+    """A strategy for cases that need no other kernels than those of the tier.
+
+    With `number`, all cases share the kernels of one case of the tier: numbers walk the compile
+    keys in the order of the tier, whose first cases cover the most. If the tier lists no
+    configurations, cases of any are generated.
+
+    Args:
+        spec: the spec.
+        tier: the name of the tier.
+        number: which compile key, counted modulo their number; None: all of the tier.
+        at_most: as for `cases`.
+
+    Raises:
+        ValueError: the spec has no such tier.
+        SpecError: the section `fuzz` cannot be satisfied.
+    """
+    from tlmatrix.extensions import compile_key
+    from tlmatrix.fuzz.strategies.case_domain import tier_sample
+
+    domain = case_domain(spec, tier, at_most=at_most)
+    own = frozenset(domain.configurations)
+    key = compile_key(spec)
+    by_key: dict[str, dict[Configuration, None]] = {}
+    for values in tier_sample(spec, tier):
+        configuration = Configuration({name: values[name] for name in domain.fixed})
+        if configuration in own:
+            by_key.setdefault(key(values), {})[configuration] = None
+    if not by_key:
+        return cases(spec, tier, at_most=at_most)
+    keys = frozenset(by_key if number is None else [list(by_key)[number % len(by_key)]])
+    among = [each for each in domain.configurations if any(each in by_key[mine] for mine in keys)]
+    strategy = cases(spec, tier, among=among, at_most=at_most)
+    if not spec.compile_axes:
+        return strategy  # values that only fuzzing generates have keys of their own
+    return strategy.filter(lambda case: key(case.values) in keys)

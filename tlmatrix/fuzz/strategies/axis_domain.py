@@ -51,6 +51,12 @@ class AxisDomain:
             named, spans = (*named, *numbers), ()
         return AxisDomain(named, spans) if named or spans else None
 
+    @cached_property
+    def highest(self) -> int:
+        """The largest integer, or -1."""
+        numbers = [each for each in self.named if type(each) is int]
+        return max([*numbers, *(each.high for each in self.spans)], default=-1)
+
     @property
     def count(self) -> int:
         """The number of values, or an upper bound of it."""

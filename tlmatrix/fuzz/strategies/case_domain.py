@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.fuzz.strategies.axis_domain import AxisDomain, axis_domain
 from tlmatrix.fuzz.strategies.lengths import Lengths, lengths_of
 from tlmatrix.fuzz.strategies.optional_axes import OptionalAxes, optional_axes_of
+from tlmatrix.fuzz.strategies.related import edges_of
 from tlmatrix.fuzz.strategies.traces import requests_of
 from tlmatrix.matrix import expand
 from tlmatrix.matrix.constraints import UNBOUND
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import ConstraintDecl, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["CaseDomain", "Configuration", "case_domain"]
+__all__ = ["CaseDomain", "Configuration", "case_domain", "tier_sample"]
 
 _MOST_CASES = 512
 """Most cases of a tier that configurations are taken from."""
@@ -93,6 +94,8 @@ class CaseDomain:
         space: the values of constrained axes that satisfy the constraints.
         optional: the domains of axes that the spec does not list.
         length_constraints: those that name packed axes; they are checked for each case.
+        tiles: tiles at whose multiples sums and differences of `combined` axes are put.
+        combined: free axes of integers, and packed axes, that can exceed a tile.
         only: whether cases have no other combinations of fixed axes than `configurations`.
     """
 
@@ -105,6 +108,8 @@ class CaseDomain:
     space: Space
     optional: OptionalAxes
     length_constraints: tuple[ConstraintDecl, ...] = ()
+    tiles: tuple[int, ...] = ()
+    combined: frozenset[str] = frozenset()
     only: bool = False
 
     @property
@@ -132,7 +137,7 @@ def case_domain(
     family = family_for(spec)
     packed = _packed_axes(spec, fuzz)
     axes = {name: values for name, values in plan.axes.items() if name not in packed}
-    sample = [case.values for case in expand(spec, tier).some(_MOST_CASES)]
+    sample = tier_sample(spec, tier)
     free_names = _free(spec, fuzz, family, axes, sample[0])
     tiles = _Tiles(spec, sample)
     domains = {
@@ -153,9 +158,27 @@ def case_domain(
     lengths = {axis: _lengths(spec, axis, batches, tiles) for axis, batches in packed.items()}
     optional = optional_axes_of(spec, fuzz, family, lengths.get("seqlens"))
     only = among is not None
+    edges = _edges(fuzz, tiles, free, packed)
+    combined = _combined(free, lengths, edges)
     return CaseDomain(
-        spec, tier, configurations, fixed, free, lengths, space, optional, of_lengths, only
+        spec,
+        tier,
+        configurations,
+        fixed,
+        free,
+        lengths,
+        space,
+        optional,
+        of_lengths,
+        edges,
+        combined,
+        only,
     )
+
+
+def tier_sample(spec: Spec, tier: str) -> list[Mapping[str, Value]]:
+    """The values of the cases of a tier, or of some if there are many."""
+    return [case.values for case in expand(spec, tier).some(_MOST_CASES)]
 
 
 def _lengths(spec: Spec, axis: str, batches: FuzzLengths, tiles: _Tiles) -> Lengths:
@@ -176,6 +199,27 @@ def _packed_axes(spec: Spec, fuzz: Fuzz) -> dict[str, FuzzLengths]:
     found |= {"seqlens": fuzz.seqlens} if _packs(spec, "seqlens") else {}
     found |= {axis: drawn.lengths for axis, drawn in fuzz.axes.items() if drawn.lengths is not None}
     return found
+
+
+def _edges(
+    fuzz: Fuzz, tiles: _Tiles, free: Collection[str], packed: Mapping[str, FuzzLengths]
+) -> tuple[int, ...]:
+    """The tiles and boundary numbers of free and packed axes."""
+    sides = ("q", "k") if packed else ()
+    around = [each for name, drawn in fuzz.axes.items() if name in free for each in drawn.around]
+    around += [each for batches in packed.values() for each in batches.around]
+    return edges_of(
+        [*around, *(each for name in (*free, *packed, *sides) for each in tiles.of(name))]
+    )
+
+
+def _combined(
+    free: Mapping[str, AxisDomain], lengths: Mapping[str, Lengths], edges: Sequence[int]
+) -> frozenset[str]:
+    """The axes whose numbers can reach the smallest tile."""
+    found = {name for name, domain in free.items() if edges and domain.highest >= edges[0]}
+    found |= {axis for axis, each in lengths.items() if edges and each.whole.high >= edges[0]}
+    return frozenset(found)
 
 
 def _packs(spec: Spec, axis: str) -> bool:

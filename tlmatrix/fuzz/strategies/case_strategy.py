@@ -9,6 +9,7 @@ can reject a case.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain, cycle, product
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from tlmatrix.fuzz.strategies.lengths import Lengths, Profile, batch_value, key_span
 from tlmatrix.fuzz.strategies.optional_axes import EXCESS, SIDES, OptionalAxes
+from tlmatrix.fuzz.strategies.related import combined, related_span
 from tlmatrix.fuzz.strategies.spans import Span
 from tlmatrix.matrix import Case
 from tlmatrix.matrix.constraints import UNBOUND
@@ -59,10 +61,13 @@ def _cases(
 ) -> Case:
     values: dict[str, Value] = {}
     batch: Batch = ()
+    drawn_batches: list[Batch] = []
     for axis, strategy in batches.items():
         drawn_batch = draw(strategy)
         values[axis] = batch_value(case_domain.lengths[axis], drawn_batch)
         batch = drawn_batch if axis == "seqlens" else batch
+        if axis in case_domain.combined:
+            drawn_batches.append(drawn_batch)
     row = [UNBOUND] * len(case_domain.space.names)
     number = draw(_whole(0, configurations.last))
     within = draw(_whole(0, 0 if number or case_domain.only else _WITHIN))
@@ -71,11 +76,15 @@ def _cases(
         low, high = (0, len(domain.named) - 1) if indices is None else (indices[name],) * 2
         index = draw(_whole(low, high)) if len(domain.named) > 1 else 0
         values[name] = _allowed(case_domain.space, row, name, domain.named[index], index)
+    numbers: list[int] = []
     for name, domain in case_domain.free.items():
-        value = _value(draw, domain)
+        related = _Related(case_domain.tiles, drawn_batches, numbers)
+        value = _value(draw, domain, related if name in case_domain.combined else None)
         if name in case_domain.space.axes:
             value = _allowed(case_domain.space, row, name, value, domain.indices[canonical(value)])
         values[name] = value
+        if name in case_domain.combined and type(value) is int:
+            numbers.append(value)
     if case_domain.length_constraints:
         batch = _with_valid_lengths(case_domain, values, batch)
     values |= _draw_optional(draw, case_domain.optional, values, batch)
@@ -154,12 +163,33 @@ class _Configurations:
         return self._indices[number] if self._indices and chosen else None
 
 
-def _value(draw: DrawFn, domain: AxisDomain) -> Value:
-    """Draw a value of a free axis."""
+@dataclass(frozen=True)
+class _Related:
+    """What is drawn already of axes whose sums and differences matter."""
+
+    tiles: Sequence[int]
+    batches: Sequence[Batch]
+    numbers: Sequence[int]
+
+    def span(self, whole: Span, number: int) -> Span:
+        """Span `number` relative to the numbers and to a sequence of each batch."""
+        others = list(self.numbers)
+        for batch in self.batches:
+            others += batch[number % len(batch)] if batch else ()
+        return related_span(whole, combined(others), self.tiles, number) if others else whole
+
+
+def _value(draw: DrawFn, domain: AxisDomain, related: _Related | None) -> Value:
+    """Draw a value of a free axis; half of those that are `related` are relative to others."""
     if not domain.spans:
         last = len(domain.named) - 1
         return domain.named[draw(_whole(0, last)) if last else 0]
-    choice = domain.choices[draw(_whole(0, len(domain.choices) - 1))]
+    count = len(domain.choices)
+    at = draw(_whole(0, count * (1 if related is None else 2) - 1))
+    if related is not None and at >= count:
+        choice: int | Span = related.span(domain.spans[0], at - count)
+    else:
+        choice = domain.choices[at]
     if isinstance(choice, int):
         draw(_whole(0, 0))  # keeps the number of draws the same for all choices
         return domain.named[choice]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from tlmatrix.fuzz.strategies.related import edges_of, related_span
 from tlmatrix.fuzz.strategies.spans import Span, clip, edges
 from tlmatrix.spec.model.fuzz import Range
 
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["KeySpan", "Lengths", "Profile", "batch_value", "key_span", "lengths_of"]
 
-KeySpan = Span | Literal["same", "longer", "shorter"]
-"""A span of key lengths, or a relation to the query length."""
+KeySpan = Span | Literal["same", "longer", "shorter"] | int
+"""Key lengths: a span, a relation to the query length, or the number of a related span."""
 
 _SHORT = 3
 _LONG = 4
+_RELATED = 4
+"""Of how many key spans one is relative to the number of queries."""
 """Short lengths are at most 3 above the least, long ones in the last quarter of the range."""
 _EMPTY = 1
 """The index of the empty span in every table."""
@@ -65,6 +68,8 @@ class Lengths:
     """Whether values of the axis are plain lists, without `q` and `k`."""
     requests: Requests = ()
     """The requests of a trace, which profiles with `of_trace` replay."""
+    tiles: tuple[int, ...] = ()
+    """Tiles at whose multiples sums and differences of queries and keys are put."""
 
     def longest(self, side: int) -> int:
         """The largest number of queries (0) or keys (1) of a sequence."""
@@ -91,6 +96,11 @@ def lengths_of(
         whole, edges(whole, tiles_k, fuzz.around), fuzz.relation, independent=_has_own_queries(fuzz)
     )
     fixed = own.low if _has_own_queries(fuzz) and own is not None and own.low == own.high else None
+    tiles = (
+        () if keys is None or fixed is not None else edges_of([*tiles_q, *tiles_k, *fuzz.around])
+    )
+    if tiles and keys is not None and fixed is None:
+        keys = (*keys, *range(len(keys) // _RELATED))
     rows_at, keys_at = Span(0, len(queries) - 1), Span(0, len(keys or (0,)) - 1)
     profiles = _profiles(parts, rows_at, keys_at)
     anywhere = 0 if keys is None else keys.index(whole)
@@ -108,6 +118,7 @@ def lengths_of(
         separate_queries=_has_own_queries(fuzz),
         plain=plain,
         requests=requests,
+        tiles=tiles,
     )
 
 
@@ -179,6 +190,8 @@ def key_span(lengths: Lengths, span: KeySpan, query: int) -> Span:
     match span:
         case "same":
             return Span(query, query)
+        case int():
+            return related_span(Span(low, high), [query], lengths.tiles, span)
         case Span():
             return clip(span, low, high)
     return Span(low, high)

@@ -116,7 +116,10 @@ def _rows(spec: Spec, trace: FuzzTrace, path: Path) -> Iterator[tuple[int, Mappi
 
 def _text(spec: Spec, trace: FuzzTrace, path: Path) -> str:
     try:
-        content = path.read_bytes()
+        if path.exists() and not path.is_file():  # a device or a pipe may have no end
+            _refuse(spec, f"{trace.file} is not a file")
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
     except OSError as error:
         _refuse(spec, f"{trace.file} cannot be read: {error.strerror or error}")
     except ValueError as error:

@@ -10,7 +10,14 @@ from tlmatrix.interpreter.ir.walk import walk
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Usage", "addressed_buffers", "is_read_only", "kernel_usage", "mixed_views"]
+__all__ = [
+    "Usage",
+    "addressed_buffers",
+    "adds_in_any_order",
+    "is_read_only",
+    "kernel_usage",
+    "mixed_views",
+]
 
 Usage = dict[ir.Var, frozenset[str]]
 """By the data of a buffer: "read", "write", "atomic", and "ordered" where an access may order
@@ -54,6 +61,16 @@ def kernel_usage(kernel: ir.Kernel) -> Usage:
 
 def _is_pointer(node: Any) -> bool:
     return isinstance(node, ir.Call) and node.op == "tl.access_ptr"
+
+
+def adds_in_any_order(kernel: ir.Kernel, usage: Mapping[ir.Var, frozenset[str]]) -> bool:
+    """Whether blocks change floating-point numbers by atomics, and nothing may order the blocks."""
+    if any("ordered" in actions for actions in usage.values()):
+        return False
+    return any(
+        "atomic" in usage.get(buffer.data, ()) and "float" in buffer.dtype
+        for buffer in kernel.buffer_map.values()
+    )
 
 
 def is_read_only(load: ir.BufferLoad, usage: Mapping[ir.Var, frozenset[str]]) -> bool:

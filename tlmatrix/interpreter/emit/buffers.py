@@ -52,6 +52,11 @@ class Buf:
         return self.scope == "global"
 
     @property
+    def narrows(self) -> bool:
+        """Whether packing an element is its conversion; it keeps infinities of `float8_e5m2`."""
+        return self.codec is not None and self.codec != "e5m2"
+
+    @property
     def static_shape(self) -> tuple[int, ...] | None:
         """The shape in the kernel, where all of it is known when the program is emitted."""
         shape = self.whole or self.shape

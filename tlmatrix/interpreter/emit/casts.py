@@ -40,10 +40,14 @@ def cast(e: Emitter, value: Val, dtype: str) -> Val:
         if dtype == "bool":
             return named(e, f"({value.code} != 0)", "bool", (value,))
         value = rounded(e, value)
+        if bits_of(dtype) < 8:
+            raise e.refuse(f"a conversion of {source} to {dtype}")
         code = f"to_int({value.code}, {dtype!r})"
         return Val(code, dtype) if value.scalar else named(e, code, dtype, (value,))
     if value.scalar:
         return _scalar_to_int(e, value, dtype)
+    if dtype != "bool" and bits_of(dtype) < 8:
+        raise e.refuse(f"a conversion of {source} to {dtype}")
     if dtype == "bool":
         return pure(e, f"({value.code} != 0)", "bool", (value,))
     code = f"np.asarray({value.code}).astype(np.{numpy_type(dtype)})"

@@ -100,10 +100,15 @@ class Atomic:
         is_access: whether it is an atomic load or store.
         order: what it orders: "acquire", "release", "both", "neither"; "unsaid" where it does
             not say.
+        kind: "add", "max" and so on; "" for a load or store.
+        reorderable: whether its result does not depend on the order of several, because all have
+            the same operand.
     """
 
     is_access: bool = False
     order: str = ""
+    kind: str = ""
+    reorderable: bool = False
 
 
 @dataclass

@@ -146,6 +146,8 @@ def _is_wrapped(e: Emitter, value: Val) -> bool:
 def combine(e: Emitter, symbol: str, a: Val, b: Val, dtype: str) -> Val:
     """The sum, difference or product of two integers."""
     if not (a.scalar and b.scalar):
+        if bits_of(dtype) < 8:
+            raise e.refuse(f"arithmetic of {dtype}: NumPy has no integers of 4 bits")
         a, b = settle(e, a), settle(e, b)
         lo, hi = bounds(symbol, a, b)
         code = f"({a.code} {symbol} {b.code})"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.analysis.loops import is_grid, is_parallel
+from tlmatrix.interpreter.analysis.usage import adds_in_any_order
 from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.runtime.launching import GRID_YZ
 
 from .casts import keep
 from .logic import both
@@ -55,13 +57,13 @@ def grid_loops(node: Any) -> tuple[list[ir.For], Any]:
 
 
 def check_grid(e: Emitter, loops: list[ir.For]) -> None:
-    """Write the check that a grid has blocks, where its extents are not all constants."""
+    """Write the check of a grid's extents, unless they are valid constants."""
     for loop in loops:
         if not loop.thread_tag.startswith("blockIdx."):
             raise e.refuse(f"a loop over {loop.thread_tag}")
     extents: dict[str, Any] = {loop.thread_tag: loop.extent for loop in loops}
     values = [extents.get(f"blockIdx.{axis}") for axis in "xyz"]
-    if all(n is None or (isinstance(n, ir.IntImm) and n.value > 0) for n in values):
+    if all(n is None or (isinstance(n, ir.IntImm) and 0 < n.value <= GRID_YZ) for n in values):
         return
     codes = ["1" if n is None else e.expr(n).code for n in values]
     e.w.line(f"check_grid({e.kernel.name!r}, {', '.join(codes)})")
@@ -91,7 +93,10 @@ def _grid_loop(e: Emitter, loops: list[ir.For], depth: int, body: ir.Stmt) -> No
     loop = loops[depth]
     extent = e.scalar(loop.extent, "a grid")
     name = bind_grid_index(e, loop, extent)
-    with e.w.block(f"for {name} in range({extent.code})"):
+    indices = f"range({extent.code})"
+    if adds_in_any_order(e.kernel, e.facts.usage):
+        indices = f"block_order({indices})"
+    with e.w.block(f"for {name} in {indices}"):
         _grid_loop(e, loops, depth + 1, body)
 
 

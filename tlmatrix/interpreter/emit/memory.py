@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.ir import nodes as ir
 
 from .access import (
@@ -45,7 +46,8 @@ def _view_of(e: Emitter, node: ir.Buffer) -> Buf:
         raise e.refuse(f"a view of {whole.name} ({node.name})")
     low = dtype in LOW_PRECISION or whole.dtype in LOW_PRECISION
     unpacked = low and not whole.is_global and node.data not in e.facts.mixed_views
-    if dtype != whole.dtype and (dtype == "bool" or unpacked):
+    halves = TILE_DTYPES[dtype].packed_as or TILE_DTYPES[whole.dtype].packed_as
+    if dtype != whole.dtype and (dtype == "bool" or unpacked or halves):
         raise e.refuse(f"a view of {whole.name} ({whole.dtype}) as {dtype}")
     shape = tuple(e.scalar(n, "a buffer shape") for n in node.shape)
     code = e.prologue.fresh(whole.code + "_as")

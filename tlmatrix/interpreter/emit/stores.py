@@ -147,7 +147,7 @@ def _destination(e: Emitter, nodes: Sequence[Any], access: Access, value: Any) -
 
 def _store_scalar(e: Emitter, access: Access, value: Val) -> None:
     buf = access.buf
-    value = rounded(e, value) if not buf.codec else value
+    value = value if buf.narrows else rounded(e, value)
     code = fitted_code(e, value, buf.dtype)
     index = access.element
     if not access.conditions and buf.codec is None:
@@ -168,7 +168,7 @@ def _store_block(e: Emitter, access: Access, value: Val) -> None:
         # Only active iterations must be inside: element by element.
         _scatter(e, access, value)
         return
-    value = rounded(e, value) if not buf.codec else value
+    value = value if buf.narrows else rounded(e, value)
     with e.w.block(f"if {access.inside}"):
         _store_inside(e, access, value)
     with e.w.block("else"):
@@ -186,7 +186,8 @@ def _store_inside(e: Emitter, access: Access, value: Val) -> None:
         return
     where = f", where={e.mask.code}" if e.mask is not None else ""
     if buf.codec:
-        e.w.line(f"{buf.codec}.narrow({target}, {value.code}{where})")
+        code = value.code if buf.narrows else rounded(e, value).code
+        e.w.line(f"{buf.codec}.narrow({target}, {code}{where})")
     elif buf.rounding and not value.exact and e.mask is None and not value.scalar:
         if value.axes == access.axes:
             round_into(e, buf.rounding, target, value.code)

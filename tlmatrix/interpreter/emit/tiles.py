@@ -22,12 +22,14 @@ class Effect:
     """What an operation does to a region: `action` is "read", "write" or "atomic".
 
     Attributes:
+        kind: of an atomic "add", "max" or "min".
         unless: code of a scalar under which it does not do it; None for never.
     """
 
     region: BufferRegion
     action: str
     unless: str | None = None
+    kind: str = ""
 
 
 @dataclass(frozen=True)

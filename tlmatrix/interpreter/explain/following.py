@@ -1,9 +1,9 @@
-"""An element followed back through a launch: who wrote it, by which statements, from what.
+"""An element followed back through a launch: its writer, the statements, their operands.
 
-Four runs of the launch, on copies of its arguments: one of all blocks to find who wrote the
-element; one of the block that did, for the geometry of its accesses; two more for the values of
+Four runs of the launch, on copies of its arguments: one of all blocks to find the writer of
+the element; one of its block, for the geometry of its accesses; two more for the values of
 the elements that matter, as the kernel computes them and with float64 in the place of every float
-dtype. Blocks that nobody waits for are skipped in all but the first.
+dtype. Blocks that no other block waits for are skipped in all but the first.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _JUMP = 8.0
 
 
 def mapped(launch: Launch, target: tuple[str, int] | None = None) -> Mapper:
-    """Run a launch again, for who wrote what.
+    """Run a launch again, to find the writer of every element.
 
     Raises:
         Unsupported: the kernel's threads have warp roles, its blocks tell each other by flags what

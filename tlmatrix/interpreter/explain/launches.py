@@ -7,20 +7,39 @@ launch changes the state before is kept, where anything could tell.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tlmatrix.interpreter.frontend.kernel import InterpretedKernel
+    from tlmatrix.interpreter.program import Record
 
 __all__ = ["Launch", "LaunchLog", "NotMadeError"]
 
 
 class NotMadeError(LookupError):
     """No launch wrote the element that is asked for."""
+
+
+class Kernel(Protocol):
+    """A kernel that can be run again, recorded."""
+
+    name: str
+    waits: bool
+
+    @property
+    def usage(self) -> Mapping[str, frozenset[str]]:
+        """What it does with each parameter: "read", "write", "atomic"."""
+
+    def recorded(self, *, wide: bool) -> Record:
+        """What a recorder of it needs to know; with `wide` every float is a float64."""
+
+    def run_recorded(
+        self, values: Mapping[str, Any], symbols: Mapping[str, int], recorder: Any, *, wide: bool
+    ) -> None:
+        """Run it recorded."""
 
 
 @dataclass
@@ -39,7 +58,7 @@ class Launch:
     """
 
     number: int
-    kernel: InterpretedKernel
+    kernel: Kernel
     symbols: Mapping[str, int]
     live: dict[str, Any]
     before: dict[str, Any]
@@ -76,7 +95,7 @@ class LaunchLog:
 
     def before(
         self,
-        kernel: InterpretedKernel,
+        kernel: Kernel,
         values: Mapping[str, Any],
         symbols: Mapping[str, int],
         rank: int | None = None,

@@ -90,8 +90,24 @@ def sliced(
     needed.add(memory, size, np.array([element]))
     links: list[Link] = []
     addresses: dict[tuple[str, bytes], tuple[int, Array]] = {}
+    outside = {s.memory for s in spots if s.is_global}
+    registers = _Needed()
+
+    def address(place: int, flat: Array, shape: Sequence[int]) -> None:
+        memory = spots[place].memory
+        if memory in outside:
+            addresses.setdefault((memory, flat.tobytes()), (place, flat))
+        else:
+            registers.add(memory, int(np.prod(shape)), flat)
+
     for event in reversed(events):
         spot = spots[event.spot]
+        if (found := _hit(event, spot.memory, registers)) is not None:
+            registers.settle(spot.memory, found[0])
+            for (place, access), flat in zip(event.reads, found[1], strict=True):
+                if flat.size:
+                    address(place, flat, access.shape)
+            continue
         found = _hit(event, spot.memory, needed)
         if found is None:
             continue
@@ -107,12 +123,11 @@ def sliced(
                 continue
             source = spots[place]
             if not exact and source.dtype.startswith(("int", "uint", "bool")):
-                addresses.setdefault((source.memory, flat.tobytes()), (place, flat))
+                address(place, flat, access.shape)
                 continue
             needed.add(source.memory, int(np.prod(access.shape)), flat)
             kept.append((place, flat))
         links.append(Link(event, hit, tuple(kept)))
-    outside = {s.memory for s in spots if s.is_global}
     missing = tuple((name, flat) for name, flat in needed.left() if name not in outside)
     return Slice(tuple(reversed(links)), tuple(addresses.values()), missing)
 

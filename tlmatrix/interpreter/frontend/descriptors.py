@@ -1,4 +1,4 @@
-"""Parameters of which TileLang's host code makes TMA descriptors.
+"""TileLang's lowered IR, and the parameters of which its host code makes TMA descriptors.
 
 CUDA has no descriptor of an empty tensor, and host code makes all descriptors of a kernel before
 its first launch. Which copies become TMA is decided by TileLang's passes, by layouts, strides,
@@ -8,6 +8,7 @@ pipelines and options; so they are asked, and only for a kernel that is called w
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.locks import TRACING
@@ -15,7 +16,7 @@ from tlmatrix.interpreter.locks import TRACING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["described", "may_be_described"]
+__all__ = ["Lowered", "described", "lowered", "may_be_described", "positions"]
 
 _FIRST = 90
 """The first architecture that has TMA."""
@@ -34,12 +35,14 @@ def may_be_described(func: Any, arch: str) -> frozenset[int]:
         if isinstance(node, tvm.tirx.Call) and str(getattr(node.op, "name", "")).startswith(
             "tl.tileop."
         ):
+            if (node.annotations or {}).get("disable_tma"):
+                return
             buffers = [buffer for buffer in map(_buffer, node.args) if buffer is not None]
             if any(str(buffer.scope()).startswith("shared") for buffer in buffers):
                 moved.extend(buffer.data for buffer in buffers)
 
     tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
-    return _positions(func, moved)
+    return positions(func, moved)
 
 
 def _buffer(argument: Any) -> Any:
@@ -48,10 +51,24 @@ def _buffer(argument: Any) -> Any:
     return getattr(inner[0], "buffer", None) if inner else None
 
 
-def described(func: Any, arch: str, configs: Mapping[str, Any]) -> frozenset[int]:
-    """Positions of the parameters of which there are descriptors once a PrimFunc is lowered.
+@dataclass(frozen=True)
+class Lowered:
+    """A PrimFunc after TileLang's passes.
 
-    None of a kernel that TileLang cannot lower: that is another error, and not this one.
+    Attributes:
+        device: the IRModule of the functions that run on a GPU.
+        descriptors: the arguments of each TMA descriptor that host code makes: name, descriptor,
+            dtype, rank, address of the tensor, shape, strides in bytes, ...
+    """
+
+    device: Any
+    descriptors: tuple[Any, ...]
+
+
+def lowered(func: Any, arch: str, configs: Mapping[str, Any]) -> Lowered | None:
+    """Run TileLang's passes up to code generation; takes seconds.
+
+    None for a kernel that TileLang cannot lower, which other checks report.
     """
     from tilelang import tvm
     from tilelang.backend.module import create_backend_context
@@ -61,18 +78,23 @@ def described(func: Any, arch: str, configs: Mapping[str, Any]) -> frozenset[int
     try:
         with TRACING, target, tvm.transform.PassContext(opt_level=3, config=dict(configs)):
             context = create_backend_context(target, None, "auto")
-            host = lower_to_host_device_ir(func, context)[0]
+            host, device = lower_to_host_device_ir(func, context)[:2]
     except Exception:  # noqa: BLE001 - whatever the compiler raises
-        return frozenset()
-    bases = []
+        return None
+    made: list[Any] = []
     for function in host.functions.values():
-        made = (function.attrs or {}).get("tma_descriptor_args", {})
-        # Name, descriptor, dtype, rank, address of the tensor, ...
-        bases += [arguments[4] for arguments in made.values()]
-    return _positions(func, bases)
+        made += (function.attrs or {}).get("tma_descriptor_args", {}).values()
+    return Lowered(device, tuple(made))
 
 
-def _positions(func: Any, bases: list[Any]) -> frozenset[int]:
+def described(func: Any, found: Lowered | None) -> frozenset[int]:
+    """Positions of the parameters of which there are descriptors once a PrimFunc is lowered."""
+    if found is None:
+        return frozenset()
+    return positions(func, [arguments[4] for arguments in found.descriptors])
+
+
+def positions(func: Any, bases: list[Any]) -> frozenset[int]:
     """The parameters that begin where one of the variables points to."""
     buffers = func.buffer_map
     return frozenset(

@@ -11,25 +11,25 @@ from tlmatrix.interpreter.errors import EMPTY_TENSOR, LaunchError, Unsupported
 from tlmatrix.interpreter.generate import usage_of
 from tlmatrix.interpreter.ranks.launches import enqueue_kernel
 from tlmatrix.interpreter.runtime.tracer import Born
-from tlmatrix.interpreter.session import current
 from tlmatrix.interpreter.sync import context
 
+from .alignment import Misaligned, Requirements, misaligned, requirements, suspects
 from .arguments import Arguments
-from .descriptors import described, may_be_described
+from .descriptors import Lowered, described, lowered, may_be_described
 from .environment import environment, unseen
-from .locating import located
 from .sanitized import run_sanitized
+from .session import current
 from .signature import Signature
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tlmatrix.interpreter.program import Record
-    from tlmatrix.interpreter.session import Session
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 
     from .arguments import Offsets
     from .programs import LoadedProgram, Programs
+    from .session import Session
 
 __all__ = ["InterpretedKernel"]
 
@@ -45,7 +45,7 @@ class InterpretedKernel:
     Attributes:
         prim_func: the traced PrimFunc.
         out_idx: indices of the parameters that are outputs.
-        source: the generated Python source.
+        waits: whether its blocks wait for flags.
     """
 
     latency: float | None = None
@@ -73,18 +73,23 @@ class InterpretedKernel:
         self.waits = program.waits
         self.out_idx = self._signature.out_idx
 
+    def __repr__(self) -> str:
+        return f"<InterpretedKernel {self.name}>"
+
+    # -- what TileLang's compiled kernels have
+
     @cached_property
     def source(self) -> str:
         """The generated Python source, without sanitizers."""
-        return self._programs.variant(self._target).program.source
+        return self.variant(None).program.source
 
     @property
     def kernel_source(self) -> str:
-        """The generated Python source, under the name a compiled kernel has for it."""
+        """The generated Python source, in place of a compiled kernel's CUDA."""
         return self.source
 
     def get_kernel_source(self, kernel_only: bool = True) -> str:
-        """The generated Python source, in place of a compiled kernel's CUDA."""
+        """As `kernel_source`."""
         del kernel_only
         return self.source
 
@@ -115,10 +120,28 @@ class InterpretedKernel:
         """Run on inputs that TileLang's profiler makes."""
         return self.get_profiler().run_once(func)
 
-    def __repr__(self) -> str:
-        return f"<InterpretedKernel {self.name}>"
+    # -- variants and facts
 
-    # -- facts
+    def variant(self, session: Session | None, *, traced: bool = False) -> LoadedProgram:
+        """The program that runs in a session, or the one that traces values not finite for it."""
+        arch = self._arch or _DEFAULT_ARCH
+        if session is None:
+            return self._programs.variant(arch)
+        covered = session.recorder is not None and not traced
+        return self._programs.variant(arch, session.sanitizers, traced=traced, covered=covered)
+
+    def _recorded(self, *, wide: bool) -> LoadedProgram:
+        return self._programs.variant(self._arch or _DEFAULT_ARCH, recorded=True, wide=wide)
+
+    def recorded(self, *, wide: bool) -> Record:
+        """What a recorder of this kernel needs to know; `wide` as in `run_recorded`.
+
+        Raises:
+            Unsupported: the recorded variant cannot be made.
+        """
+        record = self._recorded(wide=wide).program.record
+        assert record is not None
+        return record
 
     @cached_property
     def usage(self) -> dict[str, frozenset[str]]:
@@ -133,35 +156,27 @@ class InterpretedKernel:
         """Positions of the parameters that have TMA descriptors."""
         if not may_be_described(self.prim_func, self._arch):
             return frozenset()
+        return described(self.prim_func, self._lowered)
+
+    @cached_property
+    def _lowered(self) -> Lowered | None:
+        """The kernel after TileLang's passes."""
         with unseen():
-            return described(self.prim_func, self._arch, self._configs)
+            return lowered(self.prim_func, self._arch or _DEFAULT_ARCH, self._configs)
 
-    # -- variants
+    @cached_property
+    def _requirements(self) -> Requirements | None:
+        """The alignment that the lowered kernel needs."""
+        found = self._lowered
+        return requirements(self.prim_func, found) if found is not None else None
 
-    @property
-    def _target(self) -> str:
-        return self._arch or _DEFAULT_ARCH
-
-    def variant(self, session: Session | None, *, traced: bool = False) -> LoadedProgram:
-        """The program that runs in a session, or the one that traces values not finite for it."""
-        if session is None:
-            return self._programs.variant(self._target)
-        covered = session.recorder is not None and not traced
-        sanitizers = session.sanitizers
-        return self._programs.variant(self._target, sanitizers, traced=traced, covered=covered)
-
-    def recorded(self, *, wide: bool) -> Record:
-        """What a recorder of this kernel needs to know; `wide` as in `run_recorded`.
-
-        Raises:
-            Unsupported: the recorded variant cannot be made.
-        """
-        record = self._recorded(wide=wide).program.record
-        assert record is not None
-        return record
-
-    def _recorded(self, *, wide: bool) -> LoadedProgram:
-        return self._programs.variant(self._target, recorded=True, wide=wide)
+    def misaligned(self, values: list[Any], symbols: Mapping[str, int]) -> list[Misaligned]:
+        """The arguments of a launch that some access of the lowered kernel finds misaligned."""
+        func, parameters = self.prim_func, self._signature.parameters
+        arch = self._arch or _DEFAULT_ARCH
+        if not suspects(func, arch, parameters, values) or self._requirements is None:
+            return []
+        return misaligned(self._requirements, parameters, values, symbols)
 
     # -- calls
 
@@ -198,12 +213,12 @@ class InterpretedKernel:
         return outputs or None
 
     def _check_described(self, values: list[Any], session: Session | None) -> None:
-        """Host code makes TMA descriptors before anything runs, and there is none of nothing."""
+        """Host code makes TMA descriptors before anything runs; CUDA has none of empty tensors."""
         for k, value in enumerate(values):
             if isinstance(value, torch.Tensor) and 0 in value.shape and k in self._described:
                 name, shape = self._signature.parameters[k].name, tuple(value.shape)
                 error = LaunchError.of(self.name, EMPTY_TENSOR, f"{name} of shape {shape}")
-                raise located(error, self.variant(session), self.prim_func)
+                raise self.variant(session).located(error, self.prim_func)
 
     def run_recorded(
         self, values: Mapping[str, Any], symbols: Mapping[str, int], recorder: Any, *, wide: bool
@@ -232,7 +247,8 @@ class InterpretedKernel:
             yield from self._checked(session, values, symbols)
             return
         with unseen():
-            launch = session.log.before(self, self._signature.named(values), symbols, rank)
+            named = {p.name: v for p, v in zip(self._signature.parameters, values, strict=True)}
+            launch = session.log.before(self, named, symbols, rank)
         yield from self._checked(session, values, symbols)
         with unseen():
             launch.ended()
@@ -251,7 +267,7 @@ class InterpretedKernel:
             return self._run(loaded, session, values, symbols, watch)
 
         # No mode of a caller sees what is done; while blocks are run elsewhere none is changed.
-        steps = run_sanitized(self, session, values, execute)
+        steps = run_sanitized(self, session, values, symbols, execute)
         while True:
             with unseen():
                 found = next(steps, None)
@@ -282,7 +298,7 @@ class InterpretedKernel:
             except Born:
                 raise
             except Exception as error:
-                raise located(error, loaded, self.prim_func) from error
+                raise loaded.located(error, self.prim_func) from error
             finally:
                 arguments.write_back()
         if blocks is None:
@@ -292,6 +308,6 @@ class InterpretedKernel:
                 f"kernel {self.name}: the interpreter does not model a layout of "
                 "global memory in a kernel that waits for flags"
             )
-        blocks.located = lambda error: located(error, loaded, self.prim_func)
+        blocks.located = lambda error: loaded.located(error, self.prim_func)
         blocks.around = lambda: environment(session)
         yield blocks

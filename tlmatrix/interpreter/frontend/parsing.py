@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class _Parsed:
 _kept: dict[tuple[Any, ...], _Parsed] = {}
 
 
+@cache
 def keeping_parsed(mutate: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """TileLang's `mutate` (`language/eager/ast.py`), which parses a function, with a memory.
 

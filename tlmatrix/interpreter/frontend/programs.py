@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter import runtime
+from tlmatrix.interpreter.errors import InterpreterError, Unsupported
 from tlmatrix.interpreter.generate import Options, generate
 from tlmatrix.interpreter.ir.read import saved
 from tlmatrix.interpreter.locks import TRACING
 from tlmatrix.interpreter.ops import FUNCTIONS
 
 from .program_cache import program_cache, program_key
-from .tracing import written_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.program import Program
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 
-__all__ = ["LoadedProgram", "Programs", "programs_of"]
+__all__ = ["LoadedProgram", "Programs", "programs_of", "written_at"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,35 @@ class LoadedProgram:
     program: Program
     function: Callable[..., BlockLaunch | None]
     filename: str
+
+    def located(self, error: Exception, prim_func: Any) -> Exception:
+        """The error with the user's line, found through the generated line that was running."""
+        program = self.program
+        location, generated = None, ""
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == self.filename:
+                location = program.locations[trace.tb_lineno - 1]
+                generated = program.source.splitlines()[trace.tb_lineno - 1].strip()
+            trace = trace.tb_next
+        place = location or written_at(prim_func) or "an unknown line"
+        where = f"{place}, in kernel {program.name}"
+        if isinstance(error, InterpreterError):
+            return type(error)(f"{error}\n  at {where}")
+        if isinstance(error, Unsupported):
+            return Unsupported(f"{error}\n  at {where}")
+        if isinstance(error, AssertionError):
+            return InterpreterError(f"assertion failed: {error}\n  at {where}")
+        return InterpreterError(
+            f"the interpreter failed: {type(error).__name__}: {error}\n  at {where}\n"
+            f"  in the generated line: {generated}"
+        )
+
+
+def written_at(prim_func: Any) -> str:
+    """Where a PrimFunc was written, `file:line`; "" if unknown."""
+    code = getattr(getattr(prim_func, "orig_func", None), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
 
 
 class Programs:
@@ -75,14 +104,15 @@ class Programs:
         return found
 
     def _generated(self, options: Options) -> tuple[Program, CodeType]:
+        text = saved(self.prim_func)  # slow: for the key and the program
         store = program_cache()
-        if store is None:
-            return _compiled(generate(self.prim_func, options))
-        key = program_key(saved(self.prim_func), options)
-        found = store.find(key)
+        key = program_key(text, options) if store is not None else ""
+        found = store.find(key) if store is not None else None
         if found is None:
-            found = _compiled(generate(self.prim_func, options))
-            store.add(key, *found)
+            program = generate(self.prim_func, text, options)
+            found = program, compile(program.source, _filename(program), "exec")
+            if store is not None:
+                store.add(key, *found)
         return found
 
 
@@ -108,10 +138,6 @@ def _filename(program: Program) -> str:
     """What tracebacks call the source of a program; programs of one source share it."""
     digest = hashlib.sha256(program.source.encode()).hexdigest()[:12]
     return f"<tlmatrix interpreter {program.name} {digest}>"
-
-
-def _compiled(program: Program) -> tuple[Program, CodeType]:
-    return program, compile(program.source, _filename(program), "exec")
 
 
 def _load(program: Program, code: CodeType) -> LoadedProgram:

@@ -1,8 +1,8 @@
 """Sanitized launches: the watched run, and the traced one that follows where values are not finite.
 
 The watched run computes what the caller gets. Only if an output holds NaN or infinity the launch
-is done again, traced and on copies, to name the operation that made the first one: kernels whose
-values are finite pay nothing for that.
+is done again, traced and on copies, to name the operation that made the first one: kernels with
+finite values pay nothing for that.
 """
 
 from __future__ import annotations
@@ -12,33 +12,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.interpreter.errors import InterpreterError
-from tlmatrix.interpreter.frontend.layouts import LayoutError
+from tlmatrix.interpreter.gpu import shared_memory_per_block
 from tlmatrix.interpreter.reports import Report, element_name, source_line
 from tlmatrix.interpreter.runtime.monitor import Monitor
 from tlmatrix.interpreter.runtime.tracer import Born, Tracer
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from .arguments import LayoutError
 
-    from tlmatrix.interpreter.frontend.kernel import InterpretedKernel
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
     from tlmatrix.interpreter.ir.nodes import Location
-    from tlmatrix.interpreter.program import Program, Site
-    from tlmatrix.interpreter.session import Session
+    from tlmatrix.interpreter.program import Program
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
+
+    from .kernel import InterpretedKernel
+    from .session import Session
+
+    Execute = Callable[[list[Any], Any, bool], Iterator[BlockLaunch]]
 
 __all__ = ["run_sanitized"]
 
-_SHARED_BYTES = {
-    "sm_80": 166912,
-    "sm_86": 101376,
-    "sm_87": 166912,
-    "sm_89": 101376,
-    "sm_90": 232448,
-    "sm_100": 232448,
-    "sm_103": 232448,
-    "sm_120": 101376,
-}
-"""Shared memory that one block can have, in bytes."""
 _TENSOR_COLUMNS = 512
 """Columns of tensor memory that a multiprocessor has (PTX ISA, "Tensor Memory")."""
 
@@ -47,7 +41,8 @@ def run_sanitized(
     kernel: InterpretedKernel,
     session: Session,
     values: list[Any],
-    execute: Callable[[list[Any], Any, bool], Iterator[BlockLaunch]],
+    symbols: Mapping[str, int],
+    execute: Execute,
 ) -> Iterator[BlockLaunch]:
     """Run a kernel sanitized; `execute(values, watch, traced)` runs one variant of it.
 
@@ -57,55 +52,58 @@ def run_sanitized(
         SanitizerError: if there are reports and the session wants them raised.
         InterpreterError: for a fault that leaves nothing to go on with; reported before.
     """
-    program = kernel.variant(session, traced=False).program
-    parameters = program.parameters
-    outputs = frozenset(parameters[k].name for k in kernel.out_idx)
+    program = kernel.variant(session).program
+    outputs = frozenset(program.parameters[k].name for k in kernel.out_idx)
     tensors = {
         p.name: v.detach()
-        for p, v in zip(parameters, values, strict=True)
+        for p, v in zip(program.parameters, values, strict=True)
         if isinstance(v, torch.Tensor)
     }
     monitor = Monitor(program, session, tensors, outputs)
-    watch = program.watch
-    assert watch is not None
     usage = monitor.usage
     written = {n for n, u in usage.items() if u & {"write", "atomic"} and n in tensors}
+    # A kernel that waits cannot run again: what it waited for has gone on.
+    tracing = "nonfinite" in session.sanitizers and not program.waits
     before = {}
-    if "nonfinite" in session.sanitizers:
+    if tracing:
         updated = (n for n in written - outputs if usage[n] & {"read", "atomic"})
         before = {monitor.aliases.get(n, n): tensors[n].clone() for n in updated}
-    reports = _budget(program, session)
+    reports = _budget(program, session) if "budget" in session.sanitizers else []
+    if "alignment" in session.sanitizers:
+        reports += _misaligned(kernel, program, values, symbols)
     try:
         yield from execute(values, monitor, False)
     except InterpreterError as error:
         reports += monitor.reports()
         if "budget" in session.sanitizers and isinstance(error, LayoutError):
-            sites = (s for s in watch.sites if s.buffer == error.buffer)
+            assert program.watch is not None
+            sites = (s for s in program.watch.sites if s.buffer == error.buffer)
             location = next((s.location for s in sites), None)
-            reports.append(_whole(program, "budget", location, error.buffer, str(error)))
+            reports.append(_over_budget(program, location, error.buffer, str(error)))
         session.add(reports)
         raise
     reports += monitor.finish()
-    # A kernel that waits cannot run again: what it waited for has gone on.
-    if "nonfinite" in session.sanitizers and not program.waits:
-        strange = [n for n in sorted(written) if _strange(tensors[n], monitor, n, session, program)]
-        if strange:
+    if tracing:
+        found = [
+            n
+            for n in sorted(written)
+            if _not_finite(tensors[n], n, monitor, (program.source, n) in session.settled)
+        ]
+        if found:
             # Parameters that are one tensor stay one; what is only written needs no content.
             copies: dict[str, torch.Tensor] = {}
             again = []
-            for p, v in zip(parameters, values, strict=True):
+            for p, v in zip(program.parameters, values, strict=True):
                 first = monitor.aliases.get(p.name, p.name)
                 if p.name in written and first not in copies:
                     copies[first] = before.get(first, v).clone()
                 again.append(copies.get(first, v))
-            reports += _traced(kernel, session, program, again, execute, strange)
+            reports += _traced(kernel, session, execute(again, Tracer(), True), found)
     session.add(reports)
 
 
-def _strange(
-    tensor: torch.Tensor, monitor: Monitor, name: str, session: Session, program: Program
-) -> bool:
-    """Whether an output that the kernel wrote is not finite, and not known to be meant so."""
+def _not_finite(tensor: torch.Tensor, name: str, monitor: Monitor, meant: bool) -> bool:
+    """Whether an output that the kernel wrote is not finite; `meant`: its infinities are."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return False
     if tensor.element_size() == 1:
@@ -116,26 +114,20 @@ def _strange(
     written_by = monitor.shadows[name].written_by
     if written_by is not None:
         tensor = tensor[torch.from_numpy(written_by != 0)]
-    return bool(torch.isnan(tensor).any()) or (
-        (program.name, program.source, name) not in session.settled
-        and bool(torch.isinf(tensor).any())
-    )
+    return bool(torch.isnan(tensor).any()) or (not meant and bool(torch.isinf(tensor).any()))
 
 
 def _traced(
-    kernel: InterpretedKernel,
-    session: Session,
-    program: Program,
-    values: list[Any],
-    execute: Callable[[list[Any], Any, bool], Iterator[BlockLaunch]],
-    strange: list[str],
+    kernel: InterpretedKernel, session: Session, run: Iterator[BlockLaunch], outputs: list[str]
 ) -> list[Report]:
-    """Run again on copies, to find the first operation that made a value not finite."""
+    """The first operation that made a value not finite, by a traced run on copies."""
+    program = kernel.variant(session, traced=True).program
     try:
-        for _ in execute(values, Tracer(), True):
+        for _ in run:
             raise AssertionError("a kernel that waits for flags is not traced")
     except Born as born:
-        site = _sites(kernel, session)[born.site]
+        assert program.watch is not None
+        site = program.watch.sites[born.site]
         element = element_name(site.buffer, born.index)
         return [
             Report(
@@ -146,42 +138,51 @@ def _traced(
                 born.index,
                 born.block,
                 f"{element} becomes {born.what}, from operands that hold none; "
-                f"it reaches {', '.join(strange)}",
+                f"it reaches {', '.join(outputs)}",
             )
         ]
-    session.settled.update((program.name, program.source, name) for name in strange)
+    watched = kernel.variant(session).program.source
+    session.settled.update((watched, name) for name in outputs)
     return []
 
 
-def _sites(kernel: InterpretedKernel, session: Session) -> tuple[Site, ...]:
-    watch = kernel.variant(session, traced=True).program.watch
-    assert watch is not None
-    return watch.sites
-
-
 def _budget(program: Program, session: Session) -> list[Report]:
-    if "budget" not in session.sanitizers:
-        return []
+    """Memory that the kernel needs and no block can have."""
     found = []
     shared, tensor = program.shared, program.tensor
-    limit = _SHARED_BYTES.get(session.arch.rstrip("af"))
-    if shared is not None and limit is not None and shared.size > limit:
+    limit = shared_memory_per_block(session.arch)
+    if shared is not None and shared.size > limit:
         message = (
             f"the kernel needs about {shared.size} bytes of shared memory at once, {session.arch} "
             f"has {limit}: {', '.join(shared.buffers)}"
         )
-        found.append(_whole(program, "budget", shared.location, shared.largest, message))
+        found.append(_over_budget(program, shared.location, shared.largest, message))
     if tensor is not None and tensor.size > _TENSOR_COLUMNS:
         message = (
             f"the kernel needs {tensor.size} columns of tensor memory, there are "
             f"{_TENSOR_COLUMNS}: {', '.join(tensor.buffers)}"
         )
-        found.append(_whole(program, "budget", tensor.location, tensor.largest, message))
+        found.append(_over_budget(program, tensor.location, tensor.largest, message))
     return found
 
 
-def _whole(
-    program: Program, sanitizer: str, location: Location | None, buffer: str, message: str
-) -> Report:
-    """A finding about a buffer, or the kernel, as a whole."""
-    return Report(sanitizer, program.name, *source_line(location), buffer, (), None, message)
+def _misaligned(
+    kernel: InterpretedKernel, program: Program, values: list[Any], symbols: Mapping[str, int]
+) -> list[Report]:
+    """Arguments that are not aligned to the widest access that TileLang lowers them to."""
+    assert program.watch is not None
+    found = []
+    for fault in kernel.misaligned(values, symbols):
+        site = next((s for s in program.watch.sites if s.buffer == fault.name), None)
+        where = source_line(site.location if site is not None else None)
+        found.append(
+            Report(
+                "alignment", program.name, *where, fault.name, (), None, fault.message,
+                tensor=fault.tensor,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _over_budget(program: Program, location: Location | None, buffer: str, message: str) -> Report:
+    return Report("budget", program.name, *source_line(location), buffer, (), None, message)

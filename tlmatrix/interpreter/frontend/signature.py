@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import re
 from functools import cache, cached_property
@@ -13,6 +14,7 @@ import torch
 from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter import runtime
 from tlmatrix.interpreter.errors import ArgumentError
+from tlmatrix.interpreter.ops.pointer import tensor_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,56 +73,78 @@ class Signature:
             values[k] = self._allocated(self.parameters[k], symbols)
         return values, symbols
 
-    def named(self, values: Sequence[Any]) -> dict[str, Any]:
-        """The values of all parameters, by name."""
-        return {p.name: v for p, v in zip(self.parameters, values, strict=True)}
-
     def _allocated(self, p: Parameter, symbols: dict[str, int]) -> torch.Tensor:
         if p.shape is None:
             raise ArgumentError(f"kernel {self.name}: out_idx names {p.name}, which is a scalar")
-        shape = [n if isinstance(n, int) else self.evaluate(n, symbols) for n in p.shape]
-        return torch.empty(shape, dtype=TILE_DTYPES[p.dtype].torch, device="cpu")
+        dtype = TILE_DTYPES[p.dtype]
+        shape = dtype.tensor_shape([self.evaluate(n, symbols) for n in p.shape])
+        return torch.empty(shape, dtype=dtype.torch, device="cpu")
+
+    def at_address(self, k: int, address: int, symbols: dict[str, int]) -> torch.Tensor:
+        """The memory at an address as the tensor that parameter `k` declares.
+
+        Raises:
+            ArgumentError: no tensor holds all of that memory, or it is not aligned.
+        """
+        p = self.parameters[k]
+        assert p.shape is not None
+        where = f"kernel {self.name}: argument {p.name}"
+        if k not in self.packed or TILE_DTYPES[p.dtype].packed_as:
+            what = "has strides" if k not in self.packed else f"is of dtype {p.dtype}"
+            raise ArgumentError(f"{where} {what}, so it must be a tensor, got an address")
+        shape = [self.evaluate(n, symbols) for n in p.shape]
+        dtype = TILE_DTYPES[p.dtype].torch
+        size = math.prod(shape) * dtype.itemsize
+        if size == 0:
+            return torch.empty(shape, dtype=dtype)
+        holder = tensor_at(address, size)
+        if holder is None:
+            raise ArgumentError(f"{where} is {size} bytes at {address:#x}, which no tensor holds")
+        storage = holder.untyped_storage()
+        offset, rest = divmod(address - storage.data_ptr(), dtype.itemsize)
+        if rest:
+            raise ArgumentError(f"{where} of dtype {p.dtype} is not aligned: {address:#x}")
+        strides = [self.evaluate(n, symbols) for n in p.strides]
+        return torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
 
     @cached_property
     def packed(self) -> frozenset[int]:
-        """The inputs whose strides are those of a contiguous tensor of their shape.
+        """The inputs with the strides of a contiguous tensor of their shape.
 
         Tried with two choices of the symbolic dimensions.
         """
+        trials = [
+            {name: first + 7 * n for n, name in enumerate(self._names)} for first in (1009, 2003)
+        ]
         return frozenset(
-            k
-            for k in self.inputs
-            if self.parameters[k].shape is not None
-            and all(self._is_packed(self.parameters[k], first) for first in (1009, 2003))
+            k for k in self.inputs if all(self._is_packed(self.parameters[k], t) for t in trials)
         )
 
-    def _is_packed(self, p: Parameter, first: int) -> bool:
-        trial = {name: first + 7 * n for n, name in enumerate(self._names)}
-
-        def number(code: int | str) -> int:
-            return code if isinstance(code, int) else self.evaluate(code, trial)
-
-        assert p.shape is not None
+    def _is_packed(self, p: Parameter, symbols: dict[str, int]) -> bool:
+        if p.shape is None:
+            return False
         step = 1
         for extent, stride in zip(reversed(p.shape), reversed(p.strides), strict=True):
-            if number(stride) != step:
+            if self.evaluate(stride, symbols) != step:
                 return False
-            step *= number(extent)
+            step *= self.evaluate(extent, symbols)
         return True
 
-    def evaluate(self, code: str, symbols: dict[str, int], solve: int | None = None) -> int:
-        """An expression over symbolic dims; binds the one it may lack so that it is `solve`.
+    def evaluate(self, code: int | str, symbols: dict[str, int], solve: int | None = None) -> int:
+        """An extent or stride; binds the symbolic dim that it may lack so that it is `solve`.
 
         Raises:
             ArgumentError: dimensions are not bound.
         """
+        if isinstance(code, int):
+            return code
         if code in symbols:
             return symbols[code]
         function = self._expressions.get(code)
         if function is None:
             raise ArgumentError(f"kernel {self.name}: no input binds the symbolic dimension {code}")
         names = self._names
-        missing = [n for n in names if n not in symbols and _mentions(code, n)]
+        missing = [n for n in names if n not in symbols and re.search(rf"\b{n}\b", code)]
         if missing and solve is not None and len(missing) == 1:
             trial = {n: symbols.get(n, 0) for n in names}
             zero = function(**trial)
@@ -146,16 +170,22 @@ class _Binding:
         # Extents and strides to compare once all dimensions are bound.
         self._pending: list[tuple[Parameter, Any, str, int, int | str, int]] = []
 
-    def of(self, values: Sequence[Any]) -> dict[str, int]:
-        """Check the inputs among the values; the symbols they bind."""
+    def of(self, values: list[Any]) -> dict[str, int]:
+        """Check the inputs among the values; the symbols they bind.
+
+        Addresses among the values become tensors, once all symbols are bound.
+        """
         signature = self._signature
         absent: list[Parameter] = []
+        addresses: list[int] = []
         for k in signature.inputs:
             p, value = signature.parameters[k], values[k]
             if p.shape is None:
                 self._scalar(p, value)
             elif value is None and not p.used:
                 absent.append(p)
+            elif p.pointer and isinstance(value, int) and not isinstance(value, bool):
+                addresses.append(k)
             else:
                 self._tensor(p, value, packed=k in signature.packed)
         self._compare()
@@ -163,6 +193,8 @@ class _Binding:
         for p in absent:
             for want in (*(p.shape or ()), *p.strides):
                 self._default(want, 0)
+        for k in addresses:
+            values[k] = signature.at_address(k, values[k], self._symbols)
         return self._symbols
 
     def _default(self, want: int | str, value: int) -> None:
@@ -180,13 +212,14 @@ class _Binding:
     def _tensor(self, p: Parameter, value: Any, *, packed: bool) -> None:
         assert p.shape is not None
         _check_tensor(f"kernel {self._signature.name}: argument {p.name}", p, value)
-        for axis, (want, got) in enumerate(zip(p.shape, value.shape, strict=True)):
+        shape, strides = _extents(p, value)
+        for axis, (want, got) in enumerate(zip(p.shape, shape, strict=True)):
             if want != got and self._symbols.get(want) != got:  # type: ignore[arg-type]
                 self._bind(p, value, "shape", axis, want, got)
         if packed and value.is_contiguous():
             return
         empty = 0 in value.shape
-        for axis, (want, got) in enumerate(zip(p.strides, value.stride(), strict=True)):
+        for axis, (want, got) in enumerate(zip(p.strides, strides, strict=True)):
             if empty or value.shape[axis] == 1:
                 self._default(want, got)
             elif want != got:
@@ -212,12 +245,22 @@ class _Binding:
     def _mismatch(
         self, p: Parameter, what: str, axis: int, expected: str, got: int, value: torch.Tensor
     ) -> ArgumentError:
-        full = tuple(value.shape) if what == "shape" else tuple(value.stride())
+        full = _extents(p, value)[what == "strides"]
         hint = "; pass a contiguous tensor" if what == "strides" else ""
+        if TILE_DTYPES[p.dtype].packed_as:
+            hint += f"; a tensor of {p.dtype} has two elements in a byte"
         return ArgumentError(
             f"kernel {self._signature.name}: argument {p.name} must have "
             f"{what}[{axis}] = {expected}, got {got} ({what} {full}){hint}"
         )
+
+
+def _extents(p: Parameter, tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape and the strides of a tensor in elements, of which a byte may have two."""
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    if not TILE_DTYPES[p.dtype].packed_as or not shape:
+        return shape, strides
+    return (*shape[:-1], 2 * shape[-1]), (*(2 * n for n in strides[:-1]), strides[-1])
 
 
 def _check_scalar(where: str, p: Parameter, value: Any) -> None:
@@ -235,7 +278,11 @@ def _check_tensor(where: str, p: Parameter, value: Any) -> None:
     assert p.shape is not None
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{where} must be a tensor, got {type(value).__name__}")
-    if value.dtype != TILE_DTYPES[p.dtype].torch:
+    dtype = TILE_DTYPES[p.dtype]
+    if (
+        value.dtype != dtype.torch
+        and str(value.dtype).removeprefix("torch.") not in dtype.packed_as
+    ):
         raise ArgumentError(f"{where} must have dtype {p.dtype}, got {value.dtype}")
     if not value.is_cpu:
         raise ArgumentError(
@@ -254,10 +301,6 @@ def _limits(dtype: str) -> tuple[int, int]:
     """The least and the largest integer of a dtype."""
     limits = np.iinfo(dtype)
     return int(limits.min), int(limits.max)
-
-
-def _mentions(code: str, name: str) -> bool:
-    return re.search(rf"\b{re.escape(name)}\b", code) is not None
 
 
 def _positions(out_idx: Sequence[int] | int | None, count: int) -> list[int]:

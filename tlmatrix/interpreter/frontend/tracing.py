@@ -1,4 +1,4 @@
-"""Kernels that are traced and never run: what code launches, for whoever compiles it.
+"""Kernels that are traced and never run: what code launches, for backends that compile it.
 
 `with traced(arch=...) as kernels:` gives every kernel called inside, once, with what TileLang
 would have compiled it with. Their outputs are zeros, so code that reads them goes on.
@@ -6,7 +6,6 @@ would have compiled it with. Their outputs are zeros, so code that reads them go
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,10 +13,13 @@ import torch
 from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.errors import ArgumentError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+from . import session as sessions
+from .programs import written_at
 
-__all__ = ["TracedKernel", "traced", "written_at"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["TracedKernel"]
 
 
 class TracedKernel:
@@ -29,6 +31,8 @@ class TracedKernel:
         out_idx: indices of the parameters that are outputs.
         pass_configs: TileLang's pass configurations, by their full names.
         compile_flags: flags for the device compiler.
+        given_out_idx, given_configs, given_flags, execution_backend: as TileLang got them; they
+            are part of its cache's key.
         place: where the PrimFunc was written, `file:line`; "" if unknown.
     """
 
@@ -42,7 +46,12 @@ class TracedKernel:
         out_idx: Sequence[int] | int | None,
         pass_configs: Mapping[Any, Any] | None,
         compile_flags: Sequence[str] | str | None,
+        execution_backend: str | None = None,
     ) -> None:
+        self.given_out_idx = out_idx
+        self.given_configs = pass_configs
+        self.given_flags = compile_flags
+        self.execution_backend = execution_backend
         self.prim_func = prim_func
         self.name = str(prim_func.attrs["global_symbol"])
         count = len(prim_func.params)
@@ -65,67 +74,45 @@ class TracedKernel:
         Raises:
             ArgumentError: for a wrong number of arguments.
         """
-        from tlmatrix.interpreter.session import current
-
         parameters = list(self.prim_func.params)
         inputs = [p for k, p in enumerate(parameters) if k not in self.out_idx]
         if len(args) != len(inputs):
             raise ArgumentError(
                 f"kernel {self.name} expected {len(inputs)} inputs, but {len(args)} are provided"
             )
-        session = current()
+        session = sessions.current()
         if session is not None and session.launched is not None:
             known = session.launched
             if not any(kernel is self for kernel in known):
                 known.append(self)
         if not self.out_idx:
             return None
-        sizes = self._sizes(dict(zip(inputs, args, strict=True)))
-        outputs = [self._zeros(parameters[k], sizes) for k in self.out_idx]
+        sizes = self._sizes(zip(inputs, args, strict=True))
+        outputs = [
+            self._zeros(self.prim_func.buffer_map[parameters[k]], sizes) for k in self.out_idx
+        ]
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _sizes(self, arguments: Mapping[Any, Any]) -> dict[Any, Any]:
+    def _sizes(self, arguments: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
         """Symbolic dimensions, by what the arguments have in their place."""
         from tilelang import tvm
 
         sizes = {}
-        for parameter, value in arguments.items():
-            if parameter not in self.prim_func.buffer_map:
-                if isinstance(value, int):
-                    sizes[parameter] = tvm.tirx.IntImm(parameter.dtype, value)
-                continue
-            shape = self.prim_func.buffer_map[parameter].shape
-            for wanted, size in zip(shape, getattr(value, "shape", ()), strict=False):
+        for parameter, value in arguments:
+            if parameter in self.prim_func.buffer_map:
+                shape = self.prim_func.buffer_map[parameter].shape
+                pairs = zip(shape, getattr(value, "shape", ()), strict=False)
+            else:
+                pairs = zip([parameter], [value] if isinstance(value, int) else [], strict=False)
+            for wanted, size in pairs:
                 if isinstance(wanted, tvm.tirx.Var):
                     sizes[wanted] = tvm.tirx.IntImm(wanted.dtype, size)
         return sizes
 
-    def _zeros(self, parameter: Any, sizes: Mapping[Any, Any]) -> torch.Tensor:
+    def _zeros(self, buffer: Any, sizes: Mapping[Any, Any]) -> torch.Tensor:
         from tilelang import tvm
 
-        buffer = self.prim_func.buffer_map[parameter]
-        analyzer = tvm.arith.Analyzer()
-        shape = []
-        for size in buffer.shape:
-            bound = tvm.tirx.stmt_functor.substitute(size, sizes)
-            shape.append(int(analyzer.simplify(bound)))
-        return torch.zeros(shape, dtype=TILE_DTYPES[str(buffer.dtype)].torch)
-
-
-def written_at(prim_func: Any) -> str:
-    """Where a PrimFunc was written, `file:line`; "" if unknown."""
-    code = getattr(getattr(prim_func, "orig_func", None), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
-
-
-@contextmanager
-def traced(*, arch: str) -> Iterator[list[TracedKernel]]:
-    """Trace every TileLang kernel called inside for an architecture, and run none.
-
-    Gives the list to which each kernel is added when it is first launched.
-    """
-    from tlmatrix.interpreter.frontend.intercept import interpret
-
-    launched: list[TracedKernel] = []
-    with interpret(arch=arch, launched=launched):
-        yield launched
+        substitute, simplify = tvm.tirx.stmt_functor.substitute, tvm.arith.Analyzer().simplify
+        shape = [int(simplify(substitute(size, sizes))) for size in buffer.shape]
+        dtype = TILE_DTYPES[str(buffer.dtype)]
+        return torch.zeros(dtype.tensor_shape(shape), dtype=dtype.torch)

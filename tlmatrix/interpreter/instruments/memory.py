@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.emit.access import conditions, is_guarded
 from tlmatrix.interpreter.emit.instrument import Instrument
 from tlmatrix.interpreter.emit.logic import both
-from tlmatrix.interpreter.emit.memory import to_dims
-from tlmatrix.interpreter.emit.values import Val
+from tlmatrix.interpreter.emit.values import is_float, is_int
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
 
+from .places import is_injective, is_whole, loose_dims, mask_of, where
 from .sites import SiteTable
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.emit.regions import BufferRegion
     from tlmatrix.interpreter.emit.tiles import TileOperation
+    from tlmatrix.interpreter.emit.values import Val
 
-__all__ = ["MemorySanitizer", "mask_in_dims"]
+__all__ = ["MemorySanitizer"]
 
 
 def _of_whole_tiles(*, reads: bool = False) -> Callable[[Any], Any]:
@@ -81,11 +82,11 @@ class MemorySanitizer(Instrument):
         e.launch_prologue.line(f"{name} = watch.{kind}({buf.name!r}, {buf.code})")
 
     def grid(self, e: Emitter) -> None:
-        """The monitor is told of a launch."""
+        """Note a launch."""
         e.w.line("watch.launch()")
 
     def block(self, e: Emitter, indices: list[Any]) -> None:
-        """The monitor is told of a block."""
+        """Note a block."""
         e.w.line(f"watch.enter(({', '.join(e.vars[var].code for var in indices)},))")
 
     def allocated(self, e: Emitter, buf: Buf) -> None:
@@ -160,7 +161,7 @@ class MemorySanitizer(Instrument):
     ) -> None:
         """Report a block outside; dims that are `loose` are predicated by TileLang."""
         if loose is None:
-            loose = self._loose(e, buf, dims)
+            loose = loose_dims(e, buf, dims)
         if not unproven:
             return
         if "guarded" not in self._on:
@@ -176,18 +177,13 @@ class MemorySanitizer(Instrument):
         with e.w.block(f"if not ({' and '.join(dict.fromkeys(unproven))})"):
             e.w.line(f"watch.outside({site}, {code}, {buf.code}.shape, {loose}, {mask})")
 
-    @staticmethod
-    def _loose(e: Emitter, buf: Buf, dims: Sequence[Dim]) -> tuple[int, ...]:
-        guarded = is_guarded(e, buf)
-        return tuple(k for k, d in enumerate(dims) if guarded and not d.is_fixed)
-
     def _watch_access(self, e: Emitter, access: Access, site: int) -> None:
         buf = access.buf
         if access.block:
-            mask = _mask_of(e, access, e.mask) if access.conditions else "None"
+            mask = mask_of(e, access, e.mask) if access.conditions else "None"
             self._report_bounds(e, buf, access.dims, access.conditions, site, mask)
             return
-        loose = self._loose(e, buf, access.dims)
+        loose = loose_dims(e, buf, access.dims)
         inside = all(
             d.value.lo is not None
             and d.value.lo >= 0
@@ -233,8 +229,8 @@ class MemorySanitizer(Instrument):
             # Reads of iterations whose value is not stored have no effect.
             mask = both(e, e.mask, e.stored) if e.stored is not None else e.mask
             calm = "quiet" if buf.is_global else "full"
-            suffix, where = _where(e, access, mask)
-            e.w.line(f"{seen}.{calm} or {seen}.read{suffix}({site}, {where})")
+            suffix, place = where(e, access, mask)
+            e.w.line(f"{seen}.{calm} or {seen}.read{suffix}({site}, {place})")
 
     def read_scalar(self, e: Emitter, access: Access, code: str) -> str:
         """A single element is read in the middle of an expression."""
@@ -243,10 +239,12 @@ class MemorySanitizer(Instrument):
             return code
         index = f"({access.element},)"
         site = self.sites.number(e, buf, "read", orders=e.atomic.is_access)
-        loose = self._loose(e, buf, access.dims)
+        loose = loose_dims(e, buf, access.dims)
+        # Of what TileLang predicates, integers count: a table ends where its last entry does.
+        table = "tables" in self._on and is_int(buf.dtype) and buf.safe == "0"
         predicated = len(loose) == len(access.dims) and "guarded" not in self._on
-        if access.conditions and not predicated:
-            code = f"watch.one({site}, {index}, {buf.code}.shape, {loose}, {code})"
+        if access.conditions and (table or not predicated):
+            code = f"watch.one({site}, {index}, {buf.code}.shape, {loose}, {code}, {e.mask_code})"
         seen = self._seen.get(buf.code)
         return code if seen is None else f"{seen}.one({site}, {index}, {code})"
 
@@ -275,13 +273,13 @@ class MemorySanitizer(Instrument):
         seen = self._seen.get(buf.code)
         if seen is None:
             return
-        if _is_whole(e, access):
+        if is_whole(e, access):
             e.w.line(f"{seen}.full = True")
             return
-        suffix, where = _where(e, access, e.mask)
+        suffix, place = where(e, access, e.mask)
         calm = "still" if buf.is_global else "full"
         action = "atomic" if atomic and buf.is_global else "write"
-        e.w.line(f"{seen}.{calm} or {seen}.{action}{suffix}({site}, {where})")
+        e.w.line(f"{seen}.{calm} or {seen}.{action}{suffix}({site}, {place})")
 
     @_of_whole_tiles()
     def before_atomic(self, e: Emitter, access: Access, result: Val, *, previous: bool) -> None:
@@ -292,6 +290,7 @@ class MemorySanitizer(Instrument):
             return
         site = self.sites.number(e, buf, "atomic", orders=previous)
         self._watch_access(e, access, site)
+        self._watch_order(e, access, site)
         seen = self._seen.get(buf.code)
         if seen is None:
             return
@@ -299,9 +298,9 @@ class MemorySanitizer(Instrument):
             # A contribution: the reducer has an identity to add it to.
             e.w.line(f"{seen}.full = True")
             return
-        suffix, where = _where(e, access, e.mask)
+        suffix, place = where(e, access, e.mask)
         calm = f"{seen}.still or " if buf.is_global else ""
-        e.w.line(f"{calm}{seen}.atomic{suffix}({site}, {where})")
+        e.w.line(f"{calm}{seen}.atomic{suffix}({site}, {place})")
 
     def copied_element(self, e: Emitter, buf: Buf, index: str, mask: str, *, write: bool) -> None:
         """Each thread is about to copy one element."""
@@ -314,6 +313,17 @@ class MemorySanitizer(Instrument):
         if seen is not None:
             e.w.line(f"{seen}.{action}_lanes({site}, {index}, {mask})")
 
+    def _watch_order(self, e: Emitter, access: Access, site: int) -> None:
+        """Iterations that add to one element: the order of threads decides how sums round."""
+        adds = e.atomic.kind == "add" and is_float(access.buf.dtype) and not e.atomic.reorderable
+        if "atomics" not in self._on or not adds or not e.axes or access.buf.name in e.reducers:
+            return
+        if not is_injective(e, access):
+            e.w.line(
+                f"watch.lanes_added({site}, {access.index_code}, {access.buf.code}.shape, "
+                f"{e.mask_code}, {e.shape_of(e.all_axes)})"
+            )
+
     # -- iterations that store to one element
 
     def _watch_collisions(self, e: Emitter, access: Access, result: Val, site: int) -> None:
@@ -323,7 +333,7 @@ class MemorySanitizer(Instrument):
         shape = e.shape_of(e.all_axes)
         if e.agents.in_threads(e):
             # Threads that store to one element: a finding only where their values differ.
-            if not buf.private_axes and result.axes and not _is_injective(e, access):
+            if not buf.private_axes and result.axes and not is_injective(e, access):
                 e.w.line(
                     f"watch.threads_twice({site}, {access.index_code}, {buf.code}.shape, "
                     f"{e.mask_code}, {shape}, {result.code})"
@@ -332,7 +342,7 @@ class MemorySanitizer(Instrument):
         if buf.scope in ("local", "local.var"):
             return
         if not access.block:
-            if result.axes and not _is_injective(e, access):
+            if result.axes and not is_injective(e, access):
                 e.w.line(
                     f"watch.lanes_twice({site}, {access.index_code}, {buf.code}.shape, "
                     f"{e.mask_code}, {shape})"
@@ -356,13 +366,13 @@ class MemorySanitizer(Instrument):
         for effect in op.effects:
             if effect.unless is not None:
                 with e.w.block(f"if not {effect.unless}"):
-                    self._watch_region(e, effect.region, effect.action)
+                    self._watch_region(e, effect.region, effect.action, effect.kind)
             else:
-                self._watch_region(e, effect.region, effect.action)
+                self._watch_region(e, effect.region, effect.action, effect.kind)
 
-    def _watch_region(self, e: Emitter, region: BufferRegion, action: str) -> None:
+    def _watch_region(self, e: Emitter, region: BufferRegion, action: str, kind: str) -> None:
         buf = region.buf
-        site = self.sites.number(e, buf, action)
+        site = self.sites.number(e, buf, action, kind=kind)
         self._report_bounds(e, buf, region.dims, region.conditions, site)
         seen = self._seen.get(buf.code)
         if seen is None:
@@ -428,59 +438,3 @@ class MemorySanitizer(Instrument):
             if d.extent is not None or (not d.constant and is_guarded(e, buf))
         )
         self._report_bounds(e, buf, region.dims, region.conditions, site, loose=loose)
-
-
-def _mask_of(e: Emitter, access: Access, mask: Val | None) -> str:
-    """A mask in the order of a block's own dims."""
-    if mask is None:
-        return "None"
-    axes = frozenset(d.axis for d in access.dims if d.axis is not None)
-    extra = tuple(sorted(mask.axes - axes))
-    if extra:
-        if not axes:
-            return f"bool({mask.code}.any())"
-        mask = Val(f"{mask.code}.any({extra}, keepdims=True)", "bool", axes)
-    return to_dims(e, mask, access)
-
-
-def mask_in_dims(e: Emitter, access: Access) -> str:
-    """Code of the mask in force, in the order of a block's own dims."""
-    return _mask_of(e, access, e.mask)
-
-
-def _where(e: Emitter, access: Access, mask: Val | None) -> tuple[str, str]:
-    """Suffix of a shadow's method for an access, and its arguments: which elements."""
-    if access.block:
-        return "", f"{access.dims_code}, {_mask_of(e, access, mask)}"
-    return "_lanes", f"{access.index_code}, {mask.code if mask is not None else 'None'}"
-
-
-def _is_whole(e: Emitter, access: Access) -> bool:
-    """Whether a store covers a whole local buffer."""
-    return (
-        not access.buf.is_global
-        and access.block
-        and e.mask is None
-        and all(
-            (d.extent is not None and d.base.lit == 0 and d.step == 1 and d.extent.code == n.code)
-            or (d.extent is None and n.lit == 1 and d.base.lit == 0)
-            for d, n in zip(access.dims, access.shape, strict=True)
-        )
-    )
-
-
-def _is_injective(e: Emitter, access: Access) -> bool:
-    """Whether no two iterations have the same index, as far as affine forms can tell."""
-    for dim in access.dims:
-        affine = dim.value.affine
-        if affine is None or {axis for axis, _ in affine.coefficients} != e.all_axes:
-            continue
-        reach = 0
-        for axis, step in sorted(affine.coefficients, key=lambda c: abs(c[1])):
-            extent = e.axis_at(axis).extent.lit
-            if extent is None or abs(step) <= reach:
-                break
-            reach += abs(step) * (extent - 1)
-        else:
-            return True
-    return False

@@ -13,7 +13,7 @@ from tlmatrix.interpreter.emit.values import Val, is_float
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
 
-from .memory import mask_in_dims
+from .places import mask_of
 from .sites import SiteTable
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ class NonfiniteTracer(Instrument):
         self.sites = SiteTable()
 
     def grid(self, e: Emitter) -> None:
-        """The monitor is told of a launch."""
+        """Note a launch."""
         e.w.line("watch.launch()")
 
     def block(self, e: Emitter, indices: list[Any]) -> None:
-        """The monitor is told of a block."""
+        """Note a block."""
         e.w.line(f"watch.enter(({', '.join(e.vars[var].code for var in indices)},))")
 
     @staticmethod
@@ -56,7 +56,9 @@ class NonfiniteTracer(Instrument):
         if not self._follows(buf):
             return
         if access.block:
-            where = f"saw({buf.code}, {buf.codec}, {access.dims_code}, {mask_in_dims(e, access)})"
+            where = (
+                f"saw({buf.code}, {buf.codec}, {access.dims_code}, {mask_of(e, access, e.mask)})"
+            )
         else:
             where = f"saw_lanes({buf.code}, {buf.codec}, {access.index_code}, {e.mask_code})"
         e.w.line(f"watch.{where}")

@@ -1,6 +1,6 @@
 """Records every access, for explanations and pictures.
 
-A recorder (`runtime.tracks`) is told which block runs and which iteration of which loop, which
+A recorder (`runtime.tracks`) notes which block runs and which iteration of which loop, which
 elements a statement reads and which it writes. It answers when a block starts whether to skip it
 (0), to note what it does to global memory (1), or everything (2); so the variant serves to draw
 which block wrote what as well as to follow one element backwards.

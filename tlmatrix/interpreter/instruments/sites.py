@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tlmatrix.interpreter.emit.values import is_float
 from tlmatrix.interpreter.program import Site, Watch
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ class SiteTable:
     def __init__(self) -> None:
         self._numbers: dict[Site, int] = {}
 
-    def number(self, e: Emitter, buf: Buf, action: str, *, orders: bool = False) -> int:
+    def number(
+        self, e: Emitter, buf: Buf, action: str, *, orders: bool = False, kind: str = ""
+    ) -> int:
         """The number of the site of an access at the current line."""
         atomic, order = e.atomic, e.atomic.order
         stores = action == "atomic" and atomic.is_access
@@ -36,6 +39,9 @@ class SiteTable:
             orders,
             acquires=orders and not stores and order in _ACQUIRING,
             releases=action == "atomic" and order in _RELEASING,
+            rounds=(kind or atomic.kind) == "add"
+            and is_float(buf.dtype)
+            and not atomic.reorderable,
         )
         return self._numbers.setdefault(site, len(self._numbers))
 

@@ -7,6 +7,7 @@ before parents, and is also what a program on disk is found by.
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import Unsupported
@@ -20,6 +21,8 @@ __all__ = ["read_all", "read_kernel", "saved"]
 
 # TileLang's own macros (reductions, scans) carry lines of its library.
 _LIBRARY = "/site-packages/tilelang/"
+# TileLang's own dtypes; one of a single lane may end in its size.
+_CUSTOM = re.compile(r"custom\[(\w+)\](?:8|32)?(?=\")")
 _REGIONS = ("tl.region", "tl.tileop.region")
 
 # By TVM's name of a node: the class, and its fields in the JSON, in the order of the class. Fields
@@ -83,7 +86,7 @@ def read_kernel(text: str) -> ir.Kernel:
 
 def read_all(text: str) -> Any:
     """The object of any JSON that TVM saved; shared nodes are shared."""
-    graph = json.loads(text.replace("custom[tfloat32]", "tfloat32"))
+    graph = json.loads(_CUSTOM.sub(r"\1", text))
     found: list[Any] = []
     for node in graph["nodes"]:
         found.append(_read(node["type"], node.get("data"), found))  # reads itself

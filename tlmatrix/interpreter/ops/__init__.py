@@ -26,6 +26,7 @@ from . import (
     cp_async,
     fill,
     gemm,
+    gemm_pair,
     gemm_sp,
     im2col,
     mathematics,
@@ -60,7 +61,17 @@ _OF_BLOCKS = (
     *(mathematics, bits, control, words),
     *(copy, fill, gemm, gemm_sp, reduce, scan, transpose, im2col, atomic, reducer, pointer),
 )
-_OF_THREADS = (allreduce, asynchronous, barrier, cluster, cp_async, rng, warp, warp_matrix)
+_OF_THREADS = (
+    allreduce,
+    asynchronous,
+    barrier,
+    cluster,
+    cp_async,
+    gemm_pair,
+    rng,
+    warp,
+    warp_matrix,
+)
 
 
 def _merged(modules: tuple[Any, ...], table: str) -> dict[Any, Any]:

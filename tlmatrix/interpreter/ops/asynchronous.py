@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tlmatrix.dtypes import size_in_bits
 from tlmatrix.interpreter.emit.regions import region
 from tlmatrix.interpreter.emit.threads import threads_of
+from tlmatrix.interpreter.emit.threads.clusters import has_pairs, rank_in_cluster
 from tlmatrix.interpreter.emit.threads.issue import (
     arrives_at,
     barrier_code,
+    barriers_of_pair,
     by_active_threads,
     issue,
 )
+from tlmatrix.interpreter.ir import nodes as ir
 
 from .copy import Copy
 from .gemm import Gemm, barrier_of
+from .gemm_pair import PairGemm
 from .gemm_sp import SparseGemm
 from .tile import tile_rule_of_threads
 
@@ -27,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ASYNCHRONOUS", "EFFECTS", "SYNCHRONIZING"]
 
-_BYTES = re.compile(r"(\d+)$")
 # Which kind of group an operation waits for, and which it closes.
 _WAITS = {
     "tl.wait_wgmma": "wgmma",
@@ -71,13 +74,18 @@ def _tma_copy(e: Emitter, call: Call) -> None:
     if "barrier" not in call.annotations:
         raise e.refuse("T.tma_copy into shared memory without a barrier")
     barrier = barrier_code(e, call.annotations["barrier"])
-    match = _BYTES.search(dst.buf.dtype)
-    width = int(match.group(1)) if match is not None else 8
-    if dst.buf.dtype.startswith("float8"):
-        width = 8
+    if has_pairs(e) and _is_of_cluster(call.annotations["barrier"]):
+        barrier = barriers_of_pair(e, call.annotations["barrier"])[0]
+    width = size_in_bits(dst.buf.dtype)
     ranges = dst.ranges or region(e, call.args[0]).ranges
     extents = " * ".join(d.extent.code for d in ranges if d.extent)
     issue(e, "TMA load", op, f"bar={barrier}, size=({extents or '1'}) * {width} // 8")
+
+
+def _is_of_cluster(barrier: Any) -> bool:
+    """Whether a barrier is one of `T.alloc_cluster_barrier`."""
+    load = barrier.args[0] if isinstance(barrier, ir.Call) else barrier
+    return isinstance(load, ir.BufferLoad) and load.buffer.scope == "shared.cluster_barrier"
 
 
 def _async_copy(e: Emitter, call: Call) -> None:
@@ -97,6 +105,15 @@ def _tcgen05_gemm(e: Emitter, call: Call) -> None:
     """`T.tcgen05_gemm`: in order with those before it; an mbarrier counts its end."""
     more = "ordered=True"
     named = barrier_of(call)
+    if call.annotations.get("use_2cta"):
+        # TileLang issues it in the first block of a cluster alone.
+        with e.w.block(f"if {rank_in_cluster(e)} == 0"):
+            issue(e, "tcgen05 MMA", PairGemm(e, call), more)
+            for barrier in [] if named is None else barriers_of_pair(e, named):
+                arrives_at(e, barrier_code(e, named))
+                e.w.line(f"me.commit_to('tcgen05 MMA', {barrier})")
+            e.w.line("yield")
+        return
     if named is not None:
         barrier = barrier_code(e, named)
         arrives_at(e, barrier)

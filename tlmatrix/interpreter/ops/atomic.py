@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.analysis.constants import is_constant_index
@@ -68,7 +69,7 @@ class TileAtomic(TileOperation):
     @property
     def effects(self) -> Sequence[Effect]:
         """Reads the source, adds to the destination."""
-        return [*super().effects[: len(self.reads)], Effect(self.dst, "atomic")]
+        return [*super().effects[: len(self.reads)], Effect(self.dst, "atomic", kind=self.kind)]
 
     def emit(self, e: Emitter) -> None:
         """Write the atomic."""
@@ -161,8 +162,11 @@ def emit_atomic(e: Emitter, access: Access, value: Val, kind: str, *, previous: 
     """Write an atomic on an element for each iteration; returns its previous values."""
     value = rounded(e, value)
     check_constants(e, access)
+    outer = e.atomic
+    e.atomic = replace(outer, kind=kind, reorderable=value.lit is not None)
     for instrument in e.instruments:
         instrument.before_atomic(e, access, value, previous=previous)
+    e.atomic = outer
     found = _emit_atomic(e, access, value, kind, previous=previous)
     for instrument in e.instruments:
         instrument.after_write(e)

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.interpreter.emit.threads import threads_of
-from tlmatrix.interpreter.emit.threads.issue import arrives_at, barrier_code, by_active_threads
+from tlmatrix.interpreter.emit.threads.issue import (
+    arrives_at,
+    barrier_code,
+    barriers_of_pair,
+    by_active_threads,
+)
 
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
@@ -54,11 +59,11 @@ def _arrive(e: Emitter, call: Call) -> None:
 
 
 def _tcgen05_arrive(e: Emitter, call: Call) -> None:
-    if call.annotations.get("arrive_2cta"):
-        raise e.refuse("T.tcgen05_mma_arrive over two blocks")
     barrier = barrier_code(e, call.args[0])
     arrives_at(e, barrier)
-    e.w.line(f"me.commit_to('tcgen05 MMA', {barrier})")
+    both = call.annotations.get("use_2cta")
+    for each in barriers_of_pair(e, call.args[0]) if both else [barrier]:
+        e.w.line(f"me.commit_to('tcgen05 MMA', {each})")
     e.w.line("yield")
 
 

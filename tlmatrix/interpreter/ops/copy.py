@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.analysis.constants import equal_extents, ranges
 from tlmatrix.interpreter.emit.access import check_constants, skips_outside
 from tlmatrix.interpreter.emit.casts import cast
@@ -71,7 +72,9 @@ class Copy(TileOperation):
         with e.w.block(f"if {' and '.join(dict.fromkeys(conditions))}"):
             _emit_inside(e, src, dst)
         with e.w.block("else"):
-            rounding = dst.buf.rounding if dst.buf.dtype != src.buf.dtype else None
+            rounding = None
+            if dst.buf.dtype != src.buf.dtype:
+                rounding = dst.buf.rounding or (None if dst.buf.narrows else dst.buf.codec)
             e.w.line(
                 f"copy_block({dst.buf.code}, {dst.buf.codec}, {dst.dims_code}, "
                 f"{src.buf.code}, {src.buf.codec}, {src.dims_code}, "
@@ -86,6 +89,8 @@ def _emit_inside(e: Emitter, src: BufferRegion, dst: BufferRegion) -> None:
     if source == target and src.buf is dst.buf:
         return
     same = src.buf.dtype == dst.buf.dtype
+    if not same and TILE_DTYPES[dst.buf.dtype].packed_as and not dst.buf.codec:
+        raise e.refuse(f"a conversion of {src.buf.dtype} to {dst.buf.dtype}")
     if dst.buf.codec:
         if same and src.buf.codec:
             e.w.line(f"np.copyto({target}, {source})")
@@ -93,6 +98,8 @@ def _emit_inside(e: Emitter, src: BufferRegion, dst: BufferRegion) -> None:
         values = f"{src.buf.codec}.widen({source})" if src.buf.codec else source
         if not src.ranges:
             values, target = f"np.asarray({values})", f"{target[:-1]}, None]"
+        if not same and not dst.buf.narrows:
+            values = f"{dst.buf.codec}.round({values})"
         e.w.line(f"{dst.buf.codec}.narrow({target}, {values})")
         return
     if src.buf.codec:
@@ -149,6 +156,8 @@ def copy_block(
     value = load_block(src, src_codec, src_dims, safe, src_name, guard=True)
     if dst_codec is None:
         value = _converted(value, dst.dtype, rounding)
+    elif rounding is not None:
+        value = rounding.round(value)
     shape = tuple([d[1] for d in dst_dims if type(d) is tuple])
     store_block(dst, dst_codec, dst_dims, value.reshape(shape), None, dst_name, guard=True)
 

@@ -155,8 +155,8 @@ def gemm_float8(
     """`gemm` of float8 factors as the tensor cores add their products.
 
     Those of Hopper align 32 products and the sum so far to the largest of them, cut off what lies
-    below its 14th bit, and add what is left: measured on an H200 (docs/results, GEMM); that
-    they keep about 14 bits is told in DeepSeek-V3, arXiv:2412.19437, section 3.3.2.
+    below its 14th bit, and add what is left: measured on an H200 (docs/results, GEMM).
+    DeepSeek-V3, arXiv:2412.19437, section 3.3.2, also reports about 14 bits.
     """
     bits = FLOAT8_BITS.get()
     left, right = a.T if transpose_a else a, b.T if transpose_b else b

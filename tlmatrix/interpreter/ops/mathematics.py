@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tlmatrix.interpreter.emit.arrays import named, pure
@@ -114,7 +115,7 @@ def _test(e: Emitter, call: Call) -> Val:
 
 def _infinity(e: Emitter, call: Call) -> Val:
     del e
-    return literal(float("inf"), call.dtype)
+    return replace(literal(float("inf"), "float32"), dtype=call.dtype)
 
 
 def _first_argument(e: Emitter, call: Call) -> Val:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.runtime.codecs import Array
 
-__all__ = ["FUNCTIONS", "STATEMENTS", "memory_at"]
+__all__ = ["FUNCTIONS", "STATEMENTS", "memory_at", "tensor_at"]
 
 
 def _bind(e: Emitter, node: ir.Bind) -> None:
@@ -74,18 +74,24 @@ def memory_at(address: int, shape: tuple[int, ...], dtype: str, name: str) -> Ar
         InterpreterError: if no tensor holds all of it.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
+    if tensor_at(address, size) is None:
+        raise InterpreterError(
+            f"{name} is {size} bytes at address {address:#x}, which no tensor holds"
+        )
+    memory = (ctypes.c_char * size).from_address(address)
+    found: Array = np.frombuffer(memoryview(memory), dtype).reshape(shape)
+    return found
+
+
+def tensor_at(address: int, size: int) -> torch.Tensor | None:
+    """A tensor of PyTorch whose memory has all of `size` bytes at an address."""
     known = _tensors.get(address)
     tensor = known() if known is not None else None
     if tensor is None or not _holds(tensor, address, size):
         tensor = _search(address, size)
-        if tensor is None:
-            raise InterpreterError(
-                f"{name} is {size} bytes at address {address:#x}, which no tensor holds"
-            )
-        _tensors[address] = weakref.ref(tensor)
-    memory = (ctypes.c_char * size).from_address(address)
-    found: Array = np.frombuffer(memoryview(memory), dtype).reshape(shape)
-    return found
+        if tensor is not None:
+            _tensors[address] = weakref.ref(tensor)
+    return tensor
 
 
 def _search(address: int, size: int) -> torch.Tensor | None:

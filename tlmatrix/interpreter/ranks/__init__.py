@@ -2,7 +2,7 @@
 
 `simulate` runs a program on ranks that are threads, one of which runs at a time. What they enqueue
 on simulated streams runs as tasks beside them, and the blocks of kernels that use flags are tasks
-of their own. One seeded scheduler chooses who goes on.
+of their own. One seeded scheduler chooses the task that runs next.
 """
 
 from __future__ import annotations

@@ -1,22 +1,20 @@
-"""The symmetric memory that simulated ranks have: who owns an address, and what was let go of."""
+"""The symmetric memory of simulated ranks: which allocation has an address, and which are freed."""
 
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
-    from torch.multiprocessing.reductions import StorageWeakRef
-
     from tlmatrix.interpreter.sync.world import Rank
 
     from .streams import Operation
-    from .symmetric import Handle
 
 __all__ = ["Allocation", "Memory"]
 
@@ -29,15 +27,15 @@ class Allocation:
     """A piece of symmetric memory of one rank.
 
     Attributes:
-        rank: whose it is.
-        number: its number among those of its rank.
+        rank: the number of the rank that allocated it.
+        number: its number among those of its rank and kind.
         kind: "symmetric buffer" or "signal pad".
         whole: its bytes, for as long as the simulation.
         zeroing: the operation that makes it ready for use.
-        lent: the memory as the rank got it; over when it has let go of every view.
-        handles: those that the rank has of it.
+        users: how many storages of the rank, and handles of `rendezvous`, still refer to it.
+        lent: whether the rank got a tensor of it.
         pad: the signal pad that goes with it, one for all groups as in PyTorch.
-        freed: whether the rank has let go of all that, and gone on.
+        freed: whether the rank has dropped its last reference, and gone on.
     """
 
     rank: int
@@ -45,23 +43,13 @@ class Allocation:
     kind: str
     whole: torch.Tensor
     zeroing: Operation | None = None
-    lent: StorageWeakRef | None = None
-    handles: weakref.WeakSet[Handle] = field(default_factory=weakref.WeakSet)
+    users: int = 0
+    lent: bool = False
     pad: Allocation | None = None
     freed: bool = False
 
     def __post_init__(self) -> None:
         self.begin, self.size = self.whole.data_ptr(), len(self.whole)
-
-    def __contains__(self, address: int) -> bool:
-        return self.begin <= address < self.begin + self.size
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether its rank has let go of it."""
-        if self.lent is None or self.handles:
-            return False
-        return bool(self.lent.expired())  # type: ignore[no-untyped-call]
 
     def __str__(self) -> str:
         return f"{self.kind} {self.number} of rank {self.rank}"
@@ -73,36 +61,71 @@ class Memory:
     def __init__(self) -> None:
         self.allocations: list[Allocation] = []
         self.pad_bytes = PAD_BYTES
+        self._begins: list[int] = []
+        """The addresses of `allocations`, which are in this order."""
+        self._numbers: Counter[tuple[int, str]] = Counter()
+        self._unused: list[Allocation] = []
+        """Allocations whose last user has ended."""
 
     def allocate(self, rank: int, content: Any, kind: str) -> Allocation:
         """New memory of a rank; not by an operation of its stream."""
-        number = sum(a.rank == rank and a.kind == kind for a in self.allocations)
-        whole = torch.from_numpy(content.view(np.uint8))
-        found = Allocation(rank, number, kind, whole)
-        self.allocations.append(found)
+        number = self._numbers[rank, kind]
+        self._numbers[rank, kind] += 1
+        found = Allocation(rank, number, kind, torch.from_numpy(content.view(np.uint8)))
+        place = bisect_right(self._begins, found.begin)
+        self._begins.insert(place, found.begin)
+        self.allocations.insert(place, found)
         return found
 
+    def lend(self, own: Allocation, content: Any) -> torch.Tensor:
+        """The memory as its rank gets it: a tensor of bytes, followed until its storage ends."""
+        memory = content.view(np.uint8)
+        self.use(own, memory)
+        own.lent = True
+        return torch.from_numpy(memory)
+
+    def use(self, own: Allocation, user: Any) -> None:
+        """Count something as a user of an allocation until it is collected."""
+        own.users += 1
+        weakref.finalize(user, self._ended, own).atexit = False
+
+    def _ended(self, own: Allocation) -> None:
+        own.users -= 1
+        if own.users == 0:
+            self._unused.append(own)
+
     def find(self, address: int) -> Allocation | None:
-        """Whose an address is."""
-        return next((a for a in self.allocations if address in a), None)
+        """The allocation that an address is in."""
+        place = bisect_right(self._begins, address) - 1
+        if place < 0:
+            return None
+        found = self.allocations[place]
+        return found if address < found.begin + found.size else None
 
     def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor for what runs later: a GPU does not keep the memory that it was given."""
-        found = self.find(tensor.data_ptr()) if self.allocations and tensor.numel() else None
-        if found is None or found.lent is None:
+        if not self.allocations:
             return tensor
-        start = tensor.data_ptr() - found.begin
+        address = tensor.data_ptr()  # 0 of an empty tensor
+        found = self.find(address)
+        if found is None or not found.lent:
+            return tensor
+        start = address - found.begin
         if start % tensor.element_size():
             return tensor
         place = start // tensor.element_size()
-        with torch.no_grad(), _disable_current_modes():
+        with torch.no_grad(), torch._C._DisableTorchDispatch():  # noqa: SLF001  # has no public name
             again = torch.empty(0, dtype=tensor.dtype)
             return again.set_(found.whole.untyped_storage(), place, tensor.shape, tensor.stride())
 
     def free(self, rank: Rank) -> None:
-        """Give up what a rank has let go of; told when it goes on, not when its program ends."""
-        for each in self.allocations:
-            if each.rank != rank.number or each.freed or not each.abandoned:
+        """Free what a rank has dropped; called when it goes on, not when its program ends."""
+        if not self._unused:
+            return
+        unused = [each for each in self._unused if each.rank == rank.number]
+        for each in unused:
+            self._unused.remove(each)
+            if each.users:  # a handle was made of another reference
                 continue
             if each.zeroing is not None:  # PyTorch waits for the device, then frees it
                 rank.learn(each.zeroing.clock)
@@ -112,6 +135,6 @@ class Memory:
                     rank.world.accesses.free(gone.whole, rank)
 
     def describe(self, address: int) -> str:
-        """Whose an address is, in words; empty where it is nobody's."""
+        """The allocation that an address is in, in words; empty if there is none."""
         found = self.find(address)
         return str(found) if found is not None else ""

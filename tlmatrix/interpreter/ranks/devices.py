@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tlmatrix.interpreter.gpu import device_properties
 from tlmatrix.interpreter.sync import context
 
 from . import symmetric
@@ -63,10 +64,8 @@ def _set_stream(stream: Stream) -> None:
 
 
 def _properties(*_device: Any) -> Any:
-    from tlmatrix.interpreter.frontend.device import _properties as properties
-
     rank = _rank()
-    return properties(rank.world.state["arch"], rank.world.state["sms"])
+    return device_properties(rank.world.state["arch"], rank.world.state["sms"])
 
 
 def _capability(*device: Any) -> tuple[int, int]:

@@ -263,7 +263,8 @@ def captured_at_once(
     """Capture an operation of PyTorch that is not enqueued otherwise; what it returns.
 
     Results have their shapes now, and values with each replay: until then they are NaN. What it
-    writes to stays as it is. `note` is told the stream and the results, before they are made.
+    writes to stays as it is. `note` is called with the stream and the results, before these are
+    computed.
 
     Raises:
         RuntimeError: the host would have to know values.

@@ -1,7 +1,7 @@
 """Process groups of simulated ranks: PyTorch's own functions over collectives on streams.
 
-A collective is an operation of the current stream of every rank: whoever comes last does it, and
-all know then what each knew.
+A collective is an operation of the current stream of every rank. The last rank to come does it; the
+clocks of all are joined then.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _shapes(tensors: Any) -> str:
 _Group: Any = dist.ProcessGroup
 
 
-class SimulatedGroup(_Group):  # type: ignore[misc]  # its stubs have overloads that nobody calls
+class SimulatedGroup(_Group):  # type: ignore[misc]  # its stubs have overloads that are never called
     """A process group of simulated ranks."""
 
     def __init__(self, rank: int, size: int) -> None:

@@ -1,4 +1,4 @@
-"""PyTorch's operations on a rank: copies and fills are enqueued, everything else waits its turn.
+"""PyTorch's operations on a rank: copies and fills are enqueued, others wait for the stream.
 
 A mode sees every operation of a rank's thread. `copy_`, `fill_` and `zero_` go to the current
 stream and run later. Others first let the current stream finish, then run at once, as accesses of

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from tlmatrix.interpreter import session as sessions
 from tlmatrix.interpreter.callsite import rendered
 from tlmatrix.interpreter.errors import InterpreterError, SynchronizationError
 from tlmatrix.interpreter.runtime.memory import poison
@@ -82,8 +80,7 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> t
         content = np.full(max(count, 1), poison(name), name)
     rank.world.memory.free(rank)
     found = rank.world.memory.allocate(rank.number, content, "symmetric buffer")
-    lent = torch.from_numpy(content.view(np.uint8))
-    found.lent = StorageWeakRef(lent.untyped_storage())  # type: ignore[no-untyped-call]
+    lent = rank.world.memory.lend(found, content)
     zeros = np.zeros(rank.world.memory.pad_bytes, np.uint8)
     found.pad = pad = rank.world.memory.allocate(rank.number, zeros, "signal pad")
     if rank.world.accesses is not None:
@@ -95,7 +92,7 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> t
 
 
 def _zero(rank: Rank, own: Allocation, stream: Stream) -> None:
-    """Zero the signal pad, as PyTorch does with all of it; of a buffer nobody is promised zeros."""
+    """Zero the signal pad, all of it as PyTorch does; a buffer is not zeroed."""
     if own.freed:
         return
     assert own.pad is not None
@@ -201,7 +198,7 @@ class Handle:
         self._buffers = buffers
         self._pads = [pad for each in buffers if (pad := each.pad) is not None]
         self._signals = _Signals(rank, members.index(rank.number), self._pads)
-        buffers[members.index(rank.number)].handles.add(self)
+        rank.world.memory.use(buffers[members.index(rank.number)], self)
 
     @property
     def rank(self) -> int:
@@ -320,7 +317,7 @@ class Handle:
 def write_value(tensor: torch.Tensor, offset: int, val: int, count: int = 1) -> torch.Tensor:
     """`memset32`: the current stream sets flags, with no kernel.
 
-    What the stream did before is made known to who acquires them, on any rank.
+    What the stream did before is ordered before what acquires them, on any rank.
 
     Raises:
         InterpreterError: for flags past the end of the tensor.
@@ -367,8 +364,7 @@ def stream_wait_value(stream: Any, addr: Any, value: Any, flags: Any) -> tuple[i
             memory, or a comparison other than at least (0) and equal (1).
         RuntimeError: the stream is captured to a CUDA graph.
     """
-    session = sessions.current()
-    if session is not None and session.launched is not None:
+    if _rank().world.state["traced"]:
         return (0,)  # kernels are only traced, those too that would raise the flag
     rank, address = _rank(), int(addr)
     known = next((each for each in rank.streams if each.cuda_stream == int(stream)), None)

@@ -73,21 +73,38 @@ class Bounds:
         shape: tuple[int, ...],
         loose: tuple[int, ...],
         value: Any,
+        mask: Any = None,
     ) -> Any:
-        """A single element is read: `value`."""
+        """A single element is read: `value`; nothing reads it if no iteration of `mask` is active.
+
+        Reads of integers, which select other elements, have a sanitizer of their own.
+        """
+        if mask is not None and not np.any(mask):
+            return value
+        table = type(value) is int and "tables" in self._findings.sanitizers
         for axis, (i, n) in enumerate(zip(index, shape, strict=True)):
             if not 0 <= i < n:
                 where = tuple(int(x) for x in index)
-                self._report(site, where, axis, shape, guarded=axis in loose)
+                guarded = axis in loose
+                self._report(site, where, axis, shape, guarded=guarded, table=guarded and table)
         return value
 
     def _report(
-        self, site: int, where: tuple[int, ...], axis: int, shape: tuple[int, ...], *, guarded: bool
+        self,
+        site: int,
+        where: tuple[int, ...],
+        axis: int,
+        shape: tuple[int, ...],
+        *,
+        guarded: bool,
+        table: bool = False,
     ) -> None:
         """Report an index outside; it is an error if no sanitizer of bounds is on."""
         findings = self._findings
         accessed = findings.sites[site]
-        name = "guarded" if guarded else "fragments" if accessed.local else "bounds"
+        name = "fragments" if accessed.local else "bounds"
+        if guarded:
+            name = "tables" if table else "guarded"
         if not guarded and not findings.sanitizers & {"bounds", "fragments"}:
             outside(accessed.buffer, where, shape)
         skipped = ", which TileLang's guard skips" if guarded else ""
@@ -117,16 +134,35 @@ class Collisions:
         self, site: int, index: tuple[Any, ...], shape: tuple[int, ...], mask: Any, lanes: Any
     ) -> None:
         """Iterations store where the index is no block: no two may have the same element."""
+        found = self._repeated(index, shape, mask, lanes)
+        if found is not None:
+            self._twice(site, found)
+
+    def added(
+        self, site: int, index: tuple[Any, ...], shape: tuple[int, ...], mask: Any, lanes: Any
+    ) -> None:
+        """Iterations add floating-point numbers: which have the same element."""
+        found = self._repeated(index, shape, mask, lanes)
+        if found is not None:
+            message = "two threads of a block add to {buffer}, in any order"
+            self._findings.report("atomics", site, tuple(int(i) for i in found), message)
+
+    @staticmethod
+    def _repeated(
+        index: tuple[Any, ...], shape: tuple[int, ...], mask: Any, lanes: Any
+    ) -> Any | None:
+        """The first element that several active iterations have; None if there is none."""
         spread = np.broadcast_to(index[0], np.broadcast_shapes(np.shape(index[0]), lanes))
         place = lanes_of((spread, *index[1:]), mask, shape)
         if place is None:
-            return
+            return None
         flat = np.ravel_multi_index(place[0], shape)
         written = np.zeros(int(np.prod(shape)), bool)
         written[flat] = True
         if np.count_nonzero(written) < flat.size:
             values, counts = np.unique(flat, return_counts=True)
-            self._twice(site, np.unravel_index(int(values[counts > 1][0]), shape))
+            return np.unravel_index(int(values[counts > 1][0]), shape)
+        return None
 
     def axes(
         self,

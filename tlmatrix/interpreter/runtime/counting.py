@@ -18,7 +18,7 @@ def seen(hit: list[int], slot: int, test: Any) -> Any:
 def outcome(slot: int, test: Any, mask: Any = None) -> int:
     """The slot of a condition that holds in every lane, in none, or partly.
 
-    Only the active lanes of `mask` are asked; where there is none, slot 0, which nobody reads.
+    Only the active lanes of `mask` are asked; where there is none, slot 0, which is not read.
     """
     if mask is None:
         held, lanes = int(np.count_nonzero(test)), np.size(test)

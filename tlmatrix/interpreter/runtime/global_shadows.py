@@ -62,6 +62,7 @@ class GlobalShadow(Shadow):
         needs_writers = (
             (races and bool({"write", "read"} & usage))
             or looks_for_blank
+            or ("atomics" in on and "atomic" in usage)
             or ("write" in usage and bool(on & {"unwritten", "nonfinite"}))
         )
         self._monitor = monitor
@@ -77,7 +78,7 @@ class GlobalShadow(Shadow):
         self._read_by = np.zeros(shape, np.int64) if reads_race else None
         noted = ranks is not None or boundaries is not None
         flag = "ordered" in usage
-        # Whether a read can show nothing but whose rows it reads.
+        # Whether a read can only show which sequence its rows belong to.
         self._packed_alone = packed is not None and not (reads_race or flag or self.fresh or noted)
         self.quiet = not (
             packed is not None or reads_race or ("races" in on and flag) or self.fresh or noted
@@ -194,8 +195,20 @@ class GlobalShadow(Shadow):
             self._conflict_with_reads(site, place)
         code = order.code(site)
         several = atomics & order.elsewhere(before)
+        if self._monitor.rounds(site) and several.any():
+            self._sum_in_any_order(site, place, before, several)
         new = np.where(several, -code, np.where(atomics | (before == 0), code, before))
         self.written_by[memory] = new if mask is None else np.where(mask, new, before)
+
+    def _sum_in_any_order(self, site: int, place: Place, before: Any, several: Any) -> None:
+        """Report additions of floats by blocks that nothing orders: equal calls round apart."""
+        found = several & self._order.concurrent(before)
+        if place[1] is not None:
+            found = found & place[1]
+        if found.any():
+            other = int(before[found].flat[0])
+            message = "two blocks add to {buffer}, in any order: equal calls may round differently"
+            self._findings.report("atomics", site, element_of(place, found), message, other)
 
     def _read(self, site: int, place: Place, *, copied: bool = False) -> None:
         if self._noted:

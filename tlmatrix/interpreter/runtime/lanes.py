@@ -1,7 +1,7 @@
 """What the lanes of a warp do together: shuffles, votes, reductions over a warp.
 
 Values are arrays over the threads of a role, whose first axis is the thread; a role begins with
-a whole warp. A lane that is switched off has no value: who reads it gets poison.
+a whole warp. A lane that is switched off has no value: a read of it gives poison.
 """
 
 from __future__ import annotations

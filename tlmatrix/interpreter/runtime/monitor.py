@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tlmatrix.interpreter.reports import element_name, source_line
+from tlmatrix.interpreter.reports import Checks, element_name, source_line
 from tlmatrix.interpreter.sync import context
 from tlmatrix.interpreter.sync.races import Access
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.program import Program, Site
     from tlmatrix.interpreter.reports import Report
-    from tlmatrix.interpreter.session import Session
     from tlmatrix.interpreter.sync.accesses import View
     from tlmatrix.interpreter.sync.clocks import Clock
 
@@ -53,7 +52,7 @@ class Monitor:
     def __init__(
         self,
         program: Program,
-        session: Session,
+        checks: Checks,
         tensors: Mapping[str, torch.Tensor],
         outputs: frozenset[str],
     ) -> None:
@@ -61,20 +60,20 @@ class Monitor:
         self._sites = program.watch.sites
         self._kernel = program.name
         self._tensors = tensors
-        self._session = session
+        self._checks = checks
         self._outputs = outputs
-        self.sanitizers = on = session.sanitizers
+        self.sanitizers = on = checks.sanitizers
         self.order = BlockOrder(self._sites)
         self.findings = Findings(program, self._sites, on, tensors, self.order)
         self.shadows: dict[str, GlobalShadow] = {}
         self.aliases = aliases_of(tensors)
         self.usage = merged_usage(program.watch.usage, self.aliases)
         packed = on & {"sequences", "overreads"}
-        declared = {n: session.sequences(n, t) for n, t in tensors.items()} if packed else {}
+        declared = {n: checks.sequences(n, t) for n, t in tensors.items()} if packed else {}
         self._declared = {n: found for n, found in declared.items() if found is not None}
         self._boundaries = boundaries_of(tensors, self._declared)
         blank = on & {"uninitialised", "unwritten"}
-        self._blank = blank_elements(tensors, session, program.layouts) if blank else {}
+        self._blank = blank_elements(tensors, checks, program.layouts) if blank else {}
         self._rank_accesses: dict[tuple[int, str, int, int], Access] = {}
         self.add = self.findings.add
         self.reports = self.findings.reports
@@ -82,7 +81,7 @@ class Monitor:
         bounds, collisions = Bounds(self.findings), Collisions(self.findings)
         self.outside, self.lanes_outside, self.one = bounds.block, bounds.lanes, bounds.one
         self.lanes_twice, self.axes_twice = collisions.lanes, collisions.axes
-        self.threads_twice = collisions.threads
+        self.threads_twice, self.lanes_added = collisions.threads, collisions.added
 
     # -- shadows
 
@@ -154,6 +153,10 @@ class Monitor:
         """Whether an access is to a flag: an atomic load or store, or one whose value is used."""
         return self._sites[site].orders
 
+    def rounds(self, site: int) -> bool:
+        """Whether a site's order must be reported: an atomic addition of floats."""
+        return "atomics" in self.sanitizers and self._sites[site].rounds
+
     def flag(self, site: int, name: str, place: Place, shape: tuple[int, ...]) -> None:
         """An atomic access acquires from a flag, releases to it, or both."""
         how = self._sites[site]
@@ -209,7 +212,7 @@ class Monitor:
         found = self.reports()
         if "unwritten" in self.sanitizers:
             for name, shadow in self.shadows.items():
-                if name not in self._session.partial and self._is_output(name):
+                if name not in self._checks.partial and self._is_output(name):
                     found += self._unwritten(name, shadow.blank)
         return found
 
@@ -227,6 +230,6 @@ class Monitor:
     def _is_output(self, name: str) -> bool:
         """Whether a kernel should write the whole of a parameter, as far as can be told."""
         usage = self.usage.get(name, frozenset())
-        if self._session.poison and name not in self._outputs:
+        if self._checks.poison and name not in self._outputs:
             return name in self._blank and bool(usage & {"write", "atomic"})
         return name in self._outputs or ("write" in usage and not usage & {"read", "atomic"})

@@ -14,8 +14,7 @@ from .packed import Boundaries
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tlmatrix.interpreter.reports import Sequences
-    from tlmatrix.interpreter.session import Session
+    from tlmatrix.interpreter.reports import Checks, Sequences
 
     from .codecs import Array
 
@@ -45,12 +44,12 @@ def boundaries_of(tensors: Tensors, declared: Mapping[str, Sequences]) -> dict[s
 
 
 def blank_elements(
-    tensors: Tensors, session: Session, layouts: Mapping[str, Any]
+    tensors: Tensors, checks: Checks, layouts: Mapping[str, Any]
 ) -> dict[str, Array]:
     """Which elements of parameters hold the caller's poison; only parameters that have some."""
     found = {}
     for name, tensor in tensors.items():
-        poison = session.poison.get(tensor.dtype)
+        poison = checks.poison.get(tensor.dtype)
         # A layout puts elements elsewhere, and has gaps between them.
         if poison is None or name in layouts:
             continue
@@ -63,12 +62,18 @@ def blank_elements(
 
 def aliases_of(tensors: Tensors) -> dict[str, str]:
     """Of parameters that are one tensor the first one's name, by each name."""
-    first: dict[Any, str] = {}
-    aliases = {}
+    addresses: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
-        if tensor.numel():
-            key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-            known = first.setdefault(key, name)
+        addresses.setdefault(tensor.data_ptr(), []).append(name)
+    addresses.pop(0, None)  # of empty tensors
+    aliases = {}
+    for names in addresses.values():
+        if len(names) == 1:
+            continue
+        first: dict[Any, str] = {}
+        for name in names:
+            tensor = tensors[name]
+            known = first.setdefault((tensor.shape, tensor.stride(), tensor.dtype), name)
             if known != name:
                 aliases[name] = aliases[known] = known
     return aliases

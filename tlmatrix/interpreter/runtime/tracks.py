@@ -1,9 +1,9 @@
-"""What a recorded program calls: who wrote what, and every access of one block.
+"""What a recorded program calls: the writers of elements, and every access of one block.
 
-A `Mapper` runs with every block and keeps what is needed to draw a launch and to find who wrote
-an element. A `Follower` looks at one block alone: first it keeps the geometry of its accesses
+A `Mapper` runs with every block and keeps what is needed to draw a launch and to find the writer
+of an element. A `Follower` looks at one block alone: first it keeps the geometry of its accesses
 (which elements each lane reads and writes), which is small; then, in a second run, the values of
-the few elements that matter. Other blocks are skipped where nobody can tell.
+the few elements that matter. Blocks that cannot matter are skipped.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class _Recorder:
 
 
 class Mapper(_Recorder):
-    """A whole launch: who wrote every element, and which loops and reads each block ran.
+    """A whole launch: the writer of every element, and which loops and reads each block ran.
 
     Attributes:
         blocks: in the order in which they ran.

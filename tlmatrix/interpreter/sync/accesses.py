@@ -5,10 +5,11 @@ Each element has the number of a set of last writes, and of one of reads since (
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tlmatrix.interpreter.callsite import caller
@@ -17,8 +18,6 @@ from .agents import Agent
 from .races import FREE, ZERO, Access, Races
 
 if TYPE_CHECKING:
-    import torch
-
     from tlmatrix.interpreter.reports import Report
 
     from .pointers import Pointer
@@ -27,11 +26,19 @@ if TYPE_CHECKING:
 __all__ = ["Accesses", "View"]
 
 
+_expired: Any = torch.UntypedStorage._expired  # noqa: SLF001
+"""What `StorageWeakRef.expired` calls by way of two others."""
+
+
+_SMALL = 1 << 15
+"""Units of a tensor that is checked as a whole, rather than tile by tile."""
+
+
 class _Shadow:
     """The shadow of a storage, in units of the smallest element it was accessed by."""
 
     def __init__(self, storage: torch.UntypedStorage, unit: int, name: str) -> None:
-        self.reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        self._reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         self.base = storage.data_ptr()
         self.size = storage.nbytes()
         self.unit = unit
@@ -43,7 +50,7 @@ class _Shadow:
     @property
     def alive(self) -> bool:
         """Whether the storage still exists."""
-        return not self.reference.expired()  # type: ignore[no-untyped-call]
+        return not _expired(self._reference.cdata)
 
     def refine(self, unit: int) -> None:
         """Use smaller units from now on."""
@@ -69,6 +76,8 @@ class View:
     writes: Any
     reads: Any
     wide: bool
+    _ordered: set[int] = field(default_factory=set)
+    """Accesses of streams that are ordered after all accesses of the tensor."""
 
     def reshaped(self, shape: tuple[int, ...]) -> View | None:
         """The same memory in another shape; None where that has no view."""
@@ -84,19 +93,36 @@ class View:
         if mask is not None and self.wide:
             mask = np.asarray(mask)[..., None]
         races = self.owner.races
-        name = name or "a tensor"
-        where = (name, self.name, memory, self.wide)
         writes, reads = self.writes[memory], self.reads[memory]
-        races.check(writes, mask, access, agent, where)
+        if access.launch or not self._all_ordered(access, agent):
+            where = (name or "a tensor", self.name, memory, self.wide)
+            races.check(writes, mask, access, agent, where)
+            if access.action != "read":
+                races.check(reads, mask, access, agent, where)
         if access.action == "read":
             self._put(self.reads, memory, mask, races.joined(reads, access, agent))
             return
-        races.check(reads, mask, access, agent, where)
         if access.action == "write":
             self._put(self.writes, memory, mask, races.number((access,)))
             self._put(self.reads, memory, mask, 0)
         else:
             self._put(self.writes, memory, mask, races.joined(writes, access, agent))
+
+    def _all_ordered(self, access: Access, agent: Agent) -> bool:
+        """Whether a stream's access races with none of the whole tensor.
+
+        While its operation runs nothing else does, so that no part needs to be checked again.
+        """
+        races = self.owner.races
+        own = races.number((access,))
+        if own in self._ordered:
+            return True
+        if self.writes.size > _SMALL or not races.ordered(self.writes, access, agent):
+            return False
+        if access.action != "read" and not races.ordered(self.reads, access, agent):
+            return False
+        self._ordered.add(own)
+        return True
 
     @staticmethod
     def _put(plane: Any, memory: Any, mask: Any, value: Any) -> None:
@@ -115,12 +141,18 @@ class Accesses:
         self.races = Races(world.order)
         self._shadows: dict[int, _Shadow] = {}
         self._by_address: dict[int, _Shadow] = {}
+        self._several = False
 
     @property
     def follows(self) -> bool:
         """Whether anything may be accessed by more than one stream."""
-        world = self.world
-        return bool(world.memory.allocations) or any(len(r.streams) > 1 for r in world.ranks)
+        return bool(self.world.memory.allocations) or self._streams()
+
+    def _streams(self) -> bool:
+        """Whether a rank has several streams."""
+        if not self._several:
+            self._several = any(len(rank.streams) > 1 for rank in self.world.ranks)
+        return self._several
 
     def follow(self, tensor: torch.Tensor, name: str, lent: torch.Tensor | None = None) -> None:
         """Follow a piece of symmetric memory, known by a name; `lent` is the same memory."""
@@ -151,7 +183,7 @@ class Accesses:
         found = self._shadows.get(key)
         # A borrowed tensor ends before its memory: another storage may have its identity then.
         if found is None or not found.alive or found.base != storage.data_ptr():
-            if not any(len(r.streams) > 1 for r in self.world.ranks) or storage.nbytes() == 0:
+            if not self._streams() or storage.nbytes() == 0:
                 return None
             found = self._shadows[key] = _Shadow(storage, size, "")
         if size < found.unit:
@@ -176,9 +208,8 @@ class Accesses:
         if wide:
             shape, steps = (*shape, size // unit), (*steps, 4)
         first = start // unit
-        strided = np.lib.stride_tricks.as_strided
-        writes = strided(shadow.writes[first:], shape, steps)
-        reads = strided(shadow.reads[first:], shape, steps)
+        writes = np.ndarray(shape, np.int32, shadow.writes, 4 * first, steps)
+        reads = np.ndarray(shape, np.int32, shadow.reads, 4 * first, steps)
         return View(self, shadow.name, writes, reads, wide)
 
     def touch(
@@ -202,31 +233,37 @@ class Accesses:
     def flag(self, pointer: Pointer, scope: str, *, write: bool) -> None:
         """A flag is read or written as one, with a scope."""
         agent = self.world.running
+        if agent is None:
+            return
         address = pointer.address
         shadow = self._by_address.get(address)
         if shadow is None or not shadow.alive:
-            candidates = [s for s in self._shadows.values() if s.alive]
-            shadow = next((s for s in candidates if s.base <= address < s.base + s.size), None)
+            shadow = next(
+                (
+                    s
+                    for s in self._shadows.values()
+                    if s.base <= address < s.base + s.size and s.alive
+                ),
+                None,
+            )
             if shadow is None:
                 return
             self._by_address[address] = shadow
-        if agent is None:
-            return
         unit = shadow.unit
         first = (address - shadow.base) // unit
         count = max(1, pointer.array.itemsize // unit)
         part = slice(first, first + count)
-        view = View(self, shadow.name, shadow.writes[part], shadow.reads[part], False)
+        writes, reads = shadow.writes[part], shadow.reads[part]
         file, line = agent.place()
         access = Access.of(agent, "atomic" if write else "read", file, line, "flag", scope)
         races = self.races
         where = (str(pointer), shadow.name, (), False)
-        races.check(view.writes, None, access, agent, where)
+        races.check(writes, None, access, agent, where)
         if write:
-            races.check(view.reads, None, access, agent, where)
-            view.writes[...] = races.joined(view.writes, access, agent)
+            races.check(reads, None, access, agent, where)
+            writes[...] = races.joined(writes, access, agent)
         else:
-            view.reads[...] = races.joined(view.reads, access, agent)
+            reads[...] = races.joined(reads, access, agent)
 
     def reports(self) -> list[Report]:
         """The races found."""

@@ -115,21 +115,21 @@ class Agent:
 
     waits = "waits"
     """The verb that goes with its name."""
+    generator: Iterator[Request | None] | None = None
+    request: Request | None = None
+    done = False
+    wakes = 0
+    priority: float | None = None
+    launch: object = None
+    index: tuple[int, ...] | None = None
+    kernel = ""
+    spins: tuple[tuple[int, int] | None, int] = (None, 0)
 
     def __init__(self, rank: int, name: str, agent: int) -> None:
         self.rank = rank
         self.name = name
         self.agent = agent
         self.clock: Clock = {agent: 1} if agent else {}
-        self.generator: Iterator[Request | None] | None = None
-        self.request: Request | None = None
-        self.done = False
-        self.wakes = 0
-        self.priority: float | None = None
-        self.launch: object = None
-        self.index: tuple[int, ...] | None = None
-        self.kernel = ""
-        self.spins: tuple[tuple[int, int] | None, int] = (None, 0)
         self.doubts: dict[str, Clock] = {}
         self.heard: dict[int, tuple[str, tuple[str, int]]] = {}
 

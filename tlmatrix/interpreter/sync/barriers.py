@@ -20,7 +20,7 @@ __all__ = ["Arrival", "Mbarrier", "Mbarriers", "Phase", "Rendezvous", "Spin", "T
 
 @dataclass(frozen=True)
 class Arrival:
-    """An arrival at an mbarrier: who, at which line, with how many threads."""
+    """An arrival at an mbarrier: the role or work, its line, and how many threads."""
 
     who: str
     line: int

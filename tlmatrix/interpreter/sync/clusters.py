@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .barriers import Mbarriers, ThreadBarrier
 
 __all__ = ["Cluster", "ClusterMbarriers"]
@@ -35,6 +37,7 @@ class Cluster:
         self.joined = 0
         self.barrier = ThreadBarrier("T.cluster_sync", size * threads)
         self._mbarriers: dict[str, list[ClusterMbarriers]] = {}
+        self._arrays: dict[tuple[str, int], Any] = {}
 
     def mbarriers(self, name: str, counts: tuple[int, ...], rank: int) -> ClusterMbarriers:
         """The mbarriers of a block; those of its peers exist before they start."""
@@ -45,3 +48,11 @@ class Cluster:
                 each.blocks = blocks
             self._mbarriers[name] = blocks
         return blocks[rank]
+
+    def share(self, name: str, rank: int, array: Any) -> None:
+        """Let the other blocks know an array of a block."""
+        self._arrays[name, rank] = array
+
+    def array(self, name: str, rank: int) -> Any:
+        """An array of a block."""
+        return self._arrays[name, rank]

@@ -295,7 +295,7 @@ class FlagWait(Request):
         world, flag = self.world, _flag(self.world, self.pointer)
         last, lost = flag.last, flag.lost
         if last is None:
-            return [f"nobody has ever written it{self._elsewhere()}"]
+            return [f"it was never written{self._elsewhere()}"]
         lines = [f"written last by {last.who}, with {last.value}, at {rendered(last.place)}"]
         if lost is not None:
             lines.append(f"zeroed after that by {lost.who}, at {rendered(lost.place)}: {UNZEROED}")

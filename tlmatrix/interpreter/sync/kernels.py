@@ -42,7 +42,8 @@ class BlockAgent(Agent):
     def tick(self) -> None:
         """Advance the agent's own time after a release; the monitor goes on with that."""
         super().tick()
-        self.resumed()
+        if self.launch.watch is not None:
+            self.resumed()
 
     def resumed(self) -> None:
         """Let the monitor attribute accesses to this agent."""

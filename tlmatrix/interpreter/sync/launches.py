@@ -40,7 +40,11 @@ __all__ = ["Launch", "launch"]
 
 
 class Launch(Scheduler):
-    """One launch of a kernel."""
+    """One launch of a kernel.
+
+    Attributes:
+        plain: whether asynchronous work completes at once, and nothing looks for races.
+    """
 
     def __init__(
         self,
@@ -61,6 +65,7 @@ class Launch(Scheduler):
         self.watched = self._reported or (
             bool(chosen.races) and not (watch is not None and watch.traced)
         )
+        self.plain = self._eager and watch is None and not self.watched
         self.findings = Findings()
         self.locations = locations
         self.arrivals = arrivals

@@ -30,6 +30,8 @@ UNZEROED = (
 """Why symmetric memory may be used before it is ready, and what to do."""
 _AGAIN = "memory is used again before all have read it; a barrier in between, or a second buffer"
 
+_highest, _lowest = np.maximum.reduce, np.minimum.reduce
+
 Where = tuple[str, str, Any, bool]
 """The kernel's name of a buffer, its storage, the index, and whether elements have an own axis."""
 
@@ -88,7 +90,7 @@ class Access:
 
     def __str__(self) -> str:
         if self.what == FREE:
-            return f"freed by {self.who}, which let go of it"
+            return f"freed by {self.who}, which dropped it"
         if self.what == ZERO:
             return f"zeroed by {self.who}, as symmetric_memory.empty asked"
         if self.what == "flag":
@@ -125,15 +127,16 @@ class Races:
 
     def joined(self, numbers: Any, new: Access, agent: Agent) -> Any:
         """The sets with one access more, without those ordered before it."""
-        low, high = int(np.min(numbers)), int(np.max(numbers))
-        if low == high:
-            return self._with(low, new, agent)
-        values, positions = np.unique(numbers, return_inverse=True)
-        unions = np.array([self._with(int(v), new, agent) for v in values], np.int32)
-        return unions[positions].reshape(np.shape(numbers))
+        own = self.number((new,))
+        values = _distinct(numbers)
+        if len(values) == 1:
+            return self._with(values[0], own, new, agent)
+        unions = np.zeros(values[-1] + 1, np.int32)
+        unions[values] = [self._with(v, own, new, agent) for v in values]
+        return unions[numbers]
 
-    def _with(self, number: int, new: Access, agent: Agent) -> int:
-        key = number, self.number((new,))
+    def _with(self, number: int, own: int, new: Access, agent: Agent) -> int:
+        key = number, own
         union = self._unions.get(key)
         if union is not None:
             return union
@@ -149,27 +152,34 @@ class Races:
 
     def check(self, numbers: Any, mask: Any, new: Access, agent: Agent, where: Where) -> None:
         """Report accesses of these sets that race with a new one."""
-        numbers = np.asarray(numbers)
-        if numbers.size == 0:
+        values = _distinct(numbers)
+        if values[-1] == 0:
             return
-        high = int(numbers.max())
-        if high == 0:
-            return
-        values = [high] if int(numbers.min()) == high else np.unique(numbers).tolist()
         own = self.number((new,))
         for value in values:
-            if (value, own) in self._ordered:
+            if self._is_ordered(value, own, new, agent):
                 continue
             old = self._conflict(value, new, agent)
-            if old is None:
-                self._ordered.add((value, own))
-                continue
-            bad = numbers == value
+            assert old is not None
+            bad = np.equal(numbers, value)
             if mask is not None:
                 bad = bad & mask
             if bad.any():
                 self._note(old, new, agent, bad, where)
                 return
+
+    def ordered(self, numbers: Any, new: Access, agent: Agent) -> bool:
+        """Whether a new access races with none of these sets."""
+        own = self.number((new,))
+        return all(self._is_ordered(value, own, new, agent) for value in _distinct(numbers))
+
+    def _is_ordered(self, number: int, own: int, new: Access, agent: Agent) -> bool:
+        if number == 0 or (number, own) in self._ordered:
+            return True
+        if self._conflict(number, new, agent) is not None:
+            return False
+        self._ordered.add((number, own))
+        return True
 
     def _conflict(self, number: int, new: Access, agent: Agent) -> Access | None:
         for old in self._sets[number]:
@@ -191,7 +201,7 @@ class Races:
         spelled = f"elements [{box}] of {of}" if box else of
         text = f"{spelled} {'are' if box else 'is'} {old}, then {new}"
         if old.what == FREE:
-            text += ": who uses it must be done before, or keep the tensor"
+            text += ": all uses must end before, or the tensor be kept"
         elif ZERO in (old.what, new.what):
             text += f", and nothing orders the two: {UNZEROED}"
         elif new.what == FREE:
@@ -247,6 +257,22 @@ class Races:
     def reports(self) -> list[Report]:
         """What was found, in order."""
         return self._found.reports()
+
+
+def _distinct(numbers: Any) -> list[int]:
+    """The numbers that occur, in order; [0] of none."""
+    if not isinstance(numbers, np.ndarray):
+        return [int(numbers)]
+    if numbers.size == 0:
+        return [0]
+    high = int(_highest(numbers, None))
+    if int(_lowest(numbers, None)) == high:
+        return [high]
+    # Sets are few, and numbered from 0: counting them is faster than to sort.
+    present = np.zeros(high + 1, bool)
+    present[numbers] = True
+    found: list[int] = np.flatnonzero(present).tolist()
+    return found
 
 
 def _region(memory: Any, bad: Any) -> tuple[tuple[int, ...], str]:

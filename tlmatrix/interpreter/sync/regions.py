@@ -6,8 +6,9 @@ global memory by blocks and ranks are in `shadows`, element by element.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Cells", "History", "RegionAccess", "cells_of", "rendered_box", "row_cells"]
 
 Box = tuple[tuple[int, int], ...]
+_MANY = 1 << 20
+"""Elements of a buffer above which its indices are sorted, rather than marked in an array."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +59,19 @@ class RegionAccess:
 
 @dataclass(frozen=True)
 class Cells:
-    """Flat indices of elements that are no box."""
+    """Elements that may be no box: the smallest box around them, and flat indices, in order.
 
+    `flat` is None if they are all of the box.
+    """
+
+    box: Box
     flat: Any
 
 
 def region_of(dims: Any, shape: Sequence[int]) -> tuple[Box, Any]:
     """Box and cells of `Cells`, or of dims (an index, or start, extent and step), clipped."""
     if isinstance(dims, Cells):
-        cells = dims.flat
-        if len(cells) == 0:
-            return tuple((0, 0) for _ in shape), cells
-        columns = np.unravel_index(cells, tuple(shape))
-        return tuple((int(i.min()), int(i.max()) + 1) for i in columns), cells
+        return dims.box, dims.flat
     box = []
     for dim, n in zip(dims, shape, strict=True):
         if isinstance(dim, tuple):
@@ -82,12 +85,32 @@ def region_of(dims: Any, shape: Sequence[int]) -> tuple[Box, Any]:
 
 def cells_of(index: Sequence[Any], mask: Any, shape: Sequence[int]) -> Cells:
     """The elements that the active iterations of a gather or scatter access."""
-    arrays = np.broadcast_arrays(*index, *(() if mask is None else (mask,)))
-    where = arrays[: len(index)]
-    keep = np.ones(where[0].shape, bool) if mask is None else arrays[-1].astype(bool)
-    for i, n in zip(where, shape, strict=True):
-        keep = keep & (i >= 0) & (i < n)
-    return Cells(np.unique(np.ravel_multi_index(tuple(i[keep] for i in where), tuple(shape))))
+    arrays = [np.asarray(i) for i in index]
+    keep, flat = mask, cast("Any", np.int64(0))
+    for i, n in zip(arrays, shape, strict=True):
+        flat = flat * n + i
+        if i.size and (i.min() < 0 or i.max() >= n):
+            inside = (i >= 0) & (i < n)
+            keep = inside if keep is None else keep & inside
+    if keep is not None:
+        extents = np.broadcast_shapes(np.shape(flat), np.shape(keep))
+        flat = np.broadcast_to(flat, extents)[np.broadcast_to(np.asarray(keep, bool), extents)]
+    if np.size(flat) == 0:
+        return Cells(tuple((0, 0) for _ in shape), None)
+    found = _distinct(flat, math.prod(shape))
+    # The ranges of an index are far smaller than what they span, if all of it is accessed.
+    columns = arrays if keep is None else np.unravel_index(found, tuple(shape))
+    box = tuple((int(i.min()), int(i.max()) + 1) for i in columns)
+    return Cells(box, None if len(found) == math.prod(b - a for a, b in box) else found)
+
+
+def _distinct(flat: Any, count: int) -> Any:
+    """The distinct ones of flat indices below `count`, in order."""
+    if count > _MANY:
+        return np.unique(flat)
+    present = np.zeros(count, bool)
+    present[flat] = True
+    return np.flatnonzero(present)
 
 
 def row_cells(

@@ -218,6 +218,9 @@ class Role(BlockAgent):
         """
         line = sys._getframe(1).f_lineno  # noqa: SLF001
         block = self.block
+        if block.launch.plain:
+            self._do(kind, action, line, bar, size, arrive)
+            return
         agent, time = block.agent((self.number, kind, None if bar is None else bar.label))
         # A TMA store can be waited for until it has read, and until it has written.
         writer, written = agent, time
@@ -254,6 +257,24 @@ class Role(BlockAgent):
             self._open.setdefault(kind, []).append(op)
         block.launch.issued(op, self)
 
+    def _do(
+        self,
+        kind: str,
+        action: Callable[[], None],
+        line: int,
+        bar: Mbarrier | None,
+        size: int,
+        arrive: Mbarrier | None,
+    ) -> None:
+        """Do work at once, of which no clock needs to know."""
+        if bar is not None:
+            bar.expect(size)
+        action()
+        if bar is not None:
+            bar.add_bytes(size, {})
+        if arrive is not None:
+            self.block.arrive(arrive, 1, {}, f"the {kind} issued by {self.name}", line)
+
     def _after_last(self, kind: str) -> Clock:
         """The role's clock, with the last ordered work of a kind."""
         clock = dict(self.clock)
@@ -282,10 +303,14 @@ class Role(BlockAgent):
 
     def commit(self, kind: str) -> None:
         """Close a group of work of a kind."""
+        if self.block.launch.plain:
+            return
         self._groups.setdefault(kind, []).append(self._open.pop(kind, []))
 
-    def wait_groups(self, kind: str, left: Any, *, reads: Any = False) -> Wait:
+    def wait_groups(self, kind: str, left: Any, *, reads: Any = False) -> Wait | None:
         """Wait until at most `left` groups of a kind are in flight, or have not `reads` all."""
+        if self.block.launch.plain:
+            return None
         groups = self._groups.setdefault(kind, [])
         count = max(0, len(groups) - int(left))
         waited = [op for group in groups[:count] for op in group]

@@ -143,9 +143,11 @@ class Scheduler:
 
     def step(self, agent: Agent) -> None:
         """Run an agent to its next request."""
-        polled = (agent.line, agent.clock.get(agent.agent)) if agent.polls else None
+        request = agent.request
+        polls = request is not None and request.polls
+        polled = (agent.line, agent.clock.get(agent.agent)) if polls else None
         if not agent.step():
             self.agents.remove(agent)
-        elif agent.polls and polled == (agent.line, agent.clock.get(agent.agent)):
+        elif polls and agent.polls and polled == (agent.line, agent.clock.get(agent.agent)):
             return
         self.progress += 1

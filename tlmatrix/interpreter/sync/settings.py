@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["SCHEDULES", "Settings", "current", "inherit", "inherited", "scheduled"]
+__all__ = [
+    "SCHEDULES",
+    "Settings",
+    "block_seed",
+    "blocks_in_order",
+    "current",
+    "inherit",
+    "inherited",
+    "scheduled",
+]
 
 SCHEDULES = ("eager", "lazy", "random", "adversarial")
 
@@ -34,6 +43,7 @@ class Settings:
 class _Local(threading.local):
     def __init__(self) -> None:
         self.stack: list[Settings] = [Settings()]
+        self.in_order = 0
 
 
 _local = _Local()
@@ -54,11 +64,28 @@ def inherit(stack: list[Settings]) -> None:
     _local.stack = list(stack)
 
 
+def block_seed() -> int:
+    """The seed of the order in which blocks add to memory."""
+    return 0 if _local.in_order else current().seed
+
+
+@contextmanager
+def blocks_in_order() -> Iterator[None]:
+    """Run blocks in ascending order inside, whatever the schedule: equal calls give equal bits."""
+    _local.in_order += 1
+    try:
+        yield
+    finally:
+        _local.in_order -= 1
+
+
 @contextmanager
 def scheduled(
     schedule: str = "eager", *, seed: int = 0, races: bool | None = True
 ) -> Iterator[None]:
     """Run the roles of interpreted kernels called inside under a schedule.
+
+    Blocks that add floating-point numbers by atomics run in an order of the seed.
 
     Args:
         schedule: "eager", "lazy", "random" or "adversarial".

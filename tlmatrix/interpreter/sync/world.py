@@ -37,6 +37,9 @@ _PRIORITIZED = 0.5
 class Stopped(BaseException):  # no error of this rank, and not for it to catch
     """Another rank failed."""
 
+    unwinds = True
+    """See `tlmatrix.unwinding`."""
+
 
 class Rank(Agent):
     """A rank: its host is a thread, which this task stands for.
@@ -56,7 +59,8 @@ class Rank(Agent):
         self.streams: list[Any] = []
         self.current: list[Any] = []
         self.done = False
-        self.wake = threading.Semaphore(0)
+        self.wake = threading.Lock()
+        self.wake.acquire()
         self.here: tuple[str, int] = ("", 0)
         self.state: dict[str, Any] = {}
 

@@ -191,7 +191,35 @@ class Attention:
             magnitude=lambda: self._sizes(name, self.sized.magnitudes[name]),
             spread=None if single else lambda: self._sizes(name, self.sized.spreads[name]),
             exponent=lambda: self._exponent(name),
+            amplification=lambda: self._amplification(name),
         )
+
+    def _amplification(self, name: str) -> float:
+        """How far a change of every P of 1 may move an element: the sum of |d element / d P|.
+
+        At most |v| for each key of out and |do| for each query of dv; times |dP - delta| <= 2 |do|
+        |v| (and the scale) for dq, dk and dsink, where a change of dS counts as well.
+        """
+        setting, operands = self.setting, self.operands
+
+        def largest(tensor: torch.Tensor | None, *, rows: bool = False) -> float:
+            if tensor is None or not tensor.numel():
+                return 0.0
+            size = tensor.float().norm(dim=-1) if rows else tensor.float().abs()
+            return float(size.amax().nan_to_num(posinf=0.0))
+
+        keys = max(setting.lengths_k, default=0)
+        queries = setting.groups * max(setting.lengths_q, default=0)
+        if name in ("out", "dv"):
+            of_out = name == "out"
+            return keys * largest(operands.v) if of_out else queries * largest(operands.do)
+        gradient = 2 * largest(operands.do, rows=True) * largest(operands.v, rows=True)
+        if name == "dsink":
+            return sum(setting.lengths_q) * gradient
+        if name not in ("dq", "dk"):
+            return 0.0
+        count, row = (keys, operands.k) if name == "dq" else (queries, operands.q)
+        return abs(setting.softmax_scale) * count * largest(row) * max(gradient, 1.0)
 
     def _exponent(self, name: str) -> torch.Tensor:
         """The size of the scores and lse of each row; for sums over rows, the largest of a head.

@@ -81,8 +81,7 @@ def chunks(setting: Setting, budget: int) -> Iterator[Chunk]:
 class Rows:
     """Reads and writes rows [low, high) of some sequences as [count, head, row, dim].
 
-    `width` is high - low, the padded number of rows. Padding rows repeat a real row, so that they
-    are finite; the mask hides them.
+    `width` is high - low, the padded number of rows. Padding rows are 0; the mask hides them.
     """
 
     def __init__(
@@ -123,7 +122,9 @@ class Rows:
             block = tensor[self.first : self.last, heads, rows]
         elif self.gather is not None:
             block = tensor[:, heads].index_select(0, self.gather)
-            block = block.view(-1, self.width, *block.shape[1:]).transpose(1, 2)
+            block = block.view(-1, self.width, *block.shape[1:])
+            block[self.padding] = 0  # a row of another sequence may hold NaN
+            block = block.transpose(1, 2)
         else:
             flat = tensor[self.begin : self.end, heads]
             block = flat.reshape(-1, self.width, *flat.shape[1:]).transpose(1, 2)

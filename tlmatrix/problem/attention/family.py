@@ -45,7 +45,8 @@ class AttentionFamily:
             names = Setting.of(values).names()
         except AxisError:
             names = {}
-        if "sink" in values:  # The kind of sink is data; whether there is one is not.
+        # The kind of sink is data; whether there is one is not.
+        if "sink" in values and not spec.compile_axes:
             values = {**values, "sink": sink_kind(values["sink"]) is not None}
         return compile_key(spec, values, names, data=DATA_AXES, kept=("dtype", "layout"))
 

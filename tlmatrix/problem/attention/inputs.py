@@ -43,11 +43,28 @@ def generate_operands(
         ).to(device)
         for index, name in enumerate(("q", "k", "v", "do"))
     )  # fmt: skip
+    if distribution == "cancelling":
+        q, k, v, do = _cancelling(setting, (q, k, v, do))
     sink = None
     if setting.sink is not None:
         sink = generate_sink(setting.sink, source, setting.heads, torch_dtype(setting.sink_dtype))
         sink = sink.to(device)
     return Operands(q, k, v, do, sink)
+
+
+def _cancelling(setting: Setting, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """q, k, v, do for which the query heads of a group give large parts of dk and dv that cancel.
+
+    All rows of q have one direction, keys are small, and so the softmax weights nearly equal; do
+    has one sign in a head and the opposite in the next, and v one sign in a row, negative in every
+    third: the terms of a part of dv (P^T do) and of dk (dS^T q) have one sign.
+    """
+    q, k, v, do = tensors
+    heads, rows = (1, 2) if setting.layout == "bhsd" else (-2, -3)
+    v, do = v.clone(), do.clone()
+    v.movedim(rows, 0)[::3].neg_()
+    do.movedim(heads, 0)[1::2].neg_()
+    return q.abs(), k - 0.5, v, do
 
 
 def generate_replacements(setting: Setting, seed: int, device: torch.device) -> Operands:

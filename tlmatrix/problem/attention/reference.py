@@ -116,6 +116,10 @@ class _Accumulator:
         self.values = {
             name: torch.zeros(shape, dtype=compute, device=device) for name, shape in like.items()
         }
+        if self.sink is not None and bool(self.sink.isnan().any()):
+            # Also in rows without keys, which no chunk contains.
+            heads = self.sink[:, None] if setting.layout != "bhsd" else self.sink[:, None, None]
+            self.values["out"].masked_fill_(heads.isnan(), torch.nan)
         # The lse of rows without keys, which no chunk contains: the sink alone.
         lse = torch.full((setting.heads,), -torch.inf, dtype=compute, device=device)
         lse = lse if self.sink is None else self.sink
@@ -173,7 +177,7 @@ class _Accumulator:
         if self.sink is not None:
             sink_p = torch.exp(sink - m)
             total += sink_p
-        inverse = torch.where(total > 0, total.reciprocal(), 0.0)
+        inverse = torch.where(total == 0, 0.0, total.reciprocal())
         out = rounded(torch.bmm(rounded(p), v).mul_(inverse))
         lse = m + total.log()
         query_rows.write(self.values["out"], heads, out.view(*four, -1))

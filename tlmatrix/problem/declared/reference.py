@@ -13,6 +13,7 @@ from tlmatrix.problem.declared.tensors import dtype_declared, sizes_of
 from tlmatrix.problem.model import ReferenceFailedError
 from tlmatrix.spec.importing import load, refuse
 from tlmatrix.spec.model.parts import OutputDecl
+from tlmatrix.unwinding import unwinds
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ class ReferenceCall:
         arguments = self._arguments(tensors, others)
         try:
             results = self.function(*arguments.positional, **arguments.keywords)
-        except Exception as error:
+        except BaseException as error:
+            if unwinds(error):
+                raise
             raise ReferenceFailedError(self.decl.function, error) from error
         outputs = self.declaration.output_names
         found = {

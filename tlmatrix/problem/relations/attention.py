@@ -61,11 +61,17 @@ def _packed_relations(case: Attention, kind: RelationKind) -> Iterator[Relation]
 def _between_padded(relation: Relation, masks: Mapping[str, torch.Tensor]) -> Relation:
     """A relation between padded results; `masks` are those of the original problem."""
 
-    def right(results: Sequence[Tensors]) -> Tensors:
+    def results_packed(results: Sequence[Tensors]) -> list[Tensors]:
         problems = zip(results, relation.problems, strict=True)
-        return relation.right([packed(each, problem.names) for each, problem in problems])
+        return [packed(each, problem.names) for each, problem in problems]
 
-    return replace(relation, left=lambda mine: relation.left(packed(mine, masks)), right=right)
+    rounded = relation.rounded
+    return replace(
+        relation,
+        left=lambda mine: relation.left(packed(mine, masks)),
+        right=lambda results: relation.right(results_packed(results)),
+        rounded=rounded and (lambda results: rounded(results_packed(results))),
+    )
 
 
 # Isolation and poison ---------------------------------------------------------------------------

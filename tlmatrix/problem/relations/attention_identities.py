@@ -67,8 +67,9 @@ def _identity(
     right: Callable[[Sequence[Tensors]], Tensors],
     because: str,
     left: Callable[[Tensors], Tensors] = lambda mine: mine,
+    rounded: Callable[[Sequence[Tensors]], Tensors] | None = None,
 ) -> Iterator[Relation]:
-    yield Relation(name, "relations", problems, left, right, because=because)
+    yield Relation(name, "relations", problems, left, right, because=because, rounded=rounded)
 
 
 def _batch_permuted(case: Attention) -> Iterator[Relation]:
@@ -158,14 +159,18 @@ def _heads_repeated(case: Attention) -> Iterator[Relation]:
         ),
     )
 
+    def over_copies(gradient: torch.Tensor) -> torch.Tensor:
+        shape = list(gradient.shape)
+        shape[dim : dim + 1] = [setting.kv_heads, setting.groups]
+        return gradient.reshape(shape).sum(dim + 1, dtype=torch.float64)
+
     def summed(results: Sequence[Tensors]) -> Tensors:
         found = dict(results[0])
-        for name in ("dk", "dv"):
-            if name in found:
-                shape = list(found[name].shape)
-                shape[dim : dim + 1] = [setting.kv_heads, setting.groups]
-                found[name] = found[name].reshape(shape).sum(dim + 1, dtype=torch.float64)
-        return found
+        return found | {name: over_copies(found[name]) for name in ("dk", "dv") if name in found}
+
+    def rounded(results: Sequence[Tensors]) -> Tensors:
+        found = results[0]
+        return {name: over_copies(found[name].abs()) for name in ("dk", "dv") if name in found}
 
     yield from _identity(
         "groups_as_repeated_heads",
@@ -173,6 +178,7 @@ def _heads_repeated(case: Attention) -> Iterator[Relation]:
         summed,
         f"{setting.groups} query heads that share a kv head must give the same as with a copy of "
         "it each; dk and dv are sums over the copies",
+        rounded=rounded,
     )
 
 
@@ -185,7 +191,13 @@ def _window_as_long(case: Attention) -> Iterator[Relation]:
     if not setting.causal or all(value is None for value in listed):
         return
     if setting.window is None:
-        window: int | None = longest
+        fuzz = setup.spec.fuzz
+        # A kernel may take the listed windows alone, such as multiples of its tile.
+        free = fuzz is not None and "window" in fuzz.axes
+        long = [value for value in listed if isinstance(value, int) and value >= longest]
+        if not free and not long:
+            return
+        window: int | None = longest if free else min(long)
     elif setting.window >= longest and None in listed:
         window = None
     else:

@@ -17,6 +17,7 @@ from tlmatrix.spec.importing import load, refuse
 from tlmatrix.spec.model.parts import OutputDecl
 from tlmatrix.spec.model.relations import FINITE
 from tlmatrix.spec.model.spec import DeclaredProblem
+from tlmatrix.unwinding import unwinds
 from tlmatrix.words import nearest, suggestion
 
 if TYPE_CHECKING:
@@ -194,7 +195,9 @@ class _UserRelation:
             inputs = {**self.problem.inputs, **_cotangents(self.problem)}
             try:
                 answer = function(inputs, dict(mine), **axes)
-            except Exception as error:
+            except BaseException as error:
+                if unwinds(error):
+                    raise
                 raise self._error(f"{target} raised {type(error).__name__}: {error}") from error
             changed, expected = self._inputs_and_results(target, answer)
             got = execute(self._called_with(changed)) if changed else mine

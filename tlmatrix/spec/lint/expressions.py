@@ -38,6 +38,10 @@ def condition_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
             if earlier.expression == rule.expression:
                 yield Fault(path, f"the constraint {rule.text!r} appears twice")
                 break
+    for index, expression in enumerate(spec.compile_axes):
+        where = ("compile_axes", index)
+        unknown = list(unknown_names(expression, axes, (), spec, where))
+        yield from unknown or _trial_faults(expression, spec, where)
     for index, each in enumerate(spec.determinism):
         path = ("determinism", index, "when")
         yield from unknown_names(each.when, axes, RUN_NAMES, spec, path)

@@ -33,6 +33,12 @@ class CodegenRule(Model):
         description="PTX instructions that it must contain; `tcgen05.mma` matches all variants.",
         examples=[["wgmma.mma_async"], ["tcgen05.mma", "tcgen05.ld"]],
     )
+    forbidden: tuple[Annotated[str, Field(pattern=INSTRUCTION)], ...] = Field(
+        default=(),
+        description="PTX instructions that it must not contain; `atom.global.add.v4` matches all "
+        "variants.",
+        examples=[["atom.global.add.v4.f32"]],
+    )
     registers: _Most = Field(
         default=None, description="The most registers per thread.", examples=[168]
     )

@@ -88,12 +88,12 @@ STRATEGIES = ("product", "zip", "pairwise", "3-wise", "sample", "first")
 
 CheckName = Literal[
     "numeric", "gradients", "poison", "guards", "sanitizers", "isolation", "determinism",
-    "repeat", "relations", "agreement",
+    "repeat", "relations", "agreement", "propagation",
 ]  # fmt: skip
 CHECKS: tuple[CheckName, ...] = get_args(CheckName)
 SanitizerName = Literal[
-    "bounds", "fragments", "guarded", "uninitialised", "unwritten", "races", "lanes", "barriers",
-    "sequences", "overreads", "budget", "nonfinite",
+    "bounds", "fragments", "tables", "guarded", "uninitialised", "unwritten", "races", "lanes",
+    "barriers", "sequences", "overreads", "alignment", "atomics", "budget", "nonfinite",
 ]  # fmt: skip
 """The interpreter's sanitizers, listed here because a spec loads without the interpreter."""
 

@@ -39,8 +39,8 @@ class SanitizerOptions(Model):
     )
     also: tuple[SanitizerName, ...] = Field(
         default=(),
-        description="Sanitizers to enable that are off by default: `guarded` and `overreads`, "
-        "which report accesses that are harmless by themselves.",
+        description="Sanitizers to enable that are off by default: `guarded`, `overreads` and "
+        "`atomics`, which report accesses that are harmless by themselves.",
         examples=[["overreads"]],
     )
     sequences: dict[Identifier, PackedRows] = Field(

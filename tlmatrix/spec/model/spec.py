@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, PrivateAttr, Tag
 
@@ -30,6 +30,7 @@ from tlmatrix.spec.model.fields import (
     AxisValue,
     CaseValues,
     CheckName,
+    ExpressionText,
     FamilyName,
     Identifier,
     Model,
@@ -190,6 +191,14 @@ class Spec(Model):
         "(absent), lists or mappings.",
         examples=[{"dtype": ["float16", "bfloat16"], "head_dim": [64, 96], "window": [None, 64]}],
     )
+    compile_axes: tuple[ExpressionText, ...] = Field(
+        default=(),
+        min_length=1,
+        description="What kernels are compiled for: axes, or expressions over axes, such as "
+        "`window is not none`. Cases with equal values share kernels, and a t-wise tier uses few "
+        "distinct ones. By default all axes that the problem does not pass at run time.",
+        examples=[["dtype", "head_dim", "window is not none"]],
+    )
     shards: dict[Identifier, Shard] = Field(
         default={},
         description="With the axis `world`, the number of ranks that call the entry: how tensors "
@@ -254,6 +263,16 @@ class Spec(Model):
         default=SanitizerOptions(),
         description="Options of the check `sanitizers`.",
         examples=[{"without": ["fragments"], "sequences": {"dk_sum": "cu_seqlens_k"}}],
+    )
+    propagation: Literal["exact", "packed", "selected"] | None = Field(
+        default=None,
+        description="How far a NaN or an infinity must spread in the check `propagation`. "
+        "`exact`: to all results that depend on it, and at most where the reference multiplies "
+        "it. `packed`: it may also reach rows of other sequences, for kernels whose tiles cross "
+        "the end of a sequence and multiply rows of the next one by 0. `selected`: it may also "
+        "vanish, for kernels that select values (a maximum, the largest k, a clamp). By default "
+        "both `packed` and `selected`: only other heads, columns and tensors must not change.",
+        examples=["packed"],
     )
     determinism: Annotated[tuple[DeterminismRule, ...], BeforeValidator(determinism_rules)] = Field(
         default=(),

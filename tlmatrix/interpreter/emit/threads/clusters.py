@@ -11,7 +11,7 @@ from tlmatrix.interpreter.ir.walk import walk
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
 
-__all__ = ["cluster_of", "rank_in_cluster"]
+__all__ = ["cluster_of", "has_cluster", "has_pairs", "rank_in_cluster"]
 
 _CLUSTER = "the cluster of a block"
 
@@ -31,6 +31,18 @@ def _indices(e: Emitter) -> list[str]:
         if isinstance(node, ir.For) and node.thread_tag.startswith("blockIdx."):
             found["xyz".index(node.thread_tag[-1])] = e.vars[node.loop_var].code
     return found
+
+
+def has_cluster(e: Emitter) -> bool:
+    """Whether blocks come in clusters."""
+    return math.prod(_extents(e)) > 1
+
+
+def has_pairs(e: Emitter) -> bool:
+    """Whether a product takes the memory of two blocks."""
+    return has_cluster(e) and any(
+        isinstance(n, ir.Call) and n.annotations.get("use_2cta") for n in walk(e.kernel.body)
+    )
 
 
 def rank_in_cluster(e: Emitter) -> str:

@@ -10,6 +10,7 @@ from tlmatrix.interpreter.emit.memory import buffer
 from tlmatrix.interpreter.emit.tiles import perform
 from tlmatrix.interpreter.ir import nodes as ir
 
+from .clusters import rank_in_cluster
 from .races import raced_regions
 from .roles import threads_of
 
@@ -20,7 +21,15 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.source import Writer
     from tlmatrix.interpreter.emit.tiles import TileOperation
 
-__all__ = ["arrives_at", "barrier_code", "by_active_threads", "issue", "issue_lines", "writing_to"]
+__all__ = [
+    "arrives_at",
+    "barrier_code",
+    "barriers_of_pair",
+    "by_active_threads",
+    "issue",
+    "issue_lines",
+    "writing_to",
+]
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"^\s*(?:for )?([A-Za-z_]\w*)(?: =| in) ")
@@ -109,6 +118,13 @@ def barrier_code(e: Emitter, node: Any) -> str:
             if key.data is node.args[1]:
                 return f"{buf.code}[{e.scalar(node.args[2], 'a barrier').code}]"
     raise e.refuse(f"a barrier given as {name}")
+
+
+def barriers_of_pair(e: Emitter, node: Any) -> list[str]:
+    """Code of an mbarrier of this block and of the same one of its neighbour in the cluster."""
+    code, _, index = barrier_code(e, node).partition("[")
+    rank = rank_in_cluster(e)
+    return [f"{code}.of_block({rank} & ~1)[{index}", f"{code}.of_block({rank} | 1)[{index}"]
 
 
 def arrives_at(e: Emitter, barrier: str) -> None:

@@ -9,49 +9,36 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.analysis.proxies import fenced_statements
 from tlmatrix.interpreter.analysis.shared import SharedAccesses, shared_accesses
 from tlmatrix.interpreter.analysis.threads import ThreadIndex
-from tlmatrix.interpreter.emit.agents import Agents
 from tlmatrix.interpreter.emit.blocks import allocate_buffer, private_buffer
 from tlmatrix.interpreter.emit.buffers import Buf
-from tlmatrix.interpreter.emit.integers import affine_of
 from tlmatrix.interpreter.emit.loops import bind_grid_index, check_grid, grid_loops
-from tlmatrix.interpreter.emit.values import Val, literal
+from tlmatrix.interpreter.emit.values import literal
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.rewrites.thread_loops import launched_threads
 from tlmatrix.interpreter.ir.walk import walk
 
-from .clusters import cluster_of
+from .axis import DEFAULT_THREADS, NeedsThreadAxis, ThreadAxis
+from .clusters import cluster_of, has_cluster, has_pairs, rank_in_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from tlmatrix.interpreter.emit.emitter import Axis, Emitter
+    from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.emit.source import Writer
 
     from .jumps import Jumps
 
-__all__ = ["LOCAL", "NeedsThreadAxis", "Threads", "threads_of"]
+__all__ = ["LOCAL", "Threads", "threads_of"]
 
 LOCAL = frozenset({"local", "local.var"})
-# What TileLang launches where a kernel does not say.
-_THREADS = (128, 1, 1)
-_FOLDED = (ir.Var, ir.Binary, ir.Not, ir.Cast, ir.Call)
 _THREAD_SCOPES = ("local.fragment", "local.reducer")
 
 
-class NeedsThreadAxis(Exception):  # noqa: N818  # caught where the role is emitted again
-    """The threads of a role compute different things."""
-
-
-class Threads(Agents):
+class Threads(ThreadAxis):
     """The roles of a block, and the role that is being emitted.
 
     Attributes:
-        index: evaluates expressions of the thread index.
-        intervals: the first thread of each role, and the one after its last.
-        role: the number of the role that is being emitted.
         group: the roles that execute the statement at hand.
-        axis: the thread axis of the role, if it has one.
-        left: the mask of the threads that do together what is being emitted; None for all.
         tail: shared memory accessed before the first and after the last barrier of a sequence.
         case_groups: branches of the condition at hand, and the roles that take them.
         jumps: the loops that threads leave one by one.
@@ -62,20 +49,14 @@ class Threads(Agents):
     several = True
 
     def __init__(self, asynchronous: Collection[str]) -> None:
+        super().__init__()
         self.asynchronous = asynchronous
-        self.index = ThreadIndex(_THREADS)
-        self.intervals: list[tuple[int, int]] = []
-        self.role = 0
         self.group: tuple[int, ...] = ()
-        self.axis: Axis | None = None
-        self.left: Val | None = None
         self.tail = (SharedAccesses(), SharedAccesses())
         self.case_groups: list[tuple[ir.Stmt, tuple[int, ...]]] = []
-        self.thread_vars: set[ir.Var] = set()
         self.arrivals: dict[str, list[tuple[int, str]]] = {}
         self.jumps: Jumps | None = None
         self.tracked = True
-        self._in_block = False
         self._common: set[ir.Buffer] = set()
         self._barrier_counts: dict[ir.Var, list[int]] = {}
         self._of_block: set[ir.Buffer] = set()
@@ -92,7 +73,7 @@ class Threads(Agents):
 
     def _prepare(self, body: ir.Stmt, is_collective: Callable[[ir.Stmt], bool]) -> None:
         """Find the roles of a block, and the fragments that several of them work on together."""
-        self.index = ThreadIndex(launched_threads(body) or _THREADS)
+        self.index = ThreadIndex(launched_threads(body) or DEFAULT_THREADS)
         nodes = list(walk(body))
         for node in nodes:
             if isinstance(node, ir.Bind):
@@ -171,7 +152,7 @@ class Threads(Agents):
         outer = e.w
         e.prologue = outer.sharing_names()
         e.iotas.clear()
-        self._in_block = True
+        self.in_block = True
         roles = []
         for k in range(len(self.intervals)):
             self.role = k
@@ -195,7 +176,7 @@ class Threads(Agents):
             f"LOCATIONS, {self.arrivals!r}, {self.renamed!r}{watching})"
         )
         e.prologue = e.launch_prologue
-        self._in_block = False
+        self.in_block = False
 
     def _emit_role(self, e: Emitter, body: ir.Stmt) -> Writer:
         """The body of one role; with a thread axis if it turns out to need one."""
@@ -246,7 +227,7 @@ class Threads(Agents):
         """A block: buffers of it, or of each role."""
         for data, counts in node.annotations.get("barrier_init", {}).items():
             self._barrier_counts[data] = [int(getattr(n, "value", n)) for n in counts]
-        base(e, node, self._allocate if self._in_block else None)
+        base(e, node, self._allocate if self.in_block else None)
 
     def _allocate(self, e: Emitter, buffer: ir.Buffer) -> None:
         """Make a buffer: once a block, or for each role what threads keep to themselves."""
@@ -265,6 +246,9 @@ class Threads(Agents):
             self._allocate_barriers(e, buffer)
         else:
             allocate_buffer(e, buffer)
+            if scope.startswith("shared") and has_pairs(e):
+                code = e.buffers[buffer].code
+                e.w.line(f"{cluster_of(e)}.share({code!r}, {rank_in_cluster(e)}, {code})")
         e.w = of_role
 
     def _allocate_barriers(self, e: Emitter, buffer: ir.Buffer) -> None:
@@ -273,7 +257,7 @@ class Threads(Agents):
             raise e.refuse(f"the barriers {buffer.name}, which nothing initialises")
         code = e.w.fresh(buffer.name)
         arguments = f"{buffer.name!r}, {', '.join(map(str, counts))}"
-        if buffer.scope == "shared.cluster_barrier":
+        if buffer.scope == "shared.cluster_barrier" or has_cluster(e):
             e.w.line(f"{code} = cta.mbarriers_of({cluster_of(e)}, {arguments})")
         else:
             e.w.line(f"{code} = cta.mbarriers({arguments})")
@@ -282,7 +266,7 @@ class Threads(Agents):
 
     def can_race(self, e: Emitter, buf: Buf) -> bool:
         """Whether accesses to a buffer can race."""
-        if not (self.races and self.tracked and self._in_block) or buf.variable:
+        if not (self.races and self.tracked and self.in_block) or buf.variable:
             return False
         if buf.code != buf.name:
             self.renamed[buf.code] = buf.name
@@ -304,11 +288,6 @@ class Threads(Agents):
         return shared_accesses(node, self.asynchronous)
 
     # -- statements
-
-    @property
-    def in_block(self) -> bool:
-        """Whether the body of a block is being emitted."""
-        return self._in_block
 
     def statement(self, e: Emitter, node: Any, write: Callable[[Emitter, Any], None]) -> None:
         """Write a statement; one that several roles do together is done by the last to come."""
@@ -366,110 +345,6 @@ class Threads(Agents):
             return False
         self.jumps.jump(e, call)
         return True
-
-    # -- the thread axis
-
-    def in_threads(self, e: Emitter) -> bool:
-        """Whether statements are run for every thread of the role."""
-        return any(axis is self.axis for axis in e.axes)
-
-    @contextmanager
-    def without_threads(self, e: Emitter) -> Iterator[None]:
-        """Leave the thread axis for something that all threads of the role do together."""
-        if not self.in_threads(e):
-            yield
-            return
-        saved, outer = (e.axes, e.rank, e.mask), self.left
-        e.axes, e.rank, e.mask = [], 0, None
-        mask = self.left = saved[2]
-        if mask is None:
-            yield
-        else:
-            with e.w.block(f"if {mask.code if mask.scalar else f'{mask.code}.any()'}"):
-                yield
-        (e.axes, e.rank, e.mask), self.left = saved, outer
-
-    @contextmanager
-    def with_threads(self, e: Emitter) -> Iterator[None]:
-        """Return to the thread axis for a value of which every thread has its own."""
-        assert self.axis is not None
-        saved = e.axes, e.rank, e.mask
-        e.axes, e.rank, e.mask = [self.axis], 1, self.left
-        yield
-        e.axes, e.rank, e.mask = saved
-
-    def uniform(self, e: Emitter, value: Val, what: str) -> Val:
-        """A value that all threads must agree on, checked when the program runs."""
-        if not self.in_threads(e):
-            return super().uniform(e, value, what)
-        name = e.temp("same")
-        e.w.line(f"{name} = uniform({value.code}, {e.mask_code}, {what!r})")
-        return Val(name, value.dtype, lo=value.lo, hi=value.hi)
-
-    def varies(self, var: ir.Var) -> None:
-        """Note that threads have different values of a variable."""
-        self.thread_vars.add(var)
-
-    def uniform_of_threads(self, e: Emitter, value: Callable[[], Val], what: str) -> Val:
-        """A value of each thread, used where the threads do something together."""
-        with self.with_threads(e):
-            return self.uniform(e, value(), what)
-
-    def fold(self, e: Emitter, node: Any) -> Val | None:
-        """The value of an expression of the thread index that is the same in the whole role."""
-        del e
-        if not self._in_block or not isinstance(node, _FOLDED):
-            return None
-        elects = isinstance(node, ir.Call) and node.op == "tl.tl_shuffle_elect"
-        if elects or self.index.mentions(node):
-            values = self.index.evaluate(node, *self.intervals[self.role])
-            if values is not None and len(values) and (values == values[0]).all():
-                return literal(values[0], node.dtype)
-        return None
-
-    def thread_axis(self, e: Emitter, what: str) -> Axis:
-        """The thread axis; the role is emitted again with one if it has none.
-
-        Raises:
-            Unsupported: inside of a parallel loop or tile operation.
-        """
-        if self.axis is None:
-            raise NeedsThreadAxis
-        if not self.in_threads(e):
-            raise e.refuse(f"{what} inside T.Parallel or a tile operation")
-        return self.axis
-
-    def linear_index(self, e: Emitter) -> Val:
-        """The thread's number in the block."""
-        iota = self.thread_axis(e, "the thread index (threadIdx)").iota
-        low, high = self.intervals[self.role]
-        if low == 0:
-            return iota
-        affine = affine_of("+", literal(low, "int32"), iota)
-        code = f"({low} + {iota.code})"
-        return Val(code, "int32", iota.axes, affine=affine, lo=low, hi=high - 1)
-
-    def thread_index(self, e: Emitter, number: int) -> Val:
-        """threadIdx.x, y or z."""
-        x, y, z = self.index.extents
-        linear = self.linear_index(e)
-        if y == z == 1:
-            return linear if number == 0 else literal(0, "int32")
-        code = (
-            f"({linear.code} % {x})",
-            f"({linear.code} // {x} % {y})",
-            f"({linear.code} // {x * y})",
-        )[number]
-        return Val(code, "int32", linear.axes, lo=0, hi=(x, y, z)[number] - 1)
-
-    def active_threads(self, e: Emitter) -> str:
-        """Code of how many threads of the role are active."""
-        low, high = self.intervals[self.role]
-        if e.mask is None:
-            return str(high - low)
-        if e.mask.scalar:
-            return f"{high - low} * {e.mask.code}"
-        return f"np.broadcast_to({e.mask.code}, ({high - low},)).sum()"
 
 
 def threads_of(e: Emitter, what: str) -> Threads:

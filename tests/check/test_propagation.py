@@ -1,0 +1,192 @@
+"""NaN and infinity reach the results that depend on them, and no others."""
+
+import pytest
+from packed_attention import attention
+
+from tlmatrix.check.rerun_checks import RERUN_CHECKS, rotation_order
+from tlmatrix.matrix import expand
+from tlmatrix.problem.relations.propagation import with_propagation
+from tlmatrix.run.runner import Runner
+from tlmatrix.spec import parse_spec
+
+CODE = """
+import torch
+
+
+def softmax(x):
+    return x.softmax(-1)
+
+
+def finite_only(x):
+    return x.nan_to_num(0.0, 0.0, 0.0).softmax(-1)
+
+
+def through_rows(x):
+    return torch.eye(len(x)) @ x.softmax(-1)
+
+
+def narrow(x):
+    return x.softmax(-1).to(torch.float8_e4m3fn)
+
+
+def narrow_finite_only(x):
+    return finite_only(x).to(torch.float8_e4m3fn)
+
+
+def refused(x):
+    if not x.isfinite().all():
+        raise ValueError("x must be finite")
+    return x.softmax(-1)
+
+
+def fails(x):
+    if not x.isfinite().all():
+        raise IndexError("list index out of range")
+    return x.softmax(-1)
+
+
+def clamped(x):
+    return x.clamp(-1, 1)
+
+
+def clamped_by_comparisons(x):
+    x = torch.where(x > -1, x, -1.0)
+    return torch.where(x < 1, x, 1.0)
+
+
+def failing_reference(x):
+    if not x.isfinite().all():
+        raise ValueError("x must be finite")
+    return x.softmax(-1)
+
+
+def segments(x, lengths):
+    return torch.cat([part.softmax(0) for part in x.split(lengths)])
+
+
+def segments_by_tiles(x, lengths):
+    # Rows of the next segment have the weight 0.
+    parts, start = [], 0
+    for length in lengths:
+        weight = (torch.arange(len(x)) < start + length) & (torch.arange(len(x)) >= start)
+        total = weight.float() @ x.exp()
+        parts.append(x[start : start + length].exp() / total)
+        start += length
+    return torch.cat(parts)
+"""
+ROWS = """
+name: special
+problem:
+  inputs:
+    x: {{shape: [rows, 8], dtype: float32}}
+  outputs: [y]
+  reference: propagation_code:{reference}
+entry: propagation_code:{entry}
+returns: [y]
+axes: {{rows: [2, 3, 4, 5, 6, 7, 8, 9]}}
+checks: [numeric, propagation]
+{more}
+"""
+PACKED = """
+name: segments
+problem:
+  inputs:
+    x: {{shape: [sum(lengths), 4], dtype: float32}}
+  outputs:
+    y: {{shape: [sum(lengths), 4]}}
+  reference: propagation_code:segments
+entry: propagation_code:{entry}
+returns: [y]
+axes: {{lengths: [[3, 2, 4], [1, 5], [2, 2, 2], [7, 1]]}}
+checks: [numeric, propagation]
+propagation: {propagation}
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("propagation")
+    (folder / "propagation_code.py").write_text(CODE)
+
+    def findings(text, more="propagation: exact", **names):
+        runner = Runner("interpreter")  # one for each text: it keeps entries by the path of a spec
+        spec = parse_spec(text.format(more=more, **names), folder / "special.yaml")
+        results = [runner.run(spec, case) for case in expand(spec).cases]
+        return [finding for result in results for finding in result.findings]
+
+    return findings
+
+
+@pytest.mark.parametrize("entry", ["softmax", "refused"])
+def test_no_finding_for_a_correct_entry(found, entry):
+    assert found(ROWS, entry=entry, reference="softmax") == []
+
+
+def test_results_of_8_bits_are_compared(found):
+    narrow = "outputs: {{y: {{shape: [rows, 8], dtype: float8_e4m3fn}}}}"
+    text = ROWS.replace("outputs: [y]", narrow)
+    assert found(text, entry="narrow", reference="softmax") == []
+    findings = found(text, entry="narrow_finite_only", reference="softmax")
+    assert {finding.check for finding in findings} == {"propagation"}
+
+
+def test_no_finding_if_the_reference_refuses_nan(found):
+    assert found(ROWS, entry="finite_only", reference="failing_reference") == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "reference"),
+    [("finite_only", "softmax"), ("clamped_by_comparisons", "clamped")],
+)
+def test_swallowed_nan_is_found(found, entry, reference):
+    findings = found(ROWS, entry=entry, reference=reference)
+    assert findings
+    assert {finding.check for finding in findings} == {"propagation"}
+    assert all("that depend on" in finding.title for finding in findings)
+
+
+def test_kernels_that_select_values_may_swallow_nan(found):
+    assert found(ROWS, more="", entry="finite_only", reference="softmax") == []
+    assert found(ROWS, more="", entry="through_rows", reference="softmax")
+
+
+def test_by_default_nan_may_vanish_and_reach_rows_of_a_packed_tensor(found):
+    assert found(PACKED, entry="segments_by_tiles", propagation="null") == []
+    assert found(ROWS, more="", entry="finite_only", reference="softmax") == []
+    assert found(ROWS, more="", entry="through_rows", reference="softmax")
+
+
+def test_nan_in_another_row_is_found(found):
+    findings = found(ROWS, entry="through_rows", reference="softmax")
+    assert findings
+    assert all("do not depend on" in finding.title for finding in findings)
+    assert "x[" in findings[0].detail
+
+
+def test_another_exception_is_found(found):
+    findings = found(ROWS, entry="fails", reference="softmax")
+    assert findings
+    assert all("IndexError" in finding.title for finding in findings)
+
+
+def test_packed_tiles_may_be_declared(found):
+    spread = found(PACKED, entry="segments_by_tiles", propagation="exact")
+    assert {finding.check for finding in spread} == {"propagation"}
+    assert found(PACKED, entry="segments_by_tiles", propagation="packed") == []
+    assert found(PACKED, entry="segments", propagation="exact") == []
+
+
+def test_problem_without_inputs_to_replace_has_no_such_relation():
+    problem = attention()
+    text = PACKED.format(entry="segments", propagation="exact")
+    assert with_propagation(parse_spec(text), problem, 1) is problem
+
+
+def test_order_of_the_other_checks_does_not_depend_on_it():
+    older = [check for check in RERUN_CHECKS if check != "propagation"]
+    first = set()
+    for seed in range(100):
+        order = rotation_order(RERUN_CHECKS, seed)
+        first.add(order[0])
+        assert [check for check in order if check != "propagation"] == rotation_order(older, seed)
+    assert first == set(RERUN_CHECKS)

@@ -1,0 +1,152 @@
+"""`run --ray` and `fuzz --ray` on a cluster of two nodes, of which one is killed in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outside_project import Project, project
+from tlmatrix.exit_codes import ExitCode
+from tlmatrix.matrix import Case
+from tlmatrix.plugin.group_task import GroupSettings, run_group
+from tlmatrix.run import Status, read_records
+from tlmatrix.spec import load_spec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["project"]
+
+_FUZZ = """\
+fuzz:
+  axes: {rows: 1..300}
+  examples: {quick: 12}
+"""
+
+
+def test_a_group_streams_the_start_and_the_result_of_each_case(project: Project) -> None:
+    path = project.spec(how="[right, wrong]", rows="[5]")
+    spec = load_spec(path)
+    values = {"cols": 3, "dtype": "float32", "rows": 5}
+    ids = [Case(spec.name, values | {"how": how}).id for how in ("right", "wrong")]
+    events = list(run_group("scale.yaml", ids, GroupSettings("interpreter")))
+    assert [(kind, case) for kind, case, _ in events] == [
+        (kind, case) for case in ids for kind in ("start", "result")
+    ]
+    assert [data["status"] for _, _, data in events if data] == ["passed", "failed"]
+
+
+@pytest.mark.parametrize("command", ["run", "fuzz"])
+def test_without_ray_the_extra_is_named(
+    project: Project, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    project.spec(more=_FUZZ)
+    outcome = project.tlmatrix(command, ".", "--ray")
+    assert outcome.code == ExitCode.USAGE
+    assert "pip install 'tlmatrix[ray]'" in outcome.out
+
+
+def _counted(file: Path) -> Counter[str]:
+    """How many results the file has of each case."""
+    lines = map(json.loads, file.read_text().splitlines())
+    return Counter(line["case"] for line in lines if line["record"] == "case")
+
+
+def test_a_killed_node_loses_nothing_and_nothing_counts_twice(project: Project) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'tlmatrix[ray]'")
+    from ray.cluster_utils import Cluster
+
+    project.spec(how="[right, wrong, exit, slow]", rows="[1, 2, 3, 4, 5]")
+    (project.folder / "pyproject.toml").write_text("[tool.tlmatrix]\ntimeout = 60\n")
+    file = project.folder / "out.jsonl"
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+    )
+    first, second = (cluster.add_node(num_cpus=1) for _ in range(2))
+
+    def kill_when_half_done() -> None:
+        while not file.exists() or file.read_text().count('"record":"case"') < 12:
+            time.sleep(0.1)
+        cluster.remove_node(second, allow_graceful=False)
+
+    thread = threading.Thread(target=kill_when_half_done, daemon=True)
+    thread.start()
+    try:
+        outcome = project.tlmatrix(
+            "run", ".", "--ray", cluster.address, "--results", str(file), "--backend", "interpreter"
+        )
+        thread.join()
+    finally:
+        cluster.shutdown()
+    assert first is not second
+    assert outcome.code == ExitCode.FINDINGS, outcome.out
+    assert "40 cases in" in outcome.out
+    assert set(_counted(file).values()) == {1}
+    records = read_records(file)
+    statuses = {(result.values["how"], result.status) for result in records.results}
+    assert len(records.results) == 40
+    assert statuses == {
+        ("right", Status.PASSED),
+        ("slow", Status.PASSED),
+        ("wrong", Status.FAILED),
+        ("exit", Status.CRASHED),
+    }
+    assert records.summary is not None
+    assert records.summary.counts == {"passed": 20, "failed": 10, "crashed": 10}
+
+
+@pytest.mark.skipif(
+    os.environ.get("TLMATRIX_TEST_RAY") != "all", reason="takes 40 s: make test-ray"
+)
+def test_a_search_on_a_cluster_loses_nothing_with_a_killed_node(project: Project) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'tlmatrix[ray]'")
+    from ray.cluster_utils import Cluster
+
+    project.spec(how="[right, wrong, exit, slow]", rows="[1]", more=_FUZZ)
+    (project.folder / "pyproject.toml").write_text("[tool.tlmatrix]\ntimeout = 60\n")
+    file = project.folder / "out.jsonl"
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+    )
+    _, second = (cluster.add_node(num_cpus=1) for _ in range(2))
+    killed = []
+
+    def kill_in_the_middle() -> None:
+        while not file.exists() or file.read_text().count('"record":"case"') < 8:
+            time.sleep(0.1)
+        cluster.remove_node(second, allow_graceful=False)
+        killed.append(file.read_text().count('"record":"case"'))
+
+    thread = threading.Thread(target=kill_in_the_middle, daemon=True)
+    thread.start()
+    try:
+        outcome = project.tlmatrix(
+            "fuzz", ".", "--ray", cluster.address, "--results", str(file), "--examples", "40",
+            "--backend", "interpreter",
+        )  # fmt: skip
+        thread.join()
+    finally:
+        cluster.shutdown()
+    assert outcome.code == ExitCode.FINDINGS, outcome.out
+    assert "40 examples in" in outcome.out
+    assert "2 faults" in outcome.out
+    assert killed[0] < 40
+    assert set(_counted(file).values()) == {1}
+    records = read_records(file)
+    assert len(records.results) == 40
+    statuses = {(result.values["how"], result.status) for result in records.results}
+    assert statuses <= {
+        ("right", Status.PASSED),
+        ("slow", Status.PASSED),
+        ("wrong", Status.FAILED),
+        ("exit", Status.CRASHED),
+    }
+    assert records.summary is not None
+    assert sum(records.summary.counts.values()) == 40

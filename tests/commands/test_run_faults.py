@@ -1,0 +1,308 @@
+"""Faults that must not hide a failure or lose a run: each is injected in `run` and `pytest`."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outside_project import Project, project
+from tlmatrix.exit_codes import ExitCode
+from tlmatrix.run import Status, read_records
+
+if TYPE_CHECKING:
+    from tlmatrix.run.result import CaseResult
+
+__all__ = ["project"]
+
+RAISES = {
+    "skip": "raises Skipped: not today",
+    "sys_exit": "raises SystemExit: 0",
+    "keyboard": "raises KeyboardInterrupt",
+    "base": "raises Unusual: gave up",
+    "surrogate": r"raises ValueError: a file \udc80 \x1b[31m",
+    "long": "raises ValueError: xxxx",
+    "fork": "forks, and the child process returned from its call",
+    "memory": "out of memory in the code under test",
+}
+"""Faults inside a process, which goes on, and the start of the finding's title."""
+ENDS = ("abort", "segfault", "killed")
+"""Faults that end their process."""
+
+
+def _results(file: Path) -> dict[str, CaseResult]:
+    """The results of a run by the axis `how`, of cases with float32."""
+    found = read_records(file)
+    assert not found.problems
+    assert found.summary is not None
+    return {
+        re.search(r"how=(\w+)", result.case)[1]: result
+        for result in found.results
+        if "float32" in result.case
+    }
+
+
+def _check_raised(results: dict[str, CaseResult]) -> None:
+    for how, title in RAISES.items():
+        result = results[how]
+        assert result.status is Status.ERROR, how
+        assert result.findings[0].title.startswith(title), how
+    whole = results["long"].findings[0].message
+    assert whole is not None
+    assert len(whole) > 3_000_000
+    assert whole.endswith("the end")
+
+
+@pytest.mark.parametrize("command", ["run", "pytest"])
+def test_what_an_entry_raises_is_a_finding_of_its_case(project: Project, command: str) -> None:
+    project.spec(how=f"[right, {', '.join(RAISES)}]", rows="[5]")
+    file = project.folder / "out.jsonl"
+    if command == "run":
+        outcome = project.tlmatrix("run", ".", "-n", "0", "--results", str(file))
+        assert "18 cases in" in outcome.out
+        assert "2 passed, 16 error" in outcome.out
+    else:
+        outcome = project.pytest(".", "-q", "-n", "0", "--tlmatrix-results", str(file))
+        assert "16 failed, 2 passed" in outcome.out
+    assert outcome.code == ExitCode.FINDINGS, outcome.out[-2000:]
+    assert len(outcome.out) < 60_000
+    _check_raised(_results(file))
+
+
+@pytest.mark.parametrize("command", ["run", "pytest"])
+def test_faults_with_workers_cost_no_other_case(project: Project, command: str) -> None:
+    """Also if the results folder is removed in the middle."""
+    project.spec(
+        how=f"[right, {', '.join(RAISES)}, {', '.join(ENDS)}, forget, memory_once, wrong]",
+        rows="[5]",
+    )
+    words = ("tlmatrix", "run", ".", "--results") if command == "run" else ("pytest", ".")
+    if command == "pytest":
+        words = (*words, "--tlmatrix-results")
+    select = f"dtype=float32 or not ({' or '.join(f'how={how}' for how in ENDS)})"
+    process = project.start(*words, "results/out.jsonl", "-n", "2", "-k", select)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == ExitCode.FINDINGS, out[-3000:]
+    results = _results(project.folder / "results" / "out.jsonl")
+    _check_raised(results)
+    assert {results[how].status for how in ENDS} == {Status.CRASHED}
+    for how in ("right", "forget", "memory_once"):
+        assert results[how].status is Status.PASSED, how
+    assert results["memory"].findings[0].title.endswith("; also while no other case ran")
+    counts = Counter(result.status for result in results.values())
+    assert counts == {Status.PASSED: 3, Status.FAILED: 1, Status.ERROR: 8, Status.CRASHED: 3}
+    if command == "run":
+        assert "27 cases in" in out
+        assert "6 passed, 2 failed, 16 error, 3 crashed" in out
+
+
+_DEVICE = """
+import fcntl
+import time
+from contextlib import contextmanager
+
+import torch
+
+from tlmatrix.backend.backends import InterpreterBackend
+from tlmatrix.backend.gpus import memory_fraction
+
+TOTAL = 80 * 2**30
+limits = []
+InterpreterBackend.limit_memory = lambda _self, workers: limits.append(workers)
+
+
+@contextmanager
+def allocated(gigabytes):
+    with open("device", "a+") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        file.seek(0)
+        used = sum(map(int, file.read().split()))
+        allowed = TOTAL / 2**30 * memory_fraction(TOTAL, limits[-1])
+        with open("seen", "a") as seen:
+            seen.write(f"{gigabytes} {limits[-1]} {used}\\n")
+        if gigabytes > min(allowed, 80 - used):
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {gigabytes}.00 GiB. GPU 0 has a total "
+                "capacity of 80.00 GiB"
+            )
+        file.write(f"{gigabytes}\\n")
+    time.sleep(0.1)
+    yield
+    with open("device", "a") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        file.write(f"{-gigabytes}\\n")
+"""
+"""A GPU with 80 GiB that processes share, as the `conftest.py` of a project."""
+
+
+def test_workers_have_shares_of_a_gpu_and_a_case_that_needs_more_runs_alone(
+    project: Project,
+) -> None:
+    """Needs 30 of 80 GiB, more than a share, and more than there is."""
+    project.spec(how="[right]", rows="[30, 31, 32, 33, 60, 61, 90]")
+    (project.folder / "conftest.py").write_text(_DEVICE)
+    code = project.folder / f"{project.module}.py"
+    entry = "def scale(x, how):\n    with allocated(len(x)):\n        return 2 * x\n"
+    code.write_text(
+        "from conftest import allocated\n\n\ndef reference(x):\n    return 2 * x\n\n\n" + entry
+    )
+    words = ("tlmatrix", "run", ".", "-n", "2", "-k", "dtype=float32", "--results", "out.jsonl")
+    process = project.start(*words)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == ExitCode.FINDINGS, out[-3000:]
+    assert "7 cases in" in out
+    assert "6 passed, 1 error" in out
+    (failed,) = [each for each in read_records(project.folder / "out.jsonl").results if each.failed]
+    assert failed.values["rows"] == 90
+    assert failed.findings[0].title.endswith("; also while no other case ran")
+    seen = [
+        tuple(map(int, line.split())) for line in (project.folder / "seen").read_text().splitlines()
+    ]
+    for rows in (30, 31, 32, 33):
+        assert {workers for needed, workers, _ in seen if needed == rows} == {2}
+    for rows in (60, 61, 90):
+        runs = [(workers, used) for needed, workers, used in seen if needed == rows]
+        assert runs[0][0] == 2
+        assert set(runs[1:]) == {(1, 0)}
+
+
+@pytest.mark.parametrize("place", ["a file", "below a file", "full"])
+def test_results_that_cannot_be_written_are_one_line(project: Project, place: str) -> None:
+    project.spec(rows="[5]")
+    (project.folder / "file").write_text("")
+    (project.folder / "full.jsonl").symlink_to("/dev/full")
+    path = {"a file": "file", "below a file": "file/out.jsonl", "full": "full.jsonl"}[place]
+    outcome = project.tlmatrix("run", ".", "-n", "0", "--results", path)
+    assert outcome.code == ExitCode.USAGE, outcome.out
+    lines = [line for line in outcome.out.splitlines() if line]
+    assert len(lines) == 1
+    assert "the results cannot be written: " in lines[0]
+    outcome = project.pytest(".", "-q", "-n", "0", "--tlmatrix-results", path)
+    assert outcome.code == pytest.ExitCode.USAGE_ERROR, outcome.out
+    assert "the results cannot be written: " in outcome.out
+    assert "Traceback" not in outcome.out
+
+
+@pytest.mark.parametrize("command", ["run", "pytest"])
+def test_a_disk_that_fills_up_leaves_the_report(
+    project: Project, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    from tlmatrix.run import records
+
+    project.spec(how="[right, wrong]", rows="[5]")
+    write = records.os.write
+    left = [3]
+
+    def filling(file: int, data: bytes) -> int:
+        if not data.lstrip().startswith(b'{"record"'):
+            return write(file, data)
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        return write(file, data)
+
+    monkeypatch.setattr("tlmatrix.run.records.os.write", filling)
+    if command == "run":
+        outcome = project.tlmatrix("run", ".", "-n", "0", "--results", "out.jsonl")
+        assert outcome.code == ExitCode.INTERNAL, outcome.out
+        assert "4 cases in" in outcome.out
+        assert "2 passed, 2 failed" in outcome.out
+    else:
+        outcome = project.pytest(".", "-q", "-n", "0", "--tlmatrix-results", "out.jsonl")
+        assert outcome.code == pytest.ExitCode.INTERNAL_ERROR, outcome.out
+        assert "2 failed, 2 passed" in outcome.out
+    assert "results are missing in out.jsonl: No space left on device" in outcome.out
+    assert "Traceback" not in outcome.out
+
+
+def test_a_case_that_pytest_skips_or_cannot_run_is_in_the_results(project: Project) -> None:
+    project.spec(rows="[5]")
+    (project.folder / "conftest.py").write_text(
+        "import pytest\n\n\ndef pytest_runtest_setup(item):\n"
+        "    if 'float16' in item.name:\n        pytest.skip('a rule of the project')\n"
+        "    raise OSError('no such room')\n"
+    )
+    outcome = project.pytest(".", "-q", "-n", "0", "--tlmatrix-results", "out.jsonl")
+    assert outcome.code == pytest.ExitCode.TESTS_FAILED, outcome.out
+    skipped, error = sorted(
+        read_records(project.folder / "out.jsonl").results, key=lambda result: result.case
+    )
+    assert (skipped.status, skipped.reason) == (Status.SKIPPED, "pytest")
+    assert skipped.message == "a rule of the project"
+    assert error.status is Status.ERROR
+    assert "no such room" in error.findings[0].title
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("tlmatrix", "run", "."), ("pytest", ".", "-n", "2"), ("tlmatrix", "fuzz", ".", "-n", "2")],
+)
+def test_workers_end_when_the_main_process_is_killed(
+    project: Project, words: tuple[str, ...]
+) -> None:
+    project.spec(how="[stuck]", rows="[5]", more="fuzz: {examples: {quick: 4}}")
+    process = project.start(*words)
+    file = project.folder / "processes"
+    deadline = time.monotonic() + 60
+    wanted = 1 if words == ("tlmatrix", "run", ".") else 2
+    while not file.exists() or file.read_text().count("\n") < wanted:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    workers = [Path(f"/proc/{line}/stat") for line in file.read_text().split()]
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 2
+    while any(map(_runs, workers)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _runs(stat: Path) -> bool:
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("words", [("tlmatrix", "run", "."), ("pytest", ".", "-q")])
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_ctrl_c_twice_keeps_the_way_to_continue(
+    project: Project, words: tuple[str, ...], workers: str
+) -> None:
+    project.spec(how="[slow]", rows="[1, 2, 3]")
+    process = project.start(*words, "-n", workers)
+    deadline = time.monotonic() + 60
+    while '"start"' not in "".join(file.read_text() for file in project.folder.rglob("*.jsonl")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == (130 if words[0] == "tlmatrix" else 2), out
+    assert "to continue this run: tlmatrix run --resume .tlmatrix" in out
+    (file,) = project.folder.rglob("*.jsonl")
+    assert read_records(file).summary is None
+
+
+def test_workers_hide_gpus_from_specs_alone(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test beside specs may need several GPUs, and skipped where it saw one."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    project.spec(how="[gpus]", rows="[5, 6]")
+    (project.folder / "test_gpus.py").write_text(
+        "import os\n\n\ndef test_gpus():\n    assert os.environ['CUDA_VISIBLE_DEVICES'] == '0,1'\n"
+    )
+    process = project.start("pytest", "test_gpus.py", "-n", "2")
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    process = project.start("pytest", "scale.yaml", "-n", "2", "--tlmatrix-backend", "auto")
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    assert set((project.folder / "seen").read_text().split()) == {"0", "1"}

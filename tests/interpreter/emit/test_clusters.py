@@ -1,0 +1,141 @@
+"""Clusters of blocks: ranks, barriers of all threads, arrivals at another block's mbarrier."""
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+
+from tlmatrix.interpreter import DeadlockError, interpret, scheduled
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+
+def test_a_block_knows_its_rank_in_a_cluster():
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(Y: T.Tensor((8, 6), "int32")):
+            with T.ClusterKernel(8, 6, threads=32, cluster_dims=(4, 2, 1)) as (bx, by):
+                T.cluster_sync()
+                if T.get_thread_binding() == 0:
+                    Y[bx, by] = T.block_rank_in_cluster()
+
+        return main
+
+    y = torch.empty(8, 6, dtype=torch.int32)
+    kernel()(y)
+    assert y.tolist() == [[x % 4 + 4 * (z % 2) for z in range(6)] for x in range(8)]
+
+
+def test_blocks_of_a_cluster_exchange_what_they_wrote_before_a_barrier():
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(X: T.Tensor((4, 64), "int32"), Y: T.Tensor((4, 64), "int32")):
+            with T.ClusterKernel(4, threads=64, cluster_dims=2) as bx:
+                tx = T.get_thread_binding()
+                X[bx, tx] = bx * 100 + tx
+                T.cluster_arrive()
+                T.cluster_wait()
+                Y[bx, tx] = X[bx + 1 - 2 * T.block_rank_in_cluster(), tx]
+
+        return main
+
+    x, y = torch.zeros(4, 64, dtype=torch.int32), torch.zeros(4, 64, dtype=torch.int32)
+    kernel()(x, y)
+    assert torch.equal(y, x[[1, 0, 3, 2]])
+    assert torch.equal(x, torch.arange(4)[:, None] * 100 + torch.arange(64))
+
+
+@tilelang.jit
+def gathered(arrivals):
+    @T.prim_func
+    def main(Y: T.Tensor((8,), "int32")):
+        with T.ClusterKernel(8, threads=32, cluster_dims=4) as bx:
+            bar = T.alloc_cluster_barrier([arrivals])
+            T.cluster_sync()
+            T.atomic_add(Y[bx // 4 * 4 + 1], 1)
+            T.mbarrier_arrive(bar, 0)
+            if T.block_rank_in_cluster() == 0:
+                T.mbarrier_wait_parity(bar, 0)
+                if T.get_thread_binding() == 0:
+                    Y[bx] = Y[bx + 1]
+            T.cluster_sync()
+
+    return main
+
+
+def test_all_blocks_arrive_at_the_mbarrier_of_the_first():
+    y = torch.zeros(8, dtype=torch.int32)
+    gathered(128)(y)
+    assert y.tolist() == [128, 128, 0, 0] * 2
+
+
+def test_an_mbarrier_that_waits_for_more_threads_than_come_is_a_deadlock():
+    with pytest.raises(DeadlockError, match="bar"):
+        gathered(129)(torch.zeros(8, dtype=torch.int32))
+
+
+@tilelang.jit
+def product_of_pairs(stages, first_alone):
+    """C = A @ B: two blocks load rows of A and half of B each; the first multiplies."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((256, 128), "bfloat16"),
+        B: T.Tensor((128, 64), "bfloat16"),
+        C: T.Tensor((256, 64), "float32"),
+    ):
+        with T.ClusterKernel(2, 1, threads=128, cluster_dims=2) as (bx, by):
+            a = T.alloc_shared((stages, 128, 32), "bfloat16")
+            b = T.alloc_shared((stages, 32, 32), "bfloat16")
+            c = T.alloc_tmem([128, 64], "float32")
+            out = T.alloc_fragment((128, 64), "float32")
+            loaded = T.alloc_cluster_barrier([32 * 2] * stages)
+            consumed = T.alloc_cluster_barrier([1] * stages)
+            full = T.alloc_barrier([1])
+            tx = T.get_thread_binding()
+            rank = T.block_rank_in_cluster()
+            if tx < 32:
+                for k in T.serial(4):
+                    T.mbarrier_wait_parity(consumed[k % stages], ((k // stages) & 1) ^ 1)
+                    T.tma_copy(
+                        A[bx * 128 : (bx + 1) * 128, k * 32 : (k + 1) * 32],
+                        a[k % stages, :, :],
+                        barrier=loaded[k % stages],
+                    )
+                    T.tma_copy(
+                        B[k * 32 : (k + 1) * 32, rank * 32 : (rank + 1) * 32],
+                        b[k % stages, :, :],
+                        barrier=loaded[k % stages],
+                    )
+                    T.mbarrier_arrive(loaded[k % stages], 0)
+            elif tx < 64 and (not first_alone or rank == 0):
+                for k in T.serial(4):
+                    if rank == 0:
+                        T.mbarrier_wait_parity(loaded[k % stages], (k // stages) & 1)
+                    T.tcgen05_gemm(
+                        a[k % stages, :, :],
+                        b[k % stages, :, :],
+                        c,
+                        mbar=consumed[k % stages],
+                        clear_accum=k == 0,
+                        use_2cta=True,
+                    )
+                if rank == 0:
+                    T.tcgen05_mma_arrive(full, arrive_2cta=True)
+            T.mbarrier_wait_parity(full, 0)
+            T.copy(c, out)
+            T.copy(out, C[bx * 128, by * 64])
+
+    return main
+
+
+@pytest.mark.parametrize("first_alone", [False, True])
+@pytest.mark.parametrize("schedule", ["eager", "lazy", "random", "adversarial"])
+def test_two_blocks_multiply_together(schedule, first_alone):
+    a, b = torch.randint(-4, 5, (256, 128)).bfloat16(), torch.randint(-4, 5, (128, 64)).bfloat16()
+    c = torch.empty(256, 64)
+    with interpret(arch="sm_100a"), scheduled(schedule, seed=3):
+        product_of_pairs(2, first_alone)(a, b, c)
+    assert torch.equal(c, a.float() @ b.float())

@@ -1,0 +1,75 @@
+"""Float8 dtypes at their ends: infinities of `float8_e5m2`, powers of two of `float8_e8m0fnu`."""
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+
+@tilelang.jit(out_idx=-1)
+def moved(source, columns, *, loop):
+    @T.prim_func
+    def main(A: T.Tensor((8, columns), source), B: T.Tensor((8, columns), "float8_e5m2")):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_fragment((8, 16), source)
+            T.copy(A[0, 0], tile)
+            if loop:
+                for i, j in T.Parallel(8, 16):
+                    B[i, j] = tile[i, j]
+            else:
+                T.copy(tile, B[0, 0])
+
+    return main
+
+
+@pytest.mark.parametrize("loop", [False, True])
+@pytest.mark.parametrize("columns", [16, 12])
+@pytest.mark.parametrize("source", ["float8_e5m2", "float32"])
+def test_a_conversion_saturates_and_a_copy_does_not(source, columns, loop):
+    a = torch.full((8, columns), -torch.inf).to(getattr(torch, source))
+    a[:, ::2] = 1.5
+    out = moved(source, columns, loop=loop)(a).float()
+    assert torch.all(out[:, ::2] == 1.5)
+    assert torch.all(out[:, 1::2] == (-torch.inf if source == "float8_e5m2" else -57344))
+
+
+def test_a_constant_may_be_infinite():
+    @tilelang.jit(out_idx=-1)
+    def kernel():
+        @T.prim_func
+        def main(B: T.Tensor((8,), "float8_e5m2")):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(8):
+                    B[i] = T.infinity("float8_e5m2")
+
+        return main
+
+    assert torch.all(torch.isinf(kernel()().float()))
+
+
+def test_float8_e8m0fnu_holds_powers_of_two_rounded_up():
+    @tilelang.jit(out_idx=[1, 2])
+    def kernel():
+        @T.prim_func
+        def main(
+            A: T.Tensor((8,), "float32"),
+            B: T.Tensor((8,), "float8_e8m0fnu"),
+            C: T.Tensor((8,), "float32"),
+        ):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(8):
+                    B[i] = A[i]
+                for i in T.Parallel(8):
+                    C[i] = B[i]
+
+        return main
+
+    a = torch.tensor([1, 1.01, -3, 0.5, 0, 3e38, torch.inf, torch.nan])
+    b, c = kernel()(a)
+    assert b.dtype == torch.float8_e8m0fnu
+    assert b.view(torch.uint8).tolist() == [127, 128, 129, 126, 0, 254, 254, 255]
+    expected = torch.tensor([1, 2, 4, 0.5, 2.0**-127, 2.0**127, 2.0**127, torch.nan])
+    assert torch.equal(c[:-1], expected[:-1])
+    assert c[-1].isnan()

@@ -1,0 +1,124 @@
+"""Buffers that share memory: reshaped, reinterpreted, and reused by the next block."""
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+
+from tlmatrix.interpreter import interpret
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+
+def test_shared_memory_does_not_keep_what_another_block_wrote():
+    @tilelang.jit(out_idx=[-1])
+    def stale():
+        @T.prim_func
+        def main(C: T.Tensor((4, 8), "float32")):
+            with T.Kernel(4, threads=32) as bx:
+                s = T.alloc_shared((8,), "float32")
+                if bx == 0:
+                    T.fill(s, 1)
+                T.copy(s, C[bx, :])
+
+        return main
+
+    got = stale()()
+    assert got[0].eq(1).all()
+    assert got[1:].isnan().all()
+
+
+def test_reshaped_and_reinterpreted_views_share_memory():
+    @tilelang.jit(out_idx=[-1])
+    def views():
+        @T.prim_func
+        def main(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8, 16), "int32")):
+            with T.Kernel(1, threads=128):
+                s = T.alloc_shared((8, 16), "float32")
+                flat = T.reshape(s, [128])
+                T.copy(X, s)
+                for i in T.Parallel(128):
+                    flat[i] = flat[i] + i
+                as_bits = T.view(s, [8, 16], "int32")
+                T.copy(as_bits, Y)
+
+        return main
+
+    x = torch.randn(8, 16)
+    expected = x + torch.arange(128).reshape(8, 16)
+    assert torch.equal(views()(x).view(torch.float32), expected)
+
+
+def test_bytes_in_shared_memory_are_seen_as_float8():
+    @tilelang.jit(out_idx=[-1])
+    def kernel(dtype):
+        @T.prim_func
+        def main(Raw: T.Tensor((16, 32), "uint8"), Out: T.Tensor((16, 32), "float32")):
+            with T.Kernel(1, threads=64):
+                raw = T.alloc_shared((16, 32), "uint8")
+                values = T.view(raw, (16, 32), dtype)
+                T.copy(Raw, raw)
+                for i, j in T.Parallel(16, 32):
+                    Out[i, j] = values[i, j]
+
+        return main
+
+    raw = torch.arange(512).remainder(256).to(torch.uint8).reshape(16, 32)
+    for dtype in ("float8_e4m3fn", "float8_e5m2"):
+        expected = raw.view(getattr(torch, dtype)).float()
+        assert torch.equal(kernel(dtype)(raw).nan_to_num(7), expected.nan_to_num(7))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_halves_in_shared_memory_are_written_in_pairs_as_one_word(dtype):
+    @tilelang.jit(out_idx=[-1])
+    def kernel(dtype):
+        @T.prim_func
+        def main(
+            A: T.Tensor((16, 64), dtype),
+            B: T.Tensor((64, 8), dtype),
+            Out: T.Tensor((16, 8), "float32"),
+        ):
+            with T.Kernel(1, threads=64):
+                a = T.alloc_shared((16, 64), dtype)
+                b = T.alloc_shared((64, 8), dtype)
+                words = T.view(a, (16, 32), "uint32")
+                given = T.view(A, (16, 32), "uint32")
+                c = T.alloc_fragment((16, 8), "float32")
+                for i, j in T.Parallel(16, 32):
+                    words[i, j] = given[i, j]
+                T.copy(B, b)
+                T.gemm(a, b, c, clear_accum=True)
+                T.copy(c, Out)
+
+        return main
+
+    a, b = (
+        torch.randn(16, 64).to(getattr(torch, dtype)),
+        torch.randn(64, 8).to(getattr(torch, dtype)),
+    )
+    with interpret(sanitize=True) as run:
+        got = kernel(dtype)(a, b)
+    assert not run.reports
+    torch.testing.assert_close(got, a.float() @ b.float())
+
+
+def test_memory_that_is_also_seen_as_bits_is_unwritten_at_first():
+    @tilelang.jit(out_idx=[-1])
+    def kernel(dtype):
+        @T.prim_func
+        def main(Out: T.Tensor((8,), "float32")):
+            with T.Kernel(1, threads=32):
+                a = T.alloc_shared((8,), dtype)
+                bits = T.view(a, (8,), "uint8" if "8" in dtype else "uint16")
+                for i in T.Parallel(4):
+                    bits[i] = 0
+                for i in T.Parallel(8):
+                    Out[i] = a[i]
+
+        return main
+
+    for dtype in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        out = kernel(dtype)()
+        assert not out[:4].any()
+        assert out[4:].isnan().all()

@@ -1,0 +1,152 @@
+"""The sanitizer `alignment`: arguments that TileLang's vector accesses and TMA find misaligned."""
+
+from functools import partial
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+
+from tlmatrix.interpreter import interpret
+
+ROWS = 32
+
+
+@tilelang.jit
+def scaled(whole):
+    """Rows times a scale of each column; with `whole` the columns are a multiple of 8."""
+    m, n = T.dynamic("m"), T.dynamic("n") * (8 if whole else 1)
+
+    @T.prim_func
+    def scale_columns(
+        X: T.Tensor((m, n), "float32"),
+        scale: T.Tensor((n,), "float32"),
+        Y: T.Tensor((m, n), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(n, 64), T.ceildiv(m, ROWS), threads=128) as (bn, bm):
+            for i, j in T.Parallel(ROWS, 64):
+                Y[bm * ROWS + i, bn * 64 + j] = X[bm * ROWS + i, bn * 64 + j] * scale[bn * 64 + j]
+
+    return scale_columns
+
+
+@tilelang.jit
+def staged(disable_tma, whole=False):
+    """Tiles of rows of a symbolic length go through shared memory."""
+    m, k = T.dynamic("m"), T.dynamic("k") * (8 if whole else 1)
+
+    @T.prim_func
+    def stage(A: T.Tensor((m, k), "float16"), C: T.Tensor((m, 64), "float32")):
+        with T.Kernel(T.ceildiv(m, 32), threads=128) as block:
+            a = T.alloc_shared((32, 64), "float16")
+            sums = T.alloc_fragment((32, 64), "float32")
+            T.clear(sums)
+            for step in T.Pipelined(T.ceildiv(k, 64), num_stages=2):
+                T.copy(A[block * 32, step * 64], a, disable_tma=disable_tma)
+                for i, j in T.Parallel(32, 64):
+                    sums[i, j] += a[i, j]
+            T.copy(sums, C[block * 32, 0])
+
+    return stage
+
+
+@tilelang.jit
+def added(width):
+    """Atomics on `width` elements at once."""
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def add(X: T.Tensor((32 * width,), "float32"), Y: T.Tensor((n,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                if width == 4:
+                    T.atomic_addx4(Y[4 * i], X[4 * i])
+                else:
+                    T.atomic_add(Y[i], X[i])
+
+    return add
+
+
+@tilelang.jit
+def one_row():
+    """A single element of a table by each block: a scalar load."""
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def pick(table: T.Tensor((n,), "int32"), Y: T.Tensor((n, 32), "int32")):
+        with T.Kernel(n, threads=32) as block:
+            for i in T.Parallel(32):
+                Y[block, i] = table[block] + i
+
+    return pick
+
+
+def offset(*shape, dtype=torch.float32, elements=1):
+    size = torch.Size(shape).numel()
+    return torch.zeros(size + elements, dtype=dtype)[elements:].view(*shape)
+
+
+def reports_of(factory, *args, arch="sm_90a"):
+    with interpret(sanitize="alignment", arch=arch) as run:
+        factory()(*args)
+    assert {r.sanitizer for r in run.reports} <= {"alignment"}
+    return run.reports
+
+
+def test_a_vector_load_of_a_tensor_that_starts_between_vectors():
+    x, y = torch.zeros(40, 64), torch.zeros(40, 64)
+    (report,) = reports_of(partial(scaled, True), x, offset(64), y)
+    assert report.buffer == "scale"
+    assert "begins 4 bytes after a multiple of 16" in report.message
+    assert "a vector load of 4 elements" in report.message
+    assert report.file == __file__
+
+
+@pytest.mark.parametrize(("whole", "elements"), [(True, 0), (True, 4), (False, 1)])
+def test_aligned_tensors_and_scalar_loads_are_no_finding(whole, elements):
+    """Rows of any length are loaded element by element, and so may begin anywhere."""
+    x, y = torch.zeros(40, 64), torch.zeros(40, 64)
+    assert not reports_of(partial(scaled, whole), x, offset(64, elements=elements), y)
+
+
+def test_a_vector_store_and_a_load_of_one_tensor_are_one_finding_each():
+    x = offset(40, 64)
+    reports = reports_of(partial(scaled, True), x, torch.zeros(64), offset(40, 64))
+    assert sorted(r.buffer for r in reports) == ["X", "Y"]
+    assert any("a vector store" in r.message for r in reports)
+
+
+def test_rows_that_tma_cannot_copy():
+    """TileLang does not check the stride of rows of a symbolic length."""
+    a, c = torch.zeros(70, 129).half(), torch.zeros(70, 64)
+    (report,) = reports_of(partial(staged, False), a, c)
+    assert (report.buffer, report.message) == (
+        "A",
+        "A has a stride of 258 bytes, which is no multiple of the 16 that a TMA descriptor needs",
+    )
+    assert not reports_of(partial(staged, False), torch.zeros(70, 136).half(), c)
+    assert not reports_of(partial(staged, True), a, c)
+    assert not reports_of(partial(staged, False), a, c, arch="sm_80")
+
+
+def test_cp_async_of_a_tensor_that_starts_between_vectors():
+    c = torch.zeros(70, 64)
+    a = offset(70, 136, dtype=torch.float16)
+    (report,) = reports_of(partial(staged, False, whole=True), a, c, arch="sm_80")
+    assert "cp.async of 16 bytes needs" in report.message
+
+
+def test_an_atomic_on_four_elements():
+    x = torch.zeros(128)
+    (report,) = reports_of(partial(added, 4), x, offset(128))
+    assert "Y begins 4 bytes after a multiple of 16" in report.message
+    assert not reports_of(partial(added, 4), x, torch.zeros(128))
+    assert not reports_of(partial(added, 1), torch.zeros(32), offset(32))
+
+
+def test_a_scalar_load_is_not_lowered(monkeypatch):
+    """Tables that are read one element at a time cost nothing, wherever they begin."""
+    from tlmatrix.interpreter.frontend import kernel
+
+    monkeypatch.setattr(kernel, "lowered", lambda *_: pytest.fail("lowered"))
+    assert not reports_of(one_row, offset(5, dtype=torch.int32), torch.zeros(5, 32).int())

@@ -1,0 +1,637 @@
+"""How sanitizers are switched, what they tolerate, what a report says."""
+
+import inspect
+import logging
+from functools import partial
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+
+from tlmatrix.interpreter import (
+    DEFAULT_SANITIZERS,
+    SANITIZERS,
+    InterpreterError,
+    Party,
+    SanitizerError,
+    Sequences,
+    interpret,
+)
+
+CU = torch.tensor([0, 20, 50, 96], dtype=torch.int32)
+
+
+def line_of(factory, text):
+    lines, first = inspect.getsourcelines(factory.func.orig_func)
+    (found,) = (first + k for k, line in enumerate(lines) if text in line)
+    return found
+
+
+@tilelang.jit(out_idx=[1])
+def overlapping():
+    @T.prim_func
+    def main(X: T.Tensor((96,), "float32"), Y: T.Tensor((96,), "float32")):
+        with T.Kernel(3, 2, threads=32) as (bx, by):
+            for i in T.Parallel(32):
+                if by == 0:
+                    Y[bx * 32 + i] = X[bx * 32 + i]  # first
+            for i in T.Parallel(32):
+                if by == 1:
+                    Y[bx * 32 + i] = X[bx * 32 + i] * 2.0  # second
+
+    return main
+
+
+@tilelang.jit(out_idx=[1])
+def guarded():
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, 32), threads=32) as bx:
+            f = T.alloc_fragment((32,), "float32")
+            for i in T.Parallel(32):
+                f[i] = X[bx * 32 + i]
+            T.copy(f, Y[bx * 32 : bx * 32 + 32])
+
+    return main
+
+
+@tilelang.jit(out_idx=[0])
+def partly_unwritten():
+    @T.prim_func
+    def main(Y: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(5):
+                Y[i] = 1.0
+
+    return main
+
+
+def test_nothing_is_reported_unless_asked_for():
+    with interpret() as run:
+        partly_unwritten()()
+    assert run.reports == []
+    assert run.sanitizers == frozenset()
+
+
+def test_true_means_every_sanitizer_but_the_tolerant_ones():
+    with interpret(sanitize=True) as run:
+        pass
+    assert run.sanitizers == DEFAULT_SANITIZERS
+    assert set(SANITIZERS) - DEFAULT_SANITIZERS == {"atomics", "guarded", "overreads"}
+
+
+def test_a_name_alone_turns_on_that_sanitizer():
+    with interpret(sanitize="races") as run:
+        overlapping()(torch.ones(96))
+        partly_unwritten()()
+    assert [r.sanitizer for r in run.reports] == ["races"]
+
+
+def test_an_unknown_sanitizer_is_refused_with_the_nearest_name():
+    with (
+        pytest.raises(ValueError, match="no sanitizer is named 'race'; did you mean 'races'"),
+        interpret(sanitize={"race"}),
+    ):
+        pass
+
+
+def test_a_race_names_both_blocks_and_both_lines():
+    with interpret(sanitize=True) as run:
+        overlapping()(torch.ones(96))
+    (report,) = run.reports
+    assert (report.index, report.block, report.count) == ((0,), (0, 1), 3)
+    assert report.line == line_of(overlapping, "# second")
+    assert report.other == Party((0, 0), __file__, line_of(overlapping, "# first"), "write")
+    text = str(report)
+    assert "races: Y[0] is written by two blocks" in text
+    assert f"at {__file__}:{report.line}, in kernel main, block (0, 1)" in text
+    assert "against a write by block (0, 0)" in text
+
+
+def test_a_clean_block_of_the_same_kernel_computes_what_it_does_without_sanitizers():
+    x = torch.randn(70)
+    with interpret():
+        plain = guarded()(x)
+    with interpret(sanitize=True) as run:
+        assert torch.equal(guarded()(x), plain)
+    assert run.reports == []
+
+
+def test_reports_are_raised_when_the_kernel_ends_if_asked_for():
+    with (
+        interpret(sanitize=True, on_report="raise") as run,
+        pytest.raises(
+            SanitizerError, match=r"output Y\[5\] is never written, and 2 other"
+        ) as caught,
+    ):
+        partly_unwritten()()
+    assert list(caught.value.reports) == run.reports
+    assert isinstance(caught.value, InterpreterError)
+
+
+def test_collected_reports_are_logged(caplog):
+    with caplog.at_level(logging.WARNING, "tlmatrix.interpreter"), interpret(sanitize=True):
+        partly_unwritten()()
+    assert "unwritten: output Y[5] is never written" in caplog.text
+
+
+def test_reports_are_kept_without_a_word_if_asked_for(caplog):
+    with (
+        caplog.at_level(logging.WARNING, "tlmatrix.interpreter"),
+        interpret(sanitize=True, on_report="keep") as run,
+    ):
+        partly_unwritten()()
+    assert [r.sanitizer for r in run.reports] == ["unwritten"]
+    assert caplog.text == ""
+
+
+def test_a_report_holds_the_tensor_it_is_about():
+    with interpret(sanitize=True) as run:
+        y = partly_unwritten()()
+    assert run.reports[0].tensor.data_ptr() == y.data_ptr()
+
+
+def test_on_report_takes_three_words():
+    with pytest.raises(ValueError, match="on_report must be"), interpret(on_report="ignore"):
+        pass
+
+
+def test_an_inner_context_has_the_sanitizers_of_the_outer():
+    with interpret(sanitize={"unwritten"}) as run:
+        with interpret():
+            partly_unwritten()()
+        with interpret(sanitize=False) as quiet:
+            partly_unwritten()()
+    assert [r.sanitizer for r in run.reports] == ["unwritten"]
+    assert quiet.reports == []
+
+
+def test_a_kernel_made_outside_is_sanitized_inside():
+    with interpret():
+        kernel = partly_unwritten()
+    with interpret(sanitize=True) as run:
+        kernel()
+    assert len(run.reports) == 1
+
+
+def test_partial_outputs_may_stay_unwritten():
+    with interpret(sanitize=True, partial={"Y"}) as run:
+        partly_unwritten()()
+    assert run.reports == []
+
+
+def test_accesses_that_the_guard_skips_are_reported_only_by_name():
+    x = torch.ones(40)
+    with interpret(sanitize=DEFAULT_SANITIZERS | {"guarded"}) as run:
+        guarded()(x)
+    assert [(r.sanitizer, r.buffer, r.index) for r in run.reports] == [
+        ("guarded", "X", (40,)),
+        ("guarded", "Y", (40,)),
+    ]
+    assert "which TileLang's guard skips" in run.reports[0].message
+
+
+def test_each_launch_reports_anew_and_equal_findings_are_counted():
+    with interpret(sanitize=True) as run:
+        for _ in range(2):
+            overlapping()(torch.ones(96))
+    assert [r.count for r in run.reports] == [3, 3]
+
+
+@tilelang.jit
+def two_grids(again):
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(2, threads=32) as bx:
+            for i in T.Parallel(32):
+                Y[bx * 32 + i] = X[bx * 32 + i]
+        with T.Kernel(2, threads=32) as bx:
+            for i in T.Parallel(32):
+                Y[63 - bx * 32 - i] = Y[63 - bx * 32 - i] + 1.0
+
+    return main
+
+
+def test_a_second_grid_comes_after_the_first():
+    with interpret(sanitize=True) as run:
+        y = torch.zeros(64)
+        two_grids(1)(torch.ones(64), y)
+    assert run.reports == []
+    assert y.tolist() == [2.0] * 64
+
+
+@tilelang.jit(out_idx=[0])
+def same_value():
+    @T.prim_func
+    def main(Y: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i, _j in T.Parallel(4, 8):
+                Y[i] = T.cast(i, "float32")
+
+    return main
+
+
+def test_lanes_that_store_one_same_value_are_no_finding():
+    with interpret(sanitize=True) as run:
+        same_value()()
+    assert run.reports == []
+
+
+@tilelang.jit
+def packed_rows(overrun):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((n,), "float32"),
+        Cu: T.Tensor((4,), "int32"),
+        Y: T.Tensor((n,), "float32"),
+    ):
+        with T.Kernel(3, threads=32) as b:
+            f = T.alloc_fragment((32,), "float32")
+            for tile in T.serial(T.ceildiv(Cu[b + 1] - Cu[b], 32)):
+                T.copy(X[Cu[b] + tile * 32], f)
+                for i in T.Parallel(32):
+                    if tile * 32 + i < Cu[b + 1] - Cu[b] + overrun:
+                        Y[Cu[b] + tile * 32 + i] = f[i]
+
+    return main
+
+
+def packed_run(overrun, **options):
+    with interpret(sequences={"X": CU, "Y": CU}, **options) as run:
+        packed_rows(overrun)(torch.ones(96), CU.clone(), torch.zeros(96))
+    return run.reports
+
+
+def test_a_tile_may_read_past_its_sequence_unless_that_is_asked_for():
+    assert packed_run(0, sanitize=True) == []
+    reports = packed_run(0, sanitize={"overreads"})
+    assert [(r.sanitizer, r.buffer, r.index) for r in reports] == [("overreads", "X", (20,))]
+    assert "row 20 of sequence 1, by a block of sequence 0" in reports[0].message
+
+
+def test_a_row_written_past_its_sequence_is_reported():
+    (report,) = packed_run(1, sanitize={"sequences"})
+    assert (report.buffer, report.index, report.block) == ("Y", (20,), (0,))
+
+
+def test_the_sequence_of_a_block_can_be_declared():
+    boundaries = (0, 32, 64, 96)
+
+    def of_block(bx, by):
+        return (bx + 1) % 3 if by == 0 else bx
+
+    declared = {"Y": Sequences(boundaries, of_block=of_block)}
+    with interpret(sanitize={"sequences"}, sequences=declared) as run:
+        overlapping()(torch.ones(96))
+    (report,) = run.reports
+    assert (report.block, report.index) == ((0, 0), (0,))
+    assert "row 0 of sequence 0, by a block of sequence 1" in report.message
+
+
+def test_whose_rows_can_be_told_by_tensor():
+    x, y = torch.ones(96), torch.zeros(96)
+
+    def whose(name, tensor):
+        return Sequences(tuple(CU.tolist())) if tensor.data_ptr() == y.data_ptr() else None
+
+    with interpret(sanitize={"sequences"}, sequences=whose) as run:
+        packed_rows(1)(x, CU.clone(), y)
+    assert [(r.buffer, r.index) for r in run.reports] == [("Y", (20,))]
+
+
+NOBODY = 0x7FDBADC5  # a NaN that no arithmetic makes
+
+
+def partly_blank(*blank):
+    tensor = torch.ones(8)
+    tensor.view(torch.int32)[list(blank)] = NOBODY
+    return tensor
+
+
+def poisoned_run(make, *tensors):
+    with interpret(sanitize=True, on_report="keep", poison={torch.float32: NOBODY}) as run:
+        make()(*tensors)
+    return [(r.sanitizer, r.buffer, r.index, r.count) for r in run.reports]
+
+
+@tilelang.jit
+def through_a_tile(used):
+    """Copies all of X to a tile, and uses `used` elements of it."""
+
+    @T.prim_func
+    def main(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((8,), "float32")
+            T.copy(X, tile)
+            for i in T.Parallel(8):
+                if i < used:
+                    Y[i] = tile[i] + 1.0
+
+    return main
+
+
+@tilelang.jit
+def element_by_element():
+    @T.prim_func
+    def main(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")):
+        with T.Kernel(8, threads=32) as b:
+            Y[b] = X[b] + 1.0
+
+    return main
+
+
+def test_elements_with_the_bits_of_poison_count_as_unwritten():
+    assert poisoned_run(element_by_element, torch.ones(8), torch.empty(8)) == []
+    found = poisoned_run(element_by_element, partly_blank(2, 5), torch.empty(8))
+    assert found == [("uninitialised", "X", (2,), 2)]
+
+
+def test_a_copy_of_poison_is_not_yet_a_read():
+    assert poisoned_run(partial(through_a_tile, 5), partly_blank(5, 7), torch.zeros(8)) == []
+    found = poisoned_run(partial(through_a_tile, 6), partly_blank(5, 7), torch.zeros(8))
+    assert found == [("uninitialised", "tile", (5,), 1)]
+
+
+def test_only_what_holds_poison_must_be_written():
+    assert poisoned_run(partial(through_a_tile, 5), torch.ones(8), partly_blank(1, 4)) == []
+    found = poisoned_run(partial(through_a_tile, 5), torch.ones(8), partly_blank(1, 6, 7))
+    assert found == [("unwritten", "Y", (6,), 1)]
+    with interpret(sanitize=True, on_report="keep") as run:
+        through_a_tile(5)(torch.ones(8), torch.zeros(8))
+    assert [r.sanitizer for r in run.reports] == ["unwritten"]
+
+
+@pytest.mark.parametrize("boundaries", [[3, 1], [0.0, 1.0], [[0, 1]]])
+def test_sequences_that_are_none_are_refused(boundaries):
+    with (
+        pytest.raises(ValueError, match="must be boundaries"),
+        interpret(sanitize=True, sequences={"q": boundaries}),
+    ):
+        pass
+
+
+@tilelang.jit(out_idx=[1])
+def logarithms():
+    @T.prim_func
+    def main(X: T.Tensor((32,), "float32"), Y: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                Y[i] = T.if_then_else(X[i] == 0.0, -T.infinity("float32"), T.log(X[i]))
+
+    return main
+
+
+def test_an_infinity_that_the_kernel_names_is_meant():
+    x = torch.ones(32)
+    x[3] = 0.0
+    with interpret(sanitize=True) as run:
+        logarithms()(x)
+    assert run.reports == []
+
+
+def test_nan_of_an_input_is_not_born_in_the_kernel():
+    x = torch.ones(32)
+    x[3] = float("nan")
+    with interpret(sanitize=True) as run:
+        logarithms()(x)
+    assert run.reports == []
+
+
+@tilelang.jit
+def added_up():
+    @T.prim_func
+    def main(X: T.Tensor((4,), "float32"), Y: T.Tensor((1,), "float32")):
+        with T.Kernel(4, threads=1) as bx:
+            T.atomic_add(Y[0], 1.0 / X[bx])
+
+    return main
+
+
+def test_the_traced_run_leaves_the_results_as_they_are():
+    y = torch.full((1,), 5.0)
+    with interpret(sanitize=True) as run:
+        added_up()(torch.tensor([1.0, 0.0, 1.0, 1.0]), y)
+    (report,) = run.reports
+    assert (report.sanitizer, report.block) == ("nonfinite", (1,))
+    assert y.item() == float("inf")
+    with interpret(sanitize=True) as run:
+        y.fill_(5.0)
+        added_up()(torch.ones(4), y)
+    assert run.reports == []
+    assert y.item() == 9.0
+
+
+@tilelang.jit
+def laid_out():
+    @T.prim_func
+    def main(X: T.Tensor((10, 8), "float32")):
+        with T.Kernel(1, threads=32):
+            T.annotate_layout({X: T.Layout((10, 8), lambda i, j: [i // 8, j, i % 8])})
+            for i, j in T.Parallel(10, 8):
+                X[i, j] = 1.0  # stored
+
+    return main
+
+
+def test_a_layout_past_its_allocation_is_reported_and_raised():
+    with interpret(sanitize=True) as run, pytest.raises(InterpreterError, match="layout annotated"):
+        laid_out()(torch.zeros(10, 8))
+    (report,) = run.reports
+    assert (report.sanitizer, report.buffer) == ("budget", "X")
+    assert report.line == line_of(laid_out, "# stored")
+
+
+@tilelang.jit(out_idx=[1])
+def gemm_past_its_tile():
+    @T.prim_func
+    def main(X: T.Tensor((32, 32), "float16"), Y: T.Tensor((32, 32), "float32")):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((32, 32), "float16")
+            c = T.alloc_fragment((32, 32), "float32")
+            T.copy(X, a)
+            T.clear(c)
+            T.gemm(a[16:48, 0:32], a, c)  # product
+            T.copy(c, Y)
+
+    return main
+
+
+def test_what_cannot_go_on_is_reported_before_it_is_raised():
+    with interpret(sanitize=True) as run, pytest.raises(InterpreterError, match="out of bounds"):
+        gemm_past_its_tile()(torch.ones(32, 32).half())
+    report = run.reports[0]
+    assert (report.sanitizer, report.buffer, report.index) == ("bounds", "a", (32, 0))
+    assert report.line == line_of(gemm_past_its_tile, "# product")
+
+
+@tilelang.jit(out_idx=[1])
+def reshaped(rows):
+    @T.prim_func
+    def main(X: T.Tensor((2, 64), "float32"), Y: T.Tensor((2, 8), "float32")):
+        with T.Kernel(2, threads=32) as bx:
+            flat = T.alloc_shared((64,), "float32")
+            total = T.alloc_fragment((8,), "float32")
+            square = T.reshape(flat, (8, 8))
+            for i, j in T.Parallel(rows, 8):
+                square[i, j] = X[bx, i * 8 + j]
+            tile = T.alloc_fragment((8, 8), "float32")
+            for i, j in T.Parallel(8, 8):
+                tile[i, j] = flat[i * 8 + j]  # read
+            T.reduce_sum(tile, total, dim=1)
+            T.copy(total, Y[bx, 0:8])
+
+    return main
+
+
+@pytest.mark.parametrize("rows", [7, 8])
+def test_a_view_shares_what_is_known_of_its_memory(rows):
+    with interpret(sanitize=True) as run:
+        reshaped(rows)(torch.ones(2, 64))
+    found = [(r.sanitizer, r.buffer, r.index, r.block, r.count) for r in run.reports]
+    assert found == ([] if rows == 8 else [("uninitialised", "flat", (56,), (0,), 2)])
+
+
+@tilelang.jit(out_idx=[1])
+def private():
+    @T.prim_func
+    def main(X: T.Tensor((32,), "float32"), Y: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=32):
+            own = T.alloc_local((2,), "float32")
+            last = T.alloc_var("float32")
+            for i in T.Parallel(32):
+                own[0] = X[i]
+                own[1] = own[0] + 1.0
+                last = 3.0
+                Y[i] = own[1]
+            for i in T.Parallel(32):
+                Y[i] = Y[i] + last
+
+    return main
+
+
+def test_memory_of_single_lanes_is_written_by_its_loop():
+    with interpret(sanitize=True) as run:
+        private()(torch.ones(32))
+    assert run.reports == []
+
+
+@tilelang.jit(out_idx=[0])
+def variable_without_a_value():
+    @T.prim_func
+    def main(Y: T.Tensor((1,), "float32")):
+        with T.Kernel(1, threads=32):
+            x = T.alloc_var("float32")
+            Y[0] = x  # read
+
+    return main
+
+
+def test_a_variable_read_before_it_is_set_is_reported():
+    with interpret(sanitize=True) as run:
+        variable_without_a_value()()
+    report = run.reports[0]
+    assert (report.sanitizer, report.buffer) == ("uninitialised", "x")
+    assert report.line == line_of(variable_without_a_value, "# read")
+
+
+@tilelang.jit(out_idx=[0])
+def by_thread(last):
+    @T.prim_func
+    def main(Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            tid = T.get_thread_binding()
+            if tid < last:
+                Y[tid] = 1.0
+
+    return main
+
+
+def test_code_by_thread_index_is_watched():
+    with interpret(sanitize=True) as run:
+        by_thread(64)()
+    assert run.reports == []
+    with interpret(sanitize=True) as run:
+        by_thread(63)()
+    assert [(r.sanitizer, r.buffer, r.index) for r in run.reports] == [("unwritten", "Y", (63,))]
+
+
+@tilelang.jit
+def shifted(by):
+    @T.prim_func
+    def main(X: T.Tensor((128,), "float32"), Y: T.Tensor((128,), "float32")):
+        with T.Kernel(4, threads=32) as bx:
+            for i in T.Parallel(32):
+                Y[bx * 32 + i] = X[T.min(bx * 32 + i + by, 127)] + 1.0
+
+    return main
+
+
+@pytest.mark.parametrize("by", [0, 1])
+def test_parameters_that_are_one_tensor_have_one_shadow(by):
+    x = torch.ones(128)
+    with interpret(sanitize=True) as run:
+        shifted(by)(x, torch.ones(128))
+        assert run.reports == []
+        shifted(by)(x, x)
+    assert {r.sanitizer for r in run.reports} == ({"races"} if by else set())
+
+
+def test_the_traced_run_keeps_parameters_that_are_one_tensor_together():
+    x = torch.full((128,), 3e38)
+    with interpret(sanitize={"nonfinite"}) as run:
+        shifted(0)(x, x)
+        assert run.reports == []
+        x.fill_(float("inf"))
+        shifted(0)(x, x)
+    assert run.reports == []
+
+
+@tilelang.jit(out_idx=[0])
+def past_a_fragment():
+    @T.prim_func
+    def main(Y: T.Tensor((16,), "float32")):
+        with T.Kernel(1, threads=32):
+            f = T.alloc_fragment((16,), "float32")
+            for i in T.Parallel(32):
+                f[i] = 1.0
+            T.copy(f, Y)
+
+    return main
+
+
+def test_fragments_can_be_tolerated_alone():
+    with interpret(sanitize=DEFAULT_SANITIZERS - {"fragments"}) as run:
+        assert past_a_fragment()().tolist() == [1.0] * 16
+    assert run.reports == []
+
+
+def test_without_the_sanitizers_of_bounds_outside_stays_an_error():
+    with interpret(sanitize={"races"}), pytest.raises(InterpreterError, match="out of bounds"):
+        past_a_fragment()()
+
+
+@tilelang.jit(out_idx=[1])
+def reduced():
+    @T.prim_func
+    def main(X: T.Tensor((4, 32), "float32"), Y: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=32):
+            total = T.alloc_reducer((4,), "float32", op="sum")
+            result = T.alloc_fragment((4,), "float32")
+            T.reducer_init(total)
+            for i, j in T.Parallel(4, 32):
+                T.reducer_update(total[i], X[i, j])
+            T.finalize_reducer(total, result)
+            T.copy(result, Y)
+
+    return main
+
+
+def test_lanes_that_contribute_to_a_reducer_are_no_finding():
+    with interpret(sanitize=True) as run:
+        assert reduced()(torch.ones(4, 32)).tolist() == [32.0] * 4
+    assert run.reports == []

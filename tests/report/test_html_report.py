@@ -1,0 +1,154 @@
+"""The HTML report: what it says without scripts, and that it needs nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING
+
+from report.synthetic import case, many, pictured, recorded
+from tlmatrix.check.finding import Finding
+from tlmatrix.report.html import render
+from tlmatrix.report.html.drawing import caption, svg
+from tlmatrix.report.html.payload import size_of
+from tlmatrix.run import Status, read_records
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SPEC = """\
+name: x
+axes:
+  dtype: [float16, float32]
+  n:
+    - 1
+    - 2
+"""
+BENCH = {
+    "kind": "tlmatrix bench",
+    "hardware": {"gpu": "NVIDIA H200"},
+    "cases": [
+        {
+            "spec": "x",
+            "case": "n=1",
+            "passes": {
+                "forward": {
+                    "flops": 10**9,
+                    "milliseconds": {
+                        "entry": {"median": 0.5, "low": 0.4, "high": 0.7},
+                        "torch": {"median": 0.75, "low": 0.72, "high": 0.8},
+                    },
+                }
+            },
+        }
+    ],
+}
+
+
+class Page(HTMLParser):
+    """The text of a page without its scripts, its ids, and every address that it loads or links."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text, self.ids, self.loads, self.links = "", set(), [], []
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.ids.add(given.get("id"))
+        if tag == "a":
+            self.links.append(given["href"])
+        else:
+            self.loads += [given[name] for name in ("src", "href") if name in given]
+        if tag in ("script", "style"):
+            self._inside = tag
+
+    def handle_endtag(self, tag):
+        if tag == self._inside:
+            self._inside = ""
+
+    def handle_data(self, data):
+        if not self._inside:
+            self.text += data + " "
+
+
+def _page(tmp_path: Path, results, bench=(), **header) -> tuple[str, Page]:
+    text = render([recorded(tmp_path / "run.jsonl", results, **header)], bench)
+    return text, Page(text)
+
+
+def test_the_page_is_whole_without_scripts_and_loads_nothing(tmp_path: Path) -> None:
+    results = [case(n, Status.FAILED if n % 4 == 1 else Status.PASSED) for n in range(20)]
+    results += [case(20, Status.SKIPPED, message="needs sm_100a")]
+    _text, page = _page(tmp_path, results, [BENCH])
+    assert all(address.startswith("data:") for address in page.loads)
+    # Every link leads to a part of this page.
+    assert {link.split("?")[0].removeprefix("#") for link in page.links} <= page.ids
+    words = " ".join(page.text.split())
+    assert "21 cases of 1 spec" in words
+    assert "tlmatrix repro 'specs/x.yaml::dtype=float16-n=1'" in words
+    assert "tlmatrix explain 'specs/x.yaml::dtype=float16-n=1'" in words
+    assert "1/1" in words  # of n=1, dtype=float16
+    assert "skipped" in words
+    assert "0.4 – 0.7" in words  # noqa: RUF001
+
+
+def test_text_of_cases_cannot_leave_its_place(tmp_path: Path) -> None:
+    evil = "</script><img src=x onerror=alert(1)> <!-- \u2028 \udc80"
+    found = Finding("raised", evil, detail=evil)
+    text, page = _page(tmp_path, [case(1, Status.ERROR, findings=(found,), case=evil)])
+    text.encode("utf-8", "replace")
+    assert page.loads == [page.loads[0]]  # its icon
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert data is not None
+    assert json.loads(data[1])["cases"]["id"][0].startswith("</script>")
+
+
+def test_a_fault_has_its_pictures_and_the_lines_of_its_spec(tmp_path: Path) -> None:
+    (tmp_path / "specs").mkdir()
+    (tmp_path / "specs/x.yaml").write_text(
+        SPEC + "problem: gemm\nentry: a:b\n"  # its axes are those of no gemm, so it does not load
+    )
+    results = [case(n, Status.FAILED, findings=(pictured(),)) for n in (1, 3)] + [case(2)]
+    text, _ = _page(tmp_path, results)
+    assert text.count('<svg class="picture"') == 3  # one is the small one of the list
+    assert "Wrong elements of out" in text
+
+
+def test_a_picture_draws_cells_tiles_sequences_and_the_worst_element() -> None:
+    first, second = pictured().pictures
+    drawn = svg(first)
+    assert drawn.count('class="wrong"') == 1
+    assert 'class="tile"' in drawn
+    assert 'class="start"' in drawn
+    assert 'class="worst"' in drawn
+    assert caption(second).startswith("head by position: 4 by 100; a cell covers 1 by 2 elements")
+
+
+def test_many_cases_are_written_fast_and_small(tmp_path: Path) -> None:
+    text, page = _page(tmp_path, list(many(2000)))
+    assert len(text) < 2_500_000
+    assert "2,000 cases of 4 specs" in " ".join(page.text.split())
+
+
+def test_runs_without_failures_or_without_cases(tmp_path: Path) -> None:
+    _, page = _page(tmp_path, [case(1)])
+    assert "No case failed." in page.text
+    (tmp_path / "none").mkdir()
+    _, page = _page(tmp_path / "none", [])
+    assert "0 cases of 0 specs" in " ".join(page.text.split())
+
+
+def test_unusable_lines_of_a_results_file_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    recorded(path, [case(1)])
+    path.write_text(path.read_text() + "not a record\n" + "{}\n")
+    page = Page(render([read_records(path)]))
+    assert "of run.jsonl cannot be used" in " ".join(page.text.split())
+
+
+def test_the_size_of_a_case_is_its_longest_length() -> None:
+    assert size_of({"seqlens": {"q": [3, 70], "k": [65]}, "causal": True, "scale": 900.5}) == 70
+    assert size_of({"dtype": "float16"}) == 0

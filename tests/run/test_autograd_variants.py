@@ -1,0 +1,320 @@
+"""The determinism check calls differentiable entries through autograd in several ways."""
+
+import pytest
+import torch
+
+from tlmatrix.check import pipeline
+from tlmatrix.check.rerun_checks import pick_autograd_variant
+from tlmatrix.matrix import Case
+from tlmatrix.problem.model import AutogradVariant, Problem
+from tlmatrix.run import Status
+from tlmatrix.run.runner import Runner
+from tlmatrix.spec import parse_spec
+
+SPEC = """
+name: scaled
+problem:
+  inputs:
+    x: {{shape: [rows, 8], dtype: float32, grad: true}}
+    w: {{shape: [rows, 8], dtype: float32, grad: true}}
+  outputs: [y]
+  reference: autograd_variants_code:reference
+entry: autograd_variants_code:{entry}
+returns: [y]
+axes: {{rows: [4]}}
+checks: [numeric, gradients, determinism]
+"""
+TWO = """
+name: two
+problem:
+  inputs:
+    x: {{shape: [rows, 8], dtype: float32, grad: true}}
+    w: {{shape: [rows, 8], dtype: float32, grad: true}}
+  outputs: [y, {output}]
+  reference: autograd_variants_code:{reference}
+entry: autograd_variants_code:{entry}
+returns: [y, {output}]
+axes: {{rows: [4]}}
+checks: [numeric, gradients, determinism]
+"""
+CODE = """
+import torch
+
+
+def reference(x, w):
+    return x * w
+
+
+class Right(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x.clone(), w.clone())
+        return x * w
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        return dy * w, dy * x
+
+
+class AssumesStrides(Right):
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        dense = torch.as_strided(dy, dy.shape, (dy.shape[1], 1))
+        return dense * w, dense * x
+
+
+class RefusesStrides(Right):
+    @staticmethod
+    def backward(ctx, dy):
+        if not dy.is_contiguous():
+            raise ValueError("dy must be contiguous")
+        return Right.backward(ctx, dy)
+
+
+class ChangesSaved(Right):
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        dx = dy * w
+        w.data.mul_(dy)
+        return dx, dy * x
+
+
+class WrongSlots(Right):
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        needed = [g for g, n in zip((dy * w, dy * x), ctx.needs_input_grad) if n]
+        return (*needed, None)[:2]
+
+
+class NeedsAll(Right):
+    @staticmethod
+    def backward(ctx, dy):
+        if not all(ctx.needs_input_grad):
+            return None, None
+        return Right.backward(ctx, dy)
+
+
+def right(x, w):
+    return Right.apply(x, w)
+
+
+def assumes_strides(x, w):
+    return AssumesStrides.apply(x, w)
+
+
+def refuses_strides(x, w):
+    return RefusesStrides.apply(x, w)
+
+
+def changes_saved(x, w):
+    return ChangesSaved.apply(x, w)
+
+
+def wrong_slots(x, w):
+    return WrongSlots.apply(x, w)
+
+
+def needs_all(x, w):
+    return NeedsAll.apply(x, w)
+
+
+class Summed(Right):
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        return dy * w, (dy * x).sum(0)
+
+
+def summed(x, w):
+    return Summed.apply(x, w)
+
+
+def two(x, w):
+    return x * w, x + w
+
+
+class Two(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x.clone(), w.clone())
+        ctx.set_materialize_grads(False)
+        return x * w, x + w
+
+    @staticmethod
+    def backward(ctx, dy, dz):
+        x, w = ctx.saved_tensors
+        dy = torch.zeros_like(x) if dy is None else dy
+        dz = torch.zeros_like(x) if dz is None else dz
+        return dy * w + dz, dy * x + dz
+
+
+class NeedsBoth(Two):
+    @staticmethod
+    def backward(ctx, dy, dz):
+        x, w = ctx.saved_tensors
+        return (None, None) if dz is None or dy is None else (dy * w + dz, dy * x + dz)
+
+
+def right_two(x, w):
+    return Two.apply(x, w)
+
+
+def needs_both(x, w):
+    return NeedsBoth.apply(x, w)
+
+
+def with_sum(x, w):
+    # The gradient of s is not that of a differentiable output.
+    return x * w, (x + w).detach().sum(-1)
+
+
+class Claims(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w, (x + w).sum(-1)
+
+    @staticmethod
+    def backward(ctx, dy, ds):
+        x, w = ctx.saved_tensors
+        return dy * w, dy * x
+
+
+class Marks(Claims):
+    @staticmethod
+    def forward(ctx, x, w):
+        y, s = Claims.forward(ctx, x, w)
+        ctx.mark_non_differentiable(s)
+        return y, s
+
+
+def claims(x, w):
+    return Claims.apply(x, w)
+
+
+def marks(x, w):
+    return Marks.apply(x, w)
+
+
+def wrong_in_inference(x, w):
+    return Right.apply(x, w) if torch.is_grad_enabled() else x + w
+"""
+VARIANTS = {
+    "strided": AutogradVariant("strided"),
+    "transposed": AutogradVariant("transposed"),
+    "twice": AutogradVariant("twice"),
+    "no_grad": AutogradVariant("no_grad"),
+    "some": AutogradVariant("some", ("w",)),
+    "shared": AutogradVariant("shared"),
+    "expanded": AutogradVariant("expanded"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("autograd_variants")
+    (folder / "autograd_variants_code.py").write_text(CODE)
+    return folder
+
+
+@pytest.fixture
+def run(folder, monkeypatch):
+    def run(entry, variant, text=SPEC, **names):
+        chosen = VARIANTS.get(variant) if isinstance(variant, str) else variant
+        monkeypatch.setattr(pipeline, "pick_autograd_variant", lambda *_: chosen)
+        spec = parse_spec(text.format(entry=entry, **names), folder / "scaled.yaml")
+        return Runner("interpreter").run(spec, Case("scaled", {"rows": 4}))
+
+    return run
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_finding_for_a_correct_entry(run, variant):
+    assert run("right", variant).status is Status.PASSED
+
+
+@pytest.mark.parametrize(
+    ("entry", "variant", "tensor"),
+    [
+        ("assumes_strides", "strided", "dx"),
+        ("assumes_strides", "transposed", "dx"),
+        ("assumes_strides", "expanded", "dx"),
+        ("changes_saved", "twice", "dx"),
+        ("needs_all", "some", "dw"),
+        ("wrong_slots", "some", "dw"),
+        ("wrong_in_inference", "no_grad", "y"),
+    ],
+)
+def test_only_the_variant_shows_the_bug(run, entry, variant, tensor):
+    assert run(entry, None).status is Status.PASSED
+    result = run(entry, variant)
+    assert result.status is Status.FAILED
+    assert {finding.check for finding in result.findings} == {"determinism"}
+    # Equal findings of several tensors are merged; the detail names the others.
+    finding = result.findings[0]
+    assert finding.tensor == tensor or tensor in finding.detail
+    assert str(VARIANTS[variant]) in finding.hint
+
+
+def test_sums_of_pytorch_may_round_in_another_order(folder, monkeypatch):
+    """torch.sum adds in an order that depends on the strides of its argument."""
+    monkeypatch.setattr(pipeline, "pick_autograd_variant", lambda *_: VARIANTS["transposed"])
+    text = SPEC.format(entry="summed").replace("w: {shape: [rows, 8]", "w: {shape: [8]")
+    spec = parse_spec(text.replace("rows: [4]", "rows: [999]"), folder / "scaled.yaml")
+    case = Case("scaled", {"rows": 999})
+    assert Runner("interpreter").run(spec, case).status is Status.PASSED
+    dy = torch.randn(999, 8)
+    assert not torch.equal(dy.sum(0), dy.t().contiguous().t().sum(0))
+
+
+def test_a_backward_that_refuses_strides(run):
+    finding = run("refuses_strides", "strided").findings[0]
+    assert finding.title.startswith("with output gradients with stride 2 in their last dimension: ")
+    assert "dy must be contiguous" in finding.title
+
+
+@pytest.mark.parametrize("names", [("y",), ("z",)])
+def test_an_absent_output_gradient(run, names):
+    text, variant = (
+        {"text": TWO, "reference": "two", "output": "z"},
+        AutogradVariant("absent", names),
+    )
+    assert run("right_two", variant, **text).status is Status.PASSED
+    assert run("two", variant, **text).status is Status.PASSED
+    assert run("needs_both", None, **text).status is Status.PASSED
+    finding = run("needs_both", variant, **text).findings[0]
+    assert finding.check == "determinism"
+    assert str(variant) in finding.hint
+
+
+def test_an_output_that_claims_a_gradient(run):
+    text, variant = (
+        {"text": TWO, "reference": "with_sum", "output": "s"},
+        AutogradVariant("claimed"),
+    )
+    assert run("marks", variant, **text).status is Status.PASSED
+    assert run("claims", None, **text).status is Status.PASSED
+    finding = run("claims", variant, **text).findings[0]
+    assert (finding.check, finding.tensor) == ("determinism", "s")
+    assert "requires grad, but its gradient is 0" in finding.title
+
+
+def test_seeds_select_every_variant():
+    problem = Problem(
+        values={},
+        names={},
+        inputs={},
+        outputs={},
+        returns=("out", "lse", "max"),
+        cotangents={"out": torch.ones(1), "max": torch.ones(1)},
+        gradient_of={"dq": "q", "dk": "k", "dv": "v"},
+    )
+    picked = [pick_autograd_variant(problem, seed) for seed in range(300)]
+    assert {variant.kind for variant in picked} == {*VARIANTS, "claimed", "absent"}
+    subsets = {variant.names for variant in picked if variant.kind == "some"}
+    assert subsets >= {("k",), ("q",), ("v",)}
+    assert ("k", "q", "v") not in subsets

@@ -1,0 +1,260 @@
+"""Alignment that TileLang's lowered code needs from tensor arguments.
+
+TileLang vectorizes an access if the index is provably a multiple of the vector width, and assumes
+that the tensor begins at such a multiple: nothing checks `data_ptr()` at a call. The widths depend
+on layouts, casts, conditions and pass options, so TileLang's own passes decide them here. Lowering
+takes seconds, so it is done only for a launch with an argument that some width would not suit.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .descriptors import Lowered, may_be_described, positions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import torch
+
+    from tlmatrix.interpreter.program import Parameter
+
+__all__ = ["Misaligned", "Requirements", "misaligned", "requirements", "suspects"]
+
+TMA_BYTES = 16
+"""Alignment of the address and of the strides of a tensor that TMA copies (CUDA driver API,
+`cuTensorMapEncodeTiled`), and of an address that `cp.async.bulk` copies (PTX ISA)."""
+
+_FIRST_OF_256_BITS = 100
+"""The first architecture with accesses of 256 bits; before it the widest have 128 bits."""
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What the lowered code of a kernel needs.
+
+    Attributes:
+        bytes: by position of a parameter the widest access: its bytes, and what does it.
+        strides: by position the strides in bytes of its TMA descriptors, without the innermost,
+            as TVM expressions of the symbolic dimensions.
+    """
+
+    bytes: Mapping[int, tuple[int, str]]
+    strides: Mapping[int, tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Misaligned:
+    """An argument that does not suit an access of the lowered code; `message` says how."""
+
+    name: str
+    tensor: torch.Tensor
+    message: str
+
+
+def suspects(
+    func: Any, arch: str, parameters: Sequence[Parameter], values: Sequence[Any]
+) -> frozenset[int]:
+    """Positions of the arguments that some access could find misaligned.
+
+    Args:
+        func: the traced PrimFunc.
+        arch: the architecture, "sm_90a".
+        parameters: the parameters of the kernel.
+        values: the arguments.
+    """
+    widest = _widest_access(arch)
+    odd = {k for k, value in _tensors(values) if value.data_ptr() % widest}
+    found = frozenset(odd) & _in_parallel(func) if odd else frozenset()
+    rows = {
+        k
+        for k, value in _tensors(values)
+        if any(isinstance(code, str) for code in parameters[k].strides[:-1])
+        and any(step * value.element_size() % TMA_BYTES for step in value.stride()[:-1])
+    }
+    return found | (frozenset(rows) & may_be_described(func, arch) if rows else frozenset())
+
+
+def _widest_access(arch: str) -> int:
+    """Bytes of the widest access of an architecture; of any, if its name is not known."""
+    known = re.match(r"sm_(\d+)", arch)
+    return 16 if known is not None and int(known[1]) < _FIRST_OF_256_BITS else 32
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[tuple[int, torch.Tensor]]:
+    import torch
+
+    for k, value in enumerate(values):
+        if isinstance(value, torch.Tensor) and value.numel():
+            yield k, value
+
+
+def _in_parallel(func: Any) -> frozenset[int]:
+    """Positions of the parameters that a tile operation or an index of a parallel loop accesses."""
+    from tilelang import tvm
+
+    tir = tvm.tirx
+    accesses: list[Any] = []
+    found: list[Any] = []
+    axes: set[str] = set()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tir.For) and node.kind in (
+            tir.ForKind.PARALLEL,
+            tir.ForKind.VECTORIZED,
+        ):
+            axes.add(node.loop_var.name)
+        elif isinstance(node, (tir.BufferLoad, tir.BufferStore)):
+            accesses.append(node)
+        elif isinstance(node, tir.Call) and str(getattr(node.op, "name", "")).startswith("tl."):
+            inner = [getattr(argument, "args", None) for argument in node.args]
+            found.extend(a[0].buffer.data for a in inner if a and hasattr(a[0], "buffer"))
+
+    tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
+
+    def varies(index: Any) -> bool:
+        names: list[str] = []
+
+        def note(node: Any) -> None:
+            if isinstance(node, tir.Var):
+                names.append(node.name)
+
+        tvm.tirx.stmt_functor.post_order_visit(index, note)
+        return any(name in axes for name in names)
+
+    found += [a.buffer.data for a in accesses if any(varies(i) for i in a.indices)]
+    return positions(func, found)
+
+
+def requirements(func: Any, lowered: Lowered) -> Requirements:
+    """What the lowered code of a PrimFunc needs from its arguments."""
+    from tilelang import tvm
+
+    tir = tvm.tirx
+    widths: dict[str, tuple[int, str]] = {}
+
+    def need(name: str, size: int, what: str) -> None:
+        if size > widths.get(name, (1, ""))[0]:
+            widths[name] = size, what
+
+    def visit(node: Any) -> None:
+        if isinstance(node, (tir.BufferLoad, tir.BufferStore)):
+            lanes = max((_lanes(index) for index in node.indices), default=1)
+            if lanes > 1 and str(node.buffer.scope()) == "global":
+                kind = "load" if isinstance(node, tir.BufferLoad) else "store"
+                size = lanes * _bits(node.buffer.dtype) // 8
+                need(node.buffer.data.name, size, f"a vector {kind} of {lanes} elements")
+        elif isinstance(node, tir.Call):
+            for name, size, what in _of_call(tir, node):
+                need(name, size, what)
+
+    for function in lowered.device.functions.values():
+        tvm.tirx.stmt_functor.post_order_visit(function.body, visit)
+    named = {str(func.buffer_map[p].data.name): k for k, p in _buffers(func)}
+    strides: dict[int, tuple[Any, ...]] = {}
+    for arguments in lowered.descriptors:
+        rank = int(arguments[3])
+        for k in positions(func, [arguments[4]]):
+            strides[k] = (*strides.get(k, ()), *arguments[5 + rank + 1 : 5 + 2 * rank])
+            name = str(func.buffer_map[func.params[k]].data.name)
+            need(name, TMA_BYTES, "a TMA descriptor")
+    found = {named[name]: need for name, need in widths.items() if name in named}
+    return Requirements(found, strides)
+
+
+def _buffers(func: Any) -> Iterator[tuple[int, Any]]:
+    return ((k, p) for k, p in enumerate(func.params) if p in func.buffer_map)
+
+
+def _lanes(index: Any) -> int:
+    return int(getattr(index, "lanes", 1)) if type(index).__name__ == "Ramp" else 1
+
+
+def _bits(dtype: Any) -> int:
+    from tilelang import tvm
+
+    kind = tvm.DataType(str(dtype))
+    return int(kind.bits) * int(kind.lanes)
+
+
+def _of_call(tir: Any, call: Any) -> Iterator[tuple[str, int, str]]:
+    """The global pointers of an asynchronous copy or vector atomic, and the bytes they need."""
+    name = str(getattr(call.op, "name", ""))
+    pointers = [a for a in call.args if isinstance(a, tir.Call) and _is_pointer(a)]
+    if name.endswith("ptx_cp_async"):
+        count = int(call.args[2])
+        for pointer in pointers:
+            size = count if name.startswith("tir") else count * _pointed(pointer)[1] // 8
+            yield _pointed(pointer)[0], size, f"cp.async of {size} bytes"
+    elif name in ("tl.tma_load", "tl.tma_store"):
+        for pointer in pointers:
+            yield _pointed(pointer)[0], TMA_BYTES, "cp.async.bulk"
+    elif match := re.fullmatch(r"tl\.atomic_addx(\d)\w*", name):
+        lanes = int(match[1])
+        for pointer in pointers[:1]:
+            target, bits = _pointed(pointer)
+            yield target, lanes * bits // 8, f"an atomic of {lanes} elements"
+
+
+def _is_pointer(call: Any) -> bool:
+    return str(getattr(call.op, "name", "")).endswith(("access_ptr", "address_of"))
+
+
+def _pointed(pointer: Any) -> tuple[str, int]:
+    """The variable that a pointer argument is based on, and the bits of an element."""
+    first = pointer.args[0]
+    if hasattr(first, "buffer"):
+        return str(first.buffer.data.name), _bits(first.buffer.dtype)
+    return str(getattr(pointer.args[1], "name", "")), _bits(first.dtype)
+
+
+def misaligned(
+    found: Requirements,
+    parameters: Sequence[Parameter],
+    values: Sequence[Any],
+    symbols: Mapping[str, int],
+) -> list[Misaligned]:
+    """The arguments that do not have the alignment that the lowered code needs."""
+    faults = []
+    for k, value in _tensors(values):
+        name = parameters[k].name
+        size, what = found.bytes.get(k, (1, ""))
+        if value.data_ptr() % size:
+            faults.append(
+                Misaligned(
+                    name,
+                    value,
+                    f"{name} begins {value.data_ptr() % size} bytes after a multiple of {size}, "
+                    f"which {what} needs",
+                )
+            )
+        odd = [n for n in (_evaluated(s, symbols) for s in found.strides.get(k, ())) if n % 16]
+        if odd:
+            faults.append(
+                Misaligned(
+                    name,
+                    value,
+                    f"{name} has a stride of {odd[0]} bytes, which is no multiple of the "
+                    f"{TMA_BYTES} that a TMA descriptor needs",
+                )
+            )
+    return faults
+
+
+def _evaluated(expression: Any, symbols: Mapping[str, int]) -> int:
+    """The value of a stride; 0 if it depends on more than the symbolic dimensions."""
+    from tilelang import tvm
+
+    if isinstance(expression, int):
+        return expression
+    known: dict[Any, Any] = {}
+
+    def note(node: Any) -> None:
+        if isinstance(node, tvm.tirx.Var) and node.name in symbols:
+            known[node] = tvm.tirx.IntImm(str(node.dtype), symbols[node.name])
+
+    tvm.tirx.stmt_functor.post_order_visit(expression, note)
+    value = tvm.arith.Analyzer().simplify(tvm.tirx.stmt_functor.substitute(expression, known))
+    return int(getattr(value, "value", 0))

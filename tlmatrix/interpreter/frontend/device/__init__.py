@@ -1,0 +1,77 @@
+"""A stand-in for the CUDA device that a program asks PyTorch and TileLang for.
+
+A program written for a GPU says `device="cuda"`, `.cuda()`, `torch.cuda.synchronize()`. Inside
+`stand_in()` its tensors live on the CPU and answer `cuda:0`; questions about the device are
+answered as the interpreter is (its name says so, nothing is allocated on a GPU). Time is the
+one thing that is not answered: every measurement is NaN, and a note says so once.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from torch._library.custom_ops import CustomOpDef
+
+from tlmatrix.interpreter.gpu import device_properties
+
+from .cuda import torch_answers
+from .drivers import tilelang_answers
+from .tensors import TensorsOnTheCpu, registering
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["stand_in"]
+
+
+@contextmanager
+def stand_in(*, arch: str = "sm_90a", sms: int = 8) -> Iterator[None]:
+    """Answer for `cuda:0` with the CPU until the context ends.
+
+    Args:
+        arch: the architecture the device claims, like `sm_90a`.
+        sms: the number of multiprocessors it claims; persistent kernels launch that many blocks.
+
+    Raises:
+        ValueError: for an `arch` that is not like `sm_90a`.
+    """
+    with _replaced(_of_torch(arch, sms)):
+        # TileLang reads whether there is a device when it is imported: after torch answers.
+        answers = _of_tilelang(arch, sms, len(sys.modules))
+        mode = TensorsOnTheCpu()
+        register = registering(mode, CustomOpDef.register_kernel)
+        with _replaced([*answers, (CustomOpDef, "register_kernel", register)]), mode:
+            yield
+
+
+@lru_cache(maxsize=4)
+def _of_torch(arch: str, sms: int) -> list[tuple[Any, str, Any]]:
+    return list(torch_answers(device_properties(arch, sms)))
+
+
+@lru_cache(maxsize=4)
+def _of_tilelang(arch: str, sms: int, modules: int) -> list[tuple[Any, str, Any]]:
+    """Made anew for another number of modules, which may have imported what is replaced."""
+    del modules
+    return list(tilelang_answers(device_properties(arch, sms)))
+
+
+_MISSING = object()
+
+
+@contextmanager
+def _replaced(answers: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    originals = [(owner, name, getattr(owner, name, _MISSING)) for owner, name, _ in answers]
+    for owner, name, value in answers:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, original in reversed(originals):
+            if original is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)

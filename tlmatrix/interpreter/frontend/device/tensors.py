@@ -1,0 +1,119 @@
+"""Tensors of `cuda`, which live on the CPU and answer that they are on the GPU.
+
+PyTorch takes a function mode off while it is asked about a call, and the body of an operator that
+a program registers runs within that call. So the body puts the mode on again.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CPU", "CUDA", "TensorsOnTheCpu", "is_cuda", "registering"]
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda", 0)
+
+
+def is_cuda(device: Any) -> bool:
+    """Whether a device, by its name, number or itself, is a GPU."""
+    if isinstance(device, str):
+        return device.split(":")[0] == "cuda"
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    return isinstance(device, int) and not isinstance(device, bool)
+
+
+def _moved(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that was moved between host and device: other memory, unless it is a leaf.
+
+    A leaf that requires gradients stays itself, as it would where it is on the device already.
+    """
+    return tensor if tensor.requires_grad and tensor.is_leaf else tensor.clone()
+
+
+class TensorsOnTheCpu(TorchFunctionMode):
+    """Sends what a program asks of `cuda` to the CPU; its tensors answer that they are there."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        kwargs = dict(kwargs or {})
+        if func is torch.device:
+            # A number alone names an accelerator, and PyTorch looks for one.
+            return (
+                torch.device("cuda", *args) if isinstance(args[0], int) else func(*args, **kwargs)
+            )
+        answer = _ANSWERS.get(func)
+        if answer is not None:
+            return answer(*args, **kwargs)
+        if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], (str, torch.device)):
+            return _to(args[0], *args[1:], **kwargs)
+        if "device" in kwargs and is_cuda(kwargs["device"]):
+            kwargs["device"] = CPU
+            if func is torch.Tensor.to:
+                return _to(args[0], *args[1:], **kwargs)
+        if any(isinstance(a, torch.device) and a.type == "cuda" for a in args):
+            args = tuple(CPU if isinstance(a, torch.device) else a for a in args)
+        kwargs.pop("pin_memory", None)
+        return func(*args, **kwargs)
+
+
+def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    args = tuple(CPU if isinstance(a, (str, torch.device)) and is_cuda(a) else a for a in args)
+    moved = tensor.to(*args, **kwargs)
+    return _moved(tensor) if moved is tensor else moved
+
+
+def _device(tensor: torch.Tensor) -> torch.device:
+    """Where a tensor answers that it is: on the GPU if on the CPU; `meta` stays `meta`."""
+    return CUDA if tensor.device.type == "cpu" else tensor.device
+
+
+_ANSWERS: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.cuda: lambda tensor, *_args, **_kwargs: _moved(tensor),
+    torch.Tensor.cpu: lambda tensor, *_args, **_kwargs: _moved(tensor),
+    torch.Tensor.pin_memory: lambda tensor, *_args, **_kwargs: tensor,
+    torch.Tensor.is_cuda.__get__: lambda tensor, *_args: _device(tensor) == CUDA,  # type: ignore[attr-defined]
+    torch.Tensor.device.__get__: lambda tensor, *_args: _device(tensor),
+    torch.Tensor.get_device: lambda _tensor: 0,
+}
+
+
+def registering(mode: TorchFunctionMode, original: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands for `CustomOpDef.register_kernel`, through which `custom_op` registers, too.
+
+    Args:
+        mode: what bodies run under.
+        original: PyTorch's own.
+    """
+
+    def register_kernel(operator: Any, device_types: Any, fn: Any = None, /) -> Any:
+        register = original(operator, _standing_in(device_types))
+
+        def registered(body: Callable[..., Any]) -> Any:
+            @functools.wraps(body)
+            def under_mode(*args: Any, **kwargs: Any) -> Any:
+                with mode:
+                    return body(*args, **kwargs)
+
+            register(under_mode)
+            return body
+
+        return registered if fn is None else registered(fn)
+
+    return register_kernel
+
+
+def _standing_in(device_types: Any) -> Any:
+    if device_types is None:
+        return None
+    names = [device_types] if isinstance(device_types, str) else list(device_types)
+    return list(dict.fromkeys("cpu" if name == "cuda" else name for name in names))

@@ -1,0 +1,159 @@
+"""The `interpret()` contexts that are in force."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.explain import NotMadeError, Trace, explain_element, mapped
+from tlmatrix.interpreter.reports import Checks, SanitizerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import torch
+
+    from tlmatrix.interpreter.coverage import Coverage, Feature
+    from tlmatrix.interpreter.explain import Explanation, Launch, LaunchLog
+    from tlmatrix.interpreter.recorder import Recorder
+    from tlmatrix.interpreter.reports import Report
+
+    from .tracing import TracedKernel
+
+__all__ = ["Session", "current", "local"]
+
+_log = logging.getLogger("tlmatrix.interpreter")
+
+
+@dataclass(kw_only=True)
+class Session(Checks):
+    """One `interpret()` in force; what `with interpret(...) as run:` gives.
+
+    Attributes:
+        arch: the architecture kernels are traced for.
+        on_report: whether reports are collected and logged, collected alone, or raised when
+            their kernel ends.
+        tf32: whether matrix products cut float32 factors to TF32.
+        reports: what the sanitizers have found so far, in order.
+        recorder: what counts coverage; None where it is not asked for.
+        trace: what to follow in every kernel that writes it; True keeps launches for `explain`.
+        traces: what was followed, in order.
+        untraced: why kernels that should have been followed were not, by name.
+        log: the launches, if they are kept.
+        launched: where kernels that are only traced are noted; None where kernels run.
+        settled: outputs whose infinities were traced and found to be meant.
+    """
+
+    arch: str
+    on_report: Literal["collect", "keep", "raise"] = "collect"
+    tf32: bool = False
+    reports: list[Report] = field(default_factory=list)
+    recorder: Recorder | None = None
+    trace: Trace | bool = False
+    traces: list[Explanation] = field(default_factory=list)
+    untraced: dict[str, str] = field(default_factory=dict)
+    log: LaunchLog | None = None
+    launched: list[TracedKernel] | None = None
+    settled: set[Any] = field(default_factory=set)
+
+    @property
+    def coverage(self) -> Coverage:
+        """What was exercised so far of the kernels that ran.
+
+        Raises:
+            RuntimeError: the context was entered without `coverage=True`.
+        """
+        return self._recorder.coverage()
+
+    def features(self) -> frozenset[Feature]:
+        """`coverage.features()`, cheaply: for a search that asks after every call.
+
+        Raises:
+            RuntimeError: the context was entered without `coverage=True`.
+        """
+        return self._recorder.features()
+
+    @property
+    def _recorder(self) -> Recorder:
+        if self.recorder is None:
+            raise RuntimeError("nothing counts coverage: enter interpret(coverage=True)")
+        return self.recorder
+
+    def trace_launch(self, launch: Launch) -> None:
+        """Follow the element that the context asks for, if a launch that ended wrote it."""
+        asked = self.trace
+        if not isinstance(asked, Trace) or asked.buffer not in launch.written:
+            return
+        if asked.kernel not in (None, launch.kernel.name):
+            return
+        assert self.log is not None
+        try:
+            self.traces.append(explain_element(self.log, launch, asked.buffer, asked.index))
+        except NotMadeError:
+            return
+        except Unsupported as error:
+            self.untraced[launch.kernel.name] = str(error)
+            _log.warning("%s", error)
+
+    def explain(self, tensor: torch.Tensor, index: Sequence[int]) -> Explanation:
+        """How an element of a tensor came about that a kernel of this context has written.
+
+        Args:
+            tensor: what a kernel returned or was given to write, or a view of it.
+            index: the element, one number for each dimension.
+
+        Raises:
+            ValueError: the context keeps no launches (`interpret(trace=True)` does).
+            NotMadeError: no kernel wrote the element (a LookupError).
+            Unsupported: the kernel cannot be traced; its threads have warp roles.
+        """
+        log = self._launches()
+        launch, name, place = log.find(tensor, index)
+        return explain_element(log, launch, name, place)
+
+    def picture(self, tensor: torch.Tensor, index: Sequence[int]) -> str:
+        """SVG of the launch that wrote an element: what each block wrote and read.
+
+        Args and errors are those of `explain`.
+        """
+        from tlmatrix.interpreter.explain.pictures import launch_picture
+
+        launch, name, place = self._launches().find(tensor, index)
+        return launch_picture(launch, mapped(launch), name, place)
+
+    def _launches(self) -> LaunchLog:
+        if self.log is None:
+            raise ValueError("no launches are kept to explain: enter interpret(trace=True)")
+        return self.log
+
+    def add(self, reports: Iterable[Report]) -> None:
+        """Note the reports of a launch that ended.
+
+        Raises:
+            SanitizerError: if there are any and they are to be raised.
+        """
+        found = list(reports)
+        self.reports.extend(found)
+        if found and self.on_report == "raise":
+            raise SanitizerError(found)
+        if self.on_report == "collect":
+            for report in found:
+                _log.warning("%s", report)
+
+
+class _Local(threading.local):
+    """The contexts this thread is in."""
+
+    def __init__(self) -> None:
+        self.stack: list[Session] = []
+
+
+local = _Local()
+
+
+def current() -> Session | None:
+    """The innermost context of this thread."""
+    return local.stack[-1] if local.stack else None

@@ -1,0 +1,21 @@
+"""The imports of workers of a run, made once in the server that they are forked from.
+
+After those of `tlmatrix.fuzz.preload`. What is imported stays out of garbage collections.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import _pytest.python  # noqa: F401
+import pytest  # noqa: F401
+
+import tlmatrix.plugin.items
+import tlmatrix.plugin.state
+import tlmatrix.run.plan
+import tlmatrix.run.runner  # noqa: F401
+
+__all__: list[str] = []
+
+gc.collect()
+gc.freeze()

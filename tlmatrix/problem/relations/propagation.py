@@ -1,0 +1,149 @@
+"""The relation of NaN and infinity: one in an input reaches the results that depend on it.
+
+The float64 reference, given the same value, says how far it may reach: also to results that
+multiply it by 0, such as masked products. Another finite value in its place says which results
+depend on it: these must not be finite.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from tlmatrix.problem.model import Reach, ReferenceFailedError, Relation
+from tlmatrix.problem.seeded import seeded_random
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tlmatrix.problem.model import Dim, Problem, RelationKind, Tensors
+    from tlmatrix.spec.model.spec import Spec
+
+__all__ = ["with_propagation"]
+
+_TRIES = 8
+"""Elements of inputs tried, until one is no padding and changes a result."""
+_NOISE = 1e-9
+"""Differences up to this part of a value are the rounding of float64 sums in another order."""
+
+
+def with_propagation(spec: Spec, problem: Problem, seed: int) -> Problem:
+    """The problem with a relation that puts NaN or an infinity into one element of an input.
+
+    The seed selects the input, the element and the value. There is no such relation without a
+    reference, or if the problem cannot replace inputs.
+    """
+    if not problem.has_reference or problem.with_inputs is None:
+        return problem
+
+    def relations(kind: RelationKind) -> Iterator[Relation]:
+        yield from problem.relations(kind)
+        if kind == "propagation":
+            yield from _propagation(problem, seed, spec.propagation)
+
+    return replace(problem, relations=relations)
+
+
+def _propagation(problem: Problem, seed: int, extent: str | None) -> Iterator[Relation]:
+    pick = seeded_random(seed + 4)
+    results = [info.dtype for info in problem.outputs.values() if info.dtype.is_floating_point]
+    names = sorted(
+        name
+        for name, tensor in problem.inputs.items()
+        if tensor.dtype.is_floating_point and tensor.numel() and not _expanded(tensor)
+    )
+    # GPUs convert an infinity to the largest float8.
+    narrow = any(dtype.itemsize == 1 for dtype in results)
+    values = (math.nan,) if narrow else (math.nan, math.nan, math.inf, -math.inf)
+    if not names or not results:
+        return
+    for _ in range(_TRIES):
+        name, value = pick.choice(names), pick.choice(values)
+        tensor = problem.inputs[name]
+        if tensor.dtype.itemsize == 1:
+            value = math.nan
+        index = tuple(pick.randrange(size) for size in tensor.shape)
+        try:
+            relation = _relation(problem, name, index, value, extent)
+        except ReferenceFailedError:
+            return
+        if relation is not None:
+            yield relation
+            return
+
+
+def _relation(
+    problem: Problem, name: str, index: Sequence[int], value: float, extent: str | None
+) -> Relation | None:
+    """The relation of one element; None if it is padding, or no result depends on it."""
+    assert problem.with_inputs is not None
+    other = _changed(problem, name, index, value)
+    if other.inputs[name].float().isfinite().all():
+        return None
+    before = float(problem.inputs[name][tuple(index)])
+    finite = before if math.isfinite(before) else 0.0  # a sink may be -inf
+    moved = _changed(problem, name, index, 0.75 - finite / 2).reference()
+    reached = [other.reference()]
+    if math.isinf(value):
+        reached.append(_changed(problem, name, index, math.nan).reference())
+    reach = _reach(problem, reached, moved, packed=extent in ("packed", None))
+    if not any(bool(each.any()) for each in reach.must.values()):
+        return None
+    if extent in ("selected", None):
+        nothing = {name: torch.zeros_like(mask) for name, mask in reach.must.items()}
+        reach = replace(reach, must=nothing)
+    place = f"{name}[{', '.join(map(str, index))}]"
+    return Relation(
+        "propagation",
+        "propagation",
+        (other,),
+        because=f"{value} at {place} must reach the results that depend on it, and no others",
+        words="the first call",
+        reach=reach,
+    )
+
+
+def _changed(problem: Problem, name: str, index: Sequence[int], value: float) -> Problem:
+    assert problem.with_inputs is not None
+    changed = problem.inputs[name].clone(memory_format=torch.contiguous_format)
+    changed[tuple(index)] = value
+    return problem.with_inputs({name: changed})
+
+
+def _reach(problem: Problem, reached: Sequence[Tensors], moved: Tensors, *, packed: bool) -> Reach:
+    """How far the value reaches, from the references with it, then with NaN instead of infinity.
+
+    A score of -inf has the weight 0, so that only an infinite result shows that an infinity cannot
+    vanish.
+    """
+    must, never = {}, {}
+    expected = problem.reference()
+    for name, info in problem.outputs.items():
+        if not info.dtype.is_floating_point:
+            continue
+        before, after = expected[name], reached[0][name]
+        allowed = _NOISE * before.abs()
+        depends = moved[name].isfinite() & ((moved[name] - before).abs() > allowed)
+        lost = after.isinf() if len(reached) > 1 else ~after.isfinite()
+        must[name] = before.isfinite() & lost & depends
+        touched = torch.zeros_like(depends)
+        for each in reached:
+            touched |= ~((each[name] - before).abs() <= allowed)
+        rows = [axis for axis, dim in enumerate(info.dims) if packed and _along_rows(dim)]
+        if rows and touched.numel():
+            touched = touched.amax(rows, keepdim=True).expand_as(touched)
+        never[name] = before.isfinite() & ~touched
+    return Reach(must, never, nan=len(reached) == 1)
+
+
+def _along_rows(dim: Dim) -> bool:
+    return dim.starts is not None or dim.name in ("batch", "sequence", "position")
+
+
+def _expanded(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory, so that one cannot change alone."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(stride == 0 and size > 1 for size, stride in pairs)

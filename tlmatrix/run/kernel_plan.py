@@ -1,0 +1,221 @@
+"""The kernels of a run: found by tracing its cases, and compiled before cases need them.
+
+A process of its own, without a GPU, traces one case after another and compiles each distinct
+kernel once, in child processes. `python -m tlmatrix.run.kernel_plan` reads a `KernelJob` as JSON
+from a line of stdin, and ends with its parent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.backend.ahead import FOLDER, Scheduler, Tickets, Waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tlmatrix.backend.ahead.compilers import Compiler
+    from tlmatrix.interpreter import TracedKernel
+    from tlmatrix.matrix import Case
+    from tlmatrix.run.harness import Harness
+    from tlmatrix.spec.model.spec import Spec
+
+__all__ = ["KernelJob", "traced_kernels"]
+
+
+@dataclass(frozen=True)
+class KernelJob:
+    """The cases whose kernels are compiled.
+
+    Attributes:
+        cases: by path of a spec, the axis values of its cases.
+        roots: folders from which entries are imported.
+        backend: `cuda` or `compile`, whose cache is filled.
+        arch: of `cuda`, the architecture of the GPU as TileLang names it (`sm_90a`).
+        architectures: of `compile`, those that the user requested.
+        relations: whether the kernels of relations are compiled too, of which a case of a search
+            checks one at most.
+        processes: how many kernels are compiled at a time.
+        folder: the folder of the tickets; "" to print the plan alone.
+    """
+
+    cases: dict[str, list[dict[str, Any]]]
+    roots: list[str] = field(default_factory=list)
+    backend: str = "cuda"
+    arch: str = ""
+    architectures: list[str] = field(default_factory=list)
+    relations: bool = True
+    processes: int = 1
+    folder: str = ""
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+
+def traced_kernels(
+    harness: Harness, spec: Spec, case: Case, arch: str, *, relations: bool = True
+) -> Iterator[TracedKernel]:
+    """The kernels that a case, its relations and agreements launch, traced for `arch`.
+
+    Nothing runs. A case that cannot be traced has none; running it reports why.
+    """
+    from dataclasses import replace
+
+    from tlmatrix.backend import CompileBackend, execute
+    from tlmatrix.extensions import distributed
+    from tlmatrix.matrix import Case
+    from tlmatrix.run.agreement import other_cases
+    from tlmatrix.spec.model.spec import has_ranks
+
+    backend = harness.backend
+    assert isinstance(backend, CompileBackend)
+    try:
+        bound = harness.bind(spec, replace(backend, requested=(arch,)))
+        target = bound.binding.backend
+        assert isinstance(target, CompileBackend)
+        others = [
+            Case(spec.name, values, "extra") for values in other_cases(spec, case, bound.family)
+        ]
+    except Exception:  # noqa: BLE001 - any error of the spec or its code
+        return
+    for each in (case, *others):
+        target.launched.clear()
+        try:
+            problem = harness.problem(bound, spec, each, 0)
+            if has_ranks(spec):
+                distributed().trace(bound.binding, problem)
+            else:
+                execute(bound.binding, problem)
+                if relations and each is case and "relations" in spec.checks:
+                    for relation in problem.relations("relations"):
+                        for related in relation.problems:
+                            execute(bound.binding, related)
+        except Exception:  # noqa: BLE001, S110 - as above
+            pass
+        yield from target.launched
+
+
+def main() -> None:
+    """Compile the kernels of the job on stdin, or print them."""
+    job = KernelJob(**json.loads(sys.stdin.readline()))
+    os.environ.pop(FOLDER, None)  # otherwise a child would wait for itself
+    if not job.folder:
+        answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
+        answers.write(json.dumps(_listed(job)) + "\n")
+        answers.close()
+        return
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    tickets = Tickets(Path(job.folder))
+    alive = tickets.create()
+    _compile_all(job, tickets)
+    alive.close()
+
+
+def _end_with_parent() -> None:
+    """End this process and its children when the parent closes stdin."""
+    sys.stdin.read()
+    os.killpg(0, signal.SIGKILL)
+
+
+def _compile_all(job: KernelJob, tickets: Tickets) -> None:
+    from tlmatrix.backend.kernel_cache import expected_seconds
+
+    scheduler = Scheduler(job.processes, tickets)
+    begin = time.monotonic()
+    found = reused = 0
+    known: set[int] = set()
+    for compiler, kernel in _kernels(job):
+        if id(kernel) in known:
+            continue  # traced kernels live as long as their factories
+        known.add(id(kernel))
+        key = compiler.key(kernel)
+        if compiler.known(key):
+            reused += 1
+            continue
+        seconds = expected_seconds([kernel.name])[kernel.name]
+        found += scheduler.add(Waiting(key, seconds, partial(compiler.compile, kernel)))
+        scheduler.step()
+    traced = time.monotonic() - begin
+    scheduler.finish()
+    summary = {
+        "kernels": found + reused,
+        "reused": reused,
+        "compiled": len(scheduler.compiled),
+        "failed": len(scheduler.failed),
+        "trace_seconds": round(traced, 2),
+        "seconds": round(time.monotonic() - begin, 2),
+    }
+    (Path(job.folder) / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+
+
+def _listed(job: KernelJob) -> list[dict[str, Any]]:
+    """The distinct kernels of a job: name, architecture, key, and whether they are cached."""
+    from tlmatrix.backend.kernel_cache import expected_seconds
+
+    found: dict[str, dict[str, Any]] = {}
+    for compiler, kernel in _kernels(job):
+        key = compiler.key(kernel)
+        if key not in found:
+            found[key] = {"kernel": kernel.name, "arch": compiler.arch, "key": key}
+            found[key]["cached"] = compiler.known(key)
+    seconds = expected_seconds({each["kernel"] for each in found.values()})
+    return [{**each, "seconds": round(seconds[each["kernel"]], 2)} for each in found.values()]
+
+
+def _kernels(job: KernelJob) -> Iterator[tuple[Compiler, TracedKernel]]:
+    """The kernels of the cases of a job, in the order of the cases."""
+    import torch
+
+    from tlmatrix.backend import ArchitectureError, CompileBackend
+    from tlmatrix.backend.ahead.compilers import AssemblyCompiler, TileLangCompiler
+    from tlmatrix.run.harness import Harness
+
+    torch.set_num_threads(1)
+    roots = tuple(Path(root) for root in job.roots)
+    backend = CompileBackend(requested=tuple(job.architectures))
+    harness = Harness(backend, roots)
+    make = TileLangCompiler if job.backend == "cuda" else AssemblyCompiler
+    compilers: dict[str, Compiler] = {}
+    for path, values in job.cases.items():
+        spec, cases = _cases(path, values, roots)
+        try:
+            architectures: Sequence[str] = backend.architectures(spec.architectures)
+        except ArchitectureError:
+            continue
+        if job.backend == "cuda":
+            if spec.architectures and job.arch not in spec.architectures:
+                continue
+            architectures = (job.arch,)
+        for case in cases:
+            for arch in architectures:
+                compiler = compilers.setdefault(arch, make(arch))
+                for kernel in traced_kernels(harness, spec, case, arch, relations=job.relations):
+                    yield compiler, kernel
+
+
+def _cases(
+    path: str, values: Sequence[dict[str, Any]], roots: tuple[Path, ...]
+) -> tuple[Spec, list[Case]]:
+    from tlmatrix.matrix import Case
+    from tlmatrix.spec.importing import make_importable
+    from tlmatrix.spec.loader import load_spec
+
+    make_importable(Path(path), roots)
+    spec = load_spec(path)
+    cases = [Case(spec.name, each) for each in values]
+    return spec, cases
+
+
+if __name__ == "__main__":
+    main()
