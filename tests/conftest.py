@@ -22,7 +22,7 @@ collect_ignore = ["strangers/project"]
 
 def pytest_configure(config):
     """Start the server of preloaded processes while workers start; else its first user does."""
-    # A shell starts its background jobs with SIGINT ignored, which processes of tests would inherit.
+    # A shell starts background jobs with SIGINT ignored, which processes of tests would inherit.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("numprocesses", None):

@@ -7,7 +7,7 @@
 `dense`, `packed`         the kernels: signatures and grids
 `forward`, `backward`     the algorithm of one thread block
 `softmax`                 online softmax, and the initial state with or without a sink
-`combine`, `reordered`    backward post-passes; the dq accumulator in MMA fragment order
+`combine`, `reordered`    backward post-passes; the dq accumulator in register order
 `sink`                    the gradient of the sinks
 `masks`                   the causal and window mask
 `rows`                    the memory layout of a sequence

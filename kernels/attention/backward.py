@@ -31,8 +31,8 @@ strategy    kernels
             dk and dv once; query blocks compute dq. Like `split` without the post-pass, but
             with fewer, longer blocks: faster for large problems only.
 `reordered` Key blocks as in `grouped`, so dk and dv are reproducible. They add dq with float32
-            atomics of four elements to an accumulator in MMA fragment order (see `reordered`);
-            a post-pass restores the layout of q. 5 GEMMs; the last bits of dq vary.
+            atomics of four elements to an accumulator in register order (see `reordered`); a
+            post-pass restores the layout of q. 5 GEMMs; the last bits of dq vary.
 =========== ===============================================================================
 
 p and dp of masked pairs, and of rows past the end of the sequence, are set to 0 by select and not
@@ -93,14 +93,14 @@ class KeyGradients:
 
     dk and dv are [parts, ...], of which the block writes index `part`; `heads` query heads
     contribute. With `part` None they are float32 accumulators with the shapes of k and v. `dq`, if
-    not None, is a float32 accumulator with the shape of q, or in fragment order if `reordered`.
+    not None, is a float32 accumulator with the shape of q, or in the order `order` of `reordered`.
     Accumulators must be zero-initialized.
     """
 
     dk: object
     dv: object
     dq: object = None
-    reordered: bool = False
+    order: str | None = None
     part: object = None
     heads: int = 1
 
@@ -188,7 +188,7 @@ def key_block(
     dv = T.alloc_fragment([columns, width_v], "float32")
     if gradients.dq is not None:
         dq = T.alloc_fragment([rows, width], "float32")
-        tma_reduce = tiles.tma_reduce and not gradients.reordered
+        tma_reduce = tiles.tma_reduce and gradients.order is None
         dq_shared = T.alloc_shared([rows, width], "float32") if tma_reduce else None
         ds_shared = ds if tiles.staged else T.alloc_shared([columns, rows], dtype)
 
@@ -221,10 +221,10 @@ def key_block(
             if not tiles.staged:
                 T.copy(ds, ds_shared)
             T.gemm(ds_shared, k_shared, dq, transpose_A=True, clear_accum=True)
-            if gradients.reordered:
-                add_tile(gradients.dq, dq, queries, here, query)
-            else:
+            if gradients.order is None:
                 add_queries(gradients.dq, dq, dq_shared, queries, here, query, head_dim, scale)
+            else:
+                add_tile(gradients.dq, dq, gradients.order, queries, here, query)
 
     for i, d in T.Parallel(columns, width):
         if T.And(keys.contains(key + i), d < head_dim):

@@ -25,6 +25,8 @@ from tlmatrix_kernels.attention.softmax import no_sink, with_sink
 from tlmatrix_kernels.attention.tiles import Tiles, tiles_for
 
 __all__ = [
+    "ORDER",
+    "SHARED_KEYS",
     "atomic_gradients",
     "forward",
     "forward_with_sink",
@@ -34,6 +36,11 @@ __all__ = [
     "reordered_gradients",
     "restore",
 ]
+
+ORDER = "mma"
+"""The order of the dq accumulator of `reordered` (see the module)."""
+SHARED_KEYS = False
+"""Whether several blocks of `reordered` add to one dk and dv."""
 
 
 @dataclass(frozen=True)
@@ -301,12 +308,13 @@ def query_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowe
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def reordered_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
-    """Build strategy `reordered`: stores dk and dv [1, ...], adds dq_sum in fragment order."""
+    """Build strategy `reordered`: stores dk and dv [1, ...], adds dq_sum in its order."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
     batch, heads, kv_heads = T.dynamic("batch, heads, kv_heads")
     seqlen_q, seqlen_k, padded_q, blocks = T.dynamic("seqlen_q, seqlen_k, padded_q, blocks")
     k_shape = matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim)
     v_shape = matrix_shape(layout, batch, seqlen_k, kv_heads, head_dim_v)
+    sum_shape = accumulator_shape(ORDER, layout, batch, blocks, heads, head_dim)
 
     @T.prim_func
     def dense_reordered_gradients(
@@ -316,7 +324,7 @@ def reordered_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, win
         do: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim_v), dtype),
         row_lse: T.Tensor(statistic_shape(layout, batch, padded_q, heads), "float32"),
         row_delta: T.Tensor(statistic_shape(layout, batch, padded_q, heads), "float32"),
-        dq_sum: T.Tensor(accumulator_shape(layout, batch, blocks, heads, head_dim), "float32"),
+        dq_sum: T.Tensor(sum_shape, "float32"),
         dk: T.Tensor((1, *k_shape), dtype),
         dv: T.Tensor((1, *v_shape), dtype),
         scale: T.float32,
@@ -333,7 +341,7 @@ def reordered_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, win
             keys = Rows(layout, sequence, 0, seqlen_k)
             mask = Mask(causal, windowed, seqlen_q, seqlen_k, window)
             key = tile * tiles.keys
-            gradients = bwd.KeyGradients(dk, dv, dq=dq_sum, reordered=True, part=0, heads=groups)
+            gradients = bwd.KeyGradients(dk, dv, dq=dq_sum, order=ORDER, part=0, heads=groups)
             if mask.any_query_visible(key, tiles.keys, tiles.queries):
                 bwd.key_block(
                     q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
@@ -346,13 +354,14 @@ def reordered_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, win
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def restore(layout, dtype, head_dim):
+def restore(layout, dtype, head_dim, order):
     """Build the post-pass of `reordered`: dq = scale * dq_sum, in the layout of q."""
     batch, heads, seqlen_q, blocks = T.dynamic("batch, heads, seqlen_q, blocks")
+    sum_shape = accumulator_shape(order, layout, batch, blocks, heads, head_dim)
 
     @T.prim_func
     def dense_restore(
-        dq_sum: T.Tensor(accumulator_shape(layout, batch, blocks, heads, head_dim), "float32"),
+        dq_sum: T.Tensor(sum_shape, "float32"),
         dq: T.Tensor(matrix_shape(layout, batch, seqlen_q, heads, head_dim), dtype),
         scale: T.float32,
     ):
@@ -362,6 +371,6 @@ def restore(layout, dtype, head_dim):
             sequence,
         ):
             queries = Rows(layout, sequence, 0, seqlen_q)
-            restore_block(dq_sum, dq, queries, head, tile * PADDING, scale, head_dim)
+            restore_block(dq_sum, dq, order, queries, head, tile * PADDING, scale, head_dim)
 
     return dense_restore

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from tlmatrix_kernels.alignment import aligned
 from tlmatrix_kernels.attention import dense, packed
 from tlmatrix_kernels.attention.combine import UNIT, combine_parts
-from tlmatrix_kernels.attention.reordered import BLOCK_ROWS, block_shape
+from tlmatrix_kernels.attention.reordered import ORDERS, block_shape
 from tlmatrix_kernels.attention.rows import PADDING, padded_start
 from tlmatrix_kernels.attention.sink import PART, sink_parts, sink_total
 from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, PREPARE_THREADS
@@ -155,10 +155,10 @@ def _padded_rows(lse: torch.Tensor, bounds: tuple) -> tuple[torch.Tensor, torch.
     return tuple(torch.empty(shape, dtype=torch.float32, device=lse.device) for _ in range(2))
 
 
-def reordered_sum(row_lse: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """A zero dq accumulator in fragment order (see `reordered`) for the rows of `row_lse`."""
+def reordered_sum(row_lse: torch.Tensor, head_dim: int, order: str) -> torch.Tensor:
+    """A zero dq accumulator (see `reordered`) for the rows of `row_lse`."""
     *outer, rows = row_lse.shape
-    shape = (*outer, rows // BLOCK_ROWS, *block_shape(head_dim))
+    shape = (*outer, rows // ORDERS[order].rows, *block_shape(order, head_dim))
     return torch.zeros(shape, dtype=torch.float32, device=row_lse.device)
 
 
@@ -226,12 +226,17 @@ def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
         sums = zip((dq, dk, dv), (q, k, v), wanted[:3], strict=True)
         dq, dk, dv = (_combine(part, like, call) if want else None for part, like, want in sums)
     elif call.backward == "reordered":
-        dq_sum = reordered_sum(row_lse, call.head_dim)
-        dk, dv = torch.empty_like(k), torch.empty_like(v)
+        dq_sum = reordered_sum(row_lse, call.head_dim, kernels.ORDER)
         kernel = kernels.reordered_gradients(*static)
-        kernel(*read, dq_sum, dk[None], dv[None], *longest_k, *scalars)
+        if kernels.SHARED_KEYS and call.groups > 1:
+            dk, dv = _zeros(k), _zeros(v)
+            kernel(*read, dq_sum, dk, dv, *longest_k, *scalars)
+            dk, dv = _combine(dk, k, call), _combine(dv, v, call)
+        else:
+            dk, dv = torch.empty_like(k), torch.empty_like(v)
+            kernel(*read, dq_sum, dk[None], dv[None], *longest_k, *scalars)
         dq = torch.empty_like(q)
-        kernels.restore(*prefix, call.dtype, call.head_dim)(
+        kernels.restore(*prefix, call.dtype, call.head_dim, kernels.ORDER)(
             dq_sum, *bounds[:1], dq, *longest_q, call.scale
         )
     else:

@@ -28,6 +28,8 @@ from tlmatrix_kernels.attention.softmax import no_sink, with_sink
 from tlmatrix_kernels.attention.tiles import Tiles, tiles_for
 
 __all__ = [
+    "ORDER",
+    "SHARED_KEYS",
     "atomic_gradients",
     "forward",
     "forward_with_sink",
@@ -37,6 +39,11 @@ __all__ = [
     "reordered_gradients",
     "restore",
 ]
+
+ORDER = "mma"
+"""The order of the dq accumulator of `reordered` (see the module)."""
+SHARED_KEYS = False
+"""Whether several blocks of `reordered` add to one dk and dv."""
 
 
 def _rows(cu_seqlens, sequence, total):
@@ -324,12 +331,13 @@ def query_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def reordered_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
-    """Build strategy `reordered`: stores dk and dv [1, ...], adds dq_sum in fragment order."""
+    """Build strategy `reordered`: stores dk and dv [1, ...], adds dq_sum in its order."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
     total_q, padded_q, blocks = T.dynamic("total_q, padded_q, blocks")
     total_k, bounds = T.dynamic("total_k, bounds")
     heads, kv_heads = T.dynamic("heads, kv_heads")
     k_shape, v_shape = (total_k, kv_heads, head_dim), (total_k, kv_heads, head_dim_v)
+    sum_shape = accumulator_shape(ORDER, "thd", None, blocks, heads, head_dim)
 
     @T.prim_func
     def packed_reordered_gradients(
@@ -341,7 +349,7 @@ def reordered_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, t
         row_delta: T.Tensor((heads, padded_q), "float32"),
         cu_seqlens_q: T.Tensor((bounds,), "int32"),
         cu_seqlens_k: T.Tensor((bounds,), "int32"),
-        dq_sum: T.Tensor(accumulator_shape("thd", None, blocks, heads, head_dim), "float32"),
+        dq_sum: T.Tensor(sum_shape, "float32"),
         dk: T.Tensor((1, *k_shape), dtype),
         dv: T.Tensor((1, *v_shape), dtype),
         max_seqlen_k: T.int32,
@@ -359,7 +367,7 @@ def reordered_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, t
             queries = _rows(cu_seqlens_q, sequence, total_q)
             keys = _rows(cu_seqlens_k, sequence, total_k)
             mask = Mask(causal, windowed, queries.length, keys.length, window)
-            gradients = bwd.KeyGradients(dk, dv, dq=dq_sum, reordered=True, part=0, heads=groups)
+            gradients = bwd.KeyGradients(dk, dv, dq=dq_sum, order=ORDER, part=0, heads=groups)
             if mask.any_query_visible(key, tiles.keys, tiles.queries):
                 bwd.key_block(
                     q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
@@ -372,13 +380,14 @@ def reordered_gradients(dtype, groups, head_dim, head_dim_v, causal, windowed, t
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def restore(dtype, head_dim):
+def restore(dtype, head_dim, order):
     """Build the post-pass of `reordered`: dq = scale * dq_sum, in the layout of q."""
     total_q, blocks, bounds, heads = T.dynamic("total_q, blocks, bounds, heads")
+    sum_shape = accumulator_shape(order, "thd", None, blocks, heads, head_dim)
 
     @T.prim_func
     def packed_restore(
-        dq_sum: T.Tensor(accumulator_shape("thd", None, blocks, heads, head_dim), "float32"),
+        dq_sum: T.Tensor(sum_shape, "float32"),
         cu_seqlens_q: T.Tensor((bounds,), "int32"),
         dq: T.Tensor((total_q, heads, head_dim), dtype),
         max_seqlen_q: T.int32,
@@ -389,6 +398,6 @@ def restore(dtype, head_dim):
         ) as (tile, head, sequence):
             queries = _rows(cu_seqlens_q, sequence, total_q)
             if tile * PADDING < queries.length:
-                restore_block(dq_sum, dq, queries, head, tile * PADDING, scale, head_dim)
+                restore_block(dq_sum, dq, order, queries, head, tile * PADDING, scale, head_dim)
 
     return packed_restore

@@ -1,29 +1,41 @@
-"""The dq accumulator in MMA fragment order, which allows atomics of four elements.
+"""The dq accumulator in the order of registers, which allows atomics of four elements.
 
-Tensor cores leave a product in registers in fragments of 16 rows and 8 columns. Of each fragment,
-lane n holds four elements: columns 2 (n % 4) and the next, of row n // 4 and of row n // 4 + 8. In
-the layout of q these are two pairs at least one row apart, and the additions of a warp scatter over
-16 rows. Here the four elements are contiguous, and lanes are consecutive: a lane's additions are
-one atomic (`atom.global.add.v4.f32` on Hopper and later, single elements before), and a warp's
-cover 512 contiguous bytes:
+A product of tensor cores is spread over the registers of a warp. In the layout of q, the elements
+of a lane are pairs, or the lanes of a warp are rows, so the additions of a warp scatter. Here four
+elements of a lane are contiguous, and lanes are consecutive: a lane's additions are one atomic
+(`atom.global.add.v4.f32` on Hopper and later, single elements before), and a warp's cover 512
+contiguous bytes:
 
-    [batch, heads, blocks of 16 rows, head_dim / 8, 32 lanes, 4 elements] float32      (dense)
-           [heads, blocks of 16 rows, head_dim / 8, 32 lanes, 4 elements] float32      (packed)
+    [batch, heads, row blocks, head_dim / columns, 32 lanes, 4 elements] float32      (dense)
+           [heads, row blocks, head_dim / columns, 32 lanes, 4 elements] float32      (packed)
 
-Rows are padded rows (see `rows`): every sequence starts at a block and owns whole tiles up to the
-next sequence. A tile is therefore added without row guards, which a vector of four could not have,
-and stays inside the allocation for any length. Rows past the end of a sequence receive 0 and are
-never read.
+where a block is what a warp holds in four registers per lane:
+
+=========  ============  =======================================================================
+order      block         element of lane n
+=========  ============  =======================================================================
+`mma`      16 rows x 8   columns 2 (n % 4) and the next, of rows n // 4 and n // 4 + 8: a
+                         fragment of `mma` and `wgmma`
+`tmem`     32 rows x 4   all columns of row n: tensor memory, of which a warp reads 32 lanes
+=========  ============  =======================================================================
+
+Rows are padded rows (see `rows`): every sequence starts at a block and owns whole blocks up to the
+next sequence. A tile is therefore added without row guards, which a vector of four could not have;
+blocks past the end of a dense accumulator are outside of its shape, and TileLang skips them. Rows
+past the end of a sequence receive 0 and are never read.
 
 The post-pass `restore_block` reads a tile, scales it, and writes dq in the layout of q.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import tilelang.language as T
 
 from tlmatrix_kernels.attention.rows import PADDING, bind_rows, statistic_shape
 
 __all__ = [
-    "BLOCK_ROWS",
+    "ORDERS",
     "RESTORE_THREADS",
     "accumulator_shape",
     "add_tile",
@@ -31,55 +43,81 @@ __all__ = [
     "restore_block",
 ]
 
-BLOCK_ROWS = 16
-BLOCK_COLUMNS = 8
 LANES = 32
-ELEMENTS = BLOCK_ROWS * BLOCK_COLUMNS // LANES
+ELEMENTS = 4
 
-# One thread per lane of each row block of a tile: four elements (16 bytes) per iteration.
-RESTORE_THREADS = PADDING // BLOCK_ROWS * LANES
+
+@dataclass(frozen=True)
+class Order:
+    """The order of the elements of a block of `rows` rows and `columns` columns.
+
+    `position(row, column)` is the (lane, element) that holds an element of the block, `place(lane,
+    element)` its inverse.
+    """
+
+    rows: int
+    columns: int
+    position: Callable
+    place: Callable
+
+
+def _mma_position(row, column):
+    return row % 8 * 4 + column // 2, row // 8 * 2 + column % 2
+
+
+def _mma_place(lane, element):
+    return element // 2 * 8 + lane // 4, lane % 4 * 2 + element % 2
+
+
+def _tmem_position(row, column):
+    return row, column
+
+
+ORDERS = {
+    "mma": Order(16, 8, _mma_position, _mma_place),
+    "tmem": Order(32, 4, _tmem_position, _tmem_position),
+}
+
+# Each thread reads the four elements (16 bytes) of a lane in each iteration.
+RESTORE_THREADS = 128
 
 # Row padding of the shared tile of `restore_block`, in elements: rows are 16-byte aligned and four
 # banks apart, so that at most two of the rows that a warp writes at once share banks.
 SKEW = 8
 
 
-def block_shape(head_dim):
-    """The shape of one block of `BLOCK_ROWS` rows of the accumulator."""
-    return (head_dim // BLOCK_COLUMNS, LANES, ELEMENTS)
+def block_shape(order, head_dim):
+    """The shape of one row block of the accumulator."""
+    return (head_dim // ORDERS[order].columns, LANES, ELEMENTS)
 
 
-def accumulator_shape(layout, batch, blocks, heads, head_dim):
-    """The shape of the accumulator, with `blocks` = padded rows / `BLOCK_ROWS`."""
-    return (*statistic_shape(layout, batch, blocks, heads), *block_shape(head_dim))
+def accumulator_shape(order, layout, batch, blocks, heads, head_dim):
+    """The shape of the accumulator, with `blocks` = padded rows / rows of a block."""
+    return (*statistic_shape(layout, batch, blocks, heads), *block_shape(order, head_dim))
 
 
-def block_index(queries, head, row, further=0):
+def block_index(order, queries, head, row, further=0):
     """The index of the row block that contains `row`, or of the one `further` blocks after it."""
     *outer, padded_row = queries.padded_statistic(head, row)
-    return (*outer, padded_row // BLOCK_ROWS + further)
-
-
-def fragment_index(row, column):
-    """(column block, lane, element) of an element within its row block."""
-    lane = row % 8 * 4 + column % BLOCK_COLUMNS // 2
-    return column // BLOCK_COLUMNS, lane, row % BLOCK_ROWS // 8 * 2 + column % 2
+    return (*outer, padded_row // ORDERS[order].rows + further)
 
 
 @T.macro
-def add_tile(dq_sum, tile, queries, head, query):
-    """Add a fragment [rows, width] to the rows from `query`.
+def add_tile(dq_sum, tile, order, queries, head, query, column=0):
+    """Add a fragment [rows, width] to the rows from `query` and the columns from `column`.
 
     Columns past head_dim are outside of the accumulator; TileLang skips them.
     """
     rows, width = tile.shape
+    block = ORDERS[order]
     for i, d in T.Parallel(rows, width):
-        here = (*block_index(queries, head, query + i), *fragment_index(i, d))
-        T.atomic_add(dq_sum[here], tile[i, d])
+        here = block.position(i % block.rows, d % block.columns)
+        row_block = block_index(order, queries, head, query + i)
+        T.atomic_add(dq_sum[(*row_block, (column + d) // block.columns, *here)], tile[i, d])
 
 
 @T.macro
-def restore_block(dq_sum, dq, queries, head, query, scale, head_dim):
+def restore_block(dq_sum, dq, order, queries, head, query, scale, head_dim):
     """The post-pass of `PADDING` rows from `query`: dq = scale * dq_sum, in the layout of q.
 
     Each thread reads the four elements of its lane at once; rows of dq are written through shared
@@ -88,12 +126,14 @@ def restore_block(dq_sum, dq, queries, head, query, scale, head_dim):
     queries = bind_rows(queries)
     rows = PADDING
     tile = T.alloc_shared([rows, head_dim + SKEW], dq.dtype)
-    blocks, columns = rows // BLOCK_ROWS, head_dim // BLOCK_COLUMNS
+    size = ORDERS[order]
+    blocks, columns = rows // size.rows, head_dim // size.columns
     for column, block, lane, n in T.Parallel(columns, blocks, LANES, ELEMENTS):
-        i = block * BLOCK_ROWS + n // 2 * 8 + lane // 4
-        d = column * BLOCK_COLUMNS + lane % 4 * 2 + n % 2
-        here = block_index(queries, head, query, block)
-        tile[i, d] = dq_sum[(*here, column, lane, n)] * scale
+        i, d = size.place(lane, n)
+        here = block_index(order, queries, head, query, block)
+        tile[block * size.rows + i, column * size.columns + d] = (
+            dq_sum[(*here, column, lane, n)] * scale
+        )
     for i, d in T.Parallel(rows, head_dim):
         if queries.contains(query + i):
             dq[queries.index(head, query + i, d)] = tile[i, d]

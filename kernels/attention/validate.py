@@ -237,7 +237,7 @@ def check_sm100(q, k, v, causal, window, scale, layout, variant, alignment) -> A
     """
     if variant not in SM100_VARIANTS:
         _refuse(f"variant must be one of {', '.join(SM100_VARIANTS)}, got {variant!r}")
-    call = check_dense(q, k, v, causal, window, scale, layout, "atomic", alignment=alignment)
+    call = check_dense(q, k, v, causal, window, scale, layout, "reordered", alignment=alignment)
     wide = max(call.head_dim, call.head_dim_v)
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
     if wanted and wide > SM100_GRADIENT_DIM_MAX:

@@ -392,6 +392,40 @@ def test_forbidden_instruction_is_a_finding():
         assert [each.title for each in findings] == titles
 
 
+COPY = "tl::tcgen05_ld_32dp32bNx<64, false>(scores[0], {offset}, (&(s[0])));"
+ADD = "AtomicAddx4((&(dq_sum[((((int64_t)((int)threadIdx.x)) & (int64_t)31) * (int64_t)4)])), x);"
+
+
+@pytest.mark.parametrize(
+    ("groups", "changes", "titles"),
+    [
+        (1, {}, []),
+        (1, {"(((int)threadIdx.x) >> 7) * 64": "0"}, ["matches tcgen05_(ld|st)"]),
+        (1, {"* (int64_t)4": "* (int64_t)128"}, ["no line of the CUDA source"]),
+        (1, {"dq_sum": "dk"}, ["no line of the CUDA source", r"matches Atomic\w*\("]),
+        (3, {}, ["no line of the CUDA source", "no line of the CUDA source"]),
+    ],
+)
+def test_patterns_of_the_source_pin_offsets_and_atomics(groups, changes, titles):
+    """The rules of a spec, on lines as TileLang 0.1.15 generates them, and on wrong ones."""
+    from tlmatrix.backend.assembly import check_budgets
+
+    source = f"{COPY.format(offset='((((int)threadIdx.x) >> 7) * 64)')}\n  {ADD}\n"
+    for right, wrong in changes.items():
+        assert right in source
+        source = source.replace(right, wrong)
+    instructions = ["tcgen05.alloc", "tcgen05.mma", "tcgen05.ld", "tcgen05.commit"]
+    instructions += ["cp.async.bulk.tensor", "atom.global.add.v4.f32"]
+    part = MachineCode("k", 200, instructions=dict.fromkeys(instructions, 1))
+    name = "sm100_reordered_gradients"
+    kernel = CompiledKernel(name, "sm_100a", "0", parts=(part,), source=source)
+    spec = tlmatrix.load(Path(__file__).parents[2] / "specs/attention_sm100_backward.yaml")
+    findings = check_budgets(spec, {"groups": groups}, [kernel])
+    assert len(findings) == len(titles), findings
+    for finding, title in zip(findings, titles, strict=True):
+        assert title in finding.title
+
+
 # Architectures -------------------------------------------------------------------------------
 
 

@@ -402,12 +402,14 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         + "codegen:\n"
         + "  - {spills: -1, instructions: [WGMMA]}\n"
         + "  - {kernel: forward}\n"
-        + "  - {when: archh == 'sm_80', spills: 0}\n",
+        + "  - {when: archh == 'sm_80', spills: 0}\n"
+        + "  - {source: ['dk_(desc']}\n",
         [
             "6:14: 'codegen[0].spills' must be 0 or more; got -1",
             "6:33: 'codegen[0].instructions[0]' must be a PTX instruction, such as wgmma.mma_async; got 'WGMMA'",
             "7:5: the codegen rule expects nothing; add instructions, spills, registers, …",
             "8:12: unknown name 'archh' in \"archh == 'sm_80'\"; did you mean 'arch'? Names here: dtype, window, causal, arch, backend",
+            "9:15: 'codegen[3].source[0]' must be a regular expression: missing ), unterminated subpattern at position 3; got 'dk_(desc'",
         ],
     ),
     "a determinism rule about an unknown name": (

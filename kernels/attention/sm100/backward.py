@@ -1,13 +1,17 @@
 """The backward pass of one thread block on Blackwell (sm_100a): a tile of keys against its queries.
 
-The algorithm is strategy `atomic` of `attention.backward`: with p = exp(scale * q k^T - lse)
+The algorithm is strategy `reordered` of `attention.backward`: with p = exp(scale * q k^T - lse)
 recomputed and ds = p * (do v^T - delta),
 
     dv = p^T do        dk = scale * ds^T q        dq = scale * ds k
 
 A block owns 128 keys of one query head. It accumulates dv and dk in tensor memory while it iterates
-over tiles of 128 queries, and adds dq of each tile to global memory with float32 atomics. At the
-end it adds dk and dv, which the heads of a group share.
+over tiles of 128 queries. It adds dq of each tile to the accumulator of `reordered`, in order
+`tmem`, with float32 atomics of four elements; a post-pass scales, casts and restores the layout of
+q. At the end it stores dk and dv, or adds them in float32 if the heads of a group share them.
+
+All 256 threads copy tensor memory: a warp reads 32 of its 128 lanes, so the second warp group has
+the same lanes as the first, and the other half of the columns.
 
 All 512 columns (of 32 bits) of tensor memory are used:
 
@@ -30,7 +34,8 @@ transposed.
 
 import tilelang.language as T
 
-from tlmatrix_kernels.attention.backward import load_statistic
+from tlmatrix_kernels.attention.backward import load_statistic, store_key_gradient
+from tlmatrix_kernels.attention.reordered import add_tile
 from tlmatrix_kernels.attention.rows import bind_rows
 from tlmatrix_kernels.attention.sm100.forward import load
 from tlmatrix_kernels.attention.softmax import LOG2_E
@@ -40,22 +45,32 @@ __all__ = ["key_block"]
 
 
 @T.macro
-def add_rows(total, sums, acc, wide, rows, row, head, factor, head_dim):
-    """Add `factor` times `wide` columns of an accumulator to rows of `total`."""
-    count, width = acc.shape
+def add_queries(gradients, sums, acc, wide, queries, head, query):
+    """Add `wide` columns of an accumulator in tensor memory to dq, unscaled."""
+    _, width = acc.shape
     for part in T.unroll(wide // width):
         T.copy(sums[:, part * width : (part + 1) * width], acc)
+        add_tile(gradients.dq, acc, gradients.order, queries, head, query, part * width)
+
+
+@T.macro
+def write_keys(gradients, target, sums, acc, keys, head, key, factor, head_dim):
+    """Store or add `factor` times an accumulator [keys, head_dim] in tensor memory."""
+    count, width = acc.shape
+    for part in T.unroll(sums.shape[1] // width):
+        T.copy(sums[:, part * width : (part + 1) * width], acc)
         for i, d in T.Parallel(count, width):
-            if T.And(rows.contains(row + i), part * width + d < head_dim):
-                T.atomic_add(total[rows.index(head, row + i, part * width + d)], acc[i, d] * factor)
+            if T.And(keys.contains(key + i), part * width + d < head_dim):
+                here = keys.index(head, key + i, part * width + d)
+                store_key_gradient(gradients, target, here, acc[i, d] * factor)
 
 
 @T.macro
 def key_block(
-    q, k, v, do, row_lse, row_delta, dq_sum, dk_sum, dv_sum, queries, keys, mask, key, head, groups,
-    scale, dims, tiles,
+    q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key, head, kv_head, scale,
+    dims, tiles,
 ):  # fmt: skip
-    """Add dk and dv of the tile of keys from `key`, for one query head, and its dq.
+    """Write dk and dv of the tile of keys from `key`, for one query head, and add its dq.
 
     At least one tile of queries must attend to the keys.
     """
@@ -92,13 +107,14 @@ def key_block(
     delta_tile = T.alloc_fragment([rows], "float32")
 
     first, count = mask.query_tiles(key, columns, rows)
-    T.tma_copy(keys.tile(k, head // groups, key, columns, width), k_shared, barrier=kv_full)
-    load(keys.tile(v, head // groups, key, columns, width_v), v_shared, kv_full)
+    T.tma_copy(keys.tile(k, kv_head, key, columns, width), k_shared, barrier=kv_full)
+    load(keys.tile(v, kv_head, key, columns, width_v), v_shared, kv_full)
     load(queries.tile(q, head, first * rows, rows, width), q_shared, q_full)
     load(queries.tile(do, head, first * rows, rows, width_v), do_shared, do_full)
     T.mbarrier_wait_parity(kv_full, 0)
     for step in T.serial(count):
-        query = (first + step) * rows
+        # A variable, as in `apply_mask`: fewer registers than the expression in every index.
+        query = T.alloc_var("int32", init=(first + step) * rows)
         phase = step % 2
         T.mbarrier_wait_parity(q_full, phase)
         T.tcgen05_gemm(
@@ -141,9 +157,9 @@ def key_block(
         if step + 1 < count:
             load(queries.tile(q, head, query + rows, rows, width), q_shared, q_full)
         T.mbarrier_wait_parity(dq_made, phase)
-        add_rows(dq_sum, scores, acc, width, queries, query, head, scale, head_dim)
+        add_queries(gradients, scores, acc, width, queries, head, query)
 
-    add_rows(dk_sum, dk, acc, width, keys, key, head // groups, scale, head_dim)
-    add_rows(dv_sum, dv, acc, width_v, keys, key, head // groups, 1.0, head_dim_v)
+    write_keys(gradients, gradients.dk, dk, acc, keys, kv_head, key, scale, head_dim)
+    write_keys(gradients, gradients.dv, dv, acc, keys, kv_head, key, 1.0, head_dim_v)
     # The first warp deallocates tensor memory when it ends; all warps must have read it.
     T.sync_threads()

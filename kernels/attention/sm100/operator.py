@@ -40,8 +40,8 @@ def sm100_attention(
             compile "wasp", "ts" runs instead, with a RuntimeWarning.
 
     Returns:
-        out and lse, as `dense_attention`. Gradients are accumulated with atomics; they support head
-        dimensions up to 128.
+        out and lse, as `dense_attention`. dq, and dk and dv of groups, are sums of float32 atomics.
+        Gradients support head dimensions up to 128.
 
     Raises:
         ValueError: an invalid argument; the message names it, the rule and the value.

@@ -45,12 +45,13 @@ def attention(variant):
 def gradients():
     """Five tiles of queries, the last cut, and two of keys."""
     tiles = Sm100Tiles(queries=32, keys=32, threads=128, stages=1, part=32)
-    func = traced(kernels.atomic_gradients, "bshd", "float16", 1, 32, 64, False, False, tiles)
+    func = traced(kernels.reordered_gradients, "bshd", "float16", 1, 32, 64, False, False, tiles)
     q, do = torch.randn(1, 150, 1, 32).half(), torch.randn(1, 150, 1, 64).half()
     k, v = torch.randn(1, 40, 1, 32).half(), torch.randn(1, 40, 1, 64).half()
     statistics = torch.full((1, 1, 150), 4.0), torch.randn(1, 1, 150)
-    sums = [torch.zeros(tensor.shape) for tensor in (q, k, v)]
-    return func, (q, k, v, do, *statistics, *sums, 0.2, 0)
+    dq_sum = torch.zeros(1, 1, 5, 8, 32, 4)  # five blocks of 32 rows (see `reordered`)
+    made = [torch.zeros_like(tensor)[None] for tensor in (k, v)]
+    return func, (q, k, v, do, *statistics, dq_sum, *made, 0.2, 0)
 
 
 # How to make a kernel, how many waits and such it has, how many of them change nothing.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Assembler"]
 
-_FORMAT = 4
+_FORMAT = 5
 """Version of the cached data; raise it when the parsing of the tools' output changes."""
 
 
@@ -83,7 +83,7 @@ class Assembler:
             lowered = self.lowerer.lower(ir, arch, kernel.pass_configs)
         except LoweringError as error:
             return CompiledKernel(**about, stage="lower", error=str(error))
-        about["lower_seconds"] = round(lowered["seconds"], 3)
+        about |= {"source": lowered["source"], "lower_seconds": round(lowered["seconds"], 3)}
         missing = "there is no nvcc" if self.toolkit is None else self.toolkit.lacks(arch)
         if self.toolkit is None or missing:
             return CompiledKernel(**about, missing=missing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from tlmatrix.check.finding import Finding
@@ -37,7 +38,7 @@ Capability" of NVIDIA's CUDA C++ Programming Guide."""
 _TENSOR_MEMORY = 512
 """Columns of tensor memory per multiprocessor: PTX ISA, section on tcgen05."""
 _LINES = 12
-"""Last lines of a compiler's message that a finding shows."""
+"""Lines of a compiler's message, or of a source, that a finding shows."""
 
 
 def check_budgets(
@@ -60,6 +61,7 @@ def check_budgets(
             hint = "correct `kernel` of the rule, or narrow its `when`"
             findings.append(Finding(_CHECK, title, hint=hint, pattern=f"no {rule.kernel}"))
         for kernel in matching:
+            findings += _check_source(rule, kernel)
             for part in kernel.parts:
                 findings += _check_rule(rule, kernel, part)
     return findings
@@ -110,6 +112,30 @@ def _check_rule(rule: CodegenRule, kernel: CompiledKernel, part: MachineCode) ->
         limit = getattr(rule, quantity)
         if limit is not None:
             yield from _check_limit(kernel, part, quantity, limit, "the spec allows")
+
+
+def _check_source(rule: CodegenRule, kernel: CompiledKernel) -> Iterator[Finding]:
+    lines = [line.strip() for line in kernel.source.splitlines()]
+    if not lines:  # not lowered, which is a finding of its own
+        return
+    source = f"the CUDA source of {kernel.kernel} on {kernel.arch}"
+    for pattern in rule.source:
+        if not any(re.search(pattern, line) for line in lines):
+            yield Finding(
+                check=_CHECK,
+                title=f"no line of {source} matches {pattern}",
+                where=kernel.place or None,
+                pattern=f"{kernel.kernel} {kernel.arch} source without {pattern}",
+            )
+    for pattern in rule.forbidden_source:
+        if found := [line for line in lines if re.search(pattern, line)]:
+            yield Finding(
+                check=_CHECK,
+                title=f"{source} matches {pattern}, which the spec forbids",
+                where=kernel.place or None,
+                detail="\n".join(found[:_LINES]),
+                pattern=f"{kernel.kernel} {kernel.arch} source with {pattern}",
+            )
 
 
 _UNITS = {

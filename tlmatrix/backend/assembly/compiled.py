@@ -58,6 +58,7 @@ class CompiledKernel:
 
     `parts` are its device functions. After a failure `error` has the compiler's message and
     `stage` is `lower` or `assemble`. `missing` is the reason why this machine cannot assemble it.
+    `source` is the CUDA source.
     """
 
     kernel: str
@@ -68,6 +69,7 @@ class CompiledKernel:
     stage: str = ""
     error: str = ""
     missing: str = ""
+    source: str = ""
     lower_seconds: float = 0.0
     assemble_seconds: float = 0.0
 

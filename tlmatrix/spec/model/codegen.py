@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tlmatrix.spec.model.fields import INSTRUCTION, ExpressionText, Model
+from tlmatrix.spec.model.fields import INSTRUCTION, ExpressionText, Model, RegularExpression
 
 __all__ = ["CodegenRule"]
 
@@ -38,6 +38,17 @@ class CodegenRule(Model):
         description="PTX instructions that it must not contain; `atom.global.add.v4` matches all "
         "variants.",
         examples=[["atom.global.add.v4.f32"]],
+    )
+    source: tuple[RegularExpression, ...] = Field(
+        default=(),
+        description="Regular expressions, each of which must match a line of the CUDA source that "
+        "TileLang generates.",
+        examples=[[r"tma_store\(dk_desc, "]],
+    )
+    forbidden_source: tuple[RegularExpression, ...] = Field(
+        default=(),
+        description="Regular expressions that must match no line of the CUDA source.",
+        examples=[[r"Atomic\w+\(\(&\(dk\["]],
     )
     registers: _Most = Field(
         default=None, description="The most registers per thread.", examples=[168]

@@ -6,10 +6,12 @@ A validator raises ValueError with a message that begins "must be ...";
 
 from __future__ import annotations
 
+import re
 from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -59,6 +61,7 @@ __all__ = [
     "Model",
     "Name",
     "Positive",
+    "RegularExpression",
     "SanitizerName",
     "ShardDim",
     "ShardOrder",
@@ -165,6 +168,14 @@ def _to_dim(value: object) -> int | str:
     raise ValueError("must be a dimension: its number, from 0, or its name")
 
 
+def _check_regular_expression(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"must be a regular expression: {error}") from error
+    return value
+
+
 _PROBLEM_SCHEMA = {
     "title": "a name",
     "anyOf": [{"enum": list(FAMILIES)}, {"type": "string", "pattern": ":"}],
@@ -208,6 +219,12 @@ Argument = Annotated[
     int | float | bool | str | None,
     PlainValidator(_to_scalar),
     WithJsonSchema({"type": ["string", "number", "boolean", "null"]}),
+]
+RegularExpression = Annotated[
+    str,
+    Field(min_length=1),
+    AfterValidator(_check_regular_expression),
+    WithJsonSchema({"type": "string", "minLength": 1, "title": "a regular expression"}),
 ]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
