@@ -152,6 +152,11 @@ class Outcome:
     out: str
 
 
+# `unraisableexception` collects garbage five times at the end of a session.
+_PLAIN = ("--assert=plain", "-p", "no:cacheprovider", "-p", "no:warnings")
+_PLAIN += ("-p", "no:unraisableexception")
+
+
 class Project:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -176,9 +181,7 @@ class Project:
         """`pytest` in this process, as if called in the project's folder."""
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            code = pytest.main(
-                ["-p", "no:cacheprovider", "-p", "no:warnings", "--assert=plain", *arguments]
-            )
+            code = pytest.main([*_PLAIN, *arguments])
         return Outcome(int(code), out.getvalue())
 
     def tlmatrix(self, *arguments: str) -> Outcome:

@@ -34,6 +34,8 @@ def pytest_arguments(
     words += ["-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:warnings", "--assert=plain"]
     # Hypothesis's plugin is slow to import; pytest-benchmark warns about workers.
     words += ["-p", "no:hypothesispytest", "-p", "no:benchmark", "-n", workers]
+    # It collects garbage five times at the end: up to a second, for warnings that are not shown.
+    words += ["-p", "no:unraisableexception"]
     words += ["--tlmatrix-tier", tier]
     for option, value in (
         ("--tlmatrix-backend", arguments.backend),
