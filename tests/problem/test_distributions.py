@@ -6,13 +6,25 @@ import pytest
 import torch
 from problem_cases import make_problem, packed
 
-from tlmatrix.check.numeric import compare
+from tlmatrix.check.numeric import compare, deviations
 from tlmatrix.check.tolerance import ReferenceBounds
 from tlmatrix.problem import family_for
-from tlmatrix.problem.distributions import DISTRIBUTIONS, choose_distribution, draw, generator
+from tlmatrix.problem.distributions import (
+    DISTRIBUTIONS,
+    SPECIAL,
+    choose_distribution,
+    draw,
+    generator,
+)
 from tlmatrix.problem.poison import poison_scale
 from tlmatrix.spec import load_spec
 from tlmatrix.spec.model.spec import Tolerance
+
+GEMM = {"m": 40, "n": 48, "k": 300, "transpose_b": True}
+
+
+def problem_of(family, values, seed=3):
+    return make_problem(values, problem=family, seed=seed)
 
 
 def drawn(name, shape=(64, 2, 32), dtype=torch.float16, **more):
@@ -82,7 +94,13 @@ def test_distribution_is_chosen_by_axis_or_seed():
     assert choose_distribution("ramp", 1) == "ramp"
     picked = [choose_distribution(None, seed) for seed in range(400)]
     assert 150 < picked.count("normal") < 250
-    assert set(picked) == set(DISTRIBUTIONS) - {"zero_rows", "rising", "cancelling"}
+    named = {"zero_rows", "rising", "cancelling"}
+    assert set(picked) == set(DISTRIBUTIONS) - {*named, *SPECIAL}
+    rarely = [choose_distribution(None, seed, SPECIAL) for seed in range(400)]
+    assert set(rarely) == set(DISTRIBUTIONS) - named
+    assert 12 < sum(name in SPECIAL for name in rarely) < 40
+    # Where the seed picks no special values, the distribution is that of other families.
+    assert all(rare in (usual, *SPECIAL) for usual, rare in zip(picked, rarely, strict=True))
     with pytest.raises(ValueError, match="did you mean 'normal'"):
         choose_distribution("nromal", 1)
 
@@ -99,7 +117,8 @@ def test_results_are_finite_for_all_distributions(name, dtype):
         assert problem.names["values"] == name
         for result in ("out", "dq", "dk", "dv"):
             assert low[result].isfinite().all()
-            assert low[result].abs().max() > 0
+            # The product of two subnormal inputs is 0.
+            assert low[result].abs().max() > 0 or name == "subnormal"
 
 
 @pytest.mark.parametrize(
@@ -107,6 +126,66 @@ def test_results_are_finite_for_all_distributions(name, dtype):
 )
 def test_poison_scale_keeps_products_finite(dtype, expected):
     assert poison_scale(dtype) == expected
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn"])
+def test_inputs_are_subnormal_or_normal(name):
+    dtype = getattr(torch, name)
+    sizes = [
+        draw("subnormal", generator(seed), (64, 32), dtype).double().abs() for seed in range(8)
+    ]
+    tiny = [size for size in sizes if (size <= torch.finfo(dtype).smallest_normal).all()]
+    assert 2 <= len(tiny) <= 6
+    assert all((size > 0).double().mean() > 0.8 for size in tiny)
+    assert sum(bool(size.std() > 0.5) for size in sizes) == 8 - len(tiny)
+
+
+def test_equal_keys_have_equal_scores_and_values_differ():
+    problem = make_problem(packed([20, 7], values="equal_rows", head_dim=64))
+    q, k, v = (problem.inputs[name].float() for name in "qkv")
+    scores = torch.einsum("qhd,khd->hqk", q, k)
+    assert (scores == scores[..., :1]).all()
+    assert scores.std() > 1
+    assert len(v[:, 0, 0].unique()) > 20
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_extreme_values_of_attention_are_finite_up_to_their_gradients(dtype):
+    problem = make_problem(packed([200, 65], values="extreme", head_dim=64, dtype=dtype))
+    assert problem.inputs["v"].abs().max() > (2**14 if dtype == "float16" else 2**54)
+    for results in (problem.lowp(), problem.reference()):
+        assert all(tensor.to(getattr(torch, dtype)).isfinite().all() for tensor in results.values())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_extreme_products_and_sums_are_finite_in_the_dtype(dtype):
+    sums = {"operation": "reduce_scatter", "rows": 8, "cols": 40, "world": 8}
+    for family, values in (("gemm", GEMM), ("collective", sums)):
+        problem = problem_of(family, {**values, "dtype": dtype, "values": "extreme"})
+        (result,) = problem.lowp().values()
+        assert result.isfinite().all()
+        assert result.abs().max() > (2.0**10 if dtype == "float16" else 2.0**50)
+
+
+@pytest.mark.parametrize("family", ["attention", "gemm"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_flushed_subnormals_are_within_the_bound_except_those_of_float16(family, dtype):
+    """GPUs may flush float32 and bfloat16 below 2**-126, but compute with those of float16."""
+    values = GEMM if family == "gemm" else packed([17, 1, 30], head_dim=64)
+    smallest = torch.finfo(getattr(torch, dtype)).smallest_normal
+    found = set()
+    for seed in range(12):
+        problem = problem_of(family, {**values, "dtype": dtype, "values": "subnormal"}, seed)
+        flushed = {
+            name: torch.where(tensor.abs() < smallest, torch.zeros_like(tensor), tensor)
+            for name, tensor in problem.inputs.items()
+            if tensor.is_floating_point()
+        }
+        results = problem.with_inputs(flushed).lowp()
+        bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
+        found |= deviations(results, bounds).keys()
+    every = {"c"} if family == "gemm" else {"out", "lse", "dq", "dk", "dv"}
+    assert found == (every if dtype == "float16" else set())
 
 
 def test_integers_have_both_signs():

@@ -7,6 +7,7 @@ same bits. Importing this module does not import torch.
 
 from __future__ import annotations
 
+import math
 import random
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DISTRIBUTIONS",
+    "SAFE",
+    "SPECIAL",
     "choose_distribution",
     "draw",
     "explain_distribution",
+    "extreme_size",
     "generator",
     "replacement_values",
     "uniform",
@@ -45,6 +49,12 @@ DISTRIBUTIONS = {
     "zero_rows": "N(0, 1), the first of every four rows 0: reveals division by a norm of 0",
     "rising": "each row rises from -3 to 3, with a little noise: the running maximum changes in "
     "every tile",
+    "equal_rows": "N(0, 1), all rows of every second input equal (the keys of attention): equal "
+    "scores, whose softmax weights are 1 / the number of keys",
+    "subnormal": "each input, by chance, N(0, 1) or below the smallest normal number of the dtype: "
+    "reveals flushed float16",
+    "extreme": "the first input (v of attention) near the largest number of the dtype, or of what "
+    "its results and their squares in float32 allow: reveals sums in 16 bits that overflow",
 }
 """Names with descriptions."""
 
@@ -55,7 +65,13 @@ _OF_ROWS = ("zero_rows", "rising")
 """Distributions for kernels along rows: only used if a spec names them."""
 _OF_PARTS = ("cancelling",)
 """For kernels that sum in parts: only used if a spec names it."""
-_OTHERS = tuple(name for name in DISTRIBUTIONS if name not in ("normal", *_OF_ROWS, *_OF_PARTS))
+SPECIAL = ("equal_rows", "subnormal", "extreme")
+"""Rare values. The seed picks one of those that a family allows in one of 16 cases."""
+SAFE = SPECIAL[:1]
+"""Those for which any formula stays in the range of float32."""
+_OTHERS = tuple(
+    name for name in DISTRIBUTIONS if name not in ("normal", *_OF_ROWS, *_OF_PARTS, *SPECIAL)
+)
 
 
 def explain_distribution(name: Value) -> str | None:
@@ -65,8 +81,10 @@ def explain_distribution(name: Value) -> str | None:
     return f"unknown distribution {name!r}{nearest(name, DISTRIBUTIONS)}"
 
 
-def choose_distribution(values: Value, seed: int) -> str:
+def choose_distribution(values: Value, seed: int, special: Sequence[str] = ()) -> str:
     """The distribution of the axis `values`; without it one by seed, `normal` half of the time.
+
+    One of `special` takes the place of `normal` one time in eight.
 
     Raises:
         ValueError: there is no distribution of that name.
@@ -76,12 +94,14 @@ def choose_distribution(values: Value, seed: int) -> str:
             raise ValueError(reason)
         return str(values)
     pick = random.Random(seed)  # noqa: S311 - test data, not secrets
-    return "normal" if pick.random() < 0.5 else pick.choice(_OTHERS)
+    if pick.random() >= 0.5:
+        return pick.choice(_OTHERS)
+    return pick.choice(special) if special and pick.random() < 0.125 else "normal"
 
 
-def usual_distributions() -> tuple[str, ...]:
+def usual_distributions(special: Sequence[str] = ()) -> tuple[str, ...]:
     """The distributions that `choose_distribution` picks by seed, `normal` first."""
-    return ("normal", *_OTHERS)
+    return ("normal", *_OTHERS, *special)
 
 
 def generator(seed: int) -> torch.Generator:
@@ -108,9 +128,11 @@ def draw(
         shape: of the result.
         dtype: of the result; values are generated in float32 and cast. Integers are uniform in
             [-8, 8), unsigned ones in [0, 8), whatever the distribution.
-        index: number of the input in its problem; `opposed` alternates signs by it.
-        cotangent: whether this is a cotangent. `large` and `outlier_rows` are `normal` then: a
-            gradient is a product of three inputs, and must stay in the range of float16.
+        index: number of the input in its problem; `opposed` alternates signs by it, `equal_rows`
+            has equal rows in odd ones, and of `extreme` only the first is not `normal`.
+        cotangent: whether this is a cotangent. `large`, `outlier_rows`, `equal_rows` and `extreme`
+            are `normal` then: a gradient is a product of three inputs, and must stay in the range
+            of float16.
 
     Raises:
         ValueError: there is no distribution of that name.
@@ -119,14 +141,16 @@ def draw(
 
     if reason := explain_distribution(name):
         raise ValueError(reason)
-    if cotangent and name in ("large", "outlier_rows"):
+    if (cotangent and name in ("large", "outlier_rows", "equal_rows", "extreme")) or (
+        name == "extreme" and index
+    ):
         name = "normal"
     shape = tuple(shape)
     if not dtype.is_floating_point:
         return _integers(source, shape, dtype)
     size = shape[-1] if shape else 1
     rows = shape[:-1]
-    if name in ("normal", "large", "outlier_rows", "opposed", "zero_rows"):
+    if name in ("normal", "large", "outlier_rows", "opposed", "zero_rows", "equal_rows"):
         result = torch.randn(shape, generator=source, dtype=torch.float32)
         if name == "large":
             # 8**2 * sqrt(head_dim) is far below 65504; wider dtypes allow twice as much.
@@ -134,6 +158,8 @@ def draw(
         elif name == "outlier_rows":
             outlier = torch.randint(0, 16, (*rows, 1), generator=source)
             result *= torch.where(outlier == 0, 16.0, 1.0)
+        elif name == "equal_rows" and index % 2 and result.numel():
+            result = result.view(-1, size)[:1].expand(result.numel() // size, size).reshape(shape)
         elif name == "zero_rows" and rows:
             result.view(-1, size)[::4] = 0.0
         elif name == "opposed":
@@ -143,6 +169,16 @@ def draw(
         if result.numel():
             index_of_one = torch.randint(0, size, (*rows, 1), generator=source)
             result.scatter_(-1, index_of_one, 1.0)
+    elif name == "subnormal":
+        if bool(torch.randint(0, 2, (), generator=source)):
+            result = torch.rand(shape, generator=source, dtype=torch.float32).double() * 2 - 1
+            result *= torch.finfo(dtype).smallest_normal
+        else:
+            result = torch.randn(shape, generator=source, dtype=torch.float32)
+    elif name == "extreme":
+        result = torch.rand(shape, generator=source, dtype=torch.float32) / 4 + 0.25
+        sign = torch.randint(0, 2, shape, generator=source) * 2 - 1
+        result = (result * sign).mul_(extreme_size(dtype))
     elif name == "cancelling":
         # 1/2 with noise: the noise of a product averages out, the 1/2 does not.
         result = 0.5 + torch.randn(shape, generator=source, dtype=torch.float32) / 8
@@ -162,6 +198,14 @@ def draw(
         tilt = torch.linspace(-0.125, 0.125, size, dtype=torch.float32)
         result = row + tilt * (1 + index)
     return result.to(dtype)
+
+
+def extreme_size(dtype: torch.dtype) -> float:
+    """The size of `extreme` values: the power of two above the largest of the dtype, or 2**56.
+
+    Float32 can sum the squares of values below 2**56. Values are between 1/4 and 1/2 of this size.
+    """
+    return float(min(2.0 ** math.ceil(math.log2(dtype_named(str(dtype)[6:]).largest)), 2.0**56))
 
 
 def uniform(

@@ -317,6 +317,7 @@ class Family(Protocol):
         relation_names: the names of its relations. Other names under `relations:` are then errors.
         optional_axes: those of `OPTIONAL_AXES` that it reads, which a case may have though its spec
             does not list them.
+        special_values: those of `tlmatrix.problem.distributions.SPECIAL` that fuzzing generates.
         cotangents: whether its problems may have cotangents (by default True).
     """
 

@@ -55,7 +55,7 @@ def optional_axes_of(
         SpecError: a constraint names a maximum length that would have to be raised.
     """
     free = optional_axes(family) - spec.axes.keys()
-    names = usual_distributions()
+    names = usual_distributions(getattr(family, "special_values", ()))
     longest = SIDES.keys() if lengths is not None else ()
     raised = tuple(axis for axis in longest if axis in spec.axes)
     if lengths is not None:

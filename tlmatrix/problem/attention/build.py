@@ -15,7 +15,7 @@ from tlmatrix.problem.attention.kv_cache import KVCache
 from tlmatrix.problem.attention.padded import packed
 from tlmatrix.problem.attention.reference import Operands, Precision, Solution, attend
 from tlmatrix.problem.attention.structure import Structure
-from tlmatrix.problem.distributions import choose_distribution
+from tlmatrix.problem.distributions import SPECIAL, choose_distribution
 from tlmatrix.problem.lazy_mapping import LazyMapping
 from tlmatrix.problem.model import Cost, Problem, TensorInfo
 from tlmatrix.problem.storage import expandable, with_storage
@@ -270,7 +270,7 @@ def cost(setting: Setting, *, backward: bool) -> Cost:
 
 def attention_case(setup: CaseSetup, setting: Setting) -> Attention:
     """The case with tensors generated from its seed."""
-    distribution = choose_distribution(setup.values.get("values"), setup.seed)
+    distribution = choose_distribution(setup.values.get("values"), setup.seed, SPECIAL)
     operands = generate_operands(setting, distribution, setup.seed, setup.device)
     if operands.do is not None:
         operands = replace(operands, do=expandable(setup.values.get("storage"), operands.do))

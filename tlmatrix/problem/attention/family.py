@@ -12,6 +12,7 @@ from tlmatrix.problem.attention.lint import TENSORS, lint
 from tlmatrix.problem.attention.names import RELATIONS
 from tlmatrix.problem.attention.sinks import sink_kind
 from tlmatrix.problem.case_setup import CaseSetup, compile_key
+from tlmatrix.problem.distributions import SPECIAL
 from tlmatrix.spec.model.fields import OPTIONAL_AXES
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class AttentionFamily:
 
     axes = AXES
     optional_axes = frozenset(OPTIONAL_AXES)
+    special_values = SPECIAL
     relation_names = RELATIONS
     tensors = TENSORS
 

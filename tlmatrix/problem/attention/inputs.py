@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.dtypes import torch_dtype
 from tlmatrix.problem.attention.reference import Operands
 from tlmatrix.problem.attention.sinks import generate_sink
-from tlmatrix.problem.distributions import draw, generator, replacement_values
+from tlmatrix.problem.distributions import draw, extreme_size, generator, replacement_values
 
 if TYPE_CHECKING:
     import torch
@@ -36,13 +36,17 @@ def generate_operands(
     """q, k, v, do and, if the setting has one, the sink [heads], from a distribution."""
     source = generator(seed)
     dtype = torch_dtype(setting.dtype)
+    # Of extreme values, the first input is v: scores and their gradients stay finite.
+    first = 2 if distribution == "extreme" else 0
     q, k, v, do = (
         draw(
-            distribution, source, shape_of(setting, name), dtype, index=index,
+            distribution, source, shape_of(setting, name), dtype, index=index - first,
             cotangent=name == "do",
         ).to(device)
         for index, name in enumerate(("q", "k", "v", "do"))
     )  # fmt: skip
+    if distribution == "extreme":
+        do = do * (2 / extreme_size(dtype))  # and so do their products with v
     if distribution == "cancelling":
         q, k, v, do = _cancelling(setting, (q, k, v, do))
     sink = None

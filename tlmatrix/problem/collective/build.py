@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import torch
 
 from tlmatrix.dtypes import dtype_named, torch_dtype
 from tlmatrix.problem.case_setup import tile_sizes
-from tlmatrix.problem.distributions import choose_distribution, draw, generator
+from tlmatrix.problem.distributions import SPECIAL, choose_distribution, draw, generator
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
 from tlmatrix.problem.storage import with_storage
 
@@ -84,9 +85,8 @@ class Collective:
 
 def collective_case(setup: CaseSetup, setting: CollectiveSetting) -> Collective:
     """The case with a tensor generated from its seed."""
-    return generate_collective(
-        setup, setting, choose_distribution(setup.values.get("values"), setup.seed), setup.seed
-    )
+    distribution = choose_distribution(setup.values.get("values"), setup.seed, SPECIAL)
+    return generate_collective(setup, setting, distribution, setup.seed)
 
 
 def generate_collective(
@@ -97,4 +97,6 @@ def generate_collective(
     if setting.adds:
         shape = (setting.world, *shape)
     x = draw(distribution, generator(seed), shape, torch_dtype(setting.dtype), index=0)
+    if distribution == "extreme" and setting.adds:
+        x /= 2.0 ** math.ceil(math.log2(setting.world))  # so that their sum is finite
     return Collective(setup, setting, x.to(setup.device), distribution)

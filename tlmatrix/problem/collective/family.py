@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.problem.case_setup import CaseSetup, compile_key
 from tlmatrix.problem.collective.axes import AXES, DATA_AXES, OPTIONAL, CollectiveSetting, lint
 from tlmatrix.problem.collective.names import RELATIONS, ROWS
+from tlmatrix.problem.distributions import SPECIAL
 from tlmatrix.problem.name_table import names_of
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class CollectiveFamily:
 
     axes = AXES
     optional_axes = OPTIONAL
+    special_values = SPECIAL
     cotangents = False
     relation_names = RELATIONS
     tensors: tuple[str, ...] = tuple(sorted(names_of(ROWS, "input", "output")))

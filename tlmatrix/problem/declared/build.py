@@ -17,7 +17,7 @@ from tlmatrix.problem.declared.packed import packed_dim, packing_of
 from tlmatrix.problem.declared.reference import reference_of
 from tlmatrix.problem.declared.tensors import dtype_declared, generate_inputs, sizes_of
 from tlmatrix.problem.declared.terms import term_sizes
-from tlmatrix.problem.distributions import choose_distribution, draw, generator
+from tlmatrix.problem.distributions import SAFE, choose_distribution, draw, generator
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
 from tlmatrix.problem.storage import expandable, with_storage
 from tlmatrix.spec.importing import refuse
@@ -332,6 +332,6 @@ def declared_case(setup: CaseSetup) -> Declared:
     """The case with tensors generated from its seed."""
     declaration = declared(setup.spec)
     reference = reference_of(setup, declaration)
-    distribution = choose_distribution(setup.values.get("values"), setup.seed)
+    distribution = choose_distribution(setup.values.get("values"), setup.seed, SAFE)
     inputs = generate_inputs(setup, declaration, distribution, setup.seed)
     return Declared(setup, declaration, reference, inputs, distribution, setup.seed)

@@ -11,7 +11,7 @@ from tlmatrix.problem.case_setup import CaseSetup, compile_key, listed_axis_valu
 from tlmatrix.problem.declared.declaration import declared
 from tlmatrix.problem.declared.names import ROWS
 from tlmatrix.problem.declared.sizes import lint_sizes
-from tlmatrix.problem.distributions import explain_distribution
+from tlmatrix.problem.distributions import SAFE, explain_distribution
 from tlmatrix.problem.name_lint import lint_arguments
 from tlmatrix.problem.name_table import names_of
 from tlmatrix.problem.storage import explain_storage
@@ -34,6 +34,7 @@ class DeclaredFamily:
     """Declared problems: inputs by shape and dtype, outputs by name, a reference in PyTorch."""
 
     optional_axes = names_of(ROWS, "axis")
+    special_values = SAFE
 
     def lint(self, spec: Spec) -> Iterable[Issue]:
         """See `Family.lint`; the spec loader checks names and dtypes."""

@@ -15,7 +15,13 @@ import torch
 from tlmatrix.dtypes import dtype_named, torch_dtype
 from tlmatrix.extensions import distributed
 from tlmatrix.problem.case_setup import tile_sizes
-from tlmatrix.problem.distributions import choose_distribution, draw, generator
+from tlmatrix.problem.distributions import (
+    SPECIAL,
+    choose_distribution,
+    draw,
+    extreme_size,
+    generator,
+)
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
 from tlmatrix.problem.storage import with_storage
 from tlmatrix.spec.model.spec import has_ranks
@@ -100,6 +106,15 @@ class Gemm:
                 scale=changed.get("scale", self.scale),
             ).problem(),
         )
+
+    def within_range(self) -> Gemm:
+        """The case with a times a power of two: sums of the terms' sizes are finite."""
+        if not (self.a.is_floating_point() and self.a.numel() and self.b.numel()):
+            return self
+        total = self._product(lambda x: x.abs(), torch.float64).amax()
+        most = extreme_size(torch_dtype(self.setting.out_dtype)) / 4
+        factor = 2.0 ** min(0.0, float((most / total).log2().floor()))
+        return replace(self, a=(self.a.double() * factor).to(self.a.dtype))
 
     def _dims(self, name: str) -> tuple[Dim, ...]:
         """The dimensions of an input, as stored."""
@@ -212,9 +227,8 @@ def _equal_signs(
 
 def gemm_case(setup: CaseSetup, setting: GemmSetting) -> Gemm:
     """The case with tensors generated from its seed."""
-    return generate_gemm(
-        setup, setting, choose_distribution(setup.values.get("values"), setup.seed), setup.seed
-    )
+    distribution = choose_distribution(setup.values.get("values"), setup.seed, SPECIAL)
+    return generate_gemm(setup, setting, distribution, setup.seed)
 
 
 def generate_gemm(setup: CaseSetup, setting: GemmSetting, distribution: str, seed: int) -> Gemm:
@@ -238,4 +252,5 @@ def generate_gemm(setup: CaseSetup, setting: GemmSetting, distribution: str, see
     if setting.scaled:
         # Like the scale of weights quantized per column: products stay in range.
         scale = ((torch.rand(setting.n, generator=source) + 0.5) / 64).to(setup.device)
-    return Gemm(setup, setting, tensors["a"], tensors["b"], tensors.get("c"), scale, distribution)
+    case = Gemm(setup, setting, tensors["a"], tensors["b"], tensors.get("c"), scale, distribution)
+    return case.within_range() if distribution == "extreme" else case

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tlmatrix.problem.case_setup import CaseSetup, compile_key
+from tlmatrix.problem.distributions import SPECIAL
 from tlmatrix.problem.gemm.axes import AXES, DATA_AXES, OPTIONAL, GemmSetting, lint
 from tlmatrix.problem.gemm.names import RELATIONS, ROWS
 from tlmatrix.problem.name_table import names_of
@@ -29,6 +30,7 @@ class GemmFamily:
 
     axes = AXES
     optional_axes = OPTIONAL
+    special_values = SPECIAL
     cotangents = False
     tensors = tuple(sorted(names_of(ROWS, "input", "output")))
     relation_names = RELATIONS
