@@ -5,7 +5,6 @@ checks: they only guard the ends of tensors and sequences.
 """
 
 import itertools
-import math
 from dataclasses import dataclass
 
 import torch
@@ -23,11 +22,13 @@ __all__ = [
     "check_packed",
     "check_packed_shards",
     "check_padded",
+    "check_scale",
     "check_sm100",
 ]
 
 STRATEGIES = ("atomic", "split", "grouped", "reordered")
 SM100_VARIANTS = ("ss", "ts", "wasp")
+SCALE_MIN, SCALE_MAX = 1e-20, 1e20
 SM100_MAJOR = 10
 # Four accumulators of the backward pass share the 512 columns of tensor memory.
 SM100_GRADIENT_DIM_MAX = 128
@@ -143,12 +144,28 @@ def _check_options(causal, window, scale, head_dim: int, backward) -> float:
             _refuse(f"window must be at least 1 and below 2**31, got {window}")
     if backward is not None and backward not in STRATEGIES:
         _refuse(f"backward must be one of {', '.join(STRATEGIES)} or None, got {backward!r}")
+    return check_scale(scale, head_dim)
+
+
+def check_scale(scale, head_dim: int) -> float:
+    """The factor of q k^T as a float; ``head_dim ** -0.5`` for None.
+
+    The kernels multiply masked scores, -inf, by it and divide a sink's logit by it, in float32. At
+    0 or below the running maximum is not that of the scaled scores.
+
+    Raises:
+        ValueError: it is no number, 0 or below, or so small or large that float32 rounds it, or
+            its product with scores, to 0 or infinity.
+    """
     if scale is None:
         return head_dim**-0.5
     if isinstance(scale, bool) or not isinstance(scale, int | float):
         _refuse(f"scale must be a number or None, got {scale!r}")
-    if not (math.isfinite(scale) and scale > 0):
-        _refuse(f"scale must be positive and finite, got {scale}")
+    if not SCALE_MIN <= scale <= SCALE_MAX:
+        _refuse(
+            f"scale must be positive and finite, from {SCALE_MIN:.0e} to {SCALE_MAX:.0e}, "
+            f"got {scale}"
+        )
     return float(scale)
 
 

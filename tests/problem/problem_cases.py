@@ -85,7 +85,7 @@ def by_sdpa(problem, number):
         k, v = (torch.cat([each, torch.zeros_like(each[:, :1]).expand(heads, 1, -1)], 1)
                 if lk else torch.zeros(heads, 1, each.shape[-1], dtype=torch.float64)
                 for each in (k, v))  # fmt: skip
-    scale = names["scale"] or names["head_dim"] ** -0.5
+    scale = names["head_dim"] ** -0.5 if names["scale"] is None else names["scale"]
     seeing = (bias[0] > -torch.inf).any(-1)
     out = torch.zeros(heads, lq, v.shape[-1], dtype=torch.float64)
     rows = seeing.nonzero().flatten()

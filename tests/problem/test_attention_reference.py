@@ -25,6 +25,8 @@ SHAPES = [
     packed([0, 5, 0, 0, 2], [7, 0, 0, 3, 6], groups=2),
     packed([9, 2, 5], [3, 11, 5], head_dim_v=5, kv_heads=2),
     packed([3], [12], scale=0.7),
+    packed([3, 6], [5, 2], scale=0.0),
+    packed([3, 6], [5, 2], scale=-0.7),
     dense(6, 9, batch=2, kv_heads=2, groups=2, layout="bshd"),
     dense(9, 6, batch=3, groups=2, layout="bhsd", head_dim_v=3),
     dense(4, 0, layout="bshd"),

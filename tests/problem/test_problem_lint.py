@@ -66,7 +66,7 @@ def test_valid_spec_has_no_issue_and_unknown_axes_belong_to_the_entry(tmp_path):
             "11:23: window: 0 is not none or a number of keys >= 1",
         ),
         ("  seqlen_q: [1]\n  sink_dtype: [half]", "9:16: sink_dtype: unknown dtype 'half'"),
-        ("  seqlen_q: [1]\n  scale: [-1]", "9:11: scale: -1 is not none or a number > 0"),
+        ("  seqlen_q: [1]\n  scale: [.inf]", "9:11: scale: inf is not none or a finite number"),
         ("  seqlen_q: [1]\n  values: [nromal]", "9:12: values: unknown distribution 'nromal'; did"),
         ("  seqlen_q: [1]\n  head_dim_v: [sam]", "9:16: head_dim_v: 'sam' is not same or an"),
         (

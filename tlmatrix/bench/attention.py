@@ -164,7 +164,8 @@ def _compiled(problem: Problem) -> Run:
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        scores = (q @ k.transpose(-1, -2)).float() * (scale or q.shape[-1] ** -0.5)
+        factor = q.shape[-1] ** -0.5 if scale is None else scale
+        scores = (q @ k.transpose(-1, -2)).float() * factor
         scores = scores.masked_fill(hidden, -torch.inf)
         weights = torch.softmax(scores, -1).masked_fill(hidden, 0.0)
         return weights.to(v.dtype) @ v

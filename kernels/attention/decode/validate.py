@@ -4,12 +4,12 @@ The values of `seqlens_k` and `block_table` are not checked: copying them to the
 longer than a short call.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 
 from tlmatrix_kernels.alignment import ALIGNMENT
+from tlmatrix_kernels.attention.validate import check_scale
 from tlmatrix_kernels.dtypes import dtype_name
 
 __all__ = ["Decode", "check_cache", "check_pages"]
@@ -117,19 +117,13 @@ def _check_common(q, k, v, seqlens_k, window, scale, sink, splits) -> Decode:
             _refuse(f"sink must have one value a head of q, {q.shape[1]}, got {sink.shape[0]}")
     _check_int("window", window, 1)
     _check_int("splits", splits, 1)
-    if scale is None:
-        scale = q.shape[2] ** -0.5
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
-        _refuse(f"scale must be a number or None, got {scale!r}")
-    if not (math.isfinite(scale) and scale > 0):
-        _refuse(f"scale must be positive and finite, got {scale}")
     return Decode(
         dtype=dtype_name(q.dtype),
         groups=q.shape[1] // k.shape[2],
         head_dim=q.shape[2],
         head_dim_v=v.shape[3],
         window=window,
-        scale=float(scale),
+        scale=check_scale(scale, q.shape[2]),
         splits=splits,
     )
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from tlmatrix.dtypes import explain_dtype
@@ -88,8 +89,8 @@ def explain_value(axis: str, value: Value, *, empty: bool = False) -> str | None
             return None if value == "same" else explain_dtype(value, floating=True)
         case "scale":
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            fine = value is None or (number and 0 < float(value) < float("inf"))  # type: ignore[arg-type]
-            return None if fine else f"{value!r} is not none or a number > 0"
+            fine = value is None or (number and math.isfinite(float(value)))  # type: ignore[arg-type]
+            return None if fine else f"{value!r} is not none or a finite number"
         case "window":
             return _at_least(value, 1, "none or a number of keys >= 1", optional=True)
         case "head_dim_v":

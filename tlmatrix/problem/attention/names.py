@@ -96,7 +96,7 @@ ROWS = (
     Name(
         "window", ("axis", "name"), "keys that a row sees, itself included", "1 or more", _OPTIONAL
     ),
-    Name("scale", ("axis", "name"), "factor of q k^T", "above 0", "`head_dim ** -0.5`"),
+    Name("scale", ("axis", "name"), "factor of q k^T", "a finite number", "`head_dim ** -0.5`"),
     Name(
         "sink",
         ("axis", "input", "name"),

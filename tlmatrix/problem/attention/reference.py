@@ -190,8 +190,8 @@ class _Accumulator:
             if key_rows.gather is not None:
                 longest.masked_fill_(key_rows.padding[:, None], 0.0)
             longest = longest.amax(-1).view(-1, 1)
-            # |s| <= scale |q| |k| bounds how far the rounding of a score can move lse.
-            reach = q.norm(dim=-1).mul_(longest).mul_(setting.softmax_scale)
+            # |s| <= |scale| |q| |k| bounds how far the rounding of a score can move lse.
+            reach = q.norm(dim=-1).mul_(longest).mul_(abs(setting.softmax_scale))
             size = reach.view(four) + _size_of_lse(lse.view(four))
             query_rows.write_statistic(self.magnitudes["lse"], heads, size)
         if operands.do is None:
@@ -210,7 +210,7 @@ class _Accumulator:
             self.values["dsink"][heads] -= (of_sink * delta).view(five).sum((0, 3)).flatten()
         if self.magnitudes:
             drift = _drift(out, operands.q.dtype, do)
-            bounds.backward((q, k, do), (p, dp, delta, terms, drift), setting.softmax_scale)
+            bounds.backward((q, k, do), (p, dp, delta, terms, drift), abs(setting.softmax_scale))
             if self.sink is not None:
                 size = of_sink * terms.abs().sum(-1, keepdim=True)
                 self.magnitudes["dsink"][heads] += size.view(five).sum((0, 3)).flatten()
@@ -251,7 +251,7 @@ class _Bounds:
         Args:
             tensors: q, k, do.
             weights: p, dP, delta, the terms of delta (out * do), and its drift.
-            scale: of the scores.
+            scale: the absolute factor of the scores.
         """
         shared = torch.bmm(weights[0].float(), tensors[1].float())
         q, k, do = (tensor.float().abs() for tensor in tensors)
