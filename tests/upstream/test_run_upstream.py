@@ -9,6 +9,8 @@ from upstream_child import construct
 from upstream_programs import load_programs, read_overrides
 from upstream_table import Result, page, refusals, summary
 
+pytestmark = pytest.mark.usefixtures("preloaded")
+
 KERNEL = """
 import tilelang
 import tilelang.language as T
