@@ -227,8 +227,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
+    environment = dict(os.environ)
     with preloaded_python.used_by_this_process():
         yield Project(tmp_path)
+    # Ray sets `PYTHONBREAKPOINT`, with which later tests would start no preloaded processes.
+    os.environ.clear()
+    os.environ.update(environment)
     for name in set(sys.modules) - before:
         if name.startswith("outside_kernel_"):
             del sys.modules[name]
