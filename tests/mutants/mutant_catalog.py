@@ -34,7 +34,7 @@ KERNELS = ROOT / "kernels"
 FOLDER = Path(__file__).resolve().parent
 KINDS = (
     "lengths", "masks", "sinks", "heads", "memory", "precision", "state", "barriers", "gemm",
-    "decode", "ranks", "alignment", "order", "nonfinite", "autograd",
+    "decode", "ranks", "alignment", "order", "nonfinite", "autograd", "values",
 )  # fmt: skip
 _FIELDS = {"name", "file", "below", "before", "after", "stands_for", "seen", "silent", "specs"}
 _REQUIRED = _FIELDS - {"below", "seen", "silent", "specs"}
