@@ -39,8 +39,9 @@ _MAX_LINES = 6
 """Most further lines that a finding lists."""
 
 _ORDER = (
-    "bounds", "fragments", "tables", "sequences", "races", "barriers", "lanes", "uninitialised",
-    "unwritten", "atomics", "alignment", "budget", "overreads", "guarded", "nonfinite",
+    "overflow", "bounds", "fragments", "tables", "sequences", "races", "barriers", "lanes",
+    "uninitialised", "unwritten", "atomics", "alignment", "budget", "overreads",
+    "guarded", "nonfinite",
 )  # fmt: skip
 """Which report of a line becomes the title: causes before consequences."""
 
@@ -65,6 +66,8 @@ _HINTS = {
     "budget": "use smaller tiles or fewer stages",
     "atomics": "equal bits are demanded of equal calls: sum parts in a fixed order, or demand "
     "`determinism: bounded`",
+    "overflow": "overflow of a signed integer is undefined in CUDA, and the compiler assumes that "
+    "there is none: cast an operand to int64, or bound the arguments",
     "alignment": "a misaligned address on a GPU: copy such a tensor, or choose a "
     "kernel without vector accesses",
     "overreads": "these rows belong to the next sequence: mask them",

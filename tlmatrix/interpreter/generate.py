@@ -20,6 +20,7 @@ from tlmatrix.interpreter.emit.agents import Agents
 from tlmatrix.interpreter.emit.buffers import Buf
 from tlmatrix.interpreter.emit.choices import root_choice
 from tlmatrix.interpreter.emit.emitter import Emitter, Facts, Rules
+from tlmatrix.interpreter.emit.integers import bits_of
 from tlmatrix.interpreter.emit.invariants import Invariants
 from tlmatrix.interpreter.emit.source import unwrapped
 from tlmatrix.interpreter.emit.threads import Threads
@@ -31,6 +32,7 @@ from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.instruments.coverage import CoverageInstrument
 from tlmatrix.interpreter.instruments.memory import MemorySanitizer
 from tlmatrix.interpreter.instruments.nonfinite import NonfiniteTracer
+from tlmatrix.interpreter.instruments.overflow import OverflowSanitizer
 from tlmatrix.interpreter.instruments.recording import RecordInstrument
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.read import read_all, saved
@@ -227,10 +229,13 @@ def _instruments(
         return [recording], lambda e, program: replace(program, record=recording.record(e))
     coverage = CoverageInstrument(kernel) if options.covered else None
     watcher: MemorySanitizer | NonfiniteTracer | None = None
+    arithmetic: OverflowSanitizer | None = None
     if options.traced:
         watcher = NonfiniteTracer()
     elif options.sanitizers is not None:
         watcher = MemorySanitizer(options.sanitizers)
+        if "overflow" in options.sanitizers:
+            arithmetic = OverflowSanitizer(watcher.sites)
 
     def finish(e: Emitter, program: Program) -> Program:
         if watcher is not None:
@@ -241,7 +246,7 @@ def _instruments(
             program = replace(program, counted=coverage.counted())
         return program
 
-    return [each for each in (coverage, watcher) if each is not None], finish
+    return [each for each in (coverage, watcher, arithmetic) if each is not None], finish
 
 
 def _recorded_flags() -> Any:
@@ -313,7 +318,7 @@ def _bind_parameters(e: Emitter) -> tuple[list[Parameter], list[str], list[str]]
     for node in walk(*(n for buffer in tensors for n in (*buffer.shape, *buffer.strides))):
         if isinstance(node, ir.Var) and node not in e.vars:
             symbols.append(e.w.fresh(node.name))
-            e.vars[node] = Val(symbols[-1], node.dtype, lo=0, hi=(1 << 31) - 1)
+            e.vars[node] = Val(symbols[-1], node.dtype, lo=0, hi=(1 << bits_of(node.dtype) - 1) - 1)
     accesses = (ir.BufferLoad, ir.BufferStore, ir.Region)
     accessed = {n.buffer for n in walk(kernel.body) if isinstance(n, accesses)}
     parameters: list[Parameter] = []

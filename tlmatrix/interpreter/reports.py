@@ -50,6 +50,7 @@ SANITIZERS = {
     "alignment": "argument that is not aligned to a vector access, cp.async or TMA that TileLang "
     "makes of the kernel",
     "atomics": "floating-point numbers that two blocks or threads add to one element, in any order",
+    "overflow": "signed integer arithmetic whose result leaves its dtype",
     "budget": "more shared or tensor memory than there is, or a layout past its allocation",
     "nonfinite": "the operation that made the first NaN or infinity of an output",
 }

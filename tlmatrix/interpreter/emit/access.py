@@ -7,6 +7,7 @@ any access to shared, fragment or local memory: there, outside is an error.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from .integers import add, times
 from .values import Affine, Val, literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from .buffers import Buf
     from .emitter import Emitter
@@ -28,6 +29,7 @@ __all__ = [
     "check_constants",
     "classify",
     "conditions",
+    "index_width",
     "is_guarded",
     "is_unchanging",
     "skips_outside",
@@ -121,8 +123,23 @@ class Access:
 
 def access_at(e: Emitter, buf: Buf, nodes: Sequence[Any]) -> Access:
     """The access to `buf` at indices of the IR."""
-    indices = [e.expr(i) for i in nodes]
+    with index_width(e, buf):
+        indices = [e.expr(i) for i in nodes]
     return classify(e, buf, indices, [is_constant_index(i) for i in nodes])
+
+
+@contextmanager
+def index_width(e: Emitter, buf: Buf) -> Iterator[None]:
+    """Emit indices of `buf`: where an extent has 64 bits, so have they and the bounds check.
+
+    Where all extents are int32, TileLang computes the offset in 64 bits, the bounds check in 32.
+    """
+    outer = e.wide_indices
+    e.wide_indices = any(n.dtype == "int64" or (n.lit or 0) >> 31 for n in buf.shape)
+    try:
+        yield
+    finally:
+        e.wide_indices = outer
 
 
 def classify(e: Emitter, buf: Buf, indices: Sequence[Val], constant: Sequence[bool]) -> Access:

@@ -132,6 +132,8 @@ class Emitter:
         dest: the view that the value at hand is stored to.
         stored: of the value at hand, the iterations whose value is stored; None for all.
         host_integers: whether integers have 64 bits, as shapes and strides on the host.
+        speculative: whether an operand is emitted for all iterations that another one may exclude.
+        wide_indices: whether an index is emitted that TileLang computes in 64 bits.
         atomic: the atomic operation at hand.
         safe_values: safe values that a block annotates for buffers it allocates.
         layouts: global buffers with an annotated layout.
@@ -159,6 +161,8 @@ class Emitter:
     dest: Dest | None = None
     stored: Val | None = None
     host_integers: bool = False
+    wide_indices: bool = False
+    speculative: bool = False
     atomic: Atomic = field(default_factory=Atomic)
     safe_values: dict[str, Any] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)

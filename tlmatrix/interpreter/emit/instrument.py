@@ -135,6 +135,14 @@ class Instrument:
     def overwritten(self, e: Emitter, buf: Any) -> None:
         """All elements of a buffer were written."""
 
+    def integer(self, e: Emitter, value: Any) -> Any:
+        """`value`, a scalar of a signed dtype, is about to wrap if it has left its dtype."""
+        del e
+        return value
+
+    def integers(self, e: Emitter, value: Any) -> None:
+        """`value`, affine in the parallel axes, was computed and may have left its dtype."""
+
     def snapshot(self) -> Any:
         """The state to go back to where code is emitted a second time."""
 

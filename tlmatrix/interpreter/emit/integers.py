@@ -134,7 +134,15 @@ def wrap(e: Emitter, value: Val, dtype: str) -> Val:
 
 def settle(e: Emitter, value: Val) -> Val:
     """A value within its dtype, for an operation that would see the difference."""
-    return wrap(e, value, value.dtype) if value.unwrapped else value
+    return _overflowing(e, value, value.dtype) if value.unwrapped else value
+
+
+def _overflowing(e: Emitter, value: Val, dtype: str) -> Val:
+    """A result of arithmetic in two's complement; that of a signed dtype must not need it."""
+    if dtype.startswith("int") and not e.host_integers:
+        for instrument in e.instruments:
+            value = instrument.integer(e, value)
+    return wrap(e, value, dtype)
 
 
 def _is_wrapped(e: Emitter, value: Val) -> bool:
@@ -145,13 +153,22 @@ def _is_wrapped(e: Emitter, value: Val) -> bool:
 
 def combine(e: Emitter, symbol: str, a: Val, b: Val, dtype: str) -> Val:
     """The sum, difference or product of two integers."""
+    if e.wide_indices and dtype == "int32":
+        dtype = "int64"
     if not (a.scalar and b.scalar):
         if bits_of(dtype) < 8:
             raise e.refuse(f"arithmetic of {dtype}: NumPy has no integers of 4 bits")
         a, b = settle(e, a), settle(e, b)
         lo, hi = bounds(symbol, a, b)
-        code = f"({a.code} {symbol} {b.code})"
-        return pure(e, code, dtype, (a, b), affine=affine_of(symbol, a, b), lo=lo, hi=hi)
+        left, right = (
+            f"{v.code}.astype(np.int64)" if e.wide_indices and v.axes else v.code for v in (a, b)
+        )
+        code = f"({left} {symbol} {right})"
+        value = pure(e, code, dtype, (a, b), affine=affine_of(symbol, a, b), lo=lo, hi=hi)
+        if dtype == "int32" and not fits(value, dtype):
+            for instrument in e.instruments:
+                instrument.integers(e, value)
+        return value
     if symbol == "+":
         return _sum(e, add(a, b), dtype, a, b)
     if symbol == "-":
@@ -166,7 +183,7 @@ def combine(e: Emitter, symbol: str, a: Val, b: Val, dtype: str) -> Val:
     if dtype == "int64" or value.lit is not None or fits(value, dtype):
         return _sum(e, replace(value, dtype=dtype), dtype, a, b)
     # A product that may not fit: two's complement, as on the GPU.
-    return wrap(e, value, dtype)
+    return _overflowing(e, value, dtype)
 
 
 def _sum(e: Emitter, value: Val, dtype: str, *operands: Val) -> Val:
@@ -176,7 +193,7 @@ def _sum(e: Emitter, value: Val, dtype: str, *operands: Val) -> Val:
     than negative. Sums of sizes and loop variables (known not to be negative) are taken to fit.
     """
     if value.lit is None and (dtype.startswith("uint") or any(_is_wrapped(e, o) for o in operands)):
-        return replace(wrap(e, value, dtype), dtype=dtype)
+        return replace(_overflowing(e, value, dtype), dtype=dtype)
     unknown = any(o.unwrapped or (o.lo is None and o.lit is None) for o in operands)
     unwrapped = unknown and dtype != "int64" and not fits(value, dtype)
     return replace(value, dtype=dtype, unwrapped=unwrapped)

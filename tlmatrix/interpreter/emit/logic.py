@@ -121,7 +121,10 @@ def both(e: Emitter, a: Val | None, b: Val) -> Val:
 def uniform(e: Emitter, node: Any) -> tuple[str, str] | None:
     """Scalar tests that a condition holds in all iterations, and in none, where cheap to say."""
     if isinstance(node, (ir.And, ir.Or)):
-        left, right = uniform(e, node.a), uniform(e, node.b)
+        left = uniform(e, node.a)
+        outer, e.speculative = e.speculative, True
+        right = uniform(e, node.b)
+        e.speculative = outer
         if left is None or right is None:
             return None
         word, dual = ("and", "or") if isinstance(node, ir.And) else ("or", "and")
@@ -136,7 +139,7 @@ def uniform(e: Emitter, node: Any) -> tuple[str, str] | None:
         return (value.code, f"(not {value.code})") if value.scalar else None
     if any_of(node, ir.Call):
         return None
-    ends = _difference(e, e.expr(node.a), e.expr(node.b))
+    ends = _difference(e, settle(e, e.expr(node.a)), settle(e, e.expr(node.b)))
     if ends is None:
         return None
     low, high = ends[0].code, ends[1].code

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.analysis.constants import is_constant_index
 from tlmatrix.interpreter.ir import nodes as ir
 
-from .access import Dim, conditions, is_unchanging, wrapped_index
+from .access import Dim, conditions, index_width, is_unchanging, wrapped_index
 from .integers import add
 from .memory import buffer
 
@@ -83,7 +83,8 @@ def region(e: Emitter, node: Any, *, keep_units: bool = False) -> BufferRegion:
         raise e.refuse(f"a tile operation on the variable {buf.name}")
     dims = []
     for index, n, size in zip(node.indices, buf.shape, node.extents, strict=True):
-        logical = e.scalar(index, "a tile operation at an index")
+        with index_width(e, buf):
+            logical = e.scalar(index, "a tile operation at an index")
         base = wrapped_index(logical, n)
         extent: Val | None = e.scalar(size, "a tile operation of an extent")
         if e.is_trimmed(n.code):

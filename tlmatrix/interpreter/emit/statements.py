@@ -12,6 +12,7 @@ from tlmatrix.interpreter.ir.rewrites.fragments import is_thread_index
 from tlmatrix.interpreter.ir.walk import walk
 
 from .casts import keep
+from .integers import settle
 from .logic import both, invert, uniform
 from .masks import keep_mask
 
@@ -57,7 +58,8 @@ def emit_bind(e: Emitter, node: ir.Bind) -> None:
         e.deferred[node.var] = node.value
         e.vars.pop(node.var, None)
         return
-    e.vars[node.var] = keep(e, e.expr(node.value), node.var.name)
+    # The variable is an `int` in C, whatever the width of the index that it is used in.
+    e.vars[node.var] = keep(e, settle(e, e.expr(node.value)), node.var.name)
     for instrument in e.instruments:
         instrument.bound(e, node.var, e.vars[node.var])
 

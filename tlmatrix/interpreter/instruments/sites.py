@@ -45,6 +45,11 @@ class SiteTable:
         )
         return self._numbers.setdefault(site, len(self._numbers))
 
+    def arithmetic(self, e: Emitter) -> int:
+        """The number of the site of arithmetic at the current line, which has no buffer."""
+        site = Site(e.w.location, "", "read", local=False, is_global=False)
+        return self._numbers.setdefault(site, len(self._numbers))
+
     def plan(self, e: Emitter) -> Watch:
         """What the program's monitor needs to know."""
         usage = {

@@ -147,6 +147,27 @@ class Monitor:
         self.resume(running)
         self.order.work_as(clock, agent, time)
 
+    # -- arithmetic
+
+    def fits(self, value: int, site: int, bits: int, mask: Array | bool = True) -> int:
+        """`value` itself; reported if it is outside a signed integer of so many bits."""
+        limit = 1 << (bits - 1)
+        if not -limit <= value < limit and np.any(mask):
+            self.findings.report("overflow", site, (), _overflow(value, bits))
+        return value
+
+    def overflows(
+        self, base: int, terms: tuple[tuple[Array, int], ...], site: int, mask: Array | None
+    ) -> None:
+        """Report iterations whose int32 value `base + sum(index * step)` is outside."""
+        exact = np.asarray(base, np.int64)
+        for index, step in terms:
+            exact = exact + index.astype(np.int64) * step
+        outside = (exact < -(1 << 31)) | (exact >= 1 << 31)
+        places = np.broadcast_to(outside if mask is None else outside & mask, exact.shape)
+        if places.any():
+            self.findings.report("overflow", site, (), _overflow(int(exact[places][0]), 32))
+
     # -- flags, streams and ranks
 
     def is_flag(self, site: int) -> bool:
@@ -233,3 +254,8 @@ class Monitor:
         if self._checks.poison and name not in self._outputs:
             return name in self._blank and bool(usage & {"write", "atomic"})
         return name in self._outputs or ("write" in usage and not usage & {"read", "atomic"})
+
+
+def _overflow(value: int, bits: int) -> str:
+    limit = f"2**{bits - 1}"
+    return f"int{bits} arithmetic gives {value}, outside its range of -{limit} to {limit} - 1"

@@ -96,7 +96,8 @@ CheckName = Literal[
 CHECKS: tuple[CheckName, ...] = get_args(CheckName)
 SanitizerName = Literal[
     "bounds", "fragments", "tables", "guarded", "uninitialised", "unwritten", "races", "lanes",
-    "barriers", "sequences", "overreads", "alignment", "atomics", "budget", "nonfinite",
+    "barriers", "sequences", "overreads", "alignment", "atomics", "overflow", "budget",
+    "nonfinite",
 ]  # fmt: skip
 """The interpreter's sanitizers, listed here because a spec loads without the interpreter."""
 
