@@ -35,6 +35,9 @@ strategy    kernels
             post-pass restores the layout of q. 5 GEMMs; the last bits of dq vary.
 =========== ===============================================================================
 
+On Hopper, TMA stores dk and dv in 16 bits, through shared memory; where a tile crosses the end of a
+packed sequence, threads store its rows.
+
 p and dp of masked pairs, and of rows past the end of the sequence, are set to 0 by select and not
 by multiplication: what such a row reads may be huge, and its product infinite. lse is -inf in a row
 with no visible key; all pairs of such a row are masked.
@@ -115,6 +118,28 @@ def store_key_gradient(gradients, target, index, value):
 
 
 @T.macro
+def write_keys(gradients, target, tile, tile_shared, keys, head, key, factor, head_dim):
+    """Store or add `factor` times a fragment [keys, width] of dk or dv; whole tiles by TMA."""
+    columns, width = tile.shape
+    if tile_shared is None:
+        for i, d in T.Parallel(columns, width):
+            if T.And(keys.contains(key + i), d < head_dim):
+                here = keys.index(head, key + i, d)
+                store_key_gradient(gradients, target, here, tile[i, d] * factor)
+    else:
+        for i, d in T.Parallel(columns, width):
+            tile[i, d] *= factor
+        T.copy(tile, tile_shared)
+        if keys.can_store_tile(key, columns):
+            T.copy(tile_shared, keys.tile(target, head, key, columns, width, gradients.part))
+        else:
+            for i, d in T.Parallel(columns, head_dim):
+                if keys.contains(key + i):
+                    here = keys.index(head, key + i, d)
+                    store_key_gradient(gradients, target, here, tile_shared[i, d])
+
+
+@T.macro
 def add_queries(dq_sum, tile, tile_shared, queries, head, query, head_dim, scale):
     """Add scale * dq [rows, width], a fragment, to `dq_sum`; full tiles by TMA reduction."""
     rows, width = tile.shape
@@ -186,6 +211,9 @@ def key_block(
     ds = alloc_scores([columns, rows], dtype)
     dk = T.alloc_fragment([columns, width], "float32")
     dv = T.alloc_fragment([columns, width_v], "float32")
+    tma_store = tiles.tma_store and gradients.part is not None and gradients.dk.dtype == dtype
+    dk_shared = T.alloc_shared([columns, width], dtype) if tma_store else None
+    dv_shared = T.alloc_shared([columns, width_v], dtype) if tma_store else None
     if gradients.dq is not None:
         dq = T.alloc_fragment([rows, width], "float32")
         tma_reduce = tiles.tma_reduce and gradients.order is None
@@ -226,14 +254,8 @@ def key_block(
             else:
                 add_tile(gradients.dq, dq, gradients.order, queries, here, query)
 
-    for i, d in T.Parallel(columns, width):
-        if T.And(keys.contains(key + i), d < head_dim):
-            here = keys.index(kv_head, key + i, d)
-            store_key_gradient(gradients, gradients.dk, here, dk[i, d] * scale)
-    for i, d in T.Parallel(columns, width_v):
-        if T.And(keys.contains(key + i), d < head_dim_v):
-            here = keys.index(kv_head, key + i, d)
-            store_key_gradient(gradients, gradients.dv, here, dv[i, d])
+    write_keys(gradients, gradients.dk, dk, dk_shared, keys, kv_head, key, scale, head_dim)
+    write_keys(gradients, gradients.dv, dv, dv_shared, keys, kv_head, key, 1.0, head_dim_v)
 
 
 @T.macro

@@ -106,15 +106,18 @@ class Rows:
         """The argument of `tile` that loads from `row`; `Rows` of several ranges override it."""
         return row
 
-    def tile(self, tensor, head, row, rows, width):
-        """The region of `rows` rows from `row` and `width` columns of one head."""
+    def tile(self, tensor, head, row, rows, width, *outer):
+        """The region of `rows` rows from `row` and `width` columns of one head.
+
+        `outer` are indices of dimensions before those of the layout.
+        """
         here = slice(self.start + row, self.start + row + rows)
         wide = slice(0, width)
         if self.layout == "bshd":
-            return tensor[self.sequence, here, head, wide]
+            return tensor[(*outer, self.sequence, here, head, wide)]
         if self.layout == "bhsd":
-            return tensor[self.sequence, head, here, wide]
-        return tensor[here, head, wide]
+            return tensor[(*outer, self.sequence, head, here, wide)]
+        return tensor[(*outer, here, head, wide)]
 
     def index(self, head, row, column):
         """The index of one element of a q-like tensor."""

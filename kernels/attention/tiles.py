@@ -27,7 +27,7 @@ class Tiles:
     A block keeps `queries` query rows and `keys` key rows in shared memory, pipelines its inner
     loop with `stages` stages, and has `threads` threads. `staged`: p and ds are passed to the next
     GEMM through shared memory instead of registers. `tma_reduce`: TMA adds tiles of dq to global
-    memory.
+    memory. `tma_store`: TMA stores 16-bit tiles of dk and dv.
     """
 
     queries: int
@@ -36,6 +36,7 @@ class Tiles:
     threads: int
     staged: bool = False
     tma_reduce: bool = False
+    tma_store: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,10 +128,18 @@ def _key_block(both: int) -> Tiles:
     dk and dv of 128 keys take (head_dim + head_dim_v) / 2 registers per thread, the score tiles
     another `queries`. If that does not fit, the tile has 64 keys: the groups then split each
     product by columns, and exchange p and ds through shared memory.
+
+    dk and dv in 16 bits have shared tiles of their own, 64 KiB of 210 KiB in all; in float32 they
+    would not fit.
     """
     if both <= 256:
-        return Tiles(queries=64, keys=128, stages=2, threads=256, tma_reduce=True)
-    return Tiles(queries=32, keys=64, stages=1, threads=256, staged=True, tma_reduce=True)
+        rows, columns, stages = 64, 128, 2
+    else:
+        rows, columns, stages = 32, 64, 1
+    return Tiles(
+        queries=rows, keys=columns, stages=stages, threads=256, staged=both > 256,
+        tma_reduce=True, tma_store=True,
+    )  # fmt: skip
 
 
 def _query_block(wide: int) -> Tiles:
