@@ -103,6 +103,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="continue the run of this results file; passed cases are not repeated",
     )
     group.addoption(
+        "--tlmatrix-keep",
+        metavar="KINDS",
+        default=None,
+        help="with the backend compile, keep ir,cuda,ptx (or some) of each kernel beside the "
+        "results",
+    )
+    group.addoption(
         "--tlmatrix-compute-sanitizer",
         metavar="TOOLS",
         default=None,

@@ -452,3 +452,21 @@ def test_one_command_shows_kernels_by_architecture(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "with a letter from sm_90 on" in done.stdout + done.stderr
+
+
+def test_lowered_code_is_kept_beside_the_results(tmp_path, assembler):
+    from tlmatrix.backend.assembly import Keep
+
+    (kernel,) = launched(lambda: rms_norm(torch.ones(4, 64), torch.ones(64)), "sm_90a")
+    compiled = assembler.assemble(kernel, "sm_90a")
+    kinds = "ir,cuda,ptx" if assembler.toolkit else "ir,cuda"
+    Keep.parse(kinds, tmp_path / "run.jsonl").write("doubled", kernel, compiled, assembler)
+    kept = {path.suffix: path.read_text() for path in (tmp_path / "run-kernels/doubled").iterdir()}
+    name = f"{kernel.name}-sm_90a-{compiled.key[:8]}.cu"
+    assert (tmp_path / "run-kernels/doubled" / name).is_file()
+    assert "T.prim_func" in kept[".tir"]
+    assert kept[".cu"] == compiled.source
+    if assembler.toolkit:
+        assert ".target sm_90a" in kept[".ptx"]
+    with pytest.raises(ValueError, match="'sass' cannot be kept; one or more of ir, cuda, ptx can"):
+        Keep.parse("ir,sass", tmp_path / "run.jsonl")

@@ -162,6 +162,12 @@ def _add_run(commands: _Commands) -> None:
         "cases are not repeated",
     )
     run.add_argument(
+        "--keep",
+        metavar="KINDS",
+        help="with --backend compile: keep ir,cuda,ptx (or some of them) of each kernel, in a "
+        "folder beside the results",
+    )
+    run.add_argument(
         "--compute-sanitizer",
         metavar="TOOLS",
         help="on a GPU, run each case again under tools of NVIDIA's compute-sanitizer: "

@@ -42,6 +42,7 @@ def pytest_arguments(
         ("--tlmatrix-seed", arguments.seed),
         ("--tlmatrix-results", arguments.results),
         ("--tlmatrix-resume", arguments.resume),
+        ("--tlmatrix-keep", getattr(arguments, "keep", None)),
         ("--tlmatrix-compute-sanitizer", getattr(arguments, "compute_sanitizer", None)),
         ("--tlmatrix-shard", getattr(arguments, "shard", None)),
         ("--tlmatrix-times", getattr(arguments, "times", None)),

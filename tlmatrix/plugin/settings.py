@@ -39,6 +39,7 @@ class Settings:
         problems: lines of the resumed results file that cannot be used.
         shard: the part of the plan that runs; None for all of it.
         times: the results file with the times by which the plan is sharded.
+        keep: what the backend `compile` keeps of kernels: `ir,cuda,ptx` or some of them.
         compute_sanitizer: tools of compute-sanitizer under which each case runs again.
     """
 
@@ -55,6 +56,7 @@ class Settings:
     shard: Shard | None = None
     times: str = ""
     compute_sanitizer: str = ""
+    keep: str = ""
 
     def to_plain(self) -> dict[str, Any]:
         """The settings as plain data, for a worker."""
@@ -118,6 +120,7 @@ def settings_of(config: pytest.Config, project: Config) -> Settings:
         passed_before=_passed(resumed),
         keep_going=option.tlmatrix_keep_going,
         problems=resumed.problems if resumed else (),
+        keep=option.tlmatrix_keep or "",
         compute_sanitizer=option.tlmatrix_compute_sanitizer or "",
         shard=shard,
         times=_times(option.tlmatrix_times, header, project) if shard else "",

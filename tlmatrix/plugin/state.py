@@ -34,6 +34,7 @@ from tlmatrix.results_file import make_folder, resume_command, shown_path
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from tlmatrix.backend.assembly import Keep
     from tlmatrix.backend.gpus import GpuAssignment
     from tlmatrix.config import Config
     from tlmatrix.interpreter.coverage import Coverage
@@ -290,6 +291,7 @@ class State:
                 rank_seconds=self._rank_seconds(),
                 strict=self.settings.unsupported == "fail",
                 keep_going=self.settings.keep_going,
+                keep=self._keep(),
                 records=self.records(),
                 worker=self.worker or "main",
             )
@@ -297,6 +299,23 @@ class State:
             if not self.is_worker:
                 self.config.hook.pytest_tlmatrix_event(event=Preparing("first case"))
         return self._runner
+
+    def _keep(self) -> Keep | None:
+        """What to keep of compiled kernels.
+
+        Raises:
+            UsageError: the backend compiles no kernels, or there is no such kind of file.
+        """
+        if not self.settings.keep:
+            return None
+        if self.settings.backend != "compile":
+            raise pytest.UsageError("--keep: only the backend compile keeps kernels")
+        from tlmatrix.backend.assembly import Keep
+
+        try:
+            return Keep.parse(self.settings.keep, self.settings.results_path)
+        except ValueError as error:
+            raise pytest.UsageError(f"--keep: {error}") from error
 
     @cached_property
     def second_pass(self) -> SecondPass:
@@ -345,6 +364,7 @@ class State:
             return
         self._require_backend()
         _ = self.compute_sanitizer
+        self._keep()
         from tlmatrix.run.events import RunStarted
 
         self.records().header(self._header)

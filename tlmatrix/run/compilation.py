@@ -17,7 +17,7 @@ from tlmatrix.tracebacks import user_traceback
 
 if TYPE_CHECKING:
     from tlmatrix.backend import Binding
-    from tlmatrix.backend.assembly import Assembler, CompiledKernel
+    from tlmatrix.backend.assembly import Assembler, CompiledKernel, Keep
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem
     from tlmatrix.run.execution import JudgeOptions
@@ -55,7 +55,8 @@ def compile_case(
             problem = harness.problem(bound, spec, case, options.seed)
         measurements.elements = sum(tensor.numel() for tensor in problem.inputs.values())
         with measurements.phase("entry"):
-            compiled = _compile(spec, case, bound.binding, problem, harness.assembler())
+            assembler = harness.assembler()
+            compiled = _compile(spec, case, bound.binding, problem, assembler, harness.keep)
         facts += [fact for kernel in compiled.kernels for fact in kernel_facts(kernel)]
         missing += [f"{arch}: {reason}" for reason in compiled.missing]
         status = Status.FAILED if compiled.findings else Status.PASSED
@@ -74,7 +75,12 @@ class _Compiled:
 
 
 def _compile(
-    spec: Spec, case: Case, binding: Binding, problem: Problem, assembler: Assembler
+    spec: Spec,
+    case: Case,
+    binding: Binding,
+    problem: Problem,
+    assembler: Assembler,
+    keep: Keep | None,
 ) -> _Compiled:
     """Trace the launches of the code under test, forward and backward, and compile the kernels.
 
@@ -103,6 +109,9 @@ def _compile(
             )
         )
     compiled = [assembler.assemble(kernel, backend.target) for kernel in backend.launched]
+    if keep is not None:
+        for kernel, result in zip(backend.launched, compiled, strict=True):
+            keep.write(spec.name, kernel, result, assembler)
     kernels = tuple({each.key: each for each in compiled}.values())
     findings += check_budgets(spec, case.values, kernels)
     missing = tuple(dict.fromkeys(each.missing for each in kernels if each.missing))

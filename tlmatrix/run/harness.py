@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tlmatrix.backend import Backend, Binding
-    from tlmatrix.backend.assembly import Assembler
+    from tlmatrix.backend.assembly import Assembler, Keep
     from tlmatrix.check.running import SeveralRanks
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Family, Problem, Tensors
@@ -82,11 +82,13 @@ class Harness:
         backend: where kernels run.
         roots: folders, besides the spec's own, from which entries are imported.
         rank_seconds: time limit of a call on several ranks, after which they count as hung.
+        keep: what the backend `compile` keeps of compiled kernels, and where.
     """
 
     backend: Backend
     roots: tuple[Path, ...] = ()
     rank_seconds: float = 120.0
+    keep: Keep | None = None
     _bound: dict[tuple[Path, str, int | None], BoundSpec] = field(default_factory=dict)
     _executors: Executors | None = None
     _assembler: Assembler | None = None

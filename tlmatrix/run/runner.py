@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tlmatrix.backend import Backend
+    from tlmatrix.backend.assembly import Keep
     from tlmatrix.check.rerun_checks import Reruns
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem, Tensors
@@ -77,6 +78,7 @@ class Runner:
         strict: bool = False,
         keep_going: bool = False,
         rank_seconds: float = 120.0,
+        keep: Keep | None = None,
         records: RecordsWriter | None = None,
         worker: str = "main",
     ) -> None:
@@ -92,6 +94,7 @@ class Runner:
             strict: a kernel that the interpreter does not model is an error, not skipped.
             keep_going: also make checks that would fail for the reason of an earlier finding.
             rank_seconds: time limit of a call on several ranks, after which they count as hung.
+            keep: what the backend `compile` keeps of compiled kernels, and where.
             records: the results file that `run` writes to.
             worker: the name of this process in the results file.
 
@@ -114,7 +117,7 @@ class Runner:
         self._keep_going = keep_going
         self._records = records
         self._worker = worker
-        self._harness = Harness(self.backend, self.roots, rank_seconds)
+        self._harness = Harness(self.backend, self.roots, rank_seconds, keep)
 
     def prepare(self) -> None:
         """Import what every case needs, which would otherwise count as time of the first."""

@@ -1,7 +1,8 @@
 """Compile traced kernels to machine code without a GPU, and check them against a spec's budgets.
 
 `lowering` runs TileLang in a child process to generate CUDA; `toolkit` runs nvcc and ptxas and
-parses their output; `store` caches the results on disk; `budget` reports what exceeds a limit.
+parses their output; `keep` writes what kernels became; `store` caches the results on disk;
+`budget` reports what exceeds a limit.
 """
 
 from __future__ import annotations
@@ -9,6 +10,16 @@ from __future__ import annotations
 from tlmatrix.backend.assembly.assembler import Assembler
 from tlmatrix.backend.assembly.budget import check_budgets
 from tlmatrix.backend.assembly.compiled import CompiledKernel, MachineCode
+from tlmatrix.backend.assembly.keep import KINDS, Keep
 from tlmatrix.backend.assembly.toolkit import Toolkit, find_toolkit
 
-__all__ = ["Assembler", "CompiledKernel", "MachineCode", "Toolkit", "check_budgets", "find_toolkit"]
+__all__ = [
+    "KINDS",
+    "Assembler",
+    "CompiledKernel",
+    "Keep",
+    "MachineCode",
+    "Toolkit",
+    "check_budgets",
+    "find_toolkit",
+]

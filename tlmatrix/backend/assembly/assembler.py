@@ -60,6 +60,18 @@ class Assembler:
         """Whether the cache on disk has a kernel."""
         return is_stored(key, self.folder)
 
+    def lower(self, kernel: TracedKernel, arch: str) -> dict[str, Any]:
+        """The kernel's CUDA source and lowered IR, see `lowering_process`.
+
+        Raises:
+            LoweringError: TileLang cannot lower it.
+        """
+        from tilelang import tvm
+
+        return self.lowerer.lower(
+            str(tvm.ir.save_json(kernel.prim_func)), arch, kernel.pass_configs
+        )
+
     def close(self) -> None:
         """End the lowering process."""
         self.lowerer.close()

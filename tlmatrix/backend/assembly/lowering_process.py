@@ -2,8 +2,8 @@
 
 TileLang's passes are C++ that may abort, which then ends only this process. Requests and answers
 are lines of JSON on stdin and stdout. A request is {"ir", "arch", "configs"}. The answer is
-{"source", "kernels", "seconds"}, where `kernels` has the dynamic shared memory and the threads per
-block of each device function, or {"error"}.
+{"source", "ir", "kernels", "seconds"}, where `ir` is the lowered IR and `kernels` has the dynamic
+shared memory and the threads per block of each device function, or {"error"}.
 """
 
 from __future__ import annotations
@@ -54,7 +54,12 @@ def _lower(request: dict[str, Any]) -> dict[str, Any]:
             "threads": threads or None,
         }
     seconds = time.perf_counter() - begin
-    return {"source": artifact.kernel_source, "kernels": kernels, "seconds": seconds}
+    return {
+        "source": artifact.kernel_source,
+        "ir": artifact.device_mod.script(),
+        "kernels": kernels,
+        "seconds": seconds,
+    }
 
 
 if __name__ == "__main__":

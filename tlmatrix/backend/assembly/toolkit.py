@@ -54,11 +54,8 @@ class Toolkit:
             AssemblerError: nvcc or ptxas fails.
         """
         with tempfile.TemporaryDirectory(prefix="tlmatrix-") as folder:
-            code, ptx, cubin = (Path(folder) / f"kernel.{end}" for end in ("cu", "ptx", "cubin"))
-            code.write_text(source, encoding="utf-8")
-            self._run(
-                ["-ptx", f"-arch={arch}", "-std=c++20", "-O3", *_include(), *flags, code, ptx]
-            )
+            ptx = self._to_ptx(source, arch, flags, Path(folder))
+            cubin = Path(folder) / "kernel.cubin"
             levels = [flag for flag in flags if flag.startswith("--ptxas-options")]
             output = self._run(["-cubin", f"-arch={arch}", "-Xptxas=-v", *levels, ptx, cubin])
             text = ptx.read_text(encoding="utf-8")
@@ -68,6 +65,21 @@ class Toolkit:
             launch = kernels.get(name, {})
             found.append(_machine_code(name, lines, text, launch, columns))
         return tuple(found)
+
+    def ptx(self, source: str, arch: str, flags: Sequence[str]) -> str:
+        """Compile a CUDA source to PTX.
+
+        Raises:
+            AssemblerError: nvcc fails.
+        """
+        with tempfile.TemporaryDirectory(prefix="tlmatrix-") as folder:
+            return self._to_ptx(source, arch, flags, Path(folder)).read_text(encoding="utf-8")
+
+    def _to_ptx(self, source: str, arch: str, flags: Sequence[str], folder: Path) -> Path:
+        code, ptx = folder / "kernel.cu", folder / "kernel.ptx"
+        code.write_text(source, encoding="utf-8")
+        self._run(["-ptx", f"-arch={arch}", "-std=c++20", "-O3", *_include(), *flags, code, ptx])
+        return ptx
 
     def _run(self, arguments: Sequence[str | Path]) -> str:
         *options, code, result = map(str, arguments)
