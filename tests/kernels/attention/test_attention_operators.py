@@ -48,8 +48,8 @@ SHARED_REFUSALS = [
     ({"window": 0, "causal": True}, "window must be at least 1 and below 2**31, got 0"),
     ({"window": 2.5, "causal": True}, "window must be an int or None, got 2.5"),
     ({"causal": "yes"}, "causal must be True or False, got 'yes'"),
-    ({"scale": 0.0}, "scale must be positive and finite, got 0.0"),
-    ({"scale": float("nan")}, "scale must be positive and finite, got nan"),
+    ({"scale": 0.0}, "scale must be positive and finite, from 1e-20 to 1e+20, got 0.0"),
+    ({"scale": float("nan")}, "scale must be positive and finite, from 1e-20 to 1e+20, got nan"),
     ({"scale": "1"}, "scale must be a number or None, got '1'"),
     (
         {"backward": "fast"},
