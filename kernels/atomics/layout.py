@@ -16,8 +16,9 @@ quads      the accumulator fragments of mma.m16n8: blocks of 16 rows and 8 colum
            thread holds two columns of two rows (see `attention.reordered`)
 =========  ==================================================================================
 
-`form` is what one `T.atomic_add` covers: a whole `tile`, with `width` as a hint for the vector
-width; an `element`, where the compiler chooses the vector width; or a `vector` of `width` elements.
+`form` is what one `T.atomic_add` covers: a whole `tile` in shared memory, or a `fragment` of
+registers, with `width` as a hint for the vector width; an `element`, where the compiler chooses the
+vector width; or a `vector` of `width` elements.
 One atomic can only cover elements that are contiguous in memory: up to four float32 on Hopper and
 later, and two of 16 bits. Tiles are 16 x 64 or a divisor of it, with 128 threads: a tile then holds
 whole blocks of `quads` and units of `swizzle`, and small sums have partial tiles in both
@@ -34,7 +35,7 @@ from tlmatrix_kernels.dtypes import dtype_name
 __all__ = ["atomic_add_layout"]
 
 ORDERS = ("rows", "pitch", "swizzle", "quads")
-FORMS = ("tile", "element", "vector")
+FORMS = ("tile", "fragment", "element", "vector")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 THREADS = 128
 # Rows and columns of the sum are padded to multiples of these, for which every layout is complete.
@@ -63,9 +64,9 @@ def sum_shape(order, rows, columns):
 
 @T.macro
 def add_tile(total, tile, row, column, form, width):
-    """Atomically add a shared tile to `total` at [row, column]."""
+    """Atomically add a tile, shared or a fragment, to `total` at [row, column]."""
     rows, columns = tile.shape
-    if form == "tile":
+    if form in ("tile", "fragment"):
         T.atomic_add(
             total[row : row + rows, column : column + columns],
             tile,
@@ -97,7 +98,12 @@ def add_parts(dtype, order, form, width, rows, columns, tile_rows, tile_columns)
             tile = T.alloc_shared([tile_rows, tile_columns], dtype)
             row, column = i * tile_rows, j * tile_columns
             T.copy(x[part, row : row + tile_rows, column : column + tile_columns], tile)
-            add_tile(total, tile, row, column, form, width)
+            if form == "fragment":
+                held = T.alloc_fragment([tile_rows, tile_columns], dtype)
+                T.copy(tile, held)
+                add_tile(total, held, row, column, form, width)
+            else:
+                add_tile(total, tile, row, column, form, width)
 
     return atomic_add_parts
 
@@ -134,7 +140,7 @@ def atomic_add_layout(
     Args:
         x: [parts, rows, columns]; float32, float16 or bfloat16.
         order: layout of the sum in memory: rows, pitch, swizzle or quads (see the module).
-        form: what one atomic add covers: tile, element or vector.
+        form: what one atomic add covers: tile, fragment, element or vector.
         width: vector width in elements, 1, 2 or 4; ignored for `element`.
         tile: rows and columns of a block's tile, divisors of 16 and 64, so that no tile exceeds the
             padded sum.
