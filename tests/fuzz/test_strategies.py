@@ -161,7 +161,7 @@ def test_windows_begin_at_edges_of_tiles_although_no_length_is_at_one(name: str,
             for key in keys
         )
 
-    assert sum(begins(case, case["window"]) for case in drawn(spec, 400)) >= 2
+    assert sum(begins(case, case["window"]) for case in drawn(spec, 600)) >= 2
 
 
 def test_query_lengths_are_drawn_relative_to_keys() -> None:

@@ -38,6 +38,8 @@ def test_values_are_reproducible_and_finite_in_every_shape(name, dtype):
     assert drawn(name, dtype=dtype).isfinite().all()
     for shape in ((0, 2, 4), (3, 0, 4), (1,), (5, 1)):
         assert draw(name, generator(0), shape, dtype).shape == shape
+    for shape in ((7, 4), (3, 2, 32)):
+        assert all(draw(name, generator(0), shape, dtype, index=i).is_contiguous() for i in (0, 1))
 
 
 def test_one_hot_rows_hold_a_single_one():

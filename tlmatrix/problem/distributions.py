@@ -159,7 +159,7 @@ def draw(
             outlier = torch.randint(0, 16, (*rows, 1), generator=source)
             result *= torch.where(outlier == 0, 16.0, 1.0)
         elif name == "equal_rows" and index % 2 and result.numel():
-            result = result.view(-1, size)[:1].expand(result.numel() // size, size).reshape(shape)
+            result = result.view(-1, size)[:1].repeat(result.numel() // size, 1).view(shape)
         elif name == "zero_rows" and rows:
             result.view(-1, size)[::4] = 0.0
         elif name == "opposed":
