@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BoundSpec", "Harness", "case_seed", "invalid_input_of"]
 
-_SAMPLED = 4
+_SAMPLED = 8
 """Of this many cases, one checks a relation that needs kernels of another compile key."""
 
 
