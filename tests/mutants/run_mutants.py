@@ -93,6 +93,8 @@ def _warm(plain: int | None) -> Plans:
 def _bits(plans: Plans, mutants: list[Mutant]) -> Bits:
     """The results of the unchanged kernels in the mutants' plain tests; all of them must pass."""
     plain = {test.name: test for mutant in mutants for test in plans.plain_tests(mutant)}
+    if not plain:
+        return {}
     record = hunt(Hunt(None, plain=tuple(plain.values()), limit=300), plans)
     if record.plain or record.trouble:
         sys.exit(f"a plain test fails without any bug: {record.plain}{record.trouble}")

@@ -152,8 +152,10 @@ def test_equal_keys_have_equal_scores_and_values_differ():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_extreme_values_of_attention_are_finite_up_to_their_gradients(dtype):
-    problem = make_problem(packed([200, 65], values="extreme", head_dim=64, dtype=dtype))
+@pytest.mark.parametrize("storage", [None, "expanded"])
+def test_extreme_values_of_attention_are_finite_up_to_their_gradients(dtype, storage):
+    sizes = {"head_dim": 64, "dtype": dtype, "storage": storage}
+    problem = make_problem(packed([200, 65], values="extreme", **sizes))
     assert problem.inputs["v"].abs().max() > (2**14 if dtype == "float16" else 2**54)
     for results in (problem.lowp(), problem.reference()):
         assert all(tensor.to(getattr(torch, dtype)).isfinite().all() for tensor in results.values())

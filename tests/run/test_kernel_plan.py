@@ -1,5 +1,6 @@
 """The kernels of a run: those of relations with another compile key are sampled, and planned."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,8 @@ def test_a_compiled_run_samples_relations_with_another_compile_key(grouped):
     kept = [case for case in grouped if name in relations("compile", case)]
     assert 0 < len(kept) < len(grouped) / 2
     assert all(name in relations("interpreter", case) for case in grouped[:5])
+    generated = [replace(case, origin="fuzz") for case in kept]
+    assert not any(name in relations("compile", case) for case in generated)
 
 
 def test_kernels_of_relations_are_planned(grouped):

@@ -63,9 +63,9 @@ def with_storage(
     }
 
 
-def expandable(storage: Value, cotangent: torch.Tensor) -> torch.Tensor:
-    """A cotangent that `with_storage` can lay out: all ones if `storage` is `expanded`."""
-    return cotangent.new_ones(cotangent.shape) if storage == "expanded" else cotangent
+def expandable(storage: Value, cotangent: torch.Tensor, number: float = 1.0) -> torch.Tensor:
+    """A cotangent that `with_storage` can lay out: `number` alone if `storage` is `expanded`."""
+    return cotangent.new_full(cotangent.shape, number) if storage == "expanded" else cotangent
 
 
 def _with_storage(storage: str, tensor: torch.Tensor) -> torch.Tensor:

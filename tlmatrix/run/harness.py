@@ -52,14 +52,17 @@ def _sampled_relations(problem: Problem, spec: Spec, case: Case, family: Family)
     """A problem without most relations that need kernels of another compile key.
 
     Such a relation doubles the kernels of a case, each of which takes seconds to compile. The seed
-    of the case keeps one of `_SAMPLED`; the interpreter checks all of them.
+    of a planned case keeps one of `_SAMPLED`; a generated case, whose kernels cannot be compiled
+    ahead, has none. The interpreter checks all of them.
     """
     mine = family.compile_key(spec, case.values)
+    kept = case.origin != "fuzz"
 
     def relations(kind: RelationKind) -> Iterator[Relation]:
         for relation in problem.relations(kind):
             keys = {family.compile_key(spec, each.values) for each in relation.problems}
-            if keys <= {mine} or seed_from(f"{relation.name}:{case.key}") % _SAMPLED == 0:
+            sampled = kept and seed_from(f"{relation.name}:{case.key}") % _SAMPLED == 0
+            if sampled or keys <= {mine}:
                 yield relation
 
     return replace(problem, relations=relations)

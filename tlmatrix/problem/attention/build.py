@@ -10,7 +10,7 @@ import torch
 
 from tlmatrix.dtypes import dtype_named, torch_dtype
 from tlmatrix.problem.attention.axis_values import CACHE_TENSORS
-from tlmatrix.problem.attention.inputs import generate_operands
+from tlmatrix.problem.attention.inputs import cotangent_size, generate_operands
 from tlmatrix.problem.attention.kv_cache import KVCache
 from tlmatrix.problem.attention.padded import packed
 from tlmatrix.problem.attention.reference import Operands, Precision, Solution, attend
@@ -273,5 +273,7 @@ def attention_case(setup: CaseSetup, setting: Setting) -> Attention:
     distribution = choose_distribution(setup.values.get("values"), setup.seed, SPECIAL)
     operands = generate_operands(setting, distribution, setup.seed, setup.device)
     if operands.do is not None:
-        operands = replace(operands, do=expandable(setup.values.get("storage"), operands.do))
+        number = cotangent_size(distribution, operands.do.dtype)
+        do = expandable(setup.values.get("storage"), operands.do, number)
+        operands = replace(operands, do=do)
     return Attention(Structure(setup, setting), operands, distribution)

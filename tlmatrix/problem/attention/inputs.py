@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.attention.axes import Setting
 
-__all__ = ["generate_operands", "generate_replacements", "shape_of"]
+__all__ = ["cotangent_size", "generate_operands", "generate_replacements", "shape_of"]
 
 
 def shape_of(setting: Setting, name: str) -> tuple[int, ...]:
@@ -45,8 +45,7 @@ def generate_operands(
         ).to(device)
         for index, name in enumerate(("q", "k", "v", "do"))
     )  # fmt: skip
-    if distribution == "extreme":
-        do = do * (2 / extreme_size(dtype))  # and so do their products with v
+    do = do * cotangent_size(distribution, dtype)
     if distribution == "cancelling":
         q, k, v, do = _cancelling(setting, (q, k, v, do))
     sink = None
@@ -54,6 +53,11 @@ def generate_operands(
         sink = generate_sink(setting.sink, source, setting.heads, torch_dtype(setting.sink_dtype))
         sink = sink.to(device)
     return Operands(q, k, v, do, sink)
+
+
+def cotangent_size(distribution: str, dtype: torch.dtype) -> float:
+    """The factor of do: small beside extreme values of v, so that their products stay finite."""
+    return 2 / extreme_size(dtype) if distribution == "extreme" else 1.0
 
 
 def _cancelling(setting: Setting, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
