@@ -90,6 +90,8 @@ def main() -> None:
     ratios: dict[str, list[float]] = {"plain": [], "sanitized": []}
     overheads, wholes = [], []
     for spec in names:
+        if not (options.other / spec).is_file():
+            continue
         here, there = (
             measured(checkout, spec, options.rounds, options.cases)
             for checkout in (ROOT, options.other.resolve())
