@@ -166,14 +166,22 @@ def gemm_float8(
         return
     for start in range(0, left.shape[1], _FLOAT8_GROUP):
         group = slice(start, start + _FLOAT8_GROUP)
-        products = left[:, group, None] * right[None, group, :]
-        largest = np.maximum(np.abs(products).max(axis=1), np.abs(total))
+        # [products, rows, columns] in float64, which scales each by a power of two exactly.
+        products = np.multiply(
+            left[:, group].T[:, :, None], right[group, None, :], dtype=np.float64
+        )
+        largest = np.maximum(np.abs(products).max(axis=0), np.abs(total))
+        finite = np.isfinite(largest)
+        # NaN and infinity have no exponent to align to.
+        other = None if finite.all() else (total + products.sum(axis=0)).astype(total.dtype)
         # largest = fraction * 2**exponent with a fraction from 1/2 to 1.
         shift = bits - np.frexp(largest)[1]
-        kept = np.trunc(np.ldexp(products, shift[:, None, :])).sum(axis=1)
-        finite = np.ldexp(kept + np.trunc(np.ldexp(total, shift)), -shift)
-        # NaN and infinity have no exponent to align to.
-        total = np.where(np.isfinite(largest), finite, total + products.sum(axis=1))
+        scale = np.ldexp(1.0, shift)
+        products *= scale
+        kept = np.trunc(products, out=products).sum(axis=0) + np.trunc(total * scale)
+        total = (kept / scale).astype(total.dtype)
+        if other is not None:
+            total = np.where(finite, total, other)
     np.copyto(c, total)
 
 
