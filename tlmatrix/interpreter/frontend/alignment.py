@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .descriptors import Lowered, may_be_described, positions
+from .descriptors import Lowered, positions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.program import Parameter
 
-__all__ = ["Misaligned", "Requirements", "misaligned", "requirements", "suspects"]
+__all__ = [
+    "Misaligned",
+    "Requirements",
+    "in_parallel",
+    "misaligned",
+    "requirements",
+    "unaligned_rows",
+    "unaligned_starts",
+]
 
 TMA_BYTES = 16
 """Alignment of the address and of the strides of a tensor that TMA copies (CUDA driver API,
@@ -54,27 +62,20 @@ class Misaligned:
     message: str
 
 
-def suspects(
-    func: Any, arch: str, parameters: Sequence[Parameter], values: Sequence[Any]
-) -> frozenset[int]:
-    """Positions of the arguments that some access could find misaligned.
-
-    Args:
-        func: the traced PrimFunc.
-        arch: the architecture, "sm_90a".
-        parameters: the parameters of the kernel.
-        values: the arguments.
-    """
+def unaligned_starts(arch: str, values: Sequence[Any]) -> frozenset[int]:
+    """Positions of the arguments whose address does not suit the widest access of `arch`."""
     widest = _widest_access(arch)
-    odd = {k for k, value in _tensors(values) if value.data_ptr() % widest}
-    found = frozenset(odd) & _in_parallel(func) if odd else frozenset()
-    rows = {
+    return frozenset(k for k, value in _tensors(values) if value.data_ptr() % widest)
+
+
+def unaligned_rows(parameters: Sequence[Parameter], values: Sequence[Any]) -> frozenset[int]:
+    """Positions of the arguments with symbolic strides whose values do not suit TMA."""
+    return frozenset(
         k
         for k, value in _tensors(values)
         if any(isinstance(code, str) for code in parameters[k].strides[:-1])
         and any(step * value.element_size() % TMA_BYTES for step in value.stride()[:-1])
-    }
-    return found | (frozenset(rows) & may_be_described(func, arch) if rows else frozenset())
+    )
 
 
 def _widest_access(arch: str) -> int:
@@ -91,7 +92,7 @@ def _tensors(values: Sequence[Any]) -> Iterator[tuple[int, torch.Tensor]]:
             yield k, value
 
 
-def _in_parallel(func: Any) -> frozenset[int]:
+def in_parallel(func: Any) -> frozenset[int]:
     """Positions of the parameters that a tile operation or an index of a parallel loop accesses."""
     from tilelang import tvm
 

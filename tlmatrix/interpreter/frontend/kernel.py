@@ -13,7 +13,15 @@ from tlmatrix.interpreter.ranks.launches import enqueue_kernel
 from tlmatrix.interpreter.runtime.tracer import Born
 from tlmatrix.interpreter.sync import context
 
-from .alignment import Misaligned, Requirements, misaligned, requirements, suspects
+from .alignment import (
+    Misaligned,
+    Requirements,
+    in_parallel,
+    misaligned,
+    requirements,
+    unaligned_rows,
+    unaligned_starts,
+)
 from .arguments import Arguments
 from .descriptors import Lowered, described, lowered, may_be_described
 from .environment import environment, unseen
@@ -154,9 +162,19 @@ class InterpretedKernel:
     @cached_property
     def _described(self) -> frozenset[int]:
         """Positions of the parameters that have TMA descriptors."""
-        if not may_be_described(self.prim_func, self._arch):
+        if not self._arch or not self._moved:
             return frozenset()
         return described(self.prim_func, self._lowered)
+
+    @cached_property
+    def _moved(self) -> frozenset[int]:
+        """Positions of the parameters that may have TMA descriptors."""
+        return may_be_described(self.prim_func, self._arch or _DEFAULT_ARCH)
+
+    @cached_property
+    def _in_parallel(self) -> frozenset[int]:
+        """Positions of the parameters whose accesses may be vectorized."""
+        return in_parallel(self.prim_func)
 
     @cached_property
     def _lowered(self) -> Lowered | None:
@@ -172,9 +190,11 @@ class InterpretedKernel:
 
     def misaligned(self, values: list[Any], symbols: Mapping[str, int]) -> list[Misaligned]:
         """The arguments of a launch that some access of the lowered kernel finds misaligned."""
-        func, parameters = self.prim_func, self._signature.parameters
-        arch = self._arch or _DEFAULT_ARCH
-        if not suspects(func, arch, parameters, values) or self._requirements is None:
+        parameters = self._signature.parameters
+        starts = unaligned_starts(self._arch or _DEFAULT_ARCH, values)
+        rows = unaligned_rows(parameters, values)
+        suspect = (starts and starts & self._in_parallel) or (rows and rows & self._moved)
+        if not suspect or self._requirements is None:
             return []
         return misaligned(self._requirements, parameters, values, symbols)
 
