@@ -2,10 +2,11 @@
 
     python benchmarks/programs.py OTHER_CHECKOUT [--rounds 5] [--cases 2] [SPEC ...]
 
-For each spec, cases of its quick tier are run by both checkouts in turn, each in a process of its
-own with one thread. Every kernel of a case is called `rounds` times with the arguments of its
-first call, plain and sanitized; the least time counts. Prints the ratio of this checkout to the
-other for each kernel, and the median.
+For each spec of the other checkout, cases of its quick tier are run by both interpreters in turn,
+each in a process of its own with one thread. The kernels are those of the other checkout too, so
+that the interpreters alone differ. Every kernel of a case is called `rounds` times with the
+arguments of its first call, plain and sanitized; the least time counts. Prints the ratio of this
+checkout to the other for each kernel, and the median.
 """
 
 import argparse
@@ -22,10 +23,18 @@ CHILD = """
 import json, sys, time
 import torch
 torch.set_num_threads(1)
-from tlmatrix import api, interpret
+from tlmatrix import interpret
 from tlmatrix.interpreter import InterpretedKernel
+from tlmatrix.matrix import Case
+from tlmatrix.run.plan import plan
+from tlmatrix.run.runner import Runner
+from tlmatrix.spec.loader import load_spec
 
-spec, rounds, limit = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+path, rounds, limit, cases = sys.argv[1], *map(int, sys.argv[2:4]), json.loads(sys.argv[4])
+spec = load_spec(path)
+if cases is None:
+    planned = (case for case in plan(spec, "quick").cases() if case.origin != "invalid")
+    cases = [dict(case.values) for case, _ in zip(planned, range(limit))]
 calls = {}
 call = InterpretedKernel.__call__
 
@@ -38,10 +47,12 @@ def noting(self, *args):
 
 InterpretedKernel.__call__ = noting
 start = time.process_time()
-api.run_specs(spec, backend="interpreter", limit=limit)
+with Runner("interpreter") as runner:
+    for values in cases:
+        runner.run(spec, Case(spec.name, values))
 whole = time.process_time() - start
 InterpretedKernel.__call__ = call
-found = {"whole": whole, "plain": {}, "sanitized": {}}
+found = {"cases": cases, "whole": whole, "plain": {}, "sanitized": {}}
 for kind, options in (("plain", {}), ("sanitized", {"sanitize": True, "on_report": "keep"})):
     with interpret(**options):
         for (name, shapes), (kernel, args) in calls.items():
@@ -59,17 +70,22 @@ print("RESULT " + json.dumps(found))
 """
 
 
-def measured(checkout: Path, spec: str, rounds: int, cases: int) -> dict:
-    """The times of one checkout."""
+def measured(
+    checkout: Path, other: Path, spec: str, options: argparse.Namespace, cases: list | None
+) -> dict:
+    """The times of the interpreter of a checkout, with kernels and a spec of the other."""
     with tempfile.TemporaryDirectory() as folder:
         # The folder shadows the installed project; programs are generated, not read from a cache.
         (Path(folder) / "tlmatrix").symlink_to(checkout / "tlmatrix")
-        (Path(folder) / "tlmatrix_kernels").symlink_to(checkout / "kernels")
+        (Path(folder) / "tlmatrix_kernels").symlink_to(other / "kernels")
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": folder, "TLMATRIX_CACHE": folder}
         done = subprocess.run(
-            [sys.executable, "-c", CHILD, str(checkout / spec), str(rounds), str(cases)],
+            [
+                *(sys.executable, "-c", CHILD, str(other / spec)),
+                *(str(options.rounds), str(options.cases), json.dumps(cases)),
+            ],
             env=env,
-            cwd=checkout,
+            cwd=other,
             check=True,
             capture_output=True,
             text=True,
@@ -86,16 +102,13 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=2)
     parser.add_argument("specs", nargs="*")
     options = parser.parse_args()
-    names = options.specs or sorted(f"specs/{p.name}" for p in (ROOT / "specs").glob("*.yaml"))
+    other = options.other.resolve()
+    names = options.specs or sorted(f"specs/{p.name}" for p in (other / "specs").glob("*.yaml"))
     ratios: dict[str, list[float]] = {"plain": [], "sanitized": []}
     overheads, wholes = [], []
     for spec in names:
-        if not (options.other / spec).is_file():
-            continue
-        here, there = (
-            measured(checkout, spec, options.rounds, options.cases)
-            for checkout in (ROOT, options.other.resolve())
-        )
+        there = measured(other, other, spec, options, None)
+        here = measured(ROOT, other, spec, options, there["cases"])
         wholes.append(here["whole"] / there["whole"])
         print(f"{spec}: whole {here['whole']:.1f} s, ratio {wholes[-1]:.2f}", flush=True)
         for kind in ("plain", "sanitized"):
