@@ -1,6 +1,6 @@
 """Interpreted kernels of this checkout beside those of another: generation, plain and sanitized.
 
-    python benchmarks/programs.py OTHER_CHECKOUT [--rounds 5] [--cases 2] [SPEC ...]
+    python benchmarks/programs.py OTHER_CHECKOUT [SPEC ...] [--rounds 5] [--cases 2]
 
 For each spec of the other checkout, cases of its quick tier are run by both interpreters in turn,
 each in a process of its own with one thread. The kernels are those of the other checkout too, so

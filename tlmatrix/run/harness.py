@@ -52,17 +52,18 @@ def _sampled_relations(problem: Problem, spec: Spec, case: Case, family: Family)
     """A problem without most relations that need kernels of another compile key.
 
     Such a relation doubles the kernels of a case, each of which takes seconds to compile. The seed
-    of a planned case keeps one of `_SAMPLED`; a generated case, whose kernels cannot be compiled
-    ahead, has none. The interpreter checks all of them.
+    of a planned case keeps one of `_SAMPLED`; a generated case has none, because its kernels are
+    not compiled ahead. The interpreter checks all of them.
     """
     mine = family.compile_key(spec, case.values)
-    kept = case.origin != "fuzz"
+    planned = case.origin != "fuzz"
 
     def relations(kind: RelationKind) -> Iterator[Relation]:
         for relation in problem.relations(kind):
             keys = {family.compile_key(spec, each.values) for each in relation.problems}
-            sampled = kept and seed_from(f"{relation.name}:{case.key}") % _SAMPLED == 0
-            if sampled or keys <= {mine}:
+            if keys <= {mine} or (
+                planned and seed_from(f"{relation.name}:{case.key}") % _SAMPLED == 0
+            ):
                 yield relation
 
     return replace(problem, relations=relations)

@@ -45,7 +45,8 @@ def generate_operands(
         ).to(device)
         for index, name in enumerate(("q", "k", "v", "do"))
     )  # fmt: skip
-    do = do * cotangent_size(distribution, dtype)
+    if (size := cotangent_size(distribution, dtype)) != 1:
+        do = do * size
     if distribution == "cancelling":
         q, k, v, do = _cancelling(setting, (q, k, v, do))
     sink = None
