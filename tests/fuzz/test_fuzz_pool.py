@@ -1,6 +1,6 @@
 """Jobs of a search for several workers."""
 
-from tlmatrix.fuzz.pool import job_sizes
+from tlmatrix.fuzz.pool import job_sizes, jobs_per_configuration
 
 
 def jobs(wanted: dict[str, int], workers: int) -> int:
@@ -28,3 +28,13 @@ def test_job_sizes_of_a_long_search() -> None:
 
 def test_job_sizes_with_more_workers_than_examples() -> None:
     assert job_sizes({"a": 3}, 64) == {"a": 1}
+
+
+def test_small_jobs_share_a_configuration() -> None:
+    assert [jobs_per_configuration(examples) for examples in (1, 15, 16, 17, 250)] == [
+        32,
+        2,
+        2,
+        1,
+        1,
+    ]

@@ -303,7 +303,7 @@ def test_jobs_on_gpus_use_one_configuration() -> None:
     key = compile_key(spec)
     tier = {key(case.values) for case in expand(spec)}
     for number in (0, 1, len(tier) + 2):
-        strategy = one_configuration(spec, Job("", "quick", number=number), gpus=1)
+        strategy = one_configuration(spec, Job("", "quick", configuration=number), gpus=1)
         found = generate_cases(strategy, count=40, first=number)
         assert len(found) == 40
         kernels = {key(case.values) for case in found}
@@ -329,7 +329,9 @@ def test_jobs_on_gpus_have_at_most_as_many_ranks_as_gpus() -> None:
         for gpus in (1, 2, 4):
             few = set()
             for number in range(3):
-                strategy = one_configuration(spec, Job("", "nightly", number=number), gpus=gpus)
+                strategy = one_configuration(
+                    spec, Job("", "nightly", configuration=number), gpus=gpus
+                )
                 found = generate_cases(strategy, count=40, first=number)
                 assert not [broken for case in found for broken in broken_constraints(spec, case)]
                 few |= {case["world"] for case in found}

@@ -4,10 +4,11 @@ import itertools
 
 import pytest
 import torch
-from problem_cases import by_sdpa, dense, heads_first, make_problem, packed
+from problem_cases import CPU, by_sdpa, dense, heads_first, make_problem, make_spec, packed
 
-from tlmatrix.problem.attention import reference
+from tlmatrix.problem.attention import build, reference
 from tlmatrix.problem.attention.axes import Setting
+from tlmatrix.problem.attention.family import AttentionFamily
 from tlmatrix.problem.attention.reference import Operands, Precision, attend
 
 MASKS = [
@@ -32,6 +33,11 @@ SHAPES = [
     dense(4, 0, layout="bshd"),
     dense(5, batch=2, layout="thd"),
 ]
+
+
+def make_host_problem(values):
+    spec = make_spec(axes={axis: [value] for axis, value in values.items()})
+    return AttentionFamily().host_problem(spec, values, seed=1, device=CPU)
 
 
 def assert_matches_sdpa(problem):
@@ -78,6 +84,30 @@ def test_results_do_not_depend_on_chunks(shape, budget, monkeypatch):
         ):
             if mine is not None:
                 torch.testing.assert_close(mine(), other(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("shape", SHAPES[1:4], ids=str)
+def test_a_problem_on_the_host_has_the_reference_of_one_on_the_device(shape, dtype, monkeypatch):
+    # The CPU stands in for the accelerator, which computes the references of all problems here.
+    monkeypatch.setattr(build, "_ON_ACCELERATOR", 0)
+    values = {**shape, "dtype": dtype, "causal": True, "sink": True, "values": "normal"}
+    plain = make_problem(values)
+    placed = make_host_problem(values)
+    for name, tensor in plain.inputs.items():
+        assert torch.equal(tensor, placed.inputs[name])
+    for kind in ("reference", "lowp"):
+        mine, other = getattr(placed, kind)(), getattr(plain, kind)()
+        assert mine.keys() == other.keys()
+        assert all(torch.equal(mine[name], other[name]) for name in mine)
+        assert {mine[name].dtype for name in mine} == {other[name].dtype for name in mine}
+    for name, info in placed.outputs.items():
+        assert torch.equal(info.magnitude(), plain.outputs[name].magnitude())
+
+
+def test_large_problems_stay_on_the_device():
+    values = packed([5000] * 3, kv_heads=8, head_dim=128)
+    assert make_host_problem(values) is None
 
 
 def test_gradients_pass_gradcheck():

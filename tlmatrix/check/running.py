@@ -1,20 +1,89 @@
-"""Runs of an entry for checks: in this process, or on several ranks."""
+"""Runs of an entry for checks: in this process, on a device of its own, or on several ranks."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from tlmatrix.check.guards import guarded
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from tlmatrix.check.guards import ALIGNMENT, guarded
+from tlmatrix.check.poison import as_row, extent_of
+from tlmatrix.check.results import Results
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tlmatrix.check.finding import Finding
     from tlmatrix.check.sanitizers import SanitizerSession
     from tlmatrix.problem.model import Problem, Tensors
 
-__all__ = ["SeveralRanks", "run_guarded"]
+__all__ = ["OnDevice", "SeveralRanks", "run_guarded"]
+
+
+class OnDevice:
+    """Runs an entry on a device, and copies tensors of problems that are on the CPU to it.
+
+    Every tensor of a problem keeps its copy, which a later call refills: to the entry, a tensor
+    that the caller refills stays the same one. Results come back to the CPU; if a later call
+    overwrites the memory of an earlier result, that result changes there too.
+    """
+
+    def __init__(self, run: Callable[[Problem], Tensors], device: torch.device) -> None:
+        self._run, self._device = run, device
+        self._copies: Any = WeakIdKeyDictionary()  # from tensors of problems to their copies
+        self._returned: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Results on the device, each with its copy on the CPU."""
+
+    def __call__(self, problem: Problem) -> Tensors:
+        """The results of one call, on the device of the problem's tensors."""
+        if self.holds(problem):
+            return self._run(problem)
+        return self.to_host(self._run(self.to_device(problem)))
+
+    def holds(self, problem: Problem) -> bool:
+        """Whether the problem's tensors are on the device of the entry."""
+        return all(each.device.type == self._device.type for each in problem.inputs.values())
+
+    def to_device(self, problem: Problem) -> Problem:
+        """The problem with copies of its tensors, of the same sizes, strides and alignment."""
+
+        def placed(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {
+                name: self._copied(value) if isinstance(value, torch.Tensor) else value
+                for name, value in values.items()
+            }
+
+        return replace(
+            problem,
+            names=placed(problem.names),
+            inputs=placed(problem.inputs),
+            cotangents=placed(problem.cotangents),
+        )
+
+    def to_host(self, results: Tensors) -> Tensors:
+        """The results on the CPU."""
+        copies = {name: tensor.cpu() for name, tensor in results.items()}
+        memory = {tensor.untyped_storage().data_ptr() for tensor in results.values()}
+        for earlier, copy in self._returned:
+            if earlier.untyped_storage().data_ptr() in memory:
+                copy.copy_(earlier)
+        self._returned += [(results[name], copy) for name, copy in copies.items()]
+        return Results(copies, results.absent) if isinstance(results, Results) else copies
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type != "cpu":
+            return tensor
+        lead = int(tensor.storage_offset()) % (ALIGNMENT // tensor.element_size())
+        copy: torch.Tensor | None = self._copies.get(tensor)
+        if copy is None:
+            memory = torch.empty(lead + extent_of(tensor), dtype=tensor.dtype, device=self._device)
+            copy = memory.as_strided(tensor.shape, tensor.stride(), lead)
+            self._copies[tensor] = copy
+        as_row(copy, lead).copy_(as_row(tensor, lead))
+        return copy
 
 
 class SeveralRanks(ABC):
@@ -56,6 +125,11 @@ def run_guarded(
     """The results of a guarded call, and the guards' findings; see `SeveralRanks.guarded`."""
     if isinstance(execute, SeveralRanks):
         return execute.guarded(problem, poison=poison, sanitizers=sanitizers)
+    if isinstance(execute, OnDevice) and not execute.holds(problem):
+        results, found = run_guarded(
+            execute, execute.to_device(problem), poison=poison, sanitizers=sanitizers
+        )
+        return execute.to_host(results), found
     with guarded(problem, poison=poison) as (inside, guards):
         if sanitizers is None:
             results = execute(inside)

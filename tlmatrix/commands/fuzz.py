@@ -16,7 +16,14 @@ from tlmatrix.commands.results import open_results, publish
 from tlmatrix.commands.specs import plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.fuzz.job import Settings
-from tlmatrix.fuzz.pool import LocalWorkers, Target, WorkerPool, WorkerPoolError, job_sizes
+from tlmatrix.fuzz.pool import (
+    LocalWorkers,
+    Target,
+    WorkerPool,
+    WorkerPoolError,
+    job_sizes,
+    jobs_per_configuration,
+)
 from tlmatrix.fuzz.search import examples_of
 from tlmatrix.report.fuzz import FuzzReporter
 from tlmatrix.report.text import count
@@ -145,20 +152,25 @@ def _job(plans: Sequence[Plan], targets: Sequence[Target], settings: Settings) -
         path = os.path.relpath(plan.spec.path)
         if path not in wanted:
             continue
-        jobs = -(-wanted[path] // sizes[path]) if settings.seconds is None else settings.workers
+        configurations = settings.workers
+        if settings.seconds is None:
+            jobs = -(-wanted[path] // sizes[path])
+            configurations = -(-jobs // jobs_per_configuration(sizes[path]))
         by_key: dict[str, list[Case]] = {}
         for case in plan.expansion.some(_MOST_PLANNED):
             by_key.setdefault(plan.family.compile_key(plan.spec, case.values), []).append(case)
         # The same kernels may depend on lengths: a strategy that is chosen by size.
         cases[Path(plan.spec.path)] = [
-            case for mine in _first(list(by_key.values()), jobs, settings.seed) for case in mine
+            case
+            for mine in _first(list(by_key.values()), configurations, settings.seed)
+            for case in mine
         ]
     return job_of(cases, roots=settings.roots, backend=settings.backend, relations=False)
 
 
-def _first(groups: list[list[Case]], jobs: int, seed: int) -> list[list[Case]]:
-    """Some cases of each of the keys of the first jobs, which are numbered from `seed` + 1."""
-    chosen = {(seed + 1 + job) % len(groups): None for job in range(jobs)} if groups else {}
+def _first(groups: list[list[Case]], count: int, seed: int) -> list[list[Case]]:
+    """Some cases of each of the first `count` configurations, numbered from `seed` + 1."""
+    chosen = {(seed + 1 + each) % len(groups): None for each in range(count)} if groups else {}
     return [groups[number][:_PER_KEY] for number in chosen]
 
 

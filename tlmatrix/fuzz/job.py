@@ -37,7 +37,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Job:
-    """A part of a search, with its number; or `lost`, a case to shrink."""
+    """A part of a search; or `lost`, a case to shrink.
+
+    On a backend that compiles kernels, its cases share the kernels of one `configuration`, of which
+    each number stands for another.
+    """
 
     path: str
     tier: str
@@ -46,4 +50,4 @@ class Job:
     seconds: float | None = None
     known: tuple[FuzzFailure, ...] = ()
     lost: LostCase | None = None
-    number: int = 0
+    configuration: int = 0

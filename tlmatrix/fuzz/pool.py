@@ -42,6 +42,7 @@ __all__ = [
     "WorkerPoolError",
     "WorkerProcess",
     "job_sizes",
+    "jobs_per_configuration",
     "start_context",
 ]
 
@@ -49,6 +50,9 @@ _JOB_EXAMPLES = 250
 """Most examples of one job; workers share known failures between jobs."""
 _JOBS_PER_WORKER = 4
 """Jobs per worker: enough to keep all workers busy, few because each job compiles its kernels."""
+_CONFIGURATION_EXAMPLES = 32
+"""Least examples of one configuration on a backend that compiles kernels: jobs that are smaller
+share one, as compiling its kernels takes as long as hundreds of examples."""
 _MIN_SECONDS, _MAX_SECONDS = 5.0, 60.0
 """Length of one job in a search with a time limit."""
 _MAX_SECONDS_COMPILED = 300.0
@@ -93,6 +97,11 @@ def job_sizes(wanted: Mapping[str, int], workers: int) -> dict[str, int]:
         path: min(_JOB_EXAMPLES, max(-(-examples // workers), least))
         for path, examples in wanted.items()
     }
+
+
+def jobs_per_configuration(examples: int) -> int:
+    """The number of jobs of so many examples that share a configuration."""
+    return max(1, _CONFIGURATION_EXAMPLES // examples)
 
 
 class WorkerPoolError(RuntimeError):
@@ -250,7 +259,8 @@ class WorkerPool:
                     size = min(left, sizes[path])
                     if size:
                         wanted[path] -= size
-                        yield self._job(path, size, None)
+                        sharing = jobs_per_configuration(sizes[path])
+                        yield self._job(path, size, None, sharing)
             return
         share = settings.seconds * settings.workers / len(self.targets)
         most = _MAX_SECONDS_COMPILED if _is_compiled(settings.backend) else _MAX_SECONDS
@@ -259,15 +269,15 @@ class WorkerPool:
             for target in self.targets:
                 yield self._job(target.path, None, share)
 
-    def _job(self, path: str, examples: int | None, seconds: float | None) -> Job:
+    def _job(self, path: str, examples: int | None, seconds: float | None, sharing: int = 1) -> Job:
         from tlmatrix.fuzz.generation import derive_seed
 
+        settings, number = self.settings, self._numbers[path]
         self._numbers[path] += 1
-        number = self._numbers[path]
-        seed = derive_seed(self.settings.seed, number)
         return Job(
-            path, self.settings.tier, seed, examples, seconds, number=self.settings.seed + number
-        )
+            path, settings.tier, derive_seed(settings.seed, number + 1), examples, seconds,
+            configuration=settings.seed + 1 + number // sharing,
+        )  # fmt: skip
 
     def _next(self) -> Job | None:
         """The next job; shrinking comes first, finished specs are skipped."""

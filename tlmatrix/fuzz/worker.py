@@ -175,7 +175,7 @@ def one_configuration(spec: Spec, job: Job, gpus: int) -> SearchStrategy[Case]:
     """
     from tlmatrix.fuzz.strategies import sharing_cases
 
-    return sharing_cases(spec, job.tier, number=job.number, at_most={WORLD: gpus})
+    return sharing_cases(spec, job.tier, number=job.configuration, at_most={WORLD: gpus})
 
 
 def _slim(result: CaseResult) -> CaseResult:

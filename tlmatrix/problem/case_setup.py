@@ -22,12 +22,21 @@ __all__ = ["CaseSetup", "compile_key", "listed_axis_values", "tile_sizes"]
 
 @dataclass(frozen=True)
 class CaseSetup:
-    """The arguments from which a family builds a problem; relations build others like it."""
+    """The arguments from which a family builds a problem; relations build others like it.
+
+    `device` holds its tensors. If that is the CPU, an entry may still run on an `accelerator`.
+    """
 
     spec: Spec
     values: Mapping[str, Value]
     seed: int
     device: torch.device
+    accelerator: torch.device | None = None
+
+    @property
+    def entry_device(self) -> torch.device:
+        """The device that runs the entry."""
+        return self.accelerator or self.device
 
     def covers(self, changed: Mapping[str, Value]) -> bool:
         """Whether the spec covers the case with these axes changed.

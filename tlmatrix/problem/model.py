@@ -319,6 +319,8 @@ class Family(Protocol):
             does not list them.
         special_values: those of `tlmatrix.problem.distributions.SPECIAL` that fuzzing generates.
         cotangents: whether its problems may have cotangents (by default True).
+        host_problem: like `problem`, with tensors on the CPU for an entry that runs on `device`;
+            None if checks on that device are faster. The entry gets copies of the tensors.
     """
 
     def lint(self, spec: Spec) -> Iterable[Issue]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend import bind, execute, refuse_unknown_axes
+from tlmatrix.check.running import OnDevice
 from tlmatrix.extensions import Executors, distributed
 from tlmatrix.matrix.case import seed_from
 from tlmatrix.run.coverage import counting
@@ -128,7 +129,13 @@ class Harness:
         seed = case_seed(case, seed)
 
         def make(values: Mapping[str, Value]) -> Problem:
-            return bound.family.problem(spec, values, seed=seed, device=self.backend.device)
+            make_on_host = getattr(bound.family, "host_problem", None)
+            device = self.backend.device
+            if make_on_host and device.type != "cpu" and self._copies_tensors(spec, case):
+                on_host: Problem | None = make_on_host(spec, values, seed=seed, device=device)
+                if on_host is not None:
+                    return on_host
+            return bound.family.problem(spec, values, seed=seed, device=device)
 
         if case.origin == "invalid":
             return invalid_problem(
@@ -149,6 +156,13 @@ class Harness:
         device = self.backend.device
         problem = distributed().shard(spec, case, problem, bound.family, seed, device)
         return with_cuda_graph(spec, case, problem, self.backend)
+
+    def _copies_tensors(self, spec: Spec, case: Case) -> bool:
+        """Whether an entry may get copies of a problem's tensors on its device.
+
+        Invalid inputs may be tensors of another device, and ranks have problems of their own.
+        """
+        return case.origin != "invalid" and not has_ranks(spec)
 
     def entry(
         self, binding: Binding, measurements: Measurements | None = None
@@ -178,7 +192,7 @@ class Harness:
             finally:
                 end_returned_child()
 
-        return run_entry
+        return OnDevice(run_entry, self.backend.device)
 
     def returned(self, bound: BoundSpec, spec: Spec, case: Case, seed: int) -> tuple[str, ...]:
         """Names of the outputs that the code returns; one run finds out if the spec names none."""

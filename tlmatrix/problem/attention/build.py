@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from operator import mul
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Tensors
     from tlmatrix.spec.values import Value
 
-__all__ = ["Attention", "attention_case"]
+__all__ = ["Attention", "attention_case", "elements"]
+
+_ON_ACCELERATOR = 2**22
+"""Multiplications of a forward pass from which an accelerator computes the reference of tensors on
+the CPU: below, launches and copies take longer than a core does."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,11 @@ class Attention:
 
     def _solved(self, precision: Precision, *, sizes: bool = False) -> Solution:
         """The reference in the shapes of the layout; with a KV cache, lse is [batch, heads]."""
-        solution = attend(self.setting, self._wanted, precision, sizes=sizes)
+        accelerated = self.structure.setup.accelerator is not None
+        if accelerated and multiplications(self.setting) >= _ON_ACCELERATOR:
+            solution = attend(self.setting, self._accelerated, precision, sizes=sizes).on_cpu()
+        else:
+            solution = attend(self.setting, self._wanted, precision, sizes=sizes)
         if self.setting.has_cache:
             for tensors in (solution.values, solution.magnitudes):
                 if "lse" in tensors:
@@ -98,6 +107,13 @@ class Attention:
     @property
     def _wanted(self) -> Operands:
         return self.operands if self.structure.differentiable else replace(self.operands, do=None)
+
+    @cached_property
+    def _accelerated(self) -> Operands:
+        device = self.structure.setup.accelerator
+        tensors = {each.name: getattr(self._wanted, each.name) for each in fields(Operands)}
+        moved = {name: each.to(device) for name, each in tensors.items() if each is not None}
+        return replace(self._wanted, **moved)
 
     def problem(self) -> Problem:
         """The problem, without relations; references are computed on first use."""
@@ -266,6 +282,19 @@ def cost(setting: Setting, *, backward: bool) -> Cost:
         element * (queries + keys + values + outs) + lse,
         gradients if backward else None,
     )
+
+
+def multiplications(setting: Setting) -> int:
+    """Multiplications of the two matrix products of a forward pass, masked scores included."""
+    pairs: int = sum(map(mul, setting.lengths_q, setting.lengths_k))
+    return pairs * setting.heads * (setting.head_dim + setting.head_dim_v)
+
+
+def elements(setting: Setting) -> int:
+    """Elements of q, k, v and out."""
+    dims = setting.head_dim + setting.head_dim_v
+    rows = setting.starts_q[-1] * setting.heads + setting.starts_k[-1] * setting.kv_heads
+    return rows * dims
 
 
 def attention_case(setup: CaseSetup, setting: Setting) -> Attention:

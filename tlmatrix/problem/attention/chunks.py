@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Chunk", "Piece", "Rows", "chunks", "mask", "pieces"]
 
-_MOST_CACHED = 2**18
+_MOST_CACHED = {"cpu": 2**18, "cuda": 2**24}
 """Settings with at most so many scores have their pieces cached."""
+_PADDING = {"cpu": 2**11, "cuda": 2**19}
+"""Scores of padding, per head, that cost less than the operations of another chunk."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,14 @@ class Chunk:
         return self.row_end - self.row
 
 
-def chunks(setting: Setting, budget: int) -> Iterator[Chunk]:
+def chunks(setting: Setting, budget: int, device: torch.device) -> Iterator[Chunk]:
     """Split a setting into chunks of at most about `budget` scores.
 
     Consecutive sequences share a chunk while padding stays cheap; a sequence that exceeds the
     budget is split by heads, then by rows.
     """
     lengths = list(zip(setting.lengths_q, setting.lengths_k, strict=True))
+    padding = _PADDING.get(device.type, _PADDING["cpu"])
     first = 0
     while first < len(lengths):
         (rows, keys), last, real = lengths[first], first + 1, 0
@@ -62,7 +65,7 @@ def chunks(setting: Setting, budget: int) -> Iterator[Chunk]:
             padded = (last + 1 - first) * more_rows * more_keys
             more_real = real + lengths[last][0] * lengths[last][1]
             # Beyond 25% padding, a chunk of its own was measured to be faster.
-            if padded * setting.heads > budget or padded > 1.25 * more_real + 2**11:
+            if padded * setting.heads > budget or padded > 1.25 * more_real + padding:
                 break
             rows, keys, real, last = more_rows, more_keys, more_real, last + 1
         if rows and keys:
@@ -146,7 +149,7 @@ class Rows:
             target[self.begin : self.end, heads].add_(flat)
 
     def write_statistic(self, target: torch.Tensor, heads: slice, block: torch.Tensor) -> None:
-        """KVCache [count, head, row] to `target`, [batch, head, row] or packed [head, row]."""
+        """Write [count, head, row] to `target`, [batch, head, row] or packed [head, row]."""
         if self.packed:
             if self.gather is None:
                 flat = block.transpose(0, 1).flatten(1)
@@ -205,13 +208,13 @@ def pieces(setting: Setting, budget: int, device: torch.device) -> Iterable[Piec
     size = 0
     for rows, keys in zip(setting.lengths_q, setting.lengths_k, strict=True):
         size += rows * keys
-    if size * setting.heads <= _MOST_CACHED:
+    if size * setting.heads <= _MOST_CACHED.get(device.type, _MOST_CACHED["cpu"]):
         return _cached_pieces(setting, budget, device)
     return _pieces(setting, budget, device)
 
 
 def _pieces(setting: Setting, budget: int, device: torch.device) -> Iterator[Piece]:
-    for chunk in chunks(setting, budget):
+    for chunk in chunks(setting, budget, device):
         rows, keys = (chunk.row, chunk.row_end), (0, chunk.keys)
         yield Piece(
             chunk,

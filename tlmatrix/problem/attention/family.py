@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionFamily"]
 
+_HOST_ELEMENTS = 2**22
+"""Elements of q, k, v and out up to which checks are faster on the CPU than on a GPU, where each
+of their many small operations is a launch."""
+
 
 class AttentionFamily:
     """Scaled dot product attention: dense, packed, padded or with a KV cache; with gradients."""
@@ -52,6 +56,19 @@ class AttentionFamily:
             values = {**values, "sink": sink_kind(values["sink"]) is not None}
         return compile_key(spec, values, names, data=DATA_AXES, kept=("dtype", "layout"))
 
+    def host_problem(
+        self, spec: Spec, values: Mapping[str, Value], *, seed: int, device: torch.device
+    ) -> Problem | None:
+        """See `Family`: with tensors on the CPU, unless they are large."""
+        import torch
+
+        from tlmatrix.problem.attention.build import elements
+
+        setting = Setting.of(values)
+        if elements(setting) > _HOST_ELEMENTS:
+            return None
+        return self._problem(CaseSetup(spec, values, seed, torch.device("cpu"), device), setting)
+
     def problem(
         self, spec: Spec, values: Mapping[str, Value], *, seed: int, device: torch.device
     ) -> Problem:
@@ -60,8 +77,11 @@ class AttentionFamily:
         Raises:
             AxisError: the axis values are invalid; its `axis` names the axis.
         """
+        return self._problem(CaseSetup(spec, values, seed, device), Setting.of(values))
+
+    def _problem(self, setup: CaseSetup, setting: Setting) -> Problem:
         from tlmatrix.problem.attention.build import attention_case
         from tlmatrix.problem.relations.attention import attention_relations
 
-        case = attention_case(CaseSetup(spec, values, seed, device), Setting.of(values))
+        case = attention_case(setup, setting)
         return replace(case.problem(), relations=partial(attention_relations, case))

@@ -70,7 +70,7 @@ class Structure:
     def names(self) -> dict[str, Any]:
         """All names that entries may use, except the tensors with values (q, k, …)."""
         setup, setting = self.setup, self.setting
-        names = {**setup.values, **setting.names(), "sink": None, "device": setup.device}
+        names = {**setup.values, **setting.names(), "sink": None, "device": setup.entry_device}
         names["dtype"] = setup.dtype(setting.dtype)
         if setup.spec.entry and "scale" in setup.values and setting.scale is None:
             names["scale"] = None  # `scale: none` tests the default of the entry
