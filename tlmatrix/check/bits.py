@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-__all__ = ["INT_OF_SIZE", "same_bits"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["INT_OF_SIZE", "same_bits", "which_differ"]
 
 INT_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The integer dtype with the given number of bytes per element."""
@@ -28,3 +33,18 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
             size, left, right = 4, left.view(-1), right.view(-1)
     kind = INT_OF_SIZE[size]
     return torch.equal(left.view(kind), right.view(kind))
+
+
+def which_differ(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
+    """Whether the tensors of each pair, of one shape and dtype, differ in bits.
+
+    A GPU is waited for once.
+    """
+    if all(left.device.type == "cpu" for left, _ in pairs):
+        return [not same_bits(left, right) for left, right in pairs]
+    flags = []
+    for left, right in pairs:
+        kind = INT_OF_SIZE[left.element_size()]
+        flags.append((left.view(kind) != right.view(kind)).any())
+    differ: list[bool] = torch.stack(flags).tolist()
+    return differ

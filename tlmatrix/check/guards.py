@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tlmatrix.check.bits import same_bits
+from tlmatrix.check.bits import same_bits, which_differ
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.poison import CANARY, as_row, extent_of, fill_poison
 
@@ -171,7 +171,10 @@ class Guards:
     def findings(self, results: Tensors) -> list[Finding]:
         """Findings about overwritten canaries and changed inputs; `results` name their buffers."""
         found = [self._describe(buffer, results) for buffer in self._overwritten()]
-        return found + [_changed_input(each) for each in self._moved if not same_bits(*each.rows)]
+        changed = which_differ([each.rows for each in self._moved])
+        return found + [
+            _changed_input(each) for each, hit in zip(self._moved, changed, strict=True) if hit
+        ]
 
     def _allocate(
         self, like: torch.Tensor, label: Callable[[], str], lead: int = 0

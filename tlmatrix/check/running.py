@@ -12,6 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from tlmatrix.check.guards import ALIGNMENT, guarded
 from tlmatrix.check.poison import as_row, extent_of
 from tlmatrix.check.results import Results
+from tlmatrix.problem.host_copies import on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +66,7 @@ class OnDevice:
 
     def to_host(self, results: Tensors) -> Tensors:
         """The results on the CPU."""
-        copies = {name: tensor.cpu() for name, tensor in results.items()}
+        copies = dict(zip(results, on_cpu(list(results.values())), strict=True))
         memory = {tensor.untyped_storage().data_ptr() for tensor in results.values()}
         for earlier, copy in self._returned:
             if earlier.untyped_storage().data_ptr() in memory:

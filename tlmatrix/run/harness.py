@@ -192,7 +192,7 @@ class Harness:
             finally:
                 end_returned_child()
 
-        return OnDevice(run_entry, self.backend.device)
+        return OnDevice(run_entry, binding.backend.device)
 
     def returned(self, bound: BoundSpec, spec: Spec, case: Case, seed: int) -> tuple[str, ...]:
         """Names of the outputs that the code returns; one run finds out if the spec names none."""

@@ -21,7 +21,7 @@ __all__ = ["Chunk", "Piece", "Rows", "chunks", "mask", "pieces"]
 
 _MOST_CACHED = {"cpu": 2**18, "cuda": 2**24}
 """Settings with at most so many scores have their pieces cached."""
-_PADDING = {"cpu": 2**11, "cuda": 2**19}
+_PADDING = {"cpu": 2**11, "cuda": 2**17}
 """Scores of padding, per head, that cost less than the operations of another chunk."""
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.problem.attention.chunks import Piece, Rows, pieces
+from tlmatrix.problem.host_copies import on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,21 +78,10 @@ class Solution:
     spreads: dict[str, torch.Tensor]
 
     def on_cpu(self) -> Solution:
-        """The same on the CPU; one copy for all tensors of a dtype, because each copy waits."""
+        """The same on the CPU."""
         parts = (self.values, self.magnitudes, self.spreads)
-        tensors = [tensor for part in parts for tensor in part.values()]
-        rows = {
-            dtype: torch.cat([each.flatten() for each in tensors if each.dtype == dtype]).cpu()
-            for dtype in dict.fromkeys(each.dtype for each in tensors)
-        }
-        used = dict.fromkeys(rows, 0)
-
-        def copied(tensor: torch.Tensor) -> torch.Tensor:
-            begin = used[tensor.dtype]
-            used[tensor.dtype] = end = begin + tensor.numel()
-            return rows[tensor.dtype][begin:end].view(tensor.shape)
-
-        return Solution(*({name: copied(each) for name, each in part.items()} for part in parts))
+        copies = iter(on_cpu([tensor for part in parts for tensor in part.values()]))
+        return Solution(*({name: next(copies) for name in part} for part in parts))
 
 
 def attend(

@@ -1,0 +1,27 @@
+"""Copies of a GPU's tensors on the CPU, all in one transfer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["on_cpu"]
+
+
+def on_cpu(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Contiguous copies of tensors of one device, in one transfer: each transfer waits for it."""
+    if not tensors:
+        return []
+    # The widest dtype first: each begins at a multiple of its width.
+    order = sorted(range(len(tensors)), key=lambda number: -tensors[number].element_size())
+    rows = [tensors[number].detach().contiguous().view(-1).view(torch.uint8) for number in order]
+    memory = torch.cat(rows).cpu()
+    copies = list(tensors)
+    split = torch.split(memory, [len(row) for row in rows])
+    for number, row in zip(order, split, strict=True):
+        copies[number] = row.view(tensors[number].dtype).view(tensors[number].shape)
+    return copies
