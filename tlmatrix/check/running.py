@@ -83,7 +83,8 @@ class OnDevice:
             memory = torch.empty(lead + extent_of(tensor), dtype=tensor.dtype, device=self._device)
             copy = memory.as_strided(tensor.shape, tensor.stride(), lead)
             self._copies[tensor] = copy
-        as_row(copy, lead).copy_(as_row(tensor, lead))
+        # Without a wait for the GPU: the memory is not pinned, so it is read before this returns.
+        as_row(copy, lead).copy_(as_row(tensor, lead), non_blocking=True)
         return copy
 
 

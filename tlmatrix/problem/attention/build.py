@@ -112,8 +112,15 @@ class Attention:
     def _accelerated(self) -> Operands:
         device = self.structure.setup.accelerator
         tensors = {each.name: getattr(self._wanted, each.name) for each in fields(Operands)}
-        moved = {name: each.to(device) for name, each in tensors.items() if each is not None}
-        return replace(self._wanted, **moved)
+        return replace(
+            self._wanted,
+            # Without a wait, as the memory is not pinned.
+            **{
+                name: each.to(device, non_blocking=True)
+                for name, each in tensors.items()
+                if each is not None
+            },
+        )
 
     def problem(self) -> Problem:
         """The problem, without relations; references are computed on first use."""

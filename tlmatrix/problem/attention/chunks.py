@@ -111,10 +111,10 @@ class Rows:
     def _index(self, starts: tuple[int, ...], counts: list[int], device: torch.device) -> None:
         column = torch.arange(self.width)
         first = torch.tensor(starts[self.first : self.last])[:, None]
-        self.gather = (first + column).clamp_(max=starts[-1] - 1).flatten().to(device)
-        real = (column < torch.tensor(counts)[:, None]).to(device)
-        self.real = real.flatten().nonzero().squeeze(1)
-        self.padding = ~real
+        real = column < torch.tensor(counts)[:, None]
+        self.gather = _copied((first + column).clamp_(max=starts[-1] - 1).flatten(), device)
+        self.real = _copied(real.flatten().nonzero().squeeze(1), device)
+        self.padding = _copied(~real, device)
 
     def read(self, tensor: torch.Tensor, heads: slice, dtype: torch.dtype) -> torch.Tensor:
         """The rows of a tensor: [count, head, row, dim] in `dtype`, contiguous."""
@@ -160,6 +160,11 @@ class Rows:
             target[self.first : self.last, heads, self.low : self.high] = block
 
 
+def _copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on the device, without a wait for it: the memory is not pinned."""
+    return tensor.to(device, non_blocking=True)
+
+
 def mask(setting: Setting, chunk: Chunk, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """[count, row, key]: 0 where the query sees the key, else -inf.
 
@@ -167,8 +172,8 @@ def mask(setting: Setting, chunk: Chunk, dtype: torch.dtype, device: torch.devic
     """
 
     def column(lengths: tuple[int, ...]) -> torch.Tensor:
-        mine = torch.tensor(lengths[chunk.first : chunk.last], device=device)
-        return mine[:, None, None]
+        mine = torch.tensor(lengths[chunk.first : chunk.last])
+        return _copied(mine, device)[:, None, None]
 
     lengths_q, lengths_k = column(setting.lengths_q), column(setting.lengths_k)
     query = torch.arange(chunk.row, chunk.row_end, device=device)[:, None]
