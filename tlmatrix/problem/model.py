@@ -304,6 +304,8 @@ class Problem:
     """The default sharding of its tensors over ranks."""
     autograd: AutogradVariant | None = None
     """How to call a differentiable entry; None for the usual way."""
+    given_output: str | None = None
+    """The output for which the entry gets a tensor as its argument `out`, and no gradients."""
 
 
 class Family(Protocol):

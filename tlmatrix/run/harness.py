@@ -141,12 +141,16 @@ class Harness:
             return invalid_problem(
                 spec, case, invalid_input_of(spec, case), make, bound.binding.parameters
             )
+        from tlmatrix.problem.relations.given_output import with_given_output
         from tlmatrix.problem.relations.propagation import with_propagation
         from tlmatrix.problem.relations.user import with_user_relations
 
         problem = make(case.values)
         problem = with_user_relations(spec, bound.family, problem, seed, self.environment)
         problem = with_propagation(spec, problem, seed)
+        output = bound.binding.optional_output(spec.results or problem.returns)
+        if output is not None and not has_ranks(spec):
+            problem = with_given_output(problem, output)
         if self.backend.compiles and spec.compile_axes:
             problem = _sampled_relations(problem, spec, case, bound.family)
         if not has_ranks(spec):

@@ -16,7 +16,7 @@ from tlmatrix.spec.importing import load, make_importable
 from tlmatrix.spec.model.calling import names_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from tlmatrix.backend.backends import Backend
@@ -43,6 +43,10 @@ class Binding:
     callee: Callee
     differentiable: bool
     parameters: frozenset[str] | None
+
+    def optional_output(self, returned: Sequence[str]) -> str | None:
+        """The output that an optional argument `out` takes a tensor for; None if none."""
+        return self.callee.optional_output(returned) if isinstance(self.callee, Entry) else None
 
 
 def bind(spec: Spec, backend: Backend, *, roots: Iterable[Path] = ()) -> Binding:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,17 +10,21 @@ import torch
 from tlmatrix.backend.binding.calls import argument_source, binding_error, error_at, prepared_call
 from tlmatrix.problem.callables import by_name, takes_any_keyword
 from tlmatrix.problem.calling import Arguments, arguments_of
+from tlmatrix.spec.model.calling import names_of
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
     import inspect
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from tlmatrix.backend.binding.calls import Names, PreparedCall
     from tlmatrix.problem.model import Problem
     from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["Entry", "entry_arguments", "refuse_function_class"]
+
+_OUT = "out"
+"""The parameter that takes a tensor for the result, by PyTorch's convention."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,25 @@ class Entry:
     def prepare(self, names: Names, problem: Problem) -> PreparedCall:
         """Prepare the call on a problem."""
         arguments = entry_arguments(self.spec, self.parameters, names, problem)
-        return prepared_call(self.spec, self.function, arguments, problem.returns)
+        call = prepared_call(self.spec, self.function, arguments, problem.returns)
+        if (output := problem.given_output) is None:
+            return call
+        buffer = argument_source(self.spec, names, problem).buffer(output, "nan", ())
+
+        def named(results: object) -> dict[str, torch.Tensor]:
+            returned = {} if results is None else call.named(results)
+            return {**returned, output: buffer}
+
+        return replace(call, keywords={**call.keywords, _OUT: buffer}, named=named)
+
+    def optional_output(self, returned: Sequence[str]) -> str | None:
+        """The output that the optional parameter `out=None` takes a tensor for; None if none."""
+        parameter = (self.parameters or {}).get(_OUT)
+        if parameter is None or parameter.default is not None or _OUT in names_of(self.spec.call):
+            return None
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            return None
+        return _OUT if _OUT in returned else returned[0] if len(returned) == 1 else None
 
 
 def entry_arguments(

@@ -50,6 +50,7 @@ def execute(
     names = {**problem.names, **problem.inputs, **leaves}
     absent: dict[str, str] = {}
     without_grad = variant is not None and variant.kind == "no_grad"
+    without_grad = without_grad or problem.given_output is not None
     with binding.backend.active(run_index):
         call = binding.callee.prepare(names, problem)
         try:
