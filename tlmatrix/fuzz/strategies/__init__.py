@@ -8,6 +8,7 @@ when `cases` is called.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tlmatrix.fuzz.strategies.case_domain import CaseDomain, Configuration, case_domain
@@ -92,6 +93,7 @@ def sharing_cases(
     """
     from tlmatrix.extensions import compile_key
     from tlmatrix.fuzz.strategies.case_domain import tier_sample
+    from tlmatrix.fuzz.strategies.case_strategy import case_strategy
 
     domain = case_domain(spec, tier, at_most=at_most)
     own = frozenset(domain.configurations)
@@ -102,10 +104,12 @@ def sharing_cases(
         if configuration in own:
             by_key.setdefault(key(values), {})[configuration] = None
     if not by_key:
-        return cases(spec, tier, at_most=at_most)
+        return case_strategy(domain)
     keys = frozenset(by_key if number is None else [list(by_key)[number % len(by_key)]])
-    among = [each for each in domain.configurations if any(each in by_key[mine] for mine in keys)]
-    strategy = cases(spec, tier, among=among, at_most=at_most)
+    among = tuple(
+        each for each in domain.configurations if any(each in by_key[mine] for mine in keys)
+    )
+    strategy = case_strategy(replace(domain, configurations=among, only=True))
     if not spec.compile_axes:
         return strategy  # values that only fuzzing generates have keys of their own
     return strategy.filter(lambda case: key(case.values) in keys)
