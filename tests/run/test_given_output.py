@@ -24,8 +24,8 @@ axes: {{rows: [4]}}
 CODE = """
 import torch
 
-GIVEN = []
 # Entries that were given a tensor.
+GIVEN = []
 
 
 def reference(x, y):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import Problem, Tensors
 
-__all__ = ["Guards", "allocations_guarded", "guarded"]
+__all__ = ["Guards", "allocations_guarded", "guarded", "lead_of"]
 
 ALIGNMENT = 512
 """Bytes; the same as PyTorch's CUDA allocator. TMA needs 16."""
@@ -142,7 +142,7 @@ class Guards:
         """
         if not _plain(tensor):
             return tensor
-        lead = int(tensor.storage_offset()) % (ALIGNMENT // tensor.element_size())
+        lead = lead_of(tensor)
         copy = self._allocate(tensor, lambda: f"input {name}", lead)
         as_row(copy, lead).copy_(as_row(tensor, lead))
         self._moved.append(_Moved(name, tensor.detach(), copy, lead))
@@ -298,15 +298,7 @@ def guarded(problem: Problem, *, poison: bool = True) -> Iterator[tuple[Problem,
         for name, tensor in {**problem.inputs, **problem.cotangents}.items()
     }
 
-    def place(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: moved.get(id(value), value) for name, value in values.items()}
-
-    inside = replace(
-        problem,
-        names=place(problem.names),
-        inputs=place(problem.inputs),
-        cotangents=place(problem.cotangents),
-    )
+    inside = problem.map_tensors(lambda tensor: moved.get(id(tensor), tensor))
     with allocations_guarded(guards):
         yield inside, guards
 
@@ -315,6 +307,11 @@ def allocations_guarded(guards: Guards | None = None) -> AbstractContextManager[
     """Guard the memory that PyTorch allocates inside."""
     mode = _GuardModeUncompiled if "torch._dynamo" in sys.modules else _GuardMode
     return mode(Guards() if guards is None else guards)
+
+
+def lead_of(tensor: torch.Tensor) -> int:
+    """The number of elements from an aligned address to the first element."""
+    return int(tensor.storage_offset()) % (ALIGNMENT // tensor.element_size())
 
 
 def _plain(tensor: torch.Tensor) -> bool:

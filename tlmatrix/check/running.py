@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from tlmatrix.check.guards import ALIGNMENT, guarded
+from tlmatrix.check.guards import guarded, lead_of
 from tlmatrix.check.poison import as_row, extent_of
 from tlmatrix.check.results import Results
 from tlmatrix.problem.host_copies import on_cpu
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from tlmatrix.check.finding import Finding
     from tlmatrix.check.sanitizers import SanitizerSession
@@ -50,19 +49,7 @@ class OnDevice:
 
     def to_device(self, problem: Problem) -> Problem:
         """The problem with copies of its tensors, of the same sizes, strides and alignment."""
-
-        def placed(values: Mapping[str, Any]) -> dict[str, Any]:
-            return {
-                name: self._copied(value) if isinstance(value, torch.Tensor) else value
-                for name, value in values.items()
-            }
-
-        return replace(
-            problem,
-            names=placed(problem.names),
-            inputs=placed(problem.inputs),
-            cotangents=placed(problem.cotangents),
-        )
+        return problem.map_tensors(self._copied)
 
     def to_host(self, results: Tensors) -> Tensors:
         """The results on the CPU."""
@@ -77,7 +64,7 @@ class OnDevice:
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type != "cpu":
             return tensor
-        lead = int(tensor.storage_offset()) % (ALIGNMENT // tensor.element_size())
+        lead = lead_of(tensor)
         copy: torch.Tensor | None = self._copies.get(tensor)
         if copy is None:
             memory = torch.empty(lead + extent_of(tensor), dtype=tensor.dtype, device=self._device)

@@ -6,7 +6,7 @@ Built-in families (attention, gemm, collective, declared) and families of users 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from tlmatrix.spec.issues import SpecError
@@ -306,6 +306,23 @@ class Problem:
     """How to call a differentiable entry; None for the usual way."""
     given_output: str | None = None
     """The output for which the entry gets a tensor as its argument `out`, and no gradients."""
+
+    def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Problem:
+        """The problem with `change` of each tensor that an entry gets; same outputs, reference."""
+        import torch
+
+        def changed(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {
+                name: change(value) if isinstance(value, torch.Tensor) else value
+                for name, value in values.items()
+            }
+
+        return replace(
+            self,
+            names=changed(self.names),
+            inputs=changed(self.inputs),
+            cotangents=changed(self.cotangents),
+        )
 
 
 class Family(Protocol):

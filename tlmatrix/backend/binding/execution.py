@@ -49,8 +49,9 @@ def execute(
     leaves = {name: problem.inputs[name].detach().requires_grad_() for name in set(wanted.values())}
     names = {**problem.names, **problem.inputs, **leaves}
     absent: dict[str, str] = {}
-    without_grad = variant is not None and variant.kind == "no_grad"
-    without_grad = without_grad or problem.given_output is not None
+    without_grad = problem.given_output is not None or (
+        variant is not None and variant.kind == "no_grad"
+    )
     with binding.backend.active(run_index):
         call = binding.callee.prepare(names, problem)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import mul
 from typing import TYPE_CHECKING
@@ -110,17 +110,7 @@ class Attention:
 
     @cached_property
     def _accelerated(self) -> Operands:
-        device = self.structure.setup.accelerator
-        tensors = {each.name: getattr(self._wanted, each.name) for each in fields(Operands)}
-        return replace(
-            self._wanted,
-            # Without a wait, as the memory is not pinned.
-            **{
-                name: each.to(device, non_blocking=True)
-                for name, each in tensors.items()
-                if each is not None
-            },
-        )
+        return self._wanted.to(self.structure.setup.entry_device)
 
     def problem(self) -> Problem:
         """The problem, without relations; references are computed on first use."""

@@ -18,7 +18,7 @@ compare the results with SDPA, autograd through an independent formula, and grad
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,6 +46,16 @@ class Operands:
     v: torch.Tensor
     do: torch.Tensor | None = None
     sink: torch.Tensor | None = None
+
+    def to(self, device: torch.device) -> Operands:
+        """The tensors on a device, without a wait for it: the memory is not pinned."""
+        tensors = {each.name: getattr(self, each.name) for each in fields(self)}
+        moved = {
+            name: tensor.to(device, non_blocking=True)
+            for name, tensor in tensors.items()
+            if tensor is not None
+        }
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)
