@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from tlmatrix.extensions import compile_key
 from tlmatrix.fuzz.generation import generate_cases
 from tlmatrix.fuzz.job import Job
 from tlmatrix.fuzz.strategies import Configuration, case_domain, cases, configurations
+from tlmatrix.fuzz.strategies.case_strategy import case_strategy
 from tlmatrix.fuzz.strategies.related import related_span
 from tlmatrix.fuzz.strategies.spans import Span
 from tlmatrix.fuzz.tier import tier_fuzz_cases
@@ -69,10 +71,9 @@ def drawn(
     spec: Spec,
     count: int,
     tier: str = "quick",
-    among: list[Configuration] | None = None,
     at_most: dict[str, int] | None = None,
 ) -> list[Case]:
-    return generate_cases(cases(spec, tier, among=among, at_most=at_most), count=count, first=2)
+    return generate_cases(cases(spec, tier, at_most=at_most), count=count, first=2)
 
 
 def shrunk(spec: Spec, wanted: Callable[[Case], bool]) -> Case:
@@ -291,8 +292,10 @@ def test_most_cases_have_configurations_of_the_tier() -> None:
 
 def test_configurations_can_be_chosen() -> None:
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
-    one = next(each for each in configurations(spec, "quick") if each.values["causal"])
-    found = drawn(spec, 100, among=[one])
+    domain = case_domain(spec, "quick")
+    one = next(each for each in domain.configurations if each.values["causal"])
+    strategy = case_strategy(replace(domain, configurations=(one,), only=True))
+    found = generate_cases(strategy, count=100, first=2)
     assert all(case[name] == one.values[name] for name in one.values for case in found)
     assert len({str(of(case)) for case in found}) > 50
     assert len({case["window"] for case in found}) > 20

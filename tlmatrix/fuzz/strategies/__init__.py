@@ -15,7 +15,7 @@ from tlmatrix.fuzz.strategies.case_domain import CaseDomain, Configuration, case
 from tlmatrix.fuzz.strategies.summary import summarize
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from hypothesis.strategies import SearchStrategy
 
@@ -37,7 +37,6 @@ def cases(
     spec: Spec,
     tier: str = "quick",
     *,
-    among: Sequence[Configuration] | None = None,
     at_most: Mapping[str, int] | None = None,
 ) -> SearchStrategy[Case]:
     """A strategy for cases of origin "fuzz" that satisfy the constraints of the spec.
@@ -49,7 +48,6 @@ def cases(
     Args:
         spec: the spec.
         tier: the name of the tier.
-        among: the only configurations to use, instead of mostly those of the tier.
         at_most: the largest number of some axes, unless no case is possible with it.
 
     Raises:
@@ -58,7 +56,7 @@ def cases(
     """
     from tlmatrix.fuzz.strategies.case_strategy import case_strategy
 
-    return case_strategy(case_domain(spec, tier, among=among, at_most=at_most))
+    return case_strategy(case_domain(spec, tier, at_most=at_most))
 
 
 def configurations(

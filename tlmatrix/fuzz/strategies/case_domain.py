@@ -122,7 +122,6 @@ def case_domain(
     spec: Spec,
     tier: str = "quick",
     *,
-    among: Sequence[Configuration] | None = None,
     at_most: Mapping[str, int] | None = None,
 ) -> CaseDomain:
     """The domain of the fuzz cases of a tier; see `tlmatrix.fuzz.strategies.cases` for arguments.
@@ -152,12 +151,11 @@ def case_domain(
     of_lengths = tuple(each for each in spec.constraints if each.expression.names & packed.keys())
     space = _space(spec, plan, {**fixed, **free}, packed)
     if at_most and not space.extensible([UNBOUND] * len(space.names)):
-        return case_domain(spec, tier, among=among)
+        return case_domain(spec, tier)
     found = dict.fromkeys(Configuration({name: case[name] for name in fixed}) for case in sample)
-    configurations = tuple(each for each in among or found if _possible(each, fixed, space))
+    configurations = tuple(each for each in found if _possible(each, fixed, space))
     lengths = {axis: _lengths(spec, axis, batches, tiles) for axis, batches in packed.items()}
     optional = optional_axes_of(spec, fuzz, family, lengths.get("seqlens"))
-    only = among is not None
     edges = _edges(fuzz, tiles, free, packed)
     combined = _combined(free, lengths, edges)
     return CaseDomain(
@@ -172,7 +170,6 @@ def case_domain(
         of_lengths,
         edges,
         combined,
-        only,
     )
 
 
