@@ -208,3 +208,76 @@ def test_a_gpu_fault_is_a_finding_and_later_cases_are_judged(tmp_path, how, chec
             (finding,) = result.findings
             assert finding.check == check, done.stdout
             assert words in finding.title, finding.title
+
+
+# Streams -------------------------------------------------------------------------------------
+
+STREAMS = """\
+name: streams
+problem:
+  inputs:
+    x: {shape: [rows, 64], dtype: float32}
+  outputs: [y]
+  reference: test_cuda:reference
+entry: test_cuda:ENTRY
+axes:
+  rows: [100]
+checks: [numeric, gradients, relations]
+"""
+
+
+class _OnDefaultStreamBackwards(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(_ctx, dy):
+        with torch.cuda.stream(torch.cuda.default_stream()):
+            return 2 * dy
+
+
+def on_default_stream_backwards(x):
+    return _OnDefaultStreamBackwards.apply(x)
+
+
+def on_current_stream(x):
+    return 2 * x
+
+
+def on_default_stream(x):
+    with torch.cuda.stream(torch.cuda.default_stream()):
+        return 2 * x
+
+
+def on_another_stream(x):
+    """On a stream that waits, and for which the current one waits."""
+    current, another = torch.cuda.current_stream(), torch.cuda.Stream()
+    another.wait_stream(current)
+    with torch.cuda.stream(another):
+        y = 2 * x
+    current.wait_stream(another)
+    return y
+
+
+@pytest.mark.parametrize(
+    ("entry", "wrong"),
+    [
+        ("on_current_stream", None),
+        ("on_another_stream", None),
+        ("on_default_stream", "side_stream: y"),
+        ("on_default_stream_backwards", "side_stream: dx"),
+    ],
+)
+def test_work_on_the_default_stream_that_does_not_wait_for_the_current_one(tmp_path, entry, wrong):
+    path = tmp_path / "streams.yaml"
+    path.write_text(STREAMS.replace("ENTRY", entry))
+    (tmp_path / "test_cuda.py").symlink_to(Path(__file__))
+    spec = tlmatrix.load(path)
+    (case,) = tlmatrix.cases(spec)
+    titles = [each.title for each in tlmatrix.run_case(spec, case, "cuda").findings]
+    if wrong is None:
+        assert titles == []
+    else:
+        assert titles
+        assert titles[0].startswith(wrong)

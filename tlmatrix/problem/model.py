@@ -306,6 +306,8 @@ class Problem:
     """How to call a differentiable entry; None for the usual way."""
     given_output: str | None = None
     """The output for which the entry gets a tensor as its argument `out`, and no gradients."""
+    side_stream: bool = False
+    """Whether to call the entry on a CUDA stream other than the default one."""
 
     def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Problem:
         """The problem with `change` of each tensor that an entry gets; same outputs, reference."""

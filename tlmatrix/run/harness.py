@@ -143,6 +143,7 @@ class Harness:
             )
         from tlmatrix.problem.relations.given_output import with_given_output
         from tlmatrix.problem.relations.propagation import with_propagation
+        from tlmatrix.problem.relations.side_stream import with_side_stream
         from tlmatrix.problem.relations.user import with_user_relations
 
         problem = make(case.values)
@@ -151,6 +152,8 @@ class Harness:
         output = bound.binding.optional_output(spec.results or problem.returns)
         if output is not None and not has_ranks(spec):
             problem = with_given_output(problem, output)
+        if self.backend.device.type == "cuda" and not has_ranks(spec):
+            problem = with_side_stream(problem)
         if self.backend.compiles and spec.compile_axes:
             problem = _sampled_relations(problem, spec, case, bound.family)
         if not has_ranks(spec):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.backend.binding.calls import binding_error
+from tlmatrix.backend.binding.side_stream import on_side_stream
 from tlmatrix.backend.errors import EntryError
 from tlmatrix.check.results import Results
 from tlmatrix.unwinding import unwinds
@@ -40,6 +41,9 @@ def execute(
         EntryError: the code under test raised.
         BindingError: arguments or results do not match the spec.
     """
+    if problem.side_stream:
+        with on_side_stream(problem, binding.backend.device) as there:
+            return execute(binding, there, run_index=run_index)
     wanted: Mapping[str, str] = {}
     if binding.differentiable and problem.cotangents and "gradients" in binding.spec.checks:
         wanted = problem.gradient_of
