@@ -21,7 +21,7 @@ from tlmatrix_kernels.gemm.validate import (
     check_tiles,
     rows_aligned,
 )
-from tlmatrix_kernels.gemm.wgmma import WGMMA_TILES, wgmma_ws_kernel
+from tlmatrix_kernels.gemm.wgmma import wgmma_tiles, wgmma_ws_kernel
 from tlmatrix_kernels.target import capability, multiprocessors
 
 __all__ = ["VARIANTS", "gemm"]
@@ -42,7 +42,7 @@ def gemm(
     transpose_b: bool = False,
     accumulate: bool = False,
     out_dtype: torch.dtype | None = None,
-    variant: str = "tiled",
+    variant: str | None = None,
     tiles: str | None = None,
 ) -> torch.Tensor:
     """`op(a) @ op(b)`, plus `c` if `accumulate`; accumulated in float32, rounded once.
@@ -59,9 +59,10 @@ def gemm(
         variant: the kernel: "tiled" on any GPU; on Blackwell (sm_100) also "tcgen05", and the
             warp-specialized persistent "tcgen05_ws"; on Hopper (sm_90) the warp-specialized
             persistent "wgmma_ws". The last two load by TMA and need rows of `a` and `b` that are
-            multiples of 8 elements (16 bytes).
-        tiles: for variant "tiled": "wide" or "narrow"; by default chosen to occupy every
-            multiprocessor.
+            multiples of 8 elements (16 bytes). By default "wgmma_ws" on Hopper for wide tiles,
+            such rows and a 16-bit result, otherwise "tiled".
+        tiles: for the variants "tiled" and "wgmma_ws": "wide" or "narrow"; by default chosen to
+            occupy every multiprocessor.
 
     Returns:
         [m, n] in `out_dtype`, a new tensor.
@@ -69,10 +70,10 @@ def gemm(
     Raises:
         ValueError: an invalid shape, dtype, device or variant; the message names the argument.
     """
-    if variant not in VARIANTS:
+    if variant is not None and variant not in VARIANTS:
         raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
     check_tiles(tiles)
-    if tiles is not None and variant != "tiled":
+    if tiles is not None and variant not in (None, "tiled", "wgmma_ws"):
         raise ValueError(f"tiles must be None for variant {variant!r}, got {tiles!r}")
     check_dtypes(a, b)
     m, n, _ = check_operands(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
@@ -82,17 +83,22 @@ def gemm(
         out = torch.empty(m, n, dtype=out_dtype, device=a.device)
     else:
         out = c.clone(memory_format=torch.contiguous_format)
-    _check_variant(variant, a, b)
+    if variant is not None:
+        _check_variant(variant, a, b)
     if out.numel() == 0:
         return out
     a, b = a.contiguous(), b.contiguous()
     if a.numel() == 0:  # k is 0: an empty sum; the kernel needs a tile to load
         return out if accumulate else out.zero_()
+    whole_rows = rows_aligned(a, b)
+    wide = gemm_tiles(capability(), "wide", whole_rows=whole_rows)
+    size = tiles or size_for(m, n, wide, multiprocessors(a.device))
+    if variant is None:
+        by_tma = capability() // 10 == VARIANTS["wgmma_ws"] and whole_rows
+        halves = out_dtype != torch.float32
+        variant = "wgmma_ws" if by_tma and halves and size == "wide" else "tiled"
     options = (dtype_name(a.dtype), dtype_name(out_dtype), transpose_a, transpose_b, accumulate)
     if variant == "tiled":
-        whole_rows = rows_aligned(a, b)
-        wide = gemm_tiles(capability(), "wide", whole_rows=whole_rows)
-        size = tiles or size_for(m, n, wide, multiprocessors(a.device))
         gemm_kernel(*options, whole_rows, size)(a, b, out)
     elif variant == "tcgen05":
         whole_rows = rows_aligned(a, b, out)
@@ -103,8 +109,9 @@ def gemm(
             kernel = tcgen05_ws_kernel(*options, rows_aligned(out))
             rows, columns = TCGEN05_TILES.block_m, TCGEN05_TILES.block_n
         else:
-            kernel = wgmma_ws_kernel(*options, rows_aligned(out))
-            rows, columns = 2 * WGMMA_TILES.half_m, WGMMA_TILES.block_n
+            shape = wgmma_tiles(size, dtype_name(out_dtype))
+            kernel = wgmma_ws_kernel(*options, rows_aligned(out), shape)
+            rows, columns = 2 * shape.half_m, shape.block_n
         count = -(-m // rows) * -(-n // columns)
         kernel(aligned(a), aligned(b), out, min(count, _blocks(a.device)))
     return out

@@ -35,7 +35,7 @@ import tilelang.language as T
 
 from tlmatrix_kernels.gemm.operands import NO_TMA, op_shapes, op_tile, row_multiple, symbolic_mnk
 
-__all__ = ["WGMMA_TILES", "WgmmaTiles", "wgmma_ws_kernel"]
+__all__ = ["WGMMA_TILES", "WgmmaTiles", "wgmma_tiles", "wgmma_ws_kernel"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,17 @@ class WgmmaTiles:
 
 
 WGMMA_TILES = WgmmaTiles()
+WGMMA_WIDE = WgmmaTiles(block_n=256, stages=3)
+"""128 accumulators per thread; 48 KiB per stage and 64 KiB for C in 16 bits, in all 208 KiB."""
+
+
+def wgmma_tiles(size: str, out_dtype: str) -> WgmmaTiles:
+    """The tiles for a size, "wide" or "narrow"; a float32 C leaves room for narrow ones only."""
+    return WGMMA_WIDE if size == "wide" and out_dtype != "float32" else WGMMA_TILES
+
+
+PANEL = 8
+"""Height in tiles of the panels in which tiles are assigned, so that they share operands in L2."""
 CONFIGS = {tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True}
 """Warp specialization is written by hand."""
 _PRODUCER = 256
@@ -61,22 +72,30 @@ _PRODUCER_REGISTERS = 40
 _CONSUMER_REGISTERS = 232
 
 
+def _place(tile, rows, columns):
+    """The row and column, in tiles, of the tile with a number; C has [rows, columns] tiles."""
+    first = tile // (PANEL * columns) * PANEL
+    height = T.max(T.min(PANEL, rows - first), 1)
+    within = tile % (PANEL * columns)
+    return first + within % height, within // height
+
+
 @T.macro
 def _consume(
     C, a_tiles, b_tiles, c_tiles, full, empty, work, half, orientation, accumulate, tiles, options
 ):
     """The consumer role: one half of every tile of the block.
 
-    `work` is (block, blocks, waves, steps, columns), with columns the number of tiles along N.
+    `work` is (block, blocks, waves, steps, rows, columns), the last two the tiles of C.
     """
     transpose_a, transpose_b = orientation
-    block, blocks, waves, steps, columns = work
+    block, blocks, waves, steps, rows, columns = work
     half_m, block_n, stages = tiles.half_m, tiles.block_n, tiles.stages
     acc = T.alloc_fragment([half_m, block_n], "float32")
     for wave in T.serial(waves):
-        tile = block + wave * blocks
-        m = (tile // columns * 2 + half) * half_m
-        n = tile % columns * block_n
+        row, column = _place(block + wave * blocks, rows, columns)
+        m = (row * 2 + half) * half_m
+        n = column * block_n
         T.clear(acc)
         for step in T.serial(steps):
             count = wave * steps + step
@@ -134,20 +153,21 @@ def wgmma_ws_kernel(
 
             thread = T.get_thread_binding()
             steps = T.ceildiv(K, block_k)
+            rows = T.ceildiv(M, 2 * half_m)
             columns = T.ceildiv(N, block_n)
-            waves = T.ceildiv(T.ceildiv(M, 2 * half_m) * columns - block, blocks)
+            waves = T.ceildiv(rows * columns - block, blocks)
             T.assume(columns > 0)
             T.assume(blocks > 0)
-            work = (block, blocks, waves, steps, columns)
+            work = (block, blocks, waves, steps, rows, columns)
             if thread >= _PRODUCER:
                 T.dec_max_nreg(_PRODUCER_REGISTERS)
                 for wave in T.serial(waves):
-                    tile = block + wave * blocks
+                    row, column = _place(block + wave * blocks, rows, columns)
+                    m = row * 2 * half_m
+                    n = column * block_n
                     for step in T.serial(steps):
                         count = wave * steps + step
                         s = count % stages
-                        m = tile // columns * 2 * half_m
-                        n = tile % columns * block_n
                         k = step * block_k
                         T.mbarrier_wait_parity(empty[s], (count // stages + 1) % 2)
                         for half in T.unroll(2):

@@ -216,7 +216,7 @@ STREAMS = """\
 name: streams
 problem:
   inputs:
-    x: {shape: [rows, 64], dtype: float32}
+    x: {shape: [rows, 64], dtype: float32, grad: true}
   outputs: [y]
   reference: test_cuda:reference
 entry: test_cuda:ENTRY

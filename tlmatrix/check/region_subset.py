@@ -57,6 +57,7 @@ def select_regions(info: TensorInfo, regions: Regions, chosen: np.ndarray) -> Re
         magnitude=part("magnitude"),
         spread=part("spread"),
         exponent=part("exponent"),
+        independent=part("independent"),
     )
     # A tensor that is a single region has no leading dimensions to index rows by.
     indices = np.unravel_index(rows, leading) if leading else ()

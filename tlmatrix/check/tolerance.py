@@ -9,7 +9,8 @@ errors. In a small one (a sequence of one or two rows), or with values that happ
 may be close to 0 by chance; the floors are lower limits of the bound for that case. They estimate
 rounding: with u the unit roundoff of the stored dtype, M = `magnitude` the sum of the absolute
 terms, S = `spread` the root of the sum of their squares, and R the number of rows of the region
-whose sums are not empty,
+whose sums are not empty, or of the rounding errors that they share if those are fewer
+(`independent`: all rows of dk have the same error of the delta of one query),
 
     floor_max = u * min(4 M, 2 |reference| + 6 S) + a M
     floor_rms = u * hypot(1.5 rms(reference), (0.5 + 2.5 / sqrt(R)) rms(S)) + a/2 rms(M)
@@ -169,6 +170,9 @@ def _floors(
         magnitude = info.magnitude().double()
     # Rows with an empty sum (no visible key) do not count.
     rows = regions.rows(torch.sign(magnitude, out=scratch))
+    if info.independent is not None:
+        shared = info.independent().double().expand(size.shape)
+        rows = torch.minimum(rows, regions.largest(shared))
     if info.spread is not None:
         spread = info.spread().double()
     elif info.magnitude is None:

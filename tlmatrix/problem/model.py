@@ -117,6 +117,10 @@ class TensorInfo:
     `amplification` bounds how far a change of all the intermediate values of an element (the
     probabilities of attention) moves it, in multiples of that change: GPUs flush intermediate
     values below 2**-126 to zero. By default 2**10, which it also is at least.
+
+    `independent`, of a shape that broadcasts to the tensor's, is how many independent rounding
+    errors the rows of a region share: the rows of dk those of the delta of each query. By default,
+    and at most, one for each row.
     """
 
     name: str
@@ -128,6 +132,7 @@ class TensorInfo:
     exponent: Callable[[], torch.Tensor] | None = None
     arithmetic: float | None = None
     amplification: Callable[[], float] | None = None
+    independent: Callable[[], torch.Tensor] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -205,7 +205,17 @@ class Attention:
             spread=None if single else lambda: self._sizes(name, self.sized.spreads[name]),
             exponent=lambda: self._exponent(name),
             amplification=lambda: self._amplification(name),
+            independent=self._queries_of_keys if name == "dk" else None,
         )
+
+    def _queries_of_keys(self) -> torch.Tensor:
+        """The number of queries in the sequence of each row of dk, which share their deltas."""
+        setting = self.setting
+        counts = torch.tensor(setting.lengths_q, device=self.setup.device)
+        if len(set(setting.lengths_q)) <= 1:
+            return counts[:1].sum()
+        rows = counts.repeat_interleave(counts.new_tensor(setting.lengths_k))[:, None, None]
+        return self._sizes("dk", rows.expand(-1, setting.kv_heads, setting.head_dim))
 
     def _amplification(self, name: str) -> float:
         """How far a change of every P of 1 may move an element: the sum of |d element / d P|.
