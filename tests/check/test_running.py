@@ -47,6 +47,14 @@ def test_copies_have_the_layout_and_alignment_of_the_tensor(tensor):
         assert copy.data_ptr() != tensor.data_ptr()
 
 
+def test_an_empty_part_whose_offset_is_past_the_end_of_its_storage():
+    """A sequence without keys of a batch that is split."""
+    tensor = torch.empty(0).as_strided((0, 1, 8), (8, 8, 1), 40)
+    copy = Elsewhere(lambda _: {}, CPU).to_device(problem_of(x=tensor)).inputs["x"]
+    assert copy.shape == tensor.shape
+    assert copy.stride() == tensor.stride()
+
+
 def test_inputs_and_names_share_one_copy():
     x = torch.ones(3)
     placed = Elsewhere(lambda _: {}, CPU).to_device(problem_of(x=x))

@@ -310,7 +310,9 @@ def allocations_guarded(guards: Guards | None = None) -> AbstractContextManager[
 
 
 def lead_of(tensor: torch.Tensor) -> int:
-    """The number of elements from an aligned address to the first element."""
+    """The number of elements from an aligned address to the first element; 0 if there is none."""
+    if not tensor.numel():
+        return 0  # the offset of an empty part may be past the end of its storage
     return int(tensor.storage_offset()) % (ALIGNMENT // tensor.element_size())
 
 
