@@ -86,6 +86,23 @@ def test_floor_of_the_rms_is_below_that_of_an_element():
     assert float(bounds.whole) <= float(bounds.region.max())
 
 
+def test_rms_floor_of_rows_that_share_a_rounding_error_is_that_of_one_row():
+    reference = torch.ones(64, 8, dtype=torch.float64)
+    dims = (Dim("row", 64), Dim("dim", 8))
+
+    def of(independent):
+        info = TensorInfo(
+            "dk", dims, torch.float16, 2.0**-11, lambda: 10 * reference, lambda: 4 * reference,
+            independent=independent,
+        )  # fmt: skip
+        return float(error_bound(info, reference, None, Tolerance().for_tensor("dk", "")).region)
+
+    one, shared = of(lambda: torch.tensor(1)), of(lambda: torch.tensor(16))
+    assert one > 2.0**-11 * 3 * 4
+    assert one > 2 * shared > 2 * of(None)
+    assert of(lambda: torch.tensor(1000)) == of(None)
+
+
 def test_factor_and_floor_come_from_the_spec_by_tensor_and_architecture():
     problem = attention()
     tolerance = Tolerance.model_validate(
