@@ -305,6 +305,33 @@ def test_what_is_provably_negative_counts_from_the_end():
     assert last()(x).tolist() == [10, 8, 9, 0, 8, 9, 10, 0]
 
 
+def test_what_a_condition_proves_negative_counts_from_the_end():
+    @tilelang.jit(out_idx=[-1])
+    def last(condition):
+        @T.prim_func
+        def main(X: T.Tensor((10,), "float32"), Y: T.Tensor((24,), "float32")):
+            with T.Kernel(3, threads=32) as bx:
+                T.fill(Y[bx * 8 : bx * 8 + 8], 0.0)
+                if condition(bx):
+                    T.copy(X[bx * 4 - 3], Y[bx * 8 : bx * 8 + 4])
+                    Y[bx * 8 + 4] = X[bx - 1]
+                else:
+                    Y[bx * 8 + 5] = X[bx - 2]
+                    for i in T.Parallel(2):
+                        Y[bx * 8 + 6 + i] = X[bx + i - 9]
+
+        return main
+
+    x = torch.arange(1.0, 11)
+    for condition in (lambda b: b < 1, lambda b: b == 0, lambda b: T.And(b >= 0, b <= 0)):
+        y = last(condition)(x).view(3, 8).tolist()
+        assert y[0] == [8, 9, 10, 0, 10, 0, 0, 0]
+        # What is not proven negative is guarded: `bx - 2` of the blocks 1 and 2.
+        assert y[1:] == [[0, 0, 0, 0, 0, 0, 3, 4], [0, 0, 0, 0, 0, 1, 4, 5]]
+    y = last(lambda b: b != 0)(x).view(3, 8).tolist()
+    assert y[:2] == [[0, 0, 0, 0, 0, 9, 2, 3], [2, 3, 4, 5, 1, 0, 0, 0]]
+
+
 def test_an_index_that_a_grid_of_one_block_makes_constant_is_not_guarded():
     @tilelang.jit(out_idx=[-1])
     def beyond(blocks):

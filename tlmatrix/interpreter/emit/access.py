@@ -8,10 +8,11 @@ any access to shared, fragment or local memory: there, outside is an error.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.analysis.constants import is_constant_index
+from tlmatrix.interpreter.analysis.intervals import UNKNOWN, interval, ranges_under
 
 from .integers import add, times
 from .values import Affine, Val, literal
@@ -33,6 +34,7 @@ __all__ = [
     "is_guarded",
     "is_unchanging",
     "skips_outside",
+    "under_conditions",
     "wrapped_index",
 ]
 
@@ -124,7 +126,7 @@ class Access:
 def access_at(e: Emitter, buf: Buf, nodes: Sequence[Any]) -> Access:
     """The access to `buf` at indices of the IR."""
     with index_width(e, buf):
-        indices = [e.expr(i) for i in nodes]
+        indices = [under_conditions(e, i, e.expr(i)) for i in nodes]
     return classify(e, buf, indices, [is_constant_index(i) for i in nodes])
 
 
@@ -192,6 +194,26 @@ def _is_below(dim: Dim, last: Val, n: Val) -> bool:
     if dim.extent is None:
         return last.below is not None and last.below == n.code
     return dim.base.lit == 0 and dim.step == 1 and dim.extent.code == n.code
+
+
+def under_conditions(e: Emitter, node: Any, index: Val) -> Val:
+    """An index, with the upper bound -1 if the branches around it prove that it is negative."""
+    if not e.conditions or (index.hi is not None and index.hi < 0):
+        return index
+    ranges = {
+        var: (
+            UNKNOWN[0] if value.lo is None else value.lo,
+            UNKNOWN[1] if value.hi is None else value.hi,
+        )
+        for var, value in e.vars.items()
+        if isinstance(value, Val) and not value.mutable
+    }
+    for condition, holds in e.conditions:
+        ranges = ranges_under(condition, ranges, holds=holds)
+    if interval(node, ranges)[1] >= 0:
+        return index
+    # The lower bound goes, so that an index of one value is not taken for a constant.
+    return replace(index, lo=None, hi=-1)
 
 
 def wrapped_index(index: Val, n: Val) -> Val:

@@ -127,6 +127,7 @@ class Emitter:
         w: the lines of the program; `prologue` those before the grid, or a block.
         vars: the values of variables; a string says what is refused at a use of one.
         deferred: expressions that are evaluated where a variable is used.
+        conditions: those of the branches around, each with whether it holds.
         axes: the parallel loops in force; `rank` how many dimensions their arrays have.
         mask: the iterations that are active; None for all.
         dest: the view that the value at hand is stored to.
@@ -155,6 +156,7 @@ class Emitter:
     vars: dict[Any, Any] = field(default_factory=dict)
     deferred: dict[Any, Any] = field(default_factory=dict)
     buffers: dict[Buffer, Buf] = field(default_factory=dict)
+    conditions: tuple[tuple[Any, bool], ...] = ()
     axes: list[Axis] = field(default_factory=list)
     rank: int = 0
     mask: Val | None = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.analysis.constants import is_constant_index
 from tlmatrix.interpreter.ir import nodes as ir
 
-from .access import Dim, conditions, index_width, is_unchanging, wrapped_index
+from .access import Dim, conditions, index_width, is_unchanging, under_conditions, wrapped_index
 from .integers import add
 from .memory import buffer
 
@@ -85,6 +85,7 @@ def region(e: Emitter, node: Any, *, keep_units: bool = False) -> BufferRegion:
     for index, n, size in zip(node.indices, buf.shape, node.extents, strict=True):
         with index_width(e, buf):
             logical = e.scalar(index, "a tile operation at an index")
+            logical = under_conditions(e, index, logical)
         base = wrapped_index(logical, n)
         extent: Val | None = e.scalar(size, "a tile operation of an extent")
         if e.is_trimmed(n.code):
