@@ -58,8 +58,9 @@ def test_results_match_the_shape_and_regions_of_their_info():
 
 
 def test_rows_of_dk_share_the_rounding_errors_of_the_queries_of_their_sequence():
-    counts = make_problem(packed([1, 0, 4], [3, 2, 5], kv_heads=2)).outputs["dk"].independent()
-    assert counts.expand(10, 2, 8)[:, 1, 3].tolist() == [1, 1, 1, 0, 0, 4, 4, 4, 4, 4]
+    values = packed([1, 0, 4], [3, 2, 5], kv_heads=2, groups=3)
+    counts = make_problem(values).outputs["dk"].independent()
+    assert counts.expand(10, 2, 8)[:, 1, 3].tolist() == [3, 3, 3, 0, 0, 12, 12, 12, 12, 12]
     dense_ = make_problem(dense(6, 3, batch=2, layout="bhsd")).outputs
     assert int(dense_["dk"].independent()) == 6
     assert dense_["dq"].independent is None

@@ -119,8 +119,8 @@ class TensorInfo:
     values below 2**-126 to zero. By default 2**10, which it also is at least.
 
     `independent`, of a shape that broadcasts to the tensor's, is how many independent rounding
-    errors the rows of a region share: the rows of dk those of the delta of each query. By default,
-    and at most, one for each row.
+    errors the rows of a region share: the rows of dk those of the delta of each query and head.
+    By default, and at most, one for each row.
     """
 
     name: str

@@ -205,13 +205,13 @@ class Attention:
             spread=None if single else lambda: self._sizes(name, self.sized.spreads[name]),
             exponent=lambda: self._exponent(name),
             amplification=lambda: self._amplification(name),
-            independent=self._queries_of_keys if name == "dk" else None,
+            independent=self._deltas_of_keys if name == "dk" else None,
         )
 
-    def _queries_of_keys(self) -> torch.Tensor:
-        """The number of queries in the sequence of each row of dk, which share their deltas."""
+    def _deltas_of_keys(self) -> torch.Tensor:
+        """The number of deltas that the rows of dk share in each sequence and kv head."""
         setting = self.setting
-        counts = torch.tensor(setting.lengths_q, device=self.setup.device)
+        counts = setting.groups * torch.tensor(setting.lengths_q, device=self.setup.device)
         if len(set(setting.lengths_q)) <= 1:
             return counts[:1].sum()
         rows = counts.repeat_interleave(counts.new_tensor(setting.lengths_k))[:, None, None]
