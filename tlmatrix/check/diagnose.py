@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["diagnose", "merge_by_cause", "worst_of"]
 
+_DISTANCES = {
+    "element": "largest error",
+    "rms": "root mean square error",
+    "mean": "mean of signed errors",
+}
 _ROW_PATTERNS = frozenset({"a row", "rows", "first rows", "last rows"})
 
 
@@ -76,9 +81,7 @@ def diagnose(
         where=pattern.where,
         hint=hint(evidence),
         pictures=pictures(wrong, dims, index),
-        detail="every element is within its error bound; the root mean square of a region is not"
-        if deviation.distance == "rms"
-        else None,
+        detail=deviation.note,
     )
 
 
@@ -99,7 +102,7 @@ def _amount(deviation: Deviation, count: int, *, nan: bool, exact: bool) -> str:
         return f"{count} of {total} elements differ and must be bit for bit equal"
     if deviation.ratio == float("inf"):
         return f"{count} of {total} elements are beyond the error bound"
-    distance = "root mean square error" if deviation.distance == "rms" else "largest error"
+    distance = _DISTANCES[deviation.distance]
     return f"{distance} {deviation.ratio:.3g} times the error bound, {count} of {total} elements"
 
 

@@ -29,8 +29,9 @@ class Deviation:
     """A result beyond its error bound.
 
     `wrong` is the mask of wrong elements. `ratio` is the largest error ratio, of elements or of the
-    root mean square as `distance` says; infinite if the bound is 0 or only one value is finite.
-    `worst` is the flat index of the worst element.
+    root mean square as `distance` says, or of the mean of signed errors; infinite if the bound is 0
+    or only one value is finite. `worst` is the flat index of the worst element, and `note` says
+    what `ratio` is, if it is not of an element.
     """
 
     expected: torch.Tensor = field(repr=False)
@@ -38,7 +39,8 @@ class Deviation:
     wrong: torch.Tensor = field(repr=False)
     ratio: float
     worst: int
-    distance: Literal["element", "rms"]
+    distance: Literal["element", "rms", "mean"]
+    note: str | None = None
 
 
 def describe_mismatch(name: str, info: TensorInfo, got: torch.Tensor | None) -> str | None:
@@ -108,7 +110,8 @@ def compare(got: torch.Tensor, reference: torch.Tensor, bound: ErrorBound) -> De
     ratio = _region_ratio(error, root, bound)
     whole = float(_ratio(regions.rms_of_all(root), bound.whole))
     widest = max(float(_ratio(root, bound.region).max()), whole)
-    return Deviation(reference, got, ratio > _PART, widest, int(ratio.argmax()), "rms")
+    note = "every element is within its error bound; the root mean square of a region is not"
+    return Deviation(reference, got, ratio > _PART, widest, int(ratio.argmax()), "rms", note)
 
 
 def difference(left: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> Deviation | None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tlmatrix.check.bias import biases
 from tlmatrix.check.determinism import compare_runs
 from tlmatrix.check.diagnose import diagnose, merge_by_cause, worst_of
 from tlmatrix.check.finding import NOT_RUN, Finding
@@ -334,7 +335,7 @@ class _Pipeline:
         if not self._problem.has_reference:
             return self._unwritten(results) if "poison" in self._checks else []
         compared = {name: got for name, got in results.items() if self._checks_values(name)}
-        wrong = deviations(compared, self._bounds)
+        wrong = deviations(compared, self._bounds) or biases(compared, self._bounds)
         if not wrong:
             ratio = self._bounds.error_ratio() if self._on_error_ratio is not None else None
             if self._on_error_ratio is not None and ratio is not None:

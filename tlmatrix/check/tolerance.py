@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Dim, Problem, TensorInfo, Tensors
     from tlmatrix.spec.model.spec import Allowance, Tolerance
 
-__all__ = ["ErrorBound", "ReferenceBounds", "Suspect", "error_bound"]
+__all__ = ["ErrorBound", "ReferenceBounds", "Suspect", "arithmetic_error", "error_bound"]
 
 _UNITS = 64
 _UNITS_PER_EXPONENT = 8
@@ -159,9 +159,7 @@ def _floors(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The floors of the elements, the regions and the whole tensor; overwrites `scratch`."""
     u = info.roundoff
-    exponent = size.new_tensor(_USUAL_EXPONENT) if info.exponent is None else info.exponent()
-    units = _UNITS + _UNITS_PER_EXPONENT * exponent.double()
-    arithmetic = units * _unit(info)
+    arithmetic = _relative_arithmetic_error(info, size)
     tiny = _underflow(info)
     if info.magnitude is None:
         # If the terms of a region cancel, other regions show their size.
@@ -203,6 +201,17 @@ def _floors(
         rows.sum(),
     )
     return element, root_floor(root, root_spread, root_magnitude, rows), whole
+
+
+def arithmetic_error(info: TensorInfo, reference: torch.Tensor) -> torch.Tensor:
+    """A M of this module: how far float32 arithmetic may move each element."""
+    size = reference.abs() if info.magnitude is None else info.magnitude().double()
+    return _relative_arithmetic_error(info, size) * size
+
+
+def _relative_arithmetic_error(info: TensorInfo, like: torch.Tensor) -> torch.Tensor:
+    exponent = like.new_tensor(_USUAL_EXPONENT) if info.exponent is None else info.exponent()
+    return (_UNITS + _UNITS_PER_EXPONENT * exponent.double()) * _unit(info)
 
 
 def _underflow(info: TensorInfo) -> float:

@@ -121,6 +121,10 @@ class TensorInfo:
     `independent`, of a shape that broadcasts to the tensor's, is how many independent rounding
     errors the rows of a region share: the rows of dk those of the delta of each query and head.
     By default, and at most, one for each row.
+
+    `independent_errors` are the parts of the tensor whose rounding errors are independent of each
+    other and of either sign, if the inputs are N(0, 1); None if that is not known. The check of
+    systematic errors needs it.
     """
 
     name: str
@@ -133,6 +137,7 @@ class TensorInfo:
     arithmetic: float | None = None
     amplification: Callable[[], float] | None = None
     independent: Callable[[], torch.Tensor] | None = None
+    independent_errors: Literal["rows", "elements"] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

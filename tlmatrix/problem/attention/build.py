@@ -206,6 +206,7 @@ class Attention:
             exponent=lambda: self._exponent(name),
             amplification=lambda: self._amplification(name),
             independent=self._deltas_of_keys if name == "dk" else None,
+            independent_errors=None if single else "rows",
         )
 
     def _deltas_of_keys(self) -> torch.Tensor:

@@ -85,6 +85,7 @@ class Gemm:
             spread=lambda: self._spread,
             exponent=lambda: self._exact.new_zeros(()),
             arithmetic=_FLOAT8_UNIT if _both_float8(setting) else None,
+            independent_errors="elements",
         )
         m, n, k = setting.m, setting.n, setting.k
         moved = sum(tensor.numel() * tensor.element_size() for tensor in inputs.values())

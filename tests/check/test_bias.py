@@ -1,0 +1,148 @@
+"""Systematic errors: of truncation and of factors in few bits, and none of rounding to nearest."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tlmatrix.check.bias import biases
+from tlmatrix.check.numeric import deviations
+from tlmatrix.check.tolerance import ReferenceBounds
+from tlmatrix.problem import family_for
+from tlmatrix.spec import load_spec
+from tlmatrix.spec.model.spec import Tolerance
+
+SPECS = Path(__file__).parents[2] / "specs"
+CPU = torch.device("cpu")
+LENGTHS = {"q": [70, 1, 64], "k": [33, 120, 64]}
+
+
+def attention(seed=1, dtype="bfloat16", **values):
+    values = {
+        "dtype": dtype, "kv_heads": 2, "groups": 2, "head_dim": 32, "causal": True,
+        "seqlens": LENGTHS, "values": "normal", **values,
+    }  # fmt: skip
+    spec = load_spec(SPECS / "gqa_varlen.yaml")
+    return family_for(spec).problem(spec, values, seed=seed, device=CPU)
+
+
+def gemm(seed=1, dtype="bfloat16", **values):
+    values = {
+        "dtype": dtype, "out_dtype": dtype, "m": 70, "n": 48, "k": 80, "transpose_b": False,
+        "accumulate": False, "values": "normal", **values,
+    }  # fmt: skip
+    spec = load_spec(SPECS / "gemm.yaml")
+    return family_for(spec).problem(spec, values, seed=seed, device=CPU)
+
+
+def truncated(values, dtype):
+    """Rounded toward zero."""
+    nearest = values.to(dtype)
+    beyond = nearest.double().abs() > values.double().abs()
+    bits = nearest.view(torch.int16)
+    return torch.where(beyond, bits - 1, bits).view(dtype)
+
+
+def faults(problem, results):
+    bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
+    assert not deviations(results, bounds), "within the error bounds of elements and regions"
+    return biases(results, bounds)
+
+
+def results_of(problem, change):
+    return {
+        name: change(name, value).to(problem.outputs[name].dtype)
+        for name, value in problem.reference().items()
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("make", [attention, gemm])
+def test_results_rounded_to_nearest_have_no_systematic_error(make, dtype):
+    for seed in range(20):
+        problem = make(seed, dtype)
+        assert not faults(problem, results_of(problem, lambda _, value: value))
+        assert not faults(problem, dict(problem.lowp()))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("make", "name"), [(attention, "out"), (attention, "dq"), (gemm, "c")])
+def test_a_result_that_is_truncated_is_found(make, name, dtype):
+    problem = make(dtype=dtype)
+    dtype = problem.outputs[name].dtype
+    found = faults(
+        problem, results_of(problem, lambda n, x: truncated(x, dtype) if n == name else x)
+    )
+    assert set(found) == {name}
+    assert found[name].distance == "mean"
+    assert found[name].ratio > 1.5
+    assert "truncation" in found[name].note
+
+
+def test_weights_that_are_truncated_make_a_systematic_error():
+    """A softmax whose numerator is truncated to 16 bits, and whose sum is not."""
+    problem = attention(seqlens={"q": [260], "k": [260]}, causal=False)
+    q, k, v = (problem.inputs[name].float() for name in "qkv")
+    k, v = (each.repeat_interleave(2, 1) for each in (k, v))
+    scores = torch.einsum("ihd,jhd->hij", q, k) * 32**-0.5
+    p = (scores - scores.amax(2, keepdim=True)).exp()
+    for cut, expected in ((truncated, {"out"}), (torch.Tensor.to, set())):
+        out = torch.einsum("hij,jhd->ihd", cut(p, torch.bfloat16).float(), v)
+        out = out / p.sum(2).T[..., None]
+        assert set(faults(problem, {"out": out.bfloat16()})) == expected
+
+
+def test_a_column_multiplied_by_a_rounded_factor_is_found_where_it_is():
+    problem = attention(seqlens={"q": [300], "k": [300]})
+
+    def change(name, value):
+        value = value.clone()
+        if name == "out":
+            value[:, 3, 7] *= 1 + 2.0**-7
+        return value
+
+    found = faults(problem, results_of(problem, change))["out"]
+    assert found.wrong.nonzero()[:, 1:].unique(dim=0).tolist() == [[3, 7]]
+
+
+def test_an_offset_is_found():
+    problem = gemm(m=300)
+    scale = problem.reference()["c"].square().mean().sqrt() * 2.0**-8
+    assert set(faults(problem, results_of(problem, lambda _, x: x + scale / 2))) == {"c"}
+
+
+@pytest.mark.parametrize("size", [0.1, 0.5])
+def test_only_errors_of_a_size_that_counts_are_reported(size):
+    problem = gemm(m=1000, n=200)
+    factor = 1 + size * 2.0**-8
+    found = faults(problem, results_of(problem, lambda _, x: x * factor))
+    assert bool(found) == (size > 0.25)
+
+
+def test_structured_inputs_and_wider_tolerances_are_left_alone():
+    """Errors of equal rows are equal, and of one sign."""
+    for values in ("constant_rows", "equal_rows", "ramp", "one_hot"):
+        problem = attention(values=values)
+        assert not faults(problem, results_of(problem, lambda _, x: x))
+    problem = gemm()
+    cut = results_of(problem, lambda _, x: truncated(x, torch.bfloat16))
+    bounds = ReferenceBounds(
+        problem, Tolerance.model_validate({"default": {"floor": 1.0}}), "interpreter"
+    )
+    assert not biases(cut, bounds)
+
+
+def test_deltas_that_all_rows_of_dk_share_are_no_systematic_error():
+    """One query: the error of its delta moves every row of dk, by one amount for all."""
+    problem = attention(groups=1, kv_heads=1, seqlens={"q": [1], "k": [200]}, causal=False)
+    q, do = problem.inputs["q"].double()[0, 0], problem.cotangents["out"].double()[0, 0]
+    k, v = (problem.inputs[name].double()[:, 0] for name in "kv")
+    p = (k @ q * 32**-0.5).softmax(0)
+    delta = (p @ v @ do) + 3 * 2.0**-8
+    dk = torch.outer(p * (v @ do - delta) * 32**-0.5, q)[:, None].to(torch.bfloat16)
+    assert not faults(problem, {"dk": dk})
+    info = replace(problem.outputs["dk"], independent=None)
+    alone = replace(problem, outputs={**problem.outputs, "dk": info})
+    bounds = ReferenceBounds(alone, Tolerance(), "interpreter")
+    assert biases({"dk": dk}, bounds), "the information is what prevents the report"

@@ -1,0 +1,172 @@
+"""Systematic errors: means of signed errors that rounding to nearest does not have.
+
+Rounding errors have no preferred sign. With N(0, 1) inputs those of different rows are independent,
+so their sum stays near the root of the sum of their squares, while errors of one sign add up: a
+store that truncates, a scale or a weight in few bits. Such an error is within the bound of every
+element and of the root mean square of a region, and far beyond that of a mean.
+
+A group of independent errors e, with r the reference and weights w, has a systematic error if both
+hold:
+
+    |sum w e| > 8 sqrt(sum (w e)**2)
+    |sum w e| > max(u / 4 * sum |w r|, factor |sum w (lowp - r)|) + a sum |w| M
+    w         = r / s**2 for errors in proportion to the result, 1 / s for an offset
+    s**2      = the mean of r**2 + ((lowp - r) / u)**2 over the row, so that rows count alike
+
+The first is improbable without one: a sum of n errors of random sign over the root of its squares
+exceeds t with a probability of at most 2 exp(-t**2 / 2) (Hoeffding 1963), 3e-14 for 8, and never
+if n is less than 65. The second is the size that counts; u, a, M, `lowp` and `factor` are those of
+`tlmatrix.check.tolerance`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from tlmatrix.check.numeric import Deviation
+from tlmatrix.check.tolerance import arithmetic_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tlmatrix.check.tolerance import ReferenceBounds
+    from tlmatrix.problem.model import Problem, TensorInfo, Tensors
+
+__all__ = ["biases"]
+
+_SIGMAS = 8.0
+_ROUNDOFFS = 0.25
+_FEWEST = 65
+
+
+def biases(results: Tensors, bounds: ReferenceBounds) -> dict[str, Deviation]:
+    """The systematic errors of outputs and gradients that are within their error bounds, by name.
+
+    Of problems with N(0, 1) inputs, and tensors of 16 bits whose rounding errors are known to be
+    independent (`TensorInfo.independent_errors`).
+    """
+    found = {}
+    for name, got in results.items():
+        info = bounds.problem.outputs[name]
+        if _applies(info, bounds.problem) and bounds.tolerance_of(name).floor == "auto":
+            deviation = _Bias(name, got, bounds).deviation()
+            if deviation is not None:
+                found[name] = deviation
+    return found
+
+
+def _applies(info: TensorInfo, problem: Problem) -> bool:
+    shape = info.shape[:-1] if info.independent_errors == "rows" else info.shape
+    return (
+        info.independent_errors is not None
+        and math.prod(shape) >= _FEWEST
+        and problem.names.get("values") == "normal"
+        and info.dtype in (torch.float16, torch.bfloat16)
+        # Hardware that sums in less than float32 truncates; a coarser roundoff is of operands.
+        and info.arithmetic is None
+        and info.roundoff == torch.finfo(info.dtype).eps / 2
+    )
+
+
+class _Bias:
+    """The signed errors of one result, as [heads, rows, columns].
+
+    The last dim of the tensor are the columns, dims with a region for each index are heads, and
+    all others rows.
+    """
+
+    def __init__(self, name: str, got: torch.Tensor, bounds: ReferenceBounds) -> None:
+        self._name, self._got, self._bounds = name, got, bounds
+        self._info, self._reference = bounds.problem.outputs[name], bounds.reference[name]
+        dims = self._info.dims
+        axes = range(len(dims) - 1)
+        heads = [axis for axis in axes if dims[axis].region == range(dims[axis].size)]
+        self._order = [*heads, *(axis for axis in axes if axis not in heads), len(axes)]
+        self._heads = len(heads)
+        self._expected = self._arranged(self._reference)
+        self._error = self._arranged(got.detach()) - self._expected
+        low = self._arranged(bounds.lowp.get(name, self._reference))
+        self._low = low - self._expected
+
+    def deviation(self) -> Deviation | None:
+        """The systematic error of the largest group that has one."""
+        if not bool(torch.isfinite(self._error).all()):
+            return None  # infinities that the reference has too
+        rows = self._expected.square() + (self._low / self._info.roundoff).square()
+        size = rows.mean(2, keepdim=True).sqrt()
+        inverse = torch.where(size > 0, 1 / size, 0.0).expand(self._expected.shape)
+        return self._mean("of the reference", self._expected * inverse.square()) or self._mean(
+            "of the size of the reference, an offset", inverse
+        )
+
+    def _mean(self, what: str, weight: torch.Tensor) -> Deviation | None:
+        groups = list(self._sums(self._error * weight))
+        shared = self._shared
+        significant = [sums.abs() > _SIGMAS * (squares * shared).sqrt() for sums, squares in groups]
+        if not any(bool(each.any()) for each in significant):
+            return None
+        limits = self._limits(weight)
+        for (sums, _), mask, (size, limit) in zip(groups, significant, limits, strict=True):
+            ratio = torch.where(mask, sums.abs() / limit, 0.0)
+            if bool((ratio > 1).any()):
+                return self._described(what, ratio, sums / size)
+        return None
+
+    def _arranged(self, tensor: torch.Tensor) -> torch.Tensor:
+        moved = tensor.double().permute(self._order)
+        return moved.reshape(moved.shape[: self._heads].numel(), -1, moved.shape[-1])
+
+    def _sums(self, values: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The sum and the sum of squares of independent values: of all, heads, and columns."""
+        rows = values if self._info.independent_errors == "elements" else values.sum(2, True)
+        sums, squares = rows.sum((1, 2), True), rows.square().sum((1, 2), True)
+        yield sums.sum(0, True), squares.sum(0, True)
+        yield sums, squares
+        yield values.sum(1, True), values.square().sum(1, True)
+
+    def _limits(self, weight: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The size that the sum of a group is compared with, and the largest accepted sum."""
+        arithmetic = self._arranged(arithmetic_error(self._info, self._reference))
+        factor = self._bounds.tolerance_of(self._name).factor
+        for (lows, _), (room, _), (size, _) in zip(
+            self._sums(self._low * weight),
+            self._sums(arithmetic * weight.abs()),
+            self._sums((self._expected * weight).abs()),
+            strict=True,
+        ):
+            rounding = size * (_ROUNDOFFS * self._info.roundoff)
+            yield size, torch.maximum(rounding, factor * lows.abs()) + room
+
+    @cached_property
+    def _shared(self) -> float:
+        """How many rows share one rounding error, on average; 1 if none do."""
+        if self._info.independent is None:
+            return 1.0
+        regions = self._bounds.regions(self._name)
+        rows = regions.rows(torch.ones_like(self._reference))
+        shared = self._info.independent().double().expand(self._reference.shape)
+        return float(rows.sum() / torch.minimum(rows, regions.largest(shared)).sum())
+
+    def _described(self, what: str, ratio: torch.Tensor, relative: torch.Tensor) -> Deviation:
+        worst = int(ratio.argmax())
+        mean = float(relative.flatten()[worst])
+        wrong = (ratio > 1).expand(self._error.shape)
+        size = torch.where(wrong, self._error.abs(), -1.0)
+        shape = [self._info.shape[axis] for axis in self._order]
+        inverse = [self._order.index(axis) for axis in range(len(shape))]
+        wrong, size = (each.reshape(shape).permute(inverse) for each in (wrong, size))
+        return Deviation(
+            self._reference,
+            self._got,
+            wrong.contiguous(),
+            float(ratio.max()),
+            int(size.contiguous().argmax()),
+            "mean",
+            f"every element is within its error bound; on average the errors are {mean:+.2g} "
+            f"{what}, {abs(mean) / self._info.roundoff:.2g} times the unit roundoff, where "
+            "rounding to nearest has no preferred sign: truncation, or a factor in few bits?",
+        )
