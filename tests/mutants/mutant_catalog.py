@@ -14,9 +14,15 @@ A file describes one kind of bug and lists its mutants:
         seen: https://github.com/...        # optional: a report of the same bug elsewhere
         silent: true                        # optional: no bit differs at aligned shapes
         specs: [gemm_sm90]                  # optional: of the specs that reach it, those to run
+        compile: sm_90a                     # optional: compile for this architecture, run nothing
+        when: world > 1                     # optional, with compile: the cases to compile
 
 `before` must occur exactly once in the file, or be the first below a line that does: an edit that
 no longer applies is an error, so that no mutant equals the original.
+
+A mutant with `compile` changes machine code and no interpreted result: a finding of `codegen` must
+show it. Of its specs' quick tier the cases are compiled that `when`, an expression over the axes,
+selects, since a kernel takes seconds.
 """
 
 import hashlib
@@ -34,10 +40,10 @@ KERNELS = ROOT / "kernels"
 FOLDER = Path(__file__).resolve().parent
 KINDS = (
     "lengths", "masks", "sinks", "heads", "memory", "precision", "state", "barriers", "gemm",
-    "decode", "ranks", "alignment", "order", "nonfinite", "autograd", "values",
+    "decode", "ranks", "alignment", "order", "nonfinite", "autograd", "values", "codegen",
 )  # fmt: skip
-_FIELDS = {"name", "file", "below", "before", "after", "stands_for", "seen", "silent", "specs"}
-_REQUIRED = _FIELDS - {"below", "seen", "silent", "specs"}
+_REQUIRED = {"name", "file", "before", "after", "stands_for"}
+_FIELDS = _REQUIRED | {"below", "seen", "silent", "specs", "compile", "when"}
 
 
 class MutantError(ValueError):
@@ -58,6 +64,8 @@ class Mutant:
     below: str | None = None
     silent: bool = False
     specs: tuple[str, ...] = ()
+    compile: str | None = None
+    when: str | None = None
 
     @property
     def id(self) -> str:
@@ -66,8 +74,9 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """A hash of the edit."""
-        text = "\0".join((self.file, self.below or "", self.before, self.after))
+        """A hash of the edit, and of what is compiled."""
+        compiled = (self.compile, self.when or "") if self.compile else ()
+        text = "\0".join((self.file, self.below or "", self.before, self.after, *compiled))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def place(self, text: str) -> int:
@@ -133,6 +142,8 @@ def _mutant(entry: dict, kind: str, place: str) -> Mutant:
         raise MutantError(f"{place}: seen must be a link")
     if entry["before"] == entry["after"]:
         raise MutantError(f"{place}: before and after are the same")
+    if "when" in entry and "compile" not in entry:
+        raise MutantError(f"{place}: when selects the cases to compile, and needs compile")
     return Mutant(kind=kind, **{**entry, "specs": tuple(entry.get("specs", ()))})
 
 

@@ -7,6 +7,10 @@ order of its tier, of the specs in turn by the time they take, and then the tier
 cases. The first case that does not pass is then judged by each check alone, to know which of them
 see the bug by themselves.
 
+A mutant with `compile` is given to the backend `compile` instead: its specs' cases are compiled,
+into a cache of its own so that times do not depend on earlier runs; generated cases and plain tests
+are left out.
+
 Beside it, the plain tests of `baseline` judge the same kernels.
 """
 
@@ -30,6 +34,7 @@ from tlmatrix.fuzz.strategies import cases as generate_cases
 from tlmatrix.matrix import Case
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
+from tlmatrix.spec.expr.expression import Expression
 from tlmatrix.spec.loader import find_specs, load_spec
 
 sys.path.insert(0, str(FOLDER / "baseline"))
@@ -112,13 +117,13 @@ class Plans:
         chosen = set(mutant.specs) or reach
         return [spec for spec in self.specs if spec.name in chosen]
 
-    def tier(self, specs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        """(spec, case) of the specs' tiers, each in its running order.
+    def tier(self, specs: Iterable[Any], mutant: Mutant | None = None) -> Iterator[tuple[Any, Any]]:
+        """(spec, case) of the specs' tiers, each in its running order; those to compile, if any.
 
         The next is always of the spec that has taken the least time: dear cases of one would
         else leave no time for those of another that shows the bug.
         """
-        left = {spec.name: (spec, iter(self._cases[spec.name])) for spec in specs}
+        left = {spec.name: (spec, self._selected(spec.name, mutant)) for spec in specs}
         spent = dict.fromkeys(left, 0.0)
         while left:
             name = min(left, key=spent.__getitem__)
@@ -131,8 +136,17 @@ class Plans:
             yield spec, case
             spent[name] += time.perf_counter() - begin
 
+    def _selected(self, spec: str, mutant: Mutant | None) -> Iterator[Any]:
+        cases = iter(self._cases[spec])
+        if mutant is None or mutant.compile is None:
+            return cases
+        when = Expression(mutant.when or "true")
+        return (case for case in cases if case.origin != "invalid" and when.evaluate(case.values))
+
     def plain_tests(self, mutant: Mutant) -> list[PlainTest]:
-        """The plain tests whose entry reaches what the mutant changes."""
+        """The plain tests whose entry reaches what the mutant changes; none if it is compiled."""
+        if mutant.compile:
+            return []
         changed = self.sources.changed(mutant)
         found = [test for test in plain_tests() if self._reached_plainly[test.entry] & changed]
         return found[: self._plain]
@@ -195,6 +209,7 @@ def _child(task: Hunt, plans: Plans, planted: Path, sender: Any) -> None:
     record = _blank(task)
     try:
         sys.path.insert(0, str(planted))
+        os.environ["TLMATRIX_CACHE"] = str(planted / "cache")
         # What kernels print is not for the table.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         _search(task, plans, record, sender)
@@ -209,27 +224,33 @@ def _child(task: Hunt, plans: Plans, planted: Path, sender: Any) -> None:
 
 def _search(task: Hunt, plans: Plans, record: Record, sender: Any) -> None:
     began, cpu = time.perf_counter(), time.process_time()
-    runner = Runner(backend_named("interpreter"))
+    mutant = task.mutant
+    compiled = mutant is not None and mutant.compile is not None
+    runner = Runner(_backend(mutant))
 
     def failed(spec: Any, result: Any) -> bool:
         record.cases += 1
         record.seconds = time.perf_counter() - began
         record.cpu = time.process_time() - cpu
-        if result.failed:
-            first = result.findings[0]
+        findings = [each for each in result.findings if not compiled or each.check == "codegen"]
+        if result.failed and findings:
+            first = findings[0]
             record.found, record.check, record.title = True, first.check, first.title
             record.case, record.origin = result.node, result.origin
         sender.send(record)
-        if result.failed:
-            record.seen_by = _seen_by(spec, Case(result.spec, result.values, result.origin))
+        if record.found:
+            case = Case(result.spec, result.values, result.origin)
+            record.seen_by = [record.check] if compiled else _seen_by(spec, case)
             sender.send(record)
         return record.found
 
-    for spec, case in plans.tier(task.specs):
+    for spec, case in plans.tier(task.specs, mutant):
         if failed(spec, runner.run(spec, case, path=f"specs/{spec.path.name}")):
             break
     else:
-        _fuzz(task.specs, runner, failed)
+        if not compiled:
+            _fuzz(task.specs, runner, failed)
+    runner.close()
     for test in task.plain:
         verdict = judge_plainly(test)
         record.bits[verdict.name] = verdict.bits
@@ -237,6 +258,13 @@ def _search(task: Hunt, plans: Plans, record: Record, sender: Any) -> None:
             record.plain = verdict.name
             break
     sender.send(record)
+
+
+def _backend(mutant: Mutant | None) -> Any:
+    """The backend that finds a mutant."""
+    if mutant is None or mutant.compile is None:
+        return backend_named("interpreter")
+    return backend_named("compile", [mutant.compile])
 
 
 def _confirm_origin(planted: Path) -> None:

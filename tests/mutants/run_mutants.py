@@ -6,8 +6,9 @@
 NAME selects mutants by a part of their id (`masks/`). Results are appended as lines of JSON. A
 run resumes the last one, and runs mutants with a new edit, while kernels, specs, framework and
 runner are unchanged; `--again` discards earlier results. `--record` writes the
-score to `score.json`, the README and `docs/results/mutants.md`. The exit code is 1 if a mutant
-survives, or one that is declared silent is not.
+score to `score.json`, the README and `docs/results/mutants.md`. Mutants with `compile` are skipped
+if there is no nvcc for their architecture. The exit code is 1 if a mutant survives, or one that is
+declared silent is not.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from mutant_hunt import Bits, Hunt, Plans, hunt  # noqa: E402
 from mutant_score import describe, faults, page_with, readme_with, summary  # noqa: E402
 
 from tlmatrix.backend import backend_named  # noqa: E402
+from tlmatrix.backend.assembly import find_toolkit  # noqa: E402
 from tlmatrix.run.runner import Runner  # noqa: E402
 
 RESULTS = ROOT / ".tlmatrix" / "mutants.jsonl"
@@ -57,6 +59,12 @@ def main(words: list[str] | None = None) -> int:
     ]
     if not mutants:
         parser.error(f"no mutant has {' or '.join(asked.names)} in its id")
+    skipped = {mutant.id: why for mutant in mutants if (why := _uncompilable(mutant))}
+    if skipped and asked.record:
+        parser.error(f"--record needs all mutants: {', '.join(set(skipped.values()))}")
+    for name, why in skipped.items():
+        print(f"skipped {name}, which is found by compiling: {why}")
+    mutants = [mutant for mutant in mutants if mutant.id not in skipped]
     state = _state()
     known = {} if asked.again else _read(asked.results, state)
     records = [known[mutant.key] for mutant in mutants if mutant.key in known]
@@ -77,6 +85,14 @@ def main(words: list[str] | None = None) -> int:
         README.write_text(readme_with(data, README.read_text()))
         PAGE.write_text(page_with(data, PAGE.read_text()))
     return 1 if faults(mutants, records) else 0
+
+
+def _uncompilable(mutant: Mutant) -> str:
+    """The reason why a mutant that must be compiled cannot be; "" for all others."""
+    if mutant.compile is None:
+        return ""
+    toolkit = find_toolkit()
+    return "there is no nvcc" if toolkit is None else toolkit.lacks(mutant.compile)
 
 
 def _warm(plain: int | None) -> Plans:

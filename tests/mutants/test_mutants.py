@@ -11,9 +11,12 @@ from collections import Counter
 from dataclasses import replace
 
 import mutant_catalog
+import mutant_hunt
 import mutant_reach
 import mutant_score
 import pytest
+
+from tlmatrix.backend.assembly import find_toolkit
 
 pytestmark = pytest.mark.usefixtures("preloaded")
 
@@ -84,22 +87,76 @@ def test_two_in_ten_mutants_are_silent_at_aligned_shapes():
     assert sum(mutant.silent for mutant in MUTANTS) * 10 >= len(MUTANTS) * 2
 
 
-def test_some_mutants_are_found(tmp_path):
-    results = tmp_path / "mutants.jsonl"
-    command = [sys.executable, mutant_catalog.FOLDER / "run_mutants.py", *SOME, "-j", "1"]
-    command += ["--plain", "2"]
+def run(*command):
     done = subprocess.run(
-        [*command, "--results", results],
+        [sys.executable, *command],
         check=False,
         capture_output=True,
         text=True,
-        cwd=mutant_catalog.ROOT,
+        cwd=mutant_catalog.FOLDER,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    records = [json.loads(line) for line in results.read_text().splitlines()]
+    return done.stdout
+
+
+def records_of(results, *options):
+    run("run_mutants.py", *options, "-j", "1", "--results", results)
+    return [json.loads(line) for line in results.read_text().splitlines()]
+
+
+def test_some_mutants_are_found(tmp_path):
+    records = records_of(tmp_path / "mutants.jsonl", *SOME, "--plain", "2")
     assert {record["mutant"].partition("/")[2] for record in records} == set(SOME)
     assert all(record["found"] and record["seen_by"] for record in records)
+
+
+def test_mutants_of_machine_code_are_compiled():
+    compiled = [mutant for mutant in MUTANTS if mutant.compile]
+    assert {mutant.kind for mutant in compiled} == {"codegen"}
+    assert {mutant.compile for mutant in compiled} == {"sm_90a", "sm_100a"}
+
+
+def test_when_needs_compile(tmp_path):
+    entry = "{name: a, file: b.py, before: c, after: d, stands_for: e, when: world > 1}"
+    text = f"kind: codegen\nsummary: s\nmutants: [{entry}]\n"
+    (tmp_path / "codegen.yaml").write_text(text)
+    with pytest.raises(mutant_catalog.MutantError, match=r"when selects.*needs compile"):
+        mutant_catalog.load_mutants(tmp_path, ["codegen"])
+
+
+def test_only_the_selected_cases_are_compiled():
+    plans = mutant_hunt.Plans(mutant_catalog.ROOT / "specs/all_gather_gemm.yaml")
+    (mutant,) = (each for each in MUTANTS if each.name == "flags_loaded_relaxed")
+    specs = plans.affected(mutant)
+    every = [case for _, case in plans.tier(specs)]
+    chosen = [case for _, case in plans.tier(specs, mutant)]
+    assert [spec.name for spec in specs] == ["all_gather_gemm"]
+    assert 0 < len(chosen) < len(every)
+    assert {(case.values["overlap"], case.values["world"]) for case in chosen} == {(True, 2)}
+    assert plans.plain_tests(mutant) == []
+    assert plans.plain_tests(replace(mutant, compile=None))
+
+
+@pytest.mark.skipif(find_toolkit() is None, reason="no nvcc here")
+@pytest.mark.timeout(600)  # minutes where the compilers share the cores with much else
+def test_a_mutant_of_machine_code_is_found_by_compiling(tmp_path):
+    options = ("flags_loaded_relaxed", "--limit", "500")
+    (record,) = records_of(tmp_path / "mutants.jsonl", *options)
+    assert record["title"] == "gemm_arrival on sm_90a has no ld.acquire.sys"
+    assert record["seen_by"] == ["codegen"]
+    assert (record["cases"], record["plain_tests"], record["plain"]) == (1, 0, "")
+
+
+def test_mutants_of_machine_code_are_skipped_without_nvcc(tmp_path):
+    program = (
+        "import sys, run_mutants; run_mutants.find_toolkit = lambda: None; "
+        "sys.exit(run_mutants.main(sys.argv[1:]))"
+    )
+    told = run("-c", program, "flags_loaded_relaxed", "--results", tmp_path / "mutants.jsonl")
+    assert told.startswith("skipped codegen/flags_loaded_relaxed, which is found by compiling: ")
+    assert "there is no nvcc\n" in told
+    assert "0 of 0 found" in told
 
 
 def test_summary_names_redundant_checks_and_surviving_mutants():
