@@ -209,7 +209,8 @@ def _child(task: Hunt, plans: Plans, planted: Path, sender: Any) -> None:
     record = _blank(task)
     try:
         sys.path.insert(0, str(planted))
-        os.environ["TLMATRIX_CACHE"] = str(planted / "cache")
+        if task.mutant is not None and task.mutant.compile:
+            os.environ["TLMATRIX_CACHE"] = str(planted / "cache")
         # What kernels print is not for the table.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         _search(task, plans, record, sender)
