@@ -48,14 +48,16 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from .explain import Explanation, NotMadeError, Trace
-    from .frontend.interpret import interpret, interpreted, traced
+    from .frontend.intercept import interpreted
+    from .frontend.interpret import interpret, traced
     from .frontend.kernel import InterpretedKernel
     from .frontend.session import Session
     from .frontend.simulation import Simulation, simulate
     from .frontend.tracing import TracedKernel
     from .recorder import Recorder
     from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
-    from .sync.externs import Pointer, model_extern, until
+    from .sync.externs import model_extern, until
+    from .sync.pointers import Pointer
     from .sync.settings import SCHEDULES, scheduled
     from .sync.turns import run_ranks
 
@@ -108,7 +110,8 @@ _NAMES = {
         "Unsupported",
     ),
     "explain": ("Explanation", "NotMadeError", "Trace"),
-    "frontend.interpret": ("interpret", "interpreted", "traced"),
+    "frontend.intercept": ("interpreted",),
+    "frontend.interpret": ("interpret", "traced"),
     "frontend.kernel": ("InterpretedKernel",),
     "frontend.session": ("Session",),
     "frontend.simulation": ("simulate", "Simulation"),
@@ -122,7 +125,8 @@ _NAMES = {
         "SANITIZERS",
         "Sequences",
     ),
-    "sync.externs": ("model_extern", "Pointer", "until"),
+    "sync.externs": ("model_extern", "until"),
+    "sync.pointers": ("Pointer",),
     "sync.settings": ("scheduled", "SCHEDULES"),
     "sync.turns": ("run_ranks",),
 }

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["caller", "rendered"]
-
 _OWN = f"{Path(__file__).resolve().parents[1]}/"
 """The whole package: its guards, too, stand between an operation and the user's line."""
 _LIBRARIES = ("/site-packages/torch/", "/lib/python3", _OWN)

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["Coverage", "Feature", "Gap", "Guard", "GuardSite", "Loop", "LoopSite"]
-
 
 class GuardSite(NamedTuple):
     """A condition of a kernel.

@@ -7,18 +7,6 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "EMPTY_GRID",
-    "EMPTY_TENSOR",
-    "ArgumentError",
-    "DeadlockError",
-    "InterpreterError",
-    "LaunchError",
-    "RaceError",
-    "SynchronizationError",
-    "Unsupported",
-]
-
 EMPTY_GRID = "grid dimension must be positive"
 EMPTY_TENSOR = "a TMA descriptor of an empty tensor"
 """Why a launch is refused."""

@@ -60,8 +60,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.emit.instrument import Instrument
 
-__all__ = ["Options", "generate", "usage_of"]
-
 
 @dataclass(frozen=True)
 class Options:

@@ -7,8 +7,6 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["DeviceProperties", "device_properties", "shared_memory_per_block"]
-
 # Dynamic shared memory a block may use, and of an SM, in bytes, by architecture.
 _SHARED = dict.fromkeys((80, 87), (166912, 167936))
 _SHARED |= dict.fromkeys((86, 89, 120, 121), (101376, 102400))

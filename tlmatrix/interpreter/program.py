@@ -12,19 +12,6 @@ if TYPE_CHECKING:
     from .coverage import GuardSite, LoopSite
     from .ir.nodes import Expr, Layout, Location
 
-__all__ = [
-    "Counted",
-    "GlobalLayout",
-    "Loop",
-    "MemoryNeed",
-    "Parameter",
-    "Program",
-    "Record",
-    "Site",
-    "Spot",
-    "Watch",
-]
-
 
 @dataclass(frozen=True)
 class Parameter:

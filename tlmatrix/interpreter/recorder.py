@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from .program import Counted, Program
 
-__all__ = ["Counts", "Recorder"]
-
 Counts = tuple[list[int], list[dict[int, int]]]
 """What a program counts: its slots, and per loop how often it had how many trips."""
 

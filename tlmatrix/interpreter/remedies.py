@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["remedy"]
-
 _REMEDIES = (
     (
         r"^(the generator curand|T\.rng_|several random numbers)",

@@ -19,20 +19,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = [
-    "DEFAULT_SANITIZERS",
-    "SANITIZERS",
-    "Checks",
-    "Party",
-    "Report",
-    "SanitizerError",
-    "Sequences",
-    "declared_sequences",
-    "element_name",
-    "sanitizer_names",
-    "source_line",
-]
-
 SANITIZERS = {
     "bounds": "access outside global, shared or tensor memory that nothing guards",
     "fragments": "access outside a fragment or local buffer (often without effect)",

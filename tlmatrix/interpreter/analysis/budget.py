@@ -15,8 +15,6 @@ from .constants import number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["shared_memory", "tensor_memory"]
-
 _ALIGNMENT = 128
 # Rows of tensor memory; a column of one is 32 bits.
 _ROWS = 128

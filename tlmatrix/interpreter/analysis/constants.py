@@ -10,8 +10,6 @@ from tlmatrix.interpreter.ir.walk import any_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["covers", "equal_extents", "is_constant_index", "is_true", "is_zero", "number", "ranges"]
-
 
 def number(node: Any) -> Any:
     """The value of a numeric constant; None for any other expression."""

@@ -16,8 +16,6 @@ from tlmatrix.interpreter.ir import nodes as ir
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ARITHMETIC", "BITS", "COMPARISONS", "evaluate"]
-
 ARITHMETIC: dict[type, Any] = {
     ir.Add: np.add,
     ir.Sub: np.subtract,

@@ -17,8 +17,6 @@ from .loops import is_parallel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["definitely_initialized", "sums_from_zero"]
-
 _SCOPES = ("shared", "shared.dyn", "local.fragment")
 
 

@@ -9,8 +9,6 @@ from tlmatrix.interpreter.ir import nodes as ir
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FAR", "UNKNOWN", "Interval", "interval", "ranges_under"]
-
 FAR = 1 << 40
 """A bound that is not known lies beyond this."""
 _INFINITE = 1 << 62

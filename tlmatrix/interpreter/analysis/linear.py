@@ -8,8 +8,6 @@ from typing import Any
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import same
 
-__all__ = ["Linear", "linear"]
-
 
 @dataclass(frozen=True)
 class Linear:

@@ -28,8 +28,6 @@ from .usage import is_read_only
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["LiveRows", "live_rows"]
-
 _LOCAL = ("shared", "shared.dyn", "local.fragment")
 _LEAST = 32
 """Rows of a tile that is worth it."""

@@ -10,16 +10,6 @@ from tlmatrix.interpreter.ir.walk import calls, walk
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "JUMPS",
-    "has_jumps",
-    "is_grid",
-    "is_parallel",
-    "local_writes",
-    "nested_statements",
-    "parallel_depth",
-]
-
 JUMPS = {
     "tl.loop_break": "break",
     "tirx.break_loop": "break",

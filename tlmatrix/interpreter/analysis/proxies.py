@@ -15,8 +15,6 @@ from typing import Any
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
 
-__all__ = ["fenced_statements"]
-
 _NONE, _ORDINARY, _ASYNCHRONOUS = 1, 2, 4
 _OPERATIONS = frozenset({"tl.tileop.tma_copy", "tl.tileop.wgmma_gemm", "tl.tileop.tcgen05_gemm"})
 

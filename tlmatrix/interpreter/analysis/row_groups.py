@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tlmatrix.interpreter.ir import nodes as ir
 
-__all__ = ["RowGroup", "RowGroups"]
-
 
 @dataclass
 class RowGroup:

@@ -18,8 +18,6 @@ from .intervals import FAR, Interval, interval
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["SharedAccesses", "conflict", "shared_accesses"]
-
 Box = tuple[Interval | None, ...]
 
 

@@ -24,8 +24,6 @@ from .evaluate import ARITHMETIC, evaluate
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["InferredLayouts", "ThreadOrder", "annotates_fragments", "placeholders", "thread_order"]
-
 # More iterations than this a loop of tiles does not have.
 _MOST = 1 << 20
 

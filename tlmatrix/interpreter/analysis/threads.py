@@ -21,8 +21,6 @@ from .loops import is_parallel
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-__all__ = ["ThreadIndex", "needs_threads", "reads_flags"]
-
 _WARP = 32
 _SCOPES = ("shared.barrier", "shared.tmem", "shared.cluster_barrier")
 

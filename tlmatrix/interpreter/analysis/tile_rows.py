@@ -11,8 +11,6 @@ from tlmatrix.interpreter.ir.walk import substitute, walk
 from .constants import is_zero, number
 from .row_groups import RowGroups
 
-__all__ = ["Place", "TileRows"]
-
 
 @dataclass(frozen=True)
 class Place:

@@ -10,15 +10,6 @@ from tlmatrix.interpreter.ir.walk import walk
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "Usage",
-    "addressed_buffers",
-    "adds_in_any_order",
-    "is_read_only",
-    "kernel_usage",
-    "mixed_views",
-]
-
 Usage = dict[ir.Var, frozenset[str]]
 """By the data of a buffer: "read", "write", "atomic", and "ordered" where an access may order
 blocks (an atomic load or store, an atomic whose old value is used, an address passed on)."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from .launches import Launch, LaunchLog
     from .slicing import Link, Slice
 
-__all__ = ["explain_element", "mapped"]
-
 _VALUES = 1 << 22
 """Values of tiles kept of one run: 32 MiB."""
 _FLOAT32 = 2.0**-18

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.program import Record
 
-__all__ = ["Launch", "LaunchLog", "NotMadeError"]
-
 
 class NotMadeError(LookupError):
     """No launch wrote the element that is asked for."""

@@ -11,17 +11,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.ir.nodes import Location
     from tlmatrix.interpreter.runtime.codecs import Array
 
-__all__ = [
-    "Block",
-    "Explanation",
-    "LoopRange",
-    "Read",
-    "Source",
-    "Step",
-    "Trace",
-    "Writer",
-]
-
 
 @dataclass(frozen=True)
 class Trace:

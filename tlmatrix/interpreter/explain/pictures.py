@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from .launches import Launch
 
-__all__ = ["launch_picture"]
-
 _WIDTH = 960.0
 _LEFT = 64.0
 _PLANE = (700.0, 380.0)

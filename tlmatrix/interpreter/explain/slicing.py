@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.runtime.tracks import Event
 
-__all__ = ["Link", "Slice", "accumulates", "sliced"]
-
 
 @dataclass(frozen=True)
 class Link:

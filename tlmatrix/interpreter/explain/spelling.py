@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.runtime.codecs import Array
 
-__all__ = ["place_of", "ranges_of"]
-
 _PIECES = 4
 """Ranges of one dimension that are listed; more are given by their ends."""
 

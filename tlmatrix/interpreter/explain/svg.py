@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from html import escape
 
-__all__ = ["Drawing", "colour"]
-
 _GOLDEN = 0.618033988749895
 
 

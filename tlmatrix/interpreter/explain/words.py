@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from .model import Explanation, LoopRange, Read, Source, Step, Writer
 
-__all__ = ["element", "number", "told", "turn_words"]
-
 _LABEL = 10
 _ENDS = 2
 """Turns of a loop that are shown from its start, besides its last and those that lose precision."""

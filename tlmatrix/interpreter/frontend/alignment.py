@@ -21,16 +21,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.program import Parameter
 
-__all__ = [
-    "Misaligned",
-    "Requirements",
-    "in_parallel",
-    "misaligned",
-    "requirements",
-    "unaligned_rows",
-    "unaligned_starts",
-]
-
 TMA_BYTES = 16
 """Alignment of the address and of the strides of a tensor that TMA copies (CUDA driver API,
 `cuTensorMapEncodeTiled`), and of an address that `cp.async.bulk` copies (PTX ISA)."""

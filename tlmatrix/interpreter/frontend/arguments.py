@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-__all__ = ["Arguments", "LayoutError", "Offsets"]
-
 Offsets = dict[tuple[Any, ...], "Array"]
 """Where the elements of a buffer with an annotated layout lie, by its name, shape and symbols."""
 

@@ -16,8 +16,6 @@ from tlmatrix.interpreter.locks import TRACING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Lowered", "described", "lowered", "may_be_described", "positions"]
-
 _FIRST = 90
 """The first architecture that has TMA."""
 

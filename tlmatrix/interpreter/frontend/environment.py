@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from .session import Session
 
-__all__ = ["environment", "unseen"]
-
 _HOPPER_FLOAT8_BITS = 14
 """See `ops.gemm.gemm_float8`."""
 

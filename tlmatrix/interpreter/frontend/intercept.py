@@ -26,8 +26,6 @@ from .tracing import TracedKernel
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["entry_points", "interpreted"]
-
 _GUARDS_OFF = "tl.disable_safe_memory_legalize"
 
 _installed = ExitStack()

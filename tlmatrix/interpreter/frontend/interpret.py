@@ -10,7 +10,7 @@ from tlmatrix.interpreter.explain import LaunchLog
 from tlmatrix.interpreter.recorder import Recorder
 from tlmatrix.interpreter.reports import declared_sequences, sanitizer_names
 
-from .intercept import entry_points, interpreted
+from .intercept import entry_points
 from .session import Session, current, local
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.reports import Sequences
 
     from .tracing import TracedKernel
-
-__all__ = ["interpret", "interpreted", "traced"]
 
 
 @contextmanager

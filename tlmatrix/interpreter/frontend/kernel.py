@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from .programs import LoadedProgram, Programs
     from .session import Session
 
-__all__ = ["InterpretedKernel"]
-
 _DEFAULT_ARCH = "sm_90a"
 
 

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["keeping_parsed"]
-
 _MOST = 4096
 _MISSING = object()
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from .session import Session
 
-__all__ = ["run_program"]
-
 
 def run_program(
     program: Path | str,

@@ -33,8 +33,6 @@ from tlmatrix.interpreter.sync.externs import modelled
 if TYPE_CHECKING:
     from tlmatrix.interpreter.generate import Options
 
-__all__ = ["ProgramCache", "program_cache", "program_key"]
-
 _LIMIT = 256 << 20
 """Bytes of all files together."""
 _KEPT = 0.8

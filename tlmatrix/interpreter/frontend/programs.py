@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.program import Program
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 
-__all__ = ["LoadedProgram", "Programs", "programs_of", "written_at"]
-
 
 @dataclass(frozen=True)
 class LoadedProgram:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     Execute = Callable[[list[Any], Any, bool], Iterator[BlockLaunch]]
 
-__all__ = ["run_sanitized"]
-
 _TENSOR_COLUMNS = 512
 """Columns of tensor memory that a multiprocessor has (PTX ISA, "Tensor Memory")."""
 

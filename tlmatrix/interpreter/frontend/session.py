@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from .tracing import TracedKernel
 
-__all__ = ["Session", "current", "local"]
-
 _log = logging.getLogger("tlmatrix.interpreter")
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from .session import Session
 
-__all__ = ["is_shadow", "known_kernel", "shadow_of", "target_of"]
-
 # By identity, as jit objects are not hashable: their shadows by architecture and use.
 _shadows: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
 

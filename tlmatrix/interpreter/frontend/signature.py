@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.program import Parameter, Program
 
-__all__ = ["Signature"]
-
 
 class Signature:
     """Binds what a caller passes to the parameters of a program.

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from .session import Session
 
-__all__ = ["Simulation", "simulate"]
-
 
 @dataclass
 class Simulation:

@@ -19,8 +19,6 @@ from .programs import written_at
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["TracedKernel"]
-
 
 class TracedKernel:
     """What a `@tilelang.jit` factory returns under `traced()`.

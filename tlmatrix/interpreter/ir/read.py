@@ -17,8 +17,6 @@ from . import nodes as ir
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["read_all", "read_kernel", "saved"]
-
 # TileLang's own macros (reductions, scans) carry lines of its library.
 _LIBRARY = "/site-packages/tilelang/"
 # TileLang's own dtypes; one of a single lane may end in its size.

@@ -6,8 +6,6 @@ from typing import Any
 
 from . import nodes as ir
 
-__all__ = ["text_of"]
-
 _SYMBOLS: dict[type, str] = {
     ir.Add: "+",
     ir.Sub: "-",

@@ -12,8 +12,6 @@ from . import nodes as ir
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["any_of", "calls", "inner_statements", "same", "substitute", "transform", "walk"]
-
 _LEAVES = (ir.IntImm, ir.FloatImm, ir.StringImm, ir.Var)
 _EXPRESSIONS: dict[type, tuple[str, ...]] = {
     ir.Cast: ("value",),

@@ -4,7 +4,3 @@
 on simulated streams runs as tasks beside them, and the blocks of kernels that use flags are tasks
 of their own. One seeded scheduler chooses the task that runs next.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from .streams import Operation
 
-__all__ = ["Allocation", "Memory"]
-
 PAD_BYTES = 2048
 """The size of a signal pad, as PyTorch gives it where `set_signal_pad_size` is not called."""
 

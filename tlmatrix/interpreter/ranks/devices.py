@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.sync.world import Rank
 
-__all__ = ["answering"]
-
 _lock = threading.Lock()
 _users = 0
 _replaced: list[tuple[Any, str, Any]] = []

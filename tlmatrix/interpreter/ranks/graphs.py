@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.sync.agents import Request
     from tlmatrix.interpreter.sync.world import Rank
 
-__all__ = ["Capture", "Capturing", "Graph", "captured_at_once"]
-
 
 class Capture:
     """What is captured, by stream.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from .streams import Stream
 
-__all__ = ["BACKEND", "SimulatedGroup"]
-
 BACKEND = "simulated"
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from .streams import Stream
 
-__all__ = ["enqueue_kernel"]
-
 
 def enqueue_kernel(kernel: Any, running: Callable[[], Iterator[BlockLaunch]]) -> None:
     """Enqueue a launch on the current stream of this thread's rank.

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from .streams import Stream
 
-__all__ = ["HostReads", "on_streams"]
-
 _aten = torch.ops.aten
 _LATER = {
     _aten.copy_.default: "copy",

@@ -18,8 +18,6 @@ from .groups import BACKEND, SimulatedGroup
 if TYPE_CHECKING:
     from tlmatrix.interpreter.sync.world import Rank
 
-__all__ = ["ThreadsWorld", "join_world", "leave_world"]
-
 _NAMES = (
     *("default_pg", "pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "group_count"),
     *(

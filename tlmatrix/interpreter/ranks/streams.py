@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from .graphs import Capture
 
-__all__ = ["Done", "Event", "Operation", "Stream", "enqueue", "synchronize", "waiting"]
-
 
 @dataclass
 class Operation:

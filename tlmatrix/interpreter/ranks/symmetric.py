@@ -22,8 +22,8 @@ from tlmatrix.interpreter.runtime.memory import poison
 from tlmatrix.interpreter.sync import context
 from tlmatrix.interpreter.sync.collectives import meet
 from tlmatrix.interpreter.sync.dispatch import Slot
-from tlmatrix.interpreter.sync.externs import Pointer
 from tlmatrix.interpreter.sync.flags import FlagWait, access, last_write, wait_for, zero
+from tlmatrix.interpreter.sync.pointers import Pointer
 
 from .streams import Done, enqueue
 
@@ -35,15 +35,6 @@ if TYPE_CHECKING:
 
     from .allocations import Allocation
     from .streams import Stream
-
-__all__ = [
-    "Handle",
-    "empty",
-    "rendezvous",
-    "stream_wait_value",
-    "stream_write_value",
-    "write_value",
-]
 
 
 def _array(tensor: torch.Tensor) -> Any:

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from tlmatrix.interpreter.sync.dispatch import block_launch
-from tlmatrix.interpreter.sync.externs import Pointer, call_extern
+from tlmatrix.interpreter.sync.externs import call_extern
 from tlmatrix.interpreter.sync.launches import launch
+from tlmatrix.interpreter.sync.pointers import Pointer
 from tlmatrix.interpreter.sync.regions import row_cells
 
 from . import atomics, counting, lanes, launching, mathematics, memory, turns

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from .pointers import Pointer
     from .world import Rank, World
 
-__all__ = ["Accesses", "View"]
-
 
 _expired: Any = torch.UntypedStorage._expired  # noqa: SLF001
 """What `StorageWeakRef.expired` calls by way of two others."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.reports import Party
 
-__all__ = ["Agent", "Request", "Wait"]
-
 
 class Request:
     """What an agent waits for before it goes on."""

@@ -15,8 +15,6 @@ from .clocks import Clock, join
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Arrival", "Mbarrier", "Mbarriers", "Phase", "Rendezvous", "Spin", "ThreadBarrier"]
-
 
 @dataclass(frozen=True)
 class Arrival:

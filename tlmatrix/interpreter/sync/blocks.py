@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from .clocks import Clock
     from .launches import Launch
 
-__all__ = ["Block"]
-
 _AGENTS = 1 << 20
 """More agents than any block has."""
 

@@ -9,8 +9,6 @@ happened to see (Lamport 1978; FastTrack, Flanagan and Freund 2009).
 
 from __future__ import annotations
 
-__all__ = ["Clock", "Order", "fenced", "join"]
-
 Clock = dict[int, int]
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from .barriers import Mbarriers, ThreadBarrier
 
-__all__ = ["Cluster", "ClusterMbarriers"]
-
 
 class ClusterMbarriers(Mbarriers):
     """An allocation of mbarriers of one block, at which others of its cluster may arrive."""

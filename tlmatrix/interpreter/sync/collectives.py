@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from .world import Rank
 
-__all__ = ["Collective", "arrive", "meet"]
-
 
 @dataclass
 class Collective(Rendezvous):

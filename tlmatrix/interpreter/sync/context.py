@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .world import Rank, World
 
-__all__ = ["enter", "hosted", "rank", "world"]
-
 
 class _Local(threading.local):
     rank: Rank | None = None

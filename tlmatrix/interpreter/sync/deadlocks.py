@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from .agents import Agent, Request
 
-__all__ = ["deadlock"]
-
 _SHOWN = 16
 """How many different waits the error shows."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from .world import Rank
 
-__all__ = ["BlockLaunch", "Dispatcher", "Slot", "block_launch"]
-
 _RESIDENT = 132
 """Blocks that are resident at once outside a simulation: the SMs of an H200."""
 

@@ -1,4 +1,4 @@
-"""Models of the user's own CUDA functions: what `T.call_extern` calls, in Python.
+"""Models of CUDA functions that kernels call with `T.call_extern`: the user's own, and flags.
 
 A model is called as the function is: numbers come as Python numbers, `T.address_of(x[i])` as a
 `Pointer`. What it returns is the value of the call. A model that has to wait is a generator that
@@ -7,19 +7,66 @@ yields `until(condition)`; other blocks, streams and ranks run meanwhile.
 
 from __future__ import annotations
 
+from functools import partial
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from .agents import Wait
-from .flag_functions import FLAG_FUNCTIONS
-from .pointers import Pointer
+from .flags import ORDERS, SCOPES, access, poll, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-__all__ = ["Pointer", "call_extern", "is_modelled", "model_extern", "modelled", "until"]
+    from .agents import Request
+    from .pointers import Pointer
 
-_models: dict[str, Callable[..., Any]] = dict(FLAG_FUNCTIONS)
+# Functions by which kernels use flags: `tlm_ACTION_ORDER_SCOPE(pointer, value)`; see
+# `kernels/distributed/signals.py`.
+
+
+def _load(order: str, scope: str, pointer: Pointer) -> Generator[Request | None, None, int]:
+    yield poll(pointer)
+    return access(pointer, order, scope)
+
+
+def _store(order: str, scope: str, pointer: Pointer, value: int) -> Generator[None, None, int]:
+    yield None
+    access(pointer, order, scope, lambda _old: int(value), atomic=False)
+    return value
+
+
+def _add(order: str, scope: str, pointer: Pointer, value: int) -> Generator[None, None, int]:
+    yield None
+    return access(pointer, order, scope, lambda old: old + int(value))
+
+
+def _given(
+    scope: str, pointer: Pointer, value: int, number: int, waits: bool
+) -> Generator[Request, None, int]:
+    if waits:
+        yield from wait_for(pointer, value, "ge", "acquire", scope)
+    return number
+
+
+def _flag_functions() -> dict[str, Callable[..., Any]]:
+    found: dict[str, Callable[..., Any]] = {}
+    for scope in SCOPES:
+        found[f"tlm_given_ge_acquire_{scope}"] = partial(_given, scope)
+        for order in ("relaxed", "acquire"):
+            found[f"tlm_load_{order}_{scope}"] = partial(_load, order, scope)
+            for compare in ("ge", "eq"):
+                wait = partial(wait_for, compare=compare, order=order, scope=scope)
+                found[f"tlm_wait_{compare}_{order}_{scope}"] = wait
+        # A function of the block, and one that every thread calls.
+        for prefix in ("tlm_block", "tlm"):
+            for order in ("relaxed", "release"):
+                found[f"{prefix}_store_{order}_{scope}"] = partial(_store, order, scope)
+            for order in ORDERS:
+                found[f"{prefix}_fetch_add_{order}_{scope}"] = partial(_add, order, scope)
+    return found
+
+
+_models: dict[str, Callable[..., Any]] = _flag_functions()
 
 
 def model_extern(name: str, model: Callable[..., Any]) -> None:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tlmatrix.interpreter.reports import Report
 
-__all__ = ["Findings"]
-
 
 class Findings:
     """Deduplicates reports by the source locations of both parties."""

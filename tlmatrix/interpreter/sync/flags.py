@@ -24,20 +24,6 @@ if TYPE_CHECKING:
 
     from .world import World
 
-__all__ = [
-    "ORDERS",
-    "SCOPES",
-    "Flag",
-    "FlagWait",
-    "Write",
-    "access",
-    "atomic",
-    "last_write",
-    "poll",
-    "wait_for",
-    "zero",
-]
-
 ORDERS = ("relaxed", "acquire", "release", "acq_rel")
 SCOPES = ("gpu", "sys")
 _ACQUIRES = ("acquire", "acq_rel")

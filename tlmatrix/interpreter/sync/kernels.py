@@ -6,8 +6,6 @@ from typing import Any
 
 from .agents import Agent
 
-__all__ = ["BlockAgent", "located"]
-
 
 def located(launch: Any, line: int) -> tuple[str, int]:
     """The user's file and line of a line of a launch's generated source."""

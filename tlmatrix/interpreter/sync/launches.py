@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from .regions import RegionAccess
     from .roles import Operation, Role
 
-__all__ = ["Launch", "launch"]
-
 
 class Launch(Scheduler):
     """One launch of a kernel.

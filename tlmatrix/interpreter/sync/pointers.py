@@ -9,8 +9,6 @@ from tlmatrix.interpreter.errors import InterpreterError
 
 from . import context
 
-__all__ = ["Pointer"]
-
 
 @dataclass(frozen=True)
 class Pointer:

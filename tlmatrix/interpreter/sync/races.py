@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from .agents import Agent
     from .clocks import Order
 
-__all__ = ["FREE", "UNZEROED", "ZERO", "Access", "Races", "Where"]
-
 FREE = "free"
 """The operation of a host that releases symmetric memory."""
 ZERO = "zero"

@@ -17,8 +17,6 @@ from .clocks import Clock, fenced
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Cells", "History", "RegionAccess", "cells_of", "rendered_box", "row_cells"]
-
 Box = tuple[tuple[int, int], ...]
 _MANY = 1 << 20
 """Elements of a buffer above which its indices are sorted, rather than marked in an array."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from .blocks import Block
     from .clusters import Cluster
 
-__all__ = ["Operation", "Role"]
-
 _SPIN = Spin()
 _GROUPED = frozenset({"wgmma", "cp.async", "TMA store"})
 """Asynchronous work that is waited for in groups."""

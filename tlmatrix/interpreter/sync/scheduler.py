@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from .agents import Agent
 
-__all__ = ["InOrder", "Policy", "Prioritized", "Scheduler", "Uniform"]
-
 _DEMOTED = 0.05
 """How often the agent of the highest priority gets the lowest."""
 _STRAGGLE = 0.02

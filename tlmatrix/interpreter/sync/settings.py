@@ -10,17 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "SCHEDULES",
-    "Settings",
-    "block_seed",
-    "blocks_in_order",
-    "current",
-    "inherit",
-    "inherited",
-    "scheduled",
-]
-
 SCHEDULES = ("eager", "lazy", "random", "adversarial")
 
 

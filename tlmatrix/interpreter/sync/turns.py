@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from .scheduler import Scheduler
 
-__all__ = ["other_ranks_run", "run_ranks"]
-
 Result = TypeVar("Result")
 
 

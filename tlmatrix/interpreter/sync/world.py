@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from .agents import Request
     from .flags import Flag
 
-__all__ = ["Rank", "Stopped", "World"]
-
 _PRIORITIZED = 0.5
 """How many interleavings go by priorities."""
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.gpu import DeviceProperties
 
-__all__ = ["no_time", "torch_answers"]
-
 
 def no_time(quantiles: Any = None) -> Any:
     """A measured time, or one for each quantile: NaN, as there is no GPU."""

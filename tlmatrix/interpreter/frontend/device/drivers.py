@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.gpu import DeviceProperties
 
-__all__ = ["tilelang_answers"]
-
 
 def tilelang_answers(properties: DeviceProperties) -> Iterator[tuple[Any, str, Any]]:
     """What TileLang's profiler and driver say, as (owner, name, replacement)."""

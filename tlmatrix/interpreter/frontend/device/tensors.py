@@ -15,8 +15,6 @@ from torch.overrides import TorchFunctionMode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CPU", "CUDA", "TensorsOnTheCpu", "is_cuda", "registering"]
-
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
 

@@ -15,8 +15,6 @@ from tlmatrix.interpreter.ir.walk import calls, transform
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["HALF_TOWARD_ZERO", "extern_name", "without_builtins"]
-
 HALF_TOWARD_ZERO = "__float2half_rz"
 
 # Operations of the same arguments.

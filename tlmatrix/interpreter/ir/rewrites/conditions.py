@@ -8,8 +8,6 @@ from typing import Any
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import transform, walk
 
-__all__ = ["with_boolean_conditions"]
-
 
 def with_boolean_conditions(kernel: ir.Kernel) -> ir.Kernel:
     """The kernel with a boolean in each condition of a branch or while loop."""

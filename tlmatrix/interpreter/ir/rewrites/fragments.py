@@ -14,8 +14,6 @@ from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import transform, walk
 
-__all__ = ["is_thread_index", "with_thread_fragments"]
-
 
 def is_thread_index(node: Any) -> bool:
     """Whether an expression is a thread index itself (threadIdx.x, y or z)."""

@@ -15,8 +15,6 @@ from tlmatrix.interpreter.ir.walk import calls
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["without_returns"]
-
 _RETURN = "tirx.thread_return"
 
 

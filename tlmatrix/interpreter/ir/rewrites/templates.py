@@ -19,8 +19,6 @@ from .vectors import bits_of_dtype, element_at
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["without_templates"]
-
 
 @dataclass(frozen=True)
 class _Decoder:

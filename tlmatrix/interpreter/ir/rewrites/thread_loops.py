@@ -12,8 +12,6 @@ from typing import Any
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import transform, walk
 
-__all__ = ["launched_threads", "without_thread_loops"]
-
 _TAGS = {"threadIdx.x": 0, "threadIdx.y": 1, "threadIdx.z": 2}
 
 

@@ -11,8 +11,6 @@ from tlmatrix.interpreter.ir.walk import transform, walk
 
 from .vectors import without_vectors
 
-__all__ = ["widened"]
-
 
 def widened(kernel: ir.Kernel) -> ir.Kernel:
     """The kernel with float64 in place of every float dtype.

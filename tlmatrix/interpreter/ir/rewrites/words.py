@@ -14,8 +14,6 @@ from tlmatrix.interpreter.ir.walk import transform, walk
 
 from .vectors import bits_of_dtype
 
-__all__ = ["CHECKED_INDEX", "without_words"]
-
 CHECKED_INDEX = "tlmatrix.checked_index"
 """The operation (index, extent, name) of an index that nothing guards, checked when it is used."""
 
