@@ -6,6 +6,9 @@ import os
 import re
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
+
+import torch
 
 # Dynamic shared memory a block may use, and of an SM, in bytes, by architecture.
 _SHARED = dict.fromkeys((80, 87), (166912, 167936))
@@ -58,6 +61,15 @@ def device_properties(arch: str, sms: int) -> DeviceProperties:
         shared_memory_per_block_optin=optin,
         shared_memory_per_multiprocessor=whole,
     )
+
+
+def is_cuda(device: Any) -> bool:
+    """Whether a device, by its name, number or itself, is a GPU."""
+    if isinstance(device, str):
+        return device.split(":")[0] == "cuda"
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    return isinstance(device, int) and not isinstance(device, bool)
 
 
 def shared_memory_per_block(arch: str) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from tlmatrix.interpreter.errors import EMPTY_TENSOR, LaunchError, Unsupported
 from tlmatrix.interpreter.generate import usage_of
-from tlmatrix.interpreter.ranks.launches import enqueue_kernel
+from tlmatrix.interpreter.ranks.streams import enqueue_kernel
 from tlmatrix.interpreter.runtime.tracer import Born
 from tlmatrix.interpreter.sync import context
 

@@ -14,8 +14,8 @@ from torch._C._distributed_c10d import HashStore
 from tlmatrix.interpreter.errors import DeadlockError
 from tlmatrix.interpreter.ranks.allocations import Memory
 from tlmatrix.interpreter.ranks.devices import answering
+from tlmatrix.interpreter.ranks.groups import join_world, leave_world
 from tlmatrix.interpreter.ranks.operations import HostReads, on_streams
-from tlmatrix.interpreter.ranks.records import join_world, leave_world
 from tlmatrix.interpreter.ranks.streams import Stream, synchronize
 from tlmatrix.interpreter.sync import settings
 from tlmatrix.interpreter.sync.accesses import Accesses

@@ -18,16 +18,16 @@ import torch
 
 from tlmatrix.interpreter.gpu import device_properties
 from tlmatrix.interpreter.sync import context
+from tlmatrix.interpreter.sync.context import current_rank
 
 from . import symmetric
 from .graphs import Capturing, Graph
-from .records import ThreadsWorld
+from .groups import ThreadsWorld
 from .streams import Event, Stream, synchronize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tlmatrix.interpreter.sync.world import Rank
 
 _lock = threading.Lock()
 _users = 0
@@ -36,20 +36,14 @@ _made: list[str] = []
 """Modules that this machine lacks, and ranks get all the same."""
 
 
-def _rank() -> Rank:
-    rank = context.rank()
-    assert rank is not None
-    return rank
-
-
 def _stream(*_args: Any, **_options: Any) -> Stream:
-    rank = _rank()
+    rank = current_rank()
     return Stream(rank, str(len(rank.streams)))
 
 
 @contextmanager
 def _on(stream: Stream | None) -> Iterator[None]:
-    rank = _rank()
+    rank = current_rank()
     rank.current.append(stream if stream is not None else rank.stream)
     try:
         yield
@@ -58,11 +52,11 @@ def _on(stream: Stream | None) -> Iterator[None]:
 
 
 def _set_stream(stream: Stream) -> None:
-    _rank().current[:] = [stream]
+    current_rank().current[:] = [stream]
 
 
 def _properties(*_device: Any) -> Any:
-    rank = _rank()
+    rank = current_rank()
     return device_properties(rank.world.state["arch"], rank.world.state["sms"])
 
 
@@ -72,30 +66,30 @@ def _capability(*device: Any) -> tuple[int, int]:
 
 
 _CUDA: dict[str, Callable[..., Any]] = {
-    "current_stream": lambda *_device: _rank().stream,
-    "default_stream": lambda *_device: _rank().streams[0],
+    "current_stream": lambda *_device: current_rank().stream,
+    "default_stream": lambda *_device: current_rank().streams[0],
     "stream": _on,
     "set_stream": _set_stream,
     "synchronize": lambda *_device: synchronize(),
-    "current_device": lambda: _rank().number,
-    "device_count": lambda: _rank().world.size,
+    "current_device": lambda: current_rank().number,
+    "device_count": lambda: current_rank().world.size,
     "set_device": lambda *_device: None,
     "device": lambda *_device: nullcontext(),
     "get_device_properties": _properties,
     "get_device_capability": _capability,
-    "is_current_stream_capturing": lambda: _rank().stream.capture is not None,
+    "is_current_stream_capturing": lambda: current_rank().stream.capture is not None,
 }
 
 
 def _set_pad(size: int) -> None:
-    _rank().world.memory.pad_bytes = int(size)
+    current_rank().world.memory.pad_bytes = int(size)
 
 
 _SYMMETRIC: dict[str, Callable[..., Any]] = {
     "empty": symmetric.empty,
     "rendezvous": symmetric.rendezvous,
     "set_signal_pad_size": _set_pad,
-    "get_signal_pad_size": lambda: _rank().world.memory.pad_bytes,
+    "get_signal_pad_size": lambda: current_rank().world.memory.pad_bytes,
     "enable_symm_mem_for_group": lambda _name: None,
     "is_symm_mem_enabled_for_group": lambda _name: True,
     "set_backend": lambda _name: None,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from tlmatrix.interpreter.callsite import caller
-from tlmatrix.interpreter.sync import context
+from tlmatrix.interpreter.sync.context import current_rank
 
 from .streams import Done, Operation, Stream, enqueue, synchronize, waiting
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tlmatrix.interpreter.sync.agents import Request
-    from tlmatrix.interpreter.sync.world import Rank
 
 
 class Capture:
@@ -113,13 +112,6 @@ class Capture:
         return next((each for each in ends if id(each) not in reached), None)
 
 
-def _rank() -> Rank:
-    rank = context.rank()
-    if rank is None:
-        raise RuntimeError("CUDA graphs are simulated only inside of tlmatrix.simulate()")
-    return rank
-
-
 class Graph:
     """A simulated `torch.cuda.CUDAGraph`."""
 
@@ -135,7 +127,7 @@ class Graph:
         Raises:
             RuntimeError: it is captured already, or the graph has been.
         """
-        stream = _rank().stream
+        stream = current_rank().stream
         if stream.capture is not None:
             stream.capture.refuse("the beginning of a capture")
         if self._capture is not None:
@@ -160,7 +152,7 @@ class Graph:
                 f"{left.what} at {left.place[0]}:{left.place[1]} on another one "
                 "(cudaErrorStreamCaptureUnjoined): wait_stream, or an event, before the end"
             )
-        rank = _rank()
+        rank = current_rank()
         self._streams = {
             stream: Stream(rank, f"{number} of a graph")
             for number, stream in enumerate(capture.branches)
@@ -229,7 +221,7 @@ class Capturing:
         self._stream: Stream | None = stream
 
     def __enter__(self) -> None:
-        rank = _rank()
+        rank = current_rank()
         synchronize()
         if self._stream is None:
             self._stream = rank.state.get("capturing")
@@ -249,7 +241,7 @@ class Capturing:
             else:
                 self._graph.drop()
         finally:
-            _rank().current.pop()
+            current_rank().current.pop()
 
 
 def captured_at_once(
@@ -267,7 +259,7 @@ def captured_at_once(
     Raises:
         RuntimeError: the host would have to know values.
     """
-    rank = _rank()
+    rank = current_rank()
     capture = rank.stream.capture
     assert capture is not None
     name = str(func).removeprefix("aten.")

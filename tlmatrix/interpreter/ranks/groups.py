@@ -6,7 +6,9 @@ clocks of all are joined then.
 
 from __future__ import annotations
 
+import copy
 import operator
+from datetime import timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 from tlmatrix.interpreter.callsite import caller
 from tlmatrix.interpreter.sync import context
 from tlmatrix.interpreter.sync.collectives import arrive
+from tlmatrix.interpreter.sync.context import current_rank
 
 from .streams import Done, Operation, enqueue
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tlmatrix.interpreter.sync.agents import Request
+    from tlmatrix.interpreter.sync.world import Rank
 
     from .streams import Stream
 
@@ -40,9 +44,7 @@ class _Work:
     def wait(self, timeout: Any = None) -> bool:
         """The current stream waits for it, as NCCL's does."""
         del timeout
-        rank = context.rank()
-        assert rank is not None
-        rank.stream.wait_for(self.operation, f"for {self.operation.what}")
+        current_rank().stream.wait_for(self.operation, f"for {self.operation.what}")
         return True
 
     def is_completed(self) -> bool:
@@ -103,10 +105,7 @@ class SimulatedGroup(_Group):  # type: ignore[misc]  # its stubs have overloads 
         """Its name, the same on every rank."""
         return str(c10d._world.pg_names[self])  # noqa: SLF001
 
-    @property
-    def group_name(self) -> str:
-        """Its name, the same on every rank."""
-        return self.pg_name
+    group_name = pg_name
 
     def __repr__(self) -> str:
         return f"<simulated process group, rank {self._rank} of {self._size}>"
@@ -123,8 +122,7 @@ class SimulatedGroup(_Group):  # type: ignore[misc]  # its stubs have overloads 
         reads: Any = (),
         writes: Any = (),
     ) -> Any:
-        rank = context.rank()
-        assert rank is not None
+        rank = current_rank()
         members = tuple(dist.get_process_group_ranks(self))
         name = f"the group {self.pg_name}" if len(members) < rank.world.size else "all ranks"
         # What runs later may run in another rank's thread.
@@ -327,3 +325,70 @@ class SimulatedGroup(_Group):  # type: ignore[misc]  # its stubs have overloads 
         return self.alltoall(parts(output, output_sizes), parts(given, input_sizes), opts)
 
     alltoall_base = all_to_all_single
+
+
+# -- PyTorch's record of process groups. `torch.distributed` keeps it in one object of the process;
+# while ranks are simulated every rank's thread has its own.
+
+_TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg")
+_TABLES += ("pg_to_tag", "pg_coalesce_state", "pg_default_device")
+_RECORD: dict[str, Any] = {"default_pg": None, "group_count": 0, "comms": []}
+_RECORD |= {name: {} for name in _TABLES}
+"""The record of a rank that has no group."""
+
+
+class ThreadsWorld:
+    """PyTorch's record of process groups: a rank's thread has its own, others the process's."""
+
+    def __init__(self, original: Any) -> None:
+        object.__setattr__(self, "_original", original)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "pg_config_info" and context.rank() is not None:
+            return []
+        record = _record()
+        if record is None or name not in record:
+            return getattr(object.__getattribute__(self, "_original"), name)
+        return record[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        record = _record()
+        if record is None or name not in record:
+            setattr(object.__getattribute__(self, "_original"), name, value)
+        else:
+            record[name] = value
+
+
+def _record() -> dict[str, Any] | None:
+    """The record of this thread's rank; None outside a simulation."""
+    rank = context.rank()
+    if rank is None:
+        return None
+    if "groups" not in rank.state:
+        rank.state["groups"] = copy.deepcopy(_RECORD)
+    found: dict[str, Any] = rank.state["groups"]
+    return found
+
+
+def _create(store: Any, rank: int, size: int, timeout: Any) -> SimulatedGroup:
+    del store, timeout
+    return SimulatedGroup(rank, size)
+
+
+def join_world(rank: Rank, store: Any) -> None:
+    """Make the default group in a rank's thread."""
+    if BACKEND.upper() not in dist.Backend._plugins:  # noqa: SLF001  # what is registered
+        dist.Backend.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
+    dist.init_process_group(
+        BACKEND,
+        store=store,
+        rank=rank.number,
+        world_size=rank.world.size,
+        timeout=timedelta(days=1),
+    )
+
+
+def leave_world() -> None:
+    """Forget the groups of a rank's thread."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tlmatrix.interpreter.callsite import caller
+from tlmatrix.interpreter.gpu import is_cuda
 from tlmatrix.interpreter.sync.dispatch import Slot
 
 from .graphs import captured_at_once
@@ -47,12 +48,6 @@ def _is_free(func: Any) -> bool:
         return True
     returned = [r.alias_info for r in schema.returns]
     return bool(returned) and all(a is not None and not a.is_write for a in returned)
-
-
-def _is_cuda(device: Any) -> bool:
-    if isinstance(device, str):
-        return device.split(":")[0] == "cuda"
-    return isinstance(device, torch.device) and device.type == "cuda"
 
 
 class OnStreams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch has no types
@@ -121,18 +116,14 @@ class OnStreams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch 
         accesses = self._rank.world.accesses
         assert accesses is not None
         name = str(func).removeprefix("aten.")
-        for argument, value in zip(func._schema.arguments, args, strict=False):  # noqa: SLF001
+        arguments = func._schema.arguments  # noqa: SLF001
+        named = [(argument, kwargs.get(argument.name)) for argument in arguments]
+        for argument, value in (*zip(arguments, args, strict=False), *named):
             writes = argument.alias_info is not None and argument.alias_info.is_write
             for tensor in tree_leaves(value):
                 if isinstance(tensor, torch.Tensor):
                     action = "write" if writes else "read"
                     accesses.touch(tensor, action, name, agent=stream, place=place)
-        for argument in func._schema.arguments:  # noqa: SLF001
-            value = kwargs.get(argument.name)
-            if isinstance(value, torch.Tensor):
-                writes = argument.alias_info is not None and argument.alias_info.is_write
-                action = "write" if writes else "read"
-                accesses.touch(value, action, name, agent=stream, place=place)
 
     def _enqueue(self, func: Any, what: str, args: Any, kwargs: Any) -> Any:
         world = self._rank.world
@@ -199,8 +190,8 @@ class HostReads(TorchFunctionMode):
             return None
         elif func is torch.Tensor.cuda:
             return args[0]
-        elif "device" in kwargs and _is_cuda(kwargs["device"]):
+        elif "device" in kwargs and is_cuda(kwargs["device"]):
             kwargs = {**kwargs, "device": torch.device("cpu")}
-        elif func is torch.Tensor.to and any(_is_cuda(a) for a in args[1:]):
-            args = (args[0], *("cpu" if _is_cuda(a) else a for a in args[1:]))
+        elif func is torch.Tensor.to and any(is_cuda(a) for a in args[1:]):
+            args = (args[0], *("cpu" if is_cuda(a) else a for a in args[1:]))
         return func(*args, **kwargs)

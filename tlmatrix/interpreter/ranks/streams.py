@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tlmatrix.interpreter.callsite import caller, rendered
 from tlmatrix.interpreter.locks import tracing
-from tlmatrix.interpreter.sync import context
 from tlmatrix.interpreter.sync.agents import Agent, Request
-from tlmatrix.interpreter.sync.dispatch import Dispatcher
+from tlmatrix.interpreter.sync.context import current_rank
+from tlmatrix.interpreter.sync.dispatch import Dispatcher, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tlmatrix.interpreter.sync.clocks import Clock
+    from tlmatrix.interpreter.sync.dispatch import BlockLaunch
     from tlmatrix.interpreter.sync.world import Rank
 
     from .graphs import Capture
@@ -201,20 +202,20 @@ class Event:
 
     def record(self, stream: Stream | None = None) -> None:
         """It happens when all is over that `stream` has been given."""
-        stream = stream if stream is not None else context.hosted("streams").stream
+        stream = stream if stream is not None else current_rank().stream
         self._of = f"an event of {stream.name} recorded at {rendered(caller())}"
         self.operation = enqueue("event", lambda _stream: None, stream)
 
     def wait(self, stream: Stream | None = None) -> None:
         """What `stream` is given from now on waits for it."""
-        (stream if stream is not None else context.hosted("streams").stream).wait_event(self)
+        (stream if stream is not None else current_rank().stream).wait_event(self)
 
     def synchronize(self) -> None:
         """The host waits for it."""
         if self.operation is not None:
             if self.operation.capture is not None:
                 self.operation.capture.refuse("waiting for an event")
-            rank = context.hosted("streams")
+            rank = current_rank()
             rank.here = caller()
             rank.world.wait(rank, Done(self.operation, f"for {self}"))
 
@@ -237,7 +238,7 @@ def enqueue(
     stream: Stream | None = None,
 ) -> Operation:
     """Enqueue an operation on a stream of this thread's rank; now and then others run meanwhile."""
-    rank = context.hosted("streams")
+    rank = current_rank()
     stream = stream if stream is not None else rank.stream
     world = rank.world
     if world.memory is not None:
@@ -253,9 +254,28 @@ def enqueue(
     return operation
 
 
+def enqueue_kernel(kernel: Any, running: Callable[[], Iterator[BlockLaunch]]) -> None:
+    """Enqueue a launch on the current stream of this thread's rank.
+
+    Args:
+        kernel: the kernel.
+        running: runs it, and yields the blocks of one that waits for flags.
+    """
+
+    def work(stream: Stream) -> Iterator[Request | None]:
+        if not kernel.waits:
+            yield Slot(stream.host, f"kernel {kernel.name}")
+        stream.kernel = kernel.name
+        for blocks in running():
+            yield from blocks.run(stream)
+        stream.kernel = ""
+
+    enqueue(f"kernel {kernel.name}", work)
+
+
 def synchronize(stream: Stream | None = None) -> None:
     """The host waits for a stream, or for all streams of its rank."""
-    rank = context.hosted("streams")
+    rank = current_rank()
     for each in [stream] if stream is not None else list(rank.streams):
         if each.capture is not None:
             each.capture.refuse("waiting for a stream")

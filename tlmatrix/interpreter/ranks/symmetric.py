@@ -19,8 +19,8 @@ import torch
 from tlmatrix.interpreter.callsite import rendered
 from tlmatrix.interpreter.errors import InterpreterError, SynchronizationError
 from tlmatrix.interpreter.runtime.memory import poison
-from tlmatrix.interpreter.sync import context
 from tlmatrix.interpreter.sync.collectives import meet
+from tlmatrix.interpreter.sync.context import current_rank
 from tlmatrix.interpreter.sync.dispatch import Slot
 from tlmatrix.interpreter.sync.flags import FlagWait, access, last_write, wait_for, zero
 from tlmatrix.interpreter.sync.pointers import Pointer
@@ -43,13 +43,6 @@ def _array(tensor: torch.Tensor) -> Any:
         return tensor.numpy()
 
 
-def _rank() -> Rank:
-    rank = context.rank()
-    if rank is None:
-        raise RuntimeError("symmetric memory is simulated only inside of tlmatrix.simulate()")
-    return rank
-
-
 def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
     """`symm_mem.empty`: a tensor of the rank's own symmetric memory.
 
@@ -57,7 +50,7 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> t
         RuntimeError: the current stream is being captured.
     """
     del device
-    rank = _rank()
+    rank = current_rank()
     if rank.stream.capture is not None:
         rank.stream.capture.refuse("symmetric_memory.empty")
     shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
@@ -98,7 +91,7 @@ def rendezvous(tensor: torch.Tensor, group: Any) -> Handle:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
-    rank = _rank()
+    rank = current_rank()
     memory = rank.world.memory
     if isinstance(group, str):
         names = c10d._world.pg_names  # noqa: SLF001  # where PyTorch keeps them
@@ -318,7 +311,7 @@ def write_value(tensor: torch.Tensor, offset: int, val: int, count: int = 1) -> 
         raise InterpreterError(
             f"flags {offset} to {offset + count - 1} are written of a tensor that has {len(flags)}"
         )
-    array = _array(_rank().world.memory.borrowed(flags.view(torch.int32)))
+    array = _array(current_rank().world.memory.borrowed(flags.view(torch.int32)))
 
     def work(_stream: Stream) -> None:
         for k in range(offset, offset + count):
@@ -335,7 +328,7 @@ def stream_write_value(tensor: torch.Tensor, offset: int, val: int) -> torch.Ten
         InterpreterError: for a flag past the end of the tensor.
         RuntimeError: the current stream is captured to a CUDA graph.
     """
-    capture = _rank().stream.capture
+    capture = current_rank().stream.capture
     if capture is not None:
         capture.refuse("stream_write_value32 (memset32 can be captured)")
     return write_value(tensor, offset, val)
@@ -355,9 +348,9 @@ def stream_wait_value(stream: Any, addr: Any, value: Any, flags: Any) -> tuple[i
             memory, or a comparison other than at least (0) and equal (1).
         RuntimeError: the stream is captured to a CUDA graph.
     """
-    if _rank().world.state["traced"]:
+    if current_rank().world.state["traced"]:
         return (0,)  # kernels are only traced, those too that would raise the flag
-    rank, address = _rank(), int(addr)
+    rank, address = current_rank(), int(addr)
     known = next((each for each in rank.streams if each.cuda_stream == int(stream)), None)
     if known is None:
         raise InterpreterError(

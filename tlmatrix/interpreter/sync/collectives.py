@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.callsite import caller, rendered
 from tlmatrix.interpreter.errors import SynchronizationError
 
-from . import context
 from .agents import Agent, Wait
 from .barriers import Rendezvous
+from .context import current_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,8 +100,7 @@ def meet(key: tuple[Any, ...], what: str, members: tuple[int, ...], data: Any) -
     Raises:
         RuntimeError: its stream is being captured.
     """
-    rank = context.rank()
-    assert rank is not None
+    rank = current_rank()
     rank.here = caller()
     if rank.stream.capture is not None:
         rank.stream.capture.refuse(what)

@@ -27,17 +27,16 @@ def world() -> World | None:
     return _local.world
 
 
-def hosted(what: str) -> Rank:
+def current_rank() -> Rank:
     """The rank whose host this thread is.
-
-    Args:
-        what: what needs a rank, plural: "streams".
 
     Raises:
         RuntimeError: outside a simulation.
     """
     if _local.rank is None:
-        raise RuntimeError(f"{what} are simulated only inside of tlmatrix.simulate()")
+        raise RuntimeError(
+            "streams, graphs and symmetric memory are simulated only inside of tlmatrix.simulate()"
+        )
     return _local.rank
 
 

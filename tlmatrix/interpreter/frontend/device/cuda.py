@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.gpu import is_cuda
 
-from .tensors import CPU, CUDA, is_cuda
+from .tensors import CPU, CUDA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,20 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from tlmatrix.interpreter.gpu import is_cuda
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
-
-
-def is_cuda(device: Any) -> bool:
-    """Whether a device, by its name, number or itself, is a GPU."""
-    if isinstance(device, str):
-        return device.split(":")[0] == "cuda"
-    if isinstance(device, torch.device):
-        return device.type == "cuda"
-    return isinstance(device, int) and not isinstance(device, bool)
 
 
 def _moved(tensor: torch.Tensor) -> torch.Tensor:
