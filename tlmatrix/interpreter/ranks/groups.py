@@ -143,7 +143,7 @@ class SimulatedGroup(_Group):  # type: ignore[misc]  # its stubs have overloads 
 
         enqueued = enqueue(what, operation)
         if not getattr(opts, "asyncOp", False) and enqueued.capture is None:
-            rank.here = place
+            rank.call_site = place
             rank.world.wait(rank, Done(enqueued, f"for {what} to end"))
         return _Work(enqueued, writes)
 

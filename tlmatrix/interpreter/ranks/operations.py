@@ -82,7 +82,7 @@ class OnStreams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch 
             return func(*args, **kwargs)
         last = stream.last()
         if last is not None:
-            rank.here = caller()
+            rank.call_site = caller()
             rank.world.wait(rank, Done(last, f"for {stream.name}, before {func}, to finish"))
         accesses = rank.world.accesses
         if accesses is not None and accesses.follows:

@@ -216,7 +216,7 @@ class Event:
             if self.operation.capture is not None:
                 self.operation.capture.refuse("waiting for an event")
             rank = current_rank()
-            rank.here = caller()
+            rank.call_site = caller()
             rank.world.wait(rank, Done(self.operation, f"for {self}"))
 
     def query(self) -> bool:
@@ -249,7 +249,7 @@ def enqueue(
     stream.queue.append(operation)
     # An eager kernel is launched while it is traced: its rank keeps its turn.
     if world.random.random() < world.lazy and not tracing():
-        rank.here = operation.place
+        rank.call_site = operation.place
         world.wait(rank, None)
     return operation
 
@@ -281,7 +281,7 @@ def synchronize(stream: Stream | None = None) -> None:
             each.capture.refuse("waiting for a stream")
         last = each.last()
         if last is not None:
-            rank.here = caller()
+            rank.call_site = caller()
             rank.world.wait(rank, Done(last, f"for {each.name} to finish its work"))
         else:
             rank.learn(each.clock)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.callsite import rendered
 from tlmatrix.interpreter.errors import SynchronizationError
 
+from .agents import located
 from .barriers import Mbarrier, Mbarriers, Rendezvous, ThreadBarrier
 from .clusters import Cluster
-from .kernels import located
 from .regions import History, RegionAccess, rendered_box
 from .roles import Role
 

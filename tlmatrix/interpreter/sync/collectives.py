@@ -101,9 +101,9 @@ def meet(key: tuple[Any, ...], what: str, members: tuple[int, ...], data: Any) -
         RuntimeError: its stream is being captured.
     """
     rank = current_rank()
-    rank.here = caller()
+    rank.call_site = caller()
     if rank.stream.capture is not None:
         rank.stream.capture.refuse(what)
-    found = arrive(rank, rank, key, what, members, data, rank.here, None)
+    found = arrive(rank, rank, key, what, members, data, rank.call_site, None)
     rank.world.wait(rank, found.wait())
     return [found.brought[m] for m in members]

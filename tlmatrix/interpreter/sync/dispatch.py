@@ -9,8 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import context
-from .agents import Agent, Request, Wait
-from .kernels import BlockAgent
+from .agents import Agent, BlockAgent, Request, Wait
 from .world import Stopped, World
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from tlmatrix.interpreter.errors import DeadlockError, RaceError, Synchronizatio
 from tlmatrix.interpreter.reports import Party, Report
 
 from . import settings
+from .agents import located
 from .barriers import Mbarrier, ThreadBarrier
 from .blocks import Block
 from .deadlocks import deadlock
 from .findings import Findings
-from .kernels import located
 from .scheduler import InOrder, Policy, Prioritized, Scheduler, Uniform
 from .turns import other_ranks_run
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import SynchronizationError
 
-from .agents import Agent, Wait
+from .agents import Agent, BlockAgent, Wait
 from .barriers import Mbarrier, Phase, Rendezvous, Spin, ThreadBarrier
 from .clocks import Clock, fenced, join
-from .kernels import BlockAgent
 from .regions import RegionAccess, cells_of, region_of
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ def other_ranks_run(launch: Scheduler, block: str) -> bool:
     if _local.seen != seen:
         _local.seen = seen
         rank.world.progress += 1
-    rank.here = launch.agents[0].place()
+    rank.call_site = launch.agents[0].place()
     rank.world.wait(rank, _Turn(block))
     launch.progress += 1
     _local.seen = launch, launch.progress

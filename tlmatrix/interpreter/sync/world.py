@@ -59,12 +59,12 @@ class Rank(Agent):
         self.done = False
         self.wake = threading.Lock()
         self.wake.acquire()
-        self.here: tuple[str, int] = ("", 0)
+        self.call_site: tuple[str, int] = ("", 0)
         self.state: dict[str, Any] = {}
 
     def place(self) -> tuple[str, int]:
         """Where in the user's program the host waits."""
-        return self.here
+        return self.call_site
 
     @property
     def stream(self) -> Any:
