@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.analysis.budget import shared_memory, tensor_memory
 from tlmatrix.interpreter.analysis.initialization import definitely_initialized
-from tlmatrix.interpreter.analysis.liveness import live_rows
 from tlmatrix.interpreter.analysis.thread_order import (
     InferredLayouts,
     annotates_fragments,
@@ -18,7 +17,6 @@ from tlmatrix.interpreter.analysis.threads import needs_threads
 from tlmatrix.interpreter.analysis.usage import addressed_buffers, kernel_usage, mixed_views
 from tlmatrix.interpreter.emit.agents import Agents
 from tlmatrix.interpreter.emit.buffers import Buf
-from tlmatrix.interpreter.emit.choices import root_choice
 from tlmatrix.interpreter.emit.emitter import Emitter, Facts, Rules
 from tlmatrix.interpreter.emit.integers import bits_of
 from tlmatrix.interpreter.emit.invariants import Invariants
@@ -26,7 +24,6 @@ from tlmatrix.interpreter.emit.source import unwrapped
 from tlmatrix.interpreter.emit.threads import Threads
 from tlmatrix.interpreter.emit.threads.races import RaceInstrument
 from tlmatrix.interpreter.emit.threads.statements import rules_of_threads
-from tlmatrix.interpreter.emit.trimming import Trimming
 from tlmatrix.interpreter.emit.values import LOW_PRECISION, Val, is_float, is_value
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.instruments.coverage import CoverageInstrument
@@ -132,11 +129,6 @@ def generate(func: Any, text: str, options: Options) -> Program:
     if not threads and not waits and not any(i.sees_every_read for i in instruments):
         first_use = not options.guard or any(i.sees_reads for i in instruments)
         e.invariants = Invariants(from_first_use=first_use)
-        guarded = "guarded" in (options.sanitizers or ())
-        # What counts, traces or reports guards notes every row; threads run whole tiles.
-        if options.guard and not (options.covered or options.traced or guarded or inferred):
-            groups = live_rows(kernel, usage, root_choice)
-            e.trimming = Trimming(e, groups) if groups else None
     program = _emit(e, shapes)
     return replace(finish(e, program), waits=waits and not options.recorded)
 

@@ -80,9 +80,7 @@ def allocate_buffer(e: Emitter, buffer: ir.Buffer) -> None:
         raise e.refuse(f"memory of scope {scope} ({name})")
     if not is_value(dtype):
         raise e.refuse(f"a buffer of dtype {dtype} ({name})")
-    whole = tuple(e.scalar(n, "a buffer shape") for n in buffer.shape)
-    rows = e.live_rows(buffer.data)
-    shape = whole if rows is None else (rows, *whole[1:])
+    shape = tuple(e.scalar(n, "a buffer shape") for n in buffer.shape)
     code = e.w.fresh(name)
     low = LOW_PRECISION.get(dtype)
     packed = buffer.data in e.facts.mixed_views and low is not None
@@ -97,12 +95,11 @@ def allocate_buffer(e: Emitter, buffer: ir.Buffer) -> None:
         codec=low if packed else None,
         rounding=None if packed else low,
         variable=variable,
-        whole=None if rows is None else whole,
     )
     if name in e.safe_values:
         buf.safe = _safe_value(e, e.safe_values[name], dtype)
     e.buffers[buffer] = buf
-    extents = "(" + ", ".join(n.code for n in whole) + ",)"
+    extents = "(" + ", ".join(n.code for n in shape) + ",)"
     # TileLang defines a variable with the value 0 where the user gives it none.
     blank = "0" if scope == "local.var" else poison_code(np_dtype, packed=packed)
     if variable:
@@ -112,10 +109,7 @@ def allocate_buffer(e: Emitter, buffer: ir.Buffer) -> None:
         e.launch_prologue.line(f"{code} = allocate({extents}, {np_dtype!r})")
     elif buf.static_shape is not None:
         e.fixed.add(code)
-        memory = code if rows is None else e.prologue.fresh(f"{code}_whole")
-        e.prologue.line(f"{memory} = np.empty({extents}, {np_dtype!r})")
-        if rows is not None:
-            e.define(code, f"{memory}[:{rows.code}]", rows.code)
+        e.prologue.line(f"{code} = np.empty({extents}, {np_dtype!r})")
         if not (e.may_shorten and buffer.data in e.facts.initialized):
             e.w.line(f"{code}.fill({blank})")
     else:

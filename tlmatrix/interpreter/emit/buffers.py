@@ -29,7 +29,6 @@ class Buf:
         private_axes: axes along which a local buffer has one copy for each iteration.
         per_thread: whether those axes are the threads of a role.
         views: names of views of it that never change, by their code.
-        whole: the shape it has in the kernel, where only its live rows are computed.
     """
 
     name: str
@@ -44,7 +43,6 @@ class Buf:
     private_axes: tuple[int, ...] = ()
     per_thread: bool = False
     views: dict[str, str] = field(default_factory=dict)
-    whole: tuple[Val, ...] | None = None
 
     @property
     def is_global(self) -> bool:
@@ -59,7 +57,6 @@ class Buf:
     @property
     def static_shape(self) -> tuple[int, ...] | None:
         """The shape in the kernel, where all of it is known when the program is emitted."""
-        shape = self.whole or self.shape
-        if any(n.lit is None for n in shape):
+        if any(n.lit is None for n in self.shape):
             return None
-        return tuple(n.lit for n in shape)
+        return tuple(n.lit for n in self.shape)

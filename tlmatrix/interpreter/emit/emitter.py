@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .buffers import Buf
     from .instrument import Instrument
     from .invariants import Invariants
-    from .trimming import Trimming
 
 __all__ = ["Axis", "Dest", "Emitter", "Facts", "Rules"]
 
@@ -123,7 +122,6 @@ class Emitter:
         facts: what analyses found of the kernel.
         guard: whether TileLang guards global accesses.
         invariants: shares integers that stay the same while a block runs; None where nothing is.
-        trimming: leaves out dead rows of tiles; None where all are computed.
         w: the lines of the program; `prologue` those before the grid, or a block.
         vars: the values of variables; a string says what is refused at a use of one.
         deferred: expressions that are evaluated where a variable is used.
@@ -151,7 +149,6 @@ class Emitter:
     facts: Facts
     guard: bool
     invariants: Invariants | None = None
-    trimming: Trimming | None = None
     w: Writer = field(default_factory=Writer)
     vars: dict[Any, Any] = field(default_factory=dict)
     deferred: dict[Any, Any] = field(default_factory=dict)
@@ -238,7 +235,7 @@ class Emitter:
             return f"torch.from_numpy({code})"
         if code not in self._tensors:
             name = self._tensors[code] = self.prologue.fresh(f"{code}_t")
-            self.define(name, f"torch.from_numpy({code})", code)
+            self.prologue.line(f"{name} = torch.from_numpy({code})")
         return self._tensors[code]
 
     def transposed(self, code: str) -> str | None:
@@ -247,7 +244,7 @@ class Emitter:
             return None
         if code not in self._transposed:
             name = self._transposed[code] = self.prologue.fresh(f"{code}_turned")
-            self.define(name, f"{self.tensor(code)}.t()", code)
+            self.prologue.line(f"{name} = {self.tensor(code)}.t()")
         return self._transposed[code]
 
     def hoisted(self, buf: Buf, code: str) -> str:
@@ -257,22 +254,9 @@ class Emitter:
         name = buf.views.get(code)
         if name is None:
             name = buf.views[code] = self.prologue.fresh(f"{buf.code}_v")
-            self.define(name, code, buf.code)
+            self.prologue.line(f"{name} = {code}")
             self.fixed.add(name)
         return name
-
-    def define(self, name: str, code: str, of: str) -> None:
-        """Define a name once for each value of `of`: before the grid, or where rows are trimmed."""
-        if self.trimming is None or not self.trimming.define(name, code, of):
-            self.prologue.line(f"{name} = {code}")
-
-    def live_rows(self, key: Any) -> Val | None:
-        """How many rows are computed of a buffer's data or by a loop's variable; None for all."""
-        return None if self.trimming is None else self.trimming.rows_of(key)
-
-    def is_trimmed(self, code: str) -> bool:
-        """Whether an extent is a number of live rows."""
-        return self.trimming is not None and code in self.trimming.names
 
     # -- axes
 
@@ -286,12 +270,11 @@ class Emitter:
     def push_axis(self, extent: Val) -> Axis:
         """Enter a parallel loop."""
         position = len(self.axes)
-        if extent.lit is not None or self.is_trimmed(extent.code):
+        if extent.lit is not None:
             key = (extent.code, position, self.rank)
             if key not in self.iotas:
                 name = self.iotas[key] = self.prologue.fresh(f"i{position}_{extent.code}")
-                iota_code = f"iota({extent.code}, {position}, {self.rank})"
-                self.define(name, iota_code, extent.code)
+                self.prologue.line(f"{name} = iota({extent.code}, {position}, {self.rank})")
             code = self.iotas[key]
         else:
             code = self.temp(f"i{position}")

@@ -19,7 +19,7 @@ from tlmatrix.interpreter.ir import nodes as ir
 from .values import Val, is_int
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from .emitter import Emitter
 
@@ -54,14 +54,14 @@ class Invariants:
         self._start = len(e.w.lines)
         self._known = set(e.vars)
 
-    def end_grid(self, e: Emitter, more: Sequence[str]) -> None:
-        """Write the definitions at the start of the block, and `more` lines after them."""
+    def end_grid(self, e: Emitter) -> None:
+        """Write the definitions at the start of the block."""
         if self._start is None:
             return
         lines = [f"{name} = {code}" for code, name in self._shared.items()]
         if self.from_first_use and lines:
             lines = [f"{' = '.join(self._shared.values())} = None"]
-        e.w.insert(self._start, [*lines, *more])
+        e.w.insert(self._start, lines)
         self._shared, self._start = {}, None
 
     def shared(self, e: Emitter, node: Any, value: Val) -> Val:

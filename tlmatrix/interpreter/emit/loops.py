@@ -77,7 +77,7 @@ def _emit_grid(e: Emitter, node: ir.For) -> None:
         instrument.grid(e)
     _grid_loop(e, loops, 0, body)
     if e.invariants is not None:
-        e.invariants.end_grid(e, () if e.trimming is None else e.trimming.block_lines(e))
+        e.invariants.end_grid(e)
 
 
 def _grid_loop(e: Emitter, loops: list[ir.For], depth: int, body: ir.Stmt) -> None:
@@ -86,8 +86,6 @@ def _grid_loop(e: Emitter, loops: list[ir.For], depth: int, body: ir.Stmt) -> No
             instrument.block(e, [loop.loop_var for loop in loops])
         if e.invariants is not None:
             e.invariants.start_block(e)
-        if e.trimming is not None:
-            e.trimming.start_block(e)
         e.stmt(body)
         return
     loop = loops[depth]

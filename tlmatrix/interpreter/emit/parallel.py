@@ -34,7 +34,6 @@ def emit_parallel(e: Emitter, node: ir.For) -> None:
         return
     start = e.scalar(node.min, "a parallel loop whose start")
     extent = e.scalar(node.extent, "a parallel loop whose extent")
-    extent = e.live_rows(node.loop_var) or extent
     if e.axes:
         _emit_axis(e, node, start, extent, {})
         return

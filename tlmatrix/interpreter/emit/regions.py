@@ -88,8 +88,6 @@ def region(e: Emitter, node: Any, *, keep_units: bool = False) -> BufferRegion:
             logical = under_conditions(e, index, logical)
         base = wrapped_index(logical, n)
         extent: Val | None = e.scalar(size, "a tile operation of an extent")
-        if e.is_trimmed(n.code):
-            extent = n  # all of its rows, or it would not be trimmed
         constant = is_constant_index(index) or (logical.lo is not None and logical.lo == logical.hi)
         if extent is not None and extent.lit == 1 and not keep_units:
             extent = None

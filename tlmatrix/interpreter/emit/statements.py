@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -74,11 +74,6 @@ def _is_undefined(e: Emitter, value: Any) -> bool:
 
 def emit_branch(e: Emitter, node: ir.IfThenElse) -> None:
     """An `IfThenElse`: a branch, or both sides under masks."""
-    with nullcontext() if e.trimming is None else e.trimming.under(node.condition):
-        _emit_branch(e, node)
-
-
-def _emit_branch(e: Emitter, node: ir.IfThenElse) -> None:
     outer = e.mask
     tests = uniform(e, node.condition) if e.axes and outer is None else None
     test = e.expr(node.condition)

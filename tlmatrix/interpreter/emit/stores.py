@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +50,7 @@ def store(
         if e.mask is None and e.axes:
             tests = uniform(e, choice[0])
             if tests is not None and not e.expr(choice[0]).scalar:
-                chosen = nullcontext() if e.trimming is None else e.trimming.choosing(choice[0])
-                with e.w.block(f"if {tests[0]}"), chosen:
+                with e.w.block(f"if {tests[0]}"):
                     _store_value(e, buf, nodes, choice[1], in_place)
                 with e.w.block(f"elif {tests[1]}"):
                     _store_value(e, buf, nodes, choice[2], in_place)

@@ -6,7 +6,6 @@ at all.
 
 from __future__ import annotations
 
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.emit.access import conditions, is_guarded
@@ -20,7 +19,7 @@ from .places import is_injective, is_whole, loose_dims, mask_of, where
 from .sites import SiteTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from tlmatrix.interpreter.emit.access import Access, Dim
     from tlmatrix.interpreter.emit.buffers import Buf
@@ -30,22 +29,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.values import Val
 
 __all__ = ["MemorySanitizer"]
-
-
-def _of_whole_tiles(*, reads: bool = False) -> Callable[[Any], Any]:
-    """An event whose lines name tiles as the kernel has them, with their dead rows."""
-
-    def decorated(event: Any) -> Any:
-        @wraps(event)
-        def noted(self: Any, e: Emitter, *args: Any, **options: Any) -> None:
-            start = len(e.w.lines)
-            event(self, e, *args, **options)
-            if e.trimming is not None:
-                e.trimming.note_whole(e, start, reads=reads)
-
-        return noted
-
-    return decorated
 
 
 class MemorySanitizer(Instrument):
@@ -97,7 +80,7 @@ class MemorySanitizer(Instrument):
         if "uninitialised" not in self._on or buf.scope == "local.reducer":
             return
         name = self._seen[buf.code] = e.w.fresh(f"{buf.code}_seen")
-        extents = [n.code for n in buf.whole or buf.shape]
+        extents = [n.code for n in buf.shape]
         if buf.per_thread:
             extents += [e.axis_at(p).extent.code for p in buf.private_axes]
         shape = "()" if buf.variable else f"({', '.join(extents)},)"
@@ -199,7 +182,6 @@ class MemorySanitizer(Instrument):
                 f"{e.mask_code})"
             )
 
-    @_of_whole_tiles()
     def before_view(self, e: Emitter, region: BufferRegion) -> None:
         """Outside cannot be skipped here: the report, then the error."""
         if region.conditions:
@@ -216,7 +198,6 @@ class MemorySanitizer(Instrument):
         """Whether accesses are followed: not to the memory of an iteration."""
         return not buf.private_axes or buf.per_thread
 
-    @_of_whole_tiles(reads=True)
     def read(self, e: Emitter, access: Access) -> None:
         """Iterations are about to read."""
         buf = access.buf
@@ -260,7 +241,6 @@ class MemorySanitizer(Instrument):
         del result
         self._mark_full(e, buf)
 
-    @_of_whole_tiles()
     def before_write(self, e: Emitter, access: Access, result: Val, value: Any) -> None:
         """A value is about to be stored."""
         del value
@@ -281,7 +261,6 @@ class MemorySanitizer(Instrument):
         action = "atomic" if atomic and buf.is_global else "write"
         e.w.line(f"{seen}.{calm} or {seen}.{action}{suffix}({site}, {place})")
 
-    @_of_whole_tiles()
     def before_atomic(self, e: Emitter, access: Access, result: Val, *, previous: bool) -> None:
         """An atomic is about to be done."""
         del result
@@ -357,7 +336,6 @@ class MemorySanitizer(Instrument):
 
     # -- tile operations
 
-    @_of_whole_tiles()
     def before_tile(self, e: Emitter, op: TileOperation) -> None:
         """A tile operation is about to access its operands."""
         if op.moves is not None:
