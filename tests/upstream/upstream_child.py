@@ -160,7 +160,7 @@ def main():
     os.nice(10)
     here = str(Path(__file__).parent)
     sys.path[:] = [folder for folder in sys.path if folder != here]
-    from tlmatrix.interpreter.frontend.program import run_program
+    from tlmatrix.interpreter.frontend.scripts import run_program
 
     def too_slow(*_):
         raise TooSlow(f"over {TEST_SECONDS} s")

@@ -34,7 +34,7 @@ def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
     elif not path.is_file():
         raise UsageError(f"no such script: {path}")
     from tlmatrix.interpreter import Unsupported
-    from tlmatrix.interpreter.frontend.program import run_program
+    from tlmatrix.interpreter.frontend.scripts import run_program
 
     sanitizers = _sanitizers(arguments)
     try:

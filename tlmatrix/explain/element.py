@@ -204,9 +204,9 @@ def _heading(problem: Problem, outputs: Tensors, location: Location) -> Iterator
 
 
 def _explanation_lines(explanation: Explanation, options: Options) -> Iterator[str]:
-    from tlmatrix.interpreter.explain.words import told
+    from tlmatrix.interpreter.explain.text import rendered_lines
 
-    yield from told(explanation, full=options.full, width=options.width)
+    yield from rendered_lines(explanation, full=options.full, width=options.width)
 
 
 def _draw(session: Session, explanation: Explanation, path: Path) -> None:

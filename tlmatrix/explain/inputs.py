@@ -50,7 +50,7 @@ def _parts(problem: Problem, explanation: Explanation | None, location: Location
     import torch
 
     from tlmatrix.explain.influence import Part
-    from tlmatrix.interpreter.explain.words import turn_words
+    from tlmatrix.interpreter.explain.text import rendered_loops
 
     read = _reads(explanation, location)
     parts: list[Part] = []
@@ -63,7 +63,7 @@ def _parts(problem: Problem, explanation: Explanation | None, location: Location
             fresh = flat[left[flat]]
             left[fresh] = False
             if len(fresh):
-                mine.append(Part(name, fresh, turn_words(loops) or "outside of loops"))
+                mine.append(Part(name, fresh, rendered_loops(loops) or "outside of loops"))
         step = -(-len(mine) // _GROUPS) or 1
         for start in range(0, len(mine), step):
             some = mine[start : start + step]
@@ -107,12 +107,12 @@ def _reads(
 
 
 def _table(found: Sequence[Influence], problem: Problem) -> Iterator[str]:
-    from tlmatrix.interpreter.explain.spelling import place_of
+    from tlmatrix.interpreter.explain.indices import rendered_indices
 
     rows = [("input", "read in", "kernel", "reference", "")]
     for influence in found:
         part = influence.part
-        place = place_of(part.elements.numpy(), tuple(problem.inputs[part.input].shape))
+        place = rendered_indices(part.elements.numpy(), tuple(problem.inputs[part.input].shape))
         if not place.startswith("["):
             place = f"{len(part.elements)} elements"
         name = f"{part.input}{place if place.startswith('[') else ': ' + place}"

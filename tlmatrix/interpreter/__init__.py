@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from .sync.externs import model_extern, until
     from .sync.pointers import Pointer
     from .sync.settings import SCHEDULES, scheduled
-    from .sync.turns import run_ranks
+    from .sync.spinning import run_ranks
 
 __all__ = [
     "DEFAULT_SANITIZERS",
@@ -128,7 +128,7 @@ _NAMES = {
     "sync.externs": ("model_extern", "until"),
     "sync.pointers": ("Pointer",),
     "sync.settings": ("scheduled", "SCHEDULES"),
-    "sync.turns": ("run_ranks",),
+    "sync.spinning": ("run_ranks",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -246,13 +246,13 @@ class Coverage:
             for first, last in _runs([(n, not self.lines[(file, n)]) for n in places]):
                 found.append(Gap(file, first, last, "", ("run",)))
         numbered = {site._replace(text="") for site in self.guards if site.number > 1}
-        told = {
+        located = {
             site._replace(text="")
             for site, guard in self.guards.items()
             if site.text and site.kind != "edge" and guard.never
         }
         for site, guard in self.guards.items():
-            if not guard.never or (site in told and not site.text):
+            if not guard.never or (site in located and not site.text):
                 continue
             alone = site._replace(text="", number=2) not in numbered
             kind = site.kind if alone else f"{site.kind} {site.number}"

@@ -163,7 +163,7 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class Spot:
+class AccessSite:
     """A place in the user's source that reads or writes a buffer.
 
     Attributes:
@@ -203,14 +203,14 @@ class Record:
     """What a recorder needs to know of a recorded program.
 
     Attributes:
-        spots: by number, as the generated source names them.
+        sites: by number, as the generated source names them.
         loops: by number.
         grids: for each grid the names of its block indices.
         usage: per global buffer what the kernel does with it: "read", "write", "atomic".
         memories: per global buffer the memory it is.
     """
 
-    spots: tuple[Spot, ...]
+    sites: tuple[AccessSite, ...]
     loops: tuple[Loop, ...]
     grids: tuple[tuple[str, ...], ...]
     usage: dict[str, frozenset[str]]

@@ -1,15 +1,15 @@
 """Why an element has its value: `interpret(trace=...)`, and what `tlmatrix explain` prints.
 
-`launches` keeps what ran, `following` runs a launch again and follows one element back
-(`slicing` has the rules), `model` is the answer and `words` its printed form; `pictures` draws
+`launches` keeps what ran, `replay` runs a launch again and follows one element back
+(`slicing` has the rules), `model` is the answer and `text` its printed form; `pictures` draws
 which block wrote what, and what each block read.
 """
 
 from __future__ import annotations
 
-from .following import explain_element, mapped
 from .launches import Launch, LaunchLog, NotMadeError
 from .model import Block, Explanation, LoopRange, Read, Source, Step, Trace, Writer
+from .replay import explain_element, mapped
 
 __all__ = [
     "Block",

@@ -107,13 +107,13 @@ class LaunchLog:
         saved: dict[int, torch.Tensor] = {}
         for name in sorted(written & tensors.keys()):
             tensor = tensors[name]
-            told = {n for n, t in tensors.items() if _memory(t) == _memory(tensor)}
-            seen = any(usage.get(n, frozenset()) & {"read", "atomic", "ordered"} for n in told)
-            if not seen and _memory(tensor) not in held:
+            names = {n for n, t in tensors.items() if _memory(t) == _memory(tensor)}
+            read = any(usage.get(n, frozenset()) & {"read", "atomic", "ordered"} for n in names)
+            if not read and _memory(tensor) not in held:
                 continue
             copy = tensor.clone()
             saved[_memory(tensor)] = copy
-            if seen:
+            if read:
                 before[name] = copy
             self._freeze(tensor, copy)
         for name, tensor in tensors.items():
@@ -134,16 +134,16 @@ class LaunchLog:
         return launch
 
     def _freeze(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
-        """Earlier launches keep what they saw of a tensor that is about to change."""
+        """Earlier launches keep the contents of a tensor that is about to change."""
         for launch in self.launches:
-            for name, seen in launch.before.items():
+            for name, held in launch.before.items():
                 if (
-                    isinstance(seen, torch.Tensor)
-                    and seen is launch.live[name]
-                    and _memory(seen) == _memory(tensor)
+                    isinstance(held, torch.Tensor)
+                    and held is launch.live[name]
+                    and _memory(held) == _memory(tensor)
                 ):
-                    same = seen.shape == tensor.shape and seen.stride() == tensor.stride()
-                    launch.before[name] = copy if same else seen.clone()
+                    same = held.shape == tensor.shape and held.stride() == tensor.stride()
+                    launch.before[name] = copy if same else held.clone()
 
     def find(
         self, tensor: torch.Tensor, index: Sequence[int], *, until: int | None = None

@@ -78,7 +78,7 @@ class LoopRange:
 
 @dataclass(frozen=True)
 class Read:
-    """Elements of a buffer that a step's value depends on; `place` spells them."""
+    """Elements of a buffer that a step's value depends on; `place` is their index expression."""
 
     buffer: str
     place: str
@@ -200,6 +200,6 @@ class Explanation:
         return tuple(step for step in self.steps if step.departs)
 
     def __str__(self) -> str:
-        from .words import told
+        from .text import rendered_lines
 
-        return "\n".join(told(self))
+        return "\n".join(rendered_lines(self))

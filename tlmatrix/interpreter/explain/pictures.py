@@ -68,11 +68,11 @@ def _plane(
     owners, shared = mapper.owners[memory], mapper.shared[memory]
     rows, columns = _axes(owners, index)
     plane, several = (_cut(array, rows, columns, index) for array in (owners, shared))
-    spelled = [str(at) for at in index]
+    shown = [str(at) for at in index]
     for axis, size in ((rows, plane.shape[0]), (columns, plane.shape[1])):
         if axis is not None:
-            spelled[axis] = f"0:{size}"
-    drawing.text(16, top, f"which block wrote {buffer}[{', '.join(spelled)}]", size=13, bold=True)
+            shown[axis] = f"0:{size}"
+    drawing.text(16, top, f"which block wrote {buffer}[{', '.join(shown)}]", size=13, bold=True)
     top += 22
     width = min(_PLANE[0], max(120.0, plane.shape[1] * 64.0))
     height = min(_PLANE[1], max(28.0, plane.shape[0] * 24.0))
@@ -421,12 +421,12 @@ def _kinds(rows: Iterable[list[_Cell]], mapper: Mapper) -> dict[frozenset[int], 
     return found
 
 
-def _lines(spots: Iterable[int], mapper: Mapper) -> str:
+def _lines(sites: Iterable[int], mapper: Mapper) -> str:
     """`masks.py:76 and 78` of statements, three at most."""
     places = sorted(
         {
             (Path(location.file).name, location.line)
-            for location in (mapper.record.spots[n].location for n in spots)
+            for location in (mapper.record.sites[n].location for n in sites)
             if location is not None
         }
     )

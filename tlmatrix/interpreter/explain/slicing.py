@@ -20,7 +20,7 @@ from tlmatrix.interpreter.runtime.places import Lanes, Tile
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tlmatrix.interpreter.program import Spot
+    from tlmatrix.interpreter.program import AccessSite
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.runtime.tracks import Event
 
@@ -81,45 +81,45 @@ class _Needed:
 
 
 def sliced(
-    events: Sequence[Event], spots: Sequence[Spot], memory: str, size: int, element: int
+    events: Sequence[Event], sites: Sequence[AccessSite], memory: str, size: int, element: int
 ) -> Slice:
     """The writes among `events` that lead to an element of a memory of `size` elements."""
     needed = _Needed()
     needed.add(memory, size, np.array([element]))
     links: list[Link] = []
     addresses: dict[tuple[str, bytes], tuple[int, Array]] = {}
-    outside = {s.memory for s in spots if s.is_global}
+    outside = {s.memory for s in sites if s.is_global}
     registers = _Needed()
 
     def address(place: int, flat: Array, shape: Sequence[int]) -> None:
-        memory = spots[place].memory
+        memory = sites[place].memory
         if memory in outside:
             addresses.setdefault((memory, flat.tobytes()), (place, flat))
         else:
             registers.add(memory, int(np.prod(shape)), flat)
 
     for event in reversed(events):
-        spot = spots[event.spot]
-        if (found := _hit(event, spot.memory, registers)) is not None:
-            registers.settle(spot.memory, found[0])
+        site = sites[event.site]
+        if (found := _hit(event, site.memory, registers)) is not None:
+            registers.settle(site.memory, found[0])
             for (place, access), flat in zip(event.reads, found[1], strict=True):
                 if flat.size:
                     address(place, flat, access.shape)
             continue
-        found = _hit(event, spot.memory, needed)
+        found = _hit(event, site.memory, needed)
         if found is None:
             continue
         hit, reads = found
         kept: list[tuple[int, Array]] = []
-        if accumulates(event, spot):
-            kept.append((event.spot, hit))
+        if accumulates(event, site):
+            kept.append((event.site, hit))
         else:
-            needed.settle(spot.memory, hit)
-        exact = spot.dtype.startswith(("int", "uint", "bool"))
+            needed.settle(site.memory, hit)
+        exact = site.dtype.startswith(("int", "uint", "bool"))
         for (place, access), flat in zip(event.reads, reads, strict=True):
             if not flat.size:
                 continue
-            source = spots[place]
+            source = sites[place]
             if not exact and source.dtype.startswith(("int", "uint", "bool")):
                 address(place, flat, access.shape)
                 continue
@@ -130,10 +130,10 @@ def sliced(
     return Slice(tuple(reversed(links)), tuple(addresses.values()), missing)
 
 
-def accumulates(event: Event, spot: Spot) -> bool:
+def accumulates(event: Event, site: AccessSite) -> bool:
     """Whether a write adds to what its elements held."""
     clear = {"gemm": 2, "reduce": 1}.get(event.rule)
-    return spot.action == "atomic" or (clear is not None and not event.extra[clear])
+    return site.action == "atomic" or (clear is not None and not event.extra[clear])
 
 
 def _hit(event: Event, memory: str, needed: _Needed) -> tuple[Array, list[Array]] | None:

@@ -7,10 +7,9 @@ from html import escape
 _GOLDEN = 0.618033988749895
 
 
-def colour(number: int, *, light: float = 0.72) -> str:
+def colour(number: int) -> str:
     """A colour of its own for each number; neighbours are far apart in hue."""
-    hue = (number * _GOLDEN) % 1.0
-    return f"hsl({360 * hue:.0f},{55 if light > 0.5 else 60}%,{100 * light:.0f}%)"
+    return f"hsl({360 * (number * _GOLDEN % 1.0):.0f},55%,72%)"
 
 
 class Drawing:
@@ -34,10 +33,10 @@ class Drawing:
         title: str = "",
     ) -> None:
         """A rectangle; `title` shows when a mouse rests on it."""
-        told = f"<title>{escape(title)}</title>" if title else ""
+        tooltip = f"<title>{escape(title)}</title>" if title else ""
         self._parts.append(
             f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" '
-            f'fill="{fill}" stroke="{edge}" stroke-width="{thickness}">{told}</rect>'
+            f'fill="{fill}" stroke="{edge}" stroke-width="{thickness}">{tooltip}</rect>'
         )
         self.height = max(self.height, y + height)
 
@@ -60,20 +59,13 @@ class Drawing:
         )
         self.height = max(self.height, y + size / 2)
 
-    def line(self, x1: float, y1: float, x2: float, y2: float, *, edge: str = "#999") -> None:
-        """A straight line."""
-        self._parts.append(
-            f'<line x1="{x1:.2f}" y1="{y1:.2f}" x2="{x2:.2f}" y2="{y2:.2f}" stroke="{edge}"/>'
-        )
-        self.height = max(self.height, y1, y2)
-
     def mark(self, x: float, y: float, title: str) -> None:
         """A ring around one place."""
-        told = f"<title>{escape(title)}</title>"
+        tooltip = f"<title>{escape(title)}</title>"
         for edge, thickness in (("#fff", 5), ("#111", 2)):
             self._parts.append(
                 f'<circle cx="{x:.2f}" cy="{y:.2f}" r="6" fill="none" stroke="{edge}" '
-                f'stroke-width="{thickness}">{told}</circle>'
+                f'stroke-width="{thickness}">{tooltip}</circle>'
             )
 
     def done(self, title: str) -> str:

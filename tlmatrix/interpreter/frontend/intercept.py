@@ -16,11 +16,11 @@ from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.locks import TRACING
 
 from .environment import unseen
+from .jit_copies import copy_of, is_copy, known_kernel, target_of
 from .kernel import InterpretedKernel
 from .parsing import keeping_parsed
 from .programs import programs_of
 from .session import current, local
-from .shadows import is_shadow, known_kernel, shadow_of, target_of
 from .tracing import TracedKernel
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _replacements() -> list[tuple[Any, str, Callable[[Any], Any]]]:
     jit = import_module("tilelang.jit")
     return [
         (import_module("tilelang.language.eager.builder"), "mutate", keeping_parsed),
-        *((JITImpl, name, _on_shadow) for name in ("__call__", "compile", "par_compile")),
+        *((JITImpl, name, _on_copy) for name in ("__call__", "compile", "par_compile")),
         (jit, "cached", _redirected(_cached)),
         (jit, "par_compile", _redirected(_par_compile)),
         (AutoTuneImpl, "__call__", _redirected(_untuned)),
@@ -145,8 +145,8 @@ def _par_compile(
 
 
 @functools.lru_cache(maxsize=8)
-def _on_shadow(original: Any) -> Any:
-    """A method of a jit object, run on its shadow with the target and pass configs in force.
+def _on_copy(original: Any) -> Any:
+    """A method of a jit object, run on its copy with the target and pass configs in force.
 
     Not by `_redirected`: operators call it each time they run.
     """
@@ -154,16 +154,16 @@ def _on_shadow(original: Any) -> Any:
 
     @functools.wraps(original)
     def method(jit: Any, *args: Any, **kwargs: Any) -> Any:
-        if not local.stack or is_shadow(jit):
+        if not local.stack or is_copy(jit):
             return original(jit, *args, **kwargs)
         session = local.stack[-1]
-        shadow = shadow_of(jit, session)
+        copied = copy_of(jit, session)
         if is_call:
-            known = known_kernel(shadow, args, kwargs)
+            known = known_kernel(copied, args, kwargs)
             if known is not None:
                 return known
-        with TRACING, target_of(shadow, session), unseen():  # a rank keeps its turn in the lock
-            return original(shadow, *args, **kwargs)
+        with TRACING, target_of(copied, session), unseen():  # a rank keeps its turn in the lock
+            return original(copied, *args, **kwargs)
 
     return method
 

@@ -18,7 +18,7 @@ from tlmatrix.interpreter.emit.instrument import Instrument
 from tlmatrix.interpreter.emit.values import is_float
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
-from tlmatrix.interpreter.program import Loop, Record, Spot
+from tlmatrix.interpreter.program import AccessSite, Loop, Record
 
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.access import Access
@@ -41,7 +41,7 @@ class RecordInstrument(Instrument):
     sees_writes = True
 
     def __init__(self) -> None:
-        self._spots: dict[Spot, int] = {}
+        self._sites: dict[AccessSite, int] = {}
         self._loops: list[Loop] = []
         self._loop_numbers: list[int] = []
         self._grids: list[tuple[str, ...]] = []
@@ -54,14 +54,14 @@ class RecordInstrument(Instrument):
         buffers = [(node, buf) for node, buf in e.buffers.items() if buf.is_global]
         usage = {buf.name: e.facts.usage.get(node.data, frozenset()) for node, buf in buffers}
         memories = {buf.name: buf.code for _, buf in buffers}
-        return Record(tuple(self._spots), tuple(self._loops), tuple(self._grids), usage, memories)
+        return Record(tuple(self._sites), tuple(self._loops), tuple(self._grids), usage, memories)
 
-    def _number(self, spot: Spot) -> int:
-        return self._spots.setdefault(spot, len(self._spots))
+    def _number(self, site: AccessSite) -> int:
+        return self._sites.setdefault(site, len(self._sites))
 
-    def _spot(self, e: Emitter, buf: Buf, action: str) -> int:
+    def _site(self, e: Emitter, buf: Buf, action: str) -> int:
         return self._number(
-            Spot(
+            AccessSite(
                 e.w.location,
                 buf.name,
                 self._base.get(buf.code, buf.code),
@@ -73,7 +73,9 @@ class RecordInstrument(Instrument):
         )
 
     def _variable(self, e: Emitter, name: str, value: Val, memory: str, action: str) -> int:
-        return self._number(Spot(e.w.location, name, memory, "variable", value.dtype, None, action))
+        return self._number(
+            AccessSite(e.w.location, name, memory, "variable", value.dtype, None, action)
+        )
 
     @staticmethod
     def _guard(buf: Buf) -> str:
@@ -106,8 +108,8 @@ class RecordInstrument(Instrument):
         if isinstance(node, _STATEMENTS):
             if node.location is not None:
                 e.w.location = node.location
-            spot = Spot(e.w.location, "", "", "", "", None, "statement")
-            e.w.line(f"rec.begin({self._number(spot)})")
+            site = AccessSite(e.w.location, "", "", "", "", None, "statement")
+            e.w.line(f"rec.begin({self._number(site)})")
 
     def before_loop(self, e: Emitter, node: Any, ranged: str) -> None:
         """A serial loop is about to start."""
@@ -149,21 +151,21 @@ class RecordInstrument(Instrument):
 
     def read_variable(self, e: Emitter, buf: Buf, code: str) -> str:
         """A variable is read in the middle of an expression."""
-        return f"rec.one({self._spot(e, buf, 'read')}, None, (), {code})"
+        return f"rec.one({self._site(e, buf, 'read')}, None, (), {code})"
 
     def after_assignment(self, e: Emitter, buf: Buf) -> None:
         """A variable was assigned."""
-        e.w.line(f"on > 1 and rec.assigned({self._spot(e, buf, 'store')}, {buf.code})")
+        e.w.line(f"on > 1 and rec.assigned({self._site(e, buf, 'store')}, {buf.code})")
 
     def private_copies(self, e: Emitter, buf: Buf, copies: Buf) -> None:
         """A local buffer was given one copy for each iteration."""
-        source, target = self._spot(e, buf, "read"), self._spot(e, copies, "copy")
+        source, target = self._site(e, buf, "read"), self._site(e, copies, "copy")
         array = "None" if buf.variable else buf.code
         e.w.line(f"on > 1 and rec.spread({source}, {array}, {target}, {copies.code}, True)")
 
     def merged_copies(self, e: Emitter, buf: Buf, copies: Buf) -> None:
         """The copies of a local buffer became one again."""
-        source, target = self._spot(e, copies, "read"), self._spot(e, buf, "copy")
+        source, target = self._site(e, copies, "read"), self._site(e, buf, "copy")
         array = "None" if buf.variable else buf.code
         e.w.line(f"on > 1 and rec.spread({target}, {array}, {source}, {copies.code}, False)")
 
@@ -179,14 +181,14 @@ class RecordInstrument(Instrument):
         """Iterations are about to read."""
         buf = access.buf
         e.w.line(
-            f"{self._guard(buf)}rec.read({self._spot(e, buf, 'read')}, {buf.code}, "
+            f"{self._guard(buf)}rec.read({self._site(e, buf, 'read')}, {buf.code}, "
             f"{access.index_code}, {e.mask_code})"
         )
 
     def read_scalar(self, e: Emitter, access: Access, code: str) -> str:
         """A single element is read in the middle of an expression."""
         buf = access.buf
-        return f"rec.one({self._spot(e, buf, 'read')}, {buf.code}, ({access.element},), {code})"
+        return f"rec.one({self._site(e, buf, 'read')}, {buf.code}, ({access.element},), {code})"
 
     def before_write(self, e: Emitter, access: Access, result: Val, value: Any) -> None:
         """A value is about to be stored: noted once it is."""
@@ -205,7 +207,7 @@ class RecordInstrument(Instrument):
         self._pending = None
         shape = e.shape_of(e.all_axes) if e.axes else "()"
         e.w.line(
-            f"{self._guard(buf)}rec.wrote({self._spot(e, buf, action)}, {buf.code}, {index}, "
+            f"{self._guard(buf)}rec.wrote({self._site(e, buf, action)}, {buf.code}, {index}, "
             f"{e.mask_code}, {shape})"
         )
 
@@ -220,16 +222,16 @@ class RecordInstrument(Instrument):
         found = op.dependence
         if found is None:
             raise e.refuse(f"following an element through T.{op.name}")
-        spots = "".join(
-            f"({self._spot(e, r.buf, 'read')}, {r.buf.code}, {r.dims_code}), "
+        sites = "".join(
+            f"({self._site(e, r.buf, 'read')}, {r.buf.code}, {r.dims_code}), "
             for r in found.sources
         )
         buf = found.target.buf
         visible = buf.is_global or any(r.buf.is_global for r in found.sources)
         more = "".join(f", {code}" for code in found.arguments)
         e.w.line(
-            f"{'' if visible else 'on > 1 and '}rec.tile({self._spot(e, buf, found.rule)}, "
-            f"({spots}), {buf.code}, {found.target.dims_code}{more})"
+            f"{'' if visible else 'on > 1 and '}rec.tile({self._site(e, buf, found.rule)}, "
+            f"({sites}), {buf.code}, {found.target.dims_code}{more})"
         )
 
 

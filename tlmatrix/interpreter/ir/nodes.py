@@ -30,7 +30,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expr:
-    """An expression; `dtype` is spelled as in TVM."""
+    """An expression; `dtype` is the name that TVM has for it."""
 
     dtype: str
 

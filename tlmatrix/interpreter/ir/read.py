@@ -76,12 +76,6 @@ def saved(func: Any) -> str:
     return str(tvm.ir.save_json(func))
 
 
-def read_kernel(text: str) -> ir.Kernel:
-    """The kernel of `saved` JSON."""
-    kernel: ir.Kernel = read_all(text)
-    return kernel
-
-
 def read_all(text: str) -> Any:
     """The object of any JSON that TVM saved; shared nodes are shared."""
     graph = json.loads(_CUSTOM.sub(r"\1", text))

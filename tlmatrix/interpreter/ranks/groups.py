@@ -330,8 +330,10 @@ class SimulatedGroup(_Group):  # type: ignore[misc]  # its stubs have overloads 
 # -- PyTorch's record of process groups. `torch.distributed` keeps it in one object of the process;
 # while ranks are simulated every rank's thread has its own.
 
-_TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg")
-_TABLES += ("pg_to_tag", "pg_coalesce_state", "pg_default_device")
+_TABLES = (
+    *("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg"),
+    *("pg_to_tag", "pg_coalesce_state", "pg_default_device"),
+)
 _RECORD: dict[str, Any] = {"default_pg": None, "group_count": 0, "comms": []}
 _RECORD |= {name: {} for name in _TABLES}
 """The record of a rank that has no group."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tlmatrix.interpreter.sync.dispatch import block_launch
+from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 from tlmatrix.interpreter.sync.externs import call_extern
 from tlmatrix.interpreter.sync.launches import launch
 from tlmatrix.interpreter.sync.pointers import Pointer
@@ -33,7 +33,7 @@ def environment() -> dict[str, Any]:
         found.update({name: getattr(module, name) for name in module.__all__})
     found.update(CODECS)
     found.update(
-        block_launch=block_launch,
+        block_launch=BlockLaunch,
         call_extern=call_extern,
         Pointer=Pointer,
         launch=launch,

@@ -72,7 +72,7 @@ class Write:
     """A write of the element that a map looks out for; `value` is what it then held."""
 
     block: int
-    spot: int
+    site: int
     turn: Turn
     value: float
 
@@ -86,7 +86,7 @@ class Event:
     """
 
     number: int
-    spot: int
+    site: int
     turn: Turn
     write: Access
     reads: tuple[tuple[int, Access], ...]
@@ -126,22 +126,22 @@ class _Recorder:
     def begin(self, line: int) -> None:
         """A statement starts."""
 
-    def one(self, spot: int, array: Array | None, index: tuple[int, ...], value: Any) -> Any:
+    def one(self, site: int, array: Array | None, index: tuple[int, ...], value: Any) -> Any:
         """A single element, or a variable, was read in the middle of an expression: `value`."""
-        del spot, array, index
+        del site, array, index
         return value
 
-    def read(self, spot: int, array: Array, index: tuple[Any, ...], mask: Any) -> None:
+    def read(self, site: int, array: Array, index: tuple[Any, ...], mask: Any) -> None:
         """Lanes are about to read."""
 
     def wrote(
-        self, spot: int, array: Array, index: tuple[Any, ...], mask: Any, lanes: tuple[int, ...]
+        self, site: int, array: Array, index: tuple[Any, ...], mask: Any, lanes: tuple[int, ...]
     ) -> None:
         """Lanes have written."""
 
     def tile(
         self,
-        spot: int,
+        site: int,
         sources: tuple[tuple[int, Array, tuple[Any, ...]], ...],
         array: Array,
         dims: tuple[Any, ...],
@@ -150,16 +150,16 @@ class _Recorder:
         """A tile operation is done."""
 
     def named(
-        self, spot: int, value: Any, shape: tuple[int, ...], index: tuple[Any, ...], mask: Any
+        self, site: int, value: Any, shape: tuple[int, ...], index: tuple[Any, ...], mask: Any
     ) -> None:
         """A float has got a name."""
 
     def recalled(
-        self, spot: int, shape: tuple[int, ...], index: tuple[Any, ...], mask: Any
+        self, site: int, shape: tuple[int, ...], index: tuple[Any, ...], mask: Any
     ) -> None:
         """A named float is read."""
 
-    def assigned(self, spot: int, value: Any) -> None:
+    def assigned(self, site: int, value: Any) -> None:
         """A variable has been set."""
 
     def spread(
@@ -230,20 +230,20 @@ class Mapper(_Recorder):
             top = self._stack[0]
             self._block.paths[top[0], top[1]] = frozenset(self._path)
 
-    def read(self, spot: int, array: Array, index: tuple[Any, ...], mask: Any) -> None:
+    def read(self, site: int, array: Array, index: tuple[Any, ...], mask: Any) -> None:
         """Lanes are about to read global memory."""
-        self._box(spot, Lanes(array.shape, index, mask).bounds())
+        self._box(site, Lanes(array.shape, index, mask).bounds())
 
     def wrote(
-        self, spot: int, array: Array, index: tuple[Any, ...], mask: Any, lanes: tuple[int, ...]
+        self, site: int, array: Array, index: tuple[Any, ...], mask: Any, lanes: tuple[int, ...]
     ) -> None:
         """Lanes have written global memory."""
         flat = Lanes(array.shape, index, mask, lanes).elements()
-        self._own(spot, array, flat)
+        self._own(site, array, flat)
 
     def tile(
         self,
-        spot: int,
+        site: int,
         sources: tuple[tuple[int, Array, tuple[Any, ...]], ...],
         array: Array,
         dims: tuple[Any, ...],
@@ -252,23 +252,23 @@ class Mapper(_Recorder):
         """A tile operation is done."""
         del extra
         for source, read, region in sources:
-            if self.record.spots[source].is_global:
+            if self.record.sites[source].is_global:
                 self._box(source, Tile(read.shape, region).bounds())
-        if self.record.spots[spot].is_global:
-            self._own(spot, array, dims)
+        if self.record.sites[site].is_global:
+            self._own(site, array, dims)
 
-    def _box(self, spot: int, bounds: tuple[tuple[int, int], ...] | None) -> None:
+    def _box(self, site: int, bounds: tuple[tuple[int, int], ...] | None) -> None:
         if bounds is None:
             return
         if self._boxes >= _BOXES:
             self.whole = False
             return
         self._boxes += 1
-        self._block.boxes.append((self.record.spots[spot].memory, self._turn(), bounds))
+        self._block.boxes.append((self.record.sites[site].memory, self._turn(), bounds))
 
-    def _own(self, spot: int, array: Array, where: Any) -> None:
+    def _own(self, site: int, array: Array, where: Any) -> None:
         """Note the writer; `where` is flat indices, or the dims of a tile."""
-        memory = self.record.spots[spot].memory
+        memory = self.record.sites[site].memory
         if memory not in self.owners:
             self.owners[memory] = np.zeros(array.shape, np.int32)
             self.shared[memory] = np.zeros(array.shape, np.uint16)
@@ -286,9 +286,9 @@ class Mapper(_Recorder):
             shared.reshape(-1)[where] += (old != 0) & (old != self._block.number)
             flat[where] = self._block.number
         if self._target is not None and self._target[0] == memory:
-            self._watch(spot, array, where)
+            self._watch(site, array, where)
 
-    def _watch(self, spot: int, array: Array, where: Any) -> None:
+    def _watch(self, site: int, array: Array, where: Any) -> None:
         assert self._target is not None
         flat = self._target[1]
         inside = (
@@ -297,9 +297,9 @@ class Mapper(_Recorder):
             else bool((where == flat).any())
         )
         if inside:
-            codec = CODECS.get(self.record.spots[spot].codec or "")
+            codec = CODECS.get(self.record.sites[site].codec or "")
             value = element_values(array, codec, np.array([flat]))[0]
-            self.writes.append(Write(self._block.number, spot, self._turn(), float(value)))
+            self.writes.append(Write(self._block.number, site, self._turn(), float(value)))
 
 
 class Follower(_Recorder):
@@ -339,13 +339,13 @@ class Follower(_Recorder):
         del line
         self._reads.clear()
 
-    def _note(self, spot: int, access: Access) -> None:
+    def _note(self, site: int, access: Access) -> None:
         if self._on and self._wanted is None:
-            self._reads.append((spot, access))
+            self._reads.append((site, access))
 
     def _event(
         self,
-        spot: int,
+        site: int,
         write: Access,
         array: Array | None,
         value: Any,
@@ -359,50 +359,50 @@ class Follower(_Recorder):
             flat = self._wanted.get(number)
             if flat is None:
                 return
-            codec = CODECS.get(self.record.spots[spot].codec or "")
+            codec = CODECS.get(self.record.sites[site].codec or "")
             source = array if array is not None else np.broadcast_to(value, write.shape)
             self.values[number] = element_values(source, codec, flat)
             return
         found = tuple(self._reads) if reads is None else reads
-        self.events.append(Event(number, spot, self._turn(), write, found, rule, extra))
+        self.events.append(Event(number, site, self._turn(), write, found, rule, extra))
 
-    def one(self, spot: int, array: Array | None, index: tuple[int, ...], value: Any) -> Any:
+    def one(self, site: int, array: Array | None, index: tuple[int, ...], value: Any) -> Any:
         """A single element, or a variable, was read."""
-        self._note(spot, Lanes(() if array is None else array.shape, index, None))
+        self._note(site, Lanes(() if array is None else array.shape, index, None))
         return value
 
-    def read(self, spot: int, array: Array, index: tuple[Any, ...], mask: Any) -> None:
+    def read(self, site: int, array: Array, index: tuple[Any, ...], mask: Any) -> None:
         """Lanes are about to read."""
-        self._note(spot, Lanes(array.shape, index, mask).kept())
+        self._note(site, Lanes(array.shape, index, mask).kept())
 
     def recalled(
-        self, spot: int, shape: tuple[int, ...], index: tuple[Any, ...], mask: Any
+        self, site: int, shape: tuple[int, ...], index: tuple[Any, ...], mask: Any
     ) -> None:
         """A named float is read."""
-        self._note(spot, Lanes(shape, index, mask).kept())
+        self._note(site, Lanes(shape, index, mask).kept())
 
     def wrote(
-        self, spot: int, array: Array, index: tuple[Any, ...], mask: Any, lanes: tuple[int, ...]
+        self, site: int, array: Array, index: tuple[Any, ...], mask: Any, lanes: tuple[int, ...]
     ) -> None:
         """Lanes have written."""
         if self._on:
-            self._event(spot, Lanes(array.shape, index, mask, lanes).kept(), array, None)
+            self._event(site, Lanes(array.shape, index, mask, lanes).kept(), array, None)
 
     def named(
-        self, spot: int, value: Any, shape: tuple[int, ...], index: tuple[Any, ...], mask: Any
+        self, site: int, value: Any, shape: tuple[int, ...], index: tuple[Any, ...], mask: Any
     ) -> None:
         """A float has got a name."""
         if self._on:
-            self._event(spot, Lanes(shape, index, mask).kept(), None, value)
+            self._event(site, Lanes(shape, index, mask).kept(), None, value)
 
-    def assigned(self, spot: int, value: Any) -> None:
+    def assigned(self, site: int, value: Any) -> None:
         """A variable has been set."""
         if self._on:
-            self._event(spot, Lanes((), (), None), None, value)
+            self._event(site, Lanes((), (), None), None, value)
 
     def tile(
         self,
-        spot: int,
+        site: int,
         sources: tuple[tuple[int, Array, tuple[Any, ...]], ...],
         array: Array,
         dims: tuple[Any, ...],
@@ -411,17 +411,17 @@ class Follower(_Recorder):
         """A tile operation is done."""
         if not self._on:
             return
-        rule = self.record.spots[spot].action
+        rule = self.record.sites[site].action
         if rule == "gemm" and self._wanted is None:
             # A factor that is zero adds nothing: what it multiplies did not make the sum.
             source, factor, region = sources[0]
-            codec = CODECS.get(self.record.spots[source].codec or "")
+            codec = CODECS.get(self.record.sites[source].codec or "")
             zeros = np.packbits(Tile(factor.shape, region).matrix(factor, codec) == 0)
             extra = (*extra, zeros)
         reads: tuple[tuple[int, Access], ...] = tuple((n, Tile(a.shape, d)) for n, a, d in sources)
         if rule in ("fill", "atomic"):
             reads = (*self._reads, *reads)
-        self._event(spot, Tile(array.shape, dims), array, None, rule, extra, reads)
+        self._event(site, Tile(array.shape, dims), array, None, rule, extra, reads)
 
     def spread(
         self, one: int, array: Array | None, many: int, copies: Array, outward: bool

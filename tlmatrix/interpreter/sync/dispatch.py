@@ -160,14 +160,3 @@ class _Block(BlockAgent):
         # A clock that includes the end of the kernel includes the block.
         stream.world.order.retired[self.agent] = (stream.agent, stream.clock[stream.agent] + 1)
         del self.clock[self.agent]
-
-
-def block_launch(
-    kernel: str,
-    function: Callable[..., Any],
-    grid: tuple[int, ...],
-    locations: Sequence[Any],
-    watch: Any = None,
-) -> BlockLaunch:
-    """Make the launch that a generated kernel with flags returns."""
-    return BlockLaunch(kernel, function, grid, locations, watch)

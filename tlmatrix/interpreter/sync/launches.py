@@ -26,7 +26,7 @@ from .blocks import Block
 from .deadlocks import deadlock
 from .findings import Findings
 from .scheduler import InOrder, Policy, Prioritized, Scheduler, Uniform
-from .turns import other_ranks_run
+from .spinning import other_ranks_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

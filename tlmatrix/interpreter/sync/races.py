@@ -196,8 +196,8 @@ class Races:
             bad = bad.any(-1)
         first, box = _region(memory, bad)
         of = f"{name} ({storage})" if storage and name != "a tensor" else storage or name
-        spelled = f"elements [{box}] of {of}" if box else of
-        text = f"{spelled} {'are' if box else 'is'} {old}, then {new}"
+        subject = f"elements [{box}] of {of}" if box else of
+        text = f"{subject} {'are' if box else 'is'} {old}, then {new}"
         if old.what == FREE:
             text += ": all uses must end before, or the tensor be kept"
         elif ZERO in (old.what, new.what):

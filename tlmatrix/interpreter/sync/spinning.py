@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from .scheduler import Scheduler
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 class _Local(threading.local):
     rank: Rank | None = None
-    seen: tuple[Scheduler, int] | None = None
+    progress: tuple[Scheduler, int] | None = None
 
 
 _local = _Local()
@@ -42,18 +42,18 @@ def other_ranks_run(launch: Scheduler, block: str) -> bool:
     rank = _local.rank
     if rank is None or len(rank.world.agents) == 1:
         return False
-    seen = launch, launch.progress
-    if _local.seen != seen:
-        _local.seen = seen
+    progress = launch, launch.progress
+    if _local.progress != progress:
+        _local.progress = progress
         rank.world.progress += 1
     rank.call_site = launch.agents[0].place()
-    rank.world.wait(rank, _Turn(block))
+    rank.world.wait(rank, _LaunchSpins(block))
     launch.progress += 1
-    _local.seen = launch, launch.progress
+    _local.progress = launch, launch.progress
     return True
 
 
-class _Turn(Spin):
+class _LaunchSpins(Spin):
     """A host waits while all of its kernel spins."""
 
     def __init__(self, block: str) -> None:
@@ -64,7 +64,7 @@ class _Turn(Spin):
         return f"while {self.block} spins on memory that nothing changes any more"
 
 
-def run_ranks(size: int, program: Callable[[int], Result]) -> list[Result]:
+def run_ranks(size: int, program: Callable[[int], _Result]) -> list[_Result]:
     """Run `program(rank)` for every rank; they share what they are given to share.
 
     Each rank's program runs alone until it ends or a kernel in it spins. Enter `interpret()`

@@ -1,4 +1,4 @@
-"""An explanation in words: a heading, then a table of the statements, turn after turn."""
+"""An explanation as text: a heading, then a table of the statements, iteration by iteration."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ def number(value: float) -> str:
     return f"{value:.6g}"
 
 
-def turn_words(loops: Sequence[tuple[str, int]]) -> str:
+def rendered_loops(loops: Sequence[tuple[str, int]]) -> str:
     """`step 3`, or `step 3, part 0`."""
     return ", ".join(f"{name} {at}" for name, at in loops)
 
 
-def told(explanation: Explanation, *, full: bool = False, width: int = 120) -> Iterator[str]:
+def rendered_lines(
+    explanation: Explanation, *, full: bool = False, width: int = 120
+) -> Iterator[str]:
     """The lines of an explanation; `full` shows every turn of every loop."""
     launch = f"launch {explanation.launch}"
     if explanation.rank is not None:
@@ -47,18 +49,18 @@ def told(explanation: Explanation, *, full: bool = False, width: int = 120) -> I
     if explanation.departures:
         yield ""
         yield "  precision is lost, in order:"
-        seen: dict[tuple[str, str], list[Step]] = {}
+        by_line: dict[tuple[str, str], list[Step]] = {}
         for step in explanation.departures:
-            seen.setdefault((str(step.location), step.buffer), []).append(step)
-        for (_, buffer), steps in seen.items():
+            by_line.setdefault((str(step.location), step.buffer), []).append(step)
+        for (_, buffer), steps in by_line.items():
             first = steps[0]
             many = f" and {len(steps) - 1} more turns" if len(steps) > 1 else ""
-            turn = f" in {turn_words(first.loops)}{many}" if first.loops else ""
+            turn = f" in {rendered_loops(first.loops)}{many}" if first.loops else ""
             worst = max(step.deviation or 0.0 for step in steps)
             yield f"    {_line(first)}  {buffer} {first.departs}{turn}: {worst:.1e}"
     if explanation.earlier is not None:
         yield ""
-        yield from told(explanation.earlier, full=full, width=width)
+        yield from rendered_lines(explanation.earlier, full=full, width=width)
 
 
 def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
@@ -94,7 +96,7 @@ def _written(writers: tuple[Writer, ...]) -> Iterator[tuple[str, str]]:
     for k, writer in enumerate(shown):
         if len(shown) < len(writers) and k == 3:
             yield "…", f"{len(writers) - len(shown)} more"
-        turn = f" in {turn_words(writer.loops)}" if writer.loops else ""
+        turn = f" in {rendered_loops(writer.loops)}" if writer.loops else ""
         amount = (
             f"{number(writer.value)}"
             if writer.added is None
@@ -148,19 +150,19 @@ def _table(steps: Sequence[Step], *, full: bool, width: int) -> Iterator[str]:
     skipped: list[str] = []
     for k, (turn, part) in enumerate(groups):
         if k in hidden:
-            skipped.append(turn_words(turn))
+            skipped.append(rendered_loops(turn))
             continue
         if skipped:
             yield f"  {skipped[0]} … {skipped[-1]}: alike, --full shows them"
             skipped = []
-        heading = turn_words(turn) if turn else "outside of loops"
+        heading = rendered_loops(turn) if turn else "outside of loops"
         yield f"  {heading}"
         for step in part:
             cells = rows[id(step)]
-            told = "  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=False))
-            room = max(width - len(told) - 8, 0)
-            text = step.text if len(step.text) <= room else step.text[: max(room - 1, 0)] + "…"
-            yield f"    {told}  {text if room >= 20 else ''}".rstrip()
+            columns = "  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=False))
+            rest = max(width - len(columns) - 8, 0)
+            text = step.text if len(step.text) <= rest else step.text[: max(rest - 1, 0)] + "…"
+            yield f"    {columns}  {text if rest >= 20 else ''}".rstrip()
 
 
 def _hidden(groups: Sequence[tuple[tuple[tuple[str, int], ...], list[Step]]]) -> set[int]:
@@ -168,12 +170,18 @@ def _hidden(groups: Sequence[tuple[tuple[tuple[str, int], ...], list[Step]]]) ->
     found = set()
     lines: set[tuple[object, ...]] = set()
     for k, (turn, part) in enumerate(groups):
-        here = tuple((s.location, s.buffer) for s in part)
+        statements = tuple((s.location, s.buffer) for s in part)
         last = k + 1 == len(groups) or groups[k + 1][0][:-1] != turn[:-1] or not groups[k + 1][0]
         early = turn and turn[-1][1] < _ENDS and len(turn) == 1
-        if turn and not early and not last and here in lines and not _first_loss(part, groups):
+        if (
+            turn
+            and not early
+            and not last
+            and statements in lines
+            and not _first_loss(part, groups)
+        ):
             found.add(k)
-        lines.add(here)
+        lines.add(statements)
     return found if len(found) > 1 else set()
 
 

@@ -1,4 +1,4 @@
-"""Sets of elements as a person writes them: `k[64:128, 0, 0:64]`."""
+"""Sets of elements as index expressions: `k[64:128, 0, 0:64]`."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.runtime.codecs import Array
 
-_PIECES = 4
+_RANGES = 4
 """Ranges of one dimension that are listed; more are given by their ends."""
 
 
-def place_of(flat: Array, shape: Sequence[int]) -> str:
+def rendered_indices(flat: Array, shape: Sequence[int]) -> str:
     """`[63, 0:64]` for elements numbered by rows; empty for a variable.
 
-    A set that is no box is spelled by the box around it and the number of its elements.
+    A set that is no box is given by the box around it and the number of its elements.
     """
     if not len(shape):
         return ""
     parts = [np.unique(i) for i in np.unravel_index(flat, tuple(shape))]
-    spelled = "[" + ", ".join(ranges_of(part) for part in parts) + "]"
+    text = "[" + ", ".join(rendered_ranges(part) for part in parts) + "]"
     box = int(np.prod([len(part) for part in parts]))
-    return spelled if box == len(flat) else f"{len(flat)} elements of {spelled}"
+    return text if box == len(flat) else f"{len(flat)} elements of {text}"
 
 
-def ranges_of(values: Array) -> str:
+def rendered_ranges(values: Array) -> str:
     """`3`, `0:64`, `0:64:2` or `0:17 and 64:128` for sorted integers, each once."""
     if len(values) == 1:
         return str(int(values[0]))
@@ -36,6 +36,6 @@ def ranges_of(values: Array) -> str:
     if len(values) > 2 and steps[0] > 1 and (steps == steps[0]).all():
         return f"{values[0]}:{values[-1] + 1}:{steps[0]}"
     runs = np.split(values, np.flatnonzero(steps > 1) + 1)
-    if len(runs) > _PIECES:
+    if len(runs) > _RANGES:
         return f"{len(values)} in {values[0]}:{values[-1] + 1}"
     return " and ".join(str(r[0]) if len(r) == 1 else f"{r[0]}:{r[-1] + 1}" for r in runs)

@@ -18,10 +18,10 @@ import torch
 from tlmatrix.interpreter.errors import InterpreterError, Unsupported
 from tlmatrix.interpreter.runtime.tracks import Follower, Mapper
 
+from .indices import rendered_indices
 from .launches import NotMadeError
 from .model import Block, Explanation, LoopRange, Read, Source, Step, Writer
 from .slicing import sliced
-from .spelling import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -102,7 +102,7 @@ def explain_element(
     chosen = _chosen(mapper, launch, buffer, index, block)
     follower = Follower(record, (chosen.grid, chosen.index), alone=_alone(launch, record))
     launch.kernel.run_recorded(_arguments(launch), launch.symbols, follower, wide=False)
-    found = sliced(follower.events, record.spots, memory, tensor.numel(), flat)
+    found = sliced(follower.events, record.sites, memory, tensor.numel(), flat)
     walk = _Walk(launch, record, found, chosen)
     steps = walk.steps()
     last = next((s for s in reversed(steps) if s.buffer == buffer), None)
@@ -167,10 +167,10 @@ def _chosen(
         for run in writers:
             if run.index == block:
                 return run
-        told = ", ".join(dict.fromkeys(str(run.index) for run in writers))
-        raise ValueError(f"block {block} did not write {buffer}{list(index)}; written by {told}")
+        names = ", ".join(dict.fromkeys(str(run.index) for run in writers))
+        raise ValueError(f"block {block} did not write {buffer}{list(index)}; written by {names}")
     record = mapper.record
-    if record.spots[mapper.writes[-1].spot].action != "atomic":
+    if record.sites[mapper.writes[-1].site].action != "atomic":
         return writers[-1]
     added = _added(mapper.writes, _initial(launch, buffer, index))
     return writers[int(np.argmax(np.abs(np.nan_to_num(added, nan=np.inf))))]
@@ -190,15 +190,15 @@ def _writers(mapper: Mapper, record: Record, initial: float) -> tuple[Writer, ..
     found = []
     for write, added in zip(mapper.writes, _added(mapper.writes, initial), strict=True):
         run = mapper.blocks[write.block - 1]
-        spot = record.spots[write.spot]
+        site = record.sites[write.site]
         found.append(
             Writer(
                 Block(record.grids[run.grid], run.index),
-                spot.location,
-                spot.action,
-                _turn_words(write.turn, record),
+                site.location,
+                site.action,
+                _named_loops(write.turn, record),
                 write.value,
-                added if spot.action == "atomic" else None,
+                added if site.action == "atomic" else None,
             )
         )
     return tuple(found)
@@ -226,7 +226,7 @@ def _loops(run: BlockRun, record: Record) -> tuple[LoopRange, ...]:
     )
 
 
-def _turn_words(turn: Turn, record: Record) -> tuple[tuple[str, int], ...]:
+def _named_loops(turn: Turn, record: Record) -> tuple[tuple[str, int], ...]:
     return tuple((record.loops[number].name or "turn", at) for number, at in turn)
 
 
@@ -238,9 +238,9 @@ class _Walk:
         self._shapes: dict[str, tuple[int, ...]] = {}
         for link in found.links:
             event = link.event
-            self._shapes[record.spots[event.spot].memory] = event.write.shape
+            self._shapes[record.sites[event.site].memory] = event.write.shape
             for place, access in event.reads:
-                self._shapes.setdefault(record.spots[place].memory, access.shape)
+                self._shapes.setdefault(record.sites[place].memory, access.shape)
         self.no_exact = ""
 
     def steps(self) -> tuple[Step, ...]:
@@ -278,25 +278,25 @@ class _Walk:
     def _step(
         self, link: Link, values: Array, exact: Array | None, known: dict[str, float]
     ) -> Step:
-        spot = self._record.spots[link.event.spot]
+        site = self._record.sites[link.event.site]
         deviation = None if exact is None else _deviation(values, exact)
         departs = ""
         if deviation is not None:
-            sources = (known.get(self._record.spots[n].memory, 0.0) for n, _ in link.reads)
+            sources = (known.get(self._record.sites[n].memory, 0.0) for n, _ in link.reads)
             before = max(sources, default=0.0)
             if deviation > max(_FLOAT32, _JUMP * before):
-                wide = spot.dtype in ("float32", "float64")
+                wide = site.dtype in ("float32", "float64")
                 departs = "rounded" if not wide else "cancels" if before > _FLOAT32 else "departs"
-            known[spot.memory] = deviation
-        location = spot.location
+            known[site.memory] = deviation
+        location = site.location
         text = linecache.getline(location.file, location.line).strip() if location else ""
         return Step(
-            loops=_turn_words(link.event.turn, self._record),
+            loops=_named_loops(link.event.turn, self._record),
             location=location,
             text=text,
-            action=spot.action,
-            buffer=spot.buffer,
-            place=place_of(link.elements, link.event.write.shape),
+            action=site.action,
+            buffer=site.buffer,
+            place=rendered_indices(link.elements, link.event.write.shape),
             elements=len(link.elements),
             values=values,
             exact=exact,
@@ -306,18 +306,19 @@ class _Walk:
         )
 
     def reads(self, found: Iterable[tuple[int, Array]]) -> tuple[Read, ...]:
-        """Reads in words; several of one memory are one."""
+        """The reads as text; several of one memory are one."""
         together: dict[str, tuple[int, list[Array]]] = {}
-        for place, flat in found:
-            memory = self._record.spots[place].memory
-            together.setdefault(memory, (place, []))[1].append(flat)
-        words = []
-        for memory, (place, parts) in together.items():
-            spot = self._record.spots[place]
+        for number, flat in found:
+            memory = self._record.sites[number].memory
+            together.setdefault(memory, (number, []))[1].append(flat)
+        reads = []
+        for memory, (number, parts) in together.items():
+            site = self._record.sites[number]
             flat = np.unique(np.concatenate(parts))
-            shape = self._shapes.get(memory) or self._shape_of(spot.buffer)
-            words.append(Read(spot.buffer, place_of(flat, shape), len(flat), spot.is_global))
-        return tuple(words)
+            shape = self._shapes.get(memory) or self._shape_of(site.buffer)
+            place = rendered_indices(flat, shape)
+            reads.append(Read(site.buffer, place, len(flat), site.is_global))
+        return tuple(reads)
 
     def _shape_of(self, buffer: str) -> tuple[int, ...]:
         tensor = self._launch.before.get(buffer)
@@ -325,9 +326,9 @@ class _Walk:
 
     def missing(self) -> tuple[Read, ...]:
         """Memory read before anything wrote it."""
-        spots = {s.memory: s for s in self._record.spots}
+        sites = {s.memory: s for s in self._record.sites}
         return tuple(
-            Read(spots[m].buffer, place_of(flat, self._shapes.get(m, ())), len(flat), False)
+            Read(sites[m].buffer, rendered_indices(flat, self._shapes.get(m, ())), len(flat), False)
             for m, flat in self._found.missing
         )
 
@@ -336,10 +337,10 @@ class _Walk:
         found: dict[str, list[tuple[Turn, Array]]] = {}
         for link in self._found.links:
             for place, flat in link.reads:
-                spot = self._record.spots[place]
-                own = place == link.event.spot
-                if spot.is_global and spot.buffer in self._launch.before and not own:
-                    found.setdefault(spot.buffer, []).append((link.event.turn, flat))
+                site = self._record.sites[place]
+                own = place == link.event.site
+                if site.is_global and site.buffer in self._launch.before and not own:
+                    found.setdefault(site.buffer, []).append((link.event.turn, flat))
         return found
 
     def sources(self, log: LaunchLog) -> tuple[Source, ...]:
@@ -351,11 +352,11 @@ class _Walk:
             makers = log.makers(tensor, self._launch.number)
             by_turn: dict[tuple[tuple[str, int], ...], list[Array]] = {}
             for turn, part in parts:
-                by_turn.setdefault(_turn_words(turn, self._record), []).append(part)
+                by_turn.setdefault(_named_loops(turn, self._record), []).append(part)
             found.append(
                 Source(
                     buffer,
-                    place_of(flat, tuple(tensor.shape)),
+                    rendered_indices(flat, tuple(tensor.shape)),
                     len(flat),
                     str(makers[0][0]) if makers else None,
                     tuple((t, np.unique(np.concatenate(p))) for t, p in by_turn.items()),
