@@ -133,6 +133,6 @@ class Memory:
                     rank.world.accesses.free(gone.whole, rank)
 
     def describe(self, address: int) -> str:
-        """The allocation that an address is in, in words; empty if there is none."""
+        """The allocation that an address is in, as text; empty if there is none."""
         found = self.find(address)
         return str(found) if found is not None else ""

@@ -135,8 +135,8 @@ class SimulatedGroup(_Group):  # type: ignore[misc]  # its stubs have overloads 
                 for tensor in reads:
                     accesses.touch(tensor, "read", what)
             with torch.no_grad():
-                meeting = arrive(rank, stream, key, what, members, data, place, work)
-            yield meeting.wait()
+                rendezvous = arrive(rank, stream, key, what, members, data, place, work)
+            yield rendezvous.wait()
             if accesses is not None:
                 for tensor in writes:
                     accesses.touch(tensor, "write", what)

@@ -28,7 +28,7 @@ class Operation:
     """Work on a stream.
 
     Attributes:
-        what: what it is, in words: "kernel gemm", "copy".
+        what: what it is, as text: "kernel gemm", "copy".
         work: does it; a generator of requests, or a plain function.
         place: the user's file and line that enqueued it.
         knows: what the host knew then.
@@ -58,7 +58,7 @@ class _Work(Request):
         return bool(self.stream.queue)
 
     def describe(self) -> str:
-        """The wait in words."""
+        """The wait, as text."""
         return "for work"
 
 
@@ -78,7 +78,7 @@ class Done(Request):
         task.learn(self.operation.clock)
 
     def describe(self) -> str:
-        """The wait in words."""
+        """The wait, as text."""
         return self.what
 
 

@@ -63,7 +63,7 @@ class View:
     """The shadow of a tensor: arrays of its shape, with one axis more if its elements are larger.
 
     Attributes:
-        name: the storage, in words; empty where only the kernel's name of it is known.
+        name: the storage, as text; empty where only the kernel's name of it is known.
         writes: sets of last writes, by number.
         reads: sets of reads since.
         wide: whether an element is several units.

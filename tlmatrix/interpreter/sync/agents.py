@@ -34,7 +34,7 @@ class Request:
         del agent
 
     def describe(self) -> str:
-        """The wait in words, after "waits"."""
+        """The wait as text, after "waits"."""
         raise NotImplementedError
 
     def why(self) -> list[str]:
@@ -60,7 +60,7 @@ class Wait(Request):
 
     Attributes:
         condition: whether the agent may go on.
-        what: the wait in words, after "waits".
+        what: the wait as text, after "waits".
         clock: what the agent acquires.
         value: the value of its `yield`.
         barrier: the barrier that reports name.
@@ -82,7 +82,7 @@ class Wait(Request):
         return self.value
 
     def describe(self) -> str:
-        """The wait in words."""
+        """The wait, as text."""
         return self.what()
 
     def subject(self) -> tuple[str, tuple[int, ...]]:
@@ -95,7 +95,7 @@ class Agent:
 
     Attributes:
         rank: the rank it belongs to.
-        name: what it is, in words: "rank 1, stream pull", "threads 0..127".
+        name: what it is, as text: "rank 1, stream pull", "threads 0..127".
         agent: its number in clocks; 0 for hosts, which access nothing themselves.
         clock: what is ordered before it.
         generator: its work, yielding requests; None for a host, whose work is its thread.
@@ -106,9 +106,9 @@ class Agent:
         launch: of a block or a role its launch.
         index: of a block or a role the block's index in the grid.
         kernel: the kernel's name, while it runs one.
-        heard: by agent the flag through which it learned of it, and where that was set.
+        acquired_through: for each agent the flag that ordered it before, and where that was set.
         spins: the flag that it reads again and again, its version, and how often it was read.
-        doubts: what it would have learned from flags that were too weak, by what was wrong.
+        missed_acquires: the clocks of flags whose order or scope was too weak, by what was wrong.
     """
 
     waits = "waits"
@@ -128,8 +128,8 @@ class Agent:
         self.name = name
         self.agent = agent
         self.clock: Clock = {agent: 1} if agent else {}
-        self.doubts: dict[str, Clock] = {}
-        self.heard: dict[int, tuple[str, tuple[str, int]]] = {}
+        self.missed_acquires: dict[str, Clock] = {}
+        self.acquired_through: dict[int, tuple[str, tuple[str, int]]] = {}
 
     @property
     def ready(self) -> bool:

@@ -102,7 +102,7 @@ class Mbarrier:
         return name, (int(index[:-1]),) if index else ()
 
     def state(self) -> str:
-        """The state in words."""
+        """The state, as text."""
         arrived = self.count - self.missing
         text = f"{self.label} is in phase {self.phase} (parity {self.phase & 1}) with "
         text += f"{arrived} of {self.count} arrivals"
@@ -162,7 +162,7 @@ class ThreadBarrier:
         )
 
     def describe(self) -> str:
-        """A wait in words."""
+        """A wait, as text."""
         return f"at {self.label}, where {self.come} of {self.count} threads came"
 
 
@@ -214,7 +214,7 @@ class Phase(Request):
         agent.learn(self.bar.released)
 
     def describe(self) -> str:
-        """The wait in words."""
+        """The wait, as text."""
         return f"for parity {self.parity & 1} of {self.bar.label}"
 
     def why(self) -> list[str]:
@@ -240,5 +240,5 @@ class Spin(Request):
         return False
 
     def describe(self) -> str:
-        """The wait in words."""
+        """The wait, as text."""
         return "in a loop that spins on memory that nothing changes any more"

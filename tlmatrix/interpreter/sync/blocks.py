@@ -35,7 +35,7 @@ class Block:
         # Agents have numbers of their own in all blocks of a launch.
         self.first_agent = 1 + number * _AGENTS
         self.roles = [Role(self, k, low, high) for k, (low, high) in enumerate(pairwise(cuts))]
-        self.meetings: dict[int, Rendezvous] = {}
+        self.rendezvous: dict[int, Rendezvous] = {}
         self._thread_barriers: dict[int, ThreadBarrier] = {}
         self._group_barriers: dict[tuple[int, ...], ThreadBarrier] = {}
         self._agents: dict[tuple[Any, ...], list[int]] = {}
@@ -43,11 +43,11 @@ class Block:
         self._rank = 0
         # By agent the last asynchronous work on memory that the end of the block frees: its
         # time, what it is, its line, and a buffer it accesses.
-        self.flying: dict[int, tuple[int, str, int, str]] = {}
+        self.in_flight: dict[int, tuple[int, str, int, str]] = {}
 
     @property
     def name(self) -> str:
-        """The block in words."""
+        """The block as text."""
         return f"block ({', '.join(map(str, self.index))})"
 
     def agent(self, key: tuple[Any, ...]) -> tuple[int, int]:
@@ -59,7 +59,7 @@ class Block:
 
     def end(self) -> None:
         """All roles have ended: report asynchronous work that nothing waited for."""
-        for agent, (time, what, line, name) in self.flying.items():
+        for agent, (time, what, line, name) in self.in_flight.items():
             if all(role.clock.get(agent, 0) < time for role in self.roles):
                 self.launch.outlived(self, name, line, what)
 
@@ -115,9 +115,9 @@ class Block:
             bar = self._group_barriers[members] = ThreadBarrier(label, threads)
         return bar
 
-    def describe_absent(self, meeting: Rendezvous) -> str:
-        """A wait of roles for each other in words."""
-        absent = " and ".join(self.roles[m].name for m in meeting.absent)
+    def describe_absent(self, rendezvous: Rendezvous) -> str:
+        """A wait of roles for each other as text."""
+        absent = " and ".join(self.roles[m].name for m in rendezvous.absent)
         return f"for {absent} to execute a statement together"
 
     def explain(self, bar: Mbarrier) -> tuple[int, list[str]]:
@@ -125,7 +125,7 @@ class Block:
 
         Returns:
             0 if nothing in the kernel arrives at it, 1 if all that could have ended, else 2; lines
-            in words.
+            as text.
         """
         launch = self.launch
         lines = [bar.state()]

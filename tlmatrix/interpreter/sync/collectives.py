@@ -24,7 +24,7 @@ class Collective(Rendezvous):
 
     Attributes:
         what: what the first rank calls: its name and what must agree.
-        group: the group, in words.
+        group: the group, as text.
         place: where the first rank calls it.
         first: the first rank.
     """

@@ -63,7 +63,7 @@ def _weight(agent: Agent) -> tuple[int, int, str]:
 
 
 def _sentence(group: Sequence[Agent], rank: bool) -> str:
-    """A wait of some agents in words, with their blocks if they are of several ranks."""
+    """A wait of some agents as text, with their blocks if they are of several ranks."""
     first = group[0]
     of = ""
     indices = [str(agent.index) for agent in group if agent.index is not None]

@@ -38,7 +38,7 @@ class Slot(Request):
         return self.rank.free > 0
 
     def describe(self) -> str:
-        """The wait in words."""
+        """The wait, as text."""
         return f"for a free multiprocessor, to run {self.what}"
 
     def weight(self) -> int:

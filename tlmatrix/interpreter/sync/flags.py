@@ -40,7 +40,7 @@ class Write:
 
     Attributes:
         value: the value that it wrote.
-        who: the agent, in words.
+        who: the agent, as text.
         rank: its rank.
         place: its file and line.
         scope: "gpu" or "sys".
@@ -151,11 +151,11 @@ def _flag(world: World, pointer: Pointer) -> Flag:
 
 
 def _acquire(published: Published, agent: Agent, scope: str, name: str, *, acquires: bool) -> None:
-    """An agent has read a flag: it acquires releases of sufficient scope, and doubts others."""
+    """An agent has read a flag: acquire releases of sufficient scope, note the others."""
     for (rank, written, releases), (clock, last) in published.heads.items():
         if acquires and releases and (rank == agent.rank or written == scope == "sys"):
             agent.learn(clock)
-            agent.heard[last.agent] = (name, last.place)
+            agent.acquired_through[last.agent] = (name, last.place)
             continue
         where = rendered(last.place)
         if not releases:
@@ -172,7 +172,7 @@ def _acquire(published: Published, agent: Agent, scope: str, name: str, *, acqui
                 f"{name} is read with the scope of a device (gpu), which orders nothing of another "
                 "one; use the scope of the system (sys)"
             )
-        join(agent.doubts.setdefault(reason, {}), clock)
+        join(agent.missed_acquires.setdefault(reason, {}), clock)
 
 
 def access(
@@ -267,7 +267,7 @@ class FlagWait(Request):
         return _COMPARE[self.compare][0](self.pointer.load(), self.value)
 
     def describe(self) -> str:
-        """The wait in words."""
+        """The wait, as text."""
         goal = f"to be {_COMPARE[self.compare][1]} {self.value}"
         return f"for {self._named()} {goal}: it is {self.pointer.load()}"
 
@@ -327,7 +327,7 @@ class _Changed(FlagWait):
         return _flag(self.world, self.pointer).version != self.value
 
     def describe(self) -> str:
-        """The wait in words."""
+        """The wait, as text."""
         return f"in a loop for {self._named()} to change: it is {self.pointer.load()}"
 
 
@@ -358,13 +358,13 @@ def wait_for(
             f"{pointer} has been {words} {value} since an earlier write, so that the wait for it "
             "may end too early; wait for a later value (an epoch, the whole count)"
         )
-        doubt = agent.doubts.setdefault(reason, {})
+        missed = agent.missed_acquires.setdefault(reason, {})
         for (rank, written, releases), (clock, _) in flag.published.heads.items():
             if (
                 releases
                 and order == "acquire"
                 and (rank == agent.rank or written == scope == "sys")
             ):
-                join(doubt, clock)
+                join(missed, clock)
     _acquire(published, agent, scope, str(pointer), acquires=order == "acquire")
     return seen

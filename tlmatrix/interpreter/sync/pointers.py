@@ -57,7 +57,7 @@ class Pointer:
 
 
 def _owner(array: Any) -> str:
-    """The symmetric memory that an array is part of, in words."""
+    """The symmetric memory that an array is part of, as text."""
     world = context.world()
     if world is None or world.memory is None:
         return ""

@@ -47,7 +47,7 @@ class Access:
         what: the operation: "copy", "kernel gemm", "flag".
         scope: of a flag "gpu" or "sys"; empty for an access that is no flag's.
         rank: the rank.
-        who: the stream, in words.
+        who: the stream, as text.
         block: the block's index, of a block.
         launch: the identity of its launch.
     """
@@ -225,12 +225,12 @@ class Races:
 
     def _advice(self, old: Access, new: Access, agent: Agent) -> str:
         """What would order the two."""
-        for reason, clock in agent.doubts.items():
+        for reason, clock in agent.missed_acquires.items():
             if self._order.knows(clock, old.agent, old.time):
                 return f": {reason}"
-        heard = agent.heard.get(old.agent)
-        if heard is not None and old.action != "read":
-            name, place = heard
+        flag = agent.acquired_through.get(old.agent)
+        if flag is not None and old.action != "read":
+            name, place = flag
             where = rendered(place)
             return (
                 f": {name} is set at {where} before that; set it behind what it stands for, unless "

@@ -31,7 +31,7 @@ class RegionAccess:
         time: that agent's time; a clock that includes it is ordered after the access.
         write: whether it writes.
         line: the line of the generated source.
-        what: what made it, in words.
+        what: what made it, as text.
         box: per dimension the first element and the one past the last.
         cells: flat indices of the elements within the box, if it is not all of them.
         unfenced: whether it is a store to shared memory that the asynchronous proxy sees only

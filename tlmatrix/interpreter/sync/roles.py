@@ -168,22 +168,22 @@ class Role(BlockAgent):
 
     def meet(self, key: int, members: tuple[int, ...]) -> Wait:
         """Come to a statement that the roles of `members` execute together; the last leads."""
-        meeting = self.block.meetings.setdefault(key, Rendezvous(members))
-        leads = meeting.arrive(self.number, self.clock)
+        rendezvous = self.block.rendezvous.setdefault(key, Rendezvous(members))
+        leads = rendezvous.arrive(self.number, self.clock)
         self.tick()
         return Wait(
-            lambda: leads or meeting.done,
-            lambda: self.block.describe_absent(meeting),
-            lambda: meeting.clock,
+            lambda: leads or rendezvous.done,
+            lambda: self.block.describe_absent(rendezvous),
+            lambda: rendezvous.clock,
             leads,
         )
 
     def part(self, key: int) -> None:
         """The leader has executed the statement: the other roles go on, ordered after it."""
-        meeting = self.block.meetings.pop(key)
-        join(meeting.clock, self.clock)
+        rendezvous = self.block.rendezvous.pop(key)
+        join(rendezvous.clock, self.clock)
         self.tick()
-        meeting.done = True
+        rendezvous.done = True
 
     def spin(self) -> Spin:
         """An iteration of a loop that reads what other blocks or roles write."""
@@ -236,7 +236,7 @@ class Role(BlockAgent):
         read_clock = dict(clock)
         clock[writer] = written
         if kind in _OUTLIVING:
-            block.flying[agent] = (time, what, line, accesses[0][0] if accesses else "")
+            block.in_flight[agent] = (time, what, line, accesses[0][0] if accesses else "")
         copies = kind == "cp.async"
         if copies:
             join(self._copied, clock)

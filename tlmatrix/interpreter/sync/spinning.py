@@ -60,7 +60,7 @@ class _LaunchSpins(Spin):
         self.block = block
 
     def describe(self) -> str:
-        """The wait in words."""
+        """The wait, as text."""
         return f"while {self.block} spins on memory that nothing changes any more"
 
 

@@ -1,7 +1,7 @@
 """The world: ranks whose hosts are threads, and the streams and blocks that run beside them.
 
 Exactly one thread runs at a time. A host that has to wait steps streams and blocks in its own
-thread, and hands on to another rank's thread when that is chosen. Every choice comes from one
+thread, and wakes the thread of another rank when that is chosen. Every choice comes from one
 seeded generator, so a seed stands for one interleaving. A deadlock is a state, not a timeout: no
 agent can go on, and nothing is left that could change that.
 """
@@ -127,7 +127,7 @@ class World(Scheduler):
         return request.finish(rank) if request is not None else None
 
     def _drive(self, rank: Rank) -> None:
-        """Step agents until `rank` is chosen, or hand on to another host and sleep."""
+        """Step agents until `rank` is chosen, or wake another host and sleep."""
         with self.around():
             while self.failed is None:
                 agent = self._picked()
@@ -192,7 +192,7 @@ class World(Scheduler):
             context.enter(None, None)
 
     def _leave(self, rank: Rank) -> None:
-        """Hand on to another host; the last one ends the simulation."""
+        """Wake another host; the last one ends the simulation."""
         left = [r for r in self.ranks if not r.done]
         if left and self.failed is None:
             try:
