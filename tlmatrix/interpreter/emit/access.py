@@ -23,21 +23,6 @@ if TYPE_CHECKING:
     from .buffers import Buf
     from .emitter import Emitter
 
-__all__ = [
-    "Access",
-    "Dim",
-    "access_at",
-    "check_constants",
-    "classify",
-    "conditions",
-    "index_width",
-    "is_guarded",
-    "is_unchanging",
-    "skips_outside",
-    "under_conditions",
-    "wrapped_index",
-]
-
 
 @dataclass(frozen=True)
 class Dim:

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from .emitter import Emitter
     from .values import Val
 
-__all__ = ["Agents"]
-
 
 class Agents:
     """One agent: what the threads of a block do has one order, and threads have no index.

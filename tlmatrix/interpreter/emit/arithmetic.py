@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from .emitter import Emitter
 
-__all__ = ["RULES"]
-
 _OPERATIONS = {
     ir.Add: ("+", "np.add"),
     ir.Sub: ("-", "np.subtract"),

@@ -9,8 +9,6 @@ from .values import Val, numpy_name
 if TYPE_CHECKING:
     from .emitter import Emitter
 
-__all__ = ["apply", "axes_of", "consume", "free_dest", "is_last_use", "named", "pure", "result"]
-
 # Functions that torch computes faster than NumPy on the memory of a tile.
 _TORCH = {name: f"torch.{name}" for name in ("exp2", "log2", "log", "tanh", "sigmoid", "rsqrt")}
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from .emitter import Emitter
 
-__all__ = ["allocate_buffer", "emit_block", "poison_code", "private_buffer"]
-
 _SCOPES = frozenset(
     {"global", "shared", "shared.dyn", "shared.tmem"}
     | {"local", "local.fragment", "local.var", "local.reducer"}

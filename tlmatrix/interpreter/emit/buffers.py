@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .values import Val
 
-__all__ = ["Buf"]
-
 
 @dataclass
 class Buf:

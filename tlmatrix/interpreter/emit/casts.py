@@ -16,8 +16,6 @@ from .values import LOW_PRECISION, Val, is_float, literal, numpy_name, numpy_typ
 if TYPE_CHECKING:
     from .emitter import Emitter
 
-__all__ = ["cast", "fitted_code", "keep", "plain"]
-
 _EXTENDED = ("bool", "int8", "uint8", "int16", "uint16", "int32")
 
 

@@ -16,8 +16,6 @@ from .values import Val, is_float, numpy_name, numpy_type
 if TYPE_CHECKING:
     from .emitter import Emitter
 
-__all__ = ["choose", "emit_select", "root_choice"]
-
 
 def root_choice(value: Any) -> tuple[Any, Any, Any] | None:
     """Condition and both values of an expression that is a choice."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from .instrument import Instrument
     from .invariants import Invariants
 
-__all__ = ["Axis", "Dest", "Emitter", "Facts", "Rules"]
-
 
 @dataclass(frozen=True)
 class Rules:

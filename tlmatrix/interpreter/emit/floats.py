@@ -13,8 +13,6 @@ from .values import LOW_PRECISION, Val, is_float, literal, numpy_name
 if TYPE_CHECKING:
     from .emitter import Emitter
 
-__all__ = ["as_scalar", "call_float", "float_operation", "round_into", "rounded"]
-
 _TORCH_ROUNDS = {"f16": "float16", "bf16": "bfloat16"}
 """Codecs that round as torch's conversion does, which does not saturate."""
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .emitter import Emitter
 
-__all__ = ["Instrument"]
-
 
 class Instrument:
     """Something woven into a program: a sanitizer, coverage, a recorder, a race detector.

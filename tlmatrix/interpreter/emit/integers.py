@@ -13,19 +13,6 @@ from .values import Affine, Val, literal
 if TYPE_CHECKING:
     from .emitter import Emitter
 
-__all__ = [
-    "add",
-    "affine_of",
-    "bits_of",
-    "combine",
-    "fits",
-    "scalar_affine",
-    "settle",
-    "subtract",
-    "times",
-    "wrap",
-]
-
 
 def add(a: Val, b: Val) -> Val:
     """The scalar integer `a + b`, folded where it can be."""

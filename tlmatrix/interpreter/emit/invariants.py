@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from .emitter import Emitter
 
-__all__ = ["Invariants"]
-
 # The site of a read that an instrument notes: the first in a block stands for all.
 _SITE = re.compile(r"\b(\w+_seen\.one|watch\.one)\(\d+, ")
 _LINEAR = (ir.Add, ir.Sub, ir.Mul, ir.Min, ir.Max)

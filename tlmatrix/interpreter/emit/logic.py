@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from .emitter import Emitter
 
-__all__ = ["RULES", "both", "invert", "uniform"]
-
 _INVERSE = {"==": "!=", "!=": "==", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 
     from .emitter import Emitter
 
-__all__ = [
-    "RULES",
-    "break_unless",
-    "check_grid",
-    "emit_for",
-    "emit_serial",
-    "emit_while",
-    "grid_loops",
-]
-
 # No grid and no loop that an interpreter could finish is longer.
 _LONGEST = 1 << 24
 

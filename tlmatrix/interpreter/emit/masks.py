@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from .emitter import Emitter
 
-__all__ = ["form_of_mask", "keep_mask"]
-
 Iota = tuple[str, int, int]
 """Positions along a loop: code of its extent, its axis, the number of axes."""
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from .buffers import Buf
     from .emitter import Emitter
 
-__all__ = ["buffer", "gather", "load", "load_access", "to_dims", "view"]
-
 
 def buffer(e: Emitter, node: ir.Buffer) -> Buf:
     """The record of a buffer of the IR."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from .buffers import Buf
     from .emitter import Emitter
 
-__all__ = ["emit_parallel"]
-
 
 def emit_parallel(e: Emitter, node: ir.For) -> None:
     """A parallel loop: its iterations execute each statement together, along an axis."""

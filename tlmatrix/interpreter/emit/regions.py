@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from .emitter import Emitter
     from .values import Val
 
-__all__ = [
-    "BufferRegion",
-    "checked_view",
-    "matched",
-    "matrix",
-    "operand",
-    "region",
-    "region_view",
-]
-
 _LEVEL = {
     "global": 0,
     "shared": 1,

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.ir.nodes import Location
 
-__all__ = ["Writer", "unwrapped"]
-
 
 @dataclass
 class Writer:

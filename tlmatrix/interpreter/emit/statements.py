@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from .emitter import Emitter
     from .values import Val
 
-__all__ = ["RULES", "emit_attribute", "emit_bind", "emit_branch", "emit_evaluate", "emit_sequence"]
-
 # Hints to the compiler that do not change what a kernel computes.
 _IGNORED_ATTRIBUTES = frozenset(
     {

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from .buffers import Buf
     from .emitter import Emitter
 
-__all__ = ["emit_store", "store"]
-
 
 def emit_store(e: Emitter, node: ir.BufferStore) -> None:
     """A `BufferStore`."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from .regions import BufferRegion
     from .values import Val
 
-__all__ = ["Dependence", "Effect", "TileOperation", "perform"]
-
 
 @dataclass(frozen=True)
 class Effect:

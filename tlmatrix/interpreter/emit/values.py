@@ -13,21 +13,6 @@ from typing import Any
 from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.runtime.codecs import CODECS
 
-__all__ = [
-    "FLOATS",
-    "LOW_PRECISION",
-    "Affine",
-    "Val",
-    "is_float",
-    "is_float8",
-    "is_int",
-    "is_value",
-    "literal",
-    "memory_name",
-    "numpy_name",
-    "numpy_type",
-]
-
 _INTERPRETED = {name: dtype for name, dtype in TILE_DTYPES.items() if dtype.interpreted}
 LOW_PRECISION = {name: dtype.codec for name, dtype in _INTERPRETED.items() if dtype.codec}
 FLOATS = frozenset(name for name, dtype in _INTERPRETED.items() if dtype.floating)

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.tiles import TileOperation
     from tlmatrix.interpreter.emit.values import Val
 
-__all__ = ["CoverageInstrument"]
-
 _COUNTED = (ir.AssertStmt, ir.Bind, ir.BufferStore, ir.Evaluate, ir.For, ir.IfThenElse, ir.While)
 _OPERATORS = {ir.Add: "+", ir.Sub: "-", ir.Mul: "*", ir.FloorDiv: "//", ir.FloorMod: "%"}
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.tiles import TileOperation
     from tlmatrix.interpreter.emit.values import Val
 
-__all__ = ["MemorySanitizer"]
-
 
 class MemorySanitizer(Instrument):
     """Writes what `sanitizers`, by name, look at."""

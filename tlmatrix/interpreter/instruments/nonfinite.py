@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.emit.tiles import TileOperation
 
-__all__ = ["NonfiniteTracer"]
-
 
 class NonfiniteTracer(Instrument):
     """Writes what reads saw and writes made, of floats."""

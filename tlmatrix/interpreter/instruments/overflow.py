@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from .sites import SiteTable
 
-__all__ = ["OverflowSanitizer"]
-
 
 class OverflowSanitizer(Instrument):
     """Writes a test of every result of which it is not known that it fits.

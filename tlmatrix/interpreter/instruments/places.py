@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.buffers import Buf
     from tlmatrix.interpreter.emit.emitter import Emitter
 
-__all__ = ["is_injective", "is_whole", "loose_dims", "mask_of", "where"]
-
 
 def loose_dims(e: Emitter, buf: Buf, dims: Sequence[Dim]) -> tuple[int, ...]:
     """The dims of an access that TileLang predicates."""

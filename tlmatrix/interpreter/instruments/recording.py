@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.tiles import TileOperation
     from tlmatrix.interpreter.emit.values import Val
 
-__all__ = ["RecordInstrument"]
-
 _STATEMENTS = (ir.BufferStore, ir.Evaluate, ir.Bind)
 
 

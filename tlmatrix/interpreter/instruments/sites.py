@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.buffers import Buf
     from tlmatrix.interpreter.emit.emitter import Emitter
 
-__all__ = ["SiteTable"]
-
 _ACQUIRING = ("acquire", "both", "unsaid")
 _RELEASING = ("release", "both", "unsaid")
 _SHARED = ("global", "shared", "shared.dyn", "shared.tmem")

@@ -13,8 +13,6 @@ from tlmatrix.interpreter.ir import nodes as ir
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
 
-__all__ = ["EFFECTS", "STATEMENTS"]
-
 _COMBINERS = {ir.Add: "add", ir.Mul: "multiply", ir.Max: "fmax", ir.Min: "fmin"}
 
 

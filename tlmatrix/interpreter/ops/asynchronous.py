@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
 
-__all__ = ["ASYNCHRONOUS", "EFFECTS", "SYNCHRONIZING"]
-
 # Which kind of group an operation waits for, and which it closes.
 _WAITS = {
     "tl.wait_wgmma": "wgmma",

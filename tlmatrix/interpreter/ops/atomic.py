@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.access import Access
     from tlmatrix.interpreter.emit.emitter import Emitter
 
-__all__ = ["TileAtomic", "emit_atomic"]
-
 # By operation: what it does, whether its previous value is used, how many elements it spans.
 _ELEMENT = {
     "tl.atomic_add_elem_op": ("add", False, 1),

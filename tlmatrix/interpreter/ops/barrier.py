@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
 
-__all__ = ["EFFECTS", "SYNCHRONIZING"]
-
 
 def _sync(e: Emitter, call: Call) -> None:
     """`T.sync_threads`; there is nothing to order where nothing can race."""

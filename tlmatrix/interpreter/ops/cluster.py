@@ -14,8 +14,6 @@ from tlmatrix.interpreter.ir import nodes as ir
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
 
-__all__ = ["CALLS", "EFFECTS", "SYNCHRONIZING"]
-
 
 def _rank(e: Emitter, call: ir.Call) -> Val:
     threads_of(e, "T.block_rank_in_cluster")

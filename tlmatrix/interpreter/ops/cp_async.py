@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
 
-__all__ = ["EFFECTS"]
-
 
 def _cp_async(e: Emitter, call: Call) -> None:
     """The copy, issued; threads whose predicate does not hold read nothing and write zeros."""

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.emit.emitter import Emitter
 
-__all__ = ["calls_models", "rules_of_models"]
-
 _CALLS = ("tirx.call_extern", "tirx.call_pure_extern")
 
 

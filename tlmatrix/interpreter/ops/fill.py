@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call, Region
 
-__all__ = ["Fill"]
-
 
 class Fill(TileOperation):
     """`T.fill(dst, value)`; `T.clear(dst)` fills with zeros."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.runtime.tracks import Event
 
-__all__ = ["FLOAT8_BITS", "TF32", "Gemm", "gemm", "gemm_float8", "gemm_int"]
-
 
 class Gemm(TileOperation):
     """`T.gemm(A, B, C, transpose_A, transpose_B, clear_accum)`.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.runtime.codecs import Array
 
-__all__ = ["SparseGemm", "with_zeros"]
-
 
 class SparseGemm(Gemm):
     """`T.gemm_sp(A, E, B, C, transpose_A, transpose_E, transpose_B, clear_accum)`."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.places import Tile
     from tlmatrix.interpreter.runtime.tracks import Event
 
-__all__ = ["Im2col", "im2col"]
-
 
 class Im2col(TileOperation):
     """`T.im2col(image, column, row, step, kernel, stride, dilation, pad)`."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
 
-__all__ = ["CALLS"]
-
 # Operations of floats: the function of the generated source.
 _FLOAT = {
     "tirx.exp": "np.exp",

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.runtime.codecs import Array
 
-__all__ = ["FUNCTIONS", "STATEMENTS", "memory_at", "tensor_at"]
-
 
 def _bind(e: Emitter, node: ir.Bind) -> None:
     value = node.value

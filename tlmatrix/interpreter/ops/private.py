@@ -12,8 +12,6 @@ from tlmatrix.interpreter.ir import nodes as ir
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
 
-__all__ = ["element_loops", "is_private"]
-
 # Longer copies of a thread are no longer a handful of registers.
 _LONGEST = 512
 

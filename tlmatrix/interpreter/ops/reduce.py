@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.places import Tile
     from tlmatrix.interpreter.runtime.tracks import Event
 
-__all__ = ["Reduce", "reduce_float", "reduce_int"]
-
 
 class Reduce(TileOperation):
     """`T.reduce_sum`, `max`, ... (src, dst, dim, clear)."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.buffers import Buf
     from tlmatrix.interpreter.emit.emitter import Emitter
 
-__all__ = ["Finalize", "ReducerInit"]
-
 # A reducer's operation: how contributions combine, and the node of a contribution by assignment.
 _KINDS: dict[str, tuple[str, type | None]] = {
     "sum": ("add", ir.Add),

@@ -19,8 +19,6 @@ from tlmatrix.interpreter.ir.walk import calls, walk
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
 
-__all__ = ["CALLS", "EFFECTS", "FUNCTIONS", "philox"]
-
 _PHILOX = "curandStatePhilox4_32_10_t"
 _DRAWS = ("tl.rng_rand", "tl.rng_rand_float")
 _STATE = "the state of the random numbers"

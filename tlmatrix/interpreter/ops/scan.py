@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.places import Tile
     from tlmatrix.interpreter.runtime.tracks import Event
 
-__all__ = ["Scan", "scan"]
-
 
 class Scan(TileOperation):
     """`T.cumsum(src, dst, dim, reverse)`, `T.cummax`."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.tiles import TileOperation
     from tlmatrix.interpreter.ir.nodes import Call
 
-__all__ = ["tile_rule", "tile_rule_of_threads"]
-
 
 def tile_rule(
     make: Callable[[Emitter, Call], TileOperation],

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.places import Tile
     from tlmatrix.interpreter.runtime.tracks import Event
 
-__all__ = ["Transpose"]
-
 
 class Transpose(TileOperation):
     """`T.transpose(src, dst)`."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
 
-__all__ = ["CALLS"]
-
 _SHUFFLES = {
     "tl.shfl_xor_sync": "xor",
     "tl.shfl_down_sync": "down",

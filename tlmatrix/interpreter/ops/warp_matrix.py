@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.ir.nodes import Call
     from tlmatrix.interpreter.runtime.codecs import Array, Codec
 
-__all__ = ["CALLS", "FUNCTIONS", "ldmatrix", "mma"]
-
 _SHAPE = re.compile(r"m16n8k(\d+)$")
 # The lengths of a sum that mma.m16n8kK has, by the bits of a factor's element (PTX ISA).
 _LENGTHS = {8: (16, 32), 16: (8, 16), 32: (4, 8)}

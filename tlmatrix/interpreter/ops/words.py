@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.values import Val
     from tlmatrix.interpreter.ir.nodes import Call
 
-__all__ = ["CALLS", "FUNCTIONS"]
-
 
 def _checked_index(e: Emitter, call: Call) -> Val:
     index, extent, name = e.expr(call.args[0]), e.expr(call.args[1]), call.args[2].value

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.emit.emitter import Axis, Emitter
 
-__all__ = ["DEFAULT_THREADS", "NeedsThreadAxis", "ThreadAxis"]
-
 DEFAULT_THREADS = (128, 1, 1)
 """What TileLang launches where a kernel does not say."""
 _FOLDED = (ir.Var, ir.Binary, ir.Not, ir.Cast, ir.Call)

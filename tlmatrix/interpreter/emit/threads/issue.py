@@ -21,16 +21,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.source import Writer
     from tlmatrix.interpreter.emit.tiles import TileOperation
 
-__all__ = [
-    "arrives_at",
-    "barrier_code",
-    "barriers_of_pair",
-    "by_active_threads",
-    "issue",
-    "issue_lines",
-    "writing_to",
-]
-
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"^\s*(?:for )?([A-Za-z_]\w*)(?: =| in) ")
 

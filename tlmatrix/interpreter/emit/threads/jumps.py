@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.emit.emitter import Axis, Emitter
 
-__all__ = ["Jumps", "leaves_iteration"]
-
 _BREAKS = frozenset({"tl.loop_break", "tirx.break_loop"})
 _JUMPS = frozenset({*_BREAKS, "tirx.continue_loop"})
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from .roles import Threads
 
-__all__ = ["RaceInstrument", "raced_regions"]
-
 
 class RaceInstrument(Instrument):
     """Notes every access to memory that agents of a block share."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from .jumps import Jumps
 
-__all__ = ["LOCAL", "Threads", "threads_of"]
-
 LOCAL = frozenset({"local", "local.var"})
 _THREAD_SCOPES = ("local.fragment", "local.reducer")
 

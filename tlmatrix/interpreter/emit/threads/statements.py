@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from .roles import Threads
 
-__all__ = ["emit_attribute", "rules_of_threads"]
-
 
 def rules_of_threads(t: Threads, synchronizing: Collection[str]) -> Rules:
     """Rules for a kernel whose blocks have threads `t`.
