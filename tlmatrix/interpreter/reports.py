@@ -7,7 +7,7 @@ names exactly those.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -130,6 +130,38 @@ class Report:
             f"{self.sanitizer}: {self.message}\n"
             f"  at {self.file}:{self.line}{kernel}{block}{other}{again}"
         )
+
+
+class ReportSet:
+    """The reports of a launch or a simulation: the first of each cause, with a count."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Any, ...], Report] = {}
+
+    def again(self, key: tuple[Any, ...]) -> bool:
+        """Count a finding once more; False if it is new."""
+        known = self._found.get(key)
+        if known is None:
+            return False
+        self._found[key] = replace(known, count=known.count + 1)
+        return True
+
+    def add(self, report: Report, key: tuple[Any, ...] | None = None) -> None:
+        """Add a report, or count an earlier one with the same key."""
+        other = report.other
+        key = key or (
+            report.sanitizer,
+            report.file,
+            report.line,
+            report.buffer,
+            other and (other.file, other.line),
+        )
+        if not self.again(key):
+            self._found[key] = report
+
+    def reports(self) -> list[Report]:
+        """The reports, in order."""
+        return list(self._found.values())
 
 
 def element_name(buffer: str, index: Sequence[int]) -> str:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 def emit_parallel(e: Emitter, node: ir.For) -> None:
     """A parallel loop: its iterations execute each statement together, along an axis."""
-    turns = None if e.axes else e.facts.loop_layout(node)
-    if turns is not None:
-        _emit_by_thread(e, turns)
+    layout = None if e.axes else e.facts.loop_layout(node)
+    if layout is not None:
+        _emit_by_thread(e, layout)
         return
     start = e.scalar(node.min, "a parallel loop whose start")
     extent = e.scalar(node.extent, "a parallel loop whose extent")
@@ -64,9 +64,9 @@ def _emit_by_thread(e: Emitter, layout: Any) -> None:
     """A loop over the first, second, ... iteration of each thread: its axis are the threads."""
     names = [e.w.fresh(var.name) for var in layout.variables]
     parameters = ", ".join(f"i{k}" for k in range(len(names)))
-    order = e.prologue.fresh("turns")
+    order = e.prologue.fresh("steps")
     e.prologue.line(
-        f"{order} = thread_turns({layout.extents}, lambda {parameters}: {layout.thread}, "
+        f"{order} = thread_steps({layout.extents}, lambda {parameters}: {layout.thread}, "
         f"lambda {parameters}: {layout.position})"
     )
     e.rank = 1

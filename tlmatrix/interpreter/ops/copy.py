@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.places import Tile
     from tlmatrix.interpreter.runtime.tracks import Event
 
+__all__ = ["Copy", "copy_block"]
+
 _REFUSED = ("dst_block", "cluster_mask", "barrier", "is_gather4", "is_scatter4")
 
 

@@ -18,7 +18,7 @@ from tlmatrix.interpreter.sync.launches import launch
 from tlmatrix.interpreter.sync.pointers import Pointer
 from tlmatrix.interpreter.sync.regions import row_cells
 
-from . import atomics, counting, lanes, launching, mathematics, memory, turns
+from . import atomics, counting, lanes, launching, mathematics, memory
 from .codecs import CODECS, F32, Codec
 from .masks import KEPT, kept
 from .memory import poison
@@ -29,7 +29,7 @@ __all__ = ["CODECS", "Codec", "environment", "poison"]
 def environment() -> dict[str, Any]:
     """The names that generated source may use."""
     found: dict[str, Any] = {}
-    for module in (memory, atomics, mathematics, lanes, counting, turns, launching):
+    for module in (memory, atomics, mathematics, lanes, counting, launching):
         found.update({name: getattr(module, name) for name in module.__all__})
     found.update(CODECS)
     found.update(

@@ -21,6 +21,7 @@ __all__ = [
     "match_lanes",
     "over_threads",
     "shuffle",
+    "thread_steps",
     "uniform",
     "vote",
     "warp_reduce",
@@ -178,3 +179,26 @@ def warp_reduce(kind: str, value: Any, mask: Any, threads: int) -> Any:
         whole = _warps(np.ones(threads, bool), mask, threads, blank=False).all(1)
         out[~_spread(whole, threads)] = poison(str(out.dtype))
     return out
+
+
+def thread_steps(shape: tuple[int, ...], thread: Any, position: Any) -> list[tuple[Any, ...]]:
+    """The steps in which threads run the iterations of a parallel loop, one a thread at most.
+
+    Args:
+        shape: extents of the loops.
+        thread: the thread of an iteration, a function of the index along each loop.
+        position: the order of the iterations of one thread, a function of the same.
+
+    Returns:
+        For each step the indices of its iterations: for each loop an int32 array.
+    """
+    grid = np.indices(shape, sparse=True)
+    threads = np.broadcast_to(thread(*grid), shape).reshape(-1)
+    positions = np.broadcast_to(position(*grid), shape).reshape(-1)
+    order = np.lexsort((positions, threads))
+    ordered = threads[order]
+    first = np.searchsorted(ordered, ordered)
+    step = np.arange(len(order)) - first
+    at = np.unravel_index(order, shape)
+    chosen = [step == number for number in range(int(step.max(initial=-1)) + 1)]
+    return [tuple(index[mine].astype(np.int32) for index in at) for mine in chosen]

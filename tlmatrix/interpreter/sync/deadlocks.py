@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.callsite import rendered
 from tlmatrix.interpreter.errors import DeadlockError
-from tlmatrix.interpreter.reports import Party, Report
-
-from .findings import Findings
+from tlmatrix.interpreter.reports import Party, Report, ReportSet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +38,7 @@ def deadlock(where: str, agents: Sequence[Agent], rank: bool = False) -> Deadloc
     if len(waiting) > _SHOWN:
         lines.append(f"  and {len(waiting) - _SHOWN} more wait")
     error = DeadlockError("\n".join(lines))
-    found = Findings()
+    found = ReportSet()
     for group in waiting:
         if _request(group[0]).weight() == _request(waiting[0][0]).weight():
             report = _report(group, waiting, lines, rank)

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.callsite import rendered
 from tlmatrix.interpreter.errors import DeadlockError, RaceError, SynchronizationError
-from tlmatrix.interpreter.reports import Party, Report
+from tlmatrix.interpreter.reports import Party, Report, ReportSet
 
 from . import settings
 from .agents import located
 from .barriers import Mbarrier, ThreadBarrier
 from .blocks import Block
 from .deadlocks import deadlock
-from .findings import Findings
 from .scheduler import InOrder, Policy, Prioritized, Scheduler, Uniform
 from .spinning import other_ranks_run
 
@@ -64,7 +63,7 @@ class Launch(Scheduler):
             bool(chosen.races) and not (watch is not None and watch.traced)
         )
         self.plain = self._eager and watch is None and not self.watched
-        self.findings = Findings()
+        self.findings = ReportSet()
         self.locations = locations
         self.arrivals = arrivals
         self.names = names

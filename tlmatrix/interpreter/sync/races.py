@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tlmatrix.interpreter.callsite import rendered
-from tlmatrix.interpreter.reports import Party, Report
-
-from .findings import Findings
+from tlmatrix.interpreter.reports import Party, Report, ReportSet
 
 if TYPE_CHECKING:
     from .agents import Agent
@@ -109,7 +107,7 @@ class Races:
         self._order = order
         self._sets: list[tuple[Access, ...]] = [()]
         self._numbers: dict[tuple[Access, ...], int] = {(): 0}
-        self._found = Findings()
+        self._found = ReportSet()
         # The union of a set and an access, and sets that an access does not race with: a clock
         # only grows, so both hold for all accesses that are equal.
         self._unions: dict[tuple[int, int], int] = {}
