@@ -15,8 +15,8 @@ Importing the package imports nothing else until a name is used. What to know of
 - Low-precision values are rounded at stores, casts and each operation of their dtype; matrix
   products and sums accumulate in float32, in another order than on a GPU. TF32 is an option
   (`interpret(tf32=True)`); there is no fast-math.
-- Lanes of a parallel loop execute each statement together. Of lanes that store to one element
-  the last wins; a local variable on which lanes disagree is poisoned after the loop.
+- The iterations of a parallel loop execute each statement together. Of those that store to one
+  element the last wins; a local variable on which they disagree is poisoned after the loop.
 - Integers wrap where it shows; a 32-bit sum that is an index does not, so that one past 2^31 is
   outside rather than negative.
 - Kernels that use the thread index run their threads as lanes, statement by statement; blocks

@@ -70,9 +70,9 @@ class Guard:
     """How often a guard held.
 
     Attributes:
-        true: times that it held, in every lane; of an edge, that the whole tile was inside.
-        false: times that it held in no lane; of an edge, that nothing was inside.
-        partly: times that it held in some lanes only.
+        true: times that it held, in every iteration; of an edge, that the whole tile was inside.
+        false: times that it held in no iteration; of an edge, that nothing was inside.
+        partly: times that it held in some iterations only.
         lanes: whether it is a mask, and so can hold partly.
     """
 
@@ -182,7 +182,7 @@ class Coverage:
 
     Attributes:
         lines: how often each line that can run was run, by (file, line); in one block of a
-            grid, once for each time that control came by, whatever the number of lanes.
+            grid, once for each time that control came by, whatever the number of iterations.
         guards: by `GuardSite`.
         loops: by `LoopSite`.
     """

@@ -51,10 +51,11 @@ class Recorder:
             for slot, features in _features(plan):
                 if counts[slot]:
                     found.update(features)
-            for site, seen in zip(plan.loops, trips, strict=True):
+            for site, numbers in zip(plan.loops, trips, strict=True):
                 what = f"loop {site.variable}"
                 found.update(
-                    Feature(site.file, site.line, what, str(n) if n < 2 else "more") for n in seen
+                    Feature(site.file, site.line, what, str(n) if n < 2 else "more")
+                    for n in numbers
                 )
         return frozenset(found)
 
@@ -83,13 +84,13 @@ def _coverage(program: Program, counts: list[int], trips: list[dict[int, int]]) 
         for site, slot, lanes in plan.guards
     }
     loops: dict[LoopSite, Loop] = {}
-    for site, constant, seen in zip(plan.loops, plan.constant, trips, strict=True):
+    for site, constant, numbers in zip(plan.loops, plan.constant, trips, strict=True):
         loop = Loop(
-            seen.get(0, 0),
-            seen.get(1, 0),
-            sum(count for n, count in seen.items() if n > 1),
-            min(seen, default=None),
-            max(seen, default=None),
+            numbers.get(0, 0),
+            numbers.get(1, 0),
+            sum(count for n, count in numbers.items() if n > 1),
+            min(numbers, default=None),
+            max(numbers, default=None),
             constant,
         )
         # A macro that is used twice has its loop twice.

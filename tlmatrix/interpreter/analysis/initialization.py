@@ -86,7 +86,7 @@ class _Order:
         self._read(node.value, *node.indices)
         data, buffer = node.buffer.data, node.buffer
         if node.predicate is not None or self.allocated.get(data) is not buffer:
-            self._seen(data)
+            self._may_read(data)
             return
         over = [loop for i in node.indices for loop in loops if loop.loop_var is i]
         each_once = len(over) == len(node.indices) == len(loops) == len(set(over))
@@ -105,19 +105,19 @@ class _Order:
         self._read(*target.indices)
         data = target.buffer.data
         if self.allocated.get(data) is not target.buffer:
-            self._seen(data)
+            self._may_read(data)
         elif covers(target, target.buffer):
             self.written.add(data)
 
     def _read(self, *nodes: Any) -> None:
-        """Everything that is named here may be read."""
+        """All memory that nodes name may be read."""
         for child in walk(*nodes):
             if isinstance(child, (ir.BufferLoad, ir.BufferStore, ir.Region)):
-                self._seen(child.buffer.data)
+                self._may_read(child.buffer.data)
             elif isinstance(child, ir.Var) and child in self.allocated:
-                self._seen(child)  # a pointer
+                self._may_read(child)  # a pointer
 
-    def _seen(self, data: ir.Var) -> None:
+    def _may_read(self, data: ir.Var) -> None:
         if data not in self.written:
             self.read_first.add(data)
 

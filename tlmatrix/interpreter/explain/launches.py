@@ -1,7 +1,7 @@
 """Launches kept to be run again: what a kernel was called with, as it was then.
 
-A launch is explained after the fact, by running it again on copies. So of every tensor that a
-launch changes the state before is kept, where anything could tell.
+A launch is explained by running it again, on copies of its arguments. So the contents that a
+tensor had before a launch changed it are kept, unless nothing reads them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Launch:
         return f"launch {self.number}{where}, {self.kernel.name}"
 
     def ended(self) -> None:
-        """Note that the launch is over: what its blocks waited for has come since it began."""
+        """Keep the inputs as they are at the end: flags were set while the kernel ran."""
         if not self.kernel.waits:
             return
         for name, tensor in self.live.items():

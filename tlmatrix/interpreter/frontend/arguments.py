@@ -2,7 +2,7 @@
 
 A kernel that annotates a layout on a global buffer indexes it logically, and TileLang places each
 element elsewhere. Its program gets a copy of the buffer in logical order, which is written back.
-So it does of a tensor with two elements in a byte: a copy with a byte for each.
+A tensor with two elements in a byte is copied too, to a byte for each element.
 """
 
 from __future__ import annotations

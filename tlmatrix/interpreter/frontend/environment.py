@@ -46,7 +46,7 @@ def _environment(session: Session | None) -> Iterator[None]:
         # Tiles are too small to share: a second thread costs more than it brings.
         torch.set_num_threads(1)
     try:
-        with np.errstate(all="ignore"), unseen(), torch._C.DisableTorchFunction():  # noqa: SLF001
+        with np.errstate(all="ignore"), without_modes(), torch._C.DisableTorchFunction():  # noqa: SLF001
             yield
     finally:
         _entered.session = before
@@ -56,7 +56,7 @@ def _environment(session: Session | None) -> Iterator[None]:
         TF32.reset(tf32)
 
 
-def unseen() -> AbstractContextManager[object]:
+def without_modes() -> AbstractContextManager[object]:
     """Inside, no dispatch mode of a caller sees what is done with tensors; enter it at once."""
     # A tenth of the cost of taking the modes off their stack and putting them back.
     modes: AbstractContextManager[object] = torch._C._DisableTorchDispatch()  # noqa: SLF001

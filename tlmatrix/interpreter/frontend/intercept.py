@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.locks import TRACING
 
-from .environment import unseen
+from .environment import without_modes
 from .jit_copies import copy_of, is_copy, known_kernel, target_of
 from .kernel import InterpretedKernel
 from .parsing import keeping_parsed
@@ -162,7 +162,11 @@ def _on_copy(original: Any) -> Any:
             known = known_kernel(copied, args, kwargs)
             if known is not None:
                 return known
-        with TRACING, target_of(copied, session), unseen():  # a rank keeps its turn in the lock
+        with (
+            TRACING,
+            target_of(copied, session),
+            without_modes(),
+        ):  # a rank keeps its turn in the lock
             return original(copied, *args, **kwargs)
 
     return method

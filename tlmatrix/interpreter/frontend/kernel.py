@@ -24,7 +24,7 @@ from .alignment import (
 )
 from .arguments import Arguments
 from .descriptors import Lowered, described, lowered, may_be_described
-from .environment import environment, unseen
+from .environment import environment, without_modes
 from .sanitized import run_sanitized
 from .session import current
 from .signature import Signature
@@ -177,7 +177,7 @@ class InterpretedKernel:
     @cached_property
     def _lowered(self) -> Lowered | None:
         """The kernel after TileLang's passes."""
-        with unseen():
+        with without_modes():
             return lowered(self.prim_func, self._arch or _DEFAULT_ARCH, self._configs)
 
     @cached_property
@@ -264,11 +264,11 @@ class InterpretedKernel:
         if session is None or session.log is None:
             yield from self._checked(session, values, symbols)
             return
-        with unseen():
+        with without_modes():
             named = {p.name: v for p, v in zip(self._signature.parameters, values, strict=True)}
             launch = session.log.before(self, named, symbols, rank)
         yield from self._checked(session, values, symbols)
-        with unseen():
+        with without_modes():
             launch.ended()
             session.trace_launch(launch)
 
@@ -287,7 +287,7 @@ class InterpretedKernel:
         # No mode of a caller sees what is done; while blocks are run elsewhere none is changed.
         steps = run_sanitized(self, session, values, symbols, execute)
         while True:
-            with unseen():
+            with without_modes():
                 found = next(steps, None)
             if found is None:
                 return

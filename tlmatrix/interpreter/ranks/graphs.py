@@ -1,9 +1,9 @@
-"""CUDA graphs: what a rank's streams are given while they are captured, and run again later.
+"""CUDA graphs: the work of a rank's streams, captured and replayed.
 
 A capture notes operations in place of running them: kernels with the arguments they were launched
-with, copies, barriers, values of flags. A replay runs the same ones, in the order that streams and
-events gave them, however often and beside whatever else is enqueued. So whatever the host decided
-at the capture, a counter it passed most of all, is decided for every replay.
+with, copies, barriers, values of flags. A replay runs the same ones, in the order of the captured
+streams and events, beside other work. So a value that the host chose at the capture, such as a
+counter, is the same in every replay.
 
 What CUDA refuses while it captures is refused: waiting for a stream, or reading from it; waiting
 for what is not captured, or leaving behind what nothing waits for.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Capture:
-    """What is captured, by stream.
+    """The captured operations, by stream.
 
     Attributes:
         origin: the stream that began.
@@ -75,7 +75,7 @@ class Capture:
         self.note(stream, operation)
 
     def refuse(self, what: str) -> NoReturn:
-        """What CUDA does not do while it captures.
+        """Raise the error of what CUDA does not do while it captures.
 
         Raises:
             RuntimeError: always.
@@ -86,7 +86,7 @@ class Capture:
         )
 
     def end(self) -> None:
-        """The streams run again what they are given."""
+        """End the capture: the streams run their work again."""
         self.over = True
         for stream in self.branches:
             stream.capture = None
@@ -122,7 +122,7 @@ class Graph:
         self._last: Operation | None = None
 
     def capture_begin(self, *_pool: Any, **_options: Any) -> None:
-        """Note from now on what the current stream is given.
+        """Capture later work of the current stream.
 
         Raises:
             RuntimeError: it is captured already, or the graph has been.
@@ -171,7 +171,7 @@ class Graph:
         return (0, id(self))
 
     def replay(self) -> None:
-        """Enqueue what was captured on the current stream.
+        """Enqueue the captured work on the current stream.
 
         Raises:
             RuntimeError: nothing was.
@@ -197,12 +197,12 @@ class Graph:
         }
         for number, target in capture.after.items():
             again[number].work = waiting(again[id(target)], again[number].what.partition(" ")[2])
-        knows = dict(stream.clock)
+        clock = dict(stream.clock)
         ends = []
         for branch, operations in capture.branches.items():
             for operation in operations:
                 copy = again[id(operation)]
-                copy.knows = knows
+                copy.host_clock = clock
                 self._streams[branch].queue.append(copy)
             if operations:
                 ends.append(again[id(operations[-1])])

@@ -1,4 +1,4 @@
-"""Streams and events: what a host enqueues runs later, in order, beside everything else."""
+"""Streams and events: a host enqueues work, which runs later, in the order of its stream."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Operation:
         what: what it is, as text: "kernel gemm", "copy".
         work: does it; a generator of requests, or a plain function.
         place: the user's file and line that enqueued it.
-        knows: what the host knew then.
+        host_clock: the clock of the host when it enqueued it.
         done: whether it is over.
-        clock: what is known once it is over.
+        clock: the clock of the stream at its end.
         capture: what it is captured to, in place of being run.
     """
 
     what: str
     work: Callable[[Stream], Iterator[Request | None] | None]
     place: tuple[str, int]
-    knows: Clock
+    host_clock: Clock
     done: bool = False
     clock: Clock = field(default_factory=dict)
     capture: Capture | None = None
@@ -74,7 +74,7 @@ class Done(Request):
         return self.operation.done
 
     def finish(self, task: Agent) -> None:
-        """Know what it did."""
+        """Acquire its clock."""
         task.learn(self.operation.clock)
 
     def describe(self) -> str:
@@ -113,7 +113,7 @@ class Stream(Dispatcher):
             if not self.queue:
                 yield waiting
             operation = self.queue[0]
-            self.learn(operation.knows)
+            self.learn(operation.host_clock)
             self.tick()
             work = operation.work(self)
             if work is not None:
@@ -150,12 +150,12 @@ class Stream(Dispatcher):
         return torch.device("cuda", self.rank)
 
     def wait_event(self, event: Event) -> None:
-        """What is enqueued from now on waits for an event."""
+        """Later work of the stream waits for an event."""
         if event.operation is not None:
             self.wait_for(event.operation, f"for {event}")
 
     def wait_for(self, target: Operation, what: str) -> None:
-        """What is enqueued from now on waits for an operation."""
+        """Later work of the stream waits for an operation."""
         capture = self.capture or target.capture
         if capture is not None:
             capture.wait(self, target, what)
@@ -163,17 +163,17 @@ class Stream(Dispatcher):
             enqueue(f"wait {what}", waiting(target, what), self)
 
     def wait_stream(self, stream: Stream) -> None:
-        """What is enqueued from now on waits for what `stream` has been given."""
+        """Later work of the stream waits for the earlier work of another."""
         self.wait_event(stream.record_event())
 
     def record_event(self, event: Event | None = None) -> Event:
-        """An event that happens when all is over that was enqueued until now."""
+        """An event that happens when the earlier work of the stream is over."""
         event = event if event is not None else Event()
         event.record(self)
         return event
 
     def synchronize(self) -> None:
-        """The host waits until all is over that was enqueued."""
+        """The host waits for the work of the stream."""
         synchronize(self)
 
     def query(self) -> bool:
@@ -201,13 +201,13 @@ class Event:
         self._of = ""
 
     def record(self, stream: Stream | None = None) -> None:
-        """It happens when all is over that `stream` has been given."""
+        """It happens when the earlier work of `stream` is over."""
         stream = stream if stream is not None else current_rank().stream
         self._of = f"an event of {stream.name} recorded at {rendered(caller())}"
         self.operation = enqueue("event", lambda _stream: None, stream)
 
     def wait(self, stream: Stream | None = None) -> None:
-        """What `stream` is given from now on waits for it."""
+        """Later work of `stream` waits for it."""
         (stream if stream is not None else current_rank().stream).wait_event(self)
 
     def synchronize(self) -> None:
