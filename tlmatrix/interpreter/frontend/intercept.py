@@ -162,11 +162,8 @@ def _on_copy(original: Any) -> Any:
             known = known_kernel(copied, args, kwargs)
             if known is not None:
                 return known
-        with (
-            TRACING,
-            target_of(copied, session),
-            without_modes(),
-        ):  # a rank keeps its turn in the lock
+        # A rank does not let others run while it holds the lock.
+        with TRACING, target_of(copied, session), without_modes():
             return original(copied, *args, **kwargs)
 
     return method
