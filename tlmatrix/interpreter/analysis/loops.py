@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.ir.walk import calls, walk
+from tlmatrix.interpreter.ir.walk import calls, inner_statements, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,16 +40,8 @@ def is_parallel(loop: ir.For) -> bool:
 def nested_statements(node: ir.Stmt, depth: int = 0) -> Iterator[tuple[ir.Stmt, int]]:
     """The statements inside one, itself first, each with the number of parallel loops around it."""
     yield node, depth
-    inner: tuple[ir.Stmt, ...] = ()
-    if isinstance(node, ir.For):
-        inner, depth = (node.body,), depth + is_parallel(node)
-    elif isinstance(node, ir.SeqStmt):
-        inner = node.seq
-    elif isinstance(node, ir.IfThenElse):
-        inner = tuple(case for case in (node.then_case, node.else_case) if case is not None)
-    elif isinstance(node, (ir.While, ir.AttrStmt)):
-        inner = (node.body,)
-    for child in inner:
+    depth += isinstance(node, ir.For) and is_parallel(node)
+    for child in inner_statements(node):
         yield from nested_statements(child, depth)
 
 
