@@ -99,7 +99,7 @@ def test_the_iteration_with_a_wrong_scale_is_reported(explain, project):
     places = ("v[0:16, 3]", "v[16:32, 3]", "v[32:48, 3]", "v[48:56, 3]")
     ratios = [float(cells[2]) / float(cells[3]) for cells in (row(text, p) for p in places)]
     usual = sorted(ratios)[1]
-    assert max(range(4), key=lambda turn: abs(ratios[turn] / usual - 1)) == 2
+    assert max(range(4), key=lambda step: abs(ratios[step] / usual - 1)) == 2
 
 
 def test_lost_precision_is_distinguished_from_a_wrong_formula(explain, project):
@@ -111,7 +111,7 @@ def test_lost_precision_is_distinguished_from_a_wrong_formula(explain, project):
 
 def test_the_keys_of_a_missing_last_iteration_are_reported(explain):
     text = explain("last", "--index", "55,3")
-    assert "step = 0 to 2, 3 turns" in text
+    assert "step = 0 to 2, 3 iterations" in text
     assert row(text, "v: ")[-1] == "<- only the reference"
     named = [x.strip() for x in text.splitlines() if re.match(r"\s+v\[\d+, 0:16\]", x)]
     assert {int(re.match(r"v\[(\d+)", x)[1]) for x in named} <= set(range(48, 56))

@@ -97,11 +97,9 @@ def _reads(
             name = names.get((tensor.data_ptr(), tensor.numel()))
             if name is not None and tensor.is_contiguous():
                 whole = location.in_whole(name)
-                turns = (
-                    (loops, flat if whole is None else whole[flat])
-                    for loops, flat in ((at, torch.from_numpy(read)) for at, read in source.turns)
-                )
-                found.setdefault(name, []).extend(turns)
+                reads = ((at, torch.from_numpy(read)) for at, read in source.iterations)
+                parts = ((at, flat if whole is None else whole[flat]) for at, flat in reads)
+                found.setdefault(name, []).extend(parts)
         step = step.earlier
     return found
 

@@ -36,7 +36,7 @@ def line_of(text):
 
 
 def elements(source):
-    return np.unique(np.concatenate([flat for _, flat in source.turns]))
+    return np.unique(np.concatenate([flat for _, flat in source.iterations]))
 
 
 def test_the_block_its_store_and_its_loop_are_named():
@@ -46,7 +46,7 @@ def test_the_block_its_store_and_its_loop_are_named():
     (writer,) = explanation.writers
     assert writer.location.line == line_of("Out[tile * ROWS + i, d]")
     (loop,) = explanation.loops
-    assert (loop.name, loop.turns, loop.first, loop.last) == ("step", 4, 0, 3)
+    assert (loop.name, loop.iterations, loop.first, loop.last) == ("step", 4, 0, 3)
     assert explanation.value == float(out[55, 3])
 
 
@@ -54,16 +54,16 @@ def test_only_keys_that_the_mask_lets_through_made_the_element():
     explanation, _ = explained()
     places = {source.buffer: source.place for source in explanation.sources}
     assert places == {"Q": "[55, 0:16]", "K": "[0:56, 0:16]", "V": "[0:56, 3]"}
-    by_turn = {
-        turn: (int(flat.min()) // 16, int(flat.max()) // 16)
+    by_iteration = {
+        iteration: (int(flat.min()) // 16, int(flat.max()) // 16)
         for source in explanation.sources
         if source.buffer == "V"
-        for turn, flat in source.turns
+        for iteration, flat in source.iterations
     }
-    assert by_turn[(("step", 3),)] == (48, 55)
+    assert by_iteration[(("step", 3),)] == (48, 55)
 
 
-def test_steps_follow_the_row_through_every_tile_of_every_turn():
+def test_steps_follow_the_row_through_every_tile_of_every_iteration():
     explanation, _ = explained()
     second = [s for s in explanation.steps if s.loops == (("step", 1),)]
     assert [s.buffer for s in second] == ["k", "s", "s", "s", "p", "added", "total", "v", "acc"]
@@ -89,7 +89,7 @@ def test_precision_lost_in_one_tile_is_named_at_its_line():
     assert (first.buffer, first.departs, first.loops) == ("p", "rounded", (("step", 0),))
     assert first.location.line == line_of("p[i, j] = T.exp2")
     assert first.deviation > 2.0**-10
-    assert "p rounded in step 0 and 3 more turns" in str(explanation)
+    assert "p rounded in step 0 and 3 more iterations" in str(explanation)
 
 
 def test_a_turn_that_is_left_out_shows_in_loop_and_sources():
@@ -101,8 +101,8 @@ def test_a_turn_that_is_left_out_shows_in_loop_and_sources():
 def test_a_statement_of_one_turn_alone_is_listed_in_that_turn_alone():
     explanation, _ = explained("scale")
     line = line_of("s[i, j] = s[i, j] * scale")
-    turns = {s.loops for s in explanation.steps if s.location.line == line}
-    assert turns == {(("step", 2),)}
+    iterations = {s.loops for s in explanation.steps if s.location.line == line}
+    assert iterations == {(("step", 2),)}
 
 
 def test_all_blocks_that_add_to_an_element_are_named_and_the_largest_is_followed():
@@ -214,7 +214,7 @@ def test_loops_without_a_variable_are_counted():
     with interpret(trace=Trace("Y", (2,))) as run:
         interpreted(halve(), out_idx=1)(torch.tensor([1.0, 2.0, 11.0, 4.0]))
     (explanation,) = run.traces
-    assert [(loop.name, loop.turns) for loop in explanation.loops] == [("", 4)]
+    assert [(loop.name, loop.iterations) for loop in explanation.loops] == [("", 4)]
     assert [s.value for s in explanation.steps if s.buffer == "left"] == [
         11.0, 5.5, 2.75, 1.375, 0.6875,
     ]  # fmt: skip

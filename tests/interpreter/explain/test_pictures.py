@@ -36,11 +36,11 @@ def test_each_part_of_the_output_is_its_block_and_the_element_is_marked():
 
 def test_a_causal_mask_is_a_staircase():
     told = titles(causal(56, (40, 3)))
-    cells = [text.removeprefix("block ") for text in told if ", turn " in text]
+    cells = [text.removeprefix("block ") for text in told if ", iteration " in text]
     assert cells == [
-        f"{block}, turn {turn}: {16 * turn} to {min(16 * turn + 15, 55)}"
+        f"{block}, iteration {iteration}: {16 * iteration} to {min(16 * iteration + 15, 55)}"
         for block in range(4)
-        for turn in range(block + 1)
+        for iteration in range(block + 1)
     ]
 
 
@@ -49,7 +49,7 @@ def test_turns_that_run_another_line_have_another_colour_with_its_place():
     with interpret(trace=True) as run:
         out = attention(64, "scale")(*(torch.randn(64, 16).half() for _ in range(3)))
         picture = run.picture(out, (40, 3))
-    (told,) = [text for text in words(picture) if text.startswith("a turn that also runs")]
+    (told,) = [text for text in words(picture) if text.startswith("an iteration that also runs")]
     assert "traced_kernels.py:" in told
 
 

@@ -61,9 +61,9 @@ class LoopRange:
         location: the user's line.
         depth: how many loops are around it.
         ranged: the range of its first run, if it has one.
-        turns: how many turns ran in all, in `entries` runs.
-        first: smallest value of the variable (the number of the turn where there is none).
-        last: largest value; None, as `first`, where no turn ran.
+        iterations: how many iterations ran in all, in `entries` runs.
+        first: smallest value of the variable (the number of the iteration where there is none).
+        last: largest value; None, as `first`, where no iteration ran.
     """
 
     name: str
@@ -71,7 +71,7 @@ class LoopRange:
     depth: int
     ranged: range | None
     entries: int
-    turns: int
+    iterations: int
     first: int | None
     last: int | None
 
@@ -88,10 +88,10 @@ class Read:
 
 @dataclass(frozen=True)
 class Step:
-    """A statement that wrote something that leads to the element, in one turn.
+    """A statement that wrote something that leads to the element, in one iteration.
 
     Attributes:
-        loops: the turn: (variable, value), outermost first.
+        loops: the iteration: (variable, value), outermost first.
         location: the user's line.
         text: that line.
         action: "store", "copy", "gemm", "reduce", ….
@@ -135,14 +135,16 @@ class Source:
         place: the elements that the element's value depends on.
         elements: how many these are.
         made_by: the launch of this run that wrote it ("launch 2, packed_delta"), if one did.
-        turns: the elements (numbered by rows) by the turn that read them.
+        iterations: the elements (numbered by rows) by the iteration that read them.
     """
 
     buffer: str
     place: str
     elements: int
     made_by: str | None
-    turns: tuple[tuple[tuple[tuple[str, int], ...], Array], ...] = field(compare=False, repr=False)
+    iterations: tuple[tuple[tuple[tuple[str, int], ...], Array], ...] = field(
+        compare=False, repr=False
+    )
 
 
 @dataclass(frozen=True)

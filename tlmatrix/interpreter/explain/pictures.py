@@ -1,9 +1,9 @@
 """A launch as a picture: which block wrote which part of an output, and what each block read.
 
 The first panel is a plane of the output through one element, each part in the colour of the block
-that wrote it. The second has a row for each block, and in it a cell for each turn of the block's
-main loop, where the input lies that the turn read: a causal mask is a staircase, a window a band.
-Turns that run other lines than the rest, such as a mask's, have another colour.
+that wrote it. The second has a row for each block, and in it a cell for each iteration of the
+block's main loop, where the input lies that it read: a causal mask is a staircase, a window a band.
+Iterations that run other lines than the rest, such as a mask's, have another colour.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CELLS = 64
 _ROWS = 64
 """Blocks that have a row of their own; of more, evenly spaced ones do."""
 _ROW = 17.0
-_TURN = "#7aa6d8"
+_ITERATION = "#7aa6d8"
 _OTHER = ("#e8a13c", "#c0504d", "#7f63a8", "#4f9d69")
 
 
@@ -207,9 +207,9 @@ def _index_words(run: BlockRun) -> str:
 
 @dataclass(frozen=True)
 class _Cell:
-    """A turn of a block's main loop: where along the dimension it reads, and how it ran."""
+    """An iteration of a block's main loop: where along the dimension it reads, and how it ran."""
 
-    turn: int
+    iteration: int
     start: int
     stop: int
     path: frozenset[int]
@@ -242,10 +242,10 @@ def _reads(
     where = f"{Path(loop.location.file).name}:{loop.location.line}" if loop.location else ""
     names = {v: k for k, v in mapper.record.memories.items()}
     what = (
-        f"what each turn of {loop.name or 'the loop'} ({where}) read of "
+        f"what each iteration of {loop.name or 'the loop'} ({where}) read of "
         f"{names.get(chart.memory, '')}, dimension {chart.axis}"
         if chart.memory is not None
-        else f"the turns of {loop.name or 'the loop'} ({where})"
+        else f"the iterations of {loop.name or 'the loop'} ({where})"
     )
     drawing.text(16, top, what, size=13, bold=True)
     top += 16
@@ -265,13 +265,14 @@ def _reads(
         for cell in cells:
             fill = kinds[cell.path][0]
             x, w = left + cell.start * scale, (cell.stop - cell.start) * scale
-            title = f"block {_index_words(each)}, turn {cell.turn}: {cell.start} to {cell.stop - 1}"
+            title = f"block {_index_words(each)}, iteration {cell.iteration}: "
+            title += f"{cell.start} to {cell.stop - 1}"
             drawing.rectangle(
                 x, y + 1, w, _ROW - 2, fill, title=title, thickness=2 if each is run else 0.5,
                 edge="#111" if each is run else "#555",
             )  # fmt: skip
-            if w > 7 * len(str(cell.turn)) + 4:
-                drawing.text(x + w / 2, y + 12, str(cell.turn), size=10, anchor="middle")
+            if w > 7 * len(str(cell.iteration)) + 4:
+                drawing.text(x + w / 2, y + 12, str(cell.iteration), size=10, anchor="middle")
     bottom = top + len(rows) * _ROW
     edges = sorted({e for _, cells in rows for c in cells for e in (c.start, c.stop)} | {0})
     _ticks(drawing, left, bottom, scale, edges, vertical=False, room=30)
@@ -299,22 +300,22 @@ def _shown(
         notes.append(f"{len(keep)} of {len(rows)} blocks")
         rows = [row for k, row in enumerate(rows) if k in keep]
     if chart.alike:
-        notes.append(f"{chart.alike} more blocks run the same turns")
+        notes.append(f"{chart.alike} more blocks run the same iterations")
     if idle:
-        notes.append(f"{len(idle)} more run no turn and write nothing here")
+        notes.append(f"{len(idle)} more run no iteration and write nothing here")
     return rows, notes
 
 
 def _chart(mapper: Mapper, run: BlockRun) -> _Chart | None:
-    """The outermost loop with the most turns, and the input whose place moves with its turns."""
-    turns: dict[int, int] = {}
+    """The outermost loop with the most iterations, and the input whose place moves with them."""
+    iterations: dict[int, int] = {}
     for block in mapper.blocks:
         for number, loop in block.loops.items():
             if loop.depth == 0:
-                turns[number] = turns.get(number, 0) + loop.turns
-    if not turns or not max(turns.values()):
+                iterations[number] = iterations.get(number, 0) + loop.iterations
+    if not iterations or not max(iterations.values()):
         return None
-    main = max(turns, key=lambda number: turns[number])
+    main = max(iterations, key=lambda number: iterations[number])
     memory, axis = _moving(mapper, main)
     rows = []
     blocks = _telling(mapper, run, main, memory, axis)
@@ -324,10 +325,10 @@ def _chart(mapper: Mapper, run: BlockRun) -> _Chart | None:
             for (number, at), path in block.paths.items():
                 if number == main:
                     cells[at] = _Cell(at, at, at + 1, path)
-        for name, turn, bounds in block.boxes:
-            if name != memory or not turn or turn[0][0] != main:
+        for name, iteration, bounds in block.boxes:
+            if name != memory or not iteration or iteration[0][0] != main:
                 continue
-            at, (low, high) = turn[0][1], bounds[axis]
+            at, (low, high) = iteration[0][1], bounds[axis]
             path = block.paths.get((main, at), frozenset())
             old = cells.get(at)
             low, stop = min(low, old.start if old else low), max(high + 1, old.stop if old else 0)
@@ -338,22 +339,22 @@ def _chart(mapper: Mapper, run: BlockRun) -> _Chart | None:
 
 
 def _moving(mapper: Mapper, loop: int) -> tuple[str | None, int]:
-    """The memory, and its dimension, that most turns of a loop read at another place."""
+    """The memory, and its dimension, that most iterations of a loop read at another place."""
     moves: dict[tuple[str, int], int] = {}
     for block in mapper.blocks:
         last: dict[str, tuple[int, tuple[tuple[int, int], ...]]] = {}
-        for name, turn, bounds in block.boxes:
-            if not turn or turn[0][0] != loop:
+        for name, iteration, bounds in block.boxes:
+            if not iteration or iteration[0][0] != loop:
                 continue
             before = last.get(name)
-            if before is not None and before[0] != turn[0][1]:
+            if before is not None and before[0] != iteration[0][1]:
                 for axis, (old, new) in enumerate(zip(before[1], bounds, strict=True)):
                     if old != new:
                         moves[name, axis] = moves.get((name, axis), 0) + 1
             elif before is None:
                 for axis in range(len(bounds)):
                     moves.setdefault((name, axis), 0)
-            last[name] = (turn[0][1], bounds)
+            last[name] = (iteration[0][1], bounds)
     best = max(moves, key=lambda key: moves[key], default=None)
     return best if best is not None and moves[best] else (None, 0)
 
@@ -361,7 +362,7 @@ def _moving(mapper: Mapper, loop: int) -> tuple[str | None, int]:
 def _telling(
     mapper: Mapper, run: BlockRun, loop: int, memory: str | None, axis: int
 ) -> list[BlockRun]:
-    """The blocks of the grid that differ from one in an index on which the turns depend."""
+    """The blocks of the grid that differ from one in an index on which the iterations depend."""
     blocks = [block for block in mapper.blocks if block.grid == run.grid]
     spans = {b.index: _span(b, loop, memory, axis) for b in blocks}
     fixed = []
@@ -377,10 +378,10 @@ def _telling(
 def _span(block: BlockRun, loop: int, memory: str | None, axis: int) -> tuple[int, ...]:
     found = [b[axis] for n, t, b in block.boxes if n == memory and t and t[0][0] == loop]
     run = block.loops.get(loop)
-    turns = run.turns if run is not None else 0
+    iterations = run.iterations if run is not None else 0
     if not found:
-        return (turns,)
-    return (turns, min(low for low, _ in found), max(high for _, high in found))
+        return (iterations,)
+    return (iterations, min(low for low, _ in found), max(high for _, high in found))
 
 
 def _ordered(
@@ -408,16 +409,16 @@ def _rows_written(owners: Array, number: int, buffer: str) -> str:
 
 
 def _kinds(rows: Iterable[list[_Cell]], mapper: Mapper) -> dict[frozenset[int], tuple[str, str]]:
-    """A colour and words for each set of statements that a turn ran."""
+    """A colour and words for each set of statements that an iteration ran."""
     counts: dict[frozenset[int], int] = {}
     for cells in rows:
         for cell in cells:
             counts[cell.path] = counts.get(cell.path, 0) + 1
     order = sorted(counts, key=lambda path: (len(path), -counts[path]))
-    found = dict.fromkeys(order[:1], (_TURN, "a turn"))
+    found = dict.fromkeys(order[:1], (_ITERATION, "an iteration"))
     for k, path in enumerate(order[1:]):
         fill = _OTHER[min(k, len(_OTHER) - 1)]
-        found[path] = (fill, f"a turn that also runs {_lines(path - order[0], mapper)}")
+        found[path] = (fill, f"an iteration that also runs {_lines(path - order[0], mapper)}")
     return found
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.program import Record
     from tlmatrix.interpreter.runtime.codecs import Array
-    from tlmatrix.interpreter.runtime.tracks import BlockRun, Turn, Write
+    from tlmatrix.interpreter.runtime.tracks import BlockRun, Iteration, Write
 
     from .launches import Launch, LaunchLog
     from .slicing import Link, Slice
@@ -196,7 +196,7 @@ def _writers(mapper: Mapper, record: Record, initial: float) -> tuple[Writer, ..
                 Block(record.grids[run.grid], run.index),
                 site.location,
                 site.action,
-                _named_loops(write.turn, record),
+                _named_loops(write.iteration, record),
                 write.value,
                 added if site.action == "atomic" else None,
             )
@@ -218,7 +218,7 @@ def _loops(run: BlockRun, record: Record) -> tuple[LoopRange, ...]:
             r.depth,
             r.ranged,
             r.entries,
-            r.turns,
+            r.iterations,
             r.first,
             r.last,
         )
@@ -226,8 +226,8 @@ def _loops(run: BlockRun, record: Record) -> tuple[LoopRange, ...]:
     )
 
 
-def _named_loops(turn: Turn, record: Record) -> tuple[tuple[str, int], ...]:
-    return tuple((record.loops[number].name or "turn", at) for number, at in turn)
+def _named_loops(iteration: Iteration, record: Record) -> tuple[tuple[str, int], ...]:
+    return tuple((record.loops[number].name or "iteration", at) for number, at in iteration)
 
 
 class _Walk:
@@ -291,7 +291,7 @@ class _Walk:
         location = site.location
         text = linecache.getline(location.file, location.line).strip() if location else ""
         return Step(
-            loops=_named_loops(link.event.turn, self._record),
+            loops=_named_loops(link.event.iteration, self._record),
             location=location,
             text=text,
             action=site.action,
@@ -332,15 +332,15 @@ class _Walk:
             for m, flat in self._found.missing
         )
 
-    def _global(self) -> dict[str, list[tuple[Turn, Array]]]:
-        """What was read of each parameter, by turn."""
-        found: dict[str, list[tuple[Turn, Array]]] = {}
+    def _global(self) -> dict[str, list[tuple[Iteration, Array]]]:
+        """What was read of each parameter, by iteration."""
+        found: dict[str, list[tuple[Iteration, Array]]] = {}
         for link in self._found.links:
             for place, flat in link.reads:
                 site = self._record.sites[place]
                 own = place == link.event.site
                 if site.is_global and site.buffer in self._launch.before and not own:
-                    found.setdefault(site.buffer, []).append((link.event.turn, flat))
+                    found.setdefault(site.buffer, []).append((link.event.iteration, flat))
         return found
 
     def sources(self, log: LaunchLog) -> tuple[Source, ...]:
@@ -350,16 +350,16 @@ class _Walk:
             flat = np.unique(np.concatenate([flat for _, flat in parts]))
             tensor = self._launch.live[buffer]
             makers = log.makers(tensor, self._launch.number)
-            by_turn: dict[tuple[tuple[str, int], ...], list[Array]] = {}
-            for turn, part in parts:
-                by_turn.setdefault(_named_loops(turn, self._record), []).append(part)
+            by_iteration: dict[tuple[tuple[str, int], ...], list[Array]] = {}
+            for iteration, part in parts:
+                by_iteration.setdefault(_named_loops(iteration, self._record), []).append(part)
             found.append(
                 Source(
                     buffer,
                     rendered_indices(flat, tuple(tensor.shape)),
                     len(flat),
                     str(makers[0][0]) if makers else None,
-                    tuple((t, np.unique(np.concatenate(p))) for t, p in by_turn.items()),
+                    tuple((t, np.unique(np.concatenate(p))) for t, p in by_iteration.items()),
                 )
             )
         return tuple(found)

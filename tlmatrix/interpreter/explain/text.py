@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _LABEL = 10
 _ENDS = 2
-"""Turns of a loop that are shown from its start, besides its last and those that lose precision."""
+"""Iterations shown from the start of a loop, besides its last and those that lose precision."""
 _WRITERS = 6
 
 
@@ -37,7 +37,7 @@ def rendered_loops(loops: Sequence[tuple[str, int]]) -> str:
 def rendered_lines(
     explanation: Explanation, *, full: bool = False, width: int = 120
 ) -> Iterator[str]:
-    """The lines of an explanation; `full` shows every turn of every loop."""
+    """The lines of an explanation; `full` shows every iteration of every loop."""
     launch = f"launch {explanation.launch}"
     if explanation.rank is not None:
         launch += f" on rank {explanation.rank}"
@@ -54,10 +54,10 @@ def rendered_lines(
             by_line.setdefault((str(step.location), step.buffer), []).append(step)
         for (_, buffer), steps in by_line.items():
             first = steps[0]
-            many = f" and {len(steps) - 1} more turns" if len(steps) > 1 else ""
-            turn = f" in {rendered_loops(first.loops)}{many}" if first.loops else ""
+            many = f" and {len(steps) - 1} more iterations" if len(steps) > 1 else ""
+            iteration = f" in {rendered_loops(first.loops)}{many}" if first.loops else ""
             worst = max(step.deviation or 0.0 for step in steps)
-            yield f"    {_line(first)}  {buffer} {first.departs}{turn}: {worst:.1e}"
+            yield f"    {_line(first)}  {buffer} {first.departs}{iteration}: {worst:.1e}"
     if explanation.earlier is not None:
         yield ""
         yield from rendered_lines(explanation.earlier, full=full, width=width)
@@ -96,13 +96,13 @@ def _written(writers: tuple[Writer, ...]) -> Iterator[tuple[str, str]]:
     for k, writer in enumerate(shown):
         if len(shown) < len(writers) and k == 3:
             yield "…", f"{len(writers) - len(shown)} more"
-        turn = f" in {rendered_loops(writer.loops)}" if writer.loops else ""
+        iteration = f" in {rendered_loops(writer.loops)}" if writer.loops else ""
         amount = (
             f"{number(writer.value)}"
             if writer.added is None
             else f"{writer.added:+.6g} to {number(writer.value)}"
         )
-        yield "written", f"{_place(writer)}, block {writer.block}{turn}: {amount}"
+        yield "written", f"{_place(writer)}, block {writer.block}{iteration}: {amount}"
 
 
 def _place(writer: Writer) -> str:
@@ -111,12 +111,12 @@ def _place(writer: Writer) -> str:
 
 def _loop(loop: LoopRange) -> str:
     name = loop.name or "while"
-    if not loop.turns:
-        return f"{name}: no turn, {_short(loop.location)}"
+    if not loop.iterations:
+        return f"{name}: no iteration, {_short(loop.location)}"
     span = f"{loop.first}" if loop.first == loop.last else f"{loop.first} to {loop.last}"
     times = f" in {loop.entries} runs" if loop.entries > 1 else ""
-    turns = "1 turn" if loop.turns == 1 else f"{loop.turns} turns"
-    return f"{name} = {span}, {turns}{times}, {_short(loop.location)}"
+    iterations = "1 iteration" if loop.iterations == 1 else f"{loop.iterations} iterations"
+    return f"{name} = {span}, {iterations}{times}, {_short(loop.location)}"
 
 
 def _source(source: Source) -> str:
@@ -142,20 +142,20 @@ def _line(step: Step) -> str:
 
 def _table(steps: Sequence[Step], *, full: bool, width: int) -> Iterator[str]:
     """Every statement that leads to the element: line, what it wrote, value, deviation, text."""
-    groups = [(turn, list(part)) for turn, part in groupby(steps, key=lambda s: s.loops)]
+    groups = [(loops, list(part)) for loops, part in groupby(steps, key=lambda s: s.loops)]
     rows = {id(step): _cells(step) for step in steps}
     hidden = set() if full else _hidden(groups)
     shown = [s for k, (_, part) in enumerate(groups) if k not in hidden for s in part]
     widths = [max((len(rows[id(s)][c]) for s in shown), default=0) for c in range(4)]
     skipped: list[str] = []
-    for k, (turn, part) in enumerate(groups):
+    for k, (loops, part) in enumerate(groups):
         if k in hidden:
-            skipped.append(rendered_loops(turn))
+            skipped.append(rendered_loops(loops))
             continue
         if skipped:
             yield f"  {skipped[0]} … {skipped[-1]}: alike, --full shows them"
             skipped = []
-        heading = rendered_loops(turn) if turn else "outside of loops"
+        heading = rendered_loops(loops) if loops else "outside of loops"
         yield f"  {heading}"
         for step in part:
             cells = rows[id(step)]
@@ -166,29 +166,23 @@ def _table(steps: Sequence[Step], *, full: bool, width: int) -> Iterator[str]:
 
 
 def _hidden(groups: Sequence[tuple[tuple[tuple[str, int], ...], list[Step]]]) -> set[int]:
-    """Groups that are turns in the middle of a loop, and like those around them."""
+    """Groups that are iterations in the middle of a loop, and like those around them."""
     found = set()
-    lines: set[tuple[object, ...]] = set()
-    for k, (turn, part) in enumerate(groups):
-        statements = tuple((s.location, s.buffer) for s in part)
-        last = k + 1 == len(groups) or groups[k + 1][0][:-1] != turn[:-1] or not groups[k + 1][0]
-        early = turn and turn[-1][1] < _ENDS and len(turn) == 1
-        if (
-            turn
-            and not early
-            and not last
-            and statements in lines
-            and not _first_loss(part, groups)
-        ):
+    known: set[tuple[object, ...]] = set()
+    for k, (loops, part) in enumerate(groups):
+        lines = tuple((s.location, s.buffer) for s in part)
+        last = k + 1 == len(groups) or groups[k + 1][0][:-1] != loops[:-1] or not groups[k + 1][0]
+        early = loops and loops[-1][1] < _ENDS and len(loops) == 1
+        if loops and not early and not last and lines in known and not _first_loss(part, groups):
             found.add(k)
-        lines.add(statements)
+        known.add(lines)
     return found if len(found) > 1 else set()
 
 
 def _first_loss(
     part: Sequence[Step], groups: Sequence[tuple[tuple[tuple[str, int], ...], list[Step]]]
 ) -> bool:
-    """Whether a statement loses precision here that lost none in an earlier turn."""
+    """Whether a statement loses precision here that lost none in an earlier iteration."""
     for step in part:
         if not step.departs:
             continue

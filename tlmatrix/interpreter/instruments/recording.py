@@ -120,7 +120,7 @@ class RecordInstrument(Instrument):
     def iteration(self, e: Emitter, node: Any, name: str) -> None:
         """An iteration of a serial loop starts."""
         del node
-        e.w.line(f"rec.turn({name})")
+        e.w.line(f"rec.iteration({name})")
 
     def after_loop(self, e: Emitter, node: Any) -> None:
         """A serial loop has ended."""

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from .codecs import Array
 
-__all__ = ["BlockRun", "Event", "Follower", "LoopRun", "Mapper", "Turn", "Write"]
+__all__ = ["BlockRun", "Event", "Follower", "Iteration", "LoopRun", "Mapper", "Write"]
 
-Turn = tuple[tuple[int, int], ...]
-"""Which turn of each loop is running, outermost first: (number of the loop, its variable)."""
+Iteration = tuple[tuple[int, int], ...]
+"""Which iteration of each loop is running, outermost first: (number of the loop, its variable)."""
 
 _BOXES = 200_000
 """Reads of global memory that a map keeps for a picture."""
@@ -35,12 +35,12 @@ _BOXES = 200_000
 
 @dataclass
 class LoopRun:
-    """How a block ran a loop: `first` to `last` value of its variable, `turns` in `entries`."""
+    """How a block ran a loop: its variable from `first` to `last`, `iterations` in `entries`."""
 
     loop: int
     depth: int
     entries: int = 0
-    turns: int = 0
+    iterations: int = 0
     first: int | None = None
     last: int | None = None
     ranged: range | None = None
@@ -55,15 +55,15 @@ class BlockRun:
         grid: the number of its grid.
         index: its index in the grid.
         loops: by number of the loop, in the order in which they started.
-        boxes: reads of global memory: (memory, turn, first and last index of each dimension).
-        paths: for each turn of an outermost loop the places of the statements that ran.
+        boxes: reads of global memory: (memory, iteration, first and last index of each dimension).
+        paths: for each iteration of an outermost loop the places of the statements that ran.
     """
 
     number: int
     grid: int
     index: tuple[int, ...]
     loops: dict[int, LoopRun] = field(default_factory=dict)
-    boxes: list[tuple[str, Turn, tuple[tuple[int, int], ...]]] = field(default_factory=list)
+    boxes: list[tuple[str, Iteration, tuple[tuple[int, int], ...]]] = field(default_factory=list)
     paths: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)
 
 
@@ -73,7 +73,7 @@ class Write:
 
     block: int
     site: int
-    turn: Turn
+    iteration: Iteration
     value: float
 
 
@@ -87,7 +87,7 @@ class Event:
 
     number: int
     site: int
-    turn: Turn
+    iteration: Iteration
     write: Access
     reads: tuple[tuple[int, Access], ...]
     rule: str
@@ -95,7 +95,7 @@ class Event:
 
 
 class _Recorder:
-    """Keeps the block and the turn that run."""
+    """Keeps the block and the iteration that run."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -105,7 +105,7 @@ class _Recorder:
         """A block starts."""
         raise NotImplementedError
 
-    def _turn(self) -> Turn:
+    def _iteration(self) -> Iteration:
         return tuple((entry[0], entry[1]) for entry in self._stack)
 
     def loop(self, number: int, ranged: range | None = None) -> None:
@@ -113,8 +113,8 @@ class _Recorder:
         del ranged
         self._stack.append([number, -1])
 
-    def turn(self, value: int | None = None) -> None:
-        """A turn of the innermost loop starts."""
+    def iteration(self, value: int | None = None) -> None:
+        """An iteration of the innermost loop starts."""
         top = self._stack[-1]
         top[1] = top[1] + 1 if value is None else int(value)
 
@@ -207,12 +207,12 @@ class Mapper(_Recorder):
         if run.entries == 1:
             run.ranged = ranged
 
-    def turn(self, value: int | None = None) -> None:
-        """A turn of the innermost loop starts."""
-        super().turn(value)
+    def iteration(self, value: int | None = None) -> None:
+        """An iteration of the innermost loop starts."""
+        super().iteration(value)
         number, at = self._stack[-1]
         run = self._block.loops[number]
-        run.turns += 1
+        run.iterations += 1
         run.first = at if run.first is None else min(run.first, at)
         run.last = at if run.last is None else max(run.last, at)
         if len(self._stack) == 1:
@@ -264,7 +264,7 @@ class Mapper(_Recorder):
             self.whole = False
             return
         self._boxes += 1
-        self._block.boxes.append((self.record.sites[site].memory, self._turn(), bounds))
+        self._block.boxes.append((self.record.sites[site].memory, self._iteration(), bounds))
 
     def _own(self, site: int, array: Array, where: Any) -> None:
         """Note the writer; `where` is flat indices, or the dims of a tile."""
@@ -299,7 +299,7 @@ class Mapper(_Recorder):
         if inside:
             codec = CODECS.get(self.record.sites[site].codec or "")
             value = element_values(array, codec, np.array([flat]))[0]
-            self.writes.append(Write(self._block.number, site, self._turn(), float(value)))
+            self.writes.append(Write(self._block.number, site, self._iteration(), float(value)))
 
 
 class Follower(_Recorder):
@@ -364,7 +364,7 @@ class Follower(_Recorder):
             self.values[number] = element_values(source, codec, flat)
             return
         found = tuple(self._reads) if reads is None else reads
-        self.events.append(Event(number, site, self._turn(), write, found, rule, extra))
+        self.events.append(Event(number, site, self._iteration(), write, found, rule, extra))
 
     def one(self, site: int, array: Array | None, index: tuple[int, ...], value: Any) -> Any:
         """A single element, or a variable, was read."""
