@@ -1,10 +1,10 @@
-"""From an element back to what made it: the writes of one block that lead to it.
+"""Dynamic backward slice of an element: the writes of one block that lead to it.
 
-The rule of each write says which of the elements read an element written depends on: a lane on
-what it has read under its mask, an element of a product on a row and a column, and so on. Along a
-product, factors that meet an exact zero are left out: they add nothing, whatever they are.
+The rule of each write says on which elements a written one depends: in a parallel loop on those
+that the iteration read under its mask, in a product on a row and a column, and so on. Factors of a
+product that meet an exact zero are left out: they add nothing.
 
-What is followed are values. Integers that lead to a float are addresses; they are kept apart.
+The slice follows values. Integers that lead to a float are addresses, and are kept apart.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tlmatrix.interpreter.ops import SLICES
-from tlmatrix.interpreter.runtime.places import Lanes, Tile
+from tlmatrix.interpreter.runtime.elements import IndexArrays, Tile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -138,7 +138,7 @@ def accumulates(event: Event, site: AccessSite) -> bool:
 
 def _hit(event: Event, memory: str, needed: _Needed) -> tuple[Array, list[Array]] | None:
     """The needed elements that a write wrote, and for each of its reads what they depend on."""
-    if isinstance(event.write, Lanes):
+    if isinstance(event.write, IndexArrays):
         return _hit_lanes(event, event.write, memory, needed)
     elements = event.write.elements()
     wanted = needed.among(memory, elements)
@@ -147,7 +147,7 @@ def _hit(event: Event, memory: str, needed: _Needed) -> tuple[Array, list[Array]
     hit: Array = np.unique(elements[wanted])
     reads = []
     for k, (_, access) in enumerate(event.reads):
-        if isinstance(access, Lanes):
+        if isinstance(access, IndexArrays):
             reads.append(access.elements())
         else:
             reads.append(np.unique(_RULES[event.rule](event, event.write, hit, access, k)))
@@ -155,10 +155,10 @@ def _hit(event: Event, memory: str, needed: _Needed) -> tuple[Array, list[Array]
 
 
 def _hit_lanes(
-    event: Event, write: Lanes, memory: str, needed: _Needed
+    event: Event, write: IndexArrays, memory: str, needed: _Needed
 ) -> tuple[Array, list[Array]] | None:
     accesses = [access for _, access in event.reads]
-    parts = [access.extent for access in accesses if isinstance(access, Lanes)]
+    parts = [access.extent for access in accesses if isinstance(access, IndexArrays)]
     extent = np.broadcast_shapes(write.extent, *parts)
     flat, there = write.numbered(extent)
     wanted = needed.among(memory, np.where(there, flat, 0))
@@ -169,7 +169,7 @@ def _hit_lanes(
         return None
     reads = []
     for access in accesses:
-        assert isinstance(access, Lanes)
+        assert isinstance(access, IndexArrays)
         source, on = access.numbered(extent)
         reads.append(np.unique(source[lanes & on]))
     return np.unique(flat[lanes]), reads

@@ -15,7 +15,7 @@ from tlmatrix.interpreter.emit.values import is_float, is_int
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
 
-from .places import is_injective, is_whole, loose_dims, mask_of, where
+from .elements import is_injective, is_whole, loose_dims, mask_of, where
 from .sites import SiteTable
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from tlmatrix.interpreter.emit.values import Val, is_float
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
 
-from .places import mask_of
+from .elements import mask_of
 from .sites import SiteTable
 
 if TYPE_CHECKING:

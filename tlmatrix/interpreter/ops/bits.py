@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
 
+__all__ = ["CALLS"]
+
 _BITWISE = {"tirx.bitwise_and": "&", "tirx.bitwise_or": "|", "tirx.bitwise_xor": "^"}
 _COUNTS = {
     "tirx.popcount": "popcount",

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
 
+__all__ = ["CALLS", "EFFECTS", "PRINTS"]
+
 PRINTS = ("debug_print_var", "debug_print_buffer_value")
 _PROFILER = "TL_IKET_EVENT"
 """How the names of the profiler's events begin."""

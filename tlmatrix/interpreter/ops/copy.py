@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.regions import BufferRegion
     from tlmatrix.interpreter.ir.nodes import Call, Region
     from tlmatrix.interpreter.runtime.codecs import Array, Codec
+    from tlmatrix.interpreter.runtime.elements import Tile
     from tlmatrix.interpreter.runtime.masks import Dim
-    from tlmatrix.interpreter.runtime.places import Tile
     from tlmatrix.interpreter.runtime.tracks import Event
 
 __all__ = ["Copy", "copy_block"]

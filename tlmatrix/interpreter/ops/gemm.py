@@ -14,7 +14,7 @@ from tlmatrix.interpreter.emit.regions import checked_view, matrix, operand
 from tlmatrix.interpreter.emit.tiles import TileOperation
 from tlmatrix.interpreter.emit.values import is_float, is_float8, is_int
 from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.runtime.places import Tile
+from tlmatrix.interpreter.runtime.elements import Tile
 
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.values import Val
     from tlmatrix.interpreter.ir.nodes import Call, Region
     from tlmatrix.interpreter.runtime.codecs import Array, Codec
-    from tlmatrix.interpreter.runtime.places import Tile
+    from tlmatrix.interpreter.runtime.elements import Tile
     from tlmatrix.interpreter.runtime.tracks import Event
 
 

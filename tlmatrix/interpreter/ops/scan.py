@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
     from tlmatrix.interpreter.runtime.codecs import Array, Codec
-    from tlmatrix.interpreter.runtime.places import Tile
+    from tlmatrix.interpreter.runtime.elements import Tile
     from tlmatrix.interpreter.runtime.tracks import Event
 
 

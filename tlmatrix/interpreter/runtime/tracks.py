@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .codecs import CODECS
+from .elements import Access, IndexArrays, Tile, element_values
 from .memory import clip
-from .places import Access, Lanes, Tile, element_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -132,12 +132,12 @@ class _Recorder:
         return value
 
     def read(self, site: int, array: Array, index: tuple[Any, ...], mask: Any) -> None:
-        """Lanes are about to read."""
+        """Iterations are about to read."""
 
     def wrote(
         self, site: int, array: Array, index: tuple[Any, ...], mask: Any, lanes: tuple[int, ...]
     ) -> None:
-        """Lanes have written."""
+        """Iterations have written."""
 
     def tile(
         self,
@@ -231,14 +231,14 @@ class Mapper(_Recorder):
             self._block.paths[top[0], top[1]] = frozenset(self._path)
 
     def read(self, site: int, array: Array, index: tuple[Any, ...], mask: Any) -> None:
-        """Lanes are about to read global memory."""
-        self._box(site, Lanes(array.shape, index, mask).bounds())
+        """Iterations are about to read global memory."""
+        self._box(site, IndexArrays(array.shape, index, mask).bounds())
 
     def wrote(
         self, site: int, array: Array, index: tuple[Any, ...], mask: Any, lanes: tuple[int, ...]
     ) -> None:
-        """Lanes have written global memory."""
-        flat = Lanes(array.shape, index, mask, lanes).elements()
+        """Iterations have written global memory."""
+        flat = IndexArrays(array.shape, index, mask, lanes).elements()
         self._own(site, array, flat)
 
     def tile(
@@ -368,37 +368,37 @@ class Follower(_Recorder):
 
     def one(self, site: int, array: Array | None, index: tuple[int, ...], value: Any) -> Any:
         """A single element, or a variable, was read."""
-        self._note(site, Lanes(() if array is None else array.shape, index, None))
+        self._note(site, IndexArrays(() if array is None else array.shape, index, None))
         return value
 
     def read(self, site: int, array: Array, index: tuple[Any, ...], mask: Any) -> None:
-        """Lanes are about to read."""
-        self._note(site, Lanes(array.shape, index, mask).kept())
+        """Iterations are about to read."""
+        self._note(site, IndexArrays(array.shape, index, mask).kept())
 
     def recalled(
         self, site: int, shape: tuple[int, ...], index: tuple[Any, ...], mask: Any
     ) -> None:
         """A named float is read."""
-        self._note(site, Lanes(shape, index, mask).kept())
+        self._note(site, IndexArrays(shape, index, mask).kept())
 
     def wrote(
         self, site: int, array: Array, index: tuple[Any, ...], mask: Any, lanes: tuple[int, ...]
     ) -> None:
-        """Lanes have written."""
+        """Iterations have written."""
         if self._on:
-            self._event(site, Lanes(array.shape, index, mask, lanes).kept(), array, None)
+            self._event(site, IndexArrays(array.shape, index, mask, lanes).kept(), array, None)
 
     def named(
         self, site: int, value: Any, shape: tuple[int, ...], index: tuple[Any, ...], mask: Any
     ) -> None:
         """A float has got a name."""
         if self._on:
-            self._event(site, Lanes(shape, index, mask).kept(), None, value)
+            self._event(site, IndexArrays(shape, index, mask).kept(), None, value)
 
     def assigned(self, site: int, value: Any) -> None:
         """A variable has been set."""
         if self._on:
-            self._event(site, Lanes((), (), None), None, value)
+            self._event(site, IndexArrays((), (), None), None, value)
 
     def tile(
         self,

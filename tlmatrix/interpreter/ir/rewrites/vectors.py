@@ -17,6 +17,8 @@ from tlmatrix.interpreter.remedies import remedy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+__all__ = ["TOGETHER", "WRAPPED_INDEX", "bits_of_dtype", "element_at", "without_vectors"]
+
 WRAPPED_INDEX = "tlmatrix.wrapped_index"
 """The operation (index, extent) of an index that counts from the end where it is negative."""
 TOGETHER = "tlmatrix.together"

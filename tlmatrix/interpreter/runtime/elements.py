@@ -1,4 +1,4 @@
-"""Which elements an access touches: of lanes with an index each, and of tiles.
+"""The elements that an access touches: by index arrays of iterations, or of a tile.
 
 Elements are numbered in the order of rows, so that a set of them is an array of integers,
 whatever the shape.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .codecs import Array, Codec
 
-__all__ = ["Access", "Lanes", "Tile", "element_values", "strides_of"]
+__all__ = ["Access", "IndexArrays", "Tile", "element_values", "strides_of"]
 
 
 def strides_of(shape: Sequence[int]) -> list[int]:
@@ -42,15 +42,15 @@ def element_values(array: Array, codec: Codec | None, flat: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Lanes:
-    """An access of lanes: an index array for each dimension, broadcast over `lanes`."""
+class IndexArrays:
+    """An access of iterations: an index array for each dimension, broadcast over `extents`."""
 
     shape: tuple[int, ...]
     index: tuple[Any, ...]
     mask: Any
-    lanes: tuple[int, ...] = ()
+    extents: tuple[int, ...] = ()
 
-    def kept(self) -> Lanes:
+    def kept(self) -> IndexArrays:
         """With copies of what the program may overwrite."""
         index = tuple(np.array(i) if isinstance(i, np.ndarray) else i for i in self.index)
         mask = np.array(self.mask) if isinstance(self.mask, np.ndarray) else self.mask
@@ -58,12 +58,12 @@ class Lanes:
 
     @property
     def extent(self) -> tuple[int, ...]:
-        """The shape of the lanes."""
+        """The shape of the iterations."""
         parts = [np.shape(i) for i in self.index]
-        return np.broadcast_shapes(self.lanes, np.shape(self.mask), *parts)
+        return np.broadcast_shapes(self.extents, np.shape(self.mask), *parts)
 
     def numbered(self, extent: tuple[int, ...]) -> tuple[Array, Array]:
-        """Each lane's element, and whether there is one: inside, and switched on."""
+        """Each iteration's element, and whether there is one: in bounds, and active."""
         flat: Any = np.zeros((), np.int64)
         there: Any = np.ones((), bool)
         for i, size, stride in zip(self.index, self.shape, strides_of(self.shape), strict=True):
@@ -168,7 +168,7 @@ class Tile:
         return load_block(array, codec, self.dims, 0, "", guard=True)
 
 
-Access = Lanes | Tile
+Access = IndexArrays | Tile
 
 
 def _split(flat: Array, shape: Sequence[int]) -> list[Array]:
