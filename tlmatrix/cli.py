@@ -32,13 +32,16 @@ __all__ = ["command_named", "main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code (`tlmatrix.exit_codes.ExitCode`)."""
     arguments = command_line().parse_args(argv)
+    if idle := idle_rank():
+        print_wrapped(f"tlmatrix: {idle}", sys.stderr)
+        return ExitCode.OK
+    if arguments.command == "run:run" and _has_workers(arguments):
+        from tlmatrix.plugin.forked_workers import start_server
+
+        start_server()  # which imports PyTorch while this process imports pytest and plans
     from tlmatrix.spec.issues import SpecError
 
     try:
-        idle = idle_rank()
-        if idle:
-            print_wrapped(f"tlmatrix: {idle}", sys.stderr)
-            return ExitCode.OK
         return command_named(arguments.command)(arguments, load_config(Path.cwd()))
     except SpecError as error:
         print_wrapped(str(error), sys.stderr)
@@ -52,6 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader, such as head, ended. Python must not report an error when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
+
+
+def _has_workers(run: argparse.Namespace) -> bool:
+    """Whether the options of `run` ask for worker processes; `auto` decides later."""
+    return run.workers not in ("auto", "0") and run.ray is None and not run.dry_run
 
 
 def command_named(target: str) -> Command:

@@ -60,8 +60,6 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
         except ShardError as error:
             raise UsageError(f"--shard: {error}") from error
     arguments.paths = [*arguments.paths, *builtin_paths(arguments.builtin)]
-    if arguments.workers not in ("auto", "0") and arguments.ray is None and not arguments.dry_run:
-        start_server()  # which imports while the cases are planned
     arguments, earlier, note = with_earlier_run(arguments, config)
     nodes = nodes_of(arguments.paths, config)
     tier = arguments.tier or (earlier.header.tier if earlier else config.tier)
@@ -99,6 +97,8 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
         results = Path(arguments.resume).resolve()
     if alone and not can_fork():
         alone, workers = False, "1"
+    if workers != "0":
+        start_server()
     called = partial(pytest_arguments, arguments, _pytest_nodes(nodes), tier)
     with console_on_output() as console:
         report = TerminalReport(

@@ -1,26 +1,10 @@
-"""The imports of fuzz workers, made once in the fork server that workers are forked from.
-
-They take seven seconds, which a worker that replaces a lost one does not spend again. This module
-computes nothing: with a GPU, PyTorch's first gradient starts threads, and a process forked after
-that cannot compute gradients. It does not initialize CUDA either, which no fork survives.
-"""
+"""The imports of fuzz workers, made once in the server that they are forked from."""
 
 from __future__ import annotations
 
-import os
+import tlmatrix.run.preload  # noqa: F401 - first, because PyTorch reads what it sets
 
-for _library in ("OMP", "OPENBLAS", "MKL"):
-    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")  # before PyTorch is imported
-
-# Whether there is a GPU is asked of NVML: asking CUDA would initialize it.
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-
-import torch.utils._sympy.functions  # noqa: E402, F401 - imported by the first gradient
-
-from tlmatrix.backend import backend_named  # noqa: E402
-from tlmatrix.check import judge  # noqa: E402, F401
+# isort: split
+import torch.utils._sympy.functions  # noqa: F401 - the first gradient imports it
 
 __all__: list[str] = []
-
-with backend_named("interpreter").active():
-    pass

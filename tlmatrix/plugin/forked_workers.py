@@ -1,7 +1,7 @@
 """Workers of pytest-xdist that are forked from a server with their imports, in sessions of specs.
 
 Importing PyTorch and TileLang takes each worker three seconds of a core. The server imports them
-once, while the controller collects, and so does a worker that replaces a lost one start at once.
+once, while the controller starts and plans, and a worker that replaces a lost one starts at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fork_workers", "only_specs", "start_server"]
 
-_PRELOADED = ["tlmatrix.fuzz.preload", "tlmatrix.plugin.preload"]
+_PRELOADED = ["tlmatrix.plugin.preload"]
 
 
 def only_specs(arguments: Iterable[str]) -> bool:

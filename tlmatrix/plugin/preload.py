@@ -1,12 +1,12 @@
-"""The imports of workers of a run, made once in the server that they are forked from.
-
-After those of `tlmatrix.fuzz.preload`. What is imported stays out of garbage collections.
-"""
+"""The imports of workers of a run, made once in the server that they are forked from."""
 
 from __future__ import annotations
 
 import gc
 
+import tlmatrix.run.preload  # first, because PyTorch reads what it sets
+
+# isort: split
 import _pytest.python  # noqa: F401
 import pytest  # noqa: F401
 
@@ -17,5 +17,4 @@ import tlmatrix.run.runner  # noqa: F401
 
 __all__: list[str] = []
 
-gc.collect()
 gc.freeze()

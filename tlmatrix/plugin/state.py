@@ -280,25 +280,30 @@ class State:
             if not self.is_worker:
                 words = "importing PyTorch and TileLang"
                 self.config.hook.pytest_tlmatrix_event(event=Preparing(words))
-            from tlmatrix.run.runner import Runner
-
-            self._runner = Runner(
-                self.settings.backend,
-                architectures=self.settings.architectures,
-                seed=self.settings.seed,
-                roots=(self.config.rootpath,),
-                coverage=self.settings.coverage != "off",
-                rank_seconds=self._rank_seconds(),
-                strict=self.settings.unsupported == "fail",
-                keep_going=self.settings.keep_going,
-                keep=self._keep(),
-                records=self.records(),
-                worker=self.worker or "main",
-            )
-            self._runner.prepare()
+            with _without_collections():
+                self._runner = self._new_runner()
             if not self.is_worker:
                 self.config.hook.pytest_tlmatrix_event(event=Preparing("first case"))
         return self._runner
+
+    def _new_runner(self) -> Runner:
+        from tlmatrix.run.runner import Runner
+
+        runner = Runner(
+            self.settings.backend,
+            architectures=self.settings.architectures,
+            seed=self.settings.seed,
+            roots=(self.config.rootpath,),
+            coverage=self.settings.coverage != "off",
+            rank_seconds=self._rank_seconds(),
+            strict=self.settings.unsupported == "fail",
+            keep_going=self.settings.keep_going,
+            keep=self._keep(),
+            records=self.records(),
+            worker=self.worker or "main",
+        )
+        runner.prepare()
+        return runner
 
     def _keep(self) -> Keep | None:
         """What to keep of compiled kernels.
@@ -510,6 +515,18 @@ class State:
             plan=self.shard_plan.name,
             times=self.settings.times,
         )
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Pause garbage collection: imports keep what they create."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _versions() -> dict[str, str]:

@@ -82,6 +82,8 @@ def _findings(
     with measurements.phase("problem"):
         problem = harness.problem(bound, spec, case, options.seed)
     measurements.measure_inputs(problem)
+    if problem.gradient_of:
+        import torch.utils._sympy.functions  # noqa: F401 - outside of the entry's first gradient
     run_entry = harness.entry(bound.binding, measurements)
     if case.origin == "invalid":
         return check_invalid_input(invalid_input_of(spec, case), problem, run_entry)

@@ -1,0 +1,30 @@
+"""The imports that cases need, made once in a server that workers are forked from.
+
+They take five seconds, which a worker that replaces a lost one does not spend again. This module
+computes nothing: with a GPU, PyTorch's first gradient starts threads, and a process forked after
+that cannot compute gradients. It does not initialize CUDA either, which no fork survives.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+
+gc.disable()  # imports keep what they create, so collecting it is a sixth of their time
+
+for _library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")  # before PyTorch is imported
+
+# Whether there is a GPU is asked of NVML: asking CUDA would initialize it.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+from tlmatrix.backend import backend_named  # noqa: E402
+from tlmatrix.check import judge  # noqa: E402, F401
+
+__all__: list[str] = []
+
+with backend_named("interpreter").active():
+    pass
+
+gc.freeze()
+gc.enable()
