@@ -12,7 +12,7 @@ import gc
 import os
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 from tlmatrix.backend.errors import ArchitectureError, BackendUnavailableError
 from tlmatrix.backend.gpus import all_visible_gpus, memory_fraction
@@ -111,7 +111,33 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True)
-class InterpreterBackend:
+class _HostBackend:
+    """A backend that launches nothing on a GPU: the tensors of its problems are on the CPU."""
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        import torch
+
+        return torch.device("cpu")
+
+    def synchronize(self) -> None:
+        """Do nothing: no launch is asynchronous."""
+
+    def broken(self) -> bool:
+        """False: kernels are interpreted, and compilers run in processes of their own."""
+        return False
+
+    def release(self) -> None:
+        """Free tensors that exceptions keep alive."""
+        gc.collect()
+
+    def limit_memory(self, workers: int) -> None:
+        """Do nothing: memory of the host has no shares."""
+
+
+@dataclass(frozen=True)
+class InterpreterBackend(_HostBackend):
     """Interprets TileLang's IR on the CPU; kernels are traced for the architecture `target`."""
 
     name: str = "interpreter"
@@ -125,14 +151,7 @@ class InterpreterBackend:
     survives_fork: ClassVar[bool] = True
     compiles: ClassVar[bool] = False
 
-    @property
-    def device(self) -> torch.device:
-        """The CPU."""
-        import torch
-
-        return torch.device("cpu")
-
-    def targeting(self, architectures: Sequence[str]) -> InterpreterBackend:
+    def targeting(self, architectures: Sequence[str]) -> Self:
         """Trace kernels for the first architecture."""
         return replace(self, target=architectures[0]) if architectures else self
 
@@ -153,20 +172,6 @@ class InterpreterBackend:
     def importing(self) -> AbstractContextManager[object]:
         """`torch.cuda` reports a GPU of the target architecture, if the machine has none."""
         return _stand_in_without_gpu(self)
-
-    def synchronize(self) -> None:
-        """Do nothing: interpreted kernels run synchronously."""
-
-    def broken(self) -> bool:
-        """False: an interpreted kernel cannot break its process."""
-        return False
-
-    def release(self) -> None:
-        """Free tensors that exceptions keep alive."""
-        gc.collect()
-
-    def limit_memory(self, workers: int) -> None:
-        """Do nothing: memory of the host has no shares."""
 
 
 _MULTIPROCESSORS = 4
@@ -201,15 +206,10 @@ class ProcessesBackend(InterpreterBackend):
 
     name: str = "processes"
 
-    executes: ClassVar[bool] = True
     unsupported_checks: ClassVar[frozenset[str]] = frozenset({"sanitizers"})
     measures_coverage: ClassVar[bool] = False
     captures_graphs: ClassVar[bool] = False
     survives_fork: ClassVar[bool] = False
-
-    def targeting(self, architectures: Sequence[str]) -> ProcessesBackend:
-        """Trace kernels for the first architecture."""
-        return replace(self, target=architectures[0]) if architectures else self
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class CudaBackend:
 
 
 @dataclass(frozen=True)
-class CompileBackend:
+class CompileBackend(_HostBackend):
     """Traces kernels for each architecture; they are compiled and do not run.
 
     Attributes:
@@ -303,13 +303,6 @@ class CompileBackend:
     captures_graphs: ClassVar[bool] = False
     survives_fork: ClassVar[bool] = False
     compiles: ClassVar[bool] = True
-
-    @property
-    def device(self) -> torch.device:
-        """The CPU."""
-        import torch
-
-        return torch.device("cpu")
 
     def architectures(self, named: Sequence[str]) -> tuple[str, ...]:
         """The architectures to compile for, of a spec that supports `named`; empty means any.
@@ -346,20 +339,6 @@ class CompileBackend:
         """`torch.cuda` reports a GPU of the target architecture, if the machine has none."""
         return _stand_in_without_gpu(self)
 
-    def synchronize(self) -> None:
-        """Do nothing: no kernel runs."""
-
-    def broken(self) -> bool:
-        """False: compilers run in processes of their own."""
-        return False
-
-    def release(self) -> None:
-        """Free tensors that exceptions keep alive."""
-        gc.collect()
-
-    def limit_memory(self, workers: int) -> None:
-        """Do nothing: memory of the host has no shares."""
-
 
 _CLASSES = (InterpreterBackend, ProcessesBackend, CudaBackend, CompileBackend)
 
@@ -389,9 +368,11 @@ def backend_named(name: str = "auto", architectures: Sequence[str] = ()) -> Back
         return CompileBackend(requested=tuple(architectures))
     if name == "processes":
         return ProcessesBackend()
+    if name == "interpreter":
+        return InterpreterBackend()
     import torch
 
-    if name == "interpreter" or (name == "auto" and not torch.cuda.is_available()):
+    if name == "auto" and not torch.cuda.is_available():
         return InterpreterBackend()
     if not torch.cuda.is_available():
         raise BackendUnavailableError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +16,7 @@ __all__ = [
     "BindingError",
     "DevicesError",
     "EntryError",
+    "wrapping_entry_errors",
 ]
 
 
@@ -53,3 +55,15 @@ class EntryError(RuntimeError):
         self.notes = tuple(notes)
         prefix = f"{where}: " if where else ""
         super().__init__(f"{prefix}{type(error).__name__}: {error}")
+
+
+class wrapping_entry_errors:  # noqa: N801 - a context manager; contextlib's changes StopIteration
+    """Raises each exception of the code under test inside as an `EntryError`."""
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Wrap the exception, unless it ends the case or the run."""
+        if error is not None and not unwinds(error):
+            raise EntryError(error) from error

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend.binding import execute
-from tlmatrix.backend.errors import BindingError, EntryError
+from tlmatrix.backend.errors import BindingError, EntryError, wrapping_entry_errors
 from tlmatrix.backend.signature import parameters_of
 from tlmatrix.check.guards import Guards, guarded
 from tlmatrix.distributed.job import Answer
@@ -65,12 +65,8 @@ class RankRunner:
             results.append(found)
             findings += guarded_findings
         if not single:
-            try:
+            with wrapping_entry_errors():
                 self.binding.backend.synchronize()
-            except BaseException as error:
-                if unwinds(error):
-                    raise
-                raise EntryError(error) from error
         return Answer(tuple(results), tuple(findings))
 
     def _problem(self, call: Call) -> Problem:
@@ -134,12 +130,8 @@ class RankRunner:
             if not callable(make):
                 raise self._binding_error(f"{spec.context!r} is not callable")
             arguments = self._arguments(make, problem.names)
-            try:
+            with wrapping_entry_errors():
                 self._context.append(make(**arguments))
-            except BaseException as error:
-                if unwinds(error):
-                    raise
-                raise EntryError(error) from error
         return replace(problem, names={**problem.names, "context": self._context[0]})
 
     def _arguments(self, make: Any, names: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401

@@ -9,9 +9,8 @@ import torch
 
 from tlmatrix.backend.binding.calls import binding_error
 from tlmatrix.backend.binding.side_stream import on_side_stream
-from tlmatrix.backend.errors import EntryError
+from tlmatrix.backend.errors import wrapping_entry_errors
 from tlmatrix.check.results import Results
-from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,24 +57,15 @@ def execute(
     )
     with binding.backend.active(run_index):
         call = binding.callee.prepare(names, problem)
-        try:
-            with torch.no_grad() if without_grad else nullcontext():
-                results = call()
-        except BaseException as error:
-            if unwinds(error):
-                raise
-            raise EntryError(error) from error
+        with wrapping_entry_errors(), torch.no_grad() if without_grad else nullcontext():
+            results = call()
         outputs = call.named(results)
         if wanted and not without_grad:
             gradients, absent = _gradients(binding.spec, problem, outputs, wanted, leaves)
             outputs |= gradients
         if wait:
-            try:
+            with wrapping_entry_errors():
                 binding.backend.synchronize()
-            except BaseException as error:
-                if unwinds(error):
-                    raise
-                raise EntryError(error) from error
     return Results({name: tensor.detach() for name, tensor in outputs.items()}, absent)
 
 
@@ -102,7 +92,7 @@ def _gradients(
     inputs = [leaves[name] for name in wanted.values()]
     ignored = []
     if given:
-        try:
+        with wrapping_entry_errors():
             if kind == "claimed":
                 ignored = _ignored(problem, outputs, inputs)
             for last in (False, True) if kind == "twice" else (True,):
@@ -113,10 +103,6 @@ def _gradients(
                     allow_unused=True,
                     retain_graph=not last,
                 )
-        except BaseException as error:
-            if unwinds(error):
-                raise
-            raise EntryError(error) from error
     found: dict[str, torch.Tensor] = {}
     absent = dict.fromkeys(ignored, "it requires grad, but its gradient is 0 for every input")
     for (gradient, name), grad in zip(wanted.items(), grads, strict=True):

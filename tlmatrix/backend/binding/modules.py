@@ -14,12 +14,11 @@ import torch
 
 from tlmatrix.backend.binding.calls import binding_error, error_at, prepared_call
 from tlmatrix.backend.binding.entries import entry_arguments
-from tlmatrix.backend.errors import EntryError
+from tlmatrix.backend.errors import wrapping_entry_errors
 from tlmatrix.problem.callables import by_name, parameters_of, takes_any_keyword
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.model.calling import expression
 from tlmatrix.spec.values import canonical
-from tlmatrix.unwinding import unwinds
 from tlmatrix.words import listed, suggestion
 
 if TYPE_CHECKING:
@@ -103,12 +102,8 @@ class ModuleEntry:
         gpus = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(gpus), torch.device(device):
             torch.manual_seed(0)
-            try:
+            with wrapping_entry_errors():
                 return self.kind(**arguments)
-            except BaseException as error:
-                if unwinds(error):
-                    raise
-                raise EntryError(error) from error
 
     def _state(
         self, module: torch.nn.Module, names: Names, problem: Problem
