@@ -1,18 +1,20 @@
-"""Paths of results files: a given file, or a new one in the project's folder."""
+"""Paths of results files, and the versions in their heads."""
 
 from __future__ import annotations
 
 import os
+import platform
 import shlex
 from contextlib import suppress
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tlmatrix.config import Config
 
-__all__ = ["kept_results", "make_folder", "new_results", "resume_command", "shown_path"]
+__all__ = ["kept_results", "make_folder", "new_results", "resume_command", "shown_path", "versions"]
 
 
 def new_results(given: str | None, config: Config, kind: str) -> Path:
@@ -58,3 +60,12 @@ def shown_path(path: Path) -> str:
 def resume_command(results: Path) -> str:
     """The command that continues the run of a results file."""
     return f"tlmatrix run --resume {shlex.quote(shown_path(results))}"
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The versions of Python and of those packages that are installed, for the head of a file."""
+    found = {"python": platform.python_version()}
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

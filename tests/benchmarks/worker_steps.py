@@ -4,13 +4,6 @@ import time
 
 import torch.distributed as dist
 
-from tlmatrix_kernels.distributed import create_context
-
-
-def make_context(rank, world):
-    dist.init_process_group("gloo", rank=rank, world_size=world)
-    return create_context(device="cpu")
-
 
 def add_ranks(context, start):
     import torch

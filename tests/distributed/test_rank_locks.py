@@ -6,8 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from tlmatrix.distributed.compile_lock import serialize_compilation
-from tlmatrix.distributed.lock import machine_slot
+from tlmatrix.distributed.lock import machine_slot, serialize_compilation
 
 
 class Busy:

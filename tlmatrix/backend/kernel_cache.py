@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EVENTS",
-    "compile_seconds",
     "expected_seconds",
     "record_compilation",
     "share_kernels",
@@ -43,13 +42,7 @@ _UNKNOWN = 10.0
 """Expected seconds of a kernel of which none was compiled before."""
 
 _held = threading.local()
-_spent = 0.0
 _installed = False
-
-
-def compile_seconds() -> float:
-    """Seconds that this process has spent in compiling kernels or waiting for them."""
-    return _spent
 
 
 def share_kernels() -> None:
@@ -107,18 +100,15 @@ def _unlocking(cached: Any) -> Any:  # noqa: ANN401
 
     @wraps(cached)
     def unlocked(self: Any, func: Any = None, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        global _spent  # noqa: PLW0603
         if not hasattr(_held, "locks"):
             _held.locks = []
         _held.locks.append([])
-        begin = time.perf_counter()
         done = False
         try:
             found = cached(self, func, *args, **kwargs)
             done = True
         finally:
             now = time.perf_counter()
-            _spent += now - begin
             for key, lock, since in _held.locks.pop():
                 if done:
                     record_compilation(_name(func), key, now - since)

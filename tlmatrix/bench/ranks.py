@@ -77,24 +77,21 @@ class RankTimer:
         schedule: Schedule,
     ) -> CaseTimes:
         """Time a case; the time of a call is that of the slowest rank."""
-        entry = variants[0].name
+
+        def untimed(state: State, reason: str) -> CaseTimes:
+            return replace(case, implementations=(Implementation(variants[0].name, state, reason),))
+
         if not isinstance(self._executor, ProcessExecutor):
-            reason = "simulated ranks cannot be timed"
-            return replace(
-                case, implementations=(Implementation(entry, State.NOT_APPLICABLE, reason),)
-            )
+            return untimed(State.NOT_APPLICABLE, "simulated ranks cannot be timed")
         try:
             times = self._times(self._executor, spec, problem, variants, schedule)
         except DevicesError as error:
-            return replace(
-                case, implementations=(Implementation(entry, State.NOT_APPLICABLE, str(error)),)
-            )
+            return untimed(State.NOT_APPLICABLE, str(error))
         except FindingsError as error:
-            title = error.findings[0].title
-            return replace(case, implementations=(Implementation(entry, State.FAILED, title),))
+            return untimed(State.FAILED, error.findings[0].title)
         except EntryError as error:
             words = f"{error.where} raises {type(error.error).__name__}: {error.error}"
-            return replace(case, implementations=(Implementation(entry, State.FAILED, words),))
+            return untimed(State.FAILED, words)
         finally:
             self._executor.end()
         sharding, expected = Sharding.of(spec, problem), problem.lowp()

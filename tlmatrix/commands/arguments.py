@@ -12,6 +12,7 @@ from tlmatrix.commands.record_arguments import (
     add_ci_options,
     add_machine_commands,
     add_record_commands,
+    whole_number,
 )
 from tlmatrix.config import BACKENDS, UNSUPPORTED
 from tlmatrix.exit_codes import ExitCode
@@ -360,7 +361,7 @@ def _add_fuzz(commands: _Commands) -> None:
         help="search on a Ray cluster, as for run; -n is the number of tasks (default: one for "
         "each GPU or processor of the cluster)",
     )
-    fuzz.add_argument("--examples", type=_count, metavar="N", help="examples for every spec")
+    fuzz.add_argument("--examples", type=whole_number, metavar="N", help="examples for every spec")
     fuzz.add_argument(
         "--minutes",
         type=_minutes,
@@ -383,12 +384,6 @@ def _add_fuzz(commands: _Commands) -> None:
     _add_unsupported(fuzz)
     add_ci_options(fuzz)
     fuzz.set_defaults(command="fuzz:fuzz")
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def _minutes(text: str) -> float:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from tlmatrix.bench.statistics import CONFIDENCE, Verdict
 from tlmatrix.commands.specs import spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.report.text import count
+from tlmatrix.results_file import versions
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.loader import load_spec
 
@@ -223,7 +223,7 @@ def _about(
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["tlmatrix", *sys.argv[1:]]),
         "hardware": dict(machine.hardware),
-        "versions": _versions(),
+        "versions": versions("tlmatrix", "tilelang", "torch"),
         "commit": _commit(),
         "margin": arguments.margin,
         "confidence": CONFIDENCE,
@@ -232,16 +232,6 @@ def _about(
             str(path): sha256(path.read_bytes()).hexdigest()[:16] for path, _spec, _cases in specs
         },
     }
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for name in ("tlmatrix", "tilelang", "torch"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _commit() -> str:

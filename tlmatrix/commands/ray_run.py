@@ -25,9 +25,9 @@ from tlmatrix.plugin.group_task import GroupSettings, run_group
 from tlmatrix.report.terminal import TerminalReport
 from tlmatrix.results_file import make_folder, new_results, resume_command, shown_path
 from tlmatrix.run.events import CaseFinished, RunFinished, RunHeader, RunStarted, Summary
+from tlmatrix.run.limits import out_of_time
 from tlmatrix.run.records import RecordsWriter
 from tlmatrix.run.result import FAILURES, CaseResult, Status
-from tlmatrix.run.timeouts import out_of_time
 
 if TYPE_CHECKING:
     import argparse
@@ -326,15 +326,10 @@ class _RayRun:
         self._add(self._unfinished(path, case, Status.CRASHED, finding))
 
     def _unfinished(self, path: str, case: str, status: Status, finding: Finding) -> CaseResult:
-        found = self._cases[path, case]
-        return CaseResult(
-            spec=found.spec,
-            path=path,
-            case=case,
-            key=found.key,
-            values=found.values,
-            origin=found.origin,
-            status=status,
+        return CaseResult.of(
+            self._cases[path, case],
+            path,
+            status,
             findings=(finding,),
             requested=self._settings.backend,
             seed=self._settings.seed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-__all__ = ["add_ci_options", "add_machine_commands", "add_record_commands"]
+__all__ = ["add_ci_options", "add_machine_commands", "add_record_commands", "whole_number"]
 
 
 def add_record_commands(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
@@ -81,7 +81,9 @@ def add_record_commands(commands: argparse._SubParsersAction) -> None:  # type: 
         metavar="FOLDER",
         help="the folder of the results files (default: that of the project)",
     )
-    history.add_argument("--last", type=_number, default=20, metavar="N", help="runs (default: 20)")
+    history.add_argument(
+        "--last", type=whole_number, default=20, metavar="N", help="runs (default: 20)"
+    )
     history.add_argument(
         "--case", metavar="SPEC.yaml::ID", help="print the results of one case in all runs"
     )
@@ -101,7 +103,8 @@ def add_ci_options(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _number(text: str) -> int:
+def whole_number(text: str) -> int:
+    """A number of at least 1."""
     if not text.isdigit() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)

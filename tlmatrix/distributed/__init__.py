@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tlmatrix.words import suggestion
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -72,10 +74,16 @@ class Executors:
 
 
 def lint(spec: Spec, family: Family) -> Iterator[Issue]:
-    """Issues of a spec's `shards`, found without building a problem."""
-    from tlmatrix.distributed.sharding.lint import lint_shards
+    """Issues of a spec's `shards`, found without building a problem.
 
-    return lint_shards(spec, family)
+    A family without the attribute `tensors` may have any tensor.
+    """
+    known: Iterable[str] | None = getattr(family, "tensors", None)
+    for name in spec.shards if known is not None else ():
+        if name not in (names := sorted(known or ())):
+            hint = suggestion(name, names, "Its tensors")
+            message = f"shards: the problem has no tensor {name!r}{hint}"
+            yield spec.issue(("shards", name), message)
 
 
 def shard(

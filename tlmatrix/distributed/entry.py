@@ -93,13 +93,7 @@ class EntryOnRanks(SeveralRanks):
 
 
 def trace_on_ranks(binding: Binding, problem: Problem) -> None:
-    """Call the entry on simulated ranks, with a backend that records launches and runs no kernel.
-
-    Raises:
-        EntryError: the entry raised; `where` names the ranks.
-        BindingError: arguments or results do not match the spec.
-        FindingsError: the ranks deadlock.
-    """
+    """See `tlmatrix.distributed.trace`."""
     from tlmatrix.distributed.simulated import SimulatedExecutor
 
     SimulatedExecutor().run(binding, _jobs([problem], [Sharding.of(binding.spec, problem)]))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["file_lock", "machine_slot"]
+__all__ = ["file_lock", "machine_slot", "serialize_compilation"]
 
 
 @contextmanager
@@ -47,3 +48,24 @@ def machine_slot(name: str, slots: int) -> Iterator[None]:
         return
     with file_lock(paths[os.getpid() % slots]):
         yield
+
+
+def serialize_compilation(lock: Path) -> None:
+    """Let one process at a time, of those with the same `lock`, enter TileLang's kernel cache.
+
+    All ranks run the same program, so without the lock each of them would miss the cache on disk
+    at the same time and compile the kernel. Does nothing if that cache is disabled.
+    """
+    from tilelang import env
+    from tilelang.cache.kernel_cache import KernelCache
+
+    if not env.is_cache_enabled():
+        return
+    cached = KernelCache.cached
+
+    @functools.wraps(cached)
+    def locked(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as TileLang's
+        with file_lock(lock):
+            return cached(*args, **kwargs)
+
+    KernelCache.cached = locked

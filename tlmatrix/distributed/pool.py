@@ -241,7 +241,7 @@ class RankPool:
 
 def _root() -> Path:
     """The folder that contains the package tlmatrix."""
-    return Path(__file__).resolve().parents[3]
+    return Path(__file__).resolve().parents[2]
 
 
 def _read(path: Path) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import os
@@ -33,10 +32,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.distributed.failure import Failure
+from tlmatrix.parents import end_with
 
 if TYPE_CHECKING:
     from tlmatrix.backend.backends import Backend
-    from tlmatrix.distributed.job import Job
+    from tlmatrix.distributed.job import Answer, Job
     from tlmatrix.distributed.rank_runner import RankRunner
 
 __all__ = ["main"]
@@ -45,8 +45,6 @@ _HOST_DELAY = 0.02
 """Longest delay of a straggler on the host, in seconds."""
 _GPU_DELAY = 20_000_000
 """Longest delay of a straggler on its GPU, in cycles: about ten milliseconds."""
-_KILL = 9
-_PDEATHSIG = 1
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -57,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name in ("--kind", "--store", "--stacks"):
         parser.add_argument(name, required=True)
     given = parser.parse_args(arguments)
-    _die_with_parent()
+    end_with(os.getppid())
     # The pool requests stacks with a signal, which also works while C code runs.
     stacks = Path(given.stacks).open("w", encoding="utf-8")  # noqa: SIM115 - open while we live
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
@@ -97,7 +95,7 @@ class _Worker:
         import torch
         import torch.distributed as dist
 
-        from tlmatrix.distributed.compile_lock import serialize_compilation
+        from tlmatrix.distributed.lock import serialize_compilation
         from tlmatrix.distributed.symmetric import SymmetricGuards
 
         self.rank, self.world, self.kind = rank, world, kind
@@ -124,7 +122,7 @@ class _Worker:
                 self._begin(*rest)
                 return ("ready",)
             case "job":
-                return ("done", _to_host(self._run(*rest)))
+                return ("done", self._run(*rest))
             case "end":
                 self.runner = None
                 if self.symmetric is not None:
@@ -162,16 +160,18 @@ class _Worker:
         major, minor = torch.cuda.get_device_capability(self.rank)
         return CudaBackend(torch.device("cuda", self.rank), f"sm_{major}{minor}")
 
-    def _run(self, job: Job) -> Any:  # noqa: ANN401 - an Answer
+    def _run(self, job: Job) -> Answer:
+        from tlmatrix.distributed.job import to_device, to_host
+
         assert self.runner is not None
         self._lag(job)
-        mine = _to_device(job, self.runner.binding.backend.device)
+        mine = to_device(job, self.runner.binding.backend.device)
         if self.symmetric is None:
-            return self.runner.run(mine)
+            return to_host(self.runner.run(mine))
         with self.symmetric.watching():
             answer = self.runner.run(mine)
         found = self.symmetric.findings()
-        return replace(answer, findings=(*answer.findings, *found))
+        return to_host(replace(answer, findings=(*answer.findings, *found)))
 
     def _lag(self, job: Job) -> None:
         """Delay this rank by a time derived from the job's seed, on the host or on the GPU."""
@@ -199,24 +199,6 @@ def _warm_up() -> None:
         one = torch.ones(1, requires_grad=True)
         torch.autograd.grad(2 * one, one, torch.empty_like(one).fill_(1))
         dist.all_reduce(torch.ones(1))
-
-
-def _to_device(job: Job, device: Any) -> Job:  # noqa: ANN401 - a torch.device
-    from tlmatrix.distributed.job import to_device
-
-    return to_device(job, device)
-
-
-def _to_host(answer: Any) -> Any:  # noqa: ANN401 - an Answer
-    from tlmatrix.distributed.job import to_host
-
-    return to_host(answer)
-
-
-def _die_with_parent() -> None:
-    """Have Linux kill this process when its parent ends, even if it hangs."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PDEATHSIG, _KILL)
 
 
 if __name__ == "__main__":

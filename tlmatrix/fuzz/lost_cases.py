@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.check.finding import Finding
 from tlmatrix.parents import end_with
+from tlmatrix.run.limits import out_of_time
 from tlmatrix.run.result import CaseResult, Status
-from tlmatrix.run.timeouts import out_of_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -146,7 +146,7 @@ def _search(
         return bool(connection.recv())
 
     def on_start(case: Case, _shrinking: bool) -> None:
-        blank = runner.unfinished(spec, case, job.path)
+        blank = runner.unfinished(case, job.path)
         connection.send(("start", replace(blank, values=dict(case.values))))
 
     def on_result(result: CaseResult) -> None:

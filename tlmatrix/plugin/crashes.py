@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pytest
 
-    from tlmatrix.check.finding import Finding
     from tlmatrix.plugin.settings import Settings
     from tlmatrix.run.records import RecordsWriter
-    from tlmatrix.run.result import CaseResult, SkipReason, Status
+    from tlmatrix.run.result import CaseResult, Status
 
 __all__ = ["lost_case", "unjudged_case"]
 
@@ -47,7 +46,9 @@ def lost_case(
         hint="a segmentation fault, os._exit, or out of memory; run the command below to "
         "reproduce it alone",
     )
-    result = _result(path, case_id, Status.CRASHED, requested, seed, finding=finding)
+    result = _result(
+        path, case_id, Status.CRASHED, findings=(finding,), requested=requested, seed=seed
+    )
     records.case(result)
     return result
 
@@ -59,14 +60,14 @@ def unjudged_case(
     from tlmatrix.check.finding import Finding
     from tlmatrix.run.result import SkipReason, Status
 
-    requested, seed = settings.backend, settings.seed
+    run = {"requested": settings.backend, "seed": settings.seed}
     if report.skipped:
         longrepr = report.longrepr
         words = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
+        message = words.removeprefix("Skipped: ")
         result = _result(
-            path, case_id, Status.SKIPPED, requested, seed,
-            reason=SkipReason.PYTEST, message=words.removeprefix("Skipped: "),
-        )  # fmt: skip
+            path, case_id, Status.SKIPPED, reason=SkipReason.PYTEST, message=message, **run
+        )
     else:
         crash = getattr(report.longrepr, "reprcrash", None)
         words = crash.message if crash is not None else report.longreprtext
@@ -78,39 +79,14 @@ def unjudged_case(
             detail=report.longreprtext,
             pattern=last,
         )
-        result = _result(path, case_id, Status.ERROR, requested, seed, finding=finding)
+        result = _result(path, case_id, Status.ERROR, findings=(finding,), **run)
     records.case(result)
     return result
 
 
-def _result(
-    path: str,
-    case_id: str,
-    status: Status,
-    requested: str,
-    seed: int,
-    *,
-    finding: Finding | None = None,
-    reason: SkipReason | None = None,
-    message: str = "",
-) -> CaseResult:
+def _result(path: str, case_id: str, status: Status, **facts: Any) -> CaseResult:  # noqa: ANN401 - fields
     from tlmatrix.matrix import find_case
     from tlmatrix.run.result import CaseResult
     from tlmatrix.spec.loader import load_spec
 
-    spec = load_spec(path)
-    case = find_case(spec, case_id)
-    return CaseResult(
-        spec=spec.name,
-        path=path,
-        case=case_id,
-        key=case.key,
-        values=case.values,
-        origin=case.origin,
-        status=status,
-        reason=reason,
-        message=message,
-        findings=(finding,) if finding is not None else (),
-        requested=requested,
-        seed=seed,
-    )
+    return CaseResult.of(find_case(load_spec(path), case_id), path, status, **facts)

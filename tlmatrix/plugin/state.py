@@ -17,7 +17,6 @@ from collections import Counter
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ from tlmatrix.plugin.groups_file import GroupsFile, ShardPlan
 from tlmatrix.plugin.settings import Settings, settings_of
 from tlmatrix.plugin.shrinking import Shrinker
 from tlmatrix.plugin.turns import Turns
-from tlmatrix.results_file import make_folder, resume_command, shown_path
+from tlmatrix.results_file import make_folder, resume_command, shown_path, versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -510,7 +509,7 @@ class State:
             command=shlex.join(self.words),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             folder=str(Path.cwd()),
-            versions=_versions(),
+            versions=versions("tlmatrix", "tilelang", "torch", "numpy", "pytest"),
             shard=str(self.settings.shard or ""),
             plan=self.shard_plan.name,
             times=self.settings.times,
@@ -527,13 +526,3 @@ def _without_collections() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": ".".join(str(part) for part in sys.version_info[:3])}
-    for name in ("tlmatrix", "tilelang", "torch", "numpy", "pytest"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -22,6 +22,7 @@ _SMALL_RATIO = 0.1
 """Growth of an error ratio below this part of the error bound is rounding."""
 _SMALL_SECONDS = 0.1
 """A case that takes less than this longer is not slower."""
+_UNJUDGED = (Status.SKIPPED, Status.QUARANTINED)
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Comparison:
         self.failing = [c for c in common if c.after.failed and not _failed(c.before)]
         self.failing_added = [c for c in added if c.after.failed]
         self.added = len(added)
-        self.fixed = [c for c in common if _failed(c.before) and _judged_right(c.after)]
-        self.unjudged = [c for c in common if _passed(c.before) and _unjudged(c.after)]
+        self.fixed = [c for c in common if _failed(c.before) and _passed(c.after)]
+        self.unjudged = [c for c in common if _passed(c.before) and c.after.status in _UNJUDGED]
         self.still = sum(_failed(c.before) and c.after.failed for c in common)
         self.grown = sorted((c for c in common if _grown(c, grown)), key=_growth, reverse=True)
         self.slower = sorted((c for c in common if _slower(c, slower)), key=_slowdown, reverse=True)
@@ -79,14 +80,6 @@ def _failed(result: CaseResult | None) -> bool:
 
 def _passed(result: CaseResult | None) -> bool:
     return result is not None and result.status is Status.PASSED
-
-
-def _judged_right(result: CaseResult) -> bool:
-    return result.status is Status.PASSED
-
-
-def _unjudged(result: CaseResult) -> bool:
-    return result.status in (Status.SKIPPED, Status.QUARANTINED)
 
 
 def _grown(change: Change, factor: float) -> bool:

@@ -59,8 +59,6 @@ def with_agreements(
 
     Evaluating a relation raises SpecError if the other side has other inputs.
     """
-    if not spec.agree:
-        return problem
 
     def relations(kind: RelationKind) -> Iterator[Relation]:
         yield from problem.relations(kind)
@@ -83,12 +81,7 @@ def other_cases(spec: Spec, case: Case, family: Family) -> Iterator[dict[str, Va
         changed = rule.entry or rule.backend or rule.factory_args
         if changed or (rule.when is not None and not rule.when.evaluate(names)):
             continue
-        given = dict(rule.set or {})
-        if rule.axis is not None:
-            value = _other_value(spec, case, family, rule.axis, given)
-            if value is None:
-                continue
-            given[rule.axis] = value[0]
+        given = _changes(spec, case, family, rule)
         if given and given.keys() <= case.values.keys():
             yield {**case.values, **given}
 
@@ -122,12 +115,9 @@ class _Other:
     ) -> _Other | None:
         """Make the other side; None if this case has none."""
         rule = spec.agree[number]
-        given = dict(rule.set or {})
-        if rule.axis is not None:
-            value = _other_value(spec, case, family, rule.axis, given)
-            if value is None:
-                return None
-            given[rule.axis] = value[0]
+        given = _changes(spec, case, family, rule)
+        if given is None:
+            return None
         axes = {name: value for name, value in given.items() if name in case.values}
         values = {**case.values, **axes}
         arguments = {name: value for name, value in given.items() if name not in axes}
@@ -198,24 +188,28 @@ class _Other:
         return refuse(self.spec, ("agree", self.number), message)
 
 
-def _other_value(
-    spec: Spec, case: Case, family: Family, axis: str, given: Mapping[str, Value]
-) -> tuple[Value] | None:
-    """Another value of an axis, the same for cases that share kernels; None if there is none."""
-    mine = canonical(case.values[axis])
+def _changes(spec: Spec, case: Case, family: Family, rule: Agreement) -> dict[str, Value] | None:
+    """What an agreement sets on the other side; None if its axis has no other value.
+
+    Cases that share kernels get the same value of the axis.
+    """
+    given: dict[str, Value] = dict(rule.set or {})
+    if rule.axis is None:
+        return given
+    mine = canonical(case.values[rule.axis])
     offered = [
         value
-        for value in spec.axes[axis]
+        for value in spec.axes[rule.axis]
         if canonical(value) != mine
         and all(
-            rule.expression.evaluate({**case.values, **given, axis: value})
-            for rule in spec.constraints
+            each.expression.evaluate({**case.values, **given, rule.axis: value})
+            for each in spec.constraints
         )
     ]
     if not offered:
         return None
     pick = random.Random(family.compile_key(spec, case.values))  # noqa: S311 - reproducible
-    return (pick.choice(offered),)
+    return {**given, rule.axis: pick.choice(offered)}
 
 
 def _backend(rule: Agreement, mine: Backend) -> Backend | None:

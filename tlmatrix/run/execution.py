@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.run.harness import case_seed, invalid_input_of
 from tlmatrix.run.invalid_inputs import check_invalid_input
 from tlmatrix.run.outcome import Outcome, bug_words, error_outcome, with_bug
 from tlmatrix.run.result import Status
-from tlmatrix.run.returned import narrowed
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from tlmatrix.check.finding import Finding
     from tlmatrix.check.rerun_checks import Reruns
     from tlmatrix.matrix import Case
-    from tlmatrix.problem import Problem, Tensors
+    from tlmatrix.problem import Problem, Relation, RelationKind, Tensors
     from tlmatrix.run.harness import BoundSpec, Harness
     from tlmatrix.run.measurements import Measurements
     from tlmatrix.spec.model.spec import Spec
@@ -87,9 +86,27 @@ def _findings(
     run_entry = harness.entry(bound.binding, measurements)
     if case.origin == "invalid":
         return check_invalid_input(invalid_input_of(spec, case), problem, run_entry)
-    problem = narrowed(problem, harness.returned(bound, spec, case, options.seed))
+    problem = _narrowed(problem, harness.returned(bound, spec, case, options.seed))
     problem = _with_agreements(harness, bound, spec, case, problem, options, measurements)
     return _judge(harness, spec, case, problem, run_entry, options, measurements)
+
+
+def _narrowed(problem: Problem, returned: Collection[str]) -> Problem:
+    """Restrict a problem and its relations to the outputs in `returned` and their gradients.
+
+    The spec names them in `returns`; by default they are the first ones, as many as are returned.
+    """
+    keep = {*returned, *problem.gradient_of}
+
+    def relations(kind: RelationKind) -> Iterator[Relation]:
+        for relation in problem.relations(kind):
+            inner = tuple(_narrowed(each, returned) for each in relation.problems)
+            yield replace(relation, problems=inner)
+
+    if keep >= problem.outputs.keys():
+        return problem
+    outputs = {name: info for name, info in problem.outputs.items() if name in keep}
+    return replace(problem, outputs=outputs, relations=relations)
 
 
 def _with_agreements(

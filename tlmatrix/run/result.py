@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tlmatrix.interpreter.coverage import Coverage
+    from tlmatrix.matrix import Case
     from tlmatrix.spec.values import Value
 
 __all__ = ["FAILURES", "CaseResult", "SkipReason", "Status"]
@@ -111,6 +112,20 @@ class CaseResult:
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", printable(self.message))
 
+    @classmethod
+    def of(cls, case: Case, path: str, status: Status, **facts: Any) -> CaseResult:  # noqa: ANN401 - fields
+        """The result of a case of the spec at `path`; `facts` are other fields."""
+        return cls(
+            case.spec,
+            path,
+            case.id,
+            status,
+            key=case.key,
+            values=case.values,
+            origin=case.origin,
+            **facts,
+        )
+
     @property
     def failed(self) -> bool:
         """Whether this result makes a run fail."""
@@ -136,39 +151,33 @@ class CaseResult:
             words += ["--backend", self.requested]
         return " ".join(words)
 
+    @classmethod
+    def _recorded(cls) -> list[str]:
+        """The fields of the record of a case; its coverage is a record of its own."""
+        return [name for name in cls.__dataclass_fields__ if name != "coverage"]
+
     def to_json(self) -> dict[str, Any]:
         """Plain data for the results file, without empty fields."""
-        data: dict[str, Any] = {
-            "spec": self.spec,
-            "path": self.path,
-            "case": self.case,
-            "key": self.key,
+        data = {name: getattr(self, name) for name in self._recorded()}
+        data |= {
             "status": str(self.status),
             "values": dict(self.values),
-            "origin": self.origin,
             "reason": str(self.reason) if self.reason else None,
-            "message": self.message,
             "findings": [finding.to_json() for finding in self.findings],
             "seconds": round(self.seconds, 6),
             "phases": {name: round(value, 6) for name, value in self.phases.items()},
-            "backend": self.backend,
-            "arch": self.arch,
             "requested": "" if self.requested == "auto" else self.requested,
-            "seed": self.seed,
-            "elements": self.elements,
             "error_ratio": None if self.error_ratio is None else round(self.error_ratio, 4),
             "kernels": [dict(kernel) for kernel in self.kernels],
             "relations": list(self.relations),
             "smaller": self.smaller.to_json() if self.smaller is not None else None,
-            "distribution": self.distribution,
         }
         return {name: value for name, value in data.items() if value}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CaseResult:
         """Read the data of `to_json`; unknown fields are ignored."""
-        fields_of_record = cls.__dataclass_fields__.keys() - {"coverage"}
-        known = {name: data[name] for name in fields_of_record if name in data}
+        known = {name: data[name] for name in cls._recorded() if name in data}
         known["status"] = Status(known["status"])
         if "reason" in known:
             known["reason"] = SkipReason(known["reason"])

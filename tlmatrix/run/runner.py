@@ -14,11 +14,10 @@ from tlmatrix.run.coverage import counted
 from tlmatrix.run.execution import JudgeOptions, execute_case
 from tlmatrix.run.forks import ForkGuard, returned_child
 from tlmatrix.run.harness import Harness
-from tlmatrix.run.limits import CaseTimeout, Interrupts, TimeLimit
+from tlmatrix.run.limits import CaseTimeout, Interrupts, TimeLimit, out_of_time
 from tlmatrix.run.measurements import Measurements
 from tlmatrix.run.outcome import Outcome, error_outcome, spec_error_outcome
 from tlmatrix.run.result import CaseResult, SkipReason, Status
-from tlmatrix.run.timeouts import out_of_time
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.unwinding import unwinds
 
@@ -155,7 +154,7 @@ class Runner:
         path = path or str(spec.path)
         if self._records is not None:
             self._records.start(path, case.id, self._worker)
-        result = unfinished = self.unfinished(spec, case, path)
+        result = unfinished = self.unfinished(case, path)
         interrupts = Interrupts()
         limit = TimeLimit(time_limit, lambda frames: self._end_process(unfinished, frames))
         with suppress(CaseTimeout), interrupts.watch(), limit.enforce():
@@ -202,7 +201,7 @@ class Runner:
             self.broken_by = f"{path}::{case.id}"
         seconds, phases = measurements.times()
         return replace(
-            self.unfinished(spec, case, path),
+            self.unfinished(case, path),
             status=outcome.status,
             reason=outcome.reason,
             message=outcome.message,
@@ -217,16 +216,12 @@ class Runner:
             distribution=measurements.distribution,
         )
 
-    def unfinished(self, spec: Spec, case: Case, path: str) -> CaseResult:
+    def unfinished(self, case: Case, path: str) -> CaseResult:
         """The result of a case that has not ended; its status is `crashed` until it has."""
-        return CaseResult(
-            spec=spec.name,
-            path=path,
-            case=case.id,
-            key=case.key,
-            values=case.values,
-            origin=case.origin,
-            status=Status.CRASHED,
+        return CaseResult.of(
+            case,
+            path,
+            Status.CRASHED,
             backend=self.backend.name,
             arch=self.backend.arch,
             requested=self.requested,

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from tlmatrix.distributed.compile_lock import serialize_compilation
+from tlmatrix.distributed.lock import serialize_compilation
 from tlmatrix_kernels.distributed import all_gather, create_context, signals
 from tlmatrix_kernels.distributed.barriers import all_ranks_barrier, barrier
 from tlmatrix_kernels.distributed.pull import pull, pull_order, to_int32, wait_by_kernel, write_flag

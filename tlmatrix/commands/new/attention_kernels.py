@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from tlmatrix.commands.new import axes as axis_values
-from tlmatrix.commands.new.drafting import NO_ROWS, constant, spec_name, summary_of
+from tlmatrix.commands.new.drafting import NO_ROWS, constant, heading
 from tlmatrix.commands.new.drafts import Draft, Line
 from tlmatrix.commands.new.interface import Number, Tensor
 from tlmatrix.commands.new.recognition import substitute
@@ -72,9 +72,7 @@ def kernel_draft(target: Target, interface: Interface, recognition: Recognition)
     if not causal:
         axes["causal"] = ("false",)
     return Draft(
-        spec_name(target.text),
-        summary_of(target),
-        target.text,
+        *heading(target),
         factory=True,
         problem="attention",
         factory_args=tuple(lines),

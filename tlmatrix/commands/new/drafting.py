@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tlmatrix.commands.new.references import Reference
     from tlmatrix.commands.new.targets import Target
 
-__all__ = ["NO_ROWS", "constant", "draft_interface", "spec_name", "summary_of"]
+__all__ = ["NO_ROWS", "constant", "draft_interface", "heading"]
 
 NO_ROWS = "callers launch no kernel without rows"
 _VALUES = ("normal", "large", "zero_rows", "rising")
@@ -38,12 +38,12 @@ def draft_interface(target: Target, interface: Interface) -> Draft:
     return _Writer(target, interface, recognize(interface), found).draft()
 
 
-def spec_name(target: str) -> str:
+def _spec_name(target: str) -> str:
     """The name of a spec."""
     return re.sub(r"\W+", "_", target.partition(":")[2].removesuffix(".apply"))
 
 
-def summary_of(target: Target) -> str:
+def _summary_of(target: Target) -> str:
     """The first line of the docstring of the function, class or module, in quotes."""
     found = [target.written, target.owner, target.module]
     # Not `inspect.getdoc`, which returns the docstring of a base class.
@@ -52,6 +52,11 @@ def summary_of(target: Target) -> str:
     lines = document.strip().splitlines()
     line = lines[0] if lines else "One sentence about the operator."
     return '"' + line.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def heading(target: Target) -> tuple[str, str, str]:
+    """The name, the summary and the target of a draft."""
+    return _spec_name(target.text), _summary_of(target), target.text
 
 
 def constant(value: Any) -> str:  # noqa: ANN401 - any default
@@ -122,9 +127,7 @@ class _Writer:
                 f"no reference found for {interface.target}: the spec needs one to run"
             )
         return Draft(
-            name=spec_name(interface.target),
-            summary=summary_of(self.target),
-            target=interface.target,
+            *heading(self.target),
             factory=interface.factory,
             inputs=tuple(self._input(each) for each in self.inputs),
             outputs=tuple(self._output(each) for each in interface.outputs),

@@ -7,9 +7,9 @@ body: `X: T.Tensor[[rows, cols], dtype]`.
 from __future__ import annotations
 
 import ast
-import inspect
-import textwrap
 from typing import TYPE_CHECKING, Any
+
+from tlmatrix.commands.new.source import syntax_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ def example_tensors(target: Target) -> Mapping[str, Any] | None:
     parameters = {each.name: each.default for each in target.parameters}
     declared = {
         node.target.id: node.annotation
-        for node in ast.walk(_body(target))
+        for node in ast.walk(syntax_tree(target.written))
         if isinstance(node, ast.AnnAssign)
         and isinstance(node.target, ast.Name)
         and node.target.id in parameters
@@ -42,13 +42,6 @@ def example_tensors(target: Target) -> Mapping[str, Any] | None:
             return None
         found[name] = made
     return found
-
-
-def _body(target: Target) -> ast.AST:
-    try:
-        return ast.parse(textwrap.dedent(inspect.getsource(target.written)))
-    except (OSError, TypeError, SyntaxError):
-        return ast.Module([], [])
 
 
 def _example_tensor(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.commands.new import axes as axis_values
 from tlmatrix.commands.new.attention_kernels import HEADS, kernel_draft
-from tlmatrix.commands.new.drafting import constant, spec_name, summary_of
+from tlmatrix.commands.new.drafting import constant, heading
 from tlmatrix.commands.new.drafts import Draft, Line
 from tlmatrix.commands.new.recognition import recognize
 from tlmatrix.commands.new.signatures import GEMM, attention_axes
@@ -82,9 +82,7 @@ def _gemm(target: Target, interface: Interface) -> Draft | None:
     parameters = [each.name for each in interface.tensors]
     same = given == parameters
     return Draft(
-        spec_name(target.text),
-        summary_of(target),
-        target.text,
+        *heading(target),
         factory=interface.factory,
         problem="gemm",
         factory_args=tuple(lines) if interface.factory else (),
@@ -161,9 +159,7 @@ def _attention(target: Target, interface: Interface, recognition: Recognition) -
     call = tuple(_attention_call(interface, recognition, one_length=one_length, axes=axes))
     plain = all(line.key == line.value for line in call)
     return Draft(
-        spec_name(target.text),
-        summary_of(target),
-        target.text,
+        *heading(target),
         factory=False,
         problem="attention",
         call=None if plain else (tuple(line.value for line in call) if target.positional else call),

@@ -6,7 +6,7 @@ import inspect
 import re
 from typing import TYPE_CHECKING
 
-from tlmatrix.commands.new.drafting import constant, spec_name, summary_of
+from tlmatrix.commands.new.drafting import constant, heading
 from tlmatrix.commands.new.drafts import Draft, Line
 from tlmatrix.commands.new.factories import guesses
 from tlmatrix.exit_codes import UsageError
@@ -47,7 +47,7 @@ def signature_draft(target: Target) -> Draft:
         axes = attention_axes(names, packed="cu_seqlens_q" in names)
         known = {*axes, "q", "k", "v", "scale", "layout", "sink", "window", "dtype"}
         return Draft(
-            spec_name(target.text), summary_of(target), target.text,
+            *heading(target),
             factory=False, problem="attention",
             axes=axes | dict(_own_axes(parameters, known)),
             constraints=(_CAUSAL,) if "window" in axes else (),
@@ -56,7 +56,7 @@ def signature_draft(target: Target) -> Draft:
         flags = ("transpose_a", "transpose_b", "accumulate")
         axes = GEMM | {name: ("false", "true") for name in flags if name in names}
         return Draft(
-            spec_name(target.text), summary_of(target), target.text,
+            *heading(target),
             factory=False, problem="gemm",
             axes=axes | dict(_own_axes(parameters, {*axes, "a", "b", "c", "out_dtype"})),
         )  # fmt: skip
@@ -99,9 +99,7 @@ def _declared(target: Target, parameters: Sequence[inspect.Parameter]) -> Draft:
         "cols": ("64", "128"),
     }
     return Draft(
-        spec_name(target.text),
-        summary_of(target),
-        target.text,
+        *heading(target),
         factory=False,
         inputs=tuple(
             Line(name, "{shape: [rows, cols], dtype: $dtype}", "" if position else shapes)
@@ -143,9 +141,7 @@ def untraced_draft(target: Target, error: Exception) -> Draft:
         for item in arguments
     )
     return Draft(
-        spec_name(target.text),
-        summary_of(target),
-        target.text,
+        *heading(target),
         factory=True,
         inputs=(Line("x", "{shape: [rows, cols], dtype: $dtype}"),),
         outputs=(Line("out", ""),),

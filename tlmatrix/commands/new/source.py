@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
-__all__ = ["dimension_names", "returned_names"]
+__all__ = ["dimension_names", "returned_names", "syntax_tree"]
 
 
 def dimension_names(function: Callable[..., Any]) -> dict[tuple[str, int], str]:
@@ -23,7 +23,7 @@ def dimension_names(function: Callable[..., Any]) -> dict[tuple[str, int], str]:
     """
     found: dict[tuple[str, int], str] = {}
     passed: dict[tuple[str, int], str] = {}
-    tree = _tree(function)
+    tree = syntax_tree(function)
     others = dict(_loops(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
@@ -38,7 +38,7 @@ def dimension_names(function: Callable[..., Any]) -> dict[tuple[str, int], str]:
 
 def returned_names(function: Callable[..., Any]) -> tuple[str, ...] | None:
     """The names in the last `return`; None if it returns other expressions."""
-    returns = [node for node in ast.walk(_tree(function)) if isinstance(node, ast.Return)]
+    returns = [node for node in ast.walk(syntax_tree(function)) if isinstance(node, ast.Return)]
     values = [node.value for node in returns if node.value is not None]
     if not values:
         return None
@@ -48,7 +48,8 @@ def returned_names(function: Callable[..., Any]) -> tuple[str, ...] | None:
     return tuple(names) if len(names) == len(parts) else None
 
 
-def _tree(function: Callable[..., Any]) -> ast.AST:
+def syntax_tree(function: Callable[..., Any]) -> ast.AST:
+    """The parsed source of a function; an empty module if it has none."""
     try:
         return ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):

@@ -1,6 +1,6 @@
 """The finding for a case that exceeded its time limit, while running or while compiling."""
 
-from tlmatrix.run.timeouts import out_of_time
+from tlmatrix.run.limits import out_of_time
 
 LAUNCHED = '  File "/site-packages/torch/cuda/__init__.py", line 1162, in synchronize\n'
 COMPILED = '  File "/site-packages/tilelang/engine/lower.py", line 300, in lower\n'
