@@ -16,12 +16,12 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import statistics
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from decode import timed
 from rich.console import Console
 from rich.table import Table
 
@@ -142,21 +142,6 @@ def computed_pairs(seqlen: int, window: int | None, tiles: Tiles) -> int:
         first = max(end - tiles.queries - (window or seqlen) + 1, 0) // tiles.keys
         total += tiles.queries * tiles.keys * (-(-end // tiles.keys) - first)
     return total
-
-
-def timed(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each call, interleaved, after three warm-up rounds."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for each in range(rounds + 3):
-        for name, call in calls.items():
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            call()
-            end.record()
-            torch.cuda.synchronize()
-            if each >= 3:
-                times[name].append(start.elapsed_time(end))
-    return {name: statistics.median(found) for name, found in times.items()}
 
 
 if __name__ == "__main__":

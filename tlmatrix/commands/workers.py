@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SelectedCases", "mean_seconds", "recorded_seconds", "worker_count"]
 
-_START = 3.0
+_START = 2.0
 """Seconds that a run with workers starts later than one without."""
 _GUESS = 0.1
 """Estimated seconds of a case that never ran, on the interpreter."""
@@ -51,7 +51,7 @@ class SelectedCases:
 def worker_count(selected: Iterable[SelectedCases], seconds: Seconds, *, compiled: bool) -> str:
     """The number of workers that finish first, for `-n`: `0` for none, a number, or `auto`.
 
-    Workers begin about three seconds later than a single process, because they start, collect the
+    Workers begin up to two seconds later than a single process, because they start, collect the
     specs again and share memory bandwidth. They are used if sharing the work saves more than that.
     The work of a case is its duration in the last run (`seconds`), else the mean of its spec's
     cases there, else a tenth of a second; if kernels are `compiled`, five seconds for each group
