@@ -28,7 +28,6 @@ from tlmatrix.commands.workers import (
 )
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.matrix import CaseNotFoundError, find_case
-from tlmatrix.plugin.forked_workers import start_server
 from tlmatrix.plugin.keywords import KeywordError, selector
 from tlmatrix.report.terminal import TerminalReport
 from tlmatrix.results_file import new_results
@@ -97,8 +96,6 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
         results = Path(arguments.resume).resolve()
     if alone and not can_fork():
         alone, workers = False, "1"
-    if workers != "0":
-        start_server()
     called = partial(pytest_arguments, arguments, _pytest_nodes(nodes), tier)
     with console_on_output() as console:
         report = TerminalReport(
