@@ -220,13 +220,13 @@ def dtype_meant(name: object) -> object:
     return _ALIASES.get(str(name), name)
 
 
-def dtype_named(name: object, *, floating: bool = False) -> DType:
+def dtype_named(name: object) -> DType:
     """The dtype of tensors with a name; raises ValueError with a suggestion."""
-    if reason := explain_dtype(name, floating=floating):
+    if reason := explain_dtype(name):
         raise ValueError(reason)
     return DTYPES[str(name)]
 
 
-def torch_dtype(name: object, *, floating: bool = False) -> torch.dtype:
+def torch_dtype(name: object) -> torch.dtype:
     """The `torch.dtype` of a name; raises ValueError with a suggestion."""
-    return dtype_named(name, floating=floating).torch
+    return dtype_named(name).torch
