@@ -2,44 +2,21 @@
 
 A module may have `TILES` (tile operations by name), `CALLS` (calls whose value is used), `EFFECTS`
 (calls that are statements), `STATEMENTS` (rules of statements that it takes over), `FUNCTIONS`
-(what the generated source calls) and `SLICES` (which elements read an element written depends
-on). To add an operation, add its module to a tuple below.
+(what the generated source calls), `SLICES` (which elements read an element written depends on), and
+names of its operations that complete later (`ASYNCHRONOUS`), that threads wait or arrive at
+(`SYNCHRONIZING`) or that every thread does (`EACH_THREAD`). To add an operation, add the name of
+its module to a tuple below.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.emit import arithmetic, blocks, logic, loops, memory, statements, stores
 from tlmatrix.interpreter.emit.emitter import Rules
 from tlmatrix.interpreter.ir import nodes as ir
 
-from . import (
-    allreduce,
-    asynchronous,
-    atomic,
-    barrier,
-    bits,
-    cluster,
-    control,
-    copy,
-    cp_async,
-    fill,
-    gemm,
-    gemm_pair,
-    gemm_sp,
-    im2col,
-    mathematics,
-    pointer,
-    reduce,
-    reducer,
-    rng,
-    scan,
-    transpose,
-    warp,
-    warp_matrix,
-    words,
-)
 from .tile import tile_rule, tile_rule_of_threads
 
 if TYPE_CHECKING:
@@ -58,24 +35,44 @@ __all__ = [
 ]
 
 _OF_BLOCKS = (
-    *(mathematics, bits, control, words),
-    *(copy, fill, gemm, gemm_sp, reduce, scan, transpose, im2col, atomic, reducer, pointer),
+    "atomic",
+    "bits",
+    "control",
+    "copy",
+    "fill",
+    "gemm",
+    "gemm_sp",
+    "im2col",
+    "mathematics",
+    "pointer",
+    "reduce",
+    "reducer",
+    "scan",
+    "transpose",
+    "words",
 )
 _OF_THREADS = (
-    allreduce,
-    asynchronous,
-    barrier,
-    cluster,
-    cp_async,
-    gemm_pair,
-    rng,
-    warp,
-    warp_matrix,
+    "allreduce",
+    "asynchronous",
+    "barrier",
+    "cluster",
+    "cp_async",
+    "gemm_pair",
+    "rng",
+    "warp",
+    "warp_matrix",
 )
 
 
-def _merged(modules: tuple[Any, ...], table: str) -> dict[Any, Any]:
-    return {k: v for module in modules for k, v in getattr(module, table, {}).items()}
+_MODULES = {name: import_module(f".{name}", __name__) for name in (*_OF_BLOCKS, *_OF_THREADS)}
+
+
+def _merged(names: tuple[str, ...], table: str) -> dict[Any, Any]:
+    return {k: v for name in names for k, v in getattr(_MODULES[name], table, {}).items()}
+
+
+def _names_in(table: str) -> frozenset[str]:
+    return frozenset().union(*(getattr(module, table, ()) for module in _MODULES.values()))
 
 
 _TILES = _merged(_OF_BLOCKS, "TILES")
@@ -116,18 +113,18 @@ THREAD_OPERATIONS = frozenset(
 )
 """Operations that need several agents, or the thread index."""
 
-ASYNCHRONOUS = frozenset(asynchronous.ASYNCHRONOUS)
+ASYNCHRONOUS = _names_in("ASYNCHRONOUS")
 """Tile operations that complete later."""
 
-EACH_THREAD = atomic.EACH_THREAD
+EACH_THREAD = _names_in("EACH_THREAD")
 """Operations that every thread does where no parallel loop distributes them."""
 
-SYNCHRONIZING = asynchronous.SYNCHRONIZING | barrier.SYNCHRONIZING | cluster.SYNCHRONIZING
+SYNCHRONIZING = _names_in("SYNCHRONIZING")
 """Operations that threads wait at, or arrive at."""
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for module in (*_OF_BLOCKS, *_OF_THREADS)
+    for module in _MODULES.values()
     for function in getattr(module, "FUNCTIONS", ())
 }
 """What the generated source calls, by name."""
