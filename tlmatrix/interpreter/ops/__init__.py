@@ -41,6 +41,7 @@ _OF_BLOCKS = (
     "copy",
     "fill",
     "gemm",
+    "gemm_blockscaled",
     "gemm_sp",
     "im2col",
     "mathematics",
