@@ -60,6 +60,7 @@ _OF_THREADS = (
     "cp_async",
     "gemm_pair",
     "rng",
+    "scale_factors",
     "warp",
     "warp_matrix",
 )

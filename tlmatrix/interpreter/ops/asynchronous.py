@@ -19,6 +19,7 @@ from tlmatrix.interpreter.ir import nodes as ir
 
 from .copy import Copy
 from .gemm import Gemm, barrier_of
+from .gemm_blockscaled import BlockScaledGemm, PairBlockScaledGemm
 from .gemm_pair import PairGemm
 from .gemm_sp import SparseGemm
 from .tile import tile_rule_of_threads
@@ -100,13 +101,14 @@ def _wgmma_gemm(e: Emitter, call: Call) -> None:
 
 
 def _tcgen05_gemm(e: Emitter, call: Call) -> None:
-    """`T.tcgen05_gemm`: in order with those before it; an mbarrier counts its end."""
+    """`T.tcgen05_gemm` with or without scales: in order; an mbarrier counts its end."""
     more = "ordered=True"
     named = barrier_of(call)
+    make, make_pair = _TCGEN05[call.op]
     if call.annotations.get("use_2cta"):
         # TileLang issues it in the first block of a cluster alone.
         with e.w.block(f"if {rank_in_cluster(e)} == 0"):
-            issue(e, "tcgen05 MMA", PairGemm(e, call), more)
+            issue(e, "tcgen05 MMA", make_pair(e, call), more)
             for barrier in [] if named is None else barriers_of_pair(e, named):
                 arrives_at(e, barrier_code(e, named))
                 e.w.line(f"me.commit_to('tcgen05 MMA', {barrier})")
@@ -116,19 +118,22 @@ def _tcgen05_gemm(e: Emitter, call: Call) -> None:
         barrier = barrier_code(e, named)
         arrives_at(e, barrier)
         more += f", arrive={barrier}"
-    issue(e, "tcgen05 MMA", Gemm(e, call), more)
+    issue(e, "tcgen05 MMA", make(e, call), more)
 
 
 def _gemm(e: Emitter, call: Call) -> None:
     """`T.gemm`: TileLang waits for its own product, and the barrier gets its one arrival."""
-    _GEMM(e, call)
+    _GEMMS[call.op](e, call)
     named = barrier_of(call)
     if named is not None:
         with threads_of(e, "T.gemm").without_threads(e):
             e.w.line(f"me.arrive({barrier_code(e, named)}, 1)")
 
 
-_GEMM = tile_rule_of_threads(Gemm)
+_GEMMS = {
+    "tl.tileop.gemm": tile_rule_of_threads(Gemm),
+    "tl.tileop.gemm_blockscaled": tile_rule_of_threads(BlockScaledGemm),
+}
 
 
 def _together(rule: Callable[[Emitter, Call], None]) -> Callable[[Emitter, Call], None]:
@@ -163,17 +168,21 @@ def _ordering_fence(e: Emitter, call: Call) -> None:
     del e, call
 
 
+_TCGEN05 = {
+    "tl.tileop.tcgen05_gemm": (Gemm, PairGemm),
+    "tl.tileop.tcgen05_gemm_blockscaled": (BlockScaledGemm, PairBlockScaledGemm),
+}
 ASYNCHRONOUS = {
     "tl.tileop.tma_copy": _together(_tma_copy),
     "tl.tileop.async_copy": _together(_async_copy),
     "tl.tileop.wgmma_gemm": _together(_wgmma_gemm),
     "tl.tileop.wgmma_gemm_sp": _together(_wgmma_gemm),
-    "tl.tileop.tcgen05_gemm": _together(_tcgen05_gemm),
+    **dict.fromkeys(_TCGEN05, _together(_tcgen05_gemm)),
 }
 SYNCHRONIZING = frozenset(_WAITS.keys() - {"tl.warpgroup_wait"}) | {"tl.tma_store_arrive"}
 EFFECTS = {
     **ASYNCHRONOUS,
-    "tl.tileop.gemm": _gemm,
+    **dict.fromkeys(_GEMMS, _gemm),
     **{op: by_active_threads(_wait) for op in _WAITS},
     **{op: by_active_threads(_commit) for op in _COMMITS},
     **dict.fromkeys(_FENCES, _ordering_fence),

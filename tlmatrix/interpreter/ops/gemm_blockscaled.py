@@ -1,12 +1,16 @@
-"""`T.gemm_blockscaled` into fragments, `T.mma_gemm_blockscaled`: factors of 4 bits with scales.
+"""`T.gemm_blockscaled`: factors whose elements share a scale with others of their row.
 
-Each 16 elements along K have a scale, a float8_e4m3fn without its sign; a word of 32 bits has the
-scales of 64 elements, the first lowest. The words of a factor are a matrix [rows, words along K]
-in one of two orders (`sf_layout`):
+Into fragments (`T.mma_gemm_blockscaled`) the factors have 4 bits. Each 16 elements along K have a
+scale, a float8_e4m3fn without its sign; a word of 32 bits has the scales of 64 elements, the first
+lowest. The words of a factor are a matrix [rows, words along K] in one of two orders (`sf_layout`):
 
 - `rowmajor`: row r, from column `k_start / 64` on.
 - `blockscaled_chunk_kmajor`: word k of row r is the one with number
   `k * rows + r % 32 * (rows / 32) + r / 32`.
+
+Into tensor memory (`T.tcgen05_gemm_blockscaled`) an element of the factors fills a byte. A row has
+one word of four scales, float8_e8m0fnu, in tensor memory as `scale_factors` puts it there; 32
+elements from k on take scale `k / granularity % 4` of it.
 """
 
 from __future__ import annotations
@@ -17,22 +21,30 @@ import numpy as np
 import torch
 
 from tlmatrix.interpreter.emit.regions import checked_view, matrix, operand
+from tlmatrix.interpreter.emit.threads.clusters import cluster_of, rank_in_cluster
+from tlmatrix.interpreter.emit.values import is_float8
 from tlmatrix.interpreter.errors import InterpreterError
 from tlmatrix.interpreter.runtime.codecs import CODECS
 
 from .gemm import Gemm
+from .gemm_pair import of_one_block, part_of
 
 if TYPE_CHECKING:
+    from tlmatrix.interpreter.emit.buffers import Buf
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
     from tlmatrix.interpreter.runtime.codecs import Array
+    from tlmatrix.interpreter.sync.clusters import Cluster
 
-__all__ = ["BlockScaledGemm", "gemm_blockscaled", "scales_of_words"]
+__all__ = ["BlockScaledGemm", "PairBlockScaledGemm", "gemm_blockscaled", "scales_of_words"]
 
 _FACTOR = "float4_e2m1fn"
 _PER_SCALE = 16
 _PER_WORD = 4 * _PER_SCALE
 _ROWS = 32
+_PER_EXPONENT = 32
+_LANES = 128
+_COLUMNS = 256
 _ROWMAJOR, _KMAJOR = "rowmajor", "blockscaled_chunk_kmajor"
 
 
@@ -52,26 +64,47 @@ class BlockScaledGemm(Gemm):
     def check(self, e: Emitter) -> None:
         """Raise Unsupported for factors, scales and an accumulator that no instruction has."""
         a, b, c = self.a.buf, self.b.buf, self.c.buf
-        per_scale = [self.call.annotations[f"sf_{x}_granularity_k"].value for x in "ab"]
-        if c.scope == "shared.tmem":
-            raise e.refuse(f"T.gemm_blockscaled into tensor memory ({c.name})")
-        if (a.dtype, b.dtype, c.dtype) != (_FACTOR, _FACTOR, "float32"):
-            raise e.refuse(f"T.gemm_blockscaled of {a.dtype} and {b.dtype} into {c.dtype}")
-        if per_scale != [_PER_SCALE, _PER_SCALE] or self.layout not in (_ROWMAJOR, _KMAJOR):
-            raise e.refuse(f"T.gemm_blockscaled with scales of {per_scale} in {self.layout}")
+        self.granularity = [self.call.annotations[f"sf_{x}_granularity_k"].value for x in "ab"]
+        self.in_tensor_memory = c.scope == "shared.tmem"
+        if self.in_tensor_memory:
+            known = _fills_byte(a) and _fills_byte(b) and self._fits()
+            known = known and all(n % _PER_EXPONENT == 0 for n in self.granularity)
+        else:
+            known = a.dtype == b.dtype == _FACTOR and self.layout in (_ROWMAJOR, _KMAJOR)
+            known = known and self.granularity == [_PER_SCALE, _PER_SCALE]
+        if not known or c.dtype != "float32":
+            raise e.refuse(
+                f"T.gemm_blockscaled of {a.dtype} and {b.dtype} into {c.dtype} ({c.scope}) with "
+                f"scales of {self.granularity} elements ({self.layout})"
+            )
+
+    def _fits(self) -> bool:
+        """Whether one instruction has all rows and columns, whose scales it takes from column 0."""
+        rows, columns = (d.extent.lit if d.extent else None for d in self.c.dims[-2:])
+        return (
+            rows == _LANES
+            and columns is not None
+            and columns <= _COLUMNS
+            and all(s.buf.scope == "shared.tmem" for s in (self.scales_a, self.scales_b))
+            and all(s.is_whole_local for s in (self.scales_a, self.scales_b))
+        )
 
     def factors(self, e: Emitter) -> list[str]:
         """Both factors with their scales, [M, K] and [K, N]."""
-        arguments = f"{self.k_start}, {self.layout == _KMAJOR}"
         scaled = []
-        for box, words, columns_are_k in (
-            (self.a, self.scales_a, self.transposes[0] == "False"),
-            (self.b, self.scales_b, self.transposes[1] == "True"),
+        for box, words, columns_are_k, granularity in (
+            (self.a, self.scales_a, self.transposes[0] == "False", self.granularity[0]),
+            (self.b, self.scales_b, self.transposes[1] == "True", self.granularity[1]),
         ):
             name = e.temp("scaled")
             turned = "" if columns_are_k else ".T"
             factor, held = operand(e, box), operand(e, words)
-            e.w.line(f"{name} = scaled_by_words({factor}{turned}, {held}, {arguments})")
+            how = ("by_words", self.layout == _KMAJOR)
+            if self.in_tensor_memory:
+                how = ("by_exponents", granularity)
+            e.w.line(
+                f"{name} = scaled_{how[0]}({factor}{turned}, {held}, {self.k_start}, {how[1]})"
+            )
             scaled.append(name)
         return [scaled[0], f"{scaled[1]}.T"]
 
@@ -80,6 +113,28 @@ class BlockScaledGemm(Gemm):
         a, b = self.factors(e)
         clear = True if any(self.call is each for each in e.from_zero) else self.clear.code
         e.w.line(f"gemm_blockscaled({a}, {b}, {checked_view(e, self.c)}, {clear})")
+
+
+class PairBlockScaledGemm(BlockScaledGemm):
+    """`T.tcgen05_gemm_blockscaled(use_2cta=True)`: each block has the scales of its factors."""
+
+    def __init__(self, e: Emitter, call: Call) -> None:
+        super().__init__(e, of_one_block(e, call))
+
+    def emit(self, e: Emitter) -> None:
+        """Write the product."""
+        boxes = (self.a, self.b, self.c, self.scales_a, self.scales_b)
+        operands = (f"({r.buf.code!r}, {r.dims_code})" for r in boxes)
+        e.w.line(
+            f"gemm_blockscaled_of_pair({cluster_of(e)}, {rank_in_cluster(e)}, "
+            f"({', '.join(operands)}), {', '.join(self.transposes)}, {self.clear.code}, "
+            f"{self.k_start}, {self.granularity})"
+        )
+
+
+def _fills_byte(buf: Buf) -> bool:
+    """Whether each element of a factor has a byte of shared memory."""
+    return is_float8(buf.dtype) or buf.dtype == "float4_e2m1_unpacked"
 
 
 def scales_of_words(words: Array, shape: tuple[int, ...], k_start: int, kmajor: bool) -> Array:
@@ -112,11 +167,56 @@ def scaled_by_words(factor: Array, words: Array, k_start: Any, kmajor: bool) -> 
     return factor * np.repeat(scales.astype(np.float64), _PER_SCALE, axis=1)
 
 
+def scaled_by_exponents(factor: Array, words: Array, k_start: Any, granularity: int) -> Array:
+    """The same with the scales of tensor memory.
+
+    Raises:
+        InterpreterError: if tensor memory has no columns for some rows.
+    """
+    rows, length = factor.shape
+    columns = -(-rows // _PER_EXPONENT)
+    if columns > words.shape[1]:
+        raise InterpreterError(
+            f"T.tcgen05_gemm_blockscaled: scales of {rows} rows in {words.shape[1]} columns"
+        )
+    own = words[:_PER_EXPONENT, :columns].T.flatten()[:rows, None]
+    which = (int(k_start) + np.arange(0, length, _PER_EXPONENT)) // granularity % 4
+    scales = CODECS["e8m0"].widen(own.astype("<u4").view(np.uint8)[:, which])
+    return factor * np.repeat(scales.astype(np.float64), _PER_EXPONENT, axis=1)[:, :length]
+
+
 def gemm_blockscaled(a: Array, b: Array, c: Array, clear: Any) -> None:
     """`c = a @ b` or `c += a @ b` of factors with their scales; the sum is rounded once."""
     product = torch.mm(torch.from_numpy(a), torch.from_numpy(b)).numpy()
     np.copyto(c, product if clear else c + product, casting="same_kind")
 
 
+def gemm_blockscaled_of_pair(
+    cluster: Cluster,
+    rank: int,
+    operands: tuple[tuple[str, Any], ...],
+    transpose_a: bool,
+    transpose_b: bool,
+    clear: Any,
+    k_start: Any,
+    granularity: tuple[int, int],
+) -> None:
+    """`gemm_blockscaled` of the block with a rank and its neighbour, which has half of B each."""
+    pair = (rank & ~1, rank | 1)
+    halves = [part_of(cluster, operands[1], block) for block in pair]
+    right = np.concatenate(halves) if transpose_b else np.concatenate(halves, 1).T
+    for block in pair:
+        left, _, target, words_a, words_b = (part_of(cluster, o, block) for o in operands)
+        left = left.T if transpose_a else left
+        a = scaled_by_exponents(left, words_a, k_start, granularity[0])
+        b = scaled_by_exponents(right, words_b, k_start, granularity[1])
+        gemm_blockscaled(a, b.T, target, clear)
+
+
 TILES = {"tl.tileop.gemm_blockscaled": BlockScaledGemm}
-FUNCTIONS = (gemm_blockscaled, scaled_by_words)
+FUNCTIONS = (
+    gemm_blockscaled,
+    gemm_blockscaled_of_pair,
+    scaled_by_exponents,
+    scaled_by_words,
+)

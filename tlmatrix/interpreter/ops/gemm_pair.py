@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.sync.clusters import Cluster
 
-__all__ = ["PairGemm"]
+__all__ = ["PairGemm", "of_one_block", "part_of", "refuse_sanitizers"]
 
 
 class PairGemm(Gemm):
@@ -31,11 +31,8 @@ class PairGemm(Gemm):
     name, rule = "gemm", ""
 
     def __init__(self, e: Emitter, call: ir.Call) -> None:
-        alone = {k: v for k, v in call.annotations.items() if k != "use_2cta"}
-        super().__init__(e, replace(call, annotations=alone))
+        super().__init__(e, of_one_block(e, call))
         operands = (self.a.buf, self.b.buf, self.c.buf)
-        if any(i.argument == "watch" for i in e.instruments):
-            raise e.refuse("T.gemm over two blocks (use_2cta) under sanitizers")
         if any(buf.codec for buf in operands) or self.c.buf.dtype != "float32":
             names = ", ".join(f"{buf.name} ({buf.dtype})" for buf in operands)
             raise e.refuse(f"T.gemm over two blocks (use_2cta) of {names}")
@@ -47,6 +44,27 @@ class PairGemm(Gemm):
             f"gemm_of_pair({cluster_of(e)}, {rank_in_cluster(e)}, {', '.join(operands)}, "
             f"{', '.join(self.transposes)}, {self.clear.code})"
         )
+
+
+def refuse_sanitizers(e: Emitter, name: str) -> None:
+    """Raise Unsupported under sanitizers, which know the memory of one block alone."""
+    if any(i.argument == "watch" for i in e.instruments):
+        raise e.refuse(f"T.{name} over two blocks (use_2cta) under sanitizers")
+
+
+def of_one_block(e: Emitter, call: ir.Call) -> ir.Call:
+    """The product of two blocks as one of one block with the same operands."""
+    refuse_sanitizers(e, "gemm")
+    alone = {k: v for k, v in call.annotations.items() if k != "use_2cta"}
+    return replace(call, annotations=alone)
+
+
+def part_of(cluster: Cluster, operand: tuple[str, Any], block: int) -> Array:
+    """A region, given by its array's name and its dims, of a block of the cluster."""
+    name, dims = operand
+    index = (slice(d[0], d[0] + d[1] * d[2], d[2]) if isinstance(d, tuple) else d for d in dims)
+    found: Array = cluster.array(name, block)[tuple(index)]
+    return found
 
 
 def gemm_of_pair(
@@ -62,16 +80,10 @@ def gemm_of_pair(
     """`c = a @ b` or `c += a @ b` of the block with a rank and its neighbour."""
     pair = (rank & ~1, rank | 1)
 
-    def part(operand: tuple[str, Any], block: int) -> Array:
-        name, dims = operand
-        index = (slice(d[0], d[0] + d[1] * d[2], d[2]) if isinstance(d, tuple) else d for d in dims)
-        found: Array = cluster.array(name, block)[tuple(index)]
-        return found
-
-    right = np.concatenate([part(b, block) for block in pair], 0 if transpose_b else 1)
+    right = np.concatenate([part_of(cluster, b, block) for block in pair], 0 if transpose_b else 1)
     factor = torch.from_numpy(right.T if transpose_b else right)
     for block in pair:
-        left, target = part(a, block), part(c, block)
+        left, target = (part_of(cluster, operand, block) for operand in (a, c))
         left = np.ascontiguousarray(left.T if transpose_a else left)
         product = torch.mm(torch.from_numpy(left), factor).numpy()
         np.copyto(target, product if clear else target + product)

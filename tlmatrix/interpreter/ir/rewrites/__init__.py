@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from .builtins import without_builtins
 from .conditions import with_boolean_conditions
 from .fragments import with_thread_fragments
+from .pointers import without_pointers
 from .returns import without_returns
 from .templates import without_templates
 from .thread_loops import without_thread_loops
@@ -36,4 +37,4 @@ def normalized(kernel: Kernel, is_modelled: Callable[[str], bool]) -> Kernel:
     kernel = without_returns(without_thread_loops(kernel))
     kernel = without_templates(kernel, is_modelled)
     kernel = with_boolean_conditions(without_builtins(kernel, is_modelled))
-    return with_thread_fragments(without_vectors(without_words(kernel)))
+    return with_thread_fragments(without_vectors(without_words(without_pointers(kernel))))
