@@ -59,6 +59,7 @@ _OF_THREADS = (
     "cluster",
     "cp_async",
     "gemm_pair",
+    "launch_control",
     "rng",
     "scale_factors",
     "warp",

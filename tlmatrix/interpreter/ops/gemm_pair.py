@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tlmatrix.interpreter.emit.threads.clusters import cluster_of, rank_in_cluster
+from tlmatrix.interpreter.emit.threads.clusters import (
+    cluster_of,
+    rank_in_cluster,
+    refuse_sanitizers,
+)
 
 from .gemm import Gemm
 
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.sync.clusters import Cluster
 
-__all__ = ["PairGemm", "of_one_block", "part_of", "refuse_sanitizers"]
+__all__ = ["PairGemm", "of_one_block", "part_of"]
 
 
 class PairGemm(Gemm):
@@ -46,15 +50,9 @@ class PairGemm(Gemm):
         )
 
 
-def refuse_sanitizers(e: Emitter, name: str) -> None:
-    """Raise Unsupported under sanitizers, which know the memory of one block alone."""
-    if any(i.argument == "watch" for i in e.instruments):
-        raise e.refuse(f"T.{name} over two blocks (use_2cta) under sanitizers")
-
-
 def of_one_block(e: Emitter, call: ir.Call) -> ir.Call:
     """The product of two blocks as one of one block with the same operands."""
-    refuse_sanitizers(e, "gemm")
+    refuse_sanitizers(e, "T.gemm over two blocks (use_2cta)")
     alone = {k: v for k, v in call.annotations.items() if k != "use_2cta"}
     return replace(call, annotations=alone)
 

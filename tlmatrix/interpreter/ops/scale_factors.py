@@ -14,12 +14,16 @@ import numpy as np
 
 from tlmatrix.interpreter.emit.regions import checked_view, region
 from tlmatrix.interpreter.emit.threads import threads_of
-from tlmatrix.interpreter.emit.threads.clusters import cluster_of, rank_in_cluster
+from tlmatrix.interpreter.emit.threads.clusters import (
+    cluster_of,
+    rank_in_cluster,
+    refuse_sanitizers,
+)
 from tlmatrix.interpreter.emit.threads.issue import issue
 from tlmatrix.interpreter.emit.tiles import TileOperation, perform
 from tlmatrix.interpreter.ir import nodes as ir
 
-from .gemm_pair import part_of, refuse_sanitizers
+from .gemm_pair import part_of
 
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
@@ -54,7 +58,7 @@ class CopyScales(TileOperation):
         self.dst = region(e, box)
         self.of_pair = bool(call.annotations.get("use_2cta"))
         if self.of_pair:
-            refuse_sanitizers(e, self.name)
+            refuse_sanitizers(e, "T.tcgen05_cp_warpx4 over two blocks (use_2cta)")
 
     def emit(self, e: Emitter) -> None:
         """Write the copy."""

@@ -67,8 +67,11 @@ class Block:
 
     def join_cluster(self, number: tuple[int, ...], size: int, rank: int) -> Cluster:
         """Join the cluster with a number, of `size` blocks, as the block with a rank."""
-        cluster = self.launch.clusters.setdefault(number, Cluster(size, self.threads))
+        clusters = self.launch.clusters
+        cluster = clusters.setdefault(number, Cluster(size, self.threads))
         cluster.joined += 1
+        if cluster.joined == size:
+            del clusters[number]
         self._rank = rank
         return cluster
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from .scheduler import InOrder, Policy, Prioritized, Scheduler, Uniform
 from .spinning import other_ranks_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from .agents import Agent
     from .clusters import Cluster
@@ -51,7 +52,8 @@ class Launch(Scheduler):
         names: dict[str, str],
         watch: Any,
         threads: int,
-        blocks: Iterator[Block],
+        grid: tuple[int, ...],
+        make: Callable[[Launch, int, tuple[int, ...]], Block],
     ) -> None:
         chosen = settings.current()
         self._eager = chosen.schedule == "eager"
@@ -68,8 +70,10 @@ class Launch(Scheduler):
         self.arrivals = arrivals
         self.names = names
         self.grid = ThreadBarrier("T.sync_grid", threads)
+        # Clusters of which some blocks have started, and some have not.
         self.clusters: dict[tuple[int, ...], Cluster] = {}
-        self._blocks = blocks
+        self._waiting = deque(enumerate(product(*map(range, grid))))
+        self._make = make
         self._live: list[Block] = []
         self._issued = 0
 
@@ -99,8 +103,7 @@ class Launch(Scheduler):
         Raises:
             DeadlockError: if a block can never go on.
         """
-        needed = self.grid.come or any(c.joined < c.size for c in self.clusters.values())
-        if needed and self._start():
+        if self.grid.come and self._start():
             return True
         for block in self._live:
             if not any(role.polls or role.ready for role in block.roles if not role.done):
@@ -108,12 +111,36 @@ class Launch(Scheduler):
         return self._start()
 
     def _start(self) -> bool:
-        block = next(self._blocks, None)
-        if block is None:
+        """Start the next block, and with it the blocks of its cluster; False if there is none."""
+        if not self._waiting:
             return False
-        self._live.append(block)
-        self.agents += block.roles
+        while self._waiting:
+            block = self._make(self, *self._waiting.popleft())
+            self._live.append(block)
+            self.agents += block.roles
+            if not self.clusters:
+                break
         return True
+
+    def cancel(self, extents: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Cancel a cluster that has not started.
+
+        Args:
+            extents: how many blocks of a cluster there are along each dim of the grid.
+
+        Returns:
+            The index of its first block; None if all clusters have started.
+        """
+        members: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
+        for block in self._waiting:
+            cluster = tuple(i // n for i, n in zip(block[1], extents, strict=True))
+            found = members.setdefault(cluster, [])
+            found.append(block)
+            if len(found) == math.prod(extents):
+                for each in found:
+                    self._waiting.remove(each)
+                return found[0][1]
+        return None
 
     def step(self, agent: Agent) -> None:
         """Run a role to its next request, or complete an operation."""
@@ -234,16 +261,15 @@ def launch(
             collects them.
     """
 
-    def blocks() -> Iterator[Block]:
-        indices = product(*(range(int(n)) for n in grid))
-        for number, index in enumerate(indices):
-            block = Block(running, index, cuts, number)
-            for role, function in zip(block.roles, make(block, *index), strict=True):
-                role.generator = function(role)
-            yield block
+    def started(running: Launch, number: int, index: tuple[int, ...]) -> Block:
+        block = Block(running, index, cuts, number)
+        for role, function in zip(block.roles, make(block, *index), strict=True):
+            role.generator = function(role)
+        return block
 
-    threads = math.prod(int(n) for n in grid) * cuts[-1]
-    running = Launch(kernel, locations, arrivals, names, watch, threads, blocks())
+    grid = tuple(map(int, grid))
+    threads = math.prod(grid) * cuts[-1]
+    running = Launch(kernel, locations, arrivals, names, watch, threads, grid, started)
     if watch is not None:
         watch.launch()
     try:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 _SPIN = Spin()
 _GROUPED = frozenset({"wgmma", "cp.async", "TMA store"})
 """Asynchronous work that is waited for in groups."""
-_ASYNCHRONOUS_PROXY = frozenset({"TMA load", "TMA store", "wgmma", "tcgen05 MMA"})
+_ASYNCHRONOUS_PROXY = frozenset({"TMA load", "TMA store", "wgmma", "tcgen05 MMA", "launch control"})
 """Work that reads shared memory through the asynchronous proxy."""
-_OUTLIVING = frozenset({"TMA load", "TMA store", "cp.async", "tcgen05 MMA"})
+_OUTLIVING = frozenset({"TMA load", "TMA store", "cp.async", "tcgen05 MMA", "launch control"})
 """Work on memory that the block frees at its end."""
 
 
@@ -66,6 +66,10 @@ class Operation(Agent):
     def count_bytes(self, bar: Mbarrier, size: int) -> None:
         """Expect bytes at an mbarrier, which come when the work completes."""
         bar.expect(size)
+        self.delivers(bar, size)
+
+    def delivers(self, bar: Mbarrier, size: int) -> None:
+        """Count bytes at an mbarrier that expects them when the work completes."""
         self._completed.append(lambda: bar.add_bytes(size, self.clock))
 
     def arrives(self, bar: Mbarrier, count: int = 1) -> None:
@@ -200,6 +204,7 @@ class Role(BlockAgent):
         bar: Mbarrier | None = None,
         size: int = 0,
         arrive: Mbarrier | None = None,
+        delivers: Sequence[Mbarrier] = (),
         ordered: bool = False,
     ) -> None:
         """Issue asynchronous work.
@@ -211,12 +216,13 @@ class Role(BlockAgent):
             bar: the mbarrier that counts its bytes.
             size: how many bytes.
             arrive: the mbarrier at which it arrives when it and all before it are done.
+            delivers: mbarriers that get `size` bytes, which their own blocks expect.
             ordered: whether it comes after the role's earlier work of this kind.
         """
         line = sys._getframe(1).f_lineno  # noqa: SLF001
         block = self.block
         if block.launch.plain:
-            self._do(kind, action, line, bar, size, arrive)
+            self._do(kind, action, line, bar, size, arrive, delivers)
             return
         agent, time = block.agent((self.number, kind, None if bar is None else bar.label))
         # A TMA store can be waited for until it has read, and until it has written.
@@ -246,6 +252,8 @@ class Role(BlockAgent):
         op.read_clock = read_clock
         if bar is not None:
             op.count_bytes(bar, size)
+        for each in delivers:
+            op.delivers(each, size)
         if arrive is not None:
             op.arrives(arrive)
         if ordered:
@@ -262,6 +270,7 @@ class Role(BlockAgent):
         bar: Mbarrier | None,
         size: int,
         arrive: Mbarrier | None,
+        delivers: Sequence[Mbarrier],
     ) -> None:
         """Do work at once, of which no clock needs to know."""
         if bar is not None:
@@ -269,6 +278,8 @@ class Role(BlockAgent):
         action()
         if bar is not None:
             bar.add_bytes(size, {})
+        for each in delivers:
+            each.add_bytes(size, {})
         if arrive is not None:
             self.block.arrive(arrive, 1, {}, f"the {kind} issued by {self.name}", line)
 

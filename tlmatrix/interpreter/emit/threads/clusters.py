@@ -11,7 +11,15 @@ from tlmatrix.interpreter.ir.walk import walk
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
 
-__all__ = ["cluster_of", "has_cluster", "has_pairs", "rank_in_cluster"]
+__all__ = [
+    "blocks_of_cluster",
+    "cluster_of",
+    "grid_of_clusters",
+    "has_cluster",
+    "has_pairs",
+    "rank_in_cluster",
+    "refuse_sanitizers",
+]
 
 _CLUSTER = "the cluster of a block"
 
@@ -33,9 +41,27 @@ def _indices(e: Emitter) -> list[str]:
     return found
 
 
+def grid_of_clusters(e: Emitter) -> list[tuple[str, int]]:
+    """For each dim of the grid, outermost first, its axis and the blocks of a cluster along it."""
+    tags = (n.thread_tag for n in walk(e.kernel.body) if isinstance(n, ir.For))
+    axes = [tag[-1] for tag in tags if tag.startswith("blockIdx.")]
+    return [(axis, _extents(e)["xyz".index(axis)]) for axis in axes]
+
+
+def blocks_of_cluster(e: Emitter) -> int:
+    """How many blocks a cluster has."""
+    return math.prod(_extents(e))
+
+
+def refuse_sanitizers(e: Emitter, what: str) -> None:
+    """Raise Unsupported under sanitizers, which know the memory of one block alone."""
+    if any(i.argument == "watch" for i in e.instruments):
+        raise e.refuse(f"{what} under sanitizers")
+
+
 def has_cluster(e: Emitter) -> bool:
     """Whether blocks come in clusters."""
-    return math.prod(_extents(e)) > 1
+    return blocks_of_cluster(e) > 1
 
 
 def has_pairs(e: Emitter) -> bool:
@@ -62,7 +88,7 @@ def cluster_of(e: Emitter) -> str:
         number = [f"{i} // {n}" for i, n in zip(_indices(e), extents, strict=False)]
         name = e.vars[_CLUSTER] = e.prologue.fresh("cluster")
         e.prologue.line(
-            f"{name} = cta.join_cluster(({', '.join(number)}), {math.prod(extents)}, "
+            f"{name} = cta.join_cluster(({', '.join(number)}), {blocks_of_cluster(e)}, "
             f"{rank_in_cluster(e)})"
         )
     found: str = e.vars[_CLUSTER]

@@ -18,7 +18,7 @@ from tlmatrix.interpreter.ir.rewrites.thread_loops import launched_threads
 from tlmatrix.interpreter.ir.walk import walk
 
 from .axis import DEFAULT_THREADS, NeedsThreadAxis, ThreadAxis
-from .clusters import cluster_of, has_cluster, has_pairs, rank_in_cluster
+from .clusters import cluster_of, has_cluster, rank_in_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -244,7 +244,7 @@ class Threads(ThreadAxis):
             self._allocate_barriers(e, buffer)
         else:
             allocate_buffer(e, buffer)
-            if scope.startswith("shared") and has_pairs(e):
+            if scope.startswith("shared") and has_cluster(e):
                 code = e.buffers[buffer].code
                 e.w.line(f"{cluster_of(e)}.share({code!r}, {rank_in_cluster(e)}, {code})")
         e.w = of_role

@@ -11,7 +11,12 @@ from tlmatrix.interpreter.ir.walk import calls, transform, walk
 
 __all__ = ["without_pointers"]
 
-_ELEMENTS = {"tl.ptx_tcgen05_cp_warpx4": 128, "tl.ptx_tcgen05_sf_warp_transpose": 128}
+_ELEMENTS = {
+    "tl.ptx_tcgen05_cp_warpx4": 128,
+    "tl.ptx_tcgen05_sf_warp_transpose": 128,
+    **dict.fromkeys(("tl.clc_try_cancel", "tl.clc_try_cancel_multicast"), 4),
+    **dict.fromkeys(("tl.clc_is_canceled", *(f"tl.clc_get_first_ctaid_{x}" for x in "xyz")), 4),
+}
 """By operation how many elements its first argument points to."""
 _POINTER = "tirx.tvm_access_ptr"
 
