@@ -57,11 +57,13 @@ _OF_THREADS = (
     "asynchronous",
     "barrier",
     "cluster",
+    "cluster_copy",
     "cp_async",
     "gemm_pair",
     "launch_control",
     "rng",
     "scale_factors",
+    "tma_rows",
     "warp",
     "warp_matrix",
 )

@@ -55,12 +55,6 @@ class _Issued(Copy):
 
     name = "tma_copy"
 
-    def __init__(self, e: Emitter, call: Call) -> None:
-        for key in ("cluster_mask", "dst_block", "is_gather4", "is_scatter4"):
-            if key in call.annotations:
-                raise e.refuse(f"T.tma_copy with {key}")
-        super().__init__(e, call)
-
 
 def _tma_copy(e: Emitter, call: Call) -> None:
     """`T.tma_copy`: a load that an mbarrier counts, or a store that is waited for in groups."""

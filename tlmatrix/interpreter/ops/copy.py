@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Copy", "copy_block"]
 
-_REFUSED = ("dst_block", "cluster_mask", "barrier", "is_gather4", "is_scatter4")
-
 
 class Copy(TileOperation):
     """`T.copy(src, dst)`; `T.async_copy` moves the same."""
@@ -42,9 +40,6 @@ class Copy(TileOperation):
 
     def __init__(self, e: Emitter, call: Call) -> None:
         self.call = call
-        for key in _REFUSED if self.name == "copy" else ():
-            if key in call.annotations:
-                raise e.refuse(f"T.copy with {key}")
         src, dst = (region(e, arg) for arg in call.args[:2])
         self.src, self.dst = self.predicated = matched(e, src, dst, "T.copy")
 

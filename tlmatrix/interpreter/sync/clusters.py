@@ -52,5 +52,11 @@ class Cluster:
         self._arrays[name, rank] = array
 
     def array(self, name: str, rank: int) -> Any:
-        """An array of a block."""
+        """An array of a block.
+
+        Raises:
+            IndexError: for a block that the cluster does not have.
+        """
+        if not 0 <= rank < self.size:
+            raise IndexError(f"block {rank} of a cluster, but it has {self.size} blocks")
         return self._arrays[name, rank]

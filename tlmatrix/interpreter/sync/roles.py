@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 _SPIN = Spin()
 _GROUPED = frozenset({"wgmma", "cp.async", "TMA store"})
 """Asynchronous work that is waited for in groups."""
-_ASYNCHRONOUS_PROXY = frozenset({"TMA load", "TMA store", "wgmma", "tcgen05 MMA", "launch control"})
+_ASYNCHRONOUS_PROXY = frozenset(
+    {"TMA load", "TMA store", "wgmma", "tcgen05 MMA", "launch control", "bulk copy"}
+)
 """Work that reads shared memory through the asynchronous proxy."""
-_OUTLIVING = frozenset({"TMA load", "TMA store", "cp.async", "tcgen05 MMA", "launch control"})
+_OUTLIVING = (_ASYNCHRONOUS_PROXY - {"wgmma"}) | {"cp.async"}
 """Work on memory that the block frees at its end."""
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .builtins import without_builtins
 from .conditions import with_boolean_conditions
+from .copies import with_named_copies
 from .fragments import with_thread_fragments
 from .pointers import without_pointers
 from .returns import without_returns
@@ -34,7 +35,7 @@ def normalized(kernel: Kernel, is_modelled: Callable[[str], bool]) -> Kernel:
         Unsupported: for a return inside a loop, a vector that is not made element by element, a
             fragment with a layout that threads index for themselves.
     """
-    kernel = without_returns(without_thread_loops(kernel))
+    kernel = with_named_copies(without_returns(without_thread_loops(kernel)))
     kernel = without_templates(kernel, is_modelled)
     kernel = with_boolean_conditions(without_builtins(kernel, is_modelled))
     return with_thread_fragments(without_vectors(without_words(without_pointers(kernel))))

@@ -1,0 +1,130 @@
+"""Copies in a cluster: loads into several blocks, copies to the shared memory of another block."""
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+
+from tlmatrix.interpreter import SynchronizationError, Unsupported, interpret, scheduled
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+SCHEDULES = ["eager", "lazy", "random", "adversarial"]
+
+
+@tilelang.jit
+def multicast(mask):
+    @T.prim_func
+    def main(X: T.Tensor((8, 3, 16), "float16"), Y: T.Tensor((8, 3, 16), "float16")):
+        with T.ClusterKernel(8, threads=128, cluster_dims=4) as bx:
+            tile = T.alloc_shared((3, 16), "float16")
+            for k in T.serial(3):
+                T.copy_cluster(X[bx, k, :], tile[k, :], cluster_mask=mask)
+                T.cluster_sync()
+            T.copy(tile, Y[bx, :, :])
+
+    return main
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("mask", [0b0011, 0b1110, 0b1111])
+def test_the_first_block_of_the_mask_loads_for_all_of_it(mask, schedule):
+    x, y = torch.randn(8, 3, 16).half(), torch.empty(8, 3, 16, dtype=torch.float16)
+    with scheduled(schedule, seed=2):
+        multicast(mask)(x, y)
+    first = (mask & -mask).bit_length() - 1
+    source = [b - b % 4 + first if mask >> b % 4 & 1 else b for b in range(8)]
+    assert torch.equal(y, x[source])
+
+
+@pytest.mark.parametrize("mask", [0b10000, 0b1])
+def test_blocks_outside_of_the_cluster_are_refused(mask):
+    x = torch.randn(8, 3, 16).half()
+    if mask == 1:
+        multicast(mask)(x, x.clone())
+        return
+    with pytest.raises(Unsupported, match="cluster_mask from X to tile"):
+        multicast(mask)(x, x.clone())
+
+
+@tilelang.jit
+def multicast_ring(slots):
+    @T.prim_func
+    def main(X: T.Tensor((6, 8, 8), "float32"), Y: T.Tensor((2, 6, 8, 8), "float32")):
+        with T.ClusterKernel(2, threads=128, cluster_dims=2) as bx:
+            tile = T.alloc_shared((slots, 8, 8), "float32")
+            come = T.alloc_barrier([128] * slots)
+            for k in T.serial(6):
+                T.tma_copy(
+                    X[k, :, :], tile[k % slots, :, :], barrier=come[k % slots], cluster_mask=3
+                )
+                T.mbarrier_arrive(come[k % slots])
+                T.mbarrier_wait_parity(come[k % slots], k // slots % 2)
+                T.copy(tile[k % slots, :, :], Y[bx, k, :, :])
+                T.cluster_sync()
+
+    return main
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_each_block_waits_at_its_own_barrier(schedule):
+    x, y = torch.randn(6, 8, 8), torch.empty(2, 6, 8, 8)
+    with scheduled(schedule, seed=4):
+        multicast_ring(2)(x, y)
+    assert torch.equal(y, x.expand_as(y))
+
+
+@tilelang.jit
+def passed_on(columns, barrier, ends_together=True):
+    """Each block of a cluster passes its tile to the next."""
+
+    @T.prim_func
+    def main(X: T.Tensor((6, 4, 16), "float32"), Y: T.Tensor((6, 4, 16), "float32")):
+        with T.ClusterKernel(6, threads=128, cluster_dims=3) as bx:
+            mine = T.alloc_shared((4, 16), "float32")
+            given = T.alloc_shared((4, 16), "float32")
+            come = T.alloc_cluster_barrier([1])
+            to = (T.block_rank_in_cluster() + 1) % 3
+            T.copy(X[bx, :, :], mine)
+            T.fill(given, 0)
+            T.cluster_sync()
+            if barrier:
+                T.copy_cluster(
+                    mine[:, :columns], given[:, :columns], dst_block=to, remote_barrier=come[0]
+                )
+                T.mbarrier_wait_parity(come[0], 0)
+            else:
+                T.copy_cluster(mine[:, :columns], given[:, :columns], dst_block=to)
+                T.cluster_sync()
+            T.copy(given, Y[bx, :, :])
+            if ends_together:
+                T.cluster_sync()
+
+    return main
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("barrier", [False, True])
+@pytest.mark.parametrize("columns", [16, 8, 7])
+def test_a_tile_goes_to_the_next_block(columns, barrier, schedule):
+    x, y = torch.randn(6, 4, 16), torch.empty(6, 4, 16)
+    with scheduled(schedule, seed=6):
+        passed_on(columns, barrier)(x, y)
+    right = torch.zeros(6, 4, 16)
+    right[:, :, :columns] = x[[2, 0, 1, 5, 3, 4], :, :columns]
+    assert torch.equal(y, right)
+
+
+def test_a_block_may_not_end_before_its_copies():
+    x = torch.randn(6, 4, 16)
+    with scheduled("lazy"), pytest.raises(SynchronizationError, match="nothing waits for it"):
+        passed_on(16, True, ends_together=False)(x, x.clone())
+
+
+def test_sanitizers_know_one_block_alone():
+    x = torch.randn(6, 4, 16)
+    with (
+        interpret(sanitize=True),
+        pytest.raises(Unsupported, match="dst_block under sanitizers"),
+    ):
+        passed_on(16, True)(x, x.clone())

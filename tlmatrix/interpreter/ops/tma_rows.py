@@ -1,0 +1,63 @@
+"""`T.tma_gather4`, `T.tma_scatter4`: four rows of a matrix, in any order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tlmatrix.dtypes import size_in_bits
+from tlmatrix.interpreter.emit.threads import threads_of
+from tlmatrix.interpreter.emit.threads.issue import barrier_code, issue
+from tlmatrix.interpreter.emit.tiles import Effect, TileOperation
+from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.rewrites.copies import ROWS_LOAD, ROWS_STORE
+
+from .copy import Copy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tlmatrix.interpreter.emit.emitter import Emitter
+
+__all__ = ["ASYNCHRONOUS", "EFFECTS"]
+
+_ROWS = 4
+
+
+class _Rows(TileOperation):
+    """Copies of rows; one outside of the matrix reads as zeros, and is not written."""
+
+    name = "tma_rows"
+
+    def __init__(self, e: Emitter, call: ir.Call) -> None:
+        self.call = call
+        pairs = zip(call.args[: 2 * _ROWS : 2], call.args[1 : 2 * _ROWS : 2], strict=True)
+        self.rows = [Copy(e, ir.Call("handle", "tl.tileop.copy", pair, {})) for pair in pairs]
+        self.predicated = [region for row in self.rows for region in row.predicated]
+
+    @property
+    def effects(self) -> Sequence[Effect]:
+        """Those of all rows."""
+        return [effect for row in self.rows for effect in row.effects]
+
+    def emit(self, e: Emitter) -> None:
+        """Write the copies."""
+        for row in self.rows:
+            row.emit(e)
+
+
+def _load(e: Emitter, call: ir.Call) -> None:
+    with threads_of(e, "T.tma_gather4").without_threads(e):
+        op = _Rows(e, call)
+        first = call.args[0]
+        columns = e.scalar(first.extents[1], "an extent").code
+        size = f"{columns} * {_ROWS * size_in_bits(first.buffer.dtype)} // 8"
+        issue(e, "TMA load", op, f"delivers=({barrier_code(e, call.args[-1])},), size={size}")
+
+
+def _store(e: Emitter, call: ir.Call) -> None:
+    with threads_of(e, "T.tma_scatter4").without_threads(e):
+        issue(e, "TMA store", _Rows(e, call))
+
+
+ASYNCHRONOUS = {ROWS_LOAD: _load, ROWS_STORE: _store}
+EFFECTS = ASYNCHRONOUS
