@@ -57,19 +57,7 @@ def shuffle():
     return main
 
 
-@tilelang.jit
-def pairs():
-    @T.prim_func
-    def main(X: T.Tensor((2,), "bfloat16"), Y: T.Tensor((32,), "bfloat16")):
-        with T.Kernel(1, threads=32):
-            p = T.alloc_local((2,), "bfloat16x2")
-            p[0] = T.bfloat16x2(X[0], X[1])  # here
-            Y[0] = X[0]
-
-    return main
-
-
-@pytest.mark.parametrize("dtype", ["float8_e4m3fnuz", "float8_e5m2fnuz"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fnuz", "float8_e5m2fnuz", "bfloat16x2"])
 def test_elements_that_the_interpreter_does_not_compute_with_are_refused(dtype):
     @tilelang.jit
     def kernel():
@@ -119,7 +107,6 @@ def test_a_refusal_says_what_can_be_done(factory, advice):
         (barrier_of_some_threads, "a barrier of a cluster by some threads"),
         (extern, "call_extern"),
         (shuffle, "shfl"),
-        (pairs, "memory of bfloat16x2 elements (p)"),
     ],
 )
 def test_refused_by_name_and_line(factory, word):

@@ -14,6 +14,10 @@ _REMEDIES = (
         "declare the packed bytes as uint8 and take them apart in the kernel, with shifts",
     ),
     (
+        r"dtype \w+x\d+ ",
+        "PyTorch has no such tensors: declare the elements of the vectors",
+    ),
+    (
         r"dtype float8_\w+fnuz",
         "use float8_e4m3fn or float8_e5m2, the formats of NVIDIA GPUs",
     ),

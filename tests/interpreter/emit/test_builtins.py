@@ -58,6 +58,37 @@ def test_bits_of_a_scalar_are_counted_in_its_width():
     assert kernel()(-16).tolist() == [28, 0, 5, -5]
 
 
+def test_the_bit_that_is_set_after_others():
+    @tilelang.jit(out_idx=[-1])
+    def kernel():
+        @T.prim_func
+        def main(
+            mask: T.Tensor((64,), "uint32"),
+            base: T.Tensor((64,), "uint32"),
+            offset: T.Tensor((64,), "int32"),
+            Y: T.Tensor((65,), "uint32"),
+        ):
+            with T.Kernel(1, threads=64):
+                for i in T.Parallel(64):
+                    Y[i] = T.__fns(mask[i], base[i], offset[i])
+                T.call_extern("void", "__nanosleep", 100)
+                Y[64] = T.call_extern("uint32", "__fns", T.uint32(0b10110), T.uint32(4), -2)
+
+        return main
+
+    def right(mask, base, offset):
+        places = range(base, 32) if offset > 0 else range(min(base, 32), -1, -1)
+        places = [base] if offset == 0 else list(places) if base < 32 else []
+        found = [place for place in places if mask >> place & 1]
+        return found[max(abs(offset), 1) - 1] if len(found) >= max(abs(offset), 1) else 2**32 - 1
+
+    mask = torch.randint(0, 2**32, (64,))
+    base, offset = torch.arange(64) // 2 + 1, torch.arange(64) % 9 - 4
+    got = kernel()(mask.to(torch.uint32), base.to(torch.uint32), offset.int()).tolist()
+    expected = map(right, mask.tolist(), base.tolist(), offset.tolist())
+    assert got == [*expected, 2]
+
+
 def test_a_float_becomes_a_half_towards_zero():
     x = torch.tensor([1.0, 1.0 + 2**-11 + 2**-12, -1.0 - 2**-11 - 2**-12, 65530.0, 1e9, 2.0**-25])
     got = called("__float2half_rz", "float16", "float32")(x)

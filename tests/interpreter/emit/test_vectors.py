@@ -227,3 +227,36 @@ def test_words_outside_of_memory_are_an_error():
 
     with pytest.raises(InterpreterError, match="X has 64 words of 32 bits, and word 64"):
         kernel()(torch.randn(64), torch.randn(64))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("threads", [False, True])
+def test_memory_of_pairs(dtype, threads):
+    pair = getattr(T, f"{dtype}x2")
+
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(A: T.Tensor((64, 4), dtype), B: T.Tensor((64, 6), dtype)):
+            with T.Kernel(1, threads=64):
+                i = T.get_thread_binding() if threads else 3
+                first = T.alloc_var(pair)
+                both = T.alloc_local((2,), pair)
+                first = pair(A[i, 0], A[i, 1])
+                both[1] = pair(A[i, 2], A[i, 3])
+                both[0] = first + both[1]
+                B[i, 0] = T.extract_lane(first, 1)
+                B[i, 1] = T.extract_lane(both[1], 0)
+                B[i, T.Ramp(2, 1, 2)] = both[0]
+                B[i, T.Ramp(4, 1, 2)] = both[0] * pair(A[i, 3], A[i, 2])
+
+        return main
+
+    a = torch.randint(-8, 9, (64, 4)).to(getattr(torch, dtype))
+    b = torch.zeros(64, 6, dtype=a.dtype)
+    kernel()(a, b)
+    total = a[:, :2] + a[:, 2:]
+    right = torch.cat([a[:, 1:3], total, total * a[:, [3, 2]]], 1)
+    rows = slice(None) if threads else slice(3, 4)
+    assert torch.equal(b[rows], right[rows])
+    assert threads or not b[:3].any()

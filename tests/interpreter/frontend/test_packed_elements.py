@@ -182,3 +182,23 @@ def test_a_view_of_bytes_as_float4_is_refused():
     bytes_of = torch.zeros(16, 8, dtype=torch.uint8)
     with pytest.raises(Unsupported, match=r"a view of tile \(uint8\) as float4_e2m1fn"):
         kernel()(bytes_of, bytes_of)
+
+
+def test_a_tensor_of_pairs_has_an_element_for_each_byte():
+    @tilelang.jit(out_idx=[-1])
+    def kernel():
+        @T.prim_func
+        def main(
+            A: T.Tensor((16, 16), T.float4_e2m1fnx2), B: T.Tensor((16, 16), T.float4_e2m1fnx2)
+        ):
+            with T.Kernel(16, threads=32) as bx:
+                tile = T.alloc_shared((16,), T.float4_e2m1fnx2)
+                T.copy(A[15 - bx, :], tile)
+                T.copy(tile, B[bx, :])
+
+        return main
+
+    a = every_pair()
+    b = kernel()(a.view(torch.float4_e2m1fn_x2))
+    assert b.dtype == torch.float4_e2m1fn_x2
+    assert torch.equal(b.view(torch.uint8), a.flip(0))

@@ -174,6 +174,12 @@ def _call(data: Any, found: list[Any]) -> ir.Call | ir.Region:
     return ir.Call(data["dtype"], op, args, found[data["annotations"]] or {})
 
 
+def _shuffle(data: Any, found: list[Any]) -> ir.Call:
+    """The elements of vectors with the numbers `indices`."""
+    indices = tuple(int(k.value) for k in found[data["indices"]])
+    return ir.Call(data["dtype"], "tirx.Shuffle", found[data["vectors"]], {"indices": indices})
+
+
 def _reducer(data: Any, found: list[Any]) -> ir.CommReducer:
     return ir.CommReducer(type(found[data["result"]][0]))
 
@@ -205,6 +211,7 @@ _SPECIAL: dict[str, Callable[[Any, list[Any]], Any]] = {
     "tirx.Buffer": _buffer,
     "tirx.Call": _call,
     "tirx.CommReducer": _reducer,
+    "tirx.Shuffle": _shuffle,
     "tirx.For": _for,
     "tirx.PrimFunc": _prim_func,
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tlmatrix.interpreter.emit.arrays import named, pure
 from tlmatrix.interpreter.emit.casts import cast, plain
@@ -14,8 +16,9 @@ from tlmatrix.interpreter.ir.rewrites.vectors import WRAPPED_INDEX
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
+    from tlmatrix.interpreter.runtime.codecs import Array
 
-__all__ = ["CALLS"]
+__all__ = ["CALLS", "FUNCTIONS", "nth_set_bit"]
 
 _BITWISE = {"tirx.bitwise_and": "&", "tirx.bitwise_or": "|", "tirx.bitwise_xor": "^"}
 _COUNTS = {
@@ -73,6 +76,15 @@ def _count(e: Emitter, call: Call) -> Val:
     return replace(found, lo=0, hi=bits)
 
 
+def _nth_set(e: Emitter, call: Call) -> Val:
+    """`__fns(mask, base, offset)`."""
+    values = [settle(e, e.expr(arg)) for arg in call.args]
+    code = f"nth_set_bit({', '.join(v.code for v in values)})"
+    if all(v.scalar for v in values):
+        return Val(f"int({code})", call.dtype, lo=0)
+    return named(e, f"{code}.astype(np.{numpy_type(call.dtype)})", call.dtype, tuple(values))
+
+
 def _reinterpret(e: Emitter, call: Call) -> Val:
     value, dtype, held = plain(e, call.args[0]), call.dtype, call.args[0].dtype
     if value.dtype != held:
@@ -95,12 +107,31 @@ def _wrapped_index(e: Emitter, call: Call) -> Val:
     return pure(e, code, call.dtype, (value, extent))
 
 
+def nth_set_bit(mask: Any, base: Any, offset: Any) -> Array:
+    """The bit that is set number `offset` from bit `base` on, upwards or, if negative, downwards.
+
+    Offset 0 asks for bit `base` itself. 2**32 - 1 where there is none (PTX ISA, `fns.b32`).
+    """
+    mask, base, offset = (np.asarray(n, np.int64)[..., None] for n in (mask, base, offset))
+    places = np.arange(32)
+    ahead = np.where(offset > 0, places >= base, places <= base)
+    hit = (mask >> places & 1 == 1) & np.where(offset == 0, places == base, ahead)
+    hit &= (base >= 0) & (base < len(places))
+    upwards = np.cumsum(hit, -1)
+    rank = np.where(offset < 0, upwards[..., -1:] - upwards + 1, upwards)
+    found = hit & (rank == np.maximum(np.abs(offset), 1))
+    number: Array = np.where(found.any(-1), found.argmax(-1), 2**32 - 1)
+    return number
+
+
 CALLS = {
     WRAPPED_INDEX: _wrapped_index,
     **dict.fromkeys(_BITWISE, _bitwise),
     **dict.fromkeys(_COUNTS, _count),
+    "tl.__fns": _nth_set,
     "tirx.shift_left": _shift_left,
     "tirx.shift_right": _shift_right,
     "tirx.bitwise_not": _invert,
     "tirx.reinterpret": _reinterpret,
 }
+FUNCTIONS = (nth_set_bit,)

@@ -12,6 +12,7 @@ from .pointers import without_pointers
 from .returns import without_returns
 from .templates import without_templates
 from .thread_loops import without_thread_loops
+from .vector_memory import without_vector_memory
 from .vectors import without_vectors
 from .widen import widened
 from .words import without_words
@@ -35,7 +36,8 @@ def normalized(kernel: Kernel, is_modelled: Callable[[str], bool]) -> Kernel:
         Unsupported: for a return inside a loop, a vector that is not made element by element, a
             fragment with a layout that threads index for themselves.
     """
-    kernel = with_named_copies(without_returns(without_thread_loops(kernel)))
+    kernel = without_vector_memory(without_returns(without_thread_loops(kernel)))
+    kernel = with_named_copies(kernel)
     kernel = without_templates(kernel, is_modelled)
     kernel = with_boolean_conditions(without_builtins(kernel, is_modelled))
     return with_thread_fragments(without_vectors(without_words(without_pointers(kernel))))

@@ -33,6 +33,7 @@ _SAME = {
     "__clzll": "tirx.clz",
     "__ffs": "tl.__ffs",
     "__ffsll": "tl.__ffs",
+    "__fns": "tl.__fns",
     "fmaf": "tl.ieee_fmaf",
     "__fmaf_rn": "tl.ieee_fmaf",
     "__fadd_rn": "tl.ieee_add",
@@ -96,6 +97,8 @@ def _operation_of(name: str, call: ir.Call) -> ir.Expr | None:
         return ir.Call("void", "tl.sync_warp", (), {})
     if name == "__syncthreads":
         return ir.Call("void", "tirx.tvm_storage_sync", (ir.StringImm("handle", "shared"),), {})
+    if name == "__nanosleep":
+        return ir.IntImm("int32", 0)  # there is no time
     if name in _SAME:
         return _operation(_SAME[name], dtype, arguments)
     if name in _SHUFFLES:

@@ -11,18 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.ir.walk import same, transform, walk
+from tlmatrix.interpreter.ir.walk import calls, same, transform, walk
 from tlmatrix.interpreter.remedies import remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["TOGETHER", "WRAPPED_INDEX", "bits_of_dtype", "element_at", "without_vectors"]
+__all__ = [
+    "TOGETHER",
+    "WRAPPED_INDEX",
+    "bits_of_dtype",
+    "element_at",
+    "lanes_of",
+    "without_vectors",
+]
 
 WRAPPED_INDEX = "tlmatrix.wrapped_index"
 """The operation (index, extent) of an index that counts from the end where it is negative."""
 TOGETHER = "tlmatrix.together"
 """Annotates an atomic of one element with how many elements one operation takes."""
+_SHUFFLE = "tirx.Shuffle"
 _ATOMICS = ("tl.atomic_addx2_ret_elem_op", "tl.atomic_addx4_ret_elem_op")
 
 
@@ -35,9 +43,9 @@ def without_vectors(kernel: ir.Kernel) -> ir.Kernel:
     bindings = [
         node
         for node in walk(kernel.body)
-        if isinstance(node, (ir.BufferStore, ir.Bind)) and _lanes(node.value) > 1
+        if isinstance(node, (ir.BufferStore, ir.Bind)) and lanes_of(node.value) > 1
     ]
-    if not bindings:
+    if not bindings and not calls(kernel.body, _SHUFFLE):
         return kernel
     held = {
         node.var: _memory_of(node.var, node.value) for node in bindings if isinstance(node, ir.Bind)
@@ -46,7 +54,9 @@ def without_vectors(kernel: ir.Kernel) -> ir.Kernel:
     def rewritten(node: Any) -> Any:
         if isinstance(node, ir.Block) and "tl.launch_threads" in node.annotations:
             return replace(node, alloc_buffers=(*node.alloc_buffers, *held.values()))
-        if not isinstance(node, (ir.BufferStore, ir.Bind)) or _lanes(node.value) == 1:
+        if isinstance(node, ir.Call) and node.op == _SHUFFLE and lanes_of(node) == 1:
+            return _shuffled(node, 0, held)
+        if not isinstance(node, (ir.BufferStore, ir.Bind)) or lanes_of(node.value) == 1:
             return None
         if isinstance(node, ir.Bind):
             return _loop(node, held[node.var], None, held)
@@ -56,7 +66,7 @@ def without_vectors(kernel: ir.Kernel) -> ir.Kernel:
 
 
 def _memory_of(var: ir.Var, value: ir.Expr) -> ir.Buffer:
-    lanes = _lanes(value)
+    lanes = lanes_of(value)
     dtype = value.dtype.removesuffix(f"x{lanes}")
     shape = (ir.IntImm("int32", lanes),)
     return ir.Buffer(var.name, ir.Var("handle", var.name), dtype, shape, (), None, "local", None)
@@ -71,10 +81,19 @@ def _stored(store: ir.BufferStore, held: dict[ir.Var, ir.Buffer]) -> ir.For:
             isinstance(node, ir.BufferLoad)
             and node.buffer.data is buffer.data
             and not same(node.indices, store.indices)
+            and not (_is_aligned(node.indices[-1]) and _is_aligned(store.indices[-1]))
         ):
             # The iterations of a loop would see each other's stores.
             raise _refused(store, f"a vector store to {buffer.name} that reads it shifted")
     return _loop(store, buffer, store.indices, held)
+
+
+def _is_aligned(index: ir.Expr) -> bool:
+    """Whether a vector starts at a multiple of its length: two such are one, or share nothing."""
+    if not isinstance(index, ir.Ramp) or getattr(index.stride, "value", 0) != 1:
+        return False
+    base = index.base.b if isinstance(index.base, ir.Mul) else index.base
+    return isinstance(base, ir.IntImm) and base.value % index.lanes == 0
 
 
 def _loop(
@@ -90,7 +109,7 @@ def _loop(
         at = _indices(buffer, indices, lambda i: _element(i, element, held, node))
     value = _element(node.value, element, held, node)
     store = ir.BufferStore(node.location, buffer, value, at)
-    zero, extent = ir.IntImm("int32", 0), ir.IntImm("int32", _lanes(node.value))
+    zero, extent = ir.IntImm("int32", 0), ir.IntImm("int32", lanes_of(node.value))
     return ir.For(node.location, element, zero, extent, ir.VECTORIZED, store, annotations={})
 
 
@@ -105,7 +124,7 @@ def _element(node: Any, element: ir.Expr, held: dict[ir.Var, ir.Buffer], stateme
     def of(part: Any) -> Any:
         return _element(part, element, held, statement)
 
-    lanes = _lanes(node)
+    lanes = lanes_of(node)
     if lanes == 1:
         return node
     single = node.dtype.removesuffix(f"x{lanes}")
@@ -128,28 +147,45 @@ def _element(node: Any, element: ir.Expr, held: dict[ir.Var, ir.Buffer], stateme
     if (
         isinstance(node, ir.Call)
         and node.op == "tirx.reinterpret"
-        and _lanes(node.args[0]) != lanes
+        and lanes_of(node.args[0]) != lanes
     ):
         return _reinterpreted(
             node, single, lambda k: _element(node.args[0], k, held, statement), element
         )
+    if isinstance(node, ir.Call) and node.op == _SHUFFLE:
+        found = _shuffled(node, lanes - 1, held)
+        for k in reversed(range(lanes - 1)):
+            chosen = ir.Compare("bool", element, ir.IntImm("int32", k), "==")
+            found = ir.Select(single, chosen, _shuffled(node, k, held), found)
+        return found
     if isinstance(node, ir.Call) and node.op in _ATOMICS:
         target, value = (element_at(pointer.args[0], element) for pointer in node.args[:2])
         pointer = replace(node.args[0], args=(target, *node.args[0].args[1:]))
         return ir.Call(single, "tl.atomic_add_ret_elem_op", (pointer, value), {TOGETHER: lanes})
     if isinstance(node, ir.Call) and all(
-        _lanes(a) == lanes or (_lanes(a) == 1 and a.dtype != "handle") for a in node.args
+        lanes_of(a) == lanes or (lanes_of(a) == 1 and a.dtype != "handle") for a in node.args
     ):
         return replace(node, dtype=single, args=tuple(map(of, node.args)))
     name = node.op if isinstance(node, ir.Call) else f"the expression {type(node).__name__}"
     raise _refused(statement, f"{name} of vectors")
 
 
+def _shuffled(node: ir.Call, number: int, held: dict[ir.Var, ir.Buffer]) -> Any:
+    """An element of a shuffle: one of all elements of its vectors."""
+    index = node.annotations["indices"][number]
+    for vector in node.args:
+        if index < lanes_of(vector):
+            statement = ir.Stmt(None)
+            return _element(vector, ir.IntImm("int32", index), held, statement)
+        index -= lanes_of(vector)
+    raise Unsupported(f"the interpreter does not model {node.op} of element {index}")
+
+
 def _reinterpreted(
     node: ir.Call, single: str, source: Callable[[ir.Expr], ir.Expr], element: ir.Expr
 ) -> ir.Expr:
     """An element of a vector that is another vector's bits, of wider or narrower elements."""
-    lanes = _lanes(node.args[0])
+    lanes = lanes_of(node.args[0])
     held = node.args[0].dtype.removesuffix(f"x{lanes}")
     bits, held_bits = bits_of_dtype(single), bits_of_dtype(held)
     if bits < held_bits:
@@ -204,12 +240,13 @@ def _indices(
     """
     return tuple(
         ir.Call(i.dtype.partition("x")[0], WRAPPED_INDEX, (of(i), extent), {})
-        if _lanes(i) > 1
+        if lanes_of(i) > 1
         else i
         for i, extent in zip(indices, buffer.shape, strict=True)
     )
 
 
-def _lanes(value: Any) -> int:
+def lanes_of(value: Any) -> int:
+    """How many elements a vector has, or an element of a buffer of vectors; 1 for others."""
     _, _, lanes = str(getattr(value, "dtype", "")).partition("x")
     return int(lanes) if lanes.isdigit() else 1
