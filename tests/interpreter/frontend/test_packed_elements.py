@@ -202,3 +202,39 @@ def test_a_tensor_of_pairs_has_an_element_for_each_byte():
     b = kernel()(a.view(torch.float4_e2m1fn_x2))
     assert b.dtype == torch.float4_e2m1fn_x2
     assert torch.equal(b.view(torch.uint8), a.flip(0))
+
+
+@pytest.mark.parametrize("scope", [T.alloc_shared, T.alloc_fragment])
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_memory_seen_as_bytes(dtype, scope):
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(
+            A: T.Tensor((16, 32), "float32"),
+            B: T.Tensor((20, 18), dtype),
+            C: T.Tensor((16, 32), "float32"),
+        ):
+            with T.Kernel(1, threads=32):
+                tile = scope((16, 32), "float4_e2m1fn")
+                seen = T.view(tile, (16, 16), dtype=dtype)
+                for i, j in T.Parallel(16, 32):
+                    tile[i, j] = T.cast(A[i, j], "float4_e2m1fn")
+                T.copy(seen, B[4:20, 1:17])
+                for i, j in T.Parallel(8, 16):
+                    seen[i, j] = seen[i, j] ^ T.cast(8, dtype)
+                T.copy(tile, C)
+
+        return main
+
+    a = VALUES[torch.randint(0, 16, (16, 32))]
+    b, c = torch.zeros(20, 18, dtype=getattr(torch, dtype)), torch.empty(16, 32)
+    kernel()(a, b, c)
+    codes = halves(b[4:, 1:17])
+    assert torch.equal(VALUES[codes], a)
+    assert torch.equal(codes > 7, a.signbit())
+    assert not b[:4].any()
+    assert not b[:, 17].any()
+    right = a.clone()
+    right[:8, ::2] *= -1
+    assert torch.equal(c, right)

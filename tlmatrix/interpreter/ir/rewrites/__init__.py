@@ -8,6 +8,7 @@ from .builtins import without_builtins
 from .conditions import with_boolean_conditions
 from .copies import with_named_copies
 from .fragments import with_thread_fragments
+from .packed_views import without_packed_views
 from .pointers import without_pointers
 from .returns import without_returns
 from .templates import without_templates
@@ -37,7 +38,7 @@ def normalized(kernel: Kernel, is_modelled: Callable[[str], bool]) -> Kernel:
             fragment with a layout that threads index for themselves.
     """
     kernel = without_vector_memory(without_returns(without_thread_loops(kernel)))
-    kernel = with_named_copies(kernel)
+    kernel = without_packed_views(with_named_copies(kernel))
     kernel = without_templates(kernel, is_modelled)
     kernel = with_boolean_conditions(without_builtins(kernel, is_modelled))
     return with_thread_fragments(without_vectors(without_words(without_pointers(kernel))))
