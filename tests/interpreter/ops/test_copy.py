@@ -112,6 +112,7 @@ def test_print_shows_values(capsys):
                 if bx == 1:
                     T.print(f[2], msg="{third}")
                     T.print(f)
+                    T.print(msg="{end}")
 
         return main
 
@@ -119,7 +120,8 @@ def test_print_shows_values(capsys):
     out = capsys.readouterr().out.splitlines()
     assert out[:2] == ["expr<bx>: 0", "expr<bx>: 1"]
     assert out[2].startswith("{third}: 3.09")
-    assert [line.split(": ")[0] for line in out[3:]] == [
+    assert [line.split(": ")[0] for line in out[3:-1]] == [
         f"buffer<f, float16> f[{i}]" for i in range(4)
     ]
     assert out[3].endswith(": 1.0")
+    assert out[-1] == "{end}"

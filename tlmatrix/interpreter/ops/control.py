@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CALLS", "EFFECTS", "PRINTS"]
 
-PRINTS = ("debug_print_var", "debug_print_buffer_value")
+_MESSAGE = "debug_print_msg"
+PRINTS = ("debug_print_var", "debug_print_buffer_value", _MESSAGE)
 _PROFILER = "TL_IKET_EVENT"
 """How the names of the profiler's events begin."""
 # Hints that do not change what a kernel computes.
@@ -92,6 +93,9 @@ def _call_extern(e: Emitter, call: Call) -> Val:
         return literal(0, "int32")
     if name not in PRINTS:
         raise e.refuse(f"the operation {call.op} of {text_of(call.args[0])}")
+    if name == _MESSAGE:
+        e.w.line(f"show({str(call.args[1].value)!r}, None, {e.mask_code})")
+        return literal(0, "int32")
     value = plain(e, call.args[-1])
     # A message, and for an element its buffer and index.
     text = " ".join(str(a.value) for a in call.args[1:3][: len(call.args) - 2])

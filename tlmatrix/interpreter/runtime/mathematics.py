@@ -183,6 +183,9 @@ def show(message: str, value: Any, mask: Any) -> None:
     """`T.print`: once for a value that all threads share, else for every lane that is active."""
     if mask is not None and not np.any(mask):
         return
+    if value is None:
+        sys.stdout.write(f"{message}\n")
+        return
     if isinstance(value, np.ndarray) and mask is not None:
         value = value[np.broadcast_to(mask, value.shape)]
     sys.stdout.write(f"{message}: {value}\n")
