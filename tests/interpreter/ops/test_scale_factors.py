@@ -122,6 +122,69 @@ def test_the_factors_are_multiplied_with_the_scales_of_their_rows(blocks, schedu
     assert torch.equal(arguments[-1], right)
 
 
+def test_the_synchronous_product_arrives_at_its_barrier():
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(
+            A: T.Tensor((M, BLOCK_K), "float8_e4m3fn"),
+            B: T.Tensor((BLOCK_K, 64), "float8_e5m2"),
+            SFA: T.Tensor((M,), "uint32"),
+            SFB: T.Tensor((128,), "uint32"),
+            C: T.Tensor((M, 64), "float32"),
+        ):
+            with T.Kernel(1, threads=128):
+                a = T.alloc_shared((M, BLOCK_K), "float8_e4m3fn")
+                b = T.alloc_shared((BLOCK_K, 64), "float8_e5m2")
+                sf = T.alloc_shared((2, 128), "uint32")
+                c = T.alloc_tmem([M, 64], "float32")
+                sfa = T.alloc_tmem([M, 4], "uint32")
+                sfb = T.alloc_tmem([M, 4], "uint32")
+                out = T.alloc_fragment((M, 64), "float32")
+                done = T.alloc_barrier([1])
+                T.copy(A, a)
+                T.copy(B, b)
+                T.copy(SFA, sf[0, :])
+                T.copy(SFB, sf[1, :])
+                if T.get_thread_binding() < 32:
+                    T.tcgen05_sf_warp_transpose(sf[0, :])
+                    T.tcgen05_sf_warp_transpose(sf[1, :])
+                    T.fence_proxy_async()
+                    T.tcgen05_cp_warpx4(sf[0, :], sfa)
+                    T.tcgen05_cp_warpx4(sf[1, :], sfb)
+                T.sync_threads()
+                T.gemm_blockscaled(
+                    *(a, b, c, sfa, sfb),
+                    clear_accum=True,
+                    mbar=done,
+                    k_start=0,
+                    sf_a_granularity_k=32,
+                    sf_b_granularity_k=32,
+                )
+                T.mbarrier_wait_parity(done, 0)
+                T.copy(c, out)
+                T.copy(out, C)
+
+        return main
+
+    (a, b, words_a, words_b, _), _ = inputs(M, 128)
+    c = torch.empty(M, 64)
+    with interpret(arch="sm_100a"):
+        kernel()(
+            a[:, :BLOCK_K].contiguous(),
+            b[:64, :BLOCK_K].t().contiguous(),
+            words_a[:M],
+            words_b[:128],
+            c,
+        )
+    of_a, of_b = (
+        2.0 ** (w.view(torch.uint8).view(-1, 4)[:128].double() - 127) for w in (words_a, words_b)
+    )
+    left = a[:, :BLOCK_K].double() * of_a.repeat_interleave(32, 1)
+    right = b[:64, :BLOCK_K].double() * of_b[:64].repeat_interleave(32, 1)
+    assert torch.equal(c, (left @ right.T).float())
+
+
 def test_factors_of_four_bits_in_bytes():
     (_, b, words_a, words_b, c), _ = inputs(M, 128)
     codes = torch.randint(0, 16, (M, K))

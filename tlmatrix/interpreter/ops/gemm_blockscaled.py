@@ -58,7 +58,8 @@ class BlockScaledGemm(Gemm):
         super().__init__(e, call)
         self.scales_a, self.scales_b = (matrix(e, call.args[k]) for k in (13, 14))
         self.k_start = e.scalar(call.args[15], "k_start").code
-        self.layout = str(getattr(call.annotations.get("sf_layout"), "value", _ROWMAJOR))
+        layout = call.annotations.get("sf_layout", _ROWMAJOR)
+        self.layout = str(getattr(layout, "value", layout))
         self.check(e)
 
     def check(self, e: Emitter) -> None:
