@@ -81,19 +81,22 @@ def _stored(store: ir.BufferStore, held: dict[ir.Var, ir.Buffer]) -> ir.For:
             isinstance(node, ir.BufferLoad)
             and node.buffer.data is buffer.data
             and not same(node.indices, store.indices)
-            and not (_is_aligned(node.indices[-1]) and _is_aligned(store.indices[-1]))
+            and not _are_aligned(node.indices[-1], store.indices[-1])
         ):
             # The iterations of a loop would see each other's stores.
             raise _refused(store, f"a vector store to {buffer.name} that reads it shifted")
     return _loop(store, buffer, store.indices, held)
 
 
-def _is_aligned(index: ir.Expr) -> bool:
-    """Whether a vector starts at a multiple of its length: two such are one, or share nothing."""
-    if not isinstance(index, ir.Ramp) or getattr(index.stride, "value", 0) != 1:
-        return False
-    base = index.base.b if isinstance(index.base, ir.Mul) else index.base
-    return isinstance(base, ir.IntImm) and base.value % index.lanes == 0
+def _are_aligned(*indices: ir.Expr) -> bool:
+    """Whether vectors of one length start at multiples of it: they are one, or share nothing."""
+    for index in indices:
+        if not isinstance(index, ir.Ramp) or getattr(index.stride, "value", 0) != 1:
+            return False
+        base = index.base.b if isinstance(index.base, ir.Mul) else index.base
+        if not isinstance(base, ir.IntImm) or base.value % index.lanes:
+            return False
+    return len({lanes_of(index) for index in indices}) == 1
 
 
 def _loop(
