@@ -14,6 +14,7 @@ from tlmatrix.interpreter.emit.threads.issue import (
     barriers_of_pair,
     by_active_threads,
     issue,
+    together,
 )
 from tlmatrix.interpreter.ir import nodes as ir
 
@@ -25,8 +26,6 @@ from .gemm_sp import SparseGemm
 from .tile import tile_rule_of_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
 
@@ -130,16 +129,6 @@ _GEMMS = {
 }
 
 
-def _together(rule: Callable[[Emitter, Call], None]) -> Callable[[Emitter, Call], None]:
-    """A rule whose lines are written outside of the thread axis."""
-
-    def rule_together(e: Emitter, call: Call) -> None:
-        with threads_of(e, call.op).without_threads(e):
-            rule(e, call)
-
-    return rule_together
-
-
 def _wait(e: Emitter, call: Call) -> None:
     left = e.scalar(call.args[0], "a wait")
     reads = ""
@@ -167,11 +156,11 @@ _TCGEN05 = {
     "tl.tileop.tcgen05_gemm_blockscaled": (BlockScaledGemm, PairBlockScaledGemm),
 }
 ASYNCHRONOUS = {
-    "tl.tileop.tma_copy": _together(_tma_copy),
-    "tl.tileop.async_copy": _together(_async_copy),
-    "tl.tileop.wgmma_gemm": _together(_wgmma_gemm),
-    "tl.tileop.wgmma_gemm_sp": _together(_wgmma_gemm),
-    **dict.fromkeys(_TCGEN05, _together(_tcgen05_gemm)),
+    "tl.tileop.tma_copy": together(_tma_copy),
+    "tl.tileop.async_copy": together(_async_copy),
+    "tl.tileop.wgmma_gemm": together(_wgmma_gemm),
+    "tl.tileop.wgmma_gemm_sp": together(_wgmma_gemm),
+    **dict.fromkeys(_TCGEN05, together(_tcgen05_gemm)),
 }
 SYNCHRONIZING = frozenset(_WAITS.keys() - {"tl.warpgroup_wait"}) | {"tl.tma_store_arrive"}
 EFFECTS = {

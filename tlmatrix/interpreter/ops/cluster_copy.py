@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.dtypes import size_in_bits
 from tlmatrix.interpreter.emit.regions import checked_view
-from tlmatrix.interpreter.emit.threads import threads_of
 from tlmatrix.interpreter.emit.threads.clusters import (
     blocks_of_cluster,
     cluster_of,
@@ -15,7 +14,7 @@ from tlmatrix.interpreter.emit.threads.clusters import (
     rank_in_cluster,
     refuse_sanitizers,
 )
-from tlmatrix.interpreter.emit.threads.issue import arrives_at, barrier_code, issue
+from tlmatrix.interpreter.emit.threads.issue import arrives_at, barrier_code, issue, together
 from tlmatrix.interpreter.emit.tiles import perform
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.rewrites.copies import MULTICAST, TMA_MULTICAST, TO_BLOCK
@@ -24,7 +23,7 @@ from .copy import Copy
 from .gemm_pair import part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.runtime.codecs import Array
@@ -150,14 +149,6 @@ def _is_plain_barrier(barrier: Any) -> bool:
     return isinstance(barrier, ir.BufferLoad) and barrier.buffer.scope == "shared.barrier"
 
 
-def _together(rule: Callable[[Emitter, ir.Call], None]) -> Callable[[Emitter, ir.Call], None]:
-    def rule_together(e: Emitter, call: ir.Call) -> None:
-        with threads_of(e, call.op).without_threads(e):
-            rule(e, call)
-
-    return rule_together
-
-
 def share_tile(cluster: Cluster, rank: int, tile: tuple[str, Any], blocks: Sequence[int]) -> None:
     """Copy a tile of the block with a rank to the same memory of other blocks."""
     source = part_of(cluster, tile, rank)
@@ -174,9 +165,9 @@ def copy_to_block(cluster: Cluster, block: int, source: Array, target: tuple[str
 
 _NAMES = {MULTICAST: "T.copy", TMA_MULTICAST: "T.tma_copy"}
 ASYNCHRONOUS = {
-    MULTICAST: _together(_multicast),
-    TMA_MULTICAST: _together(_multicast),
-    TO_BLOCK: _together(_to_block),
+    MULTICAST: together(_multicast),
+    TMA_MULTICAST: together(_multicast),
+    TO_BLOCK: together(_to_block),
 }
 EFFECTS = ASYNCHRONOUS
 FUNCTIONS = (copy_to_block, share_tile)

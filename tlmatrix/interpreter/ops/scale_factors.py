@@ -19,7 +19,7 @@ from tlmatrix.interpreter.emit.threads.clusters import (
     rank_in_cluster,
     refuse_sanitizers,
 )
-from tlmatrix.interpreter.emit.threads.issue import issue
+from tlmatrix.interpreter.emit.threads.issue import issue, together
 from tlmatrix.interpreter.emit.tiles import TileOperation, perform
 from tlmatrix.interpreter.ir import nodes as ir
 
@@ -91,8 +91,7 @@ class TransposeScales(TileOperation):
 
 
 def _copy(e: Emitter, call: ir.Call) -> None:
-    with threads_of(e, "T.tcgen05_cp_warpx4").without_threads(e):
-        issue(e, "tcgen05 MMA", CopyScales(e, call), "ordered=True")
+    issue(e, "tcgen05 MMA", CopyScales(e, call), "ordered=True")
 
 
 def _transpose(e: Emitter, call: ir.Call) -> None:
@@ -122,7 +121,7 @@ def transpose_scales(words: Array) -> None:
     words[...] = words.reshape(4, _WARP).T.flatten()
 
 
-ASYNCHRONOUS = {"tl.ptx_tcgen05_cp_warpx4": _copy}
+ASYNCHRONOUS = {"tl.ptx_tcgen05_cp_warpx4": together(_copy)}
 EFFECTS = {**ASYNCHRONOUS, "tl.ptx_tcgen05_sf_warp_transpose": _transpose}
 SYNCHRONIZING = frozenset(EFFECTS)
 FUNCTIONS = (copy_scales, copy_scales_of_pair, transpose_scales)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.dtypes import size_in_bits
-from tlmatrix.interpreter.emit.threads import threads_of
-from tlmatrix.interpreter.emit.threads.issue import barrier_code, issue
+from tlmatrix.interpreter.emit.threads.issue import barrier_code, issue, together
 from tlmatrix.interpreter.emit.tiles import Effect, TileOperation
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.rewrites.copies import ROWS_LOAD, ROWS_STORE
@@ -46,18 +45,16 @@ class _Rows(TileOperation):
 
 
 def _load(e: Emitter, call: ir.Call) -> None:
-    with threads_of(e, "T.tma_gather4").without_threads(e):
-        op = _Rows(e, call)
-        first = call.args[0]
-        columns = e.scalar(first.extents[1], "an extent").code
-        size = f"{columns} * {_ROWS * size_in_bits(first.buffer.dtype)} // 8"
-        issue(e, "TMA load", op, f"delivers=({barrier_code(e, call.args[-1])},), size={size}")
+    first = call.args[0]
+    columns = e.scalar(first.extents[1], "an extent").code
+    size = f"{columns} * {_ROWS * size_in_bits(first.buffer.dtype)} // 8"
+    bars = f"({barrier_code(e, call.args[-1])},)"
+    issue(e, "TMA load", _Rows(e, call), f"delivers={bars}, size={size}")
 
 
 def _store(e: Emitter, call: ir.Call) -> None:
-    with threads_of(e, "T.tma_scatter4").without_threads(e):
-        issue(e, "TMA store", _Rows(e, call))
+    issue(e, "TMA store", _Rows(e, call))
 
 
-ASYNCHRONOUS = {ROWS_LOAD: _load, ROWS_STORE: _store}
+ASYNCHRONOUS = {ROWS_LOAD: together(_load), ROWS_STORE: together(_store)}
 EFFECTS = ASYNCHRONOUS

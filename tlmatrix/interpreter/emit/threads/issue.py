@@ -128,6 +128,16 @@ def arrives_at(e: Emitter, barrier: str) -> None:
         found.append(entry)
 
 
+def together(rule: Callable[[Emitter, ir.Call], None]) -> Callable[[Emitter, ir.Call], None]:
+    """A rule whose lines are written outside of the thread axis."""
+
+    def rule_together(e: Emitter, call: ir.Call) -> None:
+        with threads_of(e, call.op).without_threads(e):
+            rule(e, call)
+
+    return rule_together
+
+
 def by_active_threads(
     rule: Callable[[Emitter, ir.Call], None],
 ) -> Callable[[Emitter, ir.Call], None]:
