@@ -5,7 +5,12 @@ import tilelang
 import tilelang.language as T
 import torch
 
-from tlmatrix.interpreter import SynchronizationError, Unsupported, interpret, scheduled
+from tlmatrix.interpreter import (
+    SynchronizationError,
+    Unsupported,
+    interpret,
+    scheduled,
+)
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -48,7 +53,7 @@ def test_blocks_outside_of_the_cluster_are_refused(mask):
 
 
 @tilelang.jit
-def multicast_ring(slots):
+def multicast_ring(slots, together=True):
     @T.prim_func
     def main(X: T.Tensor((6, 8, 8), "float32"), Y: T.Tensor((2, 6, 8, 8), "float32")):
         with T.ClusterKernel(2, threads=128, cluster_dims=2) as bx:
@@ -61,7 +66,8 @@ def multicast_ring(slots):
                 T.mbarrier_arrive(come[k % slots])
                 T.mbarrier_wait_parity(come[k % slots], k // slots % 2)
                 T.copy(tile[k % slots, :, :], Y[bx, k, :, :])
-                T.cluster_sync()
+                if together:
+                    T.cluster_sync()
 
     return main
 
@@ -71,6 +77,12 @@ def test_each_block_waits_at_its_own_barrier(schedule):
     x, y = torch.randn(6, 8, 8), torch.empty(2, 6, 8, 8)
     with scheduled(schedule, seed=4):
         multicast_ring(2)(x, y)
+    assert torch.equal(y, x.expand_as(y))
+
+
+def test_eager_blocks_run_side_by_side():
+    x, y = torch.randn(6, 8, 8), torch.empty(2, 6, 8, 8)
+    multicast_ring(2, together=False)(x, y)
     assert torch.equal(y, x.expand_as(y))
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.ir.nodes import Call
     from tlmatrix.interpreter.runtime.codecs import Array
 
-__all__ = ["CALLS", "FUNCTIONS", "nth_set_bit"]
-
 _BITWISE = {"tirx.bitwise_and": "&", "tirx.bitwise_or": "|", "tirx.bitwise_xor": "^"}
 _COUNTS = {
     "tirx.popcount": "popcount",

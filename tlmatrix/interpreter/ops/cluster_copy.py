@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.sync.clusters import Cluster
 
-__all__ = ["ASYNCHRONOUS", "EFFECTS", "copy_to_block", "share_tile"]
-
 _BULK = 16
 """A bulk copy has a multiple of so many bytes in a row."""
 
@@ -79,7 +77,9 @@ def _multicast(e: Emitter, call: ir.Call) -> None:
     rank = rank_in_cluster(e)
     allocation, _, index = barrier.partition("[")
     with e.w.block(f"if {rank} == {blocks[0]}"):
-        bars = f"[{allocation}.of_block(r)[{index} for r in {tuple(blocks)}]"
+        bars = e.temp("bars")
+        e.w.line(f"{bars} = [{allocation}.of_block(r)[{index} for r in {tuple(blocks)}]")
+        e.w.line(f"yield me.until_expected({bars}, {size})")
         issue(e, "TMA load", op, f"delivers={bars}, size={size}")
     with e.w.block(f"elif {rank} not in {tuple(blocks)}"):
         issue(e, "TMA load", alone, f"delivers=({barrier},), size={size}")

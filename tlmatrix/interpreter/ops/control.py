@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
 
-__all__ = ["CALLS", "EFFECTS", "PRINTS"]
-
 _MESSAGE = "debug_print_msg"
 PRINTS = ("debug_print_var", "debug_print_buffer_value", _MESSAGE)
 _PROFILER = "TL_IKET_EVENT"

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.sync.clusters import Cluster
 
-__all__ = ["BlockScaledGemm", "PairBlockScaledGemm", "gemm_blockscaled", "scales_of_words"]
-
 _FACTOR = "float4_e2m1fn"
 _PER_SCALE = 16
 _PER_WORD = 4 * _PER_SCALE

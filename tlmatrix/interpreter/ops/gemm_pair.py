@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.sync.clusters import Cluster
 
-__all__ = ["PairGemm", "of_one_block", "part_of"]
-
 
 class PairGemm(Gemm):
     """A product of two blocks."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.sync.blocks import Block
     from tlmatrix.interpreter.sync.clusters import Cluster
 
-__all__ = ["ASYNCHRONOUS", "CALLS", "EFFECTS", "cancel_launch", "cancel_launch_for_all"]
-
 _BYTES = 16
 _FIELDS = {"tl.clc_is_canceled": 3} | {
     f"tl.clc_get_first_ctaid_{axis}": k for k, axis in enumerate("xyz")

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.sync.clusters import Cluster
 
-__all__ = ["ASYNCHRONOUS", "EFFECTS", "copy_scales", "transpose_scales"]
-
 _WARP = 32
 _LANES = 128
 

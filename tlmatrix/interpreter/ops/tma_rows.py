@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.emit.emitter import Emitter
 
-__all__ = ["ASYNCHRONOUS", "EFFECTS"]
-
 _ROWS = 4
 
 

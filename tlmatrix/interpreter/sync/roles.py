@@ -136,6 +136,20 @@ class Role(BlockAgent):
         """`T.mbarrier_expect_tx`."""
         bar.expect(int(size))
 
+    def until_expected(self, bars: Sequence[Mbarrier], size: int) -> Wait | None:
+        """Wait until other blocks expect bytes that this one loads for them.
+
+        Nothing on hardware waits for it, but blocks of a cluster run side by side there: eager
+        work of the first block would come before the others have started.
+        """
+        if not self.block.launch.plain:
+            return None
+        return Wait(
+            lambda: all(bar.pending_bytes >= size for bar in bars),
+            lambda: f"for other blocks to expect bytes at {bars[0].label}",
+            dict,
+        )
+
     def sync(self, identity: int = 0, count: int | None = None) -> Wait:
         """`T.sync_threads`, of the whole block or of `count` threads."""
         return self._arrive(self.block.thread_barrier(identity, count))

@@ -11,16 +11,6 @@ from tlmatrix.interpreter.ir.walk import walk
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
 
-__all__ = [
-    "blocks_of_cluster",
-    "cluster_of",
-    "grid_of_clusters",
-    "has_cluster",
-    "has_pairs",
-    "rank_in_cluster",
-    "refuse_sanitizers",
-]
-
 _CLUSTER = "the cluster of a block"
 
 
