@@ -86,7 +86,7 @@ def _bound_faults(
     between = getattr(tensor, "between", None)
     for index, bound in enumerate(between or ()):
         if isinstance(bound, Expression):
-            yield from unknown_names(bound, axes, (), spec, (*path, "between", index))
+            yield from unknown_names(bound, axes, spec, (*path, "between", index))
     if between is not None and len(between) != 2:
         message = f"'between' needs two bounds, the least and the largest value; got {len(between)}"
         yield Fault((*path, "between"), message)
@@ -129,10 +129,10 @@ def _input_faults(
         yield Fault((*path, key), message, at_key=True)
     of: Expression = getattr(tensor, key)
     place = (*path, key)
-    unknown = list(unknown_names(of, axes, (), spec, place))
+    unknown = list(unknown_names(of, axes, spec, place))
     yield from unknown
     if isinstance(tensor.page_size, Expression):
-        yield from unknown_names(tensor.page_size, axes, (), spec, (*path, "page_size"))
+        yield from unknown_names(tensor.page_size, axes, spec, (*path, "page_size"))
     whole = all(name in spec.axes for name in of.names)  # another is malformed, and reported
     if not unknown and whole and not any(any(map(is_packed, spec.axes[n])) for n in of.names):
         message = (
@@ -173,7 +173,7 @@ def _tensor_faults(
     for index, size in enumerate(tensor.shape or ()):
         if isinstance(size, Expression):
             place = (*path, "shape", index)
-            unknown = list(unknown_names(size, axes, (), spec, place))
+            unknown = list(unknown_names(size, axes, spec, place))
             yield from unknown
             if not unknown:
                 yield from never_faults(size, spec, place, lambda _: None)
