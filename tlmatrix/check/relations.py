@@ -385,8 +385,7 @@ def _with_errors(
         for words, tensor in sides.items()
     }
     errors = ", ".join(f"{side} {ratio:.3g}" for side, ratio in ratios.items())
-    note = f"the reference there is {float(truth):.6g}; error / bound: {errors}"
-    return replace(finding, detail=f"{finding.detail}\n{note}" if finding.detail else note)
+    return finding.with_notes(f"the reference there is {float(truth):.6g}; error / bound: {errors}")
 
 
 def _type(tensor: torch.Tensor) -> str:
@@ -417,5 +416,5 @@ def _named(finding: Finding, relation: Relation, because: str) -> Finding:
     title = finding.title
     if relation.name != finding.check:
         title = f"{relation.name}: {title}"
-    detail = "\n".join(part for part in (because, finding.detail) if part)
+    detail = "\n".join(filter(None, (because, finding.detail)))
     return replace(finding, title=title, detail=detail or None)
