@@ -76,7 +76,7 @@ _FEW = 256
 _SMALLEST_NORMAL = 2.0**-126
 """Float32 of less may be flushed to zero."""
 _AMPLIFICATION = 2.0**10
-"""What flushed values are multiplied by at least."""
+"""The least factor of flushed values."""
 
 
 @dataclass(frozen=True)

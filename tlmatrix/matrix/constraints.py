@@ -40,7 +40,7 @@ _SEARCH_MEMO_LIMIT = 1 << 18  # partial assignments remembered by the search of 
 _WITNESSES = 1 << 12  # solutions remembered by the search of one group
 _COUNTED = 1 << 12  # partial assignments that counting solves, in about 2 s, before it gives up
 
-_PASSES, _FAILS = 1, 2  # what is remembered of a combination; 0 where it was not asked yet
+_PASSES, _FAILS = 1, 2  # entries of the memo; 0: not evaluated yet
 
 
 class TooManyError(Exception):
