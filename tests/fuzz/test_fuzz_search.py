@@ -54,7 +54,8 @@ def test_correct_kernel_has_a_report_without_findings(tmp_path, runner):
     launched = [any(result.values["seqlens"]["q"]) for result in results]
     assert report.counted == sum(launched) > 20
     assert any(site.kind == "if" for site in report.coverage.guards)
-    assert 0 < max(result.error_ratio for result in results) <= 1
+    ratios = [result.error_ratio for result in results if result.error_ratio is not None]
+    assert 0 < max(ratios) <= 1
 
 
 def test_search_continues_after_a_finding(tmp_path, runner):
