@@ -77,28 +77,20 @@ def returns_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
                 yield Fault((*path, "returns"), message)
 
 
-def _bound_faults(
-    tensor: InputDecl | OutputDecl,
-    axes: Collection[str],
-    spec: Spec,
-    path: tuple[str | int, ...],
-) -> Iterator[Fault]:
-    between = getattr(tensor, "between", None)
-    for index, bound in enumerate(between or ()):
-        if isinstance(bound, Expression):
-            yield from unknown_names(bound, axes, spec, (*path, "between", index))
-    if between is not None and len(between) != 2:
-        message = f"'between' needs two bounds, the least and the largest value; got {len(between)}"
-        yield Fault((*path, "between"), message)
-    if between is not None and getattr(tensor, "fill", None) is not None:
-        message = "'fill' and 'between' both define the values; remove one"
-        yield Fault((*path, "fill"), message)
-
-
 def _input_faults(
     tensor: InputDecl, axes: Collection[str], spec: Spec, path: tuple[str | int, ...]
 ) -> Iterator[Fault]:
     """Faults of an input: it has a shape and a dtype, or is derived from a packed axis."""
+    for index, bound in enumerate(tensor.between or ()):
+        if isinstance(bound, Expression):
+            yield from unknown_names(bound, axes, spec, (*path, "between", index))
+    if tensor.between is not None and len(tensor.between) != 2:
+        count = len(tensor.between)
+        message = f"'between' needs two bounds, the least and the largest value; got {count}"
+        yield Fault((*path, "between"), message)
+    if tensor.between is not None and tensor.fill is not None:
+        message = "'fill' and 'between' both define the values; remove one"
+        yield Fault((*path, "fill"), message)
     written = [key for key in DERIVED if getattr(tensor, key) is not None]
     if not written:
         if tensor.page_size is not None:
@@ -177,7 +169,6 @@ def _tensor_faults(
             yield from unknown
             if not unknown:
                 yield from never_faults(size, spec, place, lambda _: None)
-    yield from _bound_faults(tensor, axes, spec, path)
     dims = getattr(tensor, "dims", None)
     if dims is not None and tensor.shape is not None and len(dims) != len(tensor.shape):
         message = f"'dims' has {len(dims)} names, and the shape has {len(tensor.shape)} dimensions"
