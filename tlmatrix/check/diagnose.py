@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tlmatrix.check.numeric import Deviation
-    from tlmatrix.problem.model import Problem, Tensors
+    from tlmatrix.check.tolerance import ReferenceBounds
+    from tlmatrix.problem.model import Problem
 
 __all__ = ["diagnose", "merge_by_cause", "worst_of"]
 
@@ -33,8 +34,7 @@ def diagnose(
     check: str,
     name: str,
     deviation: Deviation,
-    problem: Problem,
-    reference: Tensors,
+    bounds: ReferenceBounds,
     *,
     against: str = "the reference",
     exact: bool = False,
@@ -45,14 +45,14 @@ def diagnose(
     about these alone.
     """
     wrong = deviation.wrong
-    dims = _dims(name, problem, wrong.shape)
+    dims = _dims(name, bounds.problem, wrong.shape)
     poison = poison_mask(deviation.got)
     unwritten = poison is not None and bool((poison & wrong).any())
     if poison is not None and unwritten:
         wrong = poison & wrong
     pattern = recognise(wrong, dims)
     alone = check in ("numeric", "gradients", "poison") and against == "the reference"
-    evidence = Evidence(name, dims, deviation, pattern, problem, reference, alone)
+    evidence = Evidence(name, dims, deviation, pattern, bounds.problem, bounds.reference, alone)
     count, nan = int(wrong.sum()), bool(deviation.got[wrong].isnan().all())
     label = "NaN rows" if nan and not unwritten and pattern.name in _ROW_PATTERNS else pattern.name
     if unwritten:

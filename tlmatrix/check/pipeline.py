@@ -319,7 +319,7 @@ class _Pipeline:
             if mask is not None and bool(mask.any()):
                 worst = int(mask.flatten().int().argmax())
                 deviation = Deviation(got, got, mask, float("inf"), worst, "element")
-                finding = diagnose("poison", name, deviation, self._problem, self._bounds.reference)
+                finding = diagnose("poison", name, deviation, self._bounds)
                 found.append(replace(finding, expected=None, got=None))
         return found
 
@@ -342,7 +342,7 @@ class _Pipeline:
                 check = "poison"
             elif check not in self._checks:
                 continue
-            finding = diagnose(check, name, deviation, self._problem, self._bounds.reference)
+            finding = diagnose(check, name, deviation, self._bounds)
             if (title := self._nan_of_reference(name, deviation)) is not None:
                 found.append(replace(finding, check="reference", title=title, hint=_NAN_HINT))
                 continue
