@@ -15,10 +15,14 @@ from tlmatrix_kernels.attention.tiles import strategy_for
 from tlmatrix_kernels.dtypes import dtype_name
 
 __all__ = [
+    "DTYPES",
+    "GRID_MAX",
     "SM100_VARIANTS",
     "Attention",
     "Lengths",
     "check_dense",
+    "check_head_counts",
+    "check_head_dims",
     "check_packed",
     "check_packed_shards",
     "check_padded",
@@ -98,19 +102,29 @@ def _check_tensors(named: dict[str, torch.Tensor], dims: str) -> None:
 def _check_dims(heads: int, kv_heads: int, v_heads: int, dims: dict[str, int], k_dim: int) -> None:
     if v_heads != kv_heads:
         _refuse(f"v must have as many heads as k, {kv_heads}, got {v_heads}")
-    if kv_heads < 1:
-        _refuse("k must have at least 1 head, got 0")
-    if heads < 1:
-        _refuse("q must have at least 1 head, got 0")
-    if heads % kv_heads:
-        _refuse(
-            f"the heads of q must be a multiple of the heads of k and v, "
-            f"got {heads} query heads and {kv_heads} kv heads"
-        )
+    check_head_counts(heads, kv_heads, "k", "k and v")
     if heads > GRID_MAX:
         _refuse(f"q must have at most {GRID_MAX} heads, got {heads}")
     if k_dim != dims["head_dim"]:
         _refuse(f"k must have the head_dim of q, {dims['head_dim']}, got {k_dim}")
+    check_head_dims(dims)
+
+
+def check_head_counts(heads: int, kv_heads: int, k: str, owners: str) -> None:
+    """Raises ValueError unless q has a multiple of the heads of `k`, which `owners` have."""
+    if kv_heads < 1:
+        _refuse(f"{k} must have at least 1 head, got 0")
+    if heads < 1:
+        _refuse("q must have at least 1 head, got 0")
+    if heads % kv_heads:
+        _refuse(
+            f"the heads of q must be a multiple of the heads of {owners}, "
+            f"got {heads} query heads and {kv_heads} kv heads"
+        )
+
+
+def check_head_dims(dims: dict[str, int]) -> None:
+    """Raises ValueError unless the kernels support the head dimensions."""
     for name, dim in dims.items():
         if not (HEAD_DIM_STEP <= dim <= HEAD_DIM_MAX) or dim % HEAD_DIM_STEP:
             _refuse(

@@ -54,7 +54,8 @@ def test_correct_kernel_has_a_report_without_findings(tmp_path, runner):
     launched = [any(result.values["seqlens"]["q"]) for result in results]
     assert report.counted == sum(launched) > 20
     assert any(site.kind == "if" for site in report.coverage.guards)
-    assert 0 < report.max_error_ratio <= 1
+    ratios = [result.error_ratio for result in results if result.error_ratio is not None]
+    assert 0 < max(ratios) <= 1
 
 
 def test_search_continues_after_a_finding(tmp_path, runner):
@@ -124,7 +125,7 @@ def test_known_bugs_and_quarantined_cases_are_not_findings(tmp_path, runner):
     assert set(report.counts) == {Status.PASSED, Status.KNOWN_BUG, Status.QUARANTINED}
 
 
-def test_report_has_the_largest_error_ratio(tmp_path, runner):
+def test_error_ratios_show_how_near_a_kernel_comes_to_its_bounds(tmp_path, runner):
     close = {}
     for entry in ("right", "nearly"):
         folder = tmp_path / entry
@@ -132,8 +133,7 @@ def test_report_has_the_largest_error_ratio(tmp_path, runner):
         spec = rows_spec(folder, entry)
         report, results = _search(spec, runner, rows_cases(spec), examples=40)
         assert not report.found
-        assert report.max_error_ratio == max(result.error_ratio for result in results)
-        close[entry] = report.max_error_ratio
+        close[entry] = max(result.error_ratio for result in results)
     assert close["right"] < 0.5 < close["nearly"] <= 1
 
 

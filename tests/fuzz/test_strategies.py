@@ -14,7 +14,7 @@ from hypothesis import Phase, find, given, settings
 from tlmatrix.extensions import compile_key
 from tlmatrix.fuzz.generation import generate_cases
 from tlmatrix.fuzz.job import Job
-from tlmatrix.fuzz.strategies import Configuration, case_domain, cases, configurations
+from tlmatrix.fuzz.strategies import Configuration, case_domain, cases
 from tlmatrix.fuzz.strategies.case_strategy import case_strategy
 from tlmatrix.fuzz.strategies.related import related_span
 from tlmatrix.fuzz.strategies.spans import Span
@@ -281,7 +281,7 @@ def test_sizes_shrink_to_the_least_valid_ones() -> None:
 
 def test_most_cases_have_configurations_of_the_tier() -> None:
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
-    own = set(configurations(spec, "quick"))
+    own = set(case_domain(spec, "quick").configurations)
     deciding = case_domain(spec, "quick").fixed
     assert set(deciding) == {"dtype", "groups", "head_dim", "head_dim_v", "causal", "backward"}
     assert len(own) > 20

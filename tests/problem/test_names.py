@@ -47,6 +47,18 @@ CASES = [
 ]
 
 
+def exists_in(row, layout):
+    """Whether cases of the layout have the name."""
+    if "name" in row.roles or row.layouts:
+        return not row.layouts or layout in row.layouts
+    return not row.shapes or is_tensor_in(row, layout)
+
+
+def is_tensor_in(row, layout):
+    """Whether the name is a tensor in cases of the layout."""
+    return "" in row.shapes or layout in row.shapes
+
+
 def built(document, values):
     axes = {axis: [value] for axis, value in values.items()}
     spec = make_spec(document.file, axes=axes)
@@ -58,7 +70,7 @@ def built(document, values):
 def test_name_table_matches_the_problem(document, values, layout):
     problem = built(document, values)
     rows = {row.name: row for row in document.rows}
-    here = [row for row in document.rows if row.exists_in(layout)]
+    here = [row for row in document.rows if exists_in(row, layout)]
     assert problem.names.keys() <= names_of(here, "name", "input") | values.keys()
     always = {row.name for row in here if "name" in row.roles and not row.optional}
     always -= {"world", "sink"}
@@ -69,12 +81,14 @@ def test_name_table_matches_the_problem(document, values, layout):
         assert {
             row.name
             for row in here
-            if set(roles) & set(row.roles) and row.tensor_in(layout) and not row.optional
+            if set(roles) & set(row.roles) and is_tensor_in(row, layout) and not row.optional
         } <= tensors.keys()
         for name, tensor in tensors.items():
             row = rows[name]
-            assert row.tensor_in(layout), name
-            assert_shape(row.shape(layout), tensor.shape, problem.names)
+            assert is_tensor_in(row, layout), name
+            assert_shape(
+                row.shapes.get(layout, row.shapes.get("", "")), tensor.shape, problem.names
+            )
             wanted = {"sink_dtype": "float32", **values}.get(row.dtype, row.dtype)
             if wanted == "same" or row.dtype in ("a_dtype", "b_dtype", "out_dtype"):
                 wanted = values.get(row.dtype, values["dtype"])
@@ -96,7 +110,7 @@ def test_axes_without_default_are_required(document, values, layout):
     required = {
         row.name
         for row in document.rows
-        if "axis" in row.roles and not row.default and row.exists_in(layout)
+        if "axis" in row.roles and not row.default and exists_in(row, layout)
     }
     # Rows of padded tensors follow from `seqlens`; heads may be given in place of kv_heads.
     assert required - {"seqlen_q", "dtype"} <= values.keys() | {"seqlens"}

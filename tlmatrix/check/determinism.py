@@ -8,7 +8,7 @@ import torch
 
 from tlmatrix.check.bits import same_bits
 from tlmatrix.check.diagnose import diagnose
-from tlmatrix.check.numeric import Deviation, difference
+from tlmatrix.check.numeric import beyond_limits
 
 if TYPE_CHECKING:
     from tlmatrix.check.finding import Finding
@@ -33,28 +33,13 @@ def compare_runs(
         other = again[name]
         if same_bits(tensor, other):
             continue
-        if exact:
-            deviation = _bits(other, tensor)
-        else:
-            # A lower bound of the error bound is cheaper, and mostly sufficient.
-            deviation = difference(other, tensor, bounds.lower_bound(name, 2))
-            if deviation is not None:
-                deviation = difference(other, tensor, 2 * bounds.error_bound(name).element)
+        # Signs of zeros and payloads of NaNs may differ even if `exact`.
+        nothing = torch.zeros_like(tensor, dtype=torch.float64)
+        limits = [nothing] if exact else bounds.limits_of_two_runs(name)
+        deviation = beyond_limits(other, tensor, limits)
         if deviation is not None:
+            against = "the first of the equal calls"
             found.append(
-                diagnose(
-                    "determinism",
-                    name,
-                    deviation,
-                    bounds.problem,
-                    bounds.reference,
-                    against="the first of the equal calls",
-                    exact=exact,
-                )
+                diagnose("determinism", name, deviation, bounds, against=against, exact=exact)
             )
     return found
-
-
-def _bits(got: torch.Tensor, expected: torch.Tensor) -> Deviation | None:
-    """The elements that differ; None if only signs of zeros or payloads of NaNs do."""
-    return difference(got, expected, torch.zeros_like(expected, dtype=torch.float64))

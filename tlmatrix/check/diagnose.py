@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.hints import Evidence, hint
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tlmatrix.check.numeric import Deviation
-    from tlmatrix.problem.model import Problem, Tensors
+    from tlmatrix.check.tolerance import ReferenceBounds
+    from tlmatrix.problem.model import Problem
 
 __all__ = ["diagnose", "merge_by_cause", "worst_of"]
 
@@ -32,8 +34,7 @@ def diagnose(
     check: str,
     name: str,
     deviation: Deviation,
-    problem: Problem,
-    reference: Tensors,
+    bounds: ReferenceBounds,
     *,
     against: str = "the reference",
     exact: bool = False,
@@ -44,14 +45,14 @@ def diagnose(
     about these alone.
     """
     wrong = deviation.wrong
-    dims = _dims(name, problem, wrong.shape)
+    dims = _dims(name, bounds.problem, wrong.shape)
     poison = poison_mask(deviation.got)
     unwritten = poison is not None and bool((poison & wrong).any())
     if poison is not None and unwritten:
         wrong = poison & wrong
     pattern = recognise(wrong, dims)
     alone = check in ("numeric", "gradients", "poison") and against == "the reference"
-    evidence = Evidence(name, dims, deviation, pattern, problem, reference, alone)
+    evidence = Evidence(name, dims, deviation, pattern, bounds.problem, bounds.reference, alone)
     count, nan = int(wrong.sum()), bool(deviation.got[wrong].isnan().all())
     label = "NaN rows" if nan and not unwritten and pattern.name in _ROW_PATTERNS else pattern.name
     if unwritten:
@@ -62,7 +63,7 @@ def diagnose(
     worst = deviation.worst
     if not bool(wrong.flatten()[worst]):
         worst = int(wrong.flatten().int().argmax())
-    index = _index(worst, wrong.shape)
+    index = [int(at) for at in np.unravel_index(worst, wrong.shape)]
     return Finding(
         check=check,
         title=title,
@@ -83,15 +84,6 @@ def diagnose(
         pictures=pictures(wrong, dims, index),
         detail=deviation.note,
     )
-
-
-def _index(flat: int, shape: Sequence[int]) -> list[int]:
-    """The index of an element in row-major order along each dimension."""
-    index = []
-    for size in reversed(shape):
-        flat, at = divmod(flat, size)
-        index.append(at)
-    return index[::-1]
 
 
 def _amount(deviation: Deviation, count: int, *, nan: bool, exact: bool) -> str:
@@ -141,8 +133,7 @@ def worst_of(findings: Sequence[Finding], label: str) -> Finding:
     others = [finding for finding in findings if finding is not worst]
     if not others:
         return worst
-    note = f"{label}: " + "; ".join(finding.title for finding in others)
-    return replace(worst, detail=f"{worst.detail}\n{note}" if worst.detail else note)
+    return worst.with_notes(f"{label}: " + "; ".join(finding.title for finding in others))
 
 
 def _severity(finding: Finding) -> tuple[bool, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from tlmatrix.words import printable
@@ -80,6 +80,10 @@ class Finding:
     def cause(self) -> tuple[str, str | None, str | None]:
         """Equal for two findings of the same fault."""
         return (self.check, self.tensor, self.pattern)
+
+    def with_notes(self, *notes: str) -> Finding:
+        """The finding with further lines of detail."""
+        return replace(self, detail="\n".join(filter(None, (self.detail, *notes))) or None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the results file, without absent fields."""

@@ -99,16 +99,8 @@ class _GuardedBuffer:
         return self.halves.as_strided((2, _PAD // 2), ((end - begin) // 2, 1), begin // 2)
 
     @property
-    def before(self) -> torch.Tensor:
-        return self.sides[0]
-
-    @property
-    def after(self) -> torch.Tensor:
-        return self.sides[1]
-
-    @property
     def odd_byte_hit(self) -> bool:
-        """Whether the byte that `after` skips was overwritten."""
+        """Whether the byte that `sides` skips after the payload was overwritten."""
         return self.end % 2 == 1 and int(self.memory[self.end]) != CANARY >> 8 & 0xFF
 
 
@@ -222,8 +214,8 @@ class Guards:
             and tensor.untyped_storage().data_ptr() == buffer.halves.data_ptr() + buffer.start
         ]
         label = names[0] if names else buffer.label()
-        before = _hits(buffer.before)
-        after = [offset + buffer.end % 2 for offset in _hits(buffer.after)]
+        before, after = map(_hits, buffer.sides)
+        after = [offset + buffer.end % 2 for offset in after]
         if buffer.odd_byte_hit:
             after.insert(0, 0)
         parts = []

@@ -13,10 +13,12 @@ from tlmatrix.check.region_subset import select_regions
 from tlmatrix.check.tolerance import error_bound
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tlmatrix.check.tolerance import ErrorBound, ReferenceBounds, Suspect
     from tlmatrix.problem.model import TensorInfo, Tensors
 
-__all__ = ["Deviation", "compare", "describe_mismatch", "deviations", "difference"]
+__all__ = ["Deviation", "beyond_limits", "compare", "describe_mismatch", "deviations"]
 
 
 _PART = 0.25
@@ -114,7 +116,7 @@ def compare(got: torch.Tensor, reference: torch.Tensor, bound: ErrorBound) -> De
     return Deviation(reference, got, ratio > _PART, widest, int(ratio.argmax()), "rms", note)
 
 
-def difference(left: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> Deviation | None:
+def _difference(left: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> Deviation | None:
     """The deviation of `left` from `right`, if any element differs by more than |limit|.
 
     NaN equals NaN, and an infinity equals the same one.
@@ -129,6 +131,18 @@ def difference(left: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> 
         return None
     ratio = torch.where(wrong, _ratio(error, limit), 0.0)
     return Deviation(expected, left, wrong, float(ratio.max()), int(ratio.argmax()), "element")
+
+
+def beyond_limits(
+    got: torch.Tensor, expected: torch.Tensor, limits: Iterable[torch.Tensor]
+) -> Deviation | None:
+    """The deviation of `got` from `expected` if beyond each of the limits, cheaper ones first."""
+    deviation = None
+    for limit in limits:
+        deviation = _difference(got, expected, limit)
+        if deviation is None:
+            break
+    return deviation
 
 
 def _agree(left: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> bool:

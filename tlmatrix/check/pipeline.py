@@ -12,7 +12,7 @@ checked, and the error bounds of relations follow from the size of these results
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -110,40 +110,30 @@ def judge(
     return pipeline.findings(reruns, on_check, keep_going=keep_going)
 
 
+@dataclass
 class _Pipeline:
-    """The checks of one case."""
+    """The checks of one case; `judge` describes the parameters."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        case: Case,
-        problem: Problem,
-        execute: Callable[[Problem], Tensors],
-        checks: frozenset[str],
-        arch: str,
-        deterministic: bool,
-        on_error_ratio: Callable[[float], None] | None,
-    ) -> None:
-        self._spec = spec
-        self._case = case
-        self._problem = problem
-        self._execute = execute
-        self._checks = checks
-        self._arch = arch
-        self._deterministic = deterministic
-        self._on_error_ratio = on_error_ratio
-        self._misused_memory = False
-        self._masks_accesses = False
-        """Whether sanitizers skip accesses at which later calls would end."""
-        self._races: list[Finding] = []
-        """Findings of sanitizers in later runs on several ranks."""
-        self._bounds = ReferenceBounds(problem, spec.tolerance, arch)
-        demanded = deterministic and "determinism" in checks
-        self._sanitizers = (
-            SanitizerSession(spec, problem, deterministic=demanded)
-            if "sanitizers" in checks
-            else None
-        )
+    _spec: Spec
+    _case: Case
+    _problem: Problem
+    _execute: Callable[[Problem], Tensors]
+    _checks: frozenset[str]
+    _arch: str
+    _deterministic: bool
+    _on_error_ratio: Callable[[float], None] | None
+    _misused_memory: bool = False
+    _masks_accesses: bool = False
+    """Whether sanitizers skip accesses at which later calls would end."""
+    _races: list[Finding] = field(default_factory=list)
+    """Findings of sanitizers in later runs on several ranks."""
+
+    def __post_init__(self) -> None:
+        self._bounds = ReferenceBounds(self._problem, self._spec.tolerance, self._arch)
+        self._sanitizers = None
+        if "sanitizers" in self._checks:
+            demanded = self._deterministic and "determinism" in self._checks
+            self._sanitizers = SanitizerSession(self._spec, self._problem, deterministic=demanded)
 
     def findings(
         self, reruns: Reruns, on_check: Callable[[str], object], *, keep_going: bool
@@ -167,7 +157,9 @@ class _Pipeline:
         if not self._problem.has_reference:
             self._use_as_reference(first)
         numeric = self._numeric(usable)
-        copies = _inconsistencies(first, self._bounds, exact=self._deterministic)
+        copies = []
+        if isinstance(first, Results):
+            copies = first.inconsistencies(self._bounds, exact=self._deterministic)
         found = self._with_reports(first, found + copies + numeric)
         if self._sanitizers is not None and self._sanitizers.fatal:
             note = f"{stopped}without sanitizers, the kernel stops at this access"
@@ -327,7 +319,7 @@ class _Pipeline:
             if mask is not None and bool(mask.any()):
                 worst = int(mask.flatten().int().argmax())
                 deviation = Deviation(got, got, mask, float("inf"), worst, "element")
-                finding = diagnose("poison", name, deviation, self._problem, self._bounds.reference)
+                finding = diagnose("poison", name, deviation, self._bounds)
                 found.append(replace(finding, expected=None, got=None))
         return found
 
@@ -350,7 +342,7 @@ class _Pipeline:
                 check = "poison"
             elif check not in self._checks:
                 continue
-            finding = diagnose(check, name, deviation, self._problem, self._bounds.reference)
+            finding = diagnose(check, name, deviation, self._bounds)
             if (title := self._nan_of_reference(name, deviation)) is not None:
                 found.append(replace(finding, check="reference", title=title, hint=_NAN_HINT))
                 continue
@@ -397,9 +389,8 @@ class _Pipeline:
 
     def _repeatable(self, first: Tensors, runs: int = _RUNS) -> list[Finding]:
         variant = self._autograd_variant(runs)
-        calls = self._calls_in_a_row if self._in_a_row else self._separate_calls
         equal = runs if variant is None else runs - 1
-        results = calls(equal - 1)
+        results = self._equal_calls(equal - 1)
         for number in range(2, equal + 1):
             try:
                 again = next(results)
@@ -480,12 +471,12 @@ class _Pipeline:
         """Whether equal calls run without a wait between them: ranks can confuse such calls."""
         return isinstance(self._execute, SeveralRanks)
 
-    def _separate_calls(self, count: int) -> Iterator[Tensors]:
-        for _ in range(count):
-            yield self._again(self._problem)
-
-    def _calls_in_a_row(self, count: int) -> Iterator[Tensors]:
-        yield from self._run_in_a_row([self._problem] * count)
+    def _equal_calls(self, count: int) -> Iterator[Tensors]:
+        if self._in_a_row:
+            yield from self._run_in_a_row([self._problem] * count)
+        else:
+            for _ in range(count):
+                yield self._again(self._problem)
 
     def _run_in_a_row(
         self, problems: Sequence[Problem], *, captured: bool = False
@@ -524,21 +515,10 @@ class _Pipeline:
         )
 
 
-def _inconsistencies(results: Tensors, bounds: ReferenceBounds, *, exact: bool) -> list[Finding]:
-    """Findings between several copies of one result."""
-    if not isinstance(results, Results):
-        return []
-    return results.inconsistencies(bounds, exact=exact)
-
-
 def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0]
 
 
 def _with_detail(findings: list[Finding], note: str) -> list[Finding]:
     """Add a note to the detail of the first finding."""
-    if not findings:
-        return []
-    first = findings[0]
-    detail = f"{first.detail}\n{note}" if first.detail else note
-    return [replace(first, detail=detail), *findings[1:]]
+    return [findings[0].with_notes(note), *findings[1:]] if findings else []

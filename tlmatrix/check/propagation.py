@@ -45,7 +45,7 @@ def compare_reach(
             )
         never = relation.reach.never[name] & before.isfinite()
         moved = (values - before).abs()
-        spread = never & ~(moved <= bounds.lower_bound(name, 2))
+        spread = never & ~(moved <= bounds.lower_limit_of_two_runs(name))
         if bool(spread.any()):
             spread &= ~(moved <= 2 * bounds.error_bound(name).element)
         if bool(spread.any()):
@@ -68,6 +68,4 @@ def _finding(
     expected, got, wrong = sides
     worst = int(wrong.flatten().int().argmax())
     deviation = Deviation(expected, got, wrong, float("inf"), worst, "element")
-    return diagnose(
-        relation.kind, name, deviation, bounds.problem, bounds.reference, against=relation.words
-    )
+    return diagnose(relation.kind, name, deviation, bounds, against=relation.words)

@@ -15,7 +15,7 @@ import torch
 from tlmatrix.check.bits import same_bits
 from tlmatrix.check.diagnose import diagnose
 from tlmatrix.check.finding import Finding, FindingsError
-from tlmatrix.check.numeric import describe_mismatch, deviations, difference
+from tlmatrix.check.numeric import beyond_limits, describe_mismatch, deviations
 from tlmatrix.check.propagation import compare_reach
 from tlmatrix.check.tolerance import error_bound
 from tlmatrix.problem.lazy_mapping import LazyMapping
@@ -217,23 +217,14 @@ def _differences(
             continue
         if same_bits(tensor, other):
             continue
-        if exact:
-            nothing = torch.zeros_like(tensor, dtype=torch.float64)
-            deviation = difference(other, tensor, nothing)
-        else:
-            more = _of_roundings(name, relation, results, bounds)
-            deviation = _beyond_bound(name, (tensor, other), relation, first, bounds, more)
+        nothing = torch.zeros_like(tensor, dtype=torch.float64)
+        limits = [nothing] if exact else _limits(name, relation, first, results, bounds)
+        deviation = beyond_limits(other, tensor, limits)
         if deviation is not None:
+            deviation = _in_whole_tensor(name, deviation, relation, first)
+            against = relation.words
             found.append(
-                diagnose(
-                    relation.kind,
-                    name,
-                    _in_whole_tensor(name, deviation, relation, first),
-                    bounds.problem,
-                    bounds.reference,
-                    against=relation.words,
-                    exact=exact,
-                )
+                diagnose(relation.kind, name, deviation, bounds, against=against, exact=exact)
             )
     return found
 
@@ -290,38 +281,29 @@ def _of_roundings(
     return finite * bounds.problem.outputs[name].roundoff
 
 
-def _beyond_bound(
+def _limits(
     name: str,
-    tensors: tuple[torch.Tensor, torch.Tensor],
     relation: Relation,
     first: Tensors,
+    results: Sequence[Tensors],
     bounds: ReferenceBounds,
-    more: torch.Tensor | None,
-) -> Deviation | None:
-    """The deviation between both sides, if above the error bounds; `left` selects those too.
-
-    `more` is added to the bounds of elements.
-    """
+) -> Iterator[torch.Tensor]:
+    """Limits of the difference of both sides, the cheaper first; `left` selects those, too."""
     known = [each for each in first if each in bounds.reference]
-    tensor, other = tensors
-    deviation = None
-    # ErrorBound take longer to make than a lower bound of them, which is mostly enough.
+    more = _of_roundings(name, relation, results, bounds)
     for make in (
-        lambda each: bounds.lower_bound(each, 2),
+        bounds.lower_limit_of_two_runs,
         lambda each: 2 * bounds.error_bound(each).element,
     ):
         limit = relation.left(LazyMapping(known, make))[name]
-        deviation = difference(other, tensor, limit if more is None else limit.abs() + more)
-        if deviation is None:
-            break
-    return deviation
+        yield limit if more is None else limit.abs() + more
 
 
 def _compare_pair(
     relation: Relation, pair: Pair, first: Tensors, bounds: ReferenceBounds, *, exact: bool
 ) -> list[Finding]:
     """Findings about tensors whose two sides differ by more than their error bounds."""
-    check, problem = relation.kind, bounds.problem
+    check = relation.kind
     found = []
     for name, expected in pair.expected.items():
         if name not in pair.got:
@@ -333,36 +315,25 @@ def _compare_pair(
             continue
         if same_bits(expected, got):
             continue
-        deviation = None
-        for limit in _pair_bounds(name, expected, first, bounds, exact=exact):
-            deviation = difference(got, expected, limit)
-            if deviation is None:
-                break
-        if deviation is not None:
-            finding = diagnose(
-                check,
-                name,
-                deviation,
-                problem,
-                bounds.reference,
-                against=relation.words,
-                exact=exact,
-            )
-            if relation.kind == "agreement" and problem.has_reference:
-                finding = _with_errors(finding, deviation, name, relation, bounds)
-            found.append(finding)
+        limits = _pair_limits(name, expected, first, bounds, exact=exact)
+        deviation = beyond_limits(got, expected, limits)
+        if deviation is None:
+            continue
+        finding = diagnose(check, name, deviation, bounds, against=relation.words, exact=exact)
+        if check == "agreement" and bounds.problem.has_reference:
+            finding = _with_errors(finding, deviation, name, relation, bounds)
+        found.append(finding)
     return found
 
 
-def _pair_bounds(
+def _pair_limits(
     name: str, expected: torch.Tensor, first: Tensors, bounds: ReferenceBounds, *, exact: bool
 ) -> Iterator[torch.Tensor]:
-    """Bounds on the difference of two sides by element: a cheap lower bound, then the bound."""
+    """Limits of the difference of two sides by element."""
     if exact:
         yield torch.zeros_like(expected, dtype=torch.float64)
     elif expected is first.get(name):
-        yield bounds.lower_bound(name, 2)
-        yield 2 * bounds.error_bound(name).element
+        yield from bounds.limits_of_two_runs(name)
     else:
         info = bounds.problem.outputs[name]
         if info.shape != tuple(expected.shape):
@@ -385,8 +356,7 @@ def _with_errors(
         for words, tensor in sides.items()
     }
     errors = ", ".join(f"{side} {ratio:.3g}" for side, ratio in ratios.items())
-    note = f"the reference there is {float(truth):.6g}; error / bound: {errors}"
-    return replace(finding, detail=f"{finding.detail}\n{note}" if finding.detail else note)
+    return finding.with_notes(f"the reference there is {float(truth):.6g}; error / bound: {errors}")
 
 
 def _type(tensor: torch.Tensor) -> str:
@@ -402,11 +372,10 @@ def _compare_with_reference(check: str, bounds: ReferenceBounds, results: Tensor
         if (mismatch := describe_mismatch(name, info, results.get(name)))
     }
     wrong = deviations({n: results[n] for n in outputs if n not in mismatches}, bounds)
-    problem, reference, against = bounds.problem, bounds.reference, "its own reference"
     return [
         Finding(check, mismatches[name], tensor=name)
         if name in mismatches
-        else diagnose(check, name, wrong[name], problem, reference, against=against)
+        else diagnose(check, name, wrong[name], bounds, against="its own reference")
         for name in outputs
         if name in mismatches or name in wrong
     ]
@@ -417,5 +386,5 @@ def _named(finding: Finding, relation: Relation, because: str) -> Finding:
     title = finding.title
     if relation.name != finding.check:
         title = f"{relation.name}: {title}"
-    detail = "\n".join(part for part in (because, finding.detail) if part)
+    detail = "\n".join(filter(None, (because, finding.detail)))
     return replace(finding, title=title, detail=detail or None)

@@ -19,12 +19,12 @@ from tlmatrix.check.cross_sequence import depends_on_other_sequences
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.guards import guarded
 from tlmatrix.check.poison import MARKS, poison_mask
-from tlmatrix.check.tensor_map import TensorMap
+from tlmatrix.check.tensor_map import TensorMap, name_of
 from tlmatrix.tracebacks import short_path
 from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tlmatrix.interpreter import Report
     from tlmatrix.problem.model import Problem, Tensors
@@ -163,7 +163,7 @@ class SanitizerSession:
         if not notes:
             return [*found, *rest]
         first, *more = [*found, *rest]
-        return [_noted(first, notes), *more]
+        return [first.with_notes(*notes), *more]
 
     def _without_masked_reads(
         self, reports: list[Report], results: Tensors, execute: Execute
@@ -196,7 +196,7 @@ class SanitizerSession:
             if report.sanitizer != "unwritten" or report.tensor is None:
                 faults.append(report)
                 continue
-            name = self._tensors.result(report.tensor, results)
+            name = name_of(report.tensor, results)
             if name is None:
                 explaining.append(report)
             else:
@@ -271,7 +271,7 @@ def _with_wrong_values(
 ) -> tuple[list[Finding], list[Finding]]:
     """Move wrong values of a tensor to the first sanitizer finding about it; return the rest."""
     rest = []
-    values: Mapping[str, list[str]] = defaultdict(list)
+    values: dict[str, list[str]] = defaultdict(list)
     about = {finding.tensor for finding in found if finding.tensor is not None}
     for finding in others:
         if finding.check in _VALUE_CHECKS and finding.tensor in about:
@@ -279,18 +279,8 @@ def _with_wrong_values(
             values[str(finding.tensor)].append(f"wrong values: {finding.title}{where}")
         else:
             rest.append(finding)
-    merged = []
-    for finding in found:
-        notes = values.get(str(finding.tensor), [])
-        merged.append(_noted(finding, notes))
-        notes.clear()
+    merged = [finding.with_notes(*values.pop(str(finding.tensor), ())) for finding in found]
     return merged, rest
-
-
-def _noted(finding: Finding, notes: Sequence[str]) -> Finding:
-    if not notes:
-        return finding
-    return replace(finding, detail="\n".join([*filter(None, [finding.detail]), *notes]))
 
 
 def _not_finite(finding: Finding) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from tlmatrix.spec.issues import SpecError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Dim, Problem, Tensors
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["TensorMap"]
+__all__ = ["TensorMap", "name_of"]
 
 _Rows = tuple[tuple[int, ...], int]
 """Boundaries of sequences, and the dimension of rows."""
@@ -79,10 +80,6 @@ class TensorMap:
         axes = [axis for axis, size in enumerate(tensor.shape) if size != 1]
         return boundaries, axes[position]
 
-    def result(self, tensor: torch.Tensor, results: Tensors) -> str | None:
-        """The name of the result in the memory of a tensor; None if there is none."""
-        return _named(tensor, results)
-
     def locate(self, report: Report, results: Tensors) -> tuple[str | None, dict[str, int]]:
         """The tensor that a report is about, and its element by named dimension.
 
@@ -92,7 +89,7 @@ class TensorMap:
         if tensor is None:
             return None, {}
         known = {**self._own, **results}
-        name = _named(tensor, known)
+        name = name_of(tensor, known)
         if len(report.index) != tensor.dim() or not all(
             0 <= at < size for at, size in zip(report.index, tensor.shape, strict=True)
         ):
@@ -147,8 +144,8 @@ def _without_ones(shape: Iterable[int]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
 
 
-def _named(tensor: torch.Tensor, known: Mapping[str, torch.Tensor]) -> str | None:
-    """The name of the known tensor that shares the memory of `tensor`."""
+def name_of(tensor: torch.Tensor, known: Mapping[str, torch.Tensor]) -> str | None:
+    """The name of the known tensor that shares the memory of `tensor`; None if there is none."""
     if not tensor.numel():
         return None
     storage = tensor.untyped_storage().data_ptr()
@@ -176,11 +173,7 @@ def _index_in(base: torch.Tensor, view: torch.Tensor, index: Sequence[int]) -> t
     offset = start + sum(at * step for at, step in zip(index, view.stride(), strict=True))
     if view.dtype != base.dtype or not base.is_contiguous() or not 0 <= offset < base.numel():
         return ()
-    found = []
-    for size in reversed(base.shape):
-        offset, at = divmod(offset, size)
-        found.append(at)
-    return tuple(reversed(found))
+    return tuple(int(at) for at in np.unravel_index(offset, base.shape))
 
 
 def _described(dims: Sequence[Dim], index: Sequence[int]) -> dict[str, int]:

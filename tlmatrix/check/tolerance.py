@@ -63,6 +63,8 @@ from tlmatrix.check.error_stats import Comparison, ErrorStats, measure_errors
 from tlmatrix.check.regions import Regions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tlmatrix.problem.model import Dim, Problem, TensorInfo, Tensors
     from tlmatrix.spec.model.spec import Allowance, Tolerance
 
@@ -76,7 +78,7 @@ _FEW = 256
 _SMALLEST_NORMAL = 2.0**-126
 """Float32 of less may be flushed to zero."""
 _AMPLIFICATION = 2.0**10
-"""What flushed values are multiplied by at least."""
+"""The least factor of flushed values."""
 
 
 @dataclass(frozen=True)
@@ -356,8 +358,13 @@ class ReferenceBounds:
                 worst = max(ratio * size / (size + _FEW), worst or 0.0)
         return worst
 
-    def lower_bound(self, name: str, times: float = 1) -> torch.Tensor:
-        """A lower bound of the error bound of every element, times `times`; cheap to compute."""
+    def limits_of_two_runs(self, name: str) -> Iterator[torch.Tensor]:
+        """Limits of the difference of two results: a cheap lower bound, then both error bounds."""
+        yield self.lower_limit_of_two_runs(name)
+        yield 2 * self.error_bound(name).element
+
+    def lower_limit_of_two_runs(self, name: str) -> torch.Tensor:
+        """A lower bound of twice the error bound of every element; cheap to compute."""
         regions, reference = self.regions(name), self.reference[name]
         if name not in self._stats:
             low = self.lowp.get(name)
@@ -367,8 +374,7 @@ class ReferenceBounds:
             self._stats[name] = own, slice(0, regions.count)
         stats, part = self._stats[name]
         finite = np.isfinite(stats.squares[1, part])
-        least = (
-            np.where(finite, stats.largest[1, part], 0.0) * self.tolerance_of(name).factor * times
-        )
+        factor = self.tolerance_of(name).factor
+        least = np.where(finite, stats.largest[1, part], 0.0) * factor * 2
         of_regions = torch.from_numpy(least).to(reference.device).view(regions.shape)
         return regions.spread(of_regions).expand(reference.shape)

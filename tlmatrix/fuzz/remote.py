@@ -1,7 +1,7 @@
 """Fuzz workers on other machines, which are connected to the pool by TCP.
 
-A worker is a process of its own, so that a crash of the code under test is told apart from the
-loss of the machine by the exit code. Its records travel to the pool, which writes the results file.
+A worker is a process of its own, whose exit code distinguishes a crash of the code under test from
+the loss of the machine. Its records travel to the pool, which writes the results file.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class FuzzReport:
 
     `examples` counts the cases that ran, without those of shrinking. `exhausted` is whether only
     duplicates were generated at the end. `coverage` is that of interpreted kernels in the
-    `counted` examples. `max_error_ratio` is the largest error ratio of a passing case.
+    `counted` examples.
     """
 
     spec: str
@@ -96,7 +96,6 @@ class FuzzReport:
     exhausted: bool = False
     counted: int = 0
     coverage: Coverage | None = None
-    max_error_ratio: float | None = None
 
 
 def examples_of(spec: Spec, tier: str) -> int:
@@ -159,18 +158,13 @@ def fuzz_spec(
         path or str(spec.path),
         _Budget(examples, seconds),
         shrinking,
-        _Hooks(admits, on_start, on_result, on_found),
-        known,
+        [replace(found, cases=0) for found in known],
+        admits,
+        on_start,
+        on_result,
+        on_found,
     )
     return search.run(strategy, seed)
-
-
-@dataclass(frozen=True)
-class _Hooks:
-    admits: Callable[[Case], bool] | None
-    on_start: Callable[[Case, bool], None] | None
-    on_result: Callable[[CaseResult], None] | None
-    on_found: Callable[[FuzzFailure], None] | None
 
 
 @dataclass
@@ -190,31 +184,26 @@ class _Budget:
         )
 
 
+@dataclass
 class _Search:
-    def __init__(
-        self,
-        spec: Spec,
-        runner: Runner,
-        path: str,
-        budget: _Budget,
-        shrinking: float,
-        hooks: _Hooks,
-        known: Sequence[FuzzFailure],
-    ) -> None:
-        self._spec = spec
-        self._runner = runner
-        self._path = path
-        self._budget = budget
-        self._shrinking = shrinking
-        self._hooks = hooks
-        self._guidance = Guidance()
-        self._seen: set[int] = set()
-        self._found = [replace(found, cases=0) for found in known]
-        self._counts: Counter[Status] = Counter()
-        self._examples = 0
-        self._draws = 0
-        self._duplicates = 0
-        self._max_error_ratio: float | None = None
+    """A search of one spec; `fuzz_spec` describes the parameters."""
+
+    _spec: Spec
+    _runner: Runner
+    _path: str
+    _budget: _Budget
+    _shrinking: float
+    _found: list[FuzzFailure]
+    _admits: Callable[[Case], bool] | None
+    _on_start: Callable[[Case, bool], None] | None
+    _on_result: Callable[[CaseResult], None] | None
+    _on_found: Callable[[FuzzFailure], None] | None
+    _guidance: Guidance = field(default_factory=Guidance)
+    _seen: set[int] = field(default_factory=set)
+    _counts: Counter[Status] = field(default_factory=Counter)
+    _examples: int = 0
+    _draws: int = 0
+    _duplicates: int = 0
 
     def run(self, strategy: SearchStrategy[Case], seed: int) -> FuzzReport:
         from tlmatrix.fuzz.generation import derive_seed, explore
@@ -239,7 +228,6 @@ class _Search:
             exhausted=not self._budget.spent(self._examples) and not self._runner.broken_by,
             counted=self._guidance.counted,
             coverage=self._guidance.coverage,
-            max_error_ratio=self._max_error_ratio,
         )
 
     def _over(self) -> bool:
@@ -255,25 +243,23 @@ class _Search:
         key = hash(case.key)
         new = key not in self._seen
         self._seen.add(key)
-        if not new or not (self._hooks.admits is None or self._hooks.admits(case)):
+        if not new or not (self._admits is None or self._admits(case)):
             self._duplicates += 1
             return None
         self._duplicates = 0
         result = self._run(case, self._spec, "rotate", coverage=self._guidance.counts())
         self._examples += 1
         self._counts[result.status] += 1
-        if result.status is Status.PASSED and result.error_ratio is not None:
-            self._max_error_ratio = max(result.error_ratio, self._max_error_ratio or 0.0)
         scores = self._guidance.scores(result)
-        if self._hooks.on_result is not None:
-            self._hooks.on_result(result)
+        if self._on_result is not None:
+            self._on_result(result)
         if result.failed:
             self._on_failure(case, result)
         return scores
 
     def _run(self, case: Case, spec: Spec, reruns: Reruns, *, coverage: bool = False) -> CaseResult:
-        if self._hooks.on_start is not None:
-            self._hooks.on_start(case, reruns != "rotate")
+        if self._on_start is not None:
+            self._on_start(case, reruns != "rotate")
         self._runner.coverage = coverage
         if reruns != "rotate":
             return self._runner.judge(spec, case, path=self._path, reruns=reruns)
@@ -293,17 +279,14 @@ class _Search:
         if index is not None:
             self._count_case(index, found.all_causes)
             return
-        self._found.append(self._with_region(found))
-        if self._hooks.on_found is not None:
-            self._hooks.on_found(self._found[-1])
+        self._found.append(_with_region(self._spec, self._runner, found))
+        if self._on_found is not None:
+            self._on_found(self._found[-1])
 
     def _count_case(self, index: int, causes: frozenset[Cause] = frozenset()) -> None:
         """Count one more case of the failure at `index`, and add `causes` to its own."""
         old = self._found[index]
         self._found[index] = replace(old, cases=old.cases + 1, causes=old.causes | causes)
-
-    def _with_region(self, found: FuzzFailure) -> FuzzFailure:
-        return _with_region(self._spec, self._runner, found)
 
 
 def shrink_failure(
@@ -329,19 +312,16 @@ def _with_region(spec: Spec, runner: Runner, found: FuzzFailure) -> FuzzFailure:
     finding = found.smallest.findings[0] if found.smallest.findings else None
     if finding is None or finding.tensor is None or finding.check not in VALUE_CHECKS:
         return found
-    region = wrong_region(spec, runner, _case_of(found.smallest), finding.tensor)
+    from tlmatrix.matrix import Case
+
+    smallest = Case(found.smallest.spec, found.smallest.values, "fuzz")
+    region = wrong_region(spec, runner, smallest, finding.tensor)
     if region is None:
         return found
     note = f"wrong with these or other data: {region}"
     noted = replace(finding, detail="\n".join(filter(None, [note, finding.detail])))
-    smallest = replace(found.smallest, findings=(noted, *found.smallest.findings[1:]))
-    return replace(found, region=region, smallest=smallest)
-
-
-def _case_of(result: CaseResult) -> Case:
-    from tlmatrix.matrix import Case
-
-    return Case(result.spec, result.values, "fuzz")
+    result = replace(found.smallest, findings=(noted, *found.smallest.findings[1:]))
+    return replace(found, region=region, smallest=result)
 
 
 def _shrink(

@@ -20,7 +20,7 @@ from tlmatrix.spec.values import Value, canonical
 
 if TYPE_CHECKING:
     from tlmatrix.matrix import Case
-    from tlmatrix.spec.model.fuzz import FuzzLengths, Range
+    from tlmatrix.spec.model.fuzz import Range
     from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["Shrunk", "shrink"]
@@ -242,30 +242,19 @@ def _within(spec: Spec, case: Case) -> bool:
     for axis, drawn in spec.fuzz.axes.items():
         if drawn.lengths is not None and axis in case.values:
             q, k = sides_of(case.values[axis], axis)
-            if not (_all_in(drawn.lengths.length, (*q, *k)) and _has_valid_count(drawn.lengths, q)):
+            if len(q) not in drawn.lengths.sequences or not _all_in(drawn.lengths.length, (*q, *k)):
                 return False
     if "seqlens" not in case.values:
         return True
     q, k = sides_of(case.values["seqlens"])
     lengths = spec.fuzz.seqlens
-    if not (_all_in(lengths.q or lengths.length, q) and _all_in(lengths.keys, k)):
-        return False
-    if not _has_valid_count(lengths, q):
-        return False
-    match lengths.relation:
-        case "same":
-            return q == k
-        case "longer":
-            return all(keys >= queries for queries, keys in zip(q, k, strict=True))
-        case "shorter":
-            return all(keys <= queries for queries, keys in zip(q, k, strict=True))
-    return True
+    return (
+        len(q) in lengths.sequences
+        and _all_in(lengths.q or lengths.length, q)
+        and _all_in(lengths.keys, k)
+        and all(map(lengths.relates, q, k))
+    )
 
 
 def _all_in(range_: Range, lengths: Sequence[int]) -> bool:
-    return all(range_.low <= length <= range_.high for length in lengths)
-
-
-def _has_valid_count(lengths: FuzzLengths, batch: Sequence[int]) -> bool:
-    """Whether the number of sequences of a batch is in range."""
-    return lengths.sequences.low <= len(batch) <= lengths.sequences.high
+    return all(length in range_ for length in lengths)

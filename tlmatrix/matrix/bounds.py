@@ -35,9 +35,9 @@ class _Range(NamedTuple):
 
 
 _Some = list[Any]
-"""Few values, one of which it is."""
+"""The possible values, if they are few."""
 _Bounds = _Range | _Some | None
-"""None: anything, or no value at all."""
+"""The values that a subexpression may have; None if unknown, or if it has no value."""
 
 _FEW = 32
 _OPEN = object()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.matrix.bounds import conjuncts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from tlmatrix.matrix.bounds import Conjunct
     from tlmatrix.spec.values import Value
@@ -34,15 +34,13 @@ Row = tuple[int, ...]
 UNBOUND = -1
 """In a partial row, an axis without a value."""
 
-_TABLE_LIMIT = (
-    1 << 16
-)  # combinations of one constraint evaluated up front, so that errors show at once
+_TABLE_LIMIT = 1 << 16  # combinations of one constraint evaluated up front, to show errors at once
 _MEMO_LIMIT = 1 << 24  # combinations of one constraint remembered, a byte each
 _SEARCH_MEMO_LIMIT = 1 << 18  # partial assignments remembered by the search of one group
 _WITNESSES = 1 << 12  # solutions remembered by the search of one group
 _COUNTED = 1 << 12  # partial assignments that counting solves, in about 2 s, before it gives up
 
-_PASSES, _FAILS = 1, 2  # what is remembered of a combination; 0 where it was not asked yet
+_PASSES, _FAILS = 1, 2  # entries of the memo; 0: not evaluated yet
 
 
 class TooManyError(Exception):
@@ -83,7 +81,7 @@ class IndexedConstraint:
         self.conjuncts: tuple[Conjunct, ...] = ()
         """Conjuncts of a large constraint, for solving; empty if it is enumerated."""
         if self.size <= _TABLE_LIMIT:
-            for key in _mixed_radix(sizes):
+            for key in product(*map(range, sizes)):
                 self._verdict(key)
         elif constraint.solvable:
             position_of = dict(zip(constraint.names, positions, strict=True))
@@ -111,9 +109,8 @@ class IndexedConstraint:
             return self.size - Group(self.positions, sizes, [self]).count()
         if self.size > _MEMO_LIMIT:
             raise TooManyError
-        return sum(
-            not self._verdict(key) for key in _mixed_radix([len(each) for each in self._domains])
-        )
+        indices = product(*(range(len(each)) for each in self._domains))
+        return sum(not self._verdict(key) for key in indices)
 
     def _verdict(self, key: Row) -> bool:
         if not self._memo:
@@ -340,10 +337,6 @@ def _picker(positions: Row) -> Callable[[Sequence[int]], Row]:
             return lambda row: (row[only],)
         case _:
             return itemgetter(*positions)
-
-
-def _mixed_radix(sizes: Sequence[int]) -> Iterator[Row]:
-    return product(*map(range, sizes))
 
 
 def connected(constraints: Sequence[IndexedConstraint]) -> list[Row]:

@@ -29,7 +29,7 @@ __all__ = ["complete", "covering_rows", "library_rows", "reduce_rows"]
 _LONGER = 1.15
 """The most rows with few kernels, relative to the rows of an array without regard to kernels."""
 _PATIENCE = (0.0, 0.0, 0.1, 0.2, 0.3, 0.45, 0.6, 0.7, 0.8, 0.9)
-"""Those of the arrays that are tried; see `sharing_rows`."""
+"""Values of `patience` that are tried, in order; see `sharing_rows`."""
 _PATIENCE_LARGE = (0.4, 0.8)
 _LARGE = 8_000
 """Tuples from which fewer arrays are tried, because each takes seconds."""

@@ -120,18 +120,11 @@ def find_case(spec: Spec, case_id: str, tier: str | None = None) -> Case:
     origin: Origin = "tier"
     for name, text in labels.items():
         known = offered.get(name, [])
-        drawn = _drawn(spec, name, text) if text not in map(label, known) else None
+        drawn = parse_label(spec, name, text) if text not in map(label, known) else None
         if drawn is not None:
             origin = "fuzz"
         values[name] = _value(name, text, known) if drawn is None else drawn
     return Case(spec.name, values, origin)
-
-
-def _drawn(spec: Spec, name: str, text: str) -> Value | None:
-    try:
-        return parse_label(spec, name, text)
-    except LookupError:
-        return None
 
 
 def _as_case(spec: Spec, case: Case | str | Mapping[str, Value]) -> Case:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations, islice, product
+from math import comb, prod
 from typing import TYPE_CHECKING
 
 from tlmatrix.matrix.constraints import UNBOUND
@@ -19,7 +20,7 @@ from tlmatrix.matrix.uncovered import Uncovered
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from tlmatrix.matrix.constraints import Row
     from tlmatrix.matrix.coverage_proof import Tuple
@@ -56,11 +57,6 @@ class CompileClasses:
         """The number of distinct compile keys of rows."""
         return len({self.key(row) for row in rows})
 
-    def representatives(self) -> Iterator[tuple[int, ...]]:
-        """For each compile axis the first value of each class."""
-        for classes in self.classes:
-            yield tuple(classes.index(each) for each in range(max(classes) + 1))
-
 
 def compile_classes(
     space: Space,
@@ -70,12 +66,11 @@ def compile_classes(
     """The compile axes of a space; None if there are none, or if every axis is one.
 
     `key` gives the compile key of axis values, `listed` has those of cases that run in any tier.
-    Two values are of one class if the key is equal
-    in some rows of the space with either of them; a value that matters only in rare rows may be
-    missed, which costs kernels and no coverage.
+    Two values are of one class if the key is equal in some rows of the space with either of them; a
+    value that matters only in rare rows may be missed, which costs kernels and no coverage.
     """
     pick = random.Random(0)  # noqa: S311 - reproducible, not secret
-    bases = [row for row, _ in zip(space.spread(pick), range(_BASES), strict=False)]
+    bases = list(islice(space.spread(pick), _BASES))
     found: dict[int, Row] = {}
     for at, size in enumerate(space.sizes):
         keys: dict[Hashable, int] = {}
@@ -126,8 +121,8 @@ def sharing_rows(
     rows: list[Row] = []
     position_of = {at: place for place, at in enumerate(classes.positions)}
     # Tuples of the axes with the most values need the most rows; the others fit into them.
-    order = sorted(missing, key=lambda each: -_product(space.sizes[at] for at in each[0]))
-    most = max(4, _WORK // _lookups(len(space.sizes), strength))
+    order = sorted(missing, key=lambda each: -prod(space.sizes[at] for at in each[0]))
+    most = max(4, _WORK // comb(len(space.sizes), strength))
     used = [0] * len(configurations)
     for axes, values in order:
         if not uncovered.has(axes, values):
@@ -171,21 +166,6 @@ def sharing_rows(
     return tuple(rows)
 
 
-def _product(sizes: Iterator[int]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
-
-
-def _lookups(width: int, strength: int) -> int:
-    """The number of tuples that a row has."""
-    count = 1
-    for each in range(strength):
-        count = count * (width - each) // (each + 1)
-    return count
-
-
 def _class_row(classes: CompileClasses, row: Sequence[int]) -> Row:
     return tuple(of[row[at]] for at, of in zip(classes.positions, classes.classes, strict=True))
 
@@ -195,7 +175,6 @@ def _configurations(
 ) -> list[Row]:
     """A covering array over the classes of the compile axes: a class for each of them."""
     width = len(classes.positions)
-    values = list(classes.representatives())
     members = [
         [[index for index, mine in enumerate(of) if mine == each] for each in range(max(of) + 1)]
         for of in classes.classes
@@ -216,7 +195,7 @@ def _configurations(
     size = min(strength, width)
     missing = []
     for places in combinations(range(width), size):
-        for indices in product(*(range(len(values[place])) for place in places)):
+        for indices in product(*(range(len(members[place])) for place in places)):
             chosen = [UNBOUND] * width
             for place, index in zip(places, indices, strict=True):
                 chosen[place] = index
@@ -226,7 +205,7 @@ def _configurations(
     for given in classes.given:
         uncovered.discard_all(given, size)
     pick.shuffle(missing)
-    missing.sort(key=lambda each: -_product(len(values[place]) for place in each[0]))
+    missing.sort(key=lambda each: -prod(len(members[place]) for place in each[0]))
     found = list(classes.given)
     for places, indices in missing:
         if not uncovered.has(places, indices):
@@ -239,8 +218,8 @@ def _configurations(
             rest = [place for place in range(width) if place not in places]
             pick.shuffle(rest)
             for place in rest:
-                gains = uncovered.gains(chosen, place, size, len(values[place]))
-                order = sorted(range(len(values[place])), key=lambda i: (-gains[i], pick.random()))
+                gains = uncovered.gains(chosen, place, size, len(members[place]))
+                order = sorted(range(len(members[place])), key=lambda i: (-gains[i], pick.random()))
                 for index in order:
                     chosen[place] = index
                     if possible(chosen):

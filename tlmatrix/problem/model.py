@@ -5,7 +5,7 @@ Built-in families (attention, gemm, collective, declared) and families of users 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -335,6 +335,16 @@ class Problem:
             inputs=changed(self.inputs),
             cotangents=changed(self.cotangents),
         )
+
+    def with_relations(self, kind: RelationKind, more: Callable[[], Iterable[Relation]]) -> Problem:
+        """The problem with further relations of a kind, made when they are iterated over."""
+
+        def relations(asked: RelationKind) -> Iterator[Relation]:
+            yield from self.relations(asked)
+            if asked == kind:
+                yield from more()
+
+        return replace(self, relations=relations)
 
 
 class Family(Protocol):

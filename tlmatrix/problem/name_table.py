@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Document", "Name", "names_of"]
+__all__ = ["DEVICE", "VALUES", "Document", "Name", "names_of", "storage"]
 
 Role = Literal["axis", "name", "input", "output", "gradient"]
 """`axis`: a spec may list its values. `name`: entries and expressions have it in every case."""
@@ -43,19 +43,20 @@ class Name:
     layouts: tuple[str, ...] = ()
     optional: str = ""
 
-    def exists_in(self, layout: str) -> bool:
-        """Whether cases of the layout have the name."""
-        if "name" in self.roles or self.layouts:
-            return not self.layouts or layout in self.layouts
-        return not self.shapes or self.tensor_in(layout)
 
-    def tensor_in(self, layout: str) -> bool:
-        """Whether the name is a tensor in cases of the layout."""
-        return "" in self.shapes or layout in self.shapes
+VALUES = Name(
+    "values",
+    ("axis", "name"),
+    "distribution of the inputs",
+    "[distributions](../../guides/own-problems.md#what-the-inputs-hold)",
+    "the seed picks one",
+)
+DEVICE = Name("device", ("name",), "device of the tensors, a `torch.device`")
 
-    def shape(self, layout: str) -> str:
-        """The shape in a layout, with letters for sizes."""
-        return self.shapes.get(layout, self.shapes.get("", ""))
+
+def storage(layouts: str) -> Name:
+    """The axis `storage` of a problem that has these memory layouts."""
+    return Name("storage", ("axis",), "memory layout of the inputs", layouts, "contiguous")
 
 
 def names_of(rows: Sequence[Name], *roles: Role) -> frozenset[str]:
@@ -72,6 +73,7 @@ class Document:
     intro: str
     rows: tuple[Name, ...]
     more: str = ""
+    relations: tuple[str, ...] = ()
 
     def text(self) -> str:
         """The page as Markdown."""
@@ -110,6 +112,9 @@ class Document:
         if self.more:
             yield ""
             yield self.more.strip()
+        if self.relations:
+            yield from _heading("Relations")
+            yield ", ".join(map(_code, self.relations)) + "."
 
 
 def _heading(title: str) -> Iterator[str]:

@@ -141,9 +141,8 @@ class Harness:
             return invalid_problem(
                 spec, case, invalid_input_of(spec, case), make, bound.binding.parameters
             )
-        from tlmatrix.problem.relations.given_output import with_given_output
+        from tlmatrix.problem.relations.other_calls import with_given_output, with_side_stream
         from tlmatrix.problem.relations.propagation import with_propagation
-        from tlmatrix.problem.relations.side_stream import with_side_stream
         from tlmatrix.problem.relations.user import with_user_relations
 
         problem = make(case.values)

@@ -124,14 +124,11 @@ def _malformed(error: ErrorDetails, document: Document) -> tuple[str | int, ...]
 
 
 def _issue(fault: Fault, document: Document) -> Issue:
-    node, entry = document.find(*fault.path)
-    if fault.at_key and entry is not None:
-        line, column = entry.line, entry.column
-    elif fault.offset is not None:
-        line, column = document.inside(node, fault.offset)
+    if fault.offset is None:
+        place = document.location(*fault.path, at_key=fault.at_key)
     else:
-        line, column = node.line, node.column
-    return Issue(document.path, line, column, fault.message)
+        place = document.inside(document.find(*fault.path)[0], fault.offset)
+    return Issue(document.path, *place, fault.message)
 
 
 # Finding specs ------------------------------------------------------------------------------

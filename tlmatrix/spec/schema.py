@@ -39,8 +39,25 @@ def json_schema() -> dict[str, Any]:
 
 
 def json_schema_text() -> str:
-    """The text of `schema.json`."""
-    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+    """The text of `schema.json`, with one line for each key of a model."""
+    return _text(json_schema(), "") + "\n"
+
+
+def _text(part: Any, indent: str, *, opened: bool = False) -> str:  # noqa: ANN401 - any part
+    """A part as JSON: one line, or a line for each entry if `opened` or if a model is inside."""
+    line = json.dumps(part, ensure_ascii=False)
+    if not opened and '"properties": {' not in line:
+        return line
+    inner = f"{indent}  "
+    if isinstance(part, list):
+        entries = [_text(each, inner) for each in part]
+    else:
+        entries = [
+            f"{json.dumps(key)}: {_text(each, inner, opened=key == 'properties')}"
+            for key, each in part.items()
+        ]
+    body = ",\n".join(inner + entry for entry in entries)
+    return f"{line[0]}\n{body}\n{indent}{line[-1]}"
 
 
 _NAMED = ("properties", "patternProperties", "$defs")

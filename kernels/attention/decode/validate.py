@@ -9,18 +9,18 @@ from dataclasses import dataclass
 import torch
 
 from tlmatrix_kernels.alignment import ALIGNMENT
-from tlmatrix_kernels.attention.validate import check_scale
+from tlmatrix_kernels.attention.validate import (
+    DTYPES,
+    GRID_MAX,
+    check_head_counts,
+    check_head_dims,
+    check_scale,
+)
 from tlmatrix_kernels.dtypes import dtype_name
 
 __all__ = ["Decode", "check_cache", "check_pages"]
 
-DTYPES = (torch.float16, torch.bfloat16)
-# TMA needs rows of 16-byte multiples; accumulators hold at most 256 columns.
-HEAD_DIM_STEP = 8
-HEAD_DIM_MAX = 256
 PAGE_SIZES = (16, 32, 64, 128, 256, 512, 1024)
-# CUDA's limit for the y and z dimensions of a grid.
-GRID_MAX = 65535
 
 
 @dataclass(frozen=True)
@@ -71,26 +71,13 @@ def _check_heads(q: torch.Tensor, k_name: str, k: torch.Tensor, v_name: str, v: 
             f"{list(k.shape[:3])}, got {list(v.shape[:3])}"
         )
     heads, kv_heads = q.shape[1], k.shape[2]
-    if kv_heads < 1:
-        _refuse(f"{k_name} must have at least 1 head, got 0")
-    if heads < 1:
-        _refuse("q must have at least 1 head, got 0")
-    if heads % kv_heads:
-        _refuse(
-            f"the heads of q must be a multiple of the heads of {k_name}, "
-            f"got {heads} query heads and {kv_heads} kv heads"
-        )
+    check_head_counts(heads, kv_heads, k_name, k_name)
     for name, size in (("heads", heads), ("a batch", q.shape[0])):
         if size > GRID_MAX:
             _refuse(f"q must have {name} of at most {GRID_MAX}, got {size}")
     if k.shape[3] != q.shape[2]:
         _refuse(f"{k_name} must have the head_dim of q, {q.shape[2]}, got {k.shape[3]}")
-    for name, dim in (("head_dim", q.shape[2]), ("head_dim_v", v.shape[3])):
-        if not HEAD_DIM_STEP <= dim <= HEAD_DIM_MAX or dim % HEAD_DIM_STEP:
-            _refuse(
-                f"{name} must be a multiple of {HEAD_DIM_STEP} "
-                f"from {HEAD_DIM_STEP} to {HEAD_DIM_MAX}, got {dim}"
-            )
+    check_head_dims({"head_dim": q.shape[2], "head_dim_v": v.shape[3]})
 
 
 def _check_batch(name: str, tensor: torch.Tensor, q: torch.Tensor) -> None:
@@ -98,13 +85,13 @@ def _check_batch(name: str, tensor: torch.Tensor, q: torch.Tensor) -> None:
         _refuse(f"{name} must have the batch of q, {q.shape[0]}, got {tensor.shape[0]}")
 
 
-def _check_int(name: str, value, least: int) -> None:
+def _check_count(name: str, value) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
         _refuse(f"{name} must be an int or None, got {value!r}")
-    if not least <= value < 2**31:
-        _refuse(f"{name} must be at least {least} and below 2**31, got {value}")
+    if not 1 <= value < 2**31:
+        _refuse(f"{name} must be at least 1 and below 2**31, got {value}")
 
 
 def _check_common(q, k, v, seqlens_k, window, scale, sink, splits) -> Decode:
@@ -115,8 +102,8 @@ def _check_common(q, k, v, seqlens_k, window, scale, sink, splits) -> Decode:
         _check_tensor("sink", sink, "heads", q, (torch.float32, *DTYPES))
         if sink.shape[0] != q.shape[1]:
             _refuse(f"sink must have one value a head of q, {q.shape[1]}, got {sink.shape[0]}")
-    _check_int("window", window, 1)
-    _check_int("splits", splits, 1)
+    _check_count("window", window)
+    _check_count("splits", splits)
     return Decode(
         dtype=dtype_name(q.dtype),
         groups=q.shape[1] // k.shape[2],

@@ -11,6 +11,7 @@ import torch
 
 from tlmatrix_kernels.attention import validate as one_gpu
 from tlmatrix_kernels.distributed.attention.shards import ORDERS, Sharding
+from tlmatrix_kernels.distributed.validate import check_size
 from tlmatrix_kernels.target import capability
 
 __all__ = ["VARIANTS", "Call", "check_dense_call", "check_packed_call"]
@@ -53,11 +54,6 @@ def _check_variant(variant) -> None:
         _refuse(f"variant must be pipelined on sm_{capability()}: specialized is for sm_90a")
 
 
-def _check_length(name: str, length) -> None:
-    if isinstance(length, bool) or not isinstance(length, int) or length < 0:
-        _refuse(f"{name} must be an int of at least 0, or None, got {length!r}")
-
-
 def _check_shard(
     name: str, rows: int, sharding: Sharding, rank: int, lengths: Sequence[int], whole: str
 ) -> None:
@@ -80,7 +76,7 @@ def _whole_length(name: str, given, tensor: torch.Tensor, of: str, sharding: Sha
                 f"{rows}; if the chunks differ, pass {name}, the length of the whole sequence"
             )
         return whole
-    _check_length(name, given)
+    check_size(name, given)
     return given
 
 

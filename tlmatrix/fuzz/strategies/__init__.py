@@ -27,7 +27,6 @@ __all__ = [
     "Configuration",
     "case_domain",
     "cases",
-    "configurations",
     "sharing_cases",
     "summarize",
 ]
@@ -41,8 +40,8 @@ def cases(
 ) -> SearchStrategy[Case]:
     """A strategy for cases of origin "fuzz" that satisfy the constraints of the spec.
 
-    The axes that kernels are compiled for mostly take a combination from
-    `configurations(spec, tier)`, so that a few compiled kernels serve many examples. The simplest
+    The axes that kernels are compiled for mostly take a combination of
+    `CaseDomain.configurations`, so that a few compiled kernels serve many examples. The simplest
     case has the fewest sequences, the shortest lengths, and the first value of every axis.
 
     Args:
@@ -57,13 +56,6 @@ def cases(
     from tlmatrix.fuzz.strategies.case_strategy import case_strategy
 
     return case_strategy(case_domain(spec, tier, at_most=at_most))
-
-
-def configurations(
-    spec: Spec, tier: str = "quick", *, at_most: Mapping[str, int] | None = None
-) -> tuple[Configuration, ...]:
-    """The combinations of values in the tier of the axes that kernels are compiled for."""
-    return case_domain(spec, tier, at_most=at_most).configurations
 
 
 def sharing_cases(

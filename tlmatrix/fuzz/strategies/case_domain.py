@@ -193,7 +193,8 @@ def _lengths(spec: Spec, axis: str, batches: FuzzLengths, tiles: _Tiles) -> Leng
 def _packed_axes(spec: Spec, fuzz: Fuzz) -> dict[str, FuzzLengths]:
     """The packed axes, each with its section of `fuzz`."""
     found = {axis: FuzzLengths() for axis in packed_axes(spec)}
-    found |= {"seqlens": fuzz.seqlens} if _packs(spec, "seqlens") else {}
+    if any(map(is_packed, spec.axes.get("seqlens", ()))):
+        found["seqlens"] = fuzz.seqlens
     found |= {axis: drawn.lengths for axis, drawn in fuzz.axes.items() if drawn.lengths is not None}
     return found
 
@@ -219,10 +220,6 @@ def _combined(
     return frozenset(found)
 
 
-def _packs(spec: Spec, axis: str) -> bool:
-    return axis in spec.axes and any(map(is_packed, spec.axes[axis]))
-
-
 def _free(
     spec: Spec,
     fuzz: Fuzz,
@@ -231,13 +228,9 @@ def _free(
     base: Mapping[str, Value],
 ) -> frozenset[str]:
     """The names of the free axes."""
-
-    def key(values: Mapping[str, Value]) -> str:
-        return family.compile_key(spec, values)
-
     found = {name for name in fuzz.axes if name in axes}
     for name, values in axes.items():
-        if len({key({**base, name: value}) for value in values}) == 1:
+        if len({family.compile_key(spec, {**base, name: value}) for value in values}) == 1:
             found.add(name)
     return frozenset(found)
 

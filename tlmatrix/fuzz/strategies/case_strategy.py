@@ -165,7 +165,7 @@ class _Configurations:
 
 @dataclass(frozen=True)
 class _Related:
-    """What is drawn already of axes whose sums and differences matter."""
+    """Generated values of axes whose sums and differences matter."""
 
     tiles: Sequence[int]
     batches: Sequence[Batch]

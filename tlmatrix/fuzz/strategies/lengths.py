@@ -27,10 +27,11 @@ KeySpan = Span | Literal["same", "longer", "shorter"] | int
 """Key lengths: a span, a relation to the query length, or the number of a related span."""
 
 _SHORT = 3
+"""Short lengths are at most this much above the least."""
 _LONG = 4
+"""Long lengths are in the last quarter of the range."""
 _RELATED = 4
-"""Of how many key spans one is relative to the number of queries."""
-"""Short lengths are at most 3 above the least, long ones in the last quarter of the range."""
+"""One key span in so many is relative to the number of queries."""
 _EMPTY = 1
 """The index of the empty span in every table."""
 

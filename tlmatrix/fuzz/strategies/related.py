@@ -19,9 +19,9 @@ __all__ = ["combined", "edges_of", "related_span"]
 _STRIDE = 7919
 """A prime: successive numbers of spans differ in all that they select."""
 _SIGNS = 4
-"""Of how many spans one is of a sum; the others are of differences, which kernels form more."""
+"""One span in so many is of a sum; the others are of differences, which kernels form more often."""
 _LEAST = 8
-"""Three integers around each multiple of a smaller tile are hardly a choice."""
+"""The least tile with edges: nearly every integer is near a multiple of a smaller one."""
 
 
 def edges_of(tiles: Iterable[int]) -> tuple[int, ...]:

@@ -45,8 +45,12 @@ def requests_of(spec: Spec, lengths: FuzzLengths) -> Requests:
     for line, row in _rows(spec, trace, path):
         queries = _length(path, line, trace.q, row)
         keys = queries if trace.k is None else _length(path, line, trace.k, row)
-        if trace.k is not None and lengths.q is None:
-            _check_keys(path, line, lengths.relation, queries, keys)
+        if trace.k is not None and lengths.q is None and not lengths.relates(queries, keys):
+            message = (
+                f"{keys} keys for {queries} queries, but 'fuzz.seqlens' has "
+                f"k: {lengths.relation}; k: independent allows any"
+            )
+            raise SpecError([Issue(path, line, 1, message)])
         if "length" not in lengths.model_fields_set or _within(lengths, queries, keys):
             found.append((queries, keys))
     if not found:
@@ -57,23 +61,7 @@ def requests_of(spec: Spec, lengths: FuzzLengths) -> Requests:
 
 
 def _within(lengths: FuzzLengths, queries: int, keys: int) -> bool:
-    own, other = lengths.q or lengths.length, lengths.keys
-    return own.low <= queries <= own.high and other.low <= keys <= other.high
-
-
-def _check_keys(path: Path, line: int, relation: str, queries: int, keys: int) -> None:
-    allowed = {
-        "same": keys == queries,
-        "longer": keys >= queries,
-        "shorter": keys <= queries,
-        "independent": True,
-    }
-    if not allowed[relation]:
-        message = (
-            f"{keys} keys for {queries} queries, but 'fuzz.seqlens' has k: {relation}; "
-            "k: independent allows any"
-        )
-        raise SpecError([Issue(path, line, 1, message)])
+    return queries in (lengths.q or lengths.length) and keys in lengths.keys
 
 
 def _length(path: Path, line: int, column: str, row: Mapping[str, object]) -> int:

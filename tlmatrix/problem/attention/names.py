@@ -5,7 +5,7 @@ Lint, the unknown-axis check and the documentation read `ROWS`.
 
 from __future__ import annotations
 
-from tlmatrix.problem.name_table import Document, Name
+from tlmatrix.problem.name_table import DEVICE, VALUES, Document, Name, storage
 
 __all__ = ["DOCUMENT", "RELATIONS", "ROWS"]
 
@@ -131,20 +131,8 @@ ROWS = (
         "`right`",
         layouts=("padded",),
     ),
-    Name(
-        "values",
-        ("axis", "name"),
-        "distribution of the inputs",
-        "[distributions](../../guides/own-problems.md#what-the-inputs-hold)",
-        "the seed picks one",
-    ),
-    Name(
-        "storage",
-        ("axis",),
-        "memory layout of the inputs",
-        "`offset`, `sliced`, `transposed`, `ones`, `expanded`",
-        "contiguous",
-    ),
+    VALUES,
+    storage("`offset`, `sliced`, `transposed`, `ones`, `expanded`"),
     Name("seqlens_q", ("name",), "query lengths, a list"),
     Name(
         "seqlens_k",
@@ -171,7 +159,7 @@ ROWS = (
         optional=_EQUAL,
     ),
     Name("max_pages", ("name",), "entries of a row of `block_table`", layouts=("paged",)),
-    Name("device", ("name",), "device of the tensors, a `torch.device`"),
+    DEVICE,
     Name(
         "q",
         ("input",),
@@ -338,5 +326,5 @@ of scaled dot product attention. The parameters of an entry select arguments by 
 problem nor the entry takes is an error. Caches and padded tensors have
 [a guide](../../guides/attention-layouts.md).""",
     ROWS,
-    "## Relations\n\n" + ", ".join(f"`{name}`" for name in RELATIONS) + ".",
+    relations=RELATIONS,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.dtypes import explain_dtype
@@ -71,13 +71,9 @@ class CollectiveSetting:
 
     def names(self) -> dict[str, Any]:
         """The names for entries and expressions, without tensors; sizes are global."""
-        return {
-            "operation": self.operation,
-            "rows": self.rows,
-            "cols": self.cols,
-            "dtype": self.dtype,
-            "uneven": self.uneven,
-        }
+        names = asdict(self)
+        del names[WORLD]
+        return names
 
     def shards(self) -> dict[str, Shard]:
         """The sharding of x and y: rows over ranks, or a term per rank."""

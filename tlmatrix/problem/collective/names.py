@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tlmatrix.problem.name_table import Document, Name
+from tlmatrix.problem.name_table import DEVICE, VALUES, Document, Name, storage
 from tlmatrix.spec.model.sharding import WORLD
 
 __all__ = ["DOCUMENT", "RELATIONS", "ROWS"]
@@ -27,21 +27,9 @@ ROWS = (
         "`balanced`, `ceil`",
         "none",
     ),
-    Name(
-        "values",
-        ("axis", "name"),
-        "distribution of the inputs",
-        "[distributions](../../guides/own-problems.md#what-the-inputs-hold)",
-        "the seed picks one",
-    ),
-    Name(
-        "storage",
-        ("axis",),
-        "memory layout of the inputs",
-        "`offset`, `sliced`, `transposed`, `ones`",
-        "contiguous",
-    ),
-    Name("device", ("name",), "device of the tensors, a `torch.device`"),
+    VALUES,
+    storage("`offset`, `sliced`, `transposed`, `ones`"),
+    DEVICE,
     Name(
         "x",
         ("input",),
@@ -71,5 +59,5 @@ ranks of the axis `world`. Shapes are global; the entry of each rank gets its sh
 take `rank`, `group` and `context` ([several GPUs](../../guides/several-gpus.md)). There
 are no gradients. Shapes depend on `operation`, not on a layout.""",
     ROWS,
-    "## Relations\n\n" + ", ".join(f"`{name}`" for name in RELATIONS) + ".",
+    relations=RELATIONS,
 )

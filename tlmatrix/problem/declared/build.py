@@ -12,9 +12,9 @@ import torch
 
 from tlmatrix.dtypes import DTYPES, torch_dtype
 from tlmatrix.problem.case_setup import tile_sizes
-from tlmatrix.problem.declared.declaration import declared
 from tlmatrix.problem.declared.packed import packed_dim, packing_of
 from tlmatrix.problem.declared.reference import reference_of
+from tlmatrix.problem.declared.sizes import declared
 from tlmatrix.problem.declared.tensors import dtype_declared, generate_inputs, sizes_of
 from tlmatrix.problem.declared.terms import term_sizes
 from tlmatrix.problem.distributions import SAFE, choose_distribution, draw, generator

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.dtypes import DTYPES
 from tlmatrix.problem.case_setup import CaseSetup, compile_key, listed_axis_values
-from tlmatrix.problem.declared.declaration import declared
 from tlmatrix.problem.declared.names import ROWS
-from tlmatrix.problem.declared.sizes import lint_sizes
+from tlmatrix.problem.declared.sizes import declared, lint_sizes
 from tlmatrix.problem.distributions import SAFE, explain_distribution
 from tlmatrix.problem.name_lint import lint_arguments
 from tlmatrix.problem.name_table import names_of

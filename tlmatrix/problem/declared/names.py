@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from tlmatrix.problem.name_table import Document, Name
+from dataclasses import replace
+
+from tlmatrix.problem.name_table import DEVICE, VALUES, Document, storage
 
 __all__ = ["DOCUMENT", "ROWS"]
 
 ROWS = (
-    Name(
-        "values",
-        ("axis", "name"),
-        "distribution of inputs without `fill` and `between`",
-        "[distributions](../../guides/own-problems.md#what-the-inputs-hold)",
-        "the seed picks one",
-    ),
-    Name(
-        "storage",
-        ("axis",),
-        "memory layout of the inputs",
-        "`offset`, `sliced`, `transposed`, `ones`, `expanded`",
-        "contiguous",
-    ),
-    Name("device", ("name",), "device of the tensors, a `torch.device`"),
+    replace(VALUES, means="distribution of inputs without `fill` and `between`"),
+    storage("`offset`, `sliced`, `transposed`, `ones`, `expanded`"),
+    DEVICE,
 )
 
 DOCUMENT = Document(

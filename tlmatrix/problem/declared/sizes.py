@@ -1,4 +1,4 @@
-"""Finds axis values that give invalid sizes or bounds of declared tensors."""
+"""The declaration of a problem, and lint of the sizes and bounds of its tensors."""
 
 from __future__ import annotations
 
@@ -7,19 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.problem.case_setup import listed_axis_values
 from tlmatrix.spec.expr.expression import Expression, ExpressionError, shorten
+from tlmatrix.spec.model.spec import DeclaredProblem
 from tlmatrix.spec.yaml.flow import flow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.model.spec import DeclaredProblem, Spec
+    from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["lint_sizes"]
+__all__ = ["declared", "lint_sizes"]
 
 _TRIED = 1000
 """Most combinations of other axes that are tried for one that gives a valid size."""
+
+
+def declared(spec: Spec) -> DeclaredProblem:
+    """The declaration of a spec whose `problem` is a mapping."""
+    assert isinstance(spec.problem, DeclaredProblem)
+    return spec.problem
 
 
 def lint_sizes(spec: Spec, problem: DeclaredProblem) -> Iterator[Issue]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.dtypes import dtype_named, explain_dtype
@@ -86,12 +86,7 @@ class GemmSetting:
 
     def names(self) -> dict[str, Any]:
         """The names for entries and expressions, without tensors."""
-        return {
-            "m": self.m, "n": self.n, "k": self.k, "dtype": self.a_dtype,
-            "a_dtype": self.a_dtype, "b_dtype": self.b_dtype, "out_dtype": self.out_dtype,
-            "transpose_a": self.transpose_a, "transpose_b": self.transpose_b,
-            "accumulate": self.accumulate, "scaled": self.scaled,
-        }  # fmt: skip
+        return {**asdict(self), "dtype": self.a_dtype}
 
 
 def _given(values: Mapping[str, Value], axis: str, default: Value) -> Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tlmatrix.problem.name_table import Document, Name
+from tlmatrix.problem.name_table import DEVICE, VALUES, Document, Name, storage
 
 __all__ = ["DOCUMENT", "RELATIONS", "ROWS"]
 
@@ -32,21 +32,9 @@ ROWS = (
         "booleans",
         "`false`",
     ),
-    Name(
-        "values",
-        ("axis", "name"),
-        "distribution of the inputs",
-        "[distributions](../../guides/own-problems.md#what-the-inputs-hold)",
-        "the seed picks one",
-    ),
-    Name(
-        "storage",
-        ("axis",),
-        "memory layout of the inputs",
-        "`offset`, `sliced`, `transposed`, `ones`",
-        "contiguous",
-    ),
-    Name("device", ("name",), "device of the tensors, a `torch.device`"),
+    VALUES,
+    storage("`offset`, `sliced`, `transposed`, `ones`"),
+    DEVICE,
     Name(
         "a",
         ("input",),
@@ -88,5 +76,5 @@ parameters of an entry select arguments by name; `call`, `factory_args`, `tile` 
 `constraints` use the same names, and all axes. An axis that neither the problem nor the entry takes
 is an error. There are no gradients.""",
     ROWS,
-    "## Relations\n\n" + ", ".join(f"`{name}`" for name in RELATIONS) + ".",
+    relations=RELATIONS,
 )

@@ -31,8 +31,6 @@ def _pages_moved(case: Attention) -> Relation:
         "pages_moved",
         "relations",
         (moved.problem(),),
-        left=lambda mine: mine,
-        right=lambda results: results[0],
         exact=True,
         because="the same keys in other pages, with their block table, must change no bit",
     )
@@ -50,8 +48,6 @@ def _other_page_size(case: Attention) -> Iterator[Relation]:
             "other_page_size",
             "relations",
             (other.problem(),),
-            left=lambda mine: mine,
-            right=lambda results: results[0],
             because=f"the same keys in pages of {size} must give the same results",
         )
 
@@ -70,7 +66,5 @@ def _other_cache_layout(case: Attention) -> Iterator[Relation]:
         "other_cache_layout",
         "relations",
         (other.problem(),),
-        left=lambda mine: mine,
-        right=lambda results: results[0],
         because=f"the same keys in the layout {layout} must give the same results",
     )

@@ -43,7 +43,6 @@ def repeated(other: Problem, again: Problem, because: str) -> Relation:
         "repeat",
         "repeat",
         (other, again),
-        left=lambda mine: mine,
         right=lambda results: results[1],
         exact=True,
         judge=(0,),

@@ -86,7 +86,6 @@ def _rows_permuted(case: Gemm) -> Iterator[Relation]:
         "rows_permuted",
         "relations",
         (other.problem(),),
-        left=lambda mine: mine,
         right=lambda results: {"c": results[0]["c"][inverse]},
         because="permuting the rows of a permutes the rows of c",
     )
@@ -126,7 +125,6 @@ def _transposed(case: Gemm) -> Iterator[Relation]:
         "transposed",
         "relations",
         (other.problem(),),
-        left=lambda mine: mine,
         right=lambda results: {"c": results[0]["c"].T},
         because="the transposed product of b and a is the transpose of c",
     )
@@ -138,7 +136,6 @@ def _scale_doubled(case: Gemm, scale: torch.Tensor) -> Relation:
         "scale_doubled",
         "relations",
         (replace(case, scale=scale + scale, c=c).problem(),),
-        left=lambda mine: mine,
         right=lambda results: {"c": results[0]["c"] / 2},
         because="doubling scale, and c if it is accumulated into, doubles the result",
     )

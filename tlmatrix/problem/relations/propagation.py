@@ -19,7 +19,7 @@ from tlmatrix.problem.seeded import seeded_random
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tlmatrix.problem.model import Dim, Problem, RelationKind, Tensors
+    from tlmatrix.problem.model import Dim, Problem, Tensors
     from tlmatrix.spec.model.spec import Spec
 
 __all__ = ["with_propagation"]
@@ -38,13 +38,9 @@ def with_propagation(spec: Spec, problem: Problem, seed: int) -> Problem:
     """
     if not problem.has_reference or problem.with_inputs is None:
         return problem
-
-    def relations(kind: RelationKind) -> Iterator[Relation]:
-        yield from problem.relations(kind)
-        if kind == "propagation":
-            yield from _propagation(problem, seed, spec.propagation)
-
-    return replace(problem, relations=relations)
+    return problem.with_relations(
+        "propagation", lambda: _propagation(problem, seed, spec.propagation)
+    )
 
 
 def _propagation(problem: Problem, seed: int, extent: str | None) -> Iterator[Relation]:

@@ -159,7 +159,6 @@ class _UserRelation:
             f"{scaled} must give {expected}",
             problems=(self._called_with(changed),),
             left=left,
-            right=lambda results: results[0],
         )
 
     def _idempotent(self, output_of: Mapping[str, str]) -> Relation:
@@ -244,7 +243,6 @@ class _UserRelation:
             f"{dim}_permuted",
             f"permuting {dim} must permute the results",
             problems=(self._called_with(changed),),
-            left=lambda mine: mine,
             right=lambda results: {
                 name: moved(name, tensor, order.argsort()) for name, tensor in results[0].items()
             },

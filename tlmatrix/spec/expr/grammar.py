@@ -148,25 +148,23 @@ class _Parser:
 
     def disjunction(self) -> _Part:
         self.deeper()
-        parts = [self.conjunction()]
-        while self.take("or"):
-            parts.append(self.conjunction())
+        part = self.joined("or", self.conjunction, first_true)
         self.level -= 1
-        return (
-            parts[0]
-            if len(parts) == 1
-            else self.part(first_true([part.evaluate for part in parts]), *parts)
-        )
+        return part
 
     def conjunction(self) -> _Part:
-        parts = [self.negation()]
-        while self.take("and"):
-            parts.append(self.negation())
-        return (
-            parts[0]
-            if len(parts) == 1
-            else self.part(first_false([part.evaluate for part in parts]), *parts)
-        )
+        return self.joined("and", self.negation, first_false)
+
+    def joined(
+        self, word: str, operand: Callable[[], _Part], join: Callable[[list[Evaluate]], Evaluate]
+    ) -> _Part:
+        """One operand, or several with `word` between them."""
+        parts = [operand()]
+        while self.take(word):
+            parts.append(operand())
+        if len(parts) == 1:
+            return parts[0]
+        return self.part(join([part.evaluate for part in parts]), *parts)
 
     def negation(self) -> _Part:
         signs = 0
@@ -211,21 +209,18 @@ class _Parser:
         return None
 
     def sum(self) -> _Part:
-        left = self.product()
-        while sign := self.take("+", "-"):
-            right = self.product()
-            left = self.part(
-                arithmetic(sign.text, sign.offset, left.evaluate, right.evaluate), left, right
-            )
-        return left
+        return self.computed(self.product, "+", "-")
 
     def product(self) -> _Part:
-        left = self.signed()
-        while sign := self.take("*", "/", "//", "%"):
-            right = self.signed()
-            left = self.part(
-                arithmetic(sign.text, sign.offset, left.evaluate, right.evaluate), left, right
-            )
+        return self.computed(self.signed, "*", "/", "//", "%")
+
+    def computed(self, operand: Callable[[], _Part], *signs: str) -> _Part:
+        """Operands with `signs` between them, computed from left to right."""
+        left = operand()
+        while sign := self.take(*signs):
+            right = operand()
+            evaluate = arithmetic(sign.text, sign.offset, left.evaluate, right.evaluate)
+            left = self.part(evaluate, left, right)
         return left
 
     def signed(self) -> _Part:

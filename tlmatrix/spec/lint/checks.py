@@ -128,7 +128,7 @@ def _agreement_faults(
 def _no_reference_faults(
     spec: Spec, declared: DeclaredProblem, broken: Collection[str]
 ) -> Iterator[Fault]:
-    """What is missing in a declared problem without a reference."""
+    """Keys that a declared problem without a reference lacks."""
     if not (spec.relations or spec.agree):
         if not {"relations", "agree"} & set(broken):
             message = (

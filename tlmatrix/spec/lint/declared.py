@@ -77,28 +77,20 @@ def returns_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
                 yield Fault((*path, "returns"), message)
 
 
-def _bound_faults(
-    tensor: InputDecl | OutputDecl,
-    axes: Collection[str],
-    spec: Spec,
-    path: tuple[str | int, ...],
-) -> Iterator[Fault]:
-    between = getattr(tensor, "between", None)
-    for index, bound in enumerate(between or ()):
-        if isinstance(bound, Expression):
-            yield from unknown_names(bound, axes, (), spec, (*path, "between", index))
-    if between is not None and len(between) != 2:
-        message = f"'between' needs two bounds, the least and the largest value; got {len(between)}"
-        yield Fault((*path, "between"), message)
-    if between is not None and getattr(tensor, "fill", None) is not None:
-        message = "'fill' and 'between' both define the values; remove one"
-        yield Fault((*path, "fill"), message)
-
-
 def _input_faults(
     tensor: InputDecl, axes: Collection[str], spec: Spec, path: tuple[str | int, ...]
 ) -> Iterator[Fault]:
     """Faults of an input: it has a shape and a dtype, or is derived from a packed axis."""
+    for index, bound in enumerate(tensor.between or ()):
+        if isinstance(bound, Expression):
+            yield from unknown_names(bound, axes, spec, (*path, "between", index))
+    if tensor.between is not None and len(tensor.between) != 2:
+        count = len(tensor.between)
+        message = f"'between' needs two bounds, the least and the largest value; got {count}"
+        yield Fault((*path, "between"), message)
+    if tensor.between is not None and tensor.fill is not None:
+        message = "'fill' and 'between' both define the values; remove one"
+        yield Fault((*path, "fill"), message)
     written = [key for key in DERIVED if getattr(tensor, key) is not None]
     if not written:
         if tensor.page_size is not None:
@@ -129,10 +121,10 @@ def _input_faults(
         yield Fault((*path, key), message, at_key=True)
     of: Expression = getattr(tensor, key)
     place = (*path, key)
-    unknown = list(unknown_names(of, axes, (), spec, place))
+    unknown = list(unknown_names(of, axes, spec, place))
     yield from unknown
     if isinstance(tensor.page_size, Expression):
-        yield from unknown_names(tensor.page_size, axes, (), spec, (*path, "page_size"))
+        yield from unknown_names(tensor.page_size, axes, spec, (*path, "page_size"))
     whole = all(name in spec.axes for name in of.names)  # another is malformed, and reported
     if not unknown and whole and not any(any(map(is_packed, spec.axes[n])) for n in of.names):
         message = (
@@ -173,11 +165,10 @@ def _tensor_faults(
     for index, size in enumerate(tensor.shape or ()):
         if isinstance(size, Expression):
             place = (*path, "shape", index)
-            unknown = list(unknown_names(size, axes, (), spec, place))
+            unknown = list(unknown_names(size, axes, spec, place))
             yield from unknown
             if not unknown:
                 yield from never_faults(size, spec, place, lambda _: None)
-    yield from _bound_faults(tensor, axes, spec, path)
     dims = getattr(tensor, "dims", None)
     if dims is not None and tensor.shape is not None and len(dims) != len(tensor.shape):
         message = f"'dims' has {len(dims)} names, and the shape has {len(tensor.shape)} dimensions"

@@ -28,50 +28,36 @@ _COMBINATIONS = 1000
 
 def condition_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
     """Faults of every constraint and `when`; `axes` are those in the file, even if malformed."""
-    for index, rule in enumerate(spec.constraints):
+    constraints = [each.expression for each in spec.constraints]
+    for index, expression in enumerate(constraints):
         path = ("constraints", index, "require")
-        unknown = list(unknown_names(rule.expression, axes, (), spec, path))
-        yield from unknown
-        if not unknown:
-            yield from _trial_faults(rule.expression, spec, path)
-        for earlier in spec.constraints[:index]:
-            if earlier.expression == rule.expression:
-                yield Fault(path, f"the constraint {rule.text!r} appears twice")
-                break
+        unknown = list(unknown_names(expression, axes, spec, path))
+        yield from unknown or _trial_faults(expression, spec, path)
+        if expression in constraints[:index]:
+            yield Fault(path, f"the constraint {spec.constraints[index].text!r} appears twice")
     for index, expression in enumerate(spec.compile_axes):
         where = ("compile_axes", index)
-        unknown = list(unknown_names(expression, axes, (), spec, where))
+        unknown = list(unknown_names(expression, axes, spec, where))
         yield from unknown or _trial_faults(expression, spec, where)
-    for index, each in enumerate(spec.determinism):
-        path = ("determinism", index, "when")
-        yield from unknown_names(each.when, axes, RUN_NAMES, spec, path)
+    for key in ("determinism", "relations", "agree", "codegen", "known_bugs"):
+        for index, each in enumerate(getattr(spec, key)):
+            if each.when is not None:
+                yield from unknown_names(each.when, axes, spec, (key, index, "when"), RUN_NAMES)
     if spec.cuda_graph is not None:
         when = spec.cuda_graph.when
-        yield from unknown_names(when, axes, RUN_NAMES, spec, ("cuda_graph", "when"))
-    for key in ("relations", "agree"):
-        for index, condition in enumerate(getattr(spec, key)):
-            if condition.when is not None:
-                path = (key, index, "when")
-                yield from unknown_names(condition.when, axes, RUN_NAMES, spec, path)
-    for index, budget in enumerate(spec.codegen):
-        path = ("codegen", index, "when")
-        if budget.when is not None:
-            yield from unknown_names(budget.when, axes, RUN_NAMES, spec, path)
-        expected = budget.model_fields_set - {"when", "kernel"}
-        if not expected:
+        yield from unknown_names(when, axes, spec, ("cuda_graph", "when"), RUN_NAMES)
+    for index, rule in enumerate(spec.codegen):
+        if rule.model_fields_set <= {"when", "kernel"}:
             message = "the codegen rule expects nothing; add instructions, spills, registers, …"
             yield Fault(("codegen", index), message)
-    for index, bug in enumerate(spec.known_bugs):
-        path = ("known_bugs", index, "when")
-        yield from unknown_names(bug.when, axes, RUN_NAMES, spec, path)
 
 
 def unknown_names(
     expression: Expression,
     axes: Collection[str],
-    others: Collection[str],
     spec: Spec,
     path: tuple[str | int, ...],
+    others: Collection[str] = (),
 ) -> Iterator[Fault]:
     """Names of an expression that are neither axes nor `others`, each with a suggestion."""
     if not axes:

@@ -104,7 +104,7 @@ def issue_of(error: ErrorDetails, document: Document) -> Issue:
     line, column = node.line, node.column
     cause = error.get("ctx", {}).get("error")
     if error["type"] == "missing":
-        line, column = _start(document, path[:-1])
+        line, column = document.location(*path[:-1], at_key=True)
     elif entry is not None and (is_key or error["type"] == "extra_forbidden"):
         line, column = entry.line, entry.column
     elif isinstance(cause, ExpressionError):
@@ -112,13 +112,6 @@ def issue_of(error: ErrorDetails, document: Document) -> Issue:
     elif entry is not None and isinstance(node, ScalarNode) and node.is_empty:
         line, column = entry.line, entry.column
     return Issue(document.path, line, column, message)
-
-
-def _start(document: Document, path: Path) -> tuple[int, int]:
-    """Line and column of a mapping: of its key if it has one."""
-    node, entry = document.find(*path)
-    place = entry or node
-    return place.line, place.column
 
 
 def _message(error: ErrorDetails, path: Path, *, is_key: bool) -> str:

@@ -47,31 +47,24 @@ def sharding_faults(
 
 
 def _world_faults(spec: Spec) -> Iterator[Fault]:
-    written: list[tuple[tuple[str | int, ...], Sequence[Value]]] = [
+    lists: list[tuple[tuple[str | int, ...], Sequence[Value]]] = [
         (("axes", WORLD), spec.axes.get(WORLD, ()))
     ]
     for name, tier in spec.tiers.items():
-        written.append((("tiers", name, "axes", WORLD), (tier.axes or {}).get(WORLD, ())))
+        lists.append((("tiers", name, "axes", WORLD), (tier.axes or {}).get(WORLD, ())))
     drawn = spec.fuzz.axes.get(WORLD) if spec.fuzz is not None else None
     if drawn is not None:
-        written.append((("fuzz", "axes", WORLD, "values"), drawn.values))
+        lists.append((("fuzz", "axes", WORLD, "values"), drawn.values))
         if drawn.range is not None and drawn.range.low < 1:
             message = "'world' is a number of ranks, 1 or more; the range begins at 0"
             yield Fault(("fuzz", "axes", WORLD, "range"), message)
-    for path, values in written:
-        for index, value in enumerate(values):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                message = f"'world' is a number of ranks, 1 or more; got {show(value)}"
-                yield Fault((*path, index), message)
-    for key, cases in (
-        ("extra_cases", spec.extra_cases),
-        ("regressions", tuple(each.case for each in spec.regressions)),
-    ):
-        for index, case in enumerate(cases):
-            value = case.get(WORLD, 1)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                message = f"'world' is a number of ranks, 1 or more; got {show(value)}"
-                yield Fault((key, index, WORLD), message)
+    written = [((*path, at), value) for path, values in lists for at, value in enumerate(values)]
+    regressions = tuple(each.case for each in spec.regressions)
+    for key, cases in (("extra_cases", spec.extra_cases), ("regressions", regressions)):
+        written += [((key, at, WORLD), case.get(WORLD, 1)) for at, case in enumerate(cases)]
+    for path, value in written:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            yield Fault(path, f"'world' is a number of ranks, 1 or more; got {show(value)}")
 
 
 def _shard_faults(

@@ -72,7 +72,6 @@ __all__ = [
     "Target",
     "TargetArch",
     "TileSize",
-    "accept_also",
     "add_short_form",
     "allow_single_entry",
 ]
@@ -182,36 +181,23 @@ _PROBLEM_SCHEMA = {
     "anyOf": [{"enum": list(FAMILIES)}, {"type": "string", "pattern": ":"}],
 }
 _VALUE_SCHEMA = {"type": ["string", "number", "boolean", "null", "array", "object"]}
-_EXPRESSION_SCHEMA = {"type": ["string", "boolean"]}
-_SHAPE_SCHEMA = {"type": ["integer", "string"]}
-_AS_TEXT = PlainSerializer(str)
+_NUMBER_SCHEMA = WithJsonSchema({"type": ["integer", "string"]})
+_AS_TEXT = PlainSerializer(lambda value: value if isinstance(value, int) else str(value))
 
 ExpressionText = Annotated[
-    Expression, PlainValidator(_to_expression), _AS_TEXT, WithJsonSchema(_EXPRESSION_SCHEMA)
+    Expression,
+    PlainValidator(_to_expression),
+    _AS_TEXT,
+    WithJsonSchema({"type": ["string", "boolean"]}),
 ]
 ShardDim = Annotated[
     int | str,
     PlainValidator(_to_dim),
     WithJsonSchema({"title": "a whole number or a name", "type": ["integer", "string"]}),
 ]
-Size = Annotated[
-    Expression | int,
-    PlainValidator(_to_shape),
-    PlainSerializer(lambda size: size if isinstance(size, int) else str(size)),
-    WithJsonSchema(_SHAPE_SCHEMA),
-]
-Bound = Annotated[
-    Expression | int,
-    PlainValidator(_to_bound),
-    PlainSerializer(lambda bound: bound if isinstance(bound, int) else str(bound)),
-    WithJsonSchema(_SHAPE_SCHEMA),
-]
-TileSize = Annotated[
-    Expression | int,
-    PlainValidator(_to_tile),
-    PlainSerializer(lambda size: size if isinstance(size, int) else str(size)),
-    WithJsonSchema(_SHAPE_SCHEMA),
-]
+Size = Annotated[Expression | int, PlainValidator(_to_shape), _AS_TEXT, _NUMBER_SCHEMA]
+Bound = Annotated[Expression | int, PlainValidator(_to_bound), _AS_TEXT, _NUMBER_SCHEMA]
+TileSize = Annotated[Expression | int, PlainValidator(_to_tile), _AS_TEXT, _NUMBER_SCHEMA]
 if TYPE_CHECKING:
     AxisValue = Value
 else:  # pydantic cannot validate a recursive type, and need not
@@ -307,16 +293,26 @@ class Model(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @classmethod
+    def short_schema(cls, _keys: dict[str, Any]) -> dict[str, Any] | None:
+        """The JSON Schema of the short form, given those of the keys; None without one."""
+        return None
 
-def accept_also(
-    full: dict[str, Any], other: dict[str, Any], *, last: bool = False
-) -> dict[str, Any]:
-    """Change the JSON Schema `full` of a model so that it also accepts `other`."""
-    long = {name: value for name, value in full.items() if name != "description"}
-    description = full.get("description", "")
-    full.clear()
-    full |= {"description": description, "anyOf": [long, other] if last else [other, long]}
-    return full
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = handler(core_schema)
+        full = handler.resolve_ref_schema(schema)
+        short = cls.short_schema(full.get("properties", {}))
+        if short is None:
+            return schema
+        long = {name: value for name, value in full.items() if name != "description"}
+        forms = [long, short] if short.get("type") == "object" else [short, long]
+        description = full.get("description", "")
+        full.clear()
+        full |= {"description": description, "anyOf": forms}
+        return full
 
 
 class ShortModel(Model):
@@ -330,10 +326,7 @@ class ShortModel(Model):
         return {cls.short: value} if isinstance(value, str) else value
 
     @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    def short_schema(cls, keys: dict[str, Any]) -> dict[str, Any]:
+        """The JSON Schema of the key `short`."""
         words = ("anyOf", "type", "pattern")
-        full = handler.resolve_ref_schema(handler(core_schema))
-        key = full["properties"][cls.short]
-        return accept_also(full, {word: part for word, part in key.items() if word in words})
+        return {word: part for word, part in keys[cls.short].items() if word in words}

@@ -52,6 +52,9 @@ class Range(Model):
             raise ValueError(f"is an empty range: {self.low} is more than {self.high}")
         return self
 
+    def __contains__(self, number: int) -> bool:
+        return self.low <= number <= self.high
+
     @classmethod
     def __get_pydantic_json_schema__(
         cls, _core_schema: CoreSchema, _handler: GetJsonSchemaHandler
@@ -149,6 +152,17 @@ class FuzzLengths(Model):
         """How key lengths follow from query lengths: same, independent, longer or shorter."""
         apart = self.q is not None and self.k == "same"
         return "independent" if apart or isinstance(self.k, Range) else str(self.k)
+
+    def relates(self, queries: int, keys: int) -> bool:
+        """Whether the lengths of a sequence have the relation."""
+        match self.relation:
+            case "same":
+                return keys == queries
+            case "longer":
+                return keys >= queries
+            case "shorter":
+                return keys <= queries
+        return True
 
 
 class FuzzAxis(ShortModel):

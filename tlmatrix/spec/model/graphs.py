@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from tlmatrix.spec.model.fields import EXCEPTION, ExpressionText, Model, accept_also
-
-if TYPE_CHECKING:
-    from pydantic import GetJsonSchemaHandler
-    from pydantic_core import CoreSchema
+from tlmatrix.spec.model.fields import EXCEPTION, ExpressionText, Model
 
 __all__ = ["CudaGraph", "Refusal"]
 
@@ -57,8 +53,6 @@ class CudaGraph(Model):
         return {} if value is True else value
 
     @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        full = handler.resolve_ref_schema(handler(core_schema))
-        return accept_also(full, {"const": True})
+    def short_schema(cls, _keys: dict[str, Any]) -> dict[str, Any]:
+        """The JSON Schema of `true`."""
+        return {"const": True}

@@ -11,9 +11,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 from tlmatrix.spec.model.fields import EXCEPTION, AxisValue, Model
 
 if TYPE_CHECKING:
-    from pydantic import GetJsonSchemaHandler
-    from pydantic_core import CoreSchema
-
     from tlmatrix.spec.values import Value
 
 __all__ = ["InvalidInput", "InvalidInputs", "invalid_inputs_of", "tables_of"]
@@ -99,22 +96,14 @@ class InvalidInputs(Model):
         return value
 
     @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        full = handler.resolve_ref_schema(handler(core_schema))
-        messages = full["properties"]["messages"]
-        short = {
+    def short_schema(cls, keys: dict[str, Any]) -> dict[str, Any]:
+        """The JSON Schema of the table alone."""
+        return {
             "type": "object",
             "minProperties": 1,
             "properties": {"messages": False},
-            "additionalProperties": messages["additionalProperties"],
+            "additionalProperties": keys["messages"]["additionalProperties"],
         }
-        long = {name: value for name, value in full.items() if name != "description"}
-        description = full.get("description", "")
-        full.clear()
-        full |= {"description": description, "anyOf": [long, short]}
-        return full
 
 
 @dataclass(frozen=True)

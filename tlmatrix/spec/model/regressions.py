@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from datetime import date as calendar_date
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from tlmatrix.spec.model.fields import CaseValues, Day, Model, accept_also
-
-if TYPE_CHECKING:
-    from pydantic import GetJsonSchemaHandler
-    from pydantic_core import CoreSchema
+from tlmatrix.spec.model.fields import CaseValues, Day, Model
 
 __all__ = ["Regression", "Retired"]
 
@@ -42,10 +38,6 @@ class _RecordedCase(Model):
     )
 
 
-_VALUES = ("type", "additionalProperties", "minProperties")
-"""Keys of the JSON Schema of a mapping of values that the short form keeps."""
-
-
 class Regression(_RecordedCase):
     """A case that once failed: values of axes, alone or under `case` beside other keys.
 
@@ -60,13 +52,10 @@ class Regression(_RecordedCase):
         return value
 
     @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        full = handler.resolve_ref_schema(handler(core_schema))
-        key = full["properties"]["case"]
-        short = {word: part for word, part in key.items() if word in _VALUES}
-        return accept_also(full, short, last=True)
+    def short_schema(cls, keys: dict[str, Any]) -> dict[str, Any]:
+        """The JSON Schema of values alone."""
+        words = ("type", "additionalProperties", "minProperties")
+        return {word: part for word, part in keys["case"].items() if word in words}
 
 
 class Retired(_RecordedCase):

@@ -96,7 +96,7 @@ class RelationDecl(ShortModel):
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """Those of the five keys that are present."""
+        """The keys among these five that are present."""
         keys = ("name", "permute", "split", "scale", "idempotent")
         return tuple(key for key in keys if getattr(self, key) is not None)
 

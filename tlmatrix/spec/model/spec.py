@@ -372,18 +372,11 @@ class Spec(Model):
         `spec.location("axes", "seqlens", 1)`. A path that the file lacks has the location of its
         nearest parent; a spec made in Python has (1, 1).
         """
-        if self._document is None:
-            return (1, 1)
-        node, _ = self._document.find(*path)
-        return (node.line, node.column)
+        return (1, 1) if self._document is None else self._document.location(*path)
 
     def key_location(self, *path: str | int) -> tuple[int, int]:
         """Line and column of the key of the value at a path; of the value for a list entry."""
-        if self._document is None:
-            return (1, 1)
-        node, entry = self._document.find(*path)
-        place = entry or node
-        return (place.line, place.column)
+        return (1, 1) if self._document is None else self._document.location(*path, at_key=True)
 
     def issue(self, path: tuple[str | int, ...], message: str) -> Issue:
         """An issue at the location of the value at a path."""

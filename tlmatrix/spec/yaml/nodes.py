@@ -85,6 +85,12 @@ class Document:
                 node, entry = node.items[int(part)], None
         return node, entry
 
+    def location(self, *path: str | int, at_key: bool = False) -> tuple[int, int]:
+        """Line and column of the value at a path, with `at_key` of its key if it has one."""
+        node, entry = self.find(*path)
+        place = entry if at_key and entry is not None else node
+        return place.line, place.column
+
     def path_in_file(self, *path: str | int) -> tuple[str | int, ...]:
         """The parts of a path that the file has.
 

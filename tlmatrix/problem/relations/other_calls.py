@@ -1,0 +1,47 @@
+"""Relations of calls with the same inputs: into a given output, and on another CUDA stream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tlmatrix.problem.model import Relation
+
+if TYPE_CHECKING:
+    from tlmatrix.problem.model import Problem
+
+__all__ = ["with_given_output", "with_side_stream"]
+
+
+def with_given_output(problem: Problem, output: str) -> Problem:
+    """The problem with a call that gives the entry a tensor for `output` as its argument `out`.
+
+    The tensor holds NaN before. It is what the results have as `output`, not what the call returns.
+    """
+    given = replace(
+        problem, cotangents={}, gradient_of={}, given_output=output, relations=lambda _kind: ()
+    )
+    relation = Relation(
+        "given_output",
+        "relations",
+        (given,),
+        left=lambda mine: {output: mine[output]},
+        right=lambda results: {output: results[0][output]},
+        because="the tensor that was given as `out` holds other values after the call",
+        words="the result of a call without `out`",
+    )
+    return problem.with_relations("relations", lambda: (relation,))
+
+
+def with_side_stream(problem: Problem) -> Problem:
+    """The problem with a call on a side stream, on which its inputs are written late."""
+    relation = Relation(
+        "side_stream",
+        "relations",
+        (replace(problem, side_stream=True, relations=lambda _kind: ()),),
+        because="called on a stream other than the default one, where its inputs are "
+        "written 10 ms later; launch on `torch.cuda.current_stream()`, and let other "
+        "streams wait for it",
+        words="a call on the default stream",
+    )
+    return problem.with_relations("relations", lambda: (relation,))
