@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .values import Val, numpy_name
+from .values import Val, is_float, numpy_name
 
 if TYPE_CHECKING:
     from .emitter import Emitter
@@ -60,7 +60,12 @@ def apply(
 ) -> Val:
     """Write `function(*args)` into a place that is free: the destination or a temporary."""
     axes = axes_of(args)
-    codes = ", ".join(a.code for a in args)
+    in_numpy = function.startswith("np.")
+    operands = [
+        e.constant(a) if in_numpy and a.lit is not None and is_float(a.dtype) else a.code
+        for a in args
+    ]
+    codes = ", ".join(operands)
     consume(e, *args)
     np_dtype = numpy_name(dtype)
     out = free_dest(e, axes, np_dtype)
@@ -72,7 +77,10 @@ def apply(
                 break
     in_torch = _TORCH.get(function)
     if out is not None and in_torch and out in e.fixed and args[0].code in e.fixed:
-        e.w.line(f"{in_torch}({e.tensor(args[0].code)}, out={e.tensor(out)})")
+        operand, target = e.tensor(args[0].code), e.tensor(out)
+        in_place = operand == target
+        code = f"{target}.{function}_()" if in_place else f"{in_torch}({operand}, out={target})"
+        e.w.line(code)
     elif out is not None:
         e.w.line(f"{function}({codes}, out={out})")
     else:

@@ -10,7 +10,7 @@ from tlmatrix.interpreter.ir.text import text_of
 from tlmatrix.interpreter.remedies import remedy
 
 from .source import Writer
-from .values import Affine, Val, literal
+from .values import Affine, Val, literal, numpy_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -179,7 +179,8 @@ class Emitter:
         )
         self.decides_comparisons = not any(i.sees_comparisons for i in self.instruments)
         self.reuses_stores = not any(i.sees_values for i in self.instruments)
-        self._tensors: dict[str, str] = {}
+        self._tensors: dict[tuple[str, str], str] = {}
+        self._constants: dict[tuple[str, str], str] = {}
         self._transposed: dict[str, str] = {}
 
     # -- dispatch
@@ -227,14 +228,29 @@ class Emitter:
 
     # -- arrays that are made once
 
-    def tensor(self, code: str) -> str:
-        """Code of torch's view of an array, made once where the array is."""
+    def tensor(self, code: str, scratch: str = "") -> str:
+        """Code of torch's view of an array, made once where the array is.
+
+        With `scratch` that of a tensor of the same shape and of this dtype, for temporary values.
+        """
         if code not in self.fixed:
             return f"torch.from_numpy({code})"
-        if code not in self._tensors:
-            name = self._tensors[code] = self.prologue.fresh(f"{code}_t")
-            self.prologue.line(f"{name} = torch.from_numpy({code})")
-        return self._tensors[code]
+        if (code, scratch) not in self._tensors:
+            made = f"torch.from_numpy({code})"
+            if scratch:
+                made = f"torch.empty_like({self.tensor(code)}, dtype=torch.{scratch})"
+            name = self.prologue.fresh(f"{code}_{scratch or 't'}")
+            self.prologue.line(f"{name} = {made}")
+            self._tensors[code, scratch] = name
+        return self._tensors[code, scratch]
+
+    def constant(self, value: Val) -> str:
+        """Code of a constant as an array of its own precision, which NumPy need not convert."""
+        key = value.code, numpy_name(value.dtype)
+        if key not in self._constants:
+            name = self._constants[key] = self.launch_prologue.fresh("c")
+            self.launch_prologue.line(f"{name} = np.array({value.code}, '{key[1]}')")
+        return self._constants[key]
 
     def transposed(self, code: str) -> str | None:
         """Code of torch's transposed view of an array; None where it would be made at every use."""
@@ -315,6 +331,7 @@ class Emitter:
             dict(self.deferred),
             set(self.fixed),
             dict(self._tensors),
+            dict(self._constants),
             dict(self._transposed),
             dict(self.iotas),
             len(self.prologue.lines),
@@ -325,12 +342,12 @@ class Emitter:
     def restore(self, saved: Any) -> None:
         """Go back to a state."""
         self.buffers, self.vars, self.deferred = map(dict, saved[:3])
-        self.fixed, self._tensors = set(saved[3]), dict(saved[4])
-        self._transposed, self.iotas = dict(saved[5]), dict(saved[6])
-        self.prologue.take(saved[7])
-        for buf, views in saved[8]:
+        self.fixed, self._tensors, self._constants = set(saved[3]), dict(saved[4]), dict(saved[5])
+        self._transposed, self.iotas = dict(saved[6]), dict(saved[7])
+        self.prologue.take(saved[8])
+        for buf, views in saved[9]:
             buf.views = dict(views)
-        for instrument, state in zip(self.instruments, saved[9], strict=True):
+        for instrument, state in zip(self.instruments, saved[10], strict=True):
             instrument.restore(state)
 
 

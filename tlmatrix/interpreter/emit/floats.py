@@ -70,7 +70,7 @@ def rounded(e: Emitter, value: Val) -> Val:
 def round_into(e: Emitter, codec: str, target: str, source: str) -> None:
     """Write the rounding of a float32 array into another (or itself)."""
     if target in e.fixed and source in e.fixed and codec in _TORCH_ROUNDS:
-        low = f"{e.tensor(source)}.to(torch.{_TORCH_ROUNDS[codec]})"
-        e.w.line(f"{e.tensor(target)}.copy_({low})")
+        low = e.tensor(source, _TORCH_ROUNDS[codec])
+        e.w.line(f"{e.tensor(target)}.copy_({low}.copy_({e.tensor(source)}))")
     else:
         e.w.line(f"{codec}.round_into({target}, {source})")

@@ -83,9 +83,12 @@ class Gemm(TileOperation):
             transposed = e.transposed(code) if transposes[k] == "True" else None
             transposes[k] = "False" if transposed is not None else transposes[k]
             factors.append(transposed or e.tensor(code))
-        e.w.line(
-            f"{product}({', '.join(factors)}, {e.tensor(target)}, {', '.join(transposes)}, {clear})"
-        )
+        into = e.tensor(target)
+        plain = not {"float32", "tfloat32"} & {*dtypes} and transposes == ["False", "False"]
+        if plain and str(clear) == "False":
+            e.w.line(f"{into}.addmm_({', '.join(factors)})")
+        else:
+            e.w.line(f"{product}({', '.join(factors)}, {into}, {', '.join(transposes)}, {clear})")
         if c.rounding:
             round_into(e, c.rounding, target, target)
 

@@ -60,9 +60,36 @@ class Reduce(TileOperation):
         propagates = self.kind in _PROPAGATE and bool(self.call.annotations.get("nan_propagate"))
         if propagates and dst.dtype not in ("float16", "bfloat16"):
             raise e.refuse(f"T.reduce_{self.kind} with nan_propagate into {dst.dtype}")
+        if self._is_plain_sum and target in e.fixed:
+            keeps = ", True" if len(dst.shape) == len(src.shape) else ""
+            out = e.tensor(target)
+            e.w.line(f"torch.sum({e.tensor(source)}, {self.axis}{keeps}, out={out})")
+            return
         e.w.line(
             f"reduce_float({self.kind!r}, {e.tensor(source)}, {self.axis}, {target}, "
             f"{self.clear.code}, {dst.rounding}, {propagates})"
+        )
+
+    @property
+    def _is_plain_sum(self) -> bool:
+        """Whether torch may write a sum to all of a buffer, without a temporary."""
+        src, dst = self.src.buf, self.dst.buf
+        extents, written = (
+            [d.extent.code for d in box.dims if d.extent is not None]
+            for box in (self.src, self.dst)
+        )
+        summed = extents.pop(self.axis)
+        if len(written) > len(extents):
+            extents.insert(self.axis, "1")
+        return (
+            self.kind == "sum"
+            and bool(self.clear.lit)
+            and summed != "0"
+            and src.dtype == dst.dtype
+            and not (src.codec or dst.rounding)
+            and self.call.args[0].buffer.data is not self.call.args[1].buffer.data
+            and self.dst.is_whole_local
+            and written == extents
         )
 
 
@@ -97,25 +124,24 @@ def reduce_float(
         raise Unsupported(f"T.reduce_{kind} over an empty dimension")
     if kind in ("abssum", "absmax"):
         src = src.abs()
+    combine = _PROPAGATE[kind] if nan_propagate else _COMBINE[kind]
     value: Any
-    if kind in ("sum", "abssum"):
+    if combine is np.add:
         value = torch.sum(src, axis).numpy()
     else:
         value = (torch.amin if kind == "min" else torch.amax)(src, axis).numpy()
         if not nan_propagate and np.count_nonzero(np.isnan(value)):
             # CUDA's fmaxf and fminf ignore NaN beside a number.
-            value = _COMBINE[kind].reduce(src.numpy(), axis)
-    value = value.reshape(dst.shape)
-    combine = _PROPAGATE[kind] if nan_propagate else _COMBINE[kind]
-    if not clear and rounding is None and value.dtype == dst.dtype:
-        combine(dst, value, out=dst)
-        return
-    if not clear:
-        value = combine(dst, value)
+            value = combine.reduce(src.numpy(), axis)
+    if value.shape != dst.shape:
+        value = value.reshape(dst.shape)
     if rounding is not None:
+        value = value if clear else combine(dst, value)
         rounding.round_into(dst, np.ascontiguousarray(value, np.float32))
-    else:
+    elif clear:
         np.copyto(dst, value, casting="unsafe")
+    else:
+        combine(dst, value, out=dst, casting="unsafe")
 
 
 def reduce_int(kind: str, src: Array, axis: int, dst: Array, clear: Any) -> None:
