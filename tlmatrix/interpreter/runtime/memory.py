@@ -195,7 +195,8 @@ def written_part(
             return None
         extents = tuple(dim[1] for dim in dims if isinstance(dim, tuple))
         if isinstance(value, np.ndarray):
-            value = np.broadcast_to(value, extents)[tile]
+            spread = value if value.shape == extents else np.broadcast_to(value, extents)
+            value = spread[tile]
         if where is not None:
             where = np.broadcast_to(where, extents)[tile]
     place: Any = memory if any(isinstance(d, tuple) for d in dims) else (*memory, None)
