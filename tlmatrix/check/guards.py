@@ -41,28 +41,26 @@ _LARGE = 2**16
 """Size in bytes above which filling only the canaries is faster than filling the whole buffer."""
 
 _aten = torch.ops.aten
-_WITHOUT_VALUES = frozenset(
-    {
-        _aten.empty.memory_format,
-        _aten.empty_strided.default,
-        _aten.empty_like.default,
-        _aten.new_empty.default,
-        _aten.new_empty_strided.default,
-    }
+_WITHOUT_VALUES = (
+    _aten.empty.memory_format,
+    _aten.empty_strided.default,
+    _aten.empty_like.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
 )
-_WITH_VALUES = frozenset(
-    {
-        _aten.zeros.default,
-        _aten.zeros_like.default,
-        _aten.new_zeros.default,
-        _aten.ones.default,
-        _aten.ones_like.default,
-        _aten.new_ones.default,
-        _aten.full.default,
-        _aten.full_like.default,
-        _aten.new_full.default,
-    }
+_WITH_VALUES = (
+    _aten.zeros.default,
+    _aten.zeros_like.default,
+    _aten.new_zeros.default,
+    _aten.ones.default,
+    _aten.ones_like.default,
+    _aten.new_ones.default,
+    _aten.full.default,
+    _aten.full_like.default,
+    _aten.new_full.default,
 )
+_SETS_VALUES = {id(op): op in _WITH_VALUES for op in (*_WITHOUT_VALUES, *_WITH_VALUES)}
+"""Whether an allocating operator sets values, by its identity: its own hash is slow."""
 
 
 @dataclass
@@ -260,11 +258,8 @@ class _GuardMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch'
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         result = func(*args, **(kwargs or {}))
-        if func in _WITHOUT_VALUES:
-            return self._guards.allocated(result, values=False)
-        if func in _WITH_VALUES:
-            return self._guards.allocated(result, values=True)
-        return result
+        values = _SETS_VALUES.get(id(func))
+        return result if values is None else self._guards.allocated(result, values=values)
 
 
 class _GuardModeUncompiled(_GuardMode):  # type: ignore[no-untyped-call] # as above

@@ -47,7 +47,13 @@ class Allocation:
     freed: bool = False
 
     def __post_init__(self) -> None:
-        self.begin, self.size = self.whole.data_ptr(), len(self.whole)
+        with torch._C.DisableTorchFunction():  # noqa: SLF001  # has no public name
+            self.begin, self.size = self.whole.data_ptr(), self.whole.numel()
+            self._bytes = self.whole.numpy()
+
+    def words(self, dtype: type[np.generic]) -> Any:
+        """Its words of 32 bits, as a NumPy array."""
+        return self._bytes[: self.size // 4 * 4].view(dtype)
 
     def __str__(self) -> str:
         return f"{self.kind} {self.number} of rank {self.rank}"
@@ -104,15 +110,14 @@ class Memory:
         """A tensor for what runs later: a GPU does not keep the memory that it was given."""
         if not self.allocations:
             return tensor
-        address = tensor.data_ptr()  # 0 of an empty tensor
-        found = self.find(address)
-        if found is None or not found.lent:
-            return tensor
-        start = address - found.begin
-        if start % tensor.element_size():
-            return tensor
-        place = start // tensor.element_size()
-        with torch.no_grad(), torch._C._DisableTorchDispatch():  # noqa: SLF001  # has no public name
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # noqa: SLF001  # have no public names
+            address = tensor.data_ptr()  # 0 of an empty tensor
+            found = self.find(address)
+            if found is None or not found.lent:
+                return tensor
+            place, rest = divmod(address - found.begin, tensor.element_size())
+            if rest:
+                return tensor
             again = torch.empty(0, dtype=tensor.dtype)
             return again.set_(found.whole.untyped_storage(), place, tensor.shape, tensor.stride())
 

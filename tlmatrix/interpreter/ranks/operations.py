@@ -37,8 +37,11 @@ _LATER = {
     _aten.fill_.Tensor: "fill",
     _aten.zero_.default: "zero",
 }
+_FREE: dict[int, Any] = {}
+"""Operations that touch no element, by identity: their own hash is slow."""
 _ALLOCATING = ("aten::empty", "aten::new_empty", "aten::detach", "aten::alias", "aten::lift_fresh")
 _READING = frozenset({torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu})
+_REPLACED = _READING | {torch.Tensor.record_stream, torch.Tensor.cuda, torch.Tensor.to}
 
 
 def _is_free(func: Any) -> bool:
@@ -56,7 +59,6 @@ class OnStreams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch 
     def __init__(self, rank: Rank) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._rank = rank
-        self._free: dict[Any, bool] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -68,17 +70,20 @@ class OnStreams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch 
     ) -> Any:
         del types
         kwargs = kwargs or {}
+        if id(func) in _FREE:
+            return func(*args, **kwargs)
         what = _LATER.get(func)
         if what is not None:
-            return self._enqueue(func, what, args, kwargs)
-        free = self._free.get(func)
-        if free is None:
-            free = self._free[func] = _is_free(func)
+            with torch._C.DisableTorchFunction():  # noqa: SLF001  # has no public name
+                return self._enqueue(func, what, args, kwargs)
+        if _is_free(func):
+            _FREE[id(func)] = func
+            return func(*args, **kwargs)
         rank = self._rank
         stream = rank.stream
-        if not free and stream.capture is not None:
+        if stream.capture is not None:
             return self._capture(func, args, kwargs)
-        if free or not any(isinstance(t, torch.Tensor) for t in tree_leaves((args, kwargs))):
+        if not any(isinstance(t, torch.Tensor) for t in tree_leaves((args, kwargs))):
             return func(*args, **kwargs)
         last = stream.last()
         if last is not None:
@@ -93,7 +98,8 @@ class OnStreams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch 
         """Note what an operation that runs at once reads and writes."""
         stream.learn(self._rank.clock)
         stream.tick()
-        self._touch(stream, func, args, kwargs, caller())
+        with torch._C.DisableTorchFunction():  # noqa: SLF001  # has no public name
+            self._touch(stream, func, args, kwargs, caller())
         stream.tick()
 
     def _capture(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -128,9 +134,11 @@ class OnStreams(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch 
     def _enqueue(self, func: Any, what: str, args: Any, kwargs: Any) -> Any:
         world = self._rank.world
         given = args[0]
-        args = tuple(
-            world.memory.borrowed(a.detach()) if isinstance(a, torch.Tensor) else a for a in args
-        )
+        with torch._C._DisableTorchDispatch():  # noqa: SLF001  # has no public name
+            args = tuple(
+                world.memory.borrowed(a.detach()) if isinstance(a, torch.Tensor) else a
+                for a in args
+            )
         target = args[0]
 
         # A copy of contiguous memory is the copy engine's; the rest are kernels.
@@ -183,6 +191,8 @@ class HostReads(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         del types
+        if not kwargs and func not in _REPLACED:
+            return func(*args)
         kwargs = kwargs or {}
         if func in _READING:
             self._rank.stream.synchronize()

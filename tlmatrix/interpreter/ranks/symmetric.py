@@ -37,12 +37,6 @@ if TYPE_CHECKING:
     from .streams import Stream
 
 
-def _array(tensor: torch.Tensor) -> Any:
-    """A tensor's memory, to be used later: the host waits for nothing here."""
-    with torch._C.DisableTorchFunction():  # noqa: SLF001  # has no public name
-        return tensor.numpy()
-
-
 def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
     """`symm_mem.empty`: a tensor of the rank's own symmetric memory.
 
@@ -50,7 +44,7 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> t
         RuntimeError: the current stream is being captured.
     """
     del device
-    rank = current_rank()
+    rank = currentcurrent_rank()
     if rank.stream.capture is not None:
         rank.stream.capture.refuse("symmetric_memory.empty")
     shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
@@ -71,8 +65,9 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> t
         rank.world.accesses.follow(found.whole, str(found), lent)
         rank.world.accesses.follow(pad.whole, str(pad))
     found.zeroing = enqueue("symmetric_memory.empty", partial(_zero, rank, found), rank.streams[0])
-    tensor: torch.Tensor = lent[: count * dtype.itemsize].view(dtype).view(shape)
-    return tensor
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # noqa: SLF001
+        tensor: torch.Tensor = lent[: count * dtype.itemsize].view(dtype).view(shape)
+        return tensor
 
 
 def _zero(rank: Rank, own: Allocation, stream: Stream) -> None:
@@ -80,7 +75,7 @@ def _zero(rank: Rank, own: Allocation, stream: Stream) -> None:
     if own.freed:
         return
     assert own.pad is not None
-    zero(rank.world, _array(own.pad.whole), stream)
+    zero(rank.world, own.pad.words(np.uint32), stream)
     if rank.world.accesses is not None:
         for each in (own, own.pad):
             rank.world.accesses.zero(each.whole, stream)
@@ -91,7 +86,7 @@ def rendezvous(tensor: torch.Tensor, group: Any) -> Handle:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
-    rank = current_rank()
+    rank = currentcurrent_rank()
     memory = rank.world.memory
     if isinstance(group, str):
         names = c10d._world.pg_names  # noqa: SLF001  # where PyTorch keeps them
@@ -111,9 +106,9 @@ def rendezvous(tensor: torch.Tensor, group: Any) -> Handle:
         return Handle(rank, members, known[key])
     what = "symmetric_memory.rendezvous"
     buffers = meet(("rendezvous", group.group_name), what, members, own)
-    sizes = {len(buffer.whole) for buffer in buffers}
+    sizes = {buffer.size for buffer in buffers}
     if len(sizes) > 1:
-        each = ", ".join(f"rank {b.rank}: {len(b.whole)}" for b in buffers)
+        each = ", ".join(f"rank {b.rank}: {b.size}" for b in buffers)
         raise ValueError(
             f"rendezvous: the buffers must have one size on all ranks, in bytes they have {each}"
         )
@@ -134,7 +129,7 @@ class _Signals:
     def slot(self, owner: int, channel: int, of: int) -> Pointer:
         """A signal of rank `of` in the pad of another one."""
         world = len(self.pads)
-        pad = self.pads[owner].whole.view(torch.uint32)
+        pad = self.pads[owner].words(np.uint32)
         index = channel * world + of
         if not 0 <= index < len(pad):
             raise InterpreterError(
@@ -142,7 +137,7 @@ class _Signals:
                 f"which has {len(pad)} signals; see torch.distributed._symmetric_memory."
                 "set_signal_pad_size"
             )
-        return Pointer(_array(pad), (index,), "signal_pad")
+        return Pointer(pad, (index,), "signal_pad")
 
     def put(self, peer: int, channel: int) -> Iterator[Request]:
         """Wait until the signal is free, and set it."""
@@ -197,22 +192,22 @@ class Handle:
     @property
     def buffer_size(self) -> int:
         """The size of a buffer in bytes."""
-        return len(self._buffers[0].whole)
+        return self._buffers[0].size
 
     @property
     def signal_pad_size(self) -> int:
         """The size of a signal pad in bytes."""
-        return len(self._pads[0].whole)
+        return self._pads[0].size
 
     @property
     def buffer_ptrs(self) -> list[int]:
         """Where the buffers lie, by rank."""
-        return [b.whole.data_ptr() for b in self._buffers]
+        return [b.begin for b in self._buffers]
 
     @property
     def signal_pad_ptrs(self) -> list[int]:
         """Where the signal pads lie, by rank."""
-        return [p.whole.data_ptr() for p in self._pads]
+        return [p.begin for p in self._pads]
 
     @property
     def device(self) -> torch.device:
@@ -224,13 +219,14 @@ class Handle:
     ) -> torch.Tensor:
         count = math.prod(int(n) for n in sizes)
         size = dtype.itemsize
-        if offset < 0 or (offset + count) * size > len(of.whole):
+        if offset < 0 or (offset + count) * size > of.size:
             raise InterpreterError(
-                f"{of} has {len(of.whole)} bytes, asked for are {count} elements of {dtype} "
+                f"{of} has {of.size} bytes, asked for are {count} elements of {dtype} "
                 f"from element {offset} on: bytes {offset * size} to {(offset + count) * size}"
             )
-        found: torch.Tensor = of.whole[offset * size : (offset + count) * size].view(dtype)
-        return found.view(tuple(int(n) for n in sizes))
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # noqa: SLF001
+            found: torch.Tensor = of.whole[offset * size : (offset + count) * size].view(dtype)
+            return found.view(tuple(int(n) for n in sizes))
 
     def get_buffer(
         self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0
@@ -263,7 +259,7 @@ class Handle:
         dtype = dtype or torch.uint32
         offset = int(storage_offset or 0)
         pad = self._pads[rank]
-        whole = len(pad.whole) // dtype.itemsize - offset
+        whole = pad.size // dtype.itemsize - offset
         return self._view(pad, sizes or (whole,), dtype, offset)
 
     # -- signals, on the current stream
@@ -306,12 +302,14 @@ def write_value(tensor: torch.Tensor, offset: int, val: int, count: int = 1) -> 
     Raises:
         InterpreterError: for flags past the end of the tensor.
     """
-    flags = tensor.detach().view(-1)
-    if offset < 0 or offset + count > len(flags):
-        raise InterpreterError(
-            f"flags {offset} to {offset + count - 1} are written of a tensor that has {len(flags)}"
-        )
-    array = _array(current_rank().world.memory.borrowed(flags.view(torch.int32)))
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # noqa: SLF001
+        flags = tensor.detach().view(-1)
+        if offset < 0 or offset + count > len(flags):
+            raise InterpreterError(
+                f"flags {offset} to {offset + count - 1} are written of a tensor that has "
+                f"{len(flags)}"
+            )
+        array = current_rank().world.memory.borrowed(flags.view(torch.int32)).numpy()
 
     def work(_stream: Stream) -> None:
         for k in range(offset, offset + count):
@@ -328,7 +326,7 @@ def stream_write_value(tensor: torch.Tensor, offset: int, val: int) -> torch.Ten
         InterpreterError: for a flag past the end of the tensor.
         RuntimeError: the current stream is captured to a CUDA graph.
     """
-    capture = current_rank().stream.capture
+    capture = currentcurrent_rank().stream.capture
     if capture is not None:
         capture.refuse("stream_write_value32 (memset32 can be captured)")
     return write_value(tensor, offset, val)
@@ -348,9 +346,9 @@ def stream_wait_value(stream: Any, addr: Any, value: Any, flags: Any) -> tuple[i
             memory, or a comparison other than at least (0) and equal (1).
         RuntimeError: the stream is captured to a CUDA graph.
     """
-    if current_rank().world.state["traced"]:
+    if currentcurrent_rank().world.state["traced"]:
         return (0,)  # kernels are only traced, those too that would raise the flag
-    rank, address = current_rank(), int(addr)
+    rank, address = currentcurrent_rank(), int(addr)
     known = next((each for each in rank.streams if each.cuda_stream == int(stream)), None)
     if known is None:
         raise InterpreterError(
@@ -371,8 +369,7 @@ def stream_wait_value(stream: Any, addr: Any, value: Any, flags: Any) -> tuple[i
             "that peers write belong there (torch.distributed._symmetric_memory.empty)"
         )
     place = (address - found.begin) // 4
-    words = found.whole[: len(found.whole) // 4 * 4].view(torch.int32)
-    pointer = Pointer(_array(words), (place,), "flags")
+    pointer = Pointer(found.words(np.int32), (place,), "flags")
 
     def work(_stream: Stream) -> Iterator[Request]:
         yield from wait_for(pointer, int(value), compare, "acquire", "sys")
