@@ -44,7 +44,7 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> t
         RuntimeError: the current stream is being captured.
     """
     del device
-    rank = currentcurrent_rank()
+    rank = current_rank()
     if rank.stream.capture is not None:
         rank.stream.capture.refuse("symmetric_memory.empty")
     shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
@@ -86,7 +86,7 @@ def rendezvous(tensor: torch.Tensor, group: Any) -> Handle:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
-    rank = currentcurrent_rank()
+    rank = current_rank()
     memory = rank.world.memory
     if isinstance(group, str):
         names = c10d._world.pg_names  # noqa: SLF001  # where PyTorch keeps them
@@ -326,7 +326,7 @@ def stream_write_value(tensor: torch.Tensor, offset: int, val: int) -> torch.Ten
         InterpreterError: for a flag past the end of the tensor.
         RuntimeError: the current stream is captured to a CUDA graph.
     """
-    capture = currentcurrent_rank().stream.capture
+    capture = current_rank().stream.capture
     if capture is not None:
         capture.refuse("stream_write_value32 (memset32 can be captured)")
     return write_value(tensor, offset, val)
@@ -346,9 +346,9 @@ def stream_wait_value(stream: Any, addr: Any, value: Any, flags: Any) -> tuple[i
             memory, or a comparison other than at least (0) and equal (1).
         RuntimeError: the stream is captured to a CUDA graph.
     """
-    if currentcurrent_rank().world.state["traced"]:
+    if current_rank().world.state["traced"]:
         return (0,)  # kernels are only traced, those too that would raise the flag
-    rank, address = currentcurrent_rank(), int(addr)
+    rank, address = current_rank(), int(addr)
     known = next((each for each in rank.streams if each.cuda_stream == int(stream)), None)
     if known is None:
         raise InterpreterError(

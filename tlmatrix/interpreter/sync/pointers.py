@@ -26,11 +26,12 @@ class Pointer:
 
     def __post_init__(self) -> None:
         shape = self.array.shape
-        if not all(0 <= i < n for i, n in zip(self.index, shape, strict=True)):
-            raise InterpreterError(
-                f"index out of bounds: the address of {self} is taken, but {self.name} has shape "
-                f"{tuple(shape)}{_owner(self.array)}"
-            )
+        for i, n in zip(self.index, shape, strict=True):
+            if not 0 <= i < n:
+                raise InterpreterError(
+                    f"index out of bounds: the address of {self} is taken, but {self.name} has "
+                    f"shape {tuple(shape)}{_owner(self.array)}"
+                )
 
     def __str__(self) -> str:
         return f"{self.name}[{', '.join(map(str, self.index))}]"
@@ -44,7 +45,7 @@ class Pointer:
 
     def load(self) -> Any:
         """The value."""
-        return self.array[self.index].item()
+        return self.array.item(self.index)
 
     def store(self, value: Any) -> None:
         """Store a value; integers wrap."""

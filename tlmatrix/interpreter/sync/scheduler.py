@@ -89,7 +89,8 @@ class Prioritized(_Straggling):
         best: Agent | None = None
         asleep: Agent | None = None
         for agent in agents:
-            if not agent.ready:
+            request = agent.request  # `ready`, without its call
+            if request is not None and not request.ready():
                 continue
             if agent.priority is None:
                 agent.priority = self.random.random()

@@ -128,20 +128,21 @@ class World(Scheduler):
 
     def _drive(self, rank: Rank) -> None:
         """Step agents until `rank` is chosen, or wake another host and sleep."""
-        with self.around():
-            while self.failed is None:
-                agent = self._picked()
-                if isinstance(agent, Rank):
-                    if agent is rank:
-                        return
-                    agent.wake.release()
-                    if not rank.done:
-                        rank.wake.acquire()
-                        if self.failed is not None:
-                            break
-                    return
-                self.step(agent)
-        raise Stopped
+        agent = self._picked() if self.failed is None else None
+        if agent is not None and not isinstance(agent, Rank):
+            with self.around():
+                while agent is not None and not isinstance(agent, Rank):
+                    self.step(agent)
+                    agent = self._picked() if self.failed is None else None
+        if agent is None:
+            raise Stopped
+        if agent is rank:
+            return
+        agent.wake.release()
+        if not rank.done:
+            rank.wake.acquire()
+            if self.failed is not None:
+                raise Stopped
 
     def finish(self, over: Callable[[], bool]) -> None:
         """Step agents until something is over, in a world without hosts."""
