@@ -101,7 +101,7 @@ class View:
             self._put(self.reads, memory, mask, races.joined(reads, access, agent))
             return
         if access.action == "write":
-            self._put(self.writes, memory, mask, races.number((access,)))
+            self._put(self.writes, memory, mask, races.own(access))
             self._put(self.reads, memory, mask, 0)
         else:
             self._put(self.writes, memory, mask, races.joined(writes, access, agent))
@@ -112,7 +112,7 @@ class View:
         While its operation runs nothing else does, so that no part needs to be checked again.
         """
         races = self.owner.races
-        own = races.number((access,))
+        own = races.own(access)
         if own in self._ordered:
             return True
         if self.writes.size > _SMALL or not races.ordered(self.writes, access, agent):

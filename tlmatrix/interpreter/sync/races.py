@@ -48,6 +48,7 @@ class Access:
         who: the stream, as text.
         block: the block's index, of a block.
         launch: the identity of its launch.
+        alone: the number of the set of it alone (`Races.own`); -1 until it is known.
     """
 
     agent: int
@@ -61,6 +62,7 @@ class Access:
     who: str = field(default="", compare=False)
     block: tuple[int, ...] | None = field(default=None, compare=False)
     launch: int = field(default=0, compare=False)
+    alone: int = field(default=-1, compare=False)
 
     @classmethod
     def of(
@@ -121,9 +123,15 @@ class Races:
             self._sets.append(members)
         return found
 
+    def own(self, new: Access) -> int:
+        """The number of the set of one access."""
+        if new.alone < 0:
+            new.alone = self.number((new,))
+        return new.alone
+
     def joined(self, numbers: Any, new: Access, agent: Agent) -> Any:
         """The sets with one access more, without those ordered before it."""
-        own = self.number((new,))
+        own = self.own(new)
         values = _distinct(numbers)
         if len(values) == 1:
             return self._with(values[0], own, new, agent)
@@ -142,7 +150,9 @@ class Races:
                 continue
             after = self._order.retired.get(old.agent)
             # Of a kernel that has ended one block stands for all.
-            members.append(old if after is None else replace(old, agent=after[0], time=after[1]))
+            members.append(
+                old if after is None else replace(old, agent=after[0], time=after[1], alone=-1)
+            )
         self._unions[key] = union = self.number((*dict.fromkeys(members), new))
         return union
 
@@ -151,7 +161,7 @@ class Races:
         values = _distinct(numbers)
         if values[-1] == 0:
             return
-        own = self.number((new,))
+        own = self.own(new)
         for value in values:
             if self._is_ordered(value, own, new, agent):
                 continue
@@ -166,7 +176,7 @@ class Races:
 
     def ordered(self, numbers: Any, new: Access, agent: Agent) -> bool:
         """Whether a new access races with none of these sets."""
-        own = self.number((new,))
+        own = self.own(new)
         return all(self._is_ordered(value, own, new, agent) for value in _distinct(numbers))
 
     def _is_ordered(self, number: int, own: int, new: Access, agent: Agent) -> bool:

@@ -89,8 +89,7 @@ class Prioritized(_Straggling):
         best: Agent | None = None
         asleep: Agent | None = None
         for agent in agents:
-            request = agent.request  # `ready`, without its call
-            if request is not None and not request.ready():
+            if not agent.ready:
                 continue
             if agent.priority is None:
                 agent.priority = self.random.random()
