@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.analysis.constants import is_constant_index
 from tlmatrix.interpreter.analysis.intervals import UNKNOWN, interval, ranges_under
+from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.walk import walk
 
 from .integers import add, times
 from .values import Affine, Val, literal
@@ -185,14 +187,15 @@ def under_conditions(e: Emitter, node: Any, index: Val) -> Val:
     """An index, with the upper bound -1 if the branches around it prove that it is negative."""
     if not e.conditions or (index.hi is not None and index.hi < 0):
         return index
-    ranges = {
-        var: (
-            UNKNOWN[0] if value.lo is None else value.lo,
-            UNKNOWN[1] if value.hi is None else value.hi,
-        )
-        for var, value in e.vars.items()
-        if isinstance(value, Val) and not value.mutable
-    }
+    ranges = {}
+    for var in walk(node):
+        value = e.vars.get(var) if type(var) is ir.Var else None
+        if isinstance(value, Val) and not value.mutable:
+            low, high = value.lo, value.hi
+            ranges[var] = (
+                UNKNOWN[0] if low is None else low,
+                UNKNOWN[1] if high is None else high,
+            )
     for condition, holds in e.conditions:
         ranges = ranges_under(condition, ranges, holds=holds)
     if interval(node, ranges)[1] >= 0:

@@ -41,6 +41,7 @@ class Invariants:
         # The line where a block starts, and the variables that do not change in it.
         self._start: int | None = None
         self._known: set[Any] = set()
+        self._known_loads: dict[Any, int] = {}
 
     @property
     def names(self) -> Collection[str]:
@@ -51,6 +52,7 @@ class Invariants:
         """A block starts here: where shared integers are defined once all are known."""
         self._start = len(e.w.lines)
         self._known = set(e.vars)
+        self._known_loads.clear()
 
     def end_grid(self, e: Emitter) -> None:
         """Write the definitions at the start of the block."""
@@ -100,17 +102,22 @@ class Invariants:
 
     def _is_invariant(self, e: Emitter, node: Any) -> bool:
         """Whether an expression reads memory, only such as stays the same, and nothing else."""
-        loads = 0
+        return self._loads(e, node) > 0
 
-        def invariant(node: Any) -> bool:
-            nonlocal loads
+    def _loads(self, e: Emitter, node: Any) -> int:
+        """How many loads an expression has; less than 0 if it is not the same in all of a block."""
+        found = self._known_loads.get(node)
+        if found is None:
+            below: Sequence[Any] = ()
+            loads = 0
             if isinstance(node, _LINEAR):
-                return invariant(node.a) and invariant(node.b)
-            if isinstance(node, _DIVISIONS):
-                return invariant(node.a) and bool(getattr(node.b, "value", 0))
-            if isinstance(node, ir.BufferLoad):
-                loads += 1
-                return is_read_only(node, e.facts.usage) and all(map(invariant, node.indices))
-            return isinstance(node, ir.IntImm) or node in self._known
-
-        return invariant(node) and loads > 0
+                below = node.a, node.b
+            elif isinstance(node, _DIVISIONS) and getattr(node.b, "value", 0):
+                below = (node.a,)
+            elif isinstance(node, ir.BufferLoad) and is_read_only(node, e.facts.usage):
+                below, loads = node.indices, 1
+            elif not (isinstance(node, ir.IntImm) or node in self._known):
+                loads = -1
+            each = [loads, *(self._loads(e, child) for child in below)]
+            found = self._known_loads[node] = -1 if min(each) < 0 else sum(each)
+        return found

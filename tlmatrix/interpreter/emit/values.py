@@ -8,6 +8,7 @@ float32; `exact` says whether a value is already representable in its own dtype.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from tlmatrix.dtypes import TILE_DTYPES
@@ -117,6 +118,10 @@ def literal(value: Any, dtype: str) -> Val:
         if code.startswith("-"):
             code = f"({code})"
         return Val(code, dtype, lit=number)
-    number = int(value)
+    return _integer(int(value), dtype)
+
+
+@lru_cache(maxsize=1 << 12)
+def _integer(number: int, dtype: str) -> Val:
     code = repr(number) if number >= 0 else f"({number})"
     return Val(code, dtype, lit=number, lo=number, hi=number)
