@@ -99,6 +99,28 @@ def test_abssum():
     torch.testing.assert_close(reduce_kernel("abssum", 1, True, "float32")(x), x.abs().sum(1))
 
 
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("source", [slice(0, 40), slice(8, 24)])
+def test_a_sum_of_a_part_with_the_dimension_kept(source, kept):
+    @tilelang.jit(out_idx=[-1])
+    def make():
+        shape = (16, 1) if kept else (16,)
+
+        @T.prim_func
+        def main(X: T.Tensor((16, 40), "float32"), Y: T.Tensor(shape, "float32")):
+            with T.Kernel(1, threads=32):
+                x = T.alloc_shared((16, 40), "float32")
+                y = T.alloc_fragment(shape, "float32")
+                T.copy(X, x)
+                T.reduce_sum(x[:, source.start : source.stop], y, dim=1)
+                T.copy(y, Y)
+
+        return main
+
+    x = torch.randn(16, 40)
+    assert torch.equal(make()(x).flatten(), x[:, source].sum(1))
+
+
 def test_a_maximum_over_a_row_with_a_nan_is_that_of_its_numbers():
     x = torch.randn(16, 40)
     x[3, 5] = float("nan")
