@@ -112,7 +112,7 @@ class Invariants:
             loads = 0
             if isinstance(node, _LINEAR):
                 below = node.a, node.b
-            elif isinstance(node, _DIVISIONS) and getattr(node.b, "value", 0):
+            elif isinstance(node, _DIVISIONS) and getattr(node.b, "value", None):
                 below = (node.a,)
             elif isinstance(node, ir.BufferLoad) and is_read_only(node, e.facts.usage):
                 below, loads = node.indices, 1
