@@ -19,7 +19,7 @@ from tlmatrix.interpreter.ir import nodes as ir
 from .values import Val, is_int
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from .emitter import Emitter
 
