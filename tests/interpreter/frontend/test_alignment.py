@@ -146,7 +146,7 @@ def test_an_atomic_on_four_elements():
 
 def test_a_scalar_load_is_not_lowered(monkeypatch):
     """Tables that are read one element at a time cost nothing, wherever they begin."""
-    from tlmatrix.interpreter.frontend import kernel
+    from tlmatrix.interpreter.frontend import alignment
 
-    monkeypatch.setattr(kernel, "lowered", lambda *_: pytest.fail("lowered"))
+    monkeypatch.setattr(alignment, "lowered", lambda *_: pytest.fail("lowered"))
     assert not reports_of(one_row, offset(5, dtype=torch.int32), torch.zeros(5, 32).int())

@@ -9,7 +9,7 @@ import torch
 from tilelang import tvm
 
 from tlmatrix.interpreter import LaunchError, interpret, traced
-from tlmatrix.interpreter.frontend.descriptors import described, lowered
+from tlmatrix.interpreter.frontend.alignment import requirements
 
 ROWS = 32
 HOPPER = "sm_90a"
@@ -170,6 +170,6 @@ def test_what_is_described_is_what_cuda_code_has_descriptors_of(make):
         func = make().prim_func
     with tvm.target.Target({"kind": "cuda", "arch": HOPPER}) as target:
         source = tilelang.lower(func, target=target).kernel_source
-    found = {str(func.params[k].name) for k in described(func, lowered(func, HOPPER, {}))}
+    found = {str(func.params[k].name) for k in requirements(func, HOPPER, {}).strides}
     expected = set(re.findall(r"CUtensorMap (\w+)_desc", source))
     assert {name.removesuffix("_handle") for name in found} == expected

@@ -10,7 +10,7 @@ import tilelang.language as T
 import torch
 
 from tlmatrix.interpreter import interpret
-from tlmatrix.interpreter.frontend import program_cache, programs
+from tlmatrix.interpreter.frontend import alignment, program_cache, programs
 
 
 @pytest.fixture
@@ -86,6 +86,44 @@ def test_other_sources_of_the_interpreter_have_other_programs(folder, generated,
     assert len(generated) == 2
 
 
+@pytest.mark.parametrize("configs", [{}, {"tl.disable_safe_memory_legalize": True}])
+def test_a_kernel_is_lowered_once_for_its_options(folder, monkeypatch, configs):
+    lowered = []
+    lower = alignment.lowered
+
+    def counted(func, arch, options):
+        lowered.append(options)
+        return lower(func, arch, options)
+
+    monkeypatch.setattr(alignment, "lowered", counted)
+
+    def reports(options):
+        @tilelang.jit(pass_configs=options)
+        def doubled():
+            n = T.dynamic("n")
+
+            @T.prim_func
+            def double(X: T.Tensor((n, 8), "float16"), Y: T.Tensor((n, 8), "float16")):
+                with T.Kernel(1, threads=8):
+                    for i, j in T.Parallel(8, 8):
+                        Y[i, j] = X[i, j] + X[i, j]
+
+            return double
+
+        programs._known.clear()
+        x = torch.ones(65, dtype=torch.float16)[1:].view(8, 8)
+        with interpret(sanitize={"alignment"}, arch="sm_90a") as session:
+            doubled()(x, torch.empty_like(x))
+        return [report.message for report in session.reports]
+
+    found = reports(configs)
+    assert found == reports(configs)
+    assert "X begins 2 bytes after a multiple of 16" in found[0]
+    assert len(lowered) == 1
+    reports({"tl.disable_vectorize_256": True})
+    assert len(lowered) == 2
+
+
 @pytest.mark.parametrize("content", [b"", b"damaged", "shorter"])
 def test_a_damaged_file_is_written_again(folder, generated, content):
     run()
@@ -117,16 +155,16 @@ def test_the_cache_can_be_turned_off(folder, generated, monkeypatch):
 def test_programs_that_were_used_longest_ago_are_removed(folder, monkeypatch):
     run()
     (first,) = folder.iterdir()
-    program, code = program_cache.ProgramCache(folder).find(first.name)
+    content = program_cache.ProgramCache(folder).find(first.name, object)
     size = first.stat().st_size
     monkeypatch.setattr(program_cache, "_WRITES", 1)
     store = program_cache.ProgramCache(folder, limit=5 * size)
     for number in range(1, 8):
-        store.add(f"key {number}", program, code)
+        store.add(f"key {number}", content)
         for age, file in enumerate([first, *(folder / f"key {n}" for n in range(1, number + 1))]):
             if file.exists():
                 os.utime(file, (1000 + age, 1000 + age))
-        assert store.find(first.name) is not None  # which makes it the last one used
+        assert store.find(first.name, object) is not None  # which makes it the last one used
     left = {file.name for file in folder.iterdir()}
     assert first.name in left
     assert "key 1" not in left

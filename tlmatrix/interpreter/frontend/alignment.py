@@ -12,7 +12,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .descriptors import Lowered, positions
+from tlmatrix.interpreter.ir.read import saved
+
+from .descriptors import Lowered, lowered, positions
+from .program_cache import lowered_key, program_cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -119,7 +122,24 @@ def in_parallel(func: Any) -> frozenset[int]:
     return positions(func, found)
 
 
-def requirements(func: Any, lowered: Lowered) -> Requirements:
+def requirements(func: Any, arch: str, configs: Mapping[str, Any]) -> Requirements:
+    """What the lowered code of a PrimFunc needs from its arguments; kept on disk.
+
+    Nothing for a kernel that TileLang cannot lower, which other checks report.
+    """
+    store = program_cache()
+    key = lowered_key(saved(func), arch, configs) if store is not None else ""
+    found = store.find(key, Requirements) if store is not None else None
+    if found is not None:
+        return found
+    code = lowered(func, arch, configs)
+    found = _needed(func, code) if code is not None else Requirements({}, {})
+    if store is not None:
+        store.add(key, found)
+    return found
+
+
+def _needed(func: Any, lowered: Lowered) -> Requirements:
     """What the lowered code of a PrimFunc needs from its arguments."""
     from tilelang import tvm
 

@@ -85,13 +85,6 @@ def lowered(func: Any, arch: str, configs: Mapping[str, Any]) -> Lowered | None:
     return Lowered(device, tuple(made))
 
 
-def described(func: Any, found: Lowered | None) -> frozenset[int]:
-    """Positions of the parameters of which there are descriptors once a PrimFunc is lowered."""
-    if found is None:
-        return frozenset()
-    return positions(func, [arguments[4] for arguments in found.descriptors])
-
-
 def positions(func: Any, bases: list[Any]) -> frozenset[int]:
     """The parameters that begin where one of the variables points to."""
     buffers = func.buffer_map

@@ -23,7 +23,7 @@ from .alignment import (
     unaligned_starts,
 )
 from .arguments import Arguments
-from .descriptors import Lowered, described, lowered, may_be_described
+from .descriptors import may_be_described
 from .environment import environment, without_modes
 from .sanitized import run_sanitized
 from .session import current
@@ -162,7 +162,7 @@ class InterpretedKernel:
         """Positions of the parameters that have TMA descriptors."""
         if not self._arch or not self._moved:
             return frozenset()
-        return described(self.prim_func, self._lowered)
+        return frozenset(self._requirements.strides)
 
     @cached_property
     def _moved(self) -> frozenset[int]:
@@ -175,16 +175,10 @@ class InterpretedKernel:
         return in_parallel(self.prim_func)
 
     @cached_property
-    def _lowered(self) -> Lowered | None:
-        """The kernel after TileLang's passes."""
+    def _requirements(self) -> Requirements:
+        """What the code that TileLang lowers the kernel to needs of its arguments."""
         with without_modes():
-            return lowered(self.prim_func, self._arch or _DEFAULT_ARCH, self._configs)
-
-    @cached_property
-    def _requirements(self) -> Requirements | None:
-        """The alignment that the lowered kernel needs."""
-        found = self._lowered
-        return requirements(self.prim_func, found) if found is not None else None
+            return requirements(self.prim_func, self._arch or _DEFAULT_ARCH, self._configs)
 
     def misaligned(self, values: list[Any], symbols: Mapping[str, int]) -> list[Misaligned]:
         """The arguments of a launch that some access of the lowered kernel finds misaligned."""
@@ -192,7 +186,7 @@ class InterpretedKernel:
         starts = unaligned_starts(self._arch or _DEFAULT_ARCH, values)
         rows = unaligned_rows(parameters, values)
         suspect = (starts and starts & self._in_parallel) or (rows and rows & self._moved)
-        if not suspect or self._requirements is None:
+        if not suspect:
             return []
         return misaligned(self._requirements, parameters, values, symbols)
 

@@ -1,16 +1,16 @@
-"""Caches generated programs on disk, for all processes that run the same kernels.
+"""Caches what is made of a kernel on disk, for all processes that run the same kernels.
 
-A file's name is a hash of everything its program depends on: the kernel's IR, the options, the
-sources of the interpreter, and the versions of Python and of the libraries. Damaged files are
-generated and written again; a cache that cannot be read or written is no error. A folder that
-grows too large loses the programs that were used longest ago.
+That is its generated programs, and what its lowered code needs of arguments. A file's name is a
+hash of everything its content depends on: the kernel's IR, the options, the sources of the
+interpreter, and the versions of Python and of the libraries. Damaged files are made and written
+again; a cache that cannot be read or written is no error. A folder that grows too large loses the
+files that were used longest ago.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import marshal
 import os
 import pickle
 import platform
@@ -19,19 +19,21 @@ import time
 import zlib
 from functools import cache
 from pathlib import Path
-from types import CodeType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 
 from tlmatrix import dtypes, interpreter
 from tlmatrix.cache_files import cache_folder, write_file
-from tlmatrix.interpreter.program import Program
 from tlmatrix.interpreter.sync.externs import modelled
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tlmatrix.interpreter.generate import Options
+
+_Content = TypeVar("_Content")
 
 _LIMIT = 256 << 20
 """Bytes of all files together."""
@@ -42,34 +44,33 @@ _WRITES = 64
 
 
 class ProgramCache:
-    """Programs and their compiled code in the files of a folder."""
+    """Objects in the files of a folder."""
 
     def __init__(self, folder: Path, limit: int = _LIMIT) -> None:
         self._folder = folder
         self._limit = limit
         self._written = 0
 
-    def find(self, key: str) -> tuple[Program, CodeType] | None:
-        """The program of a key; None if there is none, or its file is damaged."""
+    def find(self, key: str, kind: type[_Content]) -> _Content | None:
+        """The object of a key; None if there is none of this kind, or its file is damaged."""
         path = self._folder / key
         try:
-            program, code = pickle.loads(zlib.decompress(path.read_bytes()))  # noqa: S301
-            compiled = marshal.loads(code)  # noqa: S302 - our own file, as trusted as a .pyc
+            found = pickle.loads(zlib.decompress(path.read_bytes()))  # noqa: S301 - our own file
         except Exception:  # noqa: BLE001 - anything can come of a damaged file
             return None
-        if not isinstance(program, Program) or not isinstance(compiled, CodeType):
+        if not isinstance(found, kind):
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
-        return program, compiled
+        return found
 
-    def add(self, key: str, program: Program, code: CodeType) -> None:
-        """Write a program, if it can be written."""
+    def add(self, key: str, content: object) -> None:
+        """Write an object, if it can be written."""
         try:
-            content = pickle.dumps((program, marshal.dumps(code)), pickle.HIGHEST_PROTOCOL)
+            pickled = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
         except (RecursionError, pickle.PicklingError, TypeError, ValueError):
             return
-        if write_file(self._folder / key, zlib.compress(content, 1)):
+        if write_file(self._folder / key, zlib.compress(pickled, 1)):
             if self._written % _WRITES == 0:
                 self._trim()
             self._written += 1
@@ -105,16 +106,28 @@ def program_key(ir: str, options: Options) -> str:
     """The name of the file of a program, by the JSON of its kernel and its options."""
     from tilelang import tvm
 
-    depends = (
-        _interpreter(),
+    return _key(
+        ir,
         sorted(options.sanitizers) if options.sanitizers is not None else None,
         [options.guard, options.traced, options.covered, options.recorded, options.wide],
         options.arch,
         [name for name in modelled() if name in ir],
         # TileLang infers layouts under it.
-        sorted((str(k), str(v)) for k, v in tvm.transform.PassContext.current().config.items()),
+        _texts(tvm.transform.PassContext.current().config),
     )
-    return hashlib.sha256(f"{depends}\n{ir}".encode()).hexdigest()
+
+
+def lowered_key(ir: str, arch: str, configs: Mapping[str, object]) -> str:
+    """The name of the file of what the lowered code of a kernel needs."""
+    return _key(ir, "lowered", arch, _texts(configs))
+
+
+def _key(ir: str, *depends: object) -> str:
+    return hashlib.sha256(f"{(_interpreter(), *depends)}\n{ir}".encode()).hexdigest()
+
+
+def _texts(configs: Mapping[str, object]) -> list[tuple[str, str]]:
+    return sorted((str(k), str(v)) for k, v in configs.items())
 
 
 @cache

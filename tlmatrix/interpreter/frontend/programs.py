@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import linecache
+import marshal
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,13 +106,22 @@ class Programs:
         text = saved(self.prim_func)  # slow: for the key and the program
         store = program_cache()
         key = program_key(text, options) if store is not None else ""
-        found = store.find(key) if store is not None else None
+        found = store.find(key, _Generated) if store is not None else None
         if found is None:
             program = generate(self.prim_func, text, options)
-            found = program, compile(program.source, _filename(program), "exec")
+            code = compile(program.source, _filename(program), "exec")
             if store is not None:
-                store.add(key, *found)
-        return found
+                store.add(key, _Generated(program, marshal.dumps(code)))
+            return program, code
+        return found.program, marshal.loads(found.code)  # noqa: S302 - as trusted as a .pyc
+
+
+@dataclass(frozen=True)
+class _Generated:
+    """A generated program and its compiled code, as `marshal` writes it."""
+
+    program: Program
+    code: bytes
 
 
 # By structural hash of the PrimFunc; equality is checked on a hit.
