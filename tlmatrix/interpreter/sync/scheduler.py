@@ -6,6 +6,7 @@ under every one; the policies differ in which faults they provoke.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -88,16 +89,18 @@ class Prioritized(_Straggling):
         """The ready agent of the highest priority."""
         best: Agent | None = None
         asleep: Agent | None = None
+        highest = -math.inf
         for agent in agents:
-            if not agent.ready:
+            # Whether an agent is ready takes longest to find out.
+            if (agent.priority is not None and agent.priority <= highest) or not agent.ready:
                 continue
             if agent.priority is None:
                 agent.priority = self.random.random()
             if agent.wakes > step:
                 if asleep is None or agent.wakes < asleep.wakes:
                     asleep = agent
-            elif best is None or best.priority is None or agent.priority > best.priority:
-                best = agent
+            elif agent.priority > highest:
+                best, highest = agent, agent.priority
         if best is None:
             return asleep
         if self.random.random() < _DEMOTED:
