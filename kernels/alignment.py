@@ -2,8 +2,6 @@
 
 import torch
 
-__all__ = ["ALIGNMENT", "aligned"]
-
 ALIGNMENT = 16
 """Bytes. TMA and the widest load of a thread (128 bits) need addresses that are multiples of it."""
 

@@ -2,8 +2,6 @@
 
 import torch
 
-__all__ = ["dtype_name"]
-
 
 def dtype_name(dtype: torch.dtype) -> str:
     """The TileLang name of a dtype, e.g. float16 for torch.float16."""

@@ -6,8 +6,6 @@ import torch
 from tilelang import tvm
 from tilelang.backend.target import determine_target
 
-__all__ = ["BLACKWELL", "HOPPER", "capability", "multiprocessors"]
-
 # Compute capabilities. Without a GPU and outside of compilation, tiles are chosen for HOPPER.
 HOPPER = 90
 BLACKWELL = 100

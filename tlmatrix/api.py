@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.run.result import CaseResult
 
-__all__ = ["Results", "cases", "load", "run_specs"]
-
 PathLike = str | os.PathLike[str]
 
 

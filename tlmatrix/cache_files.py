@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["cache_folder", "write_file"]
-
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """`$TLMATRIX_CACHE`, else `$XDG_CACHE_HOME/tlmatrix`, else `~/.cache/tlmatrix`."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Command = Callable[[argparse.Namespace, Config], ExitCode]
 
-__all__ = ["command_named", "main"]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code (`tlmatrix.exit_codes.ExitCode`)."""

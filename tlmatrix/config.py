@@ -24,8 +24,6 @@ from tlmatrix.words import suggestion
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["BACKENDS", "COVERAGE", "UNSUPPORTED", "Config", "ConfigError", "load_config"]
-
 BACKENDS = ("auto", "cuda", "interpreter", "processes", "compile")
 """Names of backends."""
 

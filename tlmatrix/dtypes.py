@@ -17,18 +17,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = [
-    "DTYPES",
-    "TILE_DTYPES",
-    "DType",
-    "dtype_meant",
-    "dtype_named",
-    "dtype_of",
-    "explain_dtype",
-    "size_in_bits",
-    "torch_dtype",
-]
-
 
 @dataclass(frozen=True)
 class DType:

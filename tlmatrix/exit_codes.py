@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["ExitCode", "UsageError"]
-
 
 class ExitCode(IntEnum):
     """The exit codes of every command."""

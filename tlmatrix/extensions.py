@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     SeveralRanks: TypeAlias = Any
     Spec: TypeAlias = Any
 
-__all__ = ["Distributed", "Executors", "compile_key", "distributed"]
-
 
 class Executors(Protocol):
     """Runs entries on several ranks, as `tlmatrix.distributed.Executors` does."""

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["idle_rank", "without_launcher"]
-
 _TORCHRUN_PREFIX = "TORCHELASTIC_"
 _RANK_VARIABLES = frozenset(
     {

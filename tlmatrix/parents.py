@@ -9,8 +9,6 @@ import signal
 import sys
 import threading
 
-__all__ = ["end_with"]
-
 _PDEATHSIG = 1
 """PR_SET_PDEATHSIG of Linux."""
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tlmatrix.plugin.state import State
     from tlmatrix.run.events import Event
 
-__all__: list[str] = []
-
 _SUFFIXES = frozenset({".yaml", ".yml"})
 
 

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tlmatrix.config import Config
 
-__all__ = ["kept_results", "make_folder", "new_results", "resume_command", "shown_path", "versions"]
-
 
 def new_results(given: str | None, config: Config, kind: str) -> Path:
     """The path of a new results file of a `kind` (run, fuzz): `given`, or a file in that folder.

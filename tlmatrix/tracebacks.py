@@ -8,8 +8,6 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["is_ours", "short_path", "user_traceback"]
-
 
 def user_traceback(error: BaseException) -> str:
     """The frames of an error in the user's code, innermost last.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 
-__all__ = ["unwinds"]
-
 
 def unwinds(error: BaseException) -> bool:
     """Whether an exception ends a case or a run: its time limit, a real Ctrl-C.

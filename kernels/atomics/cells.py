@@ -27,8 +27,6 @@ import torch
 
 from tlmatrix_kernels.dtypes import dtype_name
 
-__all__ = ["atomic_cells"]
-
 OPERATIONS = ("add", "max", "min", "or", "load", "store")
 ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
 ACCEPTED = {

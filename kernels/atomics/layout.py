@@ -32,8 +32,6 @@ import torch
 from tlmatrix_kernels.alignment import aligned
 from tlmatrix_kernels.dtypes import dtype_name
 
-__all__ = ["atomic_add_layout"]
-
 ORDERS = ("rows", "pitch", "swizzle", "quads")
 FORMS = ("tile", "fragment", "element", "vector")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

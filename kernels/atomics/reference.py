@@ -2,8 +2,6 @@
 
 import torch
 
-__all__ = ["cells_after", "sum_of_parts"]
-
 
 def sum_of_parts(x: torch.Tensor, order: str = "rows") -> tuple[torch.Tensor, torch.Tensor]:
     """Reference of `atomic_add_layout`: adds the parts one after another in the dtype of x."""

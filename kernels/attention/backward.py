@@ -52,16 +52,6 @@ from tlmatrix_kernels.attention.rows import bind_rows
 from tlmatrix_kernels.attention.softmax import LOG2_E
 from tlmatrix_kernels.attention.tiles import padded
 
-__all__ = [
-    "KeyGradients",
-    "key_block",
-    "load_statistic",
-    "prepare_block",
-    "query_block",
-    "zero_key_block",
-    "zero_query_block",
-]
-
 
 @T.macro
 def prepare_block(out, do, lse, row_lse, row_delta, queries, query, head, rows, head_dim_v):

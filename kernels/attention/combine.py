@@ -8,8 +8,6 @@ result is bitwise reproducible.
 import tilelang
 import tilelang.language as T
 
-__all__ = ["UNIT", "combine_parts"]
-
 # Elements per thread and load; head dimensions are multiples of it.
 UNIT = 8
 

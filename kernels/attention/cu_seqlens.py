@@ -8,8 +8,6 @@ is alive, and repeated if PyTorch has modified the tensor in place since.
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["host_values"]
-
 _HOST_VALUES = WeakIdKeyDictionary()
 """Tensor to (its version at the copy, its values)."""
 

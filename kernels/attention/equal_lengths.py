@@ -2,8 +2,6 @@
 
 from tlmatrix_kernels.attention.operators import dense_attention
 
-__all__ = ["equal_lengths_attention"]
-
 
 def equal_lengths_attention(
     q,

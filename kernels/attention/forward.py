@@ -31,8 +31,6 @@ from tlmatrix_kernels.attention.softmax import (
 )
 from tlmatrix_kernels.attention.tiles import padded
 
-__all__ = ["forward_block", "masked_block"]
-
 
 @T.macro
 def forward_block(

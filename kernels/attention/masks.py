@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 
 import tilelang.language as T
 
-__all__ = ["TOP_LEFT", "Mask", "block_order", "query_tile", "tile_and_head"]
-
 TOP_LEFT = "top_left"
 """The value of `causal` for a mask aligned at the first query and the first key."""
 

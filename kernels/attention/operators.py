@@ -20,14 +20,6 @@ from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, PREPARE_THREADS
 from tlmatrix_kernels.attention.validate import Attention, Lengths, check_dense, check_packed
 from tlmatrix_kernels.dtypes import dtype_name
 
-__all__ = [
-    "backward_pass",
-    "dense_attention",
-    "forward_pass",
-    "static_of",
-    "varlen_attention",
-]
-
 
 def dense_attention(
     q,

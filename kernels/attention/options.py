@@ -2,8 +2,6 @@
 
 import tilelang
 
-__all__ = ["PASS_CONFIGS", "SPECIALIZED_CONFIGS"]
-
 # Hardware approximations of exp2, log and division (about 2 ulp in float32, far below the rounding
 # of the 16-bit inputs). Infinities are still handled correctly.
 PASS_CONFIGS = {tilelang.PassConfigKey.TL_ENABLE_FAST_MATH: True}

@@ -27,19 +27,6 @@ from tlmatrix_kernels.attention.rows import PADDING, Rows
 from tlmatrix_kernels.attention.softmax import no_sink, with_sink
 from tlmatrix_kernels.attention.tiles import Tiles, tiles_for
 
-__all__ = [
-    "ORDER",
-    "SHARED_KEYS",
-    "atomic_gradients",
-    "forward",
-    "forward_with_sink",
-    "key_gradients",
-    "prepare",
-    "query_gradients",
-    "reordered_gradients",
-    "restore",
-]
-
 ORDER = "mma"
 """The order of the dq accumulator of `reordered` (see the module)."""
 SHARED_KEYS = False

@@ -11,8 +11,6 @@ from torch.autograd.function import once_differentiable
 from tlmatrix_kernels.attention.operators import varlen_attention
 from tlmatrix_kernels.attention.validate import check_padded
 
-__all__ = ["padded_attention"]
-
 
 def padded_attention(
     q,

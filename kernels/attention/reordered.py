@@ -34,15 +34,6 @@ import tilelang.language as T
 
 from tlmatrix_kernels.attention.rows import PADDING, bind_rows, statistic_shape
 
-__all__ = [
-    "ORDERS",
-    "RESTORE_THREADS",
-    "accumulator_shape",
-    "add_tile",
-    "block_shape",
-    "restore_block",
-]
-
 LANES = 32
 ELEMENTS = 4
 

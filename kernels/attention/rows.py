@@ -23,16 +23,6 @@ from dataclasses import dataclass, replace
 
 import tilelang.language as T
 
-__all__ = [
-    "LAYOUTS",
-    "PADDING",
-    "Rows",
-    "bind_rows",
-    "matrix_shape",
-    "padded_start",
-    "statistic_shape",
-]
-
 LAYOUTS = ("bshd", "bhsd", "thd")
 PADDING = 64
 """Rows of a block of the pre-pass, which writes the padded rows. Tiles of queries divide it, and it

@@ -20,8 +20,6 @@ import tilelang.language as T
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
 from tlmatrix_kernels.attention.softmax import LOG2_E
 
-__all__ = ["PART", "sink_parts", "sink_total"]
-
 PART = 2048
 """Rows per block: 16 KiB of loads in flight; half a million rows are 256 parts."""
 THREADS = 256

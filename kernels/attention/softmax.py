@@ -30,19 +30,6 @@ from dataclasses import dataclass
 
 import tilelang.language as T
 
-__all__ = [
-    "LOG2_E",
-    "InitialState",
-    "apply_mask",
-    "init_state",
-    "load_state",
-    "no_sink",
-    "normalize",
-    "online_softmax",
-    "store_lse",
-    "with_sink",
-]
-
 LOG2_E = 1.4426950408889634
 
 

@@ -4,16 +4,6 @@ from dataclasses import dataclass
 
 from tlmatrix_kernels.target import capability
 
-__all__ = [
-    "COMBINE_THREADS",
-    "PREPARE_THREADS",
-    "AttentionTiles",
-    "Tiles",
-    "padded",
-    "strategy_for",
-    "tiles_for",
-]
-
 # The pre- and post-passes are memory-bound. A block of the pre-pass has `rows.PADDING` rows: enough
 # loads in flight to saturate memory bandwidth, and few enough for its registers.
 PREPARE_THREADS = 128

@@ -14,22 +14,6 @@ from tlmatrix_kernels.attention.masks import TOP_LEFT
 from tlmatrix_kernels.attention.tiles import strategy_for
 from tlmatrix_kernels.dtypes import dtype_name
 
-__all__ = [
-    "DTYPES",
-    "GRID_MAX",
-    "SM100_VARIANTS",
-    "Attention",
-    "Lengths",
-    "check_dense",
-    "check_head_counts",
-    "check_head_dims",
-    "check_packed",
-    "check_packed_shards",
-    "check_padded",
-    "check_scale",
-    "check_sm100",
-]
-
 STRATEGIES = ("atomic", "split", "grouped", "reordered")
 SM100_VARIANTS = ("ss", "ts", "wasp")
 SCALE_MIN, SCALE_MAX = 1e-20, 1e20

@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-__all__ = ["check_equal"]
-
 MAX_RANKS_NAMED = 4
 
 

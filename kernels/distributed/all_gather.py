@@ -9,8 +9,6 @@ from tlmatrix_kernels.distributed.partition import row_ranges
 from tlmatrix_kernels.distributed.pull import pull, pull_order
 from tlmatrix_kernels.distributed.validate import UNEVEN, check_context, check_rows
 
-__all__ = ["all_gather"]
-
 
 def all_gather(x: torch.Tensor, *, context: Context, rows: int | None = None) -> torch.Tensor:
     """Concatenate the rows of all ranks in rank order. Can be captured in a CUDA graph.

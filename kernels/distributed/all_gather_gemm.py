@@ -30,8 +30,6 @@ from tlmatrix_kernels.gemm.validate import (
     rows_aligned,
 )
 
-__all__ = ["all_gather_gemm"]
-
 
 def all_gather_gemm(
     a: torch.Tensor,

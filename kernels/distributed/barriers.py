@@ -7,8 +7,6 @@ from tlmatrix_kernels.distributed import signals
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
 from tlmatrix_kernels.distributed.pull import pull_order, wait_by_stream, write_flag
 
-__all__ = ["all_ranks_barrier", "barrier", "barrier_without_kernel"]
-
 
 def barrier(buffer: SymmetricBuffer, channel: int = 0) -> None:
     """Enqueue a barrier of all ranks on the current stream.

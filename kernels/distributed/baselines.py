@@ -11,15 +11,6 @@ from tlmatrix_kernels.distributed.collectives import all_gather_rows, reduce_sca
 from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.gemm_reduce_scatter import gemm_reduce_scatter
 
-__all__ = [
-    "all_gather_then_gemm",
-    "all_gather_then_torch",
-    "gemm_then_reduce_scatter",
-    "torch_all_gather_matmul",
-    "torch_matmul_reduce_scatter",
-    "torch_then_reduce_scatter",
-]
-
 
 def all_gather_then_gemm(
     a: torch.Tensor, b: torch.Tensor, *, context: Context, m: int, transpose_b: bool = False

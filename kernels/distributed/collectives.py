@@ -7,8 +7,6 @@ from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.partition import row_ranges
 from tlmatrix_kernels.distributed.ring import add_in_ring_order
 
-__all__ = ["all_gather_rows", "gather_single", "reduce_scatter_rows", "reduce_scatter_single"]
-
 # PyTorch 2.13 renamed them; earlier versions have only the second names.
 gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

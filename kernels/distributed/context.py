@@ -15,8 +15,6 @@ from tlmatrix_kernels.distributed.barriers import barrier
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer, allocate
 from tlmatrix_kernels.distributed.topology import Links, gpu_name, nvlinks_between
 
-__all__ = ["Context", "create_context"]
-
 SMALLEST = 1 << 16
 """Bytes of the smallest buffer; growing a buffer synchronizes."""
 MAX_CACHED_CALLS = 256

@@ -11,8 +11,6 @@ from tlmatrix_kernels.dtypes import dtype_name
 from tlmatrix_kernels.gemm.tiles import gemm_tiles, size_for
 from tlmatrix_kernels.target import capability, multiprocessors
 
-__all__ = ["CheckedCall", "GemmLaunch", "call_key", "gemm_launch"]
-
 
 @dataclass(frozen=True)
 class GemmLaunch:

@@ -36,8 +36,6 @@ from tlmatrix_kernels.gemm.operands import NO_TMA, op_shapes, op_tile, row_multi
 from tlmatrix_kernels.gemm.tiles import Tiles, gemm_tiles
 from tlmatrix_kernels.target import capability
 
-__all__ = ["gemm_on_arrival", "gemm_signalling"]
-
 
 @dataclass(frozen=True)
 class _Config:

@@ -31,8 +31,6 @@ from tlmatrix_kernels.gemm.validate import (
     rows_aligned,
 )
 
-__all__ = ["gemm_reduce_scatter"]
-
 MAX_ELEMENTS = 2**30
 """Per rank's rows: peers count elements modulo 2^32, and may be up to two calls ahead."""
 

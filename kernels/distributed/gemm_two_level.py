@@ -14,8 +14,6 @@ from tlmatrix_kernels.distributed.validate import (
 )
 from tlmatrix_kernels.gemm.validate import check_dtypes, check_operands, check_out_dtype
 
-__all__ = ["gemm_reduce_scatter_two_level"]
-
 
 def gemm_reduce_scatter_two_level(
     a: torch.Tensor,

@@ -14,8 +14,6 @@ import torch
 import torch.distributed._symmetric_memory as symm_mem
 from torch.distributed import ProcessGroup
 
-__all__ = ["SymmetricBuffer", "allocate"]
-
 
 @dataclass(frozen=True)
 class SymmetricBuffer:

@@ -6,8 +6,6 @@ some tens of microseconds, however little there is to overlap.
 
 from tlmatrix_kernels.distributed.context import Context
 
-__all__ = ["MIN_FLOP", "overlap_pays", "should_overlap"]
-
 MIN_FLOP = {
     "all_gather_gemm": {2: 6.0e10, 4: 8.0e10},
     "gemm_reduce_scatter": {2: 1.0e11, 4: 8.0e10},

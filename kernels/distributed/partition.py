@@ -1,7 +1,5 @@
 """Partition of rows over ranks, as by `torch.tensor_split`: the first ranks have one row more."""
 
-__all__ = ["row_range", "row_ranges"]
-
 
 def row_range(total: int, world: int, rank: int) -> tuple[int, int]:
     """The rows [begin, end) of `rank` among `total` rows.

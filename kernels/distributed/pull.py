@@ -16,8 +16,6 @@ import torch.distributed._symmetric_memory as symm_mem
 
 from tlmatrix_kernels.distributed import signals
 
-__all__ = ["pull", "pull_order", "to_int32", "wait_by_kernel", "wait_by_stream", "write_flag"]
-
 
 def pull_order(rank: int, world: int) -> list[int]:
     """The other ranks in the order in which `rank` pulls from them: rank + 1, rank + 2, ...

@@ -12,8 +12,6 @@ from tlmatrix_kernels.distributed.ring import add_in_ring_order, ring
 from tlmatrix_kernels.distributed.two_level import TwoLevelContext
 from tlmatrix_kernels.distributed.validate import check_context, check_reducible
 
-__all__ = ["reduce_scatter", "reduce_scatter_two_level"]
-
 
 def reduce_scatter(x: torch.Tensor, *, context: Context) -> torch.Tensor:
     """This rank's rows of the sum over ranks. Can be captured in a CUDA graph.

@@ -2,8 +2,6 @@
 
 import torch
 
-__all__ = ["gemm_bias"]
-
 
 def gemm_bias(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, world: int) -> torch.Tensor:
     """`a @ b + bias`, with k split over `world` ranks as by `torch.tensor_split`.

@@ -16,8 +16,6 @@ import torch
 
 from tlmatrix_kernels.dtypes import dtype_name
 
-__all__ = ["add_in_ring_order", "ring", "ring_sum"]
-
 COLUMNS = 1024
 """Columns per block: 8 elements per thread, 16 bytes of a 16-bit part."""
 THREADS = 128

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from tlmatrix_kernels.distributed.gemm_launch import GemmLaunch
 
-__all__ = ["MAX_SEGMENTS", "Segments", "own_segments", "segment_count", "segments"]
-
 MAX_SEGMENTS = 4
 """Per rank; each costs a small kernel launch."""
 MIN_ELEMENTS = 2**20

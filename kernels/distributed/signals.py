@@ -49,8 +49,6 @@ import functools
 
 import tilelang.language as T
 
-__all__ = ["add", "atom_add", "given", "load", "post", "source", "st", "wait"]
-
 _SCOPES = ("gpu", "sys")
 _LOADS = ("relaxed", "acquire")
 _STORES = ("relaxed", "release")

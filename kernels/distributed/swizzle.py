@@ -18,8 +18,6 @@ backwards, so that concurrent blocks share rows of A and columns of B in L2.
 The functions take Python integers or TIR expressions.
 """
 
-__all__ = ["ordered_tile", "panel_height"]
-
 PANEL = 8
 """Maximum tile rows of a panel, as in `tlmatrix_kernels.gemm`."""
 MIN_PANEL = 4

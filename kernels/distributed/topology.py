@@ -13,8 +13,6 @@ from itertools import combinations
 
 import torch
 
-__all__ = ["Links", "gpu_name", "nvlinks", "nvlinks_between"]
-
 
 @dataclass(frozen=True)
 class Links:

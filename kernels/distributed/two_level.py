@@ -9,8 +9,6 @@ from torch.distributed import ProcessGroup
 
 from tlmatrix_kernels.distributed.context import Context, create_context
 
-__all__ = ["TwoLevelContext", "create_two_level_context"]
-
 _GROUPS: WeakKeyDictionary[ProcessGroup, dict[int, tuple[ProcessGroup, ProcessGroup]]] = (
     WeakKeyDictionary()
 )

@@ -6,18 +6,6 @@ from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.partition import row_range
 from tlmatrix_kernels.gemm.validate import OUT_DTYPES, names
 
-__all__ = [
-    "UNEVEN",
-    "check_bias",
-    "check_bool",
-    "check_context",
-    "check_overlap",
-    "check_partition",
-    "check_reducible",
-    "check_rows",
-    "check_size",
-]
-
 UNEVEN = "ranks with different numbers of rows must pass {0}=, the total"
 """Hint for sizes that differ between ranks; the placeholder is the argument."""
 

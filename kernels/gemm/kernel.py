@@ -24,8 +24,6 @@ from tlmatrix_kernels.gemm.operands import NO_TMA, op_shapes, op_tile, row_multi
 from tlmatrix_kernels.gemm.tiles import Tiles, gemm_tiles
 from tlmatrix_kernels.target import capability
 
-__all__ = ["PANEL", "gemm_kernel"]
-
 PANEL = 8
 """Width in tiles of the panels in which blocks traverse C, so that they share operands in L2."""
 

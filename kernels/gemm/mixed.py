@@ -38,8 +38,6 @@ from tlmatrix_kernels.gemm.operands import NO_TMA, op_shapes, op_tile, row_multi
 from tlmatrix_kernels.gemm.tiles import Tiles, mixed_tiles
 from tlmatrix_kernels.target import capability
 
-__all__ = ["BITS", "mixed_kernel", "products"]
-
 BITS = {"float16": 16, "bfloat16": 16, "int8": 8, "float8_e4m3fn": 8, "float8_e5m2": 8}
 """Element size in bits of the dtypes of A and B."""
 _FLOAT8_PRODUCTS = 89

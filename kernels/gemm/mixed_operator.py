@@ -17,8 +17,6 @@ from tlmatrix_kernels.gemm.validate import (
 )
 from tlmatrix_kernels.target import multiprocessors
 
-__all__ = ["PARTNERS", "gemm_mixed"]
-
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 PARTNERS = {
     torch.float16: (torch.int8, *_FLOAT8),

@@ -10,8 +10,6 @@ the lengths at the call.
 import tilelang.language as T
 from tvm import DataType
 
-__all__ = ["NO_TMA", "ROW_BYTES", "op_shapes", "op_tile", "row_multiple", "symbolic_mnk"]
-
 NO_TMA = {"disable_tma": True}
 """Annotation of a copy that the threads do, not TMA."""
 ROW_BYTES = 16

@@ -24,8 +24,6 @@ from tlmatrix_kernels.gemm.validate import (
 from tlmatrix_kernels.gemm.wgmma import wgmma_tiles, wgmma_ws_kernel
 from tlmatrix_kernels.target import capability, multiprocessors
 
-__all__ = ["VARIANTS", "gemm"]
-
 VARIANTS = {"tiled": None, "tcgen05": 10, "tcgen05_ws": 10, "wgmma_ws": 9}
 """The required major compute capability of each variant; None for any."""
 PERSISTENT = ("tcgen05_ws", "wgmma_ws")

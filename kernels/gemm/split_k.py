@@ -28,13 +28,6 @@ from tlmatrix_kernels.gemm.operands import NO_TMA, op_shapes, op_tile, row_multi
 from tlmatrix_kernels.gemm.tiles import split_tiles
 from tlmatrix_kernels.target import capability
 
-__all__ = [
-    "atomic_sums_kernel",
-    "combine_kernel",
-    "partial_sums_kernel",
-]
-
-
 COMBINED = 1024
 """Elements of C per block of `combine_kernel`: 8 per thread, two 16-byte loads per slice."""
 

@@ -18,8 +18,6 @@ from tlmatrix_kernels.gemm.validate import (
 )
 from tlmatrix_kernels.target import capability, multiprocessors
 
-__all__ = ["REDUCTIONS", "choose_splits", "gemm_split_k"]
-
 REDUCTIONS = ("workspace", "atomic")
 MAX_SPLITS = 32
 """Beyond it, adding the slices takes longer than the split saves."""

@@ -46,14 +46,6 @@ import tilelang.language as T
 
 from tlmatrix_kernels.gemm.operands import NO_TMA, op_shapes, op_tile, row_multiple, symbolic_mnk
 
-__all__ = [
-    "RAGGED_TCGEN05_TILES",
-    "TCGEN05_TILES",
-    "Tcgen05Tiles",
-    "tcgen05_kernel",
-    "tcgen05_ws_kernel",
-]
-
 
 @dataclass(frozen=True)
 class Tcgen05Tiles:

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from tlmatrix_kernels.target import BLACKWELL, HOPPER
 
-__all__ = ["SIZES", "Tiles", "gemm_tiles", "mixed_tiles", "size_for", "split_size", "split_tiles"]
-
 SIZES = ("wide", "narrow")
 
 

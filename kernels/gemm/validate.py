@@ -6,18 +6,6 @@ from tlmatrix_kernels.dtypes import dtype_name
 from tlmatrix_kernels.gemm.operands import ROW_BYTES
 from tlmatrix_kernels.gemm.tiles import SIZES
 
-__all__ = [
-    "DTYPES",
-    "OUT_DTYPES",
-    "check_addend",
-    "check_dtypes",
-    "check_operands",
-    "check_out_dtype",
-    "check_tiles",
-    "names",
-    "rows_aligned",
-]
-
 DTYPES = (torch.float16, torch.bfloat16)
 OUT_DTYPES = (*DTYPES, torch.float32)
 

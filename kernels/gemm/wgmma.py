@@ -35,8 +35,6 @@ import tilelang.language as T
 
 from tlmatrix_kernels.gemm.operands import NO_TMA, op_shapes, op_tile, row_multiple, symbolic_mnk
 
-__all__ = ["WGMMA_TILES", "WgmmaTiles", "wgmma_tiles", "wgmma_ws_kernel"]
-
 
 @dataclass(frozen=True)
 class WgmmaTiles:

@@ -25,8 +25,6 @@ zeros, which add nothing to a sum, and are not stored.
 import tilelang
 import tilelang.language as T
 
-__all__ = ["BLOCK_ROWS", "rms_norm_backward_kernel", "rms_norm_forward_kernel"]
-
 BLOCK_ROWS = 8
 """Rows of a block: enough loads in flight to saturate memory bandwidth."""
 BLOCK_COLS = 256

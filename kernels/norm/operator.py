@@ -9,8 +9,6 @@ from tlmatrix_kernels.norm.kernel import (
     rms_norm_forward_kernel,
 )
 
-__all__ = ["rms_norm"]
-
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 

@@ -2,8 +2,6 @@
 
 import torch
 
-__all__ = ["rms_norm"]
-
 
 def rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     """`x / sqrt(mean(x * x) + eps) * w`: x [rows, cols], w [cols] -> [rows, cols].

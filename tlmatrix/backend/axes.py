@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem import Family
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["refuse_unknown_axes", "unread_axes"]
-
 _ALIKE = 0.8
 """Similarity above which a name may be a misspelling of another (`difflib`)."""
 

@@ -27,16 +27,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter import TracedKernel
 
-__all__ = [
-    "ARCHITECTURES",
-    "Backend",
-    "CompileBackend",
-    "CudaBackend",
-    "InterpreterBackend",
-    "ProcessesBackend",
-    "backend_named",
-]
-
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")
 """Architectures that the backend `compile` compiles for, if the spec names none."""
 

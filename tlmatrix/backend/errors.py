@@ -10,15 +10,6 @@ from tlmatrix.unwinding import unwinds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "ArchitectureError",
-    "BackendUnavailableError",
-    "BindingError",
-    "DevicesError",
-    "EntryError",
-    "wrapping_entry_errors",
-]
-
 
 class ArchitectureError(RuntimeError):
     """The kernels of a spec do not support the architecture of the backend."""

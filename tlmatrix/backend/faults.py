@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-__all__ = ["DeviceFault", "classify_fault"]
-
 FaultKind = Literal["compile", "launch", "memory"]
 
 _LINES = 12

@@ -16,18 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "ALL_GPUS",
-    "GpuAssignment",
-    "all_visible_gpus",
-    "assignment_for",
-    "compute_capability",
-    "confine_process",
-    "count_gpus",
-    "memory_fraction",
-    "visible_gpus",
-]
-
 ALL_GPUS = "TLMATRIX_VISIBLE_GPUS"
 """Environment variable of a worker restricted to one GPU: all GPUs that the user left visible."""
 

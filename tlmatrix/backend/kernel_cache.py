@@ -26,13 +26,6 @@ from tlmatrix.cache_files import cache_folder
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = [
-    "EVENTS",
-    "expected_seconds",
-    "record_compilation",
-    "share_kernels",
-]
-
 EVENTS = "TLMATRIX_KERNEL_EVENTS"
 """Environment variable: the file to which the processes of a run append events of kernels."""
 

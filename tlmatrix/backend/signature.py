@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     import inspect
     from collections.abc import Callable, Mapping
 
-__all__ = ["is_tilelang_factory", "parameters_of", "undecorated"]
-
 
 def is_tilelang_factory(function: object) -> bool:
     """Whether the function is decorated with `@tilelang.jit`, autotuned or not."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem import Problem
 
-__all__ = ["attention_run"]
-
 _SDPA = {
     "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
     "sdpa_flash": SDPBackend.FLASH_ATTENTION,

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem import Problem
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["torch_run"]
-
 
 def torch_run(name: str, spec: Spec, problem: Problem) -> Run:
     """Return the implementation of this name for a problem.

@@ -30,15 +30,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = [
-    "Candidate",
-    "NotApplicableError",
-    "Run",
-    "entry_run",
-    "find_mismatch",
-    "prepare_candidate",
-]
-
 Named = Mapping[str, torch.Tensor]
 _ROUNDOFFS = 32
 """Tolerance of the root mean square error, in roundoffs of the output's dtype."""

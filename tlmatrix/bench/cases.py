@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["bench_cases"]
-
 
 def bench_cases(spec: Spec, given: Sequence[Mapping[str, Value]] = ()) -> list[Case]:
     """The cases to time: those `given`, or else those of the spec's section `bench`.

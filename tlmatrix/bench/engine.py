@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["ENTRY", "Machine", "bench"]
-
 _Pair: TypeAlias = "tuple[Case, Mapping[str, Any]]"
 
 ENTRY = "entry"

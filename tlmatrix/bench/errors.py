@@ -10,8 +10,6 @@ from tlmatrix.run.faults import fault_finding
 if TYPE_CHECKING:
     from tlmatrix.backend import Backend
 
-__all__ = ["first_sentence", "summarize_error"]
-
 
 def summarize_error(error: Exception, backend: Backend) -> str:
     """Summarize the exception of an implementation in one line."""

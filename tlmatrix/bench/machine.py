@@ -15,8 +15,6 @@ from tlmatrix.bench.timing import cuda_clock
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["this_machine"]
-
 _CLOCKS: tuple[dict[str, str], ...] = (
     {
         "clocks.sm": "sm_mhz",

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["precompile"]
-
 _MAX_PROCESSES = 16
 """Most processes at a time; each has its own tensors on the GPU."""
 _SECONDS = 900.0

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem import Problem
 
-__all__ = ["product_run"]
-
 _Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["RankResult", "RankTimes", "Variant", "time_on_rank"]
-
 
 @dataclass(frozen=True)
 class Variant:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["RankTimer", "variants_on_ranks"]
-
 _WORKER = "tlmatrix.bench.rank_worker:time_on_rank"
 _SECONDS = 900.0
 """Time limit of a case in seconds, including compilation."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tlmatrix.bench.roofs import Roof
     from tlmatrix.bench.statistics import Interval
 
-__all__ = ["BenchReport"]
-
 _ENTRY = "entry"
 _WIDE = 108
 """Least width of a terminal for all columns of a table."""

@@ -19,18 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = [
-    "FORMAT",
-    "BenchFile",
-    "BenchFileError",
-    "CaseTimes",
-    "Implementation",
-    "PassTimes",
-    "State",
-    "read_bench",
-    "speed_since",
-]
-
 FORMAT = 1
 _DIGITS = 6
 

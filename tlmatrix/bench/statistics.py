@@ -19,17 +19,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "CONFIDENCE",
-    "MARGIN",
-    "MIN_SAMPLES",
-    "Interval",
-    "Verdict",
-    "interval",
-    "speed_between_runs",
-    "speed_ratio",
-]
-
 CONFIDENCE = 0.95
 """Confidence level of intervals."""
 MARGIN = 0.02

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["Call", "Clock", "Samples", "Schedule", "Timing", "cuda_clock", "interleaved"]
-
 Call = Callable[[], object]
 
 

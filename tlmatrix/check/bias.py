@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from tlmatrix.check.tolerance import ReferenceBounds
     from tlmatrix.problem.model import Problem, TensorInfo, Tensors
 
-__all__ = ["biases"]
-
 _SIGMAS = 8.0
 _ROUNDOFFS = 0.25
 _FEWEST = 65

@@ -9,8 +9,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["INT_OF_SIZE", "same_bits", "which_differ"]
-
 INT_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The integer dtype with the given number of bytes per element."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import Dim, Problem, Tensors
 
-__all__ = ["depends_on_other_sequences"]
-
 _CHANGED = 1e-3
 """Relative difference (to the element and to the mean) above which a result counts as changed; the
 order of summation explains smaller ones."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tlmatrix.check.tolerance import ReferenceBounds
     from tlmatrix.problem.model import Tensors
 
-__all__ = ["compare_runs"]
-
 
 def compare_runs(
     first: Tensors, again: Tensors, bounds: ReferenceBounds, *, exact: bool

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tlmatrix.check.tolerance import ReferenceBounds
     from tlmatrix.problem.model import Problem
 
-__all__ = ["diagnose", "merge_by_cause", "worst_of"]
-
 _DISTANCES = {
     "element": "largest error",
     "rms": "root mean square error",

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.check.regions import Regions
 
-__all__ = ["CHUNK", "Comparison", "ErrorStats", "measure_errors"]
-
 CHUNK = 2**14
 """Elements per chunk on a CPU: 128 KiB of float64, three of which fit the L2 cache."""
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem import Dim, TensorInfo
 
-__all__ = ["MASKED", "NOT_RUN", "Finding", "FindingsError", "tensor_index"]
-
 NOT_RUN = "not run: "
 """Begins the note of a finding that stopped other checks."""
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import Problem, Tensors
 
-__all__ = ["Guards", "allocations_guarded", "guarded", "lead_of"]
-
 ALIGNMENT = 512
 """Bytes; the same as PyTorch's CUDA allocator. TMA needs 16."""
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tlmatrix.check.patterns import Pattern, Projection
     from tlmatrix.problem.model import Dim, Problem, Tensors
 
-__all__ = ["Evidence", "hint"]
-
 _MOST_PERMUTED = 64
 _ENOUGH = 0.8
 """Fraction that counts as all rows wrong: a few may be right by chance."""

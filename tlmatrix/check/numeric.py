@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from tlmatrix.check.tolerance import ErrorBound, ReferenceBounds, Suspect
     from tlmatrix.problem.model import TensorInfo, Tensors
 
-__all__ = ["Deviation", "beyond_limits", "compare", "describe_mismatch", "deviations"]
-
-
 _PART = 0.25
 """In a region beyond its bound, an element counts as wrong if its error exceeds this part of the
 region's bound; a uniform error is smaller in small elements."""

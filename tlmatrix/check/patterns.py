@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import Dim
 
-__all__ = ["ROW_NAMES", "Pattern", "Projection", "ranges", "recognise"]
-
 _DENSE = 0.25
 """Fraction of the bounding box that must be wrong for a pattern other than scattered; a small
 uniform error leaves many elements within their bounds."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import Dim
 
-__all__ = ["LEVELS", "cells_of", "pictures"]
-
 LEVELS = 15
 """The level of a cell whose elements are all wrong."""
 _ROWS, _COLUMNS = 64, 96

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     )
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["judge"]
-
 _RUNS = 3
 """Equal calls that the determinism check compares, including the first run."""
 

@@ -15,9 +15,6 @@ from tlmatrix.dtypes import DTYPES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
-__all__ = ["CANARY", "MARKS", "as_row", "extent_of", "fill_poison", "poison_mask", "unwritten"]
-
 CANARY = -11  # 0xFFF5: NaN in float16, bfloat16, and repeated in float32 and float64
 
 _POISON = {dtype.torch: dtype.poison for dtype in DTYPES.values() if dtype.poison is not None}

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tlmatrix.check.tolerance import ReferenceBounds
     from tlmatrix.problem.model import Relation, Tensors
 
-__all__ = ["compare_reach"]
-
 
 def compare_reach(
     relation: Relation, first: Tensors, got: Tensors, bounds: ReferenceBounds

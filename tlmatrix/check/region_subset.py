@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tlmatrix.check.regions import Regions
     from tlmatrix.problem.model import TensorInfo
 
-__all__ = ["RegionSubset", "select_regions"]
-
 
 @dataclass(frozen=True)
 class RegionSubset:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import Dim
 
-__all__ = ["Regions"]
-
 
 @dataclass(frozen=True)
 class _Packed:

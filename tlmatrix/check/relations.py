@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from tlmatrix.check.tolerance import ReferenceBounds
     from tlmatrix.problem.model import Pair, Problem, Relation, Tensors
 
-__all__ = ["check_relation", "raised"]
-
 
 def check_relation(
     relation: Relation,

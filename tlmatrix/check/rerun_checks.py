@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import Problem, Relation, RelationKind
 
-__all__ = [
-    "RELATION_KINDS",
-    "RERUN_CHECKS",
-    "Reruns",
-    "is_selected",
-    "pick_autograd_variant",
-    "pick_relation",
-    "rotation_order",
-]
-
 Reruns = Literal["all", "rotate"] | Collection[str]
 """Which checks run the entry again: `all`, one of them in rotation (`rotate`), or these names."""
 

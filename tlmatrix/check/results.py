@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from tlmatrix.check.finding import Finding
     from tlmatrix.check.tolerance import ReferenceBounds
 
-__all__ = ["Results"]
-
 
 class Results(dict[str, "torch.Tensor"]):
     """Outputs and gradients by name.

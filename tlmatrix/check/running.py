@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tlmatrix.check.sanitizers import SanitizerSession
     from tlmatrix.problem.model import Problem, Tensors
 
-__all__ = ["OnDevice", "SeveralRanks", "run_guarded"]
-
 
 class OnDevice:
     """Runs an entry on a device, and copies tensors of problems that are on the CPU to it.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     Execute = Callable[[Problem], Tensors]
 
-__all__ = ["SanitizerSession"]
-
 _CHECK = "sanitizers"
 _MAX_LINES = 6
 """Most further lines that a finding lists."""

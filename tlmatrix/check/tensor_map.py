@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Dim, Problem, Tensors
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["TensorMap", "name_of"]
-
 _Rows = tuple[tuple[int, ...], int]
 """Boundaries of sequences, and the dimension of rows."""
 

@@ -68,8 +68,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Dim, Problem, TensorInfo, Tensors
     from tlmatrix.spec.model.spec import Allowance, Tolerance
 
-__all__ = ["ErrorBound", "ReferenceBounds", "Suspect", "arithmetic_error", "error_bound"]
-
 _UNITS = 64
 _UNITS_PER_EXPONENT = 8
 _USUAL_EXPONENT = 56.0

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     _Commands = argparse._SubParsersAction["_Parser"]  # noqa: SLF001 - its only name
 
-__all__ = ["LAST_RUN", "command_line"]
-
 LAST_RUN = ""
 """The value of `--resume` without a file."""
 

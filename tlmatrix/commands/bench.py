@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["bench"]
-
 
 def bench(arguments: argparse.Namespace, config: Config) -> ExitCode:
     """Time the bench cases of specs, or show a file of an earlier run.

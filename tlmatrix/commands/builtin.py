@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.config import Config
 
-__all__ = ["builtin_paths", "copy_spec"]
-
 
 def builtin_paths(names: Iterable[str]) -> list[str]:
     """The paths of built-in specs.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["named_case"]
-
 
 def named_case(name: str, values: str | None, config: Config) -> tuple[str, Spec, Case]:
     """The path, the spec and the case of `SPEC.yaml::ID`, or the case with `values`.

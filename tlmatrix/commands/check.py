@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.config import Config
 
-__all__ = ["check"]
-
 
 def check(arguments: argparse.Namespace, config: Config) -> ExitCode:
     """Load and expand specs, and check that fuzz cases can be generated.

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.events import Event
     from tlmatrix.run.result import CaseResult
 
-__all__ = ["can_fork", "run_in_child"]
-
 _POLL = 1.0
 """Seconds between checks that the child is alive, as its pipe may stay open without it."""
 _JOIN = 10.0

@@ -28,14 +28,6 @@ if TYPE_CHECKING:
     from tlmatrix.commands.workers import SelectedCases
     from tlmatrix.matrix import Case
 
-__all__ = [
-    "CompiledKernels",
-    "compiling_ahead",
-    "dry_run_lines",
-    "job_of",
-    "planned_kernels",
-]
-
 _MOST_CASES = 5000
 """Most cases of a spec whose kernels are found before the run."""
 

@@ -11,8 +11,6 @@ from tlmatrix.exit_codes import ExitCode
 if TYPE_CHECKING:
     from tlmatrix.config import Config
 
-__all__ = ["completion"]
-
 _FILES = ("PATH", "FILE", "RESULTS", "SPEC", "PROGRAM", "BEFORE", "AFTER", "SCRIPT")
 """The first words of metavars that stand for files."""
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.coverage import Coverage
     from tlmatrix.run.records import RunRecords
 
-__all__ = ["coverage"]
-
 _LOG_WIDTH = 120
 """Width of the output if it is not a terminal."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.config import Config
 
-__all__ = ["Line", "doctor"]
-
 Mark = Literal["ok", "--", "!!"]
 _TESTED = {"tilelang": ("0.1.15",), "torch": ("2.11", "2.12", "2.13")}
 _OPTIONAL = (

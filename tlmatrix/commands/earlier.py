@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tlmatrix.config import Config
     from tlmatrix.run.records import RunRecords
 
-__all__ = ["last_run", "recent_runs", "with_earlier_run"]
-
 _SPECS = (".yaml", ".yml")
 _PROBLEMS = 5
 """Most lines of a results file that are reported as unusable."""

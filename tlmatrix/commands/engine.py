@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.run.events import Event
 
-__all__ = ["Ending", "Engine", "Listener", "console_on_output", "exit_code", "pytest_arguments"]
-
 
 def pytest_arguments(
     arguments: argparse.Namespace, paths: Sequence[str], tier: str, workers: str

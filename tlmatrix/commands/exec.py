@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.config import Config
 
-__all__ = ["execute"]
-
 
 def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
     """Run the program; print its exceptions as Python does.

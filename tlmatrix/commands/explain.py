@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.config import Config
 
-__all__ = ["explain"]
-
 
 def explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
     """Explain an element of the case.

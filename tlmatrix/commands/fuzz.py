@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.kernel_plan import KernelJob
     from tlmatrix.run.plan import Plan
 
-__all__ = ["fuzz"]
-
 _MOST_PLANNED = 512
 """Most cases of a tier from which the kernels of a search are taken."""
 _PER_KEY = 3

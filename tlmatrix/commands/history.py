@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tlmatrix.config import Config
     from tlmatrix.report.history import History
 
-__all__ = ["history"]
-
 _UNSTABLE = 20
 """Most cases with changing outcomes that are printed."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.config import Config
 
-__all__ = ["list_cases"]
-
 
 def list_cases(arguments: argparse.Namespace, config: Config) -> ExitCode:
     """Print the number of cases of each spec; with `--explain`, why one case is in its tiers.

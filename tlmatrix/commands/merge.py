@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tlmatrix.config import Config
     from tlmatrix.run.records import RunRecords
 
-__all__ = ["merge"]
-
 _NAMED = 5
 """Cases of a shard without a result that are named."""
 _COVERAGE = (b'{"record":"sites"', b'{"record":"coverage"')

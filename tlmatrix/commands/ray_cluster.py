@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.config import Config
 
-__all__ = ["connect", "path_on_nodes", "require_ray"]
-
 _EXCLUDED = (".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache")
 """Folders of a project that do not travel to the nodes; nor do its results."""
 

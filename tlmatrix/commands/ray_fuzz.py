@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tlmatrix.config import Config
     from tlmatrix.fuzz.job import Settings
 
-__all__ = ["RayCluster"]
-
 _TICK = 1.0
 """Seconds between two looks at the state of a task."""
 _ENDING = 60.0

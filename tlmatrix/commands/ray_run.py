@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from tlmatrix.config import Config
     from tlmatrix.matrix import Case
 
-__all__ = ["run_on_ray"]
-
 _TICK = 1.0
 """Most seconds to wait for an event."""
 _MAX_FAILURES = 3

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-__all__ = ["add_ci_options", "add_machine_commands", "add_record_commands", "whole_number"]
-
 
 def add_record_commands(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
     """Add `show`, `diff`, `report` and `history`."""

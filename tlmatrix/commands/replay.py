@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.result import CaseResult
     from tlmatrix.spec.model.spec import Regression
 
-__all__ = ["replay"]
-
 _TIER = "smoke"
 """Every tier runs the regressions; this one is planned fastest."""
 

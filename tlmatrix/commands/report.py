@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.config import Config
 
-__all__ = ["report"]
-
 
 def report(arguments: argparse.Namespace, config: Config) -> ExitCode:
     """Write the report.

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["repro"]
-
 _RECORDS = 5
 """Number of the latest results files that are searched for the case."""
 _MARGIN = 3

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tlmatrix.config import Config
     from tlmatrix.run.records import RunRecords
 
-__all__ = ["diff", "open_results", "publish", "show"]
-
 _PROBLEMS = 5
 """Most unusable lines of a results file that are printed."""
 

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.plan import Plan
     from tlmatrix.run.records import RunRecords
 
-__all__ = ["run"]
-
 _LARGE = 4_000_000
 """Bytes of results files that are read for the durations of cases; more would take long."""
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.config import Config
 
-__all__ = ["schema"]
-
 
 def schema(_arguments: argparse.Namespace, _config: Config) -> ExitCode:
     """Print the stored schema."""

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import TextIO
 
-__all__ = ["print_wrapped", "screen_width"]
-
 
 def screen_width(elsewhere: int) -> int:
     """Columns of the terminal; `elsewhere` if output goes to a file or a pipe."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.config import Config
 
-__all__ = ["check_fuzzing", "nodes_of", "plan_all", "spec_paths"]
-
 
 def spec_paths(given: Sequence[str], config: Config) -> list[Path]:
     """The specs under the given paths, by default those of the configuration.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.plan import Plan
     from tlmatrix.run.records import RunRecords
 
-__all__ = ["SelectedCases", "mean_seconds", "recorded_seconds", "worker_count"]
-
 _START = 2.0
 """Seconds that a run with workers starts later than one without."""
 _GUESS = 0.1

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tlmatrix.distributed.executors import RankExecutor
     from tlmatrix.problem.model import Problem, Tensors
 
-__all__ = ["EntryOnRanks", "trace_on_ranks"]
-
 
 class EntryOnRanks(SeveralRanks):
     """Calls a spec's entry on all ranks of a problem and returns whole results.

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from tlmatrix.check.sanitizers import SanitizerSession
     from tlmatrix.distributed.job import Answer, Job
 
-__all__ = ["ProcessExecutor", "RankExecutor", "executor_for"]
-
-
 _FIRST_RUN = 2
 """Factor of the time limit for the first run of a case on GPUs, which compiles kernels."""
 _POOLS = 2

@@ -12,8 +12,6 @@ from tlmatrix.spec.issues import SpecError
 from tlmatrix.tracebacks import user_traceback
 from tlmatrix.words import ranks_words
 
-__all__ = ["Failure", "raise_failures"]
-
 
 @dataclass(frozen=True)
 class Failure:

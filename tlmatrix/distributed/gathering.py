@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tlmatrix.distributed.sharding.shards import Sharding
     from tlmatrix.problem.model import Problem, Tensors
 
-__all__ = ["CHECK", "Gathered", "gathered", "same_on_ranks"]
-
 CHECK = "ranks"
 """The check of findings about ranks."""
 

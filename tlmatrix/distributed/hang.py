@@ -14,8 +14,6 @@ from tlmatrix.words import ranks_words
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-__all__ = ["exit_error", "hang_error"]
-
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 _FRAMES = 4
 """Frames that the error shows of each rank."""

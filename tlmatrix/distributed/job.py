@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.check.finding import Finding
 
-__all__ = ["Answer", "Call", "Job", "to_device", "to_host"]
-
 
 @dataclass(frozen=True)
 class Call:

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["file_lock", "machine_slot", "serialize_compilation"]
-
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:

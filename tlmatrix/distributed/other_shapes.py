@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["with_other_shapes"]
-
 _ATTEMPTS = 8
 """Other cases that are tried; some cannot be sharded over the ranks."""
 _NO_SHAPES = frozenset({WORLD, "values", "storage"})

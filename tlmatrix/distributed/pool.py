@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from tlmatrix.distributed.job import Answer, Job
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["RankPool"]
-
 _GRACE = 5.0
 """Seconds for the other ranks to answer after one failed."""
 _START = 300.0

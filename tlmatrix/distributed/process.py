@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from tlmatrix.distributed.job import Answer, Job
     from tlmatrix.distributed.rank_runner import RankRunner
 
-__all__ = ["main"]
-
 _HOST_DELAY = 0.02
 """Longest delay of a straggler on the host, in seconds."""
 _GPU_DELAY = 20_000_000

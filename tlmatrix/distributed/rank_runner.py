@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tlmatrix.distributed.job import Call, Job
     from tlmatrix.problem.model import Problem
 
-__all__ = ["RankRunner"]
-
 _WARMUP = 2
 """Calls before a capture, which fill both halves of double-buffered contexts."""
 

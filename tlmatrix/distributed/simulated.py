@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tlmatrix.check.sanitizers import SanitizerSession
     from tlmatrix.distributed.job import Answer, Job
 
-__all__ = ["SimulatedExecutor"]
-
 _RANK = re.compile(r"simulated rank (\d+)")
 
 

@@ -18,8 +18,6 @@ from tlmatrix.check.finding import Finding
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["SymmetricGuards"]
-
 _TAIL = 4096
 """Bytes behind each buffer."""
 _WATCHED = ("empty", "rendezvous", "set_signal_pad_size", "get_signal_pad_size")

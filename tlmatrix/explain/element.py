@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["Options", "explain_case"]
-
 _LABEL = 10
 
 

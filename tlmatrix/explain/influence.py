@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["Influence", "Part", "influences"]
-
 _SECONDS = 20.0
 """Time limit of all runs; slower cases get fewer and larger parts."""
 _MAX_RUNS = 240

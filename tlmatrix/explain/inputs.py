@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["influence_lines"]
-
 _GROUPS = 16
 """Most parts per input: the reads of neighbouring iterations are merged if there are more."""
 

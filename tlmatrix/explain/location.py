@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem import Problem, Tensors
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["Location", "locate"]
-
 
 @dataclass(frozen=True)
 class Location:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.explain import LaunchLog
     from tlmatrix.problem import Problem
 
-__all__ = ["precision_lines"]
-
 _LABEL = 10
 
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["regression_number", "retire", "save"]
-
 _Entry = dict[str, Any]
 _LISTS = ("regressions", "retired")
 

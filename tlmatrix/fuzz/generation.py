@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.matrix import Case
 
-__all__ = ["StopGenerating", "derive_seed", "explore", "generate_cases", "without_hook"]
-
 _MAX_DUPLICATES = 200
 """Duplicates in a row after which generation ends."""
 

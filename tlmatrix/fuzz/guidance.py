@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.coverage import Coverage, Feature
     from tlmatrix.run.result import CaseResult
 
-__all__ = ["Guidance"]
-
 _STALE = 50
 """Measured examples in a row without a new feature after which fewer are measured."""
 _ONE_IN = 4

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from tlmatrix.fuzz.lost_cases import LostCase
     from tlmatrix.fuzz.search import FuzzFailure
 
-__all__ = ["Job", "Settings"]
-
 
 @dataclass(frozen=True)
 class Settings:

@@ -30,17 +30,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = [
-    "ChildProcess",
-    "LostCase",
-    "crashed",
-    "exit_words",
-    "fork_child",
-    "serve_cases",
-    "shrink_lost",
-    "timed_out",
-]
-
 _START = 120.0
 """Seconds for a child to start."""
 _GRACE = 5

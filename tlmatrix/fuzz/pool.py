@@ -33,19 +33,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.result import CaseResult
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = [
-    "Launcher",
-    "Listener",
-    "LocalWorkers",
-    "Target",
-    "WorkerPool",
-    "WorkerPoolError",
-    "WorkerProcess",
-    "job_sizes",
-    "jobs_per_configuration",
-    "start_context",
-]
-
 _JOB_EXAMPLES = 250
 """Most examples of one job; workers share known failures between jobs."""
 _JOBS_PER_WORKER = 4

@@ -6,5 +6,3 @@ import tlmatrix.run.preload  # noqa: F401 - first, because PyTorch reads what it
 
 # isort: split
 import torch.utils._sympy.functions  # noqa: F401 - the first gradient imports it
-
-__all__: list[str] = []

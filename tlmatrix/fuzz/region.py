@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["wrong_region"]
-
 _SEEDS = (0, 1, 2)
 """Seeds of the inputs; an affected element is rarely right in all three runs."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.fuzz.job import Settings
 
-__all__ = ["send_at_once", "serve_pool"]
-
 Address = tuple[str, int]
 
 

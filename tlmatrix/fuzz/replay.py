@@ -10,8 +10,6 @@ from tlmatrix.run.result import Status
 if TYPE_CHECKING:
     from tlmatrix.run.result import CaseResult
 
-__all__ = ["Verdict", "reason", "verdict"]
-
 
 class Verdict(StrEnum):
     """The state of a regression after a run."""

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["FuzzFailure", "FuzzReport", "examples_of", "fuzz_spec", "shrink_failure"]
-
 _MAX_EXAMPLES = 1000
 """Most examples of one run of Hypothesis, which keeps all of them in memory."""
 _MIN_EXAMPLES = 20

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.fuzz import Range
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["Shrunk", "shrink"]
-
 _Lists = dict[tuple[str, ...], list[int]]
 """Lists of lengths in the value of an axis, by their paths in it."""
 

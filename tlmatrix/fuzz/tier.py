@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["tier_fuzz_cases"]
-
 
 def tier_fuzz_cases(
     spec: Spec, tier: str, others: Iterable[str], *, seed: int = 0, compiled: bool = False

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["one_configuration", "spawn_child", "worker_main"]
-
 
 def worker_main(
     connection: Connection, settings: Settings, gpu: str, *, sends_records: bool = False

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.values import Value
 
-__all__ = ["Conjunct", "conjuncts_of"]
-
 
 class _Range(NamedTuple):
     """Numbers from `low` to `high`."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tlmatrix.matrix.space import Space
     from tlmatrix.spec.values import Value
 
-__all__ = ["cached_covering_rows"]
-
 _FORMAT = 3  # increment when covering.py makes other rows
 
 

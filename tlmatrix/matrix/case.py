@@ -13,8 +13,6 @@ from tlmatrix.spec.values import Value, canonical, label
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Case", "Origin", "seed_from"]
-
 Origin = Literal["tier", "extra", "regression", "invalid", "fuzz"]
 
 

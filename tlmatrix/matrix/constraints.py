@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from tlmatrix.matrix.bounds import Conjunct
     from tlmatrix.spec.values import Value
 
-__all__ = [
-    "UNBOUND",
-    "Constraint",
-    "Group",
-    "IndexedConstraint",
-    "Row",
-    "TooManyError",
-    "connected",
-]
-
 Row = tuple[int, ...]
 UNBOUND = -1
 """In a partial row, an axis without a value."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.matrix.space import Space
 
-__all__ = ["Proof", "Tuple", "prove", "tuples"]
-
 Tuple = tuple[Row, Row]
 """Positions of axes in the space, and a value index for each of them."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tlmatrix.matrix.shared_kernels import CompileClasses
     from tlmatrix.matrix.space import Space
 
-__all__ = ["complete", "covering_rows", "library_rows", "reduce_rows"]
-
 _LONGER = 1.15
 """The most rows with few kernels, relative to the rows of an array without regard to kernels."""
 _PATIENCE = (0.0, 0.0, 0.1, 0.2, 0.3, 0.45, 0.6, 0.7, 0.8, 0.9)

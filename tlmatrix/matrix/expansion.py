@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import ConstraintDecl, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["Expansion", "expand"]
-
 _DRAWS = 10
 """Rows drawn per row of a sample whose space cannot be counted; duplicates are dropped."""
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import ConstraintDecl, KnownBug, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["CaseNotFoundError", "Explanation", "Membership", "explain", "find_case"]
-
 
 class CaseNotFoundError(LookupError):
     """An id of no case of a spec."""

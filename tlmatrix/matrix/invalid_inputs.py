@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import ConstraintDecl, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["InvalidCase", "invalid_cases"]
-
 
 @dataclass(frozen=True)
 class InvalidCase:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tlmatrix.matrix.case import Case
     from tlmatrix.spec.model.spec import KnownBug, Spec
 
-__all__ = ["applies", "expired", "known_bug"]
-
 
 def known_bug(spec: Spec, case: Case, environment: Mapping[str, object]) -> KnownBug | None:
     """The first known bug whose condition the case satisfies, or None.

@@ -17,8 +17,6 @@ from tlmatrix.spec.values import Value, label
 if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["parse_label"]
-
 
 def parse_label(spec: Spec, axis: str, text: str) -> Value | None:
     """The value of an axis with the label `text`; None if fuzzing generates no such value."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import ConstraintDecl, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["broken_constraints", "completed", "listed_cases", "same_id"]
-
 
 def listed_cases(spec: Spec) -> tuple[Case, ...]:
     """The regressions of a spec, then its extra cases, each once.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from tlmatrix.matrix.space import Space
     from tlmatrix.spec.values import Value
 
-__all__ = ["CompileClasses", "compile_classes", "sharing_rows"]
-
 _BASES = 24
 """Rows in which each value of an axis is tried, to see which values change the compile key."""
 _ATTEMPTS = 4

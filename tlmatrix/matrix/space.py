@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.values import Value
 
-__all__ = ["Space"]
-
 
 class Space:
     """All rows over `axes` that pass every constraint.

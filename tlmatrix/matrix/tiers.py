@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["Plan", "Strategy", "constraints_of", "describe", "plan_of"]
-
 
 class Strategy(Enum):
     """How a tier picks cases."""

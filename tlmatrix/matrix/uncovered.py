@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from tlmatrix.matrix.constraints import Row
     from tlmatrix.matrix.coverage_proof import Tuple
 
-__all__ = ["Uncovered"]
-
 
 class Uncovered:
     """The tuples still to cover, as bit masks over the values of each axis."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.plugin.state import State
 
-__all__ = ["Controller"]
-
 _NODE = re.compile(r"(?P<path>(?:(?!::).)*\.ya?ml)::(?P<case>.*)")
 """The node id of a case; ids of other tests may have `.yaml::` in a parameter."""
 

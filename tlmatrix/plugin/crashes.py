@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.records import RecordsWriter
     from tlmatrix.run.result import CaseResult, Status
 
-__all__ = ["lost_case", "unjudged_case"]
-
 
 def lost_case(
     records: RecordsWriter, path: str, case_id: str, *, requested: str, seed: int

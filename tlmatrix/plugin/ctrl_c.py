@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from xdist.dsession import DSession
 
-__all__ = ["CtrlC"]
-
 _SECONDS = 10.0
 """Seconds after the first Ctrl-C in which others do not interrupt pytest's own code."""
 

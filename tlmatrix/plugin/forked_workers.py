@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from execnet import Gateway, Group, XSpec
     from execnet.gateway_base import ExecModel
 
-__all__ = ["fork_workers", "only_specs", "start_server"]
-
 _PRELOADED = ["tlmatrix.plugin.preload"]
 
 

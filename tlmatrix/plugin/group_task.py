@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.run.runner import Runner
 
-__all__ = ["GroupSettings", "run_group"]
-
 
 @dataclass(frozen=True)
 class GroupSettings:

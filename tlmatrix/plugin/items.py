@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["CaseFailure", "CaseItem", "SpecFile"]
-
 
 class CaseFailure(Exception):  # noqa: N818 - a failed test, not an error
     """Raised by an item whose case failed; has its result."""

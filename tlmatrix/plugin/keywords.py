@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.matrix import Case
 
-__all__ = ["KeywordError", "case_keywords", "rewrite_keywords", "selector"]
-
 _WORD = re.compile(r"[\w.+:\-]+(?:=[\w.+:\-]+)+")
 _SEPARATOR = re.compile(r"-(?=[A-Za-z_]\w*=)")
 _SYNTAX_ERRORS: tuple[type[Exception], ...] = (

@@ -15,6 +15,4 @@ import tlmatrix.plugin.state
 import tlmatrix.run.plan
 import tlmatrix.run.runner  # noqa: F401
 
-__all__: list[str] = []
-
 gc.freeze()

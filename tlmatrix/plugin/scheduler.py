@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.workermanage import WorkerController
 
-__all__ = ["CaseScheduling"]
-
 
 class CaseScheduling(LoadGroupScheduling):  # type: ignore[misc]
     """Keeps a group on one worker, and does not run a crashed test again.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.records import RunRecords
     from tlmatrix.run.shards import Shard
 
-__all__ = ["Settings", "settings_of"]
-
 
 @dataclass(frozen=True)
 class Settings:

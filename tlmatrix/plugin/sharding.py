@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tlmatrix.plugin.items import CaseItem
     from tlmatrix.plugin.state import State
 
-__all__ = ["cases_of_other_shards"]
-
 
 def cases_of_other_shards(cases: Sequence[CaseItem], state: State) -> dict[CaseItem, None]:
     """The cases that do not belong to the session's shard; its plan is kept in `state`.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.triage.cause import Cause
 
-__all__ = ["Shrinker"]
-
 _SECONDS = 10.0
 """Time limit of shrinking one failure: a run with failures should end soon."""
 

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.runner import Runner
     from tlmatrix.run.second_pass import SecondPass
 
-__all__ = ["State", "close_state", "set_state", "state_of"]
-
 RANK_SECONDS = 120.0
 """Time limit in seconds of one call on several ranks, if cases have no time limit."""
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Turns"]
-
 
 class Turns:
     """Locks of one GPU, or of the machine, in two files beside `path`; without a path none.

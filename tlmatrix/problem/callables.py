@@ -13,8 +13,6 @@ from tlmatrix.problem.calling import Arguments
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["autograd_function", "by_name", "parameters_of", "takes_any_keyword"]
-
 
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, Parameter] | None:
     """Parameters by name; None if neither Python nor PyTorch knows them (some builtins)."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.model.calling import Call, Fill, Returns
 
-__all__ = ["ArgumentSource", "Arguments", "arguments_of", "named_results"]
-
 Path = tuple[str | int, ...]
 Wrong = Callable[[Path, str], Exception]
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["CaseSetup", "compile_key", "listed_axis_values", "tile_sizes"]
-
 
 @dataclass(frozen=True)
 class CaseSetup:

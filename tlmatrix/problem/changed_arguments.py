@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Problem
     from tlmatrix.spec.values import Value
 
-__all__ = ["with_changed_arguments"]
-
 _KEYS = ("dtype", "shape", "device")
 
 

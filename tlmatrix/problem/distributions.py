@@ -21,20 +21,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.values import Value
 
-__all__ = [
-    "DISTRIBUTIONS",
-    "SAFE",
-    "SPECIAL",
-    "choose_distribution",
-    "draw",
-    "explain_distribution",
-    "extreme_size",
-    "generator",
-    "replacement_values",
-    "uniform",
-    "usual_distributions",
-]
-
 DISTRIBUTIONS = {
     "normal": "independent N(0, 1)",
     "one_hot": "one 1 in each row, else 0: reveals permuted rows and columns exactly",

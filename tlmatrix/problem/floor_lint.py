@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.model.tolerance import AllowanceChange
 
-__all__ = ["lint_floors"]
-
 _LARGEST = 128.0
 """A bound on the elements of inputs: 16 standard deviations of 8 (`values: large`)."""
 

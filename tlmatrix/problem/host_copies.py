@@ -9,8 +9,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["on_cpu"]
-
 
 def on_cpu(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Contiguous copies of tensors of one device, in one transfer: each transfer waits for it."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-__all__ = ["LazyMapping"]
-
 Made = TypeVar("Made")
 
 

@@ -18,22 +18,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Shard, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = [
-    "Cost",
-    "Dim",
-    "Family",
-    "InapplicableError",
-    "Pair",
-    "Problem",
-    "Reach",
-    "ReferenceFailedError",
-    "Relation",
-    "RelationKind",
-    "Sides",
-    "TensorInfo",
-    "Tensors",
-]
-
 Tensors = Mapping[str, "torch.Tensor"]
 RelationKind = Literal[
     "isolation", "poison", "relations", "repeat", "agreement", "propagation"

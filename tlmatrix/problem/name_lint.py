@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["lint_arguments", "lint_results"]
-
 
 def lint_arguments(spec: Spec, names: Collection[str], tensors: Collection[str]) -> Iterator[Issue]:
     """An issue for each unknown name in `call` and `factory_args`, and each tensor in the latter.

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["DEVICE", "VALUES", "Document", "Name", "names_of", "storage"]
-
 Role = Literal["axis", "name", "input", "output", "gradient"]
 """`axis`: a spec may list its values. `name`: entries and expressions have it in every case."""
 

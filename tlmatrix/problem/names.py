@@ -12,8 +12,6 @@ from tlmatrix.problem.collective.names import DOCUMENT as COLLECTIVE
 from tlmatrix.problem.declared.names import DOCUMENT as DECLARED
 from tlmatrix.problem.gemm.names import DOCUMENT as GEMM
 
-__all__ = ["DOCUMENTS", "FOLDER"]
-
 DOCUMENTS = (ATTENTION, GEMM, COLLECTIVE, DECLARED)
 FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "problems"
 

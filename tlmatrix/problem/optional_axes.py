@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["lint_optional_axes", "optional_axes"]
-
 
 def optional_axes(family: Family) -> frozenset[str]:
     """The optional axes that a family reads; none without the attribute `optional_axes`."""

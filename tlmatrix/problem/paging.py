@@ -18,8 +18,6 @@ from tlmatrix.spec.expr.closures import SPARE_PAGES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Paging"]
-
 _NO_PAGE = (-1, 2**31 - 1)
 
 

@@ -6,8 +6,6 @@ import math
 
 from tlmatrix.dtypes import dtype_named
 
-__all__ = ["poison_scale"]
-
 
 def poison_scale(dtype: str) -> float:
     """A power of two to multiply N(0, 1) by: leaks become visible, and no product overflows.

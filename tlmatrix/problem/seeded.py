@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 
-__all__ = ["permutation", "seeded_random"]
-
 
 def seeded_random(seed: int) -> random.Random:
     """A random number generator for choices (which sequence, row, order), not for tensors."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.values import Value
 
-__all__ = ["expandable", "explain_storage", "with_storage"]
-
 _GAP = 3
 """Elements between the rows of a slice: odd, so that rows are not aligned."""
 

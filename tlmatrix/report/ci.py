@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.records import RunRecords
     from tlmatrix.triage.groups import Group
 
-__all__ = ["error_annotations", "job_summary", "junit_xml"]
-
 _ANNOTATIONS = 10
 """GitHub shows ten errors of a step."""
 _FAULTS = 50

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.records import RunRecords
     from tlmatrix.triage.groups import Group
 
-__all__ = ["Change", "Comparison", "comparison_lines"]
-
 _SMALL_RATIO = 0.1
 """Growth of an error ratio below this part of the error bound is rounding."""
 _SMALL_SECONDS = 0.1

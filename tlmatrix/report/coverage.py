@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.coverage import Coverage, Gap, Guard, GuardSite
 
-__all__ = ["annotated_lines", "coverage_lines", "gap_lines", "summary", "table_lines"]
-
 _COLUMNS = ("lines", "ran", "guards", "one way", "loops", "no 0", "no 1")
 
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Forecast", "duration_text"]
-
 _UNKNOWN = 0.25
 """Share of the remaining cases in specs of unknown duration above which there is no forecast."""
 _FIRST = 40

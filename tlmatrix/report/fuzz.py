@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.coverage import Coverage
     from tlmatrix.run.result import CaseResult
 
-__all__ = ["FuzzReporter"]
-
 _INTERVAL = 10.0
 """Seconds between two lines of progress."""
 _REASONS = 3

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.run.records import RunRecords
 
-__all__ = ["DATABASE", "History", "HistoryError", "opened"]
-
 DATABASE = "history.sqlite"
 _FORMAT = 1
 _TABLES = """

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.run.result import CaseResult
 
-__all__ = ["kernel_rows", "kernel_table"]
-
 _COLUMNS = ("kernels", "failed", "registers", "spills", "shared", "tensor", "seconds")
 
 

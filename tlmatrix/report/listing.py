@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Explanation
     from tlmatrix.run.plan import Plan
 
-__all__ = ["explain_lines", "list_lines"]
-
 
 def list_lines(plan: Plan, *, cases: bool = False) -> Iterator[str]:
     """The lines about a spec: the counts of its tier's cases; with `cases`, the id of each."""

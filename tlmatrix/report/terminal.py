@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.run.records import RunRecords
 
-__all__ = ["TerminalReport"]
-
 _INTERVAL = 10.0
 """Seconds between two lines of progress without a terminal."""
 _MAX_GROUPS = 20

@@ -14,16 +14,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.result import CaseResult
     from tlmatrix.triage.groups import Group
 
-__all__ = [
-    "count",
-    "describe_finding",
-    "describe_group",
-    "describe_result",
-    "distribution_words",
-    "number",
-    "unsupported_text",
-]
-
 _LABEL = 10
 _MOST = 1000
 """Most characters of one text of a finding; records have all of it."""

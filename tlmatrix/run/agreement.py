@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Agreement, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["OtherSides", "other_cases", "with_agreements"]
-
 
 @dataclass(frozen=True)
 class OtherSides:

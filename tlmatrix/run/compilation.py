@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.measurements import Measurements
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["compile_case", "kernel_facts"]
-
 _REPORTED = {"mma", "wgmma", "tcgen05", "cp", "ldmatrix", "stmatrix", "red", "atom", "setmaxnreg"}
 """Instructions that show how a kernel computes and moves data."""
 

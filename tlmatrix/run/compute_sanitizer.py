@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.run.result import CaseResult
 
-__all__ = ["TOOLS", "ComputeSanitizer", "ComputeSanitizerError", "parse_report"]
-
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 """The tools of compute-sanitizer."""
 

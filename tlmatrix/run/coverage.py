@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.recorder import Recorder
 
-__all__ = ["CoverageReader", "CoverageWriter", "counted", "counting"]
-
 
 @contextmanager
 def counting(recorder: Recorder | None) -> Iterator[None]:

@@ -11,16 +11,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.coverage import Coverage
     from tlmatrix.run.result import CaseResult, Status
 
-__all__ = [
-    "CaseFinished",
-    "Event",
-    "Preparing",
-    "RunFinished",
-    "RunHeader",
-    "RunStarted",
-    "Summary",
-]
-
 
 @dataclass(frozen=True)
 class RunHeader:

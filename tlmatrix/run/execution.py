@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.measurements import Measurements
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["JudgeOptions", "execute_case"]
-
 
 @dataclass(frozen=True)
 class JudgeOptions:

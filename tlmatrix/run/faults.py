@@ -11,8 +11,6 @@ from tlmatrix.tracebacks import short_path, user_traceback
 if TYPE_CHECKING:
     from tlmatrix.backend import Backend
 
-__all__ = ["fault_finding"]
-
 _DURING = {
     "entry": "in the code under test",
     "problem": "while building the case",

@@ -18,8 +18,6 @@ from tlmatrix.check.finding import Finding
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["ForkGuard", "end_returned_child", "returned_child"]
-
 _SLOTS = 4096
 _ENTRY = struct.Struct("ii")
 """Process id of a child, and whether it returned."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem import Problem, Relation, RelationKind
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["CUDA_GRAPH", "with_cuda_graph"]
-
 CUDA_GRAPH = "cuda_graph"
 """The name of the relation in findings."""
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["BoundSpec", "Harness", "case_seed", "invalid_input_of"]
-
 _SAMPLED = 8
 """Of this many cases, one checks a relation that needs kernels of another compile key."""
 

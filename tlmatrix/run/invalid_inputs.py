@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["check_invalid_input", "invalid_problem"]
-
 _CHECK = "invalid_inputs"
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.harness import Harness
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["KernelJob", "traced_kernels"]
-
 
 @dataclass(frozen=True)
 class KernelJob:

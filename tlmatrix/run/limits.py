@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-__all__ = ["CaseTimeout", "Interrupted", "Interrupts", "TimeLimit", "out_of_time"]
-
 _GRACE = 10.0
 """Seconds between the time limit and the call of `on_hang`, at most."""
 _COMPILERS = ("/tilelang/engine/", "/tilelang/cache/", "/tlmatrix/backend/assembly/")

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.recorder import Recorder
     from tlmatrix.problem import Problem
 
-__all__ = ["Measurements"]
-
 
 class Measurements:
     """What is measured while a case runs; `recorder` is None if coverage is not measured."""

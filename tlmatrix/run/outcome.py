@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.issues import SpecError
     from tlmatrix.spec.model.spec import KnownBug
 
-__all__ = ["Outcome", "bug_words", "combined", "error_outcome", "spec_error_outcome", "with_bug"]
-
 
 @dataclass(frozen=True)
 class Outcome:

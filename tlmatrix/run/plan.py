@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem import Family
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["MOST_CASES", "REGRESSIONS", "Plan", "plan"]
-
 MOST_CASES = 2_000_000
 """The most cases of a spec in one run; each is a pytest item."""
 

@@ -21,8 +21,6 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 from tlmatrix.backend import backend_named  # noqa: E402
 from tlmatrix.check import judge  # noqa: E402, F401
 
-__all__: list[str] = []
-
 with backend_named("interpreter").active():
     pass
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.coverage import Coverage
 
-__all__ = ["RecordsError", "RecordsWriter", "RunRecords", "read_records"]
-
 _FORMAT = 1
 
 

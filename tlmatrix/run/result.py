@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.spec.values import Value
 
-__all__ = ["FAILURES", "CaseResult", "SkipReason", "Status"]
-
 
 class Status(StrEnum):
     """How a case ended."""

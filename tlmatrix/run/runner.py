@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.records import RecordsWriter
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["UNUSABLE", "Runner", "run_case"]
-
 UNUSABLE = 70
 """Exit status of a process that a case left unusable."""
 

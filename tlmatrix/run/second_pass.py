@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tlmatrix.check.finding import Finding
     from tlmatrix.run.result import CaseResult
 
-__all__ = ["SecondPass"]
-
 _VALUES = frozenset({"numeric", "gradients", "poison"})
 
 

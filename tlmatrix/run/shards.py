@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Shard", "ShardError", "Unit", "assign", "plan_name"]
-
 _GUESS = 0.1
 """Estimated seconds of a case if no case has a recorded time."""
 

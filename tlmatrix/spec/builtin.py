@@ -7,8 +7,6 @@ from pathlib import Path
 
 from tlmatrix.words import suggestion
 
-__all__ = ["builtin_path", "builtin_specs"]
-
 
 def builtin_specs() -> dict[str, Path]:
     """The specs by name; empty if the kernels are not installed.

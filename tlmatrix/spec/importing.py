@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["load", "make_importable", "refuse"]
-
 
 def make_importable(spec_path: Path, roots: Iterable[Path] = ()) -> None:
     """Add the spec's folder, the working directory and `roots` to the import path.

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tlmatrix.spec.values import Value
 
-__all__ = ["SIDES", "explain_lengths", "lengths_of", "sides_of"]
-
 SIDES = ("q", "k")
 """The sides of a packed axis."""
 _FORM = "write {q: [17, 64], k: same}, {q: [17, 64], k: [20, 64]} or a list for both"

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.lint.semantics import Fault
     from tlmatrix.spec.yaml.nodes import Document
 
-__all__ = ["find_specs", "load_spec", "parse_spec"]
-
 
 def load_spec(path: str | os.PathLike[str]) -> Spec:
     """Load the spec in a file; raises `SpecError` with every issue."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
-__all__ = ["EXAMPLE", "REFERENCE_PATH", "SECTIONS", "example_yaml", "reference"]
-
 REFERENCE_PATH = Path(__file__).parents[2] / "docs" / "reference" / "spec-keys.md"
 """The generated file in a checkout."""
 

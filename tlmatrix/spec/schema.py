@@ -18,8 +18,6 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["SCHEMA_PATH", "json_schema", "json_schema_text"]
-
 SCHEMA_PATH = Path(__file__).with_name("schema.json")
 """The installed schema file."""
 

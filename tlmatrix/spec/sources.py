@@ -12,8 +12,6 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["Parameters", "parameters_in_source"]
-
 _MAX_REEXPORTS = 5
 """The longest chain of re-exports to follow."""
 _TRANSPARENT = frozenset({"torch", "tilelang", "T"})

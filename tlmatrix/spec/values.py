@@ -6,8 +6,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-__all__ = ["Value", "canonical", "label"]
-
 type_of_scalar = str | int | float | bool | None
 Value = type_of_scalar | Sequence["Value"] | Mapping[str, "Value"]
 

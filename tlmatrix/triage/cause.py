@@ -23,19 +23,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.result import CaseResult
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = [
-    "COMPARING_CHECKS",
-    "NUMERIC_CHECKS",
-    "VALUE_CHECKS",
-    "Cause",
-    "Fault",
-    "cause_of",
-    "known_fault",
-    "lines_of",
-    "same_fault",
-    "simplest_values",
-]
-
 COMPARING_CHECKS = frozenset(
     {"isolation", "determinism", "repeat", "relations", "agreement", "propagation"}
 )

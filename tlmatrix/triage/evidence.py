@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.run.result import CaseResult
 
-__all__ = ["Evidence", "evidence_of_one_fault", "shared_values", "split_by_evidence"]
-
 _MAX_VALUES = 3
 """Most values of an axis that evidence names."""
 

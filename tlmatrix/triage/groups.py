@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.result import CaseResult
     from tlmatrix.spec.values import Value
 
-__all__ = ["Group", "Pattern", "group_failures"]
-
 _MAX_AXES = 3
 """Most axes that a selection names; with more, the whole id is clearer."""
 

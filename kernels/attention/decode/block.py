@@ -36,8 +36,6 @@ from tlmatrix_kernels.attention.softmax import (
 )
 from tlmatrix_kernels.attention.tiles import padded
 
-__all__ = ["decode_block", "empty_split"]
-
 
 @dataclass(frozen=True)
 class State:

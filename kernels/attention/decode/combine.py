@@ -21,8 +21,6 @@ from tlmatrix_kernels.attention.decode.tiles import (
     COMBINE_THREADS,
 )
 
-__all__ = ["combine", "combine_with_sink"]
-
 
 @T.macro
 def _combine(parts, lse_parts, out, lse, sink_of, sequence, head, column, max_splits):

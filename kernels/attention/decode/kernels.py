@@ -24,8 +24,6 @@ from tlmatrix_kernels.attention.decode.keys import Cached, Paged, Span
 from tlmatrix_kernels.attention.decode.tiles import tiles_for
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
 
-__all__ = ["cache_decode", "paged_decode"]
-
 
 @T.macro
 def _block(q, k, v, out, lse, keys, span, split, tile, groups, scale, dims, tiles):

@@ -9,17 +9,6 @@ from dataclasses import dataclass
 
 import tilelang.language as T
 
-__all__ = [
-    "Cached",
-    "Paged",
-    "Span",
-    "copy_pages",
-    "load",
-    "load_page_indices",
-    "pages_per_tile",
-    "spans_pages",
-]
-
 
 @dataclass(frozen=True)
 class Span:

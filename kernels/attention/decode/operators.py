@@ -14,8 +14,6 @@ from tlmatrix_kernels.attention.decode.tiles import tiles_for
 from tlmatrix_kernels.attention.decode.validate import Decode, check_cache, check_pages
 from tlmatrix_kernels.target import multiprocessors
 
-__all__ = ["decode_attention", "launch", "paged_attention", "splits_for_call"]
-
 
 def decode_attention(
     q,

@@ -1,7 +1,5 @@
 """The number of splits of the keys of each sequence, chosen to occupy all multiprocessors."""
 
-__all__ = ["MAX_SPLITS", "choose_splits"]
-
 MAX_SPLITS = 128
 """The most splits that `combine` merges."""
 MIN_TILES = 4

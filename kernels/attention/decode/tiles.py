@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from tlmatrix_kernels.attention.tiles import padded
 from tlmatrix_kernels.target import capability
 
-__all__ = ["COMBINE_COLUMNS", "COMBINE_PARTS", "COMBINE_THREADS", "DecodeTiles", "tiles_for"]
-
 # Splits and columns per tile of the combine kernel: 8 loads in flight per thread.
 COMBINE_PARTS = 32
 COMBINE_COLUMNS = 32

@@ -18,8 +18,6 @@ from tlmatrix_kernels.attention.validate import (
 )
 from tlmatrix_kernels.dtypes import dtype_name
 
-__all__ = ["Decode", "check_cache", "check_pages"]
-
 PAGE_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 
 

@@ -41,8 +41,6 @@ from tlmatrix_kernels.attention.sm100.forward import load
 from tlmatrix_kernels.attention.softmax import LOG2_E
 from tlmatrix_kernels.attention.tiles import padded
 
-__all__ = ["key_block"]
-
 
 @T.macro
 def add_queries(gradients, sums, acc, wide, queries, head, query):

@@ -62,8 +62,6 @@ from tlmatrix_kernels.attention.softmax import (
 )
 from tlmatrix_kernels.attention.tiles import padded
 
-__all__ = ["uniform_block", "warp_specialized_block"]
-
 PRODUCER = 128
 """The first thread of the TMA warp."""
 MMA_ISSUER = 160

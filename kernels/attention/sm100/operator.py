@@ -10,8 +10,6 @@ from tlmatrix_kernels.attention.operators import backward_pass, forward_pass, st
 from tlmatrix_kernels.attention.sm100 import kernels
 from tlmatrix_kernels.attention.validate import Attention, check_sm100
 
-__all__ = ["sm100_attention"]
-
 
 def sm100_attention(
     q,

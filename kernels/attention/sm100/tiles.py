@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from tlmatrix_kernels.attention.tiles import padded
 
-__all__ = ["Sm100Tiles", "backward_tiles", "sm100_tiles"]
-
 
 @dataclass(frozen=True)
 class Sm100Tiles:

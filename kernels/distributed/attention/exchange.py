@@ -31,16 +31,6 @@ from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
 from tlmatrix_kernels.distributed.pull import to_int32, write_flag
 
-__all__ = [
-    "Fetch",
-    "KeyGradientParts",
-    "KeyValues",
-    "RemoteKeys",
-    "allocate_parts",
-    "pull_parts",
-    "remote_sums",
-]
-
 OPERATOR = "sequence_attention"
 ALIGNMENT = 256
 """Alignment in bytes of the tensors in a buffer."""

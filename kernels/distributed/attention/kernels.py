@@ -40,15 +40,6 @@ from tlmatrix_kernels.attention.softmax import InitialState
 from tlmatrix_kernels.attention.tiles import Tiles, tiles_for
 from tlmatrix_kernels.distributed.attention.specialized import specialized_block, specialized_tiles
 
-__all__ = [
-    "COLUMNS",
-    "forward",
-    "forward_continued",
-    "forward_specialized",
-    "key_sums",
-    "query_sums",
-]
-
 COLUMNS = 6
 
 

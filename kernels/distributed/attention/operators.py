@@ -37,14 +37,6 @@ from tlmatrix_kernels.distributed.context import Context
 from tlmatrix_kernels.distributed.validate import check_context
 from tlmatrix_kernels.dtypes import dtype_name
 
-__all__ = [
-    "all_plans",
-    "attend",
-    "device_tables",
-    "sequence_attention",
-    "sequence_attention_varlen",
-]
-
 
 def sequence_attention(
     q,

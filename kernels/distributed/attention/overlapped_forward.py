@@ -40,8 +40,6 @@ from tlmatrix_kernels.distributed.attention.kernels import (
     unchanged_rows,
 )
 
-__all__ = ["COLUMNS", "overlapped_forward"]
-
 COLUMNS = 8
 _EVERYTHING = 1 << 30
 """A diagonal offset with which every key is visible."""

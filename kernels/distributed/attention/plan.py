@@ -32,18 +32,6 @@ from functools import lru_cache
 
 from tlmatrix_kernels.distributed.attention.shards import Chunk, Sharding
 
-__all__ = [
-    "Launch",
-    "Plan",
-    "Range",
-    "Segment",
-    "Step",
-    "copies",
-    "plan_for",
-    "rank_groups",
-    "slices",
-]
-
 
 @dataclass(frozen=True)
 class Segment:

@@ -16,8 +16,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from tlmatrix_kernels.attention.cu_seqlens import host_values
 from tlmatrix_kernels.distributed.attention.shards import Sharding
 
-__all__ = ["gathered_attention", "gathered_attention_varlen", "gathered_sdpa"]
-
 
 def gathered_attention(
     q,

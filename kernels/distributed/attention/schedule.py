@@ -21,8 +21,6 @@ from functools import lru_cache
 from tlmatrix_kernels.distributed.attention.plan import plan_for
 from tlmatrix_kernels.distributed.attention.shards import Sharding
 
-__all__ = ["Rates", "Schedule", "choose_schedule"]
-
 
 @dataclass(frozen=True)
 class Rates:

@@ -22,8 +22,6 @@ import torch
 
 from tlmatrix_kernels.distributed.partition import row_range
 
-__all__ = ["ORDERS", "Chunk", "Sharding"]
-
 ORDERS = ("contiguous", "zigzag")
 
 

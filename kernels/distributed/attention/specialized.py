@@ -33,8 +33,6 @@ from tlmatrix_kernels.attention.softmax import (
 )
 from tlmatrix_kernels.attention.tiles import Tiles, padded
 
-__all__ = ["CONSUMER_ROWS", "specialized_block", "specialized_tiles"]
-
 CONSUMER_ROWS = 64
 """Rows of queries of a consumer: those of one wgmma."""
 _CONSUMERS = 2

@@ -14,8 +14,6 @@ from tlmatrix_kernels.distributed.attention.shards import ORDERS, Sharding
 from tlmatrix_kernels.distributed.validate import check_size
 from tlmatrix_kernels.target import capability
 
-__all__ = ["VARIANTS", "Call", "check_dense_call", "check_packed_call"]
-
 VARIANTS = ("pipelined", "specialized")
 """Forward kernels: TileLang specializes the warps of the first itself."""
 

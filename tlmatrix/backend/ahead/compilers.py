@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from tlmatrix.backend.assembly import Assembler
     from tlmatrix.interpreter import TracedKernel
 
-__all__ = ["AssemblyCompiler", "Compiler", "TileLangCompiler"]
-
 
 class Compiler(Protocol):
     """Compiles kernels for one architecture."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend.ahead.tickets import Tickets
 
-__all__ = ["Scheduler", "Waiting"]
-
 _PAUSE = 0.02
 _NICE = 5
 """Lower priority of children: processes that judge cases go first."""

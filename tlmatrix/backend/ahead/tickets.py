@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-__all__ = ["FOLDER", "Tickets"]
-
 FOLDER = "TLMATRIX_COMPILING_AHEAD"
 """Environment variable: the folder of the tickets, if kernels are compiled ahead."""
 _PAUSE = 0.05

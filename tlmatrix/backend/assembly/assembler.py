@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter import TracedKernel
 
-__all__ = ["Assembler"]
-
 _FORMAT = 5
 """Version of the cached data; raise it when the parsing of the tools' output changes."""
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import CodegenRule, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["check_budgets"]
-
 _CHECK = "codegen"
 _KIB = 1024
 _SHARED_MEMORY = {

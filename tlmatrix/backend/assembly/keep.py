@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tlmatrix.backend.assembly.compiled import CompiledKernel
     from tlmatrix.interpreter import TracedKernel
 
-__all__ = ["KINDS", "Keep"]
-
 KINDS = {"ir": "tir", "cuda": "cu", "ptx": "ptx"}
 """What can be kept, and the ending of its file."""
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["restore_layouts"]
-
 
 def restore_layouts(prim_func: Any) -> Any:
     """Return the loaded PrimFunc with the layout annotations of its blocks rebuilt."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import IO
 
-__all__ = ["Lowerer", "LoweringError"]
-
 _TAIL = 20
 """Last lines of a crashed process's output that the error shows."""
 _SECONDS = 900.0

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["is_stored", "load_or_compile"]
-
 
 def load_or_compile(
     key: str, compile_kernel: Callable[[], CompiledKernel], folder: Path | None = None

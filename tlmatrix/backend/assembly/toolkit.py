@@ -18,8 +18,6 @@ from tlmatrix.backend.assembly.compiled import MachineCode
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["AssemblerError", "Toolkit", "find_toolkit", "flags_for"]
-
 _SECONDS = 900.0
 
 

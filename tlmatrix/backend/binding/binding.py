@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tlmatrix.backend.binding.calls import Callee
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["Binding", "bind"]
-
 
 @dataclass(frozen=True)
 class Binding:

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.calling import Fill
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = [
-    "Callee",
-    "Names",
-    "PreparedCall",
-    "argument_source",
-    "binding_error",
-    "error_at",
-    "prepared_call",
-]
-
 Names = Mapping[str, Any]
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Problem
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["Entry", "entry_arguments", "refuse_function_class"]
-
 _OUT = "out"
 """The parameter that takes a tensor for the result, by PyTorch's convention."""
 

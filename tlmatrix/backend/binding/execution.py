@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import AutogradVariant, Problem, Tensors
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["execute"]
-
 
 def execute(
     binding: Binding, problem: Problem, *, run_index: int = 0, wait: bool = True

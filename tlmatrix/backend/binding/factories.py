@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["Factory", "JitEntry"]
-
 
 @dataclass(frozen=True)
 class Factory:

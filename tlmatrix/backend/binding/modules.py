@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Problem
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["ModuleEntry", "module_entry"]
-
 
 @dataclass(frozen=True)
 class ModuleEntry:

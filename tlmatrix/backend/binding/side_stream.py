@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import Problem
 
-__all__ = ["on_side_stream"]
-
 _CYCLES = 20_000_000
 """10 ms on an H200: an entry has launched its kernels by then."""
 

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Accesses", "Selection", "accesses", "merged"]
-
 SelectionKind = Literal["index", "start", "within"]
 
 _NONE: frozenset[str] = frozenset()

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tlmatrix.commands.new.recognition import Recognition
     from tlmatrix.commands.new.targets import Target
 
-__all__ = ["HEADS", "kernel_draft"]
-
 HEADS = re.compile(r"head|^h[qk]?$|^n_?h", re.IGNORECASE)
 """Names of a number of heads."""
 _CAUSAL = re.compile(r"^(is_)?causal$")

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.commands.new.recognition import Packing
 
-__all__ = ["DEFAULT_TILE", "lengths", "sizes"]
-
 DEFAULT_TILE = 64
 """The size of a tile if it is unknown."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.commands.new.targets import Target
 
-__all__ = ["Call", "dtype_arguments", "evaluate", "flattened", "record_first_call", "run_script"]
-
 _HALVES = (torch.float16, torch.bfloat16)
 
 

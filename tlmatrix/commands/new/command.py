@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tlmatrix.commands.new.drafts import Draft
     from tlmatrix.config import Config
 
-__all__ = ["draft_for", "new"]
-
 
 def new(arguments: argparse.Namespace, config: Config) -> ExitCode:
     """Print the spec, or write it to a new file and run it.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tlmatrix.commands.new.references import Reference
     from tlmatrix.commands.new.targets import Target
 
-__all__ = ["NO_ROWS", "constant", "draft_interface", "heading"]
-
 NO_ROWS = "callers launch no kernel without rows"
 _VALUES = ("normal", "large", "zero_rows", "rising")
 _WITHOUT_TIES = ("normal", "large")

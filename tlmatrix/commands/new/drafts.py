@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.commands.new.references import Reference
 
-__all__ = ["Draft", "Line", "drop_values"]
-
 
 @dataclass(frozen=True)
 class Line:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.commands.new.targets import Target
 
-__all__ = ["example_tensors"]
-
 _SIZES = (13, 200, 24, 40, 72, 56)
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import inspect
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["COUNT", "argument_kind", "guesses", "trace"]
-
 _DTYPE = re.compile(r"dtype|(^|_)(in|out|acc|accum)_?type$")
 _TILE = re.compile(r"block|blk|tile|chunk|^b[mnkq]$", re.IGNORECASE)
 _SETTINGS = {"threads": 128, "num_threads": 128, "num_stages": 2, "stages": 2}

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tlmatrix.commands.new.recognition import Recognition
     from tlmatrix.commands.new.targets import Target
 
-__all__ = ["family_draft"]
-
 _FLAGS = ("transpose_a", "transpose_b", "accumulate")
 """Arguments with the meaning of axes of the gemm problem."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tlmatrix.commands.new.drafts import Draft
     from tlmatrix.run.result import CaseResult
 
-__all__ = ["rejected_values", "run_draft"]
-
 _REJECTIONS = ("ValueError", "AssertionError", "NotImplementedError")
 """Exceptions of an operator that does not support a size."""
 _ROUNDS = 3

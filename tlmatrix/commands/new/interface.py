@@ -7,8 +7,6 @@ from typing import Any
 
 from tlmatrix.commands.new.accesses import Accesses
 
-__all__ = ["Argument", "Interface", "Number", "Size", "Tensor"]
-
 Size = int | str
 """A dimension: a number, or an expression of arguments and symbolic dimensions."""
 

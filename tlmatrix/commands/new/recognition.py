@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.commands.new.interface import Interface, Size
 
-__all__ = ["Packing", "Recognition", "Role", "recognize", "substitute"]
-
 _OFFSETS = re.compile(r"cu_?seq|cu_?len|offset|indptr|row_?ptr|bounds", re.IGNORECASE)
 _IDS = re.compile(
     r"(seq|segment|batch|expert|group|sequence)\w*_?(id|ids|idx|index)$|_ids?$", re.IGNORECASE

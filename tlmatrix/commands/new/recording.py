@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.commands.new.targets import Target
 
-__all__ = ["record", "record_call"]
-
 _SMALL = 4096
 """Most elements of an integer tensor whose values are kept."""
 

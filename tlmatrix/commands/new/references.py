@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
-__all__ = ["Reference", "alike", "matched", "reference_of"]
-
 
 @dataclass(frozen=True)
 class Reference:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.commands.new.targets import Target
 
-__all__ = ["attention_axes", "signature_draft", "untraced_draft"]
-
 Axes = dict[str, tuple[str, ...]]
 
 PACKED = (

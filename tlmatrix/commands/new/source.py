@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
-__all__ = ["dimension_names", "returned_names", "syntax_tree"]
-
 
 def dimension_names(function: Callable[..., Any]) -> dict[tuple[str, int], str]:
     """The names of dimensions in a function, as in `rows, cols = x.shape`.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.commands.new.drafts import Draft
 
-__all__ = ["quoted", "spec_text"]
-
 _WIDTH = 100
 
 

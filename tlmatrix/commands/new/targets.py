@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
-__all__ = ["Target", "find_reference", "target_of"]
-
 _SUFFIXES = re.compile(r"_(kernel|factory|fwd|forward|op|func|tl|tilelang)$|^(make|build|get)_")
 _REFERENCE_MODULES = ("reference", "references", "ref")
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from tlmatrix.distributed.sharding.splits import Split
     from tlmatrix.problem.model import Problem
 
-__all__ = ["local_names"]
-
 
 def local_names(problem: Problem, splits: Mapping[str, Split], rank: int) -> dict[str, Any]:
     """Lengths of a rank's queries and keys, by name.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Dim, Problem, Relation, RelationKind, TensorInfo
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["with_owners"]
-
 
 def with_owners(spec: Spec, problem: Problem) -> Problem:
     """Add the owning rank of each element to a problem's results, if its spec has ranks.

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.model.spec import Shard, Spec
 
-__all__ = ["NotSharedError", "Sharding"]
-
 _ALIASES = {"seqlen": "position"}
 """Other names of dimensions in `shards`."""
 

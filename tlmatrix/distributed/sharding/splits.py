@@ -11,8 +11,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Split", "UnevenError", "chunks_of", "owners", "parts"]
-
 
 @dataclass(frozen=True)
 class Split:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.fuzz import FuzzAxis
     from tlmatrix.spec.values import Value
 
-__all__ = ["AxisDomain", "axis_domain"]
-
 
 @dataclass(frozen=True)
 class AxisDomain:

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import ConstraintDecl, Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["CaseDomain", "Configuration", "case_domain", "tier_sample"]
-
 _MOST_CASES = 512
 """Most cases of a tier that configurations are taken from."""
 _MOST_VALUES = 4096

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     Batch = Sequence[tuple[int, int]]
     """(queries, keys) of each sequence."""
 
-__all__ = ["case_strategy"]
-
 _WITHIN = 15
 """How many times more often the first configuration is drawn than none."""
 

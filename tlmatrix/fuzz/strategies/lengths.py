@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import FuzzLengths
     from tlmatrix.spec.values import Value
 
-__all__ = ["KeySpan", "Lengths", "Profile", "batch_value", "key_span", "lengths_of"]
-
 KeySpan = Span | Literal["same", "longer", "shorter"] | int
 """Key lengths: a span, a relation to the query length, or the number of a related span."""
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.fuzz import Fuzz
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["EXCESS", "SIDES", "OptionalAxes", "optional_axes_of"]
-
 SIDES: Mapping[str, int] = {"max_seqlen_q": 0, "max_seqlen_k": 1}
 """The axes of maximum lengths, each with its index in a pair (queries, keys)."""
 

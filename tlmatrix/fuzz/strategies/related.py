@@ -14,8 +14,6 @@ from tlmatrix.fuzz.strategies.spans import Span, clip
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["combined", "edges_of", "related_span"]
-
 _STRIDE = 7919
 """A prime: successive numbers of spans differ in all that they select."""
 _SIGNS = 4

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Span", "clip", "edges"]
-
 _MULTIPLES = 4
 """Number of multiples of a tile that count as edges."""
 _ALIGNED = (4, 8, 16)

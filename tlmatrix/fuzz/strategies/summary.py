@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tlmatrix.fuzz.strategies.lengths import Lengths
     from tlmatrix.fuzz.strategies.spans import Span
 
-__all__ = ["summarize"]
-
 
 def summarize(case_domain: CaseDomain) -> Iterator[str]:
     """Yield a line for each of: lengths, free axes, and axes that kernels are compiled for."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.fuzz import FuzzLengths, FuzzTrace
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["Requests", "requests_of"]
-
 _MOST_BYTES = 1 << 24
 _AT = ("fuzz", "seqlens", "trace")
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.masks import Dim
     from tlmatrix.interpreter.runtime.tracks import Event
 
-__all__ = ["Copy", "copy_block"]
-
 
 class Copy(TileOperation):
     """`T.copy(src, dst)`; `T.async_copy` moves the same."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.values import Value
 
-__all__ = ["AxisError", "Setting"]
-
 
 class AxisError(ValueError):
     """A value of `axis` is invalid, alone or together with other axes."""

@@ -20,18 +20,6 @@ from tlmatrix.words import nearest
 if TYPE_CHECKING:
     from tlmatrix.spec.values import Value
 
-__all__ = [
-    "ALIGNMENTS",
-    "AXES",
-    "CACHE_LAYOUTS",
-    "CACHE_TENSORS",
-    "DATA_AXES",
-    "LAYOUTS",
-    "PADDINGS",
-    "explain_value",
-    "whole",
-]
-
 LAYOUTS = ("bshd", "bhsd", "thd", "padded", "cache", "paged")
 PADDINGS = ("right", "left", "holes")
 """Positions of the padding in the layout `padded`; `holes` is anywhere."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Tensors
     from tlmatrix.spec.values import Value
 
-__all__ = ["Attention", "attention_case", "elements"]
-
 _ON_ACCELERATOR = 2**22
 """Multiplications of a forward pass from which an accelerator computes the reference of tensors on
 the CPU: below, launches and copies take longer than a core does."""

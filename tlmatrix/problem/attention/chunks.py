@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.attention.axes import Setting
 
-__all__ = ["Chunk", "Piece", "Rows", "chunks", "mask", "pieces"]
-
 _MOST_CACHED = {"cpu": 2**18, "cuda": 2**24}
 """Settings with at most so many scores have their pieces cached."""
 _PADDING = {"cpu": 2**11, "cuda": 2**17}

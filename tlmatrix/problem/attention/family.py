@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["AttentionFamily"]
-
 _HOST_ELEMENTS = 2**22
 """Elements of q, k, v and out up to which checks are faster on the CPU than on a GPU, where each
 of their many small operations is a launch."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.attention.axes import Setting
 
-__all__ = ["cotangent_size", "generate_operands", "generate_replacements", "shape_of"]
-
 
 def shape_of(setting: Setting, name: str) -> tuple[int, ...]:
     """The shape of q, k, v or do in the layout of the setting."""

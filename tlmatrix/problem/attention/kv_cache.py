@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.attention.reference import Operands
     from tlmatrix.problem.model import Tensors
 
-__all__ = ["KVCache", "kv_cache_dims"]
-
 
 @dataclass(frozen=True)
 class KVCache:

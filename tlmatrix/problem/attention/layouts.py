@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.attention.axes import Setting
 
-__all__ = ["convert"]
-
 
 def convert(
     setting: Setting, source: str, target: str, name: str, tensor: torch.Tensor

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["TENSORS", "lint"]
-
-
 _NAMES = (names_of(ROWS, "name") - names_of(ROWS, "input")) | {"seqlens_k"}
 _RESULTS = names_of(ROWS, "output", "gradient")
 TENSORS = _RESULTS | (names_of(ROWS, "input") - {"seqlens_k"})

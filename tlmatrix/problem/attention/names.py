@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from tlmatrix.problem.name_table import DEVICE, VALUES, Document, Name, storage
 
-__all__ = ["DOCUMENT", "RELATIONS", "ROWS"]
-
 _DENSE = ("bshd", "bhsd")
 _PACKED = ("thd", "padded")
 _CACHES = ("cache", "paged")

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.attention.axes import Setting
     from tlmatrix.problem.model import Tensors
 
-__all__ = ["Padding", "packed"]
-
 _OF_KEYS = frozenset({"k", "v", "dk", "dv"})
 _UNPADDED = frozenset({"sink", "dsink"})
 _PER_ROW = frozenset({"lse", "delta"})

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.attention.axes import Setting
 
-__all__ = ["Operands", "Precision", "Solution", "attend"]
-
 _CHUNK = {"cpu": 2**21, "cuda": 2**26}
 """Largest score matrix of a chunk, in elements: 16 MiB of float64 on a CPU, for its caches."""
 

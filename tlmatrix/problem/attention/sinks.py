@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.values import Value
 
-__all__ = ["SINKS", "explain_sink", "generate_sink", "sink_kind"]
-
 SINKS = {
     "normal": "independent N(0, 1), like the logits; the same as `true`",
     "absent": "-inf: no sink; gives -inf minus -inf in rows that see no key",

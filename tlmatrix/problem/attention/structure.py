@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.attention.axes import Setting
     from tlmatrix.problem.case_setup import CaseSetup
 
-__all__ = ["Structure"]
-
 _TENSORS = (
     "q", "k", "v", "do", "sink", "out", "lse", "delta", "dq", "dk", "dv", "dsink",
 )  # fmt: skip

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["AXES", "DATA_AXES", "OPERATIONS", "OPTIONAL", "CollectiveSetting", "lint"]
-
 OPERATIONS = ("all_gather", "all_reduce", "reduce_scatter")
 _UNEVEN = (None, "balanced", "ceil")
 _SIZES = ("rows", "cols")

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.case_setup import CaseSetup
     from tlmatrix.problem.collective.axes import CollectiveSetting
 
-__all__ = ["Collective", "collective_case", "generate_collective"]
-
 
 @dataclass(frozen=True)
 class Collective:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["CollectiveFamily"]
-
 
 class CollectiveFamily:
     """All-gather, all-reduce and reduce-scatter of rows."""

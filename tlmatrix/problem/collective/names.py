@@ -5,8 +5,6 @@ from __future__ import annotations
 from tlmatrix.problem.name_table import DEVICE, VALUES, Document, Name, storage
 from tlmatrix.spec.model.sharding import WORLD
 
-__all__ = ["DOCUMENT", "RELATIONS", "ROWS"]
-
 RELATIONS = ("rows_permuted", "ranks_permuted", "doubled")
 
 ROWS = (

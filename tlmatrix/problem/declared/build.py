@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.expr.expression import Expression
     from tlmatrix.spec.model.spec import DeclaredProblem, InputDecl
 
-__all__ = ["Declared", "declared_case"]
-
 
 @dataclass(frozen=True)
 class _Run:

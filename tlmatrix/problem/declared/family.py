@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["DeclaredFamily"]
-
 
 class DeclaredFamily:
     """Declared problems: inputs by shape and dtype, outputs by name, a reference in PyTorch."""

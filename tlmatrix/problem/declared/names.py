@@ -6,8 +6,6 @@ from dataclasses import replace
 
 from tlmatrix.problem.name_table import DEVICE, VALUES, Document, storage
 
-__all__ = ["DOCUMENT", "ROWS"]
-
 ROWS = (
     replace(VALUES, means="distribution of inputs without `fill` and `between`"),
     storage("`offset`, `sliced`, `transposed`, `ones`, `expanded`"),

@@ -26,18 +26,6 @@ if TYPE_CHECKING:
 
     Values = Mapping[str, Value]
 
-__all__ = [
-    "Packing",
-    "derived_input",
-    "packed_axes",
-    "packed_dim",
-    "packing_of",
-    "paging_of",
-    "selected_lengths",
-    "stale_pool",
-    "value_of",
-]
-
 
 @dataclass(frozen=True)
 class Packing:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.calling import Fill
     from tlmatrix.spec.model.spec import DeclaredProblem, Reference
 
-__all__ = ["REFERENCE", "ReferenceCall", "reference_of"]
-
 REFERENCE = ("problem", "reference")
 """The path of the reference in a spec."""
 

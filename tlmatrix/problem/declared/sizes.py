@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["declared", "lint_sizes"]
-
 _TRIED = 1000
 """Most combinations of other axes that are tried for one that gives a valid size."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.expr.expression import Expression
     from tlmatrix.spec.model.spec import DeclaredProblem, InputDecl
 
-__all__ = ["dtype_declared", "generate_inputs", "sizes_of"]
-
 
 def generate_inputs(
     setup: CaseSetup, declaration: DeclaredProblem, distribution: str, seed: int

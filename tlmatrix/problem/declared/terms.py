@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     Tensors = dict[str, torch.Tensor]
 
-__all__ = ["PerturbedArithmetic", "term_sizes"]
 
 # Far above the rounding of the dtype, and small enough for a first-order estimate.
 _UNITS = {torch.float64: 2.0**-24, torch.float32: 2.0**-12}

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["AXES", "DATA_AXES", "OPTIONAL", "GemmSetting", "lint"]
-
 DATA_AXES = frozenset({"m", "n", "k", "values", "storage"})
 _SIZES = ("m", "n", "k")
 _FLAGS = ("transpose_a", "transpose_b", "accumulate", "scaled")

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.case_setup import CaseSetup
     from tlmatrix.problem.gemm.axes import GemmSetting
 
-__all__ = ["Gemm", "gemm_case", "generate_gemm", "random_integers"]
-
 _FLOAT8_UNIT = 2.0**-15
 """Unit roundoff of float8 sums. Hopper's tensor cores keep about 14 bits of a sum of float8
 products (DeepSeek-V3, arXiv:2412.19437, section 3.3.2): of 32 products and the accumulator, bits

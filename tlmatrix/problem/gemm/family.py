@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["GemmFamily"]
-
 
 class GemmFamily:
     """Matrix products."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tlmatrix.problem.name_table import DEVICE, VALUES, Document, Name, storage
 
-__all__ = ["DOCUMENT", "RELATIONS", "ROWS"]
-
 RELATIONS = ("rows_permuted", "transposed", "scale_doubled")
 
 ROWS = (

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.attention.build import Attention
     from tlmatrix.problem.model import Relation, RelationKind, Tensors
 
-__all__ = ["attention_relations"]
-
 
 def attention_relations(case: Attention, kind: RelationKind) -> Iterator[Relation]:
     """The relations of one kind for an attention case, in the shapes of its layout."""

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Problem, Tensors
     from tlmatrix.spec.values import Value
 
-__all__ = ["identities"]
-
 
 def identities(case: Attention) -> Iterator[Relation]:
     """The identities that apply to the case, built lazily.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.attention.build import Attention
 
-__all__ = ["kv_cache_identities"]
-
 
 def kv_cache_identities(case: Attention) -> Iterator[Relation]:
     """The identities that apply to a case with a KV cache; none without one."""

@@ -18,19 +18,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Tensors
     from tlmatrix.spec.values import Value
 
-__all__ = [
-    "head_dim",
-    "join_sequences",
-    "other_operands",
-    "prepend_sequence",
-    "replace_sequences",
-    "select_results",
-    "select_sequences",
-    "selected_setting",
-    "some_sequence",
-    "split_sequences",
-]
-
 _OPERANDS = ("q", "k", "v", "do")
 _OF_KEYS = frozenset({"k", "v", "dk", "dv"})
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import RelationKind, Tensors
 
-__all__ = ["collective_relations"]
-
 
 def collective_relations(case: Collective, kind: RelationKind) -> Iterator[Relation]:
     """The relations of one kind for a case of a collective."""

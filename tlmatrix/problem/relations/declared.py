@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.declared.build import Declared
     from tlmatrix.problem.model import Relation, RelationKind
 
-__all__ = ["declared_relations"]
-
 
 def declared_relations(case: Declared, kind: RelationKind) -> Iterator[Relation]:
     """The relations of one kind for a declared case: repeated calls, and those of packed axes."""

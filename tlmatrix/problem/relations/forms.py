@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import Problem, RelationKind, Tensors
 
-__all__ = ["balanced_lengths", "repeated", "untouched"]
-
 
 def balanced_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
     """As many rows in as many sequences, whose lengths differ by at most one."""

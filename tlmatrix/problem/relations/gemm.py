@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import RelationKind, Tensors
     from tlmatrix.spec.values import Value
 
-__all__ = ["gemm_relations"]
-
 
 def gemm_relations(case: Gemm, kind: RelationKind) -> Iterator[Relation]:
     """The relations of one kind for a gemm case."""

@@ -10,8 +10,6 @@ from tlmatrix.problem.model import Relation
 if TYPE_CHECKING:
     from tlmatrix.problem.model import Problem
 
-__all__ = ["with_given_output", "with_side_stream"]
-
 
 def with_given_output(problem: Problem, output: str) -> Problem:
     """The problem with a call that gives the entry a tensor for `output` as its argument `out`.

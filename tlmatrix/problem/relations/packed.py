@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.declared.build import Declared
     from tlmatrix.problem.model import RelationKind, Tensors
 
-__all__ = ["packed_relations"]
-
 _CLOSE = 1e-9
 """Largest relative difference of two float64 references that counts as rounding."""
 _NEW = -1

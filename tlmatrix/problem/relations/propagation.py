@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Dim, Problem, Tensors
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["with_propagation"]
-
 _TRIES = 8
 """Elements of inputs tried, until one is no padding and changes a result."""
 _NOISE = 1e-9

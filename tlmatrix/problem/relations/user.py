@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.spec import RelationDecl, Spec
 
-__all__ = ["lint_relations", "with_user_relations"]
-
 
 def lint_relations(spec: Spec, family: Family) -> Iterator[Issue]:
     """An issue for each name under `relations:` that the family does not have.

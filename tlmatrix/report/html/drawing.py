@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-__all__ = ["caption", "svg"]
 
 _WIDTH, _HEIGHT = 560.0, 300.0
 """Size of the largest grid, in pixels."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.triage.groups import Group
 
-__all__ = ["Excerpt", "FaultPage", "fault_page"]
-
 _AROUND = 3
 """Lines shown before and after a line of a kernel."""
 _CASES = 50

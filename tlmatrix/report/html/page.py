@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.records import RunRecords
     from tlmatrix.spec.model.spec import Spec
 
-__all__ = ["render"]
-
 _FAULTS = 100
 """Most faults with a page."""
 _STATIC_CASES = 200

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.values import Value
     from tlmatrix.triage.groups import Group
 
-__all__ = ["Row", "all_rows", "axis_values", "payload", "size_of"]
-
 _LONGEST = 60
 """Characters of the label of a value."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.report.html.payload import Row
 
-__all__ = ["bench_rows", "kernel_coverage", "matrices", "pairs", "ratio_rows", "spec_rows"]
-
 _STATIC_VALUES = 24
 """Most values of an axis in a table without scripts."""
 

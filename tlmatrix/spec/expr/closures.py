@@ -13,27 +13,6 @@ from typing import Any
 
 from tlmatrix.spec.lengths import SIDES, lengths_of, sides_of
 
-__all__ = [
-    "FUNCTIONS",
-    "SPARE_PAGES",
-    "Evaluate",
-    "Failed",
-    "arithmetic",
-    "called",
-    "chained",
-    "collected",
-    "compared",
-    "comparison",
-    "constant",
-    "first_false",
-    "first_true",
-    "fixed",
-    "negated",
-    "one_side",
-    "shorten",
-    "signed",
-]
-
 Evaluate = Callable[[Mapping[str, Any]], Any]
 """An evaluator of a node: from names to the value."""
 

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.expr.closures import Evaluate
 
-__all__ = ["MAX_DEPTH", "MAX_LENGTH", "parse"]
-
 MAX_LENGTH = 2000
 """The most characters of an expression."""
 MAX_DEPTH = 40

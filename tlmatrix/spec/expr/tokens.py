@@ -11,16 +11,6 @@ from tlmatrix.spec.expr.closures import shorten
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "FOREIGN_SIGNS",
-    "FOREIGN_WORDS",
-    "OPERATOR_WORDS",
-    "WORDS",
-    "ExpressionError",
-    "Token",
-    "tokens_of",
-]
-
 
 class ExpressionError(ValueError):
     """An expression that cannot be parsed or evaluated.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.model.spec import Agreement, RelationDecl, Spec
 
-__all__ = ["oracle_faults"]
-
 
 def oracle_faults(spec: Spec, axes: Collection[str], broken: Collection[str]) -> Iterator[Fault]:
     """Faults of `relations`, `agree`, and of a problem without a reference.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.model.spec import InputDecl, OutputDecl, Spec
 
-__all__ = ["problem_faults", "returns_faults", "tolerance_faults"]
-
 
 def problem_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
     """An unknown problem name, or faults of declared tensors; `axes` are those in the file."""

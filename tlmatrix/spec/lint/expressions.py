@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["RUN_NAMES", "condition_faults", "never_faults", "unknown_names"]
-
 RUN_NAMES = ("arch", "backend")
 """Names of a run, which expressions may use besides the axes where a key allows it."""
 

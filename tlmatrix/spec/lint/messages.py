@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.yaml.nodes import Document
 
-__all__ = ["dotted", "issue_of", "models_within", "show"]
-
 Path = tuple[str | int, ...]
 
 _EXPECTED = {

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["sharding_faults"]
-
 
 def sharding_faults(
     spec: Spec, axes: Mapping[str, object], broken: Collection[str]

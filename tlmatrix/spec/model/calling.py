@@ -16,25 +16,6 @@ from tlmatrix.words import suggestion
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-__all__ = [
-    "SKIPPED",
-    "Call",
-    "Fill",
-    "Inout",
-    "OutputBuffer",
-    "Reference",
-    "Returns",
-    "call_faults",
-    "expression",
-    "is_name",
-    "items_of",
-    "names_in",
-    "names_of",
-    "output_faults",
-    "results_of",
-    "written_by",
-]
-
 Fill = Literal["empty", "zeros", "nan"]
 SKIPPED = "_"
 """The name of an unchecked result in a list of `returns`."""

@@ -8,8 +8,6 @@ from pydantic import Field
 
 from tlmatrix.spec.model.fields import INSTRUCTION, ExpressionText, Model, RegularExpression
 
-__all__ = ["CodegenRule"]
-
 _Most = Annotated[int, Field(strict=True, ge=0)] | None
 
 

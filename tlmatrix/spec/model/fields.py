@@ -29,53 +29,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.values import Value
 
-__all__ = [
-    "ARCH",
-    "BASELINES",
-    "CHECKS",
-    "EXCEPTION",
-    "FAMILIES",
-    "IDENTIFIER",
-    "INSTRUCTION",
-    "NAME",
-    "OPTIONAL_AXES",
-    "ORDER",
-    "ORDERS",
-    "RANGE",
-    "STORAGES",
-    "STRATEGIES",
-    "STRATEGY",
-    "TARGET",
-    "TARGET_ARCH",
-    "Arch",
-    "Argument",
-    "AxisValue",
-    "Baseline",
-    "Bound",
-    "CaseValues",
-    "CheckName",
-    "Day",
-    "ExpressionText",
-    "FamilyName",
-    "Identifier",
-    "Model",
-    "Name",
-    "Positive",
-    "RegularExpression",
-    "SanitizerName",
-    "ShardDim",
-    "ShardOrder",
-    "ShortModel",
-    "Size",
-    "StorageName",
-    "Strategy",
-    "Target",
-    "TargetArch",
-    "TileSize",
-    "add_short_form",
-    "allow_single_entry",
-]
-
 FAMILIES = ("attention", "collective", "gemm")
 """The built-in problem families."""
 

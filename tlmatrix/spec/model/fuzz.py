@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
     from pydantic_core import CoreSchema
 
-__all__ = ["Fuzz", "FuzzAxis", "FuzzLengths", "FuzzTrace", "Range"]
-
 
 class Range(Model):
     """Whole numbers from `low` to `high`, both included. Written `1..8`, `[1, 8]`, or `8`."""

@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 
 from tlmatrix.spec.model.fields import EXCEPTION, ExpressionText, Model
 
-__all__ = ["CudaGraph", "Refusal"]
-
 
 class Refusal(Model):
     """The exception that an entry raises when it cannot be captured to a CUDA graph."""

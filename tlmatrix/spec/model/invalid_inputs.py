@@ -13,8 +13,6 @@ from tlmatrix.spec.model.fields import EXCEPTION, AxisValue, Model
 if TYPE_CHECKING:
     from tlmatrix.spec.values import Value
 
-__all__ = ["InvalidInput", "InvalidInputs", "invalid_inputs_of", "tables_of"]
-
 TENSOR_KEYS = frozenset({"value", "dtype", "shape", "device"})
 """Keys of a setting that changes properties of a tensor."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-__all__ = ["call_of", "is_packed", "names_in", "packed_axes", "packed_lists"]
-
 
 @lru_cache(maxsize=4096)
 def call_of(text: str) -> tuple[str, tuple[Expression, ...]] | None:

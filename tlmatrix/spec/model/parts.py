@@ -24,19 +24,6 @@ from tlmatrix.spec.model.fields import (
     Strategy,
 )
 
-__all__ = [
-    "DEFAULT_TIERS",
-    "DERIVED",
-    "Bench",
-    "ConstraintDecl",
-    "DeclaredProblem",
-    "InputDecl",
-    "KnownBug",
-    "OutputDecl",
-    "Tier",
-    "with_default_tiers",
-]
-
 # Problems declared in YAML -----------------------------------------------------------------
 
 

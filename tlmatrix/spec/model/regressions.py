@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 
 from tlmatrix.spec.model.fields import CaseValues, Day, Model
 
-__all__ = ["Regression", "Retired"]
-
 
 class _RecordedCase(Model):
     case: CaseValues = Field(

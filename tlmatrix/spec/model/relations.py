@@ -16,8 +16,6 @@ from tlmatrix.spec.model.fields import (
     Target,
 )
 
-__all__ = ["FINITE", "OF_BATCHES", "Agreement", "RelationDecl"]
-
 FINITE = "finite"
 """The relation that needs no further run: no result is NaN or infinite."""
 OF_BATCHES = ("batch_permuted", "batch_split", "batch_extended")

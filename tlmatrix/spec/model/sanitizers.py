@@ -8,8 +8,6 @@ from pydantic import Field
 
 from tlmatrix.spec.model.fields import Identifier, Model, SanitizerName, ShortModel
 
-__all__ = ["PackedRows", "SanitizerOptions"]
-
 
 class PackedRows(ShortModel):
     """The dimension of a kernel's parameter with packed rows, and the sequence boundaries.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.values import Value
 
-__all__ = ["WORLD", "Shard", "Uneven"]
-
 WORLD = "world"
 """The axis with the number of ranks."""
 

@@ -14,14 +14,6 @@ if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
     from pydantic_core import CoreSchema
 
-__all__ = [
-    "Allowance",
-    "AllowanceChange",
-    "ArchAllowances",
-    "DeterminismRule",
-    "Tolerance",
-    "determinism_rules",
-]
 
 # Judging ------------------------------------------------------------------------------------
 

@@ -15,8 +15,6 @@ import yaml
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["appended", "removed"]
-
 _BREAK = re.compile(r"\r\n|\n|\r")
 _LOADER = yaml.SafeLoader
 """Not libyaml's: its marks count bytes that a text with a byte order mark does not have."""

@@ -14,8 +14,6 @@ from tlmatrix.spec.yaml.scalars import scalar_meaning
 if TYPE_CHECKING:
     from tlmatrix.spec.values import Value
 
-__all__ = ["flow"]
-
 
 def flow(value: Value | date) -> str:
     """A value in flow style, `{q: [17, 64], k: same}`; ambiguous text is quoted."""

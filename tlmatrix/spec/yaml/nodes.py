@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.issues import Issue
 
-__all__ = ["Document", "Entry", "MapNode", "Node", "ScalarNode", "SequenceNode"]
-
 
 @dataclass(slots=True)
 class Node:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["MAX_BYTES", "MAX_DEPTH", "MAX_NODES", "read_document"]
-
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 50
 """The most levels of nested lists and mappings."""

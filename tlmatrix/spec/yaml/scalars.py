@@ -11,8 +11,6 @@ from datetime import date
 
 from tlmatrix.spec.expr.expression import shorten
 
-__all__ = ["scalar_meaning"]
-
 _WORDS: dict[str, str | bool | None] = {"": None, "~": None}
 for _word in ("none", "null"):
     _WORDS |= dict.fromkeys((_word, _word.capitalize(), _word.upper()))

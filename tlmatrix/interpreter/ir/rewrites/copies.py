@@ -8,8 +8,6 @@ from typing import Any
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import transform
 
-__all__ = ["MULTICAST", "ROWS_LOAD", "ROWS_STORE", "TMA_MULTICAST", "TO_BLOCK", "with_named_copies"]
-
 MULTICAST = "tl.tileop.copy_multicast"
 """(src, dst, mask of blocks): `T.copy_cluster(cluster_mask=)`."""
 TMA_MULTICAST = "tl.tileop.tma_multicast"

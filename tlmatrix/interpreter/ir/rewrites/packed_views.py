@@ -13,8 +13,6 @@ from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import transform, walk
 
-__all__ = ["without_packed_views"]
-
 _COPY = "tl.tileop.copy"
 
 

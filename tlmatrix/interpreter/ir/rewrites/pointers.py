@@ -9,8 +9,6 @@ from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import calls, transform, walk
 
-__all__ = ["without_pointers"]
-
 _ELEMENTS = {
     "tl.ptx_tcgen05_cp_warpx4": 128,
     "tl.ptx_tcgen05_sf_warp_transpose": 128,

@@ -15,8 +15,6 @@ from tlmatrix.interpreter.ir.walk import transform, walk
 
 from .vectors import lanes_of
 
-__all__ = ["without_vector_memory"]
-
 
 def without_vector_memory(kernel: ir.Kernel) -> ir.Kernel:
     """The kernel with memory of numbers alone; PyTorch has parameters of packed pairs alone."""

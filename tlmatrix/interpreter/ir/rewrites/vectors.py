@@ -17,15 +17,6 @@ from tlmatrix.interpreter.remedies import remedy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "TOGETHER",
-    "WRAPPED_INDEX",
-    "bits_of_dtype",
-    "element_at",
-    "lanes_of",
-    "without_vectors",
-]
-
 WRAPPED_INDEX = "tlmatrix.wrapped_index"
 """The operation (index, extent) of an index that counts from the end where it is negative."""
 TOGETHER = "tlmatrix.together"
