@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from .emitter import Emitter
 
 # Functions that torch computes faster than NumPy on the memory of a tile.
-_TORCH = {name: f"torch.{name}" for name in ("exp2", "log2", "log", "tanh", "sigmoid", "rsqrt")}
+_TORCH = frozenset({"exp2", "log2", "log", "tanh", "sigmoid", "rsqrt"})
+_TORCH_SPREADS = {"np.add": "add", "np.subtract": "sub", "np.multiply": "mul", "np.divide": "div"}
+"""What torch computes faster where one operand is the same along each row."""
 
 
 def axes_of(values: tuple[Val, ...]) -> frozenset[int]:
@@ -75,18 +77,34 @@ def apply(
             if a.owned and same and a.alias is None:
                 out = a.code
                 break
-    in_torch = _TORCH.get(function)
+    in_torch = function if function in _TORCH else _spread(e, function, args, axes, np_dtype)
     if out is not None and in_torch and out in e.fixed and args[0].code in e.fixed:
-        operand, target = e.tensor(args[0].code), e.tensor(out)
-        in_place = operand == target
-        code = f"{target}.{function}_()" if in_place else f"{in_torch}({operand}, out={target})"
-        e.w.line(code)
+        operand, *others, target = (e.tensor(code) for code in (*(a.code for a in args), out))
+        if operand == target:
+            e.w.line(f"{target}.{in_torch}_({', '.join(others)})")
+        else:
+            e.w.line(f"torch.{in_torch}({', '.join([operand, *others])}, out={target})")
     elif out is not None:
         e.w.line(f"{function}({codes}, out={out})")
     else:
         out = e.temp()
         e.w.line(f"{out} = {function}({codes})")
     return result(e, out, dtype, axes, exact=exact)
+
+
+def _spread(
+    e: Emitter, function: str, args: tuple[Val, ...], axes: frozenset[int], np_dtype: str
+) -> str | None:
+    """Torch's name of a float operation of a tile and a column; None of others."""
+    in_torch = _TORCH_SPREADS.get(function)
+    if in_torch is None or np_dtype != "float32" or args[0].axes != axes:
+        return None
+    column = args[1]
+    # NumPy copies an operand that is a part of the target; torch refuses it.
+    in_target = e.dest is not None and column.alias == e.dest.name
+    if column.scalar or max(axes) in column.axes or in_target:
+        return None
+    return in_torch if all(numpy_name(a.dtype) == np_dtype for a in args) else None
 
 
 def named(e: Emitter, code: str, dtype: str, args: tuple[Val, ...], *, exact: bool = True) -> Val:

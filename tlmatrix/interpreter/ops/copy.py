@@ -101,7 +101,11 @@ def _emit_inside(e: Emitter, src: BufferRegion, dst: BufferRegion) -> None:
             e.w.line(f"{target} = {cast(e, value, dst.buf.dtype).code}")
             return
         if same or dst.buf.dtype == "float32":
-            e.w.line(f"{src.buf.codec}.widen_into({e.tensor(target)}, {source})")
+            out = e.tensor(target)
+            if src.buf.codec == "f16":  # whose memory is NumPy's too
+                e.w.line(f"{out}.copy_(torch.from_numpy({source}))")
+            else:
+                e.w.line(f"{src.buf.codec}.widen_into({out}, {source})")
             return
         source = f"{src.buf.codec}.widen({source})"
     if not dst.ranges:
