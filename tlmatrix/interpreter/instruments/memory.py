@@ -218,21 +218,25 @@ class MemorySanitizer(Instrument):
             return code
         index = f"({access.element},)"
         site = self.sites.number(e, buf, "read", orders=e.atomic.is_access)
+        seen = self._seen.get(buf.code)
+        inside = code if seen is None else f"{seen}.one({site}, {index}, {code})"
+        if not access.conditions:
+            return inside
         loose = loose_dims(e, buf, access.dims)
         # Of what TileLang predicates, integers count: a table ends where its last entry does.
         table = "tables" in self._on and is_int(buf.dtype) and buf.safe == "0"
         predicated = len(loose) == len(access.dims) and "guarded" not in self._on
-        if access.conditions and (table or not predicated):
+        if table or not predicated:
             code = f"watch.one({site}, {index}, {buf.code}.shape, {loose}, {code}, {e.mask_code})"
-        seen = self._seen.get(buf.code)
-        return code if seen is None else f"{seen}.one({site}, {index}, {code})"
+        return code if code == inside else f"({inside} if {access.inside} else {code})"
 
     def read_variable(self, e: Emitter, buf: Buf, code: str) -> str:
         """A variable is read in the middle of an expression."""
         seen = self._seen.get(buf.code)
         if seen is None:
             return code
-        return f"{seen}.one({self.sites.number(e, buf, 'read')}, (), {code})"
+        site = self.sites.number(e, buf, "read")
+        return f"({code} if {seen}.full else {seen}.one({site}, (), {code}))"
 
     def before_assignment(self, e: Emitter, buf: Buf, result: Val) -> None:
         """A variable is about to be assigned."""

@@ -122,8 +122,8 @@ class GlobalShadow(Shadow):
             self._read(site, place)
 
     def one(self, site: int, index: tuple[int, ...], value: Any) -> Any:
-        """A single element is read: `value`."""
-        if not self.quiet and all(0 <= i < n for i, n in zip(index, self.shape, strict=True)):
+        """A single element inside is read: `value`."""
+        if not self.quiet:
             self._read(site, (index, None))
         return value
 

@@ -13,6 +13,7 @@ from tlmatrix.interpreter.sync.races import Access
 from .bounds import Bounds, Collisions
 from .findings import Findings
 from .global_shadows import GlobalShadow
+from .mathematics import wrap
 from .order import BlockOrder, Running
 from .packed import Packed
 from .parameters import aliases_of, blank_elements, boundaries_of, merged_usage
@@ -149,12 +150,14 @@ class Monitor:
 
     # -- arithmetic
 
-    def fits(self, value: int, site: int, bits: int, mask: Array | bool = True) -> int:
-        """`value` itself; reported if it is outside a signed integer of so many bits."""
-        limit = 1 << (bits - 1)
-        if not -limit <= value < limit and np.any(mask):
+    def left(self, site: int, value: int, bits: int, mask: Array | bool = True) -> int:
+        """Report a value outside a signed integer of so many bits; the value in two's complement.
+
+        Iterations outside the mask do not compute it.
+        """
+        if np.any(mask):
             self.findings.report("overflow", site, (), _overflow(value, bits))
-        return value
+        return wrap(value, bits, True)
 
     def overflows(
         self, base: int, terms: tuple[tuple[Array, int], ...], site: int, mask: Array | None
