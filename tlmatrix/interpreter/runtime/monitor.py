@@ -73,8 +73,9 @@ class Monitor:
         declared = {n: checks.sequences(n, t) for n, t in tensors.items()} if packed else {}
         self._declared = {n: found for n, found in declared.items() if found is not None}
         self._boundaries = boundaries_of(tensors, self._declared)
-        blank = on & {"uninitialised", "unwritten"}
-        self._blank = blank_elements(tensors, checks, program.layouts) if blank else {}
+        self._blank = {}
+        if checks.poison and on & {"uninitialised", "unwritten"}:
+            self._blank = blank_elements(tensors, checks, program.layouts)
         self._rank_accesses: dict[tuple[int, str, int, int], Access] = {}
         self.add = self.findings.add
         self.reports = self.findings.reports

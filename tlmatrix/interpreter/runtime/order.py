@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["BlockOrder", "Running"]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Running:
     """A block that has started and may wait while others run.
 
