@@ -223,7 +223,7 @@ def _instruments(
     if options.traced:
         watcher = NonfiniteTracer()
     elif options.sanitizers is not None:
-        watcher = MemorySanitizer(options.sanitizers)
+        watcher = MemorySanitizer(options.sanitizers, kernel)
         if "overflow" in options.sanitizers:
             arithmetic = OverflowSanitizer(watcher.sites)
 

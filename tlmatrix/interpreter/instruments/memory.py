@@ -37,9 +37,12 @@ class MemorySanitizer(Instrument):
     reports_bounds = True
     sees_reads = True
 
-    def __init__(self, sanitizers: frozenset[str]) -> None:
+    def __init__(self, sanitizers: frozenset[str], kernel: ir.Kernel) -> None:
         self.sites = SiteTable()
         self._on = sanitizers
+        copies = (n for n in walk(kernel.body) if isinstance(n, ir.Call) and "copy" in n.op)
+        regions = (n for call in copies for n in walk(*call.args) if isinstance(n, ir.Region))
+        self._copied = {region.buffer.data for region in regions}
         self._seen: dict[str, str] = {}
         """Names of shadows, by the code of their buffer."""
 
@@ -76,6 +79,10 @@ class MemorySanitizer(Instrument):
             self._watch_global(e, buf, "workspace")
             return
         if "uninitialised" not in self._on or buf.scope == "local.reducer":
+            return
+        data = next(node.data for node, found in e.buffers.items() if found is buf)
+        # What is copied may be uninitialized in part, though it is written whole.
+        if e.may_shorten and data in e.facts.initialized and data not in self._copied:
             return
         name = self._seen[buf.code] = e.w.fresh(f"{buf.code}_seen")
         extents = [n.code for n in buf.shape]
@@ -205,10 +212,13 @@ class MemorySanitizer(Instrument):
         self._watch_access(e, access, site)
         seen = self._seen.get(buf.code)
         if seen is not None:
-            # Reads of iterations whose value is not stored have no effect.
-            mask = both(e, e.mask, e.stored) if e.stored is not None else e.mask
             calm = "quiet" if buf.is_global else "full"
-            suffix, place = where(e, access, mask)
+            suffix, place = where(e, access, e.mask)
+            if e.stored is not None:
+                # Reads of iterations whose value is not stored have no effect.
+                every, stored = e.stored
+                some = where(e, access, both(e, e.mask, stored))[1]
+                place = f"*(({place}) if {every} else ({some}))" if every else some
             e.w.line(f"{seen}.{calm} or {seen}.read{suffix}({site}, {place})")
 
     def read_scalar(self, e: Emitter, access: Access, code: str) -> str:

@@ -236,10 +236,11 @@ class GlobalShadow(Shadow):
                 self._conflict(
                     site, place, before, "{buffer} is read, and written by another block"
                 )
-        before = np.asarray(self._read_by[memory])
-        code = order.code(site)
-        several = (before < 0) | ((before != 0) & order.elsewhere(before))
-        new = np.where(several, -code, code)
+        before = self._read_by[memory]
+        new: Any = order.code(site)
+        if np.count_nonzero(before):
+            several = (before < 0) | ((before != 0) & order.elsewhere(before))
+            new = np.where(several, -new, new)
         self._read_by[memory] = new if mask is None else np.where(mask, new, before)
 
     def _conflict_with_reads(self, site: int, place: Place) -> None:
