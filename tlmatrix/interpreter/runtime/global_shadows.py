@@ -74,8 +74,8 @@ class GlobalShadow(Shadow):
         self._ranks = ranks
         self.known = ~blank if looks_for_blank and blank is not None else None
         self.fresh = looks_for_blank and "uninitialised" in on
-        self.written_by = np.zeros(shape, np.int64) if needs_writers else None
-        self._read_by = np.zeros(shape, np.int64) if reads_race else None
+        self.written_by = np.zeros(shape, np.int32) if needs_writers else None
+        self._read_by = np.zeros(shape, np.int32) if reads_race else None
         noted = ranks is not None or boundaries is not None
         flag = "ordered" in usage
         # Whether a read can only show which sequence its rows belong to.

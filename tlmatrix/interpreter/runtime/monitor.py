@@ -133,9 +133,10 @@ class Monitor:
 
     def enter(self, block: tuple[int, ...]) -> Running:
         """A block starts."""
-        for found in self._boundaries.values():
-            found.read = set()
-        return self.order.enter(block, {n: found.read for n, found in self._boundaries.items()})
+        read: dict[str, set[int]] = {}
+        for name, found in self._boundaries.items():
+            found.read = read[name] = set()
+        return self.order.enter(block, read)
 
     def resume(self, running: Running) -> None:
         """A block that has started before goes on."""
