@@ -40,9 +40,13 @@ class MemorySanitizer(Instrument):
     def __init__(self, sanitizers: frozenset[str], kernel: ir.Kernel) -> None:
         self.sites = SiteTable()
         self._on = sanitizers
-        copies = (n for n in walk(kernel.body) if isinstance(n, ir.Call) and "copy" in n.op)
-        regions = (n for call in copies for n in walk(*call.args) if isinstance(n, ir.Region))
-        self._copied = {region.buffer.data for region in regions}
+        self._copied: set[ir.Var] = set()
+        """Data of the destinations of copies."""
+        for call in walk(kernel.body):
+            if isinstance(call, ir.Call) and "copy" in call.op:
+                operands = call.args[1:] if call.op == "tl.tileop.copy" else call.args
+                found = (n for n in walk(*operands) if isinstance(n, ir.Region))
+                self._copied.update(region.buffer.data for region in found)
         self._seen: dict[str, str] = {}
         """Names of shadows, by the code of their buffer."""
 
