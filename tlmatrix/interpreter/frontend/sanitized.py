@@ -108,7 +108,7 @@ def _not_finite(tensor: torch.Tensor, name: str, monitor: Monitor, meant: bool) 
     if tensor.element_size() == 1:
         tensor = tensor.float()
     # The sum in the tensor's own dtype is the fastest, and may overflow.
-    if any(math.isfinite(tensor.sum(dtype=d).item()) for d in (tensor.dtype, torch.float64)):
+    if any(math.isfinite(tensor.sum(dtype=d).item()) for d in (tensor.dtype, torch.float32)):
         return False
     written_by = monitor.shadows[name].written_by
     if written_by is not None:
