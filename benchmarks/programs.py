@@ -81,7 +81,7 @@ def measured(
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": folder, "TLMATRIX_CACHE": folder}
         done = subprocess.run(
             [
-                *(sys.executable, "-c", CHILD, str(other / spec)),
+                *(sys.executable, "-P", "-c", CHILD, str(other / spec)),
                 *(str(options.rounds), str(options.cases), json.dumps(cases)),
             ],
             env=env,

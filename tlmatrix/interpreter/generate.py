@@ -223,7 +223,7 @@ def _instruments(
     if options.traced:
         watcher = NonfiniteTracer()
     elif options.sanitizers is not None:
-        watcher = MemorySanitizer(options.sanitizers)
+        watcher = MemorySanitizer(options.sanitizers, kernel)
         if "overflow" in options.sanitizers:
             arithmetic = OverflowSanitizer(watcher.sites)
 
@@ -267,7 +267,7 @@ def _recorded_flags() -> Any:
 def _emit(e: Emitter, shapes: Any) -> Program:
     e.w.reserve(*environment(), *FUNCTIONS, "kernel", "range", "min", "max", "abs", "int", "bool")
     e.w.reserve("if", "in", "is", "or", "and", "not", "for", "def", "else", "lambda", "as")
-    e.w.reserve("kept_at", "cta", "me", "launch", "LOCATIONS")
+    e.w.reserve("kept_at", "fit", "cta", "me", "launch", "LOCATIONS")
     for instrument in e.instruments:
         e.w.reserve(*instrument.reserved)
     parameters, codes, symbols = _bind_parameters(e)

@@ -29,6 +29,17 @@ IOTAS = {"i0": ("64", 0, 2), "i1_rows": ("rows", 1, 2)}
                 ["(s if s is not None else (s := seen.one(3, (b,), item(cuts, b, 0))))"],
             ),
         ),
+        (
+            "(i0 < (fit if -8 <= (fit := (query + length)) <= 7 else watch.left(0, fit, 4)))",
+            (
+                "i0of2_64 < a0",
+                ["(fit if -8 <= (fit := (query + length)) <= 7 else watch.left(0, fit, 4))"],
+            ),
+        ),
+        (
+            "(i0 < (query if query_seen.full else query_seen.one(1, (), query)))",
+            ("i0of2_64 < a0", ["(query if query_seen.full else query_seen.one(1, (), query))"]),
+        ),
     ],
 )
 def test_a_mask_of_integers_and_positions_has_a_form(code, form):
@@ -43,6 +54,7 @@ def test_a_mask_of_integers_and_positions_has_a_form(code, form):
         "(gather(cuts, i0) < length)",
         "(i0 < item(cuts, query, 0))",
         "(i0 < (query if length else 3))",
+        "(i0 < (fit if -8 <= (fit := cuts[0]) <= 7 else watch.left(0, fit, 4)))",
         "(length > 3 and i0 < query)",
         "np.logical_not(mask)",
         "(mask & (i0 < length))",

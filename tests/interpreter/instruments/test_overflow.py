@@ -108,3 +108,23 @@ def test_an_offset_past_int32_is_computed_as_the_variable_that_holds_it(kind):
     else:
         assert reports == []
         assert torch.equal(y[1], torch.arange(32, dtype=torch.int8))
+
+
+@tilelang.jit
+def shortened():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32"), n: T.int32, m: T.int32):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                if i < n + m:
+                    Y[i] = X[i]
+
+    return main
+
+
+def test_a_mask_kept_from_an_earlier_launch_hides_no_overflow():
+    arguments = torch.ones(64), torch.zeros(64), LARGEST, 5
+    for _ in range(2):
+        (report,) = _reports(shortened, *arguments)
+        assert f"int32 arithmetic gives {LARGEST + 5}, outside its range" in report
+    assert not arguments[1].any()

@@ -635,3 +635,33 @@ def test_lanes_that_contribute_to_a_reducer_are_no_finding():
     with interpret(sanitize=True) as run:
         assert reduced()(torch.ones(4, 32)).tolist() == [32.0] * 4
     assert run.reports == []
+
+
+@tilelang.jit
+def copied_in_part():
+    @T.prim_func
+    def main(X: T.Tensor((32,), "float32"), Y: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=32):
+            half = T.alloc_fragment((32,), "float32")
+            copied = T.alloc_fragment((32,), "float32")
+            total = T.alloc_fragment((32,), "float32")
+            for i in T.Parallel(16):
+                half[i] = X[i]
+            T.copy(half, copied)
+            for i in T.Parallel(32):
+                total[i] = copied[i]
+            T.copy(total, Y)
+
+    return main
+
+
+def test_only_a_buffer_that_may_be_uninitialized_is_followed():
+    x = torch.ones(32)
+    with interpret(sanitize=True, on_report="keep") as run:
+        kernel = copied_in_part()
+        kernel(x, torch.zeros(32))
+        source = kernel.variant(run).program.source
+    assert [report.buffer for report in run.reports] == ["copied"]
+    assert "watch.local('half'" in source
+    assert "watch.local('copied'" in source
+    assert "watch.local('total'" not in source

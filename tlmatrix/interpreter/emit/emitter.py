@@ -127,7 +127,8 @@ class Emitter:
         axes: the parallel loops in force; `rank` how many dimensions their arrays have.
         mask: the iterations that are active; None for all.
         dest: the view that the value at hand is stored to.
-        stored: of the value at hand, the iterations whose value is stored; None for all.
+        stored: of the value at hand, code of whether all iterations store it, or nothing, and
+            those that do; None for all.
         host_integers: whether integers have 64 bits, as shapes and strides on the host.
         speculative: whether an operand is emitted for all iterations that another one may exclude.
         wide_indices: whether an index is emitted that TileLang computes in 64 bits.
@@ -156,7 +157,7 @@ class Emitter:
     rank: int = 0
     mask: Val | None = None
     dest: Dest | None = None
-    stored: Val | None = None
+    stored: tuple[str, Val] | None = None
     host_integers: bool = False
     wide_indices: bool = False
     speculative: bool = False

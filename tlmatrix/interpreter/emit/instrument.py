@@ -133,10 +133,10 @@ class Instrument:
     def overwritten(self, e: Emitter, buf: Any) -> None:
         """All elements of a buffer were written."""
 
-    def integer(self, e: Emitter, value: Any) -> Any:
-        """`value`, a scalar of a signed dtype, is about to wrap if it has left its dtype."""
-        del e
-        return value
+    def integer(self, e: Emitter, value: Any, wrapped: Any) -> Any:
+        """`value`, a scalar of a signed dtype, becomes `wrapped` if it has left its dtype."""
+        del e, value
+        return wrapped
 
     def integers(self, e: Emitter, value: Any) -> None:
         """`value`, affine in the parallel axes, was computed and may have left its dtype."""

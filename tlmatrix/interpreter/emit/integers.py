@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.dtypes import TILE_DTYPES
 
 from .arrays import pure
-from .values import Affine, Val, literal
+from .values import TESTED, WRAPPED, Affine, Val, literal
 
 if TYPE_CHECKING:
     from .emitter import Emitter
@@ -110,32 +110,29 @@ def fits(value: Val, dtype: str) -> bool:
     return value.lo is not None and value.hi is not None and low <= value.lo <= value.hi <= high
 
 
-def wrap(e: Emitter, value: Val, dtype: str) -> Val:
-    """An integer in two's complement of its dtype."""
+def wrap(e: Emitter, value: Val, dtype: str, *, tested: bool = False) -> Val:
+    """An integer in two's complement of its dtype; `tested` by instruments, where it must fit."""
     if e.host_integers:
         return replace(value, dtype=dtype)
     signed = not dtype.startswith("uint")
     wrapped = Val(f"wrap({value.code}, {bits_of(dtype)}, {signed})", dtype)
-    return wrapped if e.invariants is None else e.invariants.wrapped(e, value, wrapped)
+    if tested and signed:
+        for instrument in e.instruments:
+            wrapped = instrument.integer(e, value, wrapped)
+    # A test of the active iterations alone does not stand for the rest of the block.
+    masked = tested and e.mask is not None and wrapped.code.startswith(TESTED)
+    return wrapped if e.invariants is None or masked else e.invariants.wrapped(e, value, wrapped)
 
 
 def settle(e: Emitter, value: Val) -> Val:
     """A value within its dtype, for an operation that would see the difference."""
-    return _overflowing(e, value, value.dtype) if value.unwrapped else value
-
-
-def _overflowing(e: Emitter, value: Val, dtype: str) -> Val:
-    """A result of arithmetic in two's complement; that of a signed dtype must not need it."""
-    if dtype.startswith("int") and not e.host_integers:
-        for instrument in e.instruments:
-            value = instrument.integer(e, value)
-    return wrap(e, value, dtype)
+    return wrap(e, value, value.dtype, tested=True) if value.unwrapped else value
 
 
 def _is_wrapped(e: Emitter, value: Val) -> bool:
     """Whether a value is one in two's complement."""
     shared = e.invariants is not None and e.invariants.is_wrapped(value)
-    return shared or value.code.startswith("wrap(")
+    return shared or value.code.startswith(WRAPPED)
 
 
 def combine(e: Emitter, symbol: str, a: Val, b: Val, dtype: str) -> Val:
@@ -170,7 +167,7 @@ def combine(e: Emitter, symbol: str, a: Val, b: Val, dtype: str) -> Val:
     if dtype == "int64" or value.lit is not None or fits(value, dtype):
         return _sum(e, replace(value, dtype=dtype), dtype, a, b)
     # A product that may not fit: two's complement, as on the GPU.
-    return _overflowing(e, value, dtype)
+    return wrap(e, value, dtype, tested=True)
 
 
 def _sum(e: Emitter, value: Val, dtype: str, *operands: Val) -> Val:
@@ -180,7 +177,7 @@ def _sum(e: Emitter, value: Val, dtype: str, *operands: Val) -> Val:
     than negative. Sums of sizes and loop variables (known not to be negative) are taken to fit.
     """
     if value.lit is None and (dtype.startswith("uint") or any(_is_wrapped(e, o) for o in operands)):
-        return replace(_overflowing(e, value, dtype), dtype=dtype)
+        return replace(wrap(e, value, dtype, tested=True), dtype=dtype)
     unknown = any(o.unwrapped or (o.lo is None and o.lit is None) for o in operands)
     unwrapped = unknown and dtype != "int64" and not fits(value, dtype)
     return replace(value, dtype=dtype, unwrapped=unwrapped)

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.analysis.usage import is_read_only
 from tlmatrix.interpreter.ir import nodes as ir
 
-from .values import Val, is_int
+from .values import WRAPPED, Val, is_int
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from .emitter import Emitter
 
-# The site of a read that an instrument notes: the first in a block stands for all.
-_SITE = re.compile(r"\b(\w+_seen\.one|watch\.one)\(\d+, ")
+# The site of a read or of arithmetic that an instrument notes: the first in a block stands for all.
+_SITE = re.compile(r"\b(\w+_seen\.one|watch\.one|watch\.left)\(\d+, ")
 _LINEAR = (ir.Add, ir.Sub, ir.Mul, ir.Min, ir.Max)
 _DIVISIONS = (ir.FloorDiv, ir.FloorMod)
 
@@ -96,7 +96,7 @@ class Invariants:
         if self.from_first_use:
             code = f"({name} if {name} is not None else ({name} := {value.code}))"
         self._uses.add(code)
-        if value.code.startswith("wrap(") or self.is_wrapped(value):
+        if value.code.startswith(WRAPPED) or self.is_wrapped(value):
             self._wrapped_uses.add(code)
         return replace(value, code=code)
 

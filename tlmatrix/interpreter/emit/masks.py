@@ -30,6 +30,7 @@ def keep_mask(e: Emitter, test: Val) -> Val:
     shared = set(e.invariants.names) if e.invariants is not None else set()
     values = (v for v in e.vars.values() if isinstance(v, Val) and v.scalar)
     integers = {v.code for v in values if is_int(v.dtype)} | shared
+    integers |= {b.code for b in e.buffers.values() if b.variable and is_int(b.dtype)}
     form = form_of_mask(test.code, integers, shared, {name: i for i, name in e.iotas.items()})
     if form is None:
         e.w.line(f"{name} = {test.code}")
@@ -86,9 +87,16 @@ class _Form(ast.NodeTransformer):
         raise _OtherError
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
-        if isinstance(node.body, ast.Name) and node.body.id in self.shared:
-            return ast.Name(self._integer(f"({ast.unparse(node)})"))
-        raise _OtherError
+        """An integer kept from its first use, one tested to fit, or a variable that is observed."""
+        name, test = getattr(node.body, "id", ""), node.test
+        if isinstance(test, ast.Compare) and isinstance(test.comparators[0], ast.NamedExpr):
+            tested = ast.unparse(test.comparators[0].value)
+            known = form_of_mask(tested, self.integers, self.shared, {}) is not None
+        else:
+            known = name in (self.integers if isinstance(test, ast.Attribute) else self.shared)
+        if not known:
+            raise _OtherError
+        return ast.Name(self._integer(f"({ast.unparse(node)})"))
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         if isinstance(node.func, ast.Name) and node.func.id == "wrap":

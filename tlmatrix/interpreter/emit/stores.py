@@ -110,8 +110,8 @@ def _scatter(e: Emitter, access: Access, value: Val) -> None:
     )
 
 
-def _stored(e: Emitter, access: Access) -> Val | None:
-    """Where a store is not skipped; None for one that nothing guards."""
+def _stored(e: Emitter, access: Access) -> tuple[str, Val] | None:
+    """Whether no part of a store is skipped, and which is not; None if nothing guards it."""
     if not access.conditions or not e.axes or not is_guarded(e, access.buf):
         return None
     inside: Val | None = None
@@ -121,7 +121,7 @@ def _stored(e: Emitter, access: Access) -> Val | None:
             continue
         test = Val(f"({index.code} >= 0) & ({index.code} < {extent.code})", "bool", index.axes)
         inside = both(e, inside, replace(test, code=f"({test.code})"))
-    return inside
+    return None if inside is None else (access.inside, inside)
 
 
 def _destination(e: Emitter, nodes: Sequence[Any], access: Access, value: Any) -> Dest | None:

@@ -17,6 +17,9 @@ from tlmatrix.interpreter.runtime.codecs import CODECS
 _INTERPRETED = {name: dtype for name, dtype in TILE_DTYPES.items() if dtype.interpreted}
 LOW_PRECISION = {name: dtype.codec for name, dtype in _INTERPRETED.items() if dtype.codec}
 FLOATS = frozenset(name for name, dtype in _INTERPRETED.items() if dtype.floating)
+TESTED = "(fit if "
+"""How code of a scalar integer begins that is tested to fit its dtype, and wrapped if not."""
+WRAPPED = ("wrap(", TESTED)
 INTEGERS = frozenset(n for n, dtype in _INTERPRETED.items() if dtype.kind in ("int", "uint"))
 
 

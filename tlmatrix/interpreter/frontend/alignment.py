@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.ir.read import saved
@@ -55,22 +56,27 @@ class Misaligned:
     message: str
 
 
-def unaligned_starts(arch: str, values: Sequence[Any]) -> frozenset[int]:
-    """Positions of the arguments whose address does not suit the widest access of `arch`."""
+def unaligned(
+    arch: str, parameters: Sequence[Parameter], values: Sequence[Any]
+) -> tuple[set[int], set[int]]:
+    """Positions of the arguments that some accesses of `arch` do not suit.
+
+    First those whose address does not suit the widest access, then those whose symbolic strides
+    do not suit TMA.
+    """
+    starts, rows = set(), set()
     widest = _widest_access(arch)
-    return frozenset(k for k, value in _tensors(values) if value.data_ptr() % widest)
+    for k, value in _tensors(values):
+        if value.data_ptr() % widest:
+            starts.add(k)
+        if any(isinstance(code, str) for code in parameters[k].strides[:-1]) and any(
+            step * value.element_size() % TMA_BYTES for step in value.stride()[:-1]
+        ):
+            rows.add(k)
+    return starts, rows
 
 
-def unaligned_rows(parameters: Sequence[Parameter], values: Sequence[Any]) -> frozenset[int]:
-    """Positions of the arguments with symbolic strides whose values do not suit TMA."""
-    return frozenset(
-        k
-        for k, value in _tensors(values)
-        if any(isinstance(code, str) for code in parameters[k].strides[:-1])
-        and any(step * value.element_size() % TMA_BYTES for step in value.stride()[:-1])
-    )
-
-
+@cache
 def _widest_access(arch: str) -> int:
     """Bytes of the widest access of an architecture; of any, if its name is not known."""
     known = re.match(r"sm_(\d+)", arch)

@@ -19,8 +19,7 @@ from .alignment import (
     in_parallel,
     misaligned,
     requirements,
-    unaligned_rows,
-    unaligned_starts,
+    unaligned,
 )
 from .arguments import Arguments
 from .descriptors import may_be_described
@@ -183,8 +182,7 @@ class InterpretedKernel:
     def misaligned(self, values: list[Any], symbols: Mapping[str, int]) -> list[Misaligned]:
         """The arguments of a launch that some access of the lowered kernel finds misaligned."""
         parameters = self._signature.parameters
-        starts = unaligned_starts(self._arch or _DEFAULT_ARCH, values)
-        rows = unaligned_rows(parameters, values)
+        starts, rows = unaligned(self._arch or _DEFAULT_ARCH, parameters, values)
         suspect = (starts and starts & self._in_parallel) or (rows and rows & self._moved)
         if not suspect:
             return []

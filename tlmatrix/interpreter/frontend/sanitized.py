@@ -7,6 +7,7 @@ finite values pay nothing for that.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -106,8 +107,8 @@ def _not_finite(tensor: torch.Tensor, name: str, monitor: Monitor, meant: bool) 
         return False
     if tensor.element_size() == 1:
         tensor = tensor.float()
-    total = tensor.sum(dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
-    if torch.isfinite(total):
+    # The sum in the tensor's own dtype is the fastest, and may overflow.
+    if any(math.isfinite(tensor.sum(dtype=d).item()) for d in (tensor.dtype, torch.float32)):
         return False
     written_by = monitor.shadows[name].written_by
     if written_by is not None:

@@ -37,9 +37,16 @@ class MemorySanitizer(Instrument):
     reports_bounds = True
     sees_reads = True
 
-    def __init__(self, sanitizers: frozenset[str]) -> None:
+    def __init__(self, sanitizers: frozenset[str], kernel: ir.Kernel) -> None:
         self.sites = SiteTable()
         self._on = sanitizers
+        self._copied: set[ir.Var] = set()
+        """Data of the destinations of copies."""
+        for call in walk(kernel.body):
+            if isinstance(call, ir.Call) and "copy" in call.op:
+                operands = call.args[1:] if call.op == "tl.tileop.copy" else call.args
+                found = (n for n in walk(*operands) if isinstance(n, ir.Region))
+                self._copied.update(region.buffer.data for region in found)
         self._seen: dict[str, str] = {}
         """Names of shadows, by the code of their buffer."""
 
@@ -76,6 +83,10 @@ class MemorySanitizer(Instrument):
             self._watch_global(e, buf, "workspace")
             return
         if "uninitialised" not in self._on or buf.scope == "local.reducer":
+            return
+        data = next(node.data for node, found in e.buffers.items() if found is buf)
+        # What is copied may be uninitialized in part, though it is written whole.
+        if e.may_shorten and data in e.facts.initialized and data not in self._copied:
             return
         name = self._seen[buf.code] = e.w.fresh(f"{buf.code}_seen")
         extents = [n.code for n in buf.shape]
@@ -205,10 +216,13 @@ class MemorySanitizer(Instrument):
         self._watch_access(e, access, site)
         seen = self._seen.get(buf.code)
         if seen is not None:
-            # Reads of iterations whose value is not stored have no effect.
-            mask = both(e, e.mask, e.stored) if e.stored is not None else e.mask
             calm = "quiet" if buf.is_global else "full"
-            suffix, place = where(e, access, mask)
+            suffix, place = where(e, access, e.mask)
+            if e.stored is not None:
+                # Reads of iterations whose value is not stored have no effect.
+                every, stored = e.stored
+                some = where(e, access, both(e, e.mask, stored))[1]
+                place = f"*(({place}) if {every} else ({some}))" if every else some
             e.w.line(f"{seen}.{calm} or {seen}.read{suffix}({site}, {place})")
 
     def read_scalar(self, e: Emitter, access: Access, code: str) -> str:
@@ -218,21 +232,25 @@ class MemorySanitizer(Instrument):
             return code
         index = f"({access.element},)"
         site = self.sites.number(e, buf, "read", orders=e.atomic.is_access)
+        seen = self._seen.get(buf.code)
+        inside = code if seen is None else f"{seen}.one({site}, {index}, {code})"
+        if not access.conditions:
+            return inside
         loose = loose_dims(e, buf, access.dims)
         # Of what TileLang predicates, integers count: a table ends where its last entry does.
         table = "tables" in self._on and is_int(buf.dtype) and buf.safe == "0"
         predicated = len(loose) == len(access.dims) and "guarded" not in self._on
-        if access.conditions and (table or not predicated):
+        if table or not predicated:
             code = f"watch.one({site}, {index}, {buf.code}.shape, {loose}, {code}, {e.mask_code})"
-        seen = self._seen.get(buf.code)
-        return code if seen is None else f"{seen}.one({site}, {index}, {code})"
+        return code if code == inside else f"({inside} if {access.inside} else {code})"
 
     def read_variable(self, e: Emitter, buf: Buf, code: str) -> str:
         """A variable is read in the middle of an expression."""
         seen = self._seen.get(buf.code)
         if seen is None:
             return code
-        return f"{seen}.one({self.sites.number(e, buf, 'read')}, (), {code})"
+        site = self.sites.number(e, buf, "read")
+        return f"({code} if {seen}.full else {seen}.one({site}, (), {code}))"
 
     def before_assignment(self, e: Emitter, buf: Buf, result: Val) -> None:
         """A variable is about to be assigned."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.interpreter.emit.instrument import Instrument
 from tlmatrix.interpreter.emit.integers import add, bits_of, times
-from tlmatrix.interpreter.emit.values import literal
+from tlmatrix.interpreter.emit.values import TESTED, literal
 
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
@@ -30,26 +30,30 @@ class OverflowSanitizer(Instrument):
     def __init__(self, sites: SiteTable) -> None:
         self._sites = sites
 
-    def integer(self, e: Emitter, value: Val) -> Val:
+    def integer(self, e: Emitter, value: Val, wrapped: Val) -> Val:
         """Test a scalar where it is used; C computes integers of less than 32 bits as `int`."""
-        bits = bits_of(value.dtype)
+        bits = bits_of(wrapped.dtype)
         if bits < 32 or e.speculative:
-            return value
+            return wrapped
         mask = "" if e.mask is None else f", {e.mask.code}"
-        site = self._sites.arithmetic(e)
-        return replace(value, code=f"watch.fits({value.code}, {site}, {bits}{mask})")
+        report = f"watch.left({self._sites.arithmetic(e)}, fit, {bits}{mask})"
+        least, most = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+        test = f"{least} <= (fit := {value.code}) <= {most}"
+        return replace(wrapped, code=f"{TESTED}{test} else {report})")
 
     def integers(self, e: Emitter, value: Val) -> None:
         """Test the ends of an affine value, and if they are outside the iterations of the mask."""
         if value.affine is None or e.speculative:
             return
-        low = high = value.affine.base
+        low = high = literal(0, "int32")
         terms = []
         for position, step in value.affine.coefficients:
             axis = e.axis_at(position)
             span = times(add(axis.extent, literal(-1, "int32")), step)
             low, high = (low, add(high, span)) if step > 0 else (add(low, span), high)
             terms.append(f"({axis.iota.code}, {step}), ")
-        arguments = f"{value.affine.base.code}, ({''.join(terms)}), {self._sites.arithmetic(e)}"
-        with e.w.block(f"if {low.code} < -2147483648 or {high.code} > 2147483647"):
+        base = value.affine.base.code
+        test = f"-2147483648 - {low.code} <= {base} <= 2147483647 - {high.code}"
+        with e.w.block(f"if not {test}"):
+            arguments = f"{base}, ({''.join(terms)}), {self._sites.arithmetic(e)}"
             e.w.line(f"watch.overflows({arguments}, {e.mask_code})")

@@ -71,7 +71,7 @@ def _shuffle(e: Emitter, call: Call) -> Val:
     if kind == "idx" and delta.scalar:
         # The values of other threads have no effect.
         lane = axis.iota
-        e.stored = Val(f"({lane.code} % {width} == {delta.code} % {width})", "bool", lane.axes)
+        e.stored = "", Val(f"({lane.code} % {width} == {delta.code} % {width})", "bool", lane.axes)
     else:
         e.stored = None
     value = e.expr(call.args[1])

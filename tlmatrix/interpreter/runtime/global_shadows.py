@@ -74,8 +74,8 @@ class GlobalShadow(Shadow):
         self._ranks = ranks
         self.known = ~blank if looks_for_blank and blank is not None else None
         self.fresh = looks_for_blank and "uninitialised" in on
-        self.written_by = np.zeros(shape, np.int64) if needs_writers else None
-        self._read_by = np.zeros(shape, np.int64) if reads_race else None
+        self.written_by = np.zeros(shape, np.int32) if needs_writers else None
+        self._read_by = np.zeros(shape, np.int32) if reads_race else None
         noted = ranks is not None or boundaries is not None
         flag = "ordered" in usage
         # Whether a read can only show which sequence its rows belong to.
@@ -122,8 +122,8 @@ class GlobalShadow(Shadow):
             self._read(site, place)
 
     def one(self, site: int, index: tuple[int, ...], value: Any) -> Any:
-        """A single element is read: `value`."""
-        if not self.quiet and all(0 <= i < n for i, n in zip(index, self.shape, strict=True)):
+        """A single element inside is read: `value`."""
+        if not self.quiet:
             self._read(site, (index, None))
         return value
 
@@ -236,10 +236,11 @@ class GlobalShadow(Shadow):
                 self._conflict(
                     site, place, before, "{buffer} is read, and written by another block"
                 )
-        before = np.asarray(self._read_by[memory])
-        code = order.code(site)
-        several = (before < 0) | ((before != 0) & order.elsewhere(before))
-        new = np.where(several, -code, code)
+        before = self._read_by[memory]
+        new: Any = order.code(site)
+        if np.count_nonzero(before):
+            several = (before < 0) | ((before != 0) & order.elsewhere(before))
+            new = np.where(several, -new, new)
         self._read_by[memory] = new if mask is None else np.where(mask, new, before)
 
     def _conflict_with_reads(self, site: int, place: Place) -> None:

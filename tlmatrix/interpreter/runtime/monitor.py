@@ -13,6 +13,7 @@ from tlmatrix.interpreter.sync.races import Access
 from .bounds import Bounds, Collisions
 from .findings import Findings
 from .global_shadows import GlobalShadow
+from .mathematics import wrap
 from .order import BlockOrder, Running
 from .packed import Packed
 from .parameters import aliases_of, blank_elements, boundaries_of, merged_usage
@@ -72,8 +73,9 @@ class Monitor:
         declared = {n: checks.sequences(n, t) for n, t in tensors.items()} if packed else {}
         self._declared = {n: found for n, found in declared.items() if found is not None}
         self._boundaries = boundaries_of(tensors, self._declared)
-        blank = on & {"uninitialised", "unwritten"}
-        self._blank = blank_elements(tensors, checks, program.layouts) if blank else {}
+        self._blank = {}
+        if checks.poison and on & {"uninitialised", "unwritten"}:
+            self._blank = blank_elements(tensors, checks, program.layouts)
         self._rank_accesses: dict[tuple[int, str, int, int], Access] = {}
         self.add = self.findings.add
         self.reports = self.findings.reports
@@ -131,9 +133,10 @@ class Monitor:
 
     def enter(self, block: tuple[int, ...]) -> Running:
         """A block starts."""
-        for found in self._boundaries.values():
-            found.read = set()
-        return self.order.enter(block, {n: found.read for n, found in self._boundaries.items()})
+        read: dict[str, set[int]] = {}
+        for name, found in self._boundaries.items():
+            found.read = read[name] = set()
+        return self.order.enter(block, read)
 
     def resume(self, running: Running) -> None:
         """A block that has started before goes on."""
@@ -149,12 +152,14 @@ class Monitor:
 
     # -- arithmetic
 
-    def fits(self, value: int, site: int, bits: int, mask: Array | bool = True) -> int:
-        """`value` itself; reported if it is outside a signed integer of so many bits."""
-        limit = 1 << (bits - 1)
-        if not -limit <= value < limit and np.any(mask):
+    def left(self, site: int, value: int, bits: int, mask: Array | bool = True) -> int:
+        """Report a value outside a signed integer of so many bits; the value in two's complement.
+
+        Iterations outside the mask do not compute it.
+        """
+        if np.any(mask):
             self.findings.report("overflow", site, (), _overflow(value, bits))
-        return value
+        return wrap(value, bits, True)
 
     def overflows(
         self, base: int, terms: tuple[tuple[Array, int], ...], site: int, mask: Array | None

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tlmatrix.interpreter.errors import InterpreterError
+
 from .epochs import Epochs
 
 if TYPE_CHECKING:
@@ -17,8 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockOrder", "Running"]
 
+_MOST_CODE = 2**31 - 1
+"""Codes of accesses lie in shadows of int32, negative where several blocks did the same."""
 
-@dataclass(frozen=True)
+
+@dataclass(slots=True, eq=False)
 class Running:
     """A block that has started and may wait while others run.
 
@@ -88,7 +93,13 @@ class BlockOrder:
         number = self.current
         if self._epochs is not None:
             number = self._epochs.number(self.indices, number)
-        return number * self._sites + site
+        code = number * self._sites + site
+        if code > _MOST_CODE:
+            raise InterpreterError(
+                f"the launch has more blocks than sanitizers of this kernel can tell apart, "
+                f"{_MOST_CODE // self._sites}; launch fewer, or run without sanitizers"
+            )
+        return code
 
     def party(self, code: int) -> tuple[tuple[int, ...], int]:
         """The index of the block of an access, and its site."""

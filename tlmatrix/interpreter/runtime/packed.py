@@ -41,7 +41,9 @@ class Boundaries:
 
     def note(self, rows: Any) -> None:
         """The current block reads elements: an index, a slice or an array of indices."""
-        if isinstance(rows, slice):
+        if isinstance(rows, int):
+            self.read.add(rows)
+        elif isinstance(rows, slice):
             self.read.update(range(rows.start, rows.stop, rows.step or 1))
         else:
             self.read.update(np.atleast_1d(rows).tolist())

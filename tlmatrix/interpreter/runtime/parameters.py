@@ -25,6 +25,8 @@ __all__ = ["aliases_of", "blank_elements", "boundaries_of", "merged_usage"]
 
 def boundaries_of(tensors: Tensors, declared: Mapping[str, Sequences]) -> dict[str, Boundaries]:
     """The parameters that hold the boundaries of declared sequences, or their starts."""
+    if not declared:
+        return {}
     known = {sequences.boundaries for sequences in declared.values()}
     starts = {boundaries[:-1]: boundaries for boundaries in known}
     lengths = {len(boundaries) for boundaries in (*known, *starts)}
