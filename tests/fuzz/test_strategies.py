@@ -314,6 +314,18 @@ def test_jobs_on_gpus_use_one_configuration() -> None:
         assert kernels <= tier
 
 
+def test_domain_of_shared_kernels_has_no_value_that_needs_others() -> None:
+    spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
+    domain = case_domain(spec, "quick")
+    values = next(case.values for case in expand(spec) if case["window"] is not None)
+    windowed, plain = (domain.sharing([{**values, "window": each}]) for each in (63, None))
+    assert windowed.free["window"].named == ()
+    assert windowed.free["window"].spans == domain.free["window"].spans
+    assert plain.free["window"].values == plain.space.axes["window"] == (None,)
+    both = domain.sharing([values, {**values, "window": None}])
+    assert both.free == domain.free
+
+
 def test_fuzz_cases_of_a_tier_need_no_other_kernels_if_they_are_compiled() -> None:
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
     key = compile_key(spec)

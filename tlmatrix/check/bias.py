@@ -92,11 +92,14 @@ class _Bias:
 
     def deviation(self) -> Deviation | None:
         """The systematic error of the largest group that has one."""
-        if not bool(torch.isfinite(self._error).all()):
+        if not math.isfinite(float(self._error.sum())):
             return None  # infinities that the reference has too
-        rows = self._expected.square() + (self._low / self._info.roundoff).square()
-        size = rows.mean(2, keepdim=True).sqrt()
-        inverse = torch.where(size > 0, 1 / size, 0.0).expand(self._expected.shape)
+        reference, low = (
+            torch.linalg.vector_norm(each, dim=2, keepdim=True)
+            for each in (self._expected, self._low)
+        )
+        size = torch.hypot(reference, low / self._info.roundoff) / self._error.shape[2] ** 0.5
+        inverse = torch.where(size > 0, 1 / size, 0.0)
         return self._mean("of the reference", self._expected * inverse.square()) or self._mean(
             "of the size of the reference, an offset", inverse
         )
@@ -115,16 +118,21 @@ class _Bias:
         return None
 
     def _arranged(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype == torch.float16:
+            tensor = tensor.float()  # PyTorch vectorizes this, but not float16 to float64
         moved = tensor.double().permute(self._order)
         return moved.reshape(moved.shape[: self._heads].numel(), -1, moved.shape[-1])
 
     def _sums(self, values: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The sum and the sum of squares of independent values: of all, heads, and columns."""
+        """The sum and the sum of squares of independent values: of all, heads, and columns.
+
+        Overwrites the values.
+        """
         rows = values if self._info.independent_errors == "elements" else values.sum(2, True)
         sums, squares = rows.sum((1, 2), True), rows.square().sum((1, 2), True)
         yield sums.sum(0, True), squares.sum(0, True)
         yield sums, squares
-        yield values.sum(1, True), values.square().sum(1, True)
+        yield values.sum(1, True), values.square_().sum(1, True)
 
     def _limits(self, weight: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The size that the sum of a group is compared with, and the largest accepted sum."""

@@ -31,7 +31,7 @@ def compare_reach(
             continue
         values = got[name].double()  # PyTorch tests no float8
         before = first[name].double()
-        lost = must & ~(values.isnan() if relation.reach.nan else ~values.isfinite())
+        lost = must & (~values.isnan() if relation.reach.nan else values.isfinite())
         if bool(lost.any()):
             wanted = torch.full_like(bounds.reference[name], torch.nan)
             yield replace(
@@ -41,8 +41,8 @@ def compare_reach(
                 hint="the kernel swallows NaN: does a comparison, a maximum or a clamp of a NaN "
                 "choose the other operand?",
             )
-        never = relation.reach.never[name] & before.isfinite()
-        moved = (values - before).abs()
+        never = relation.reach.never[name] & (before.abs() < torch.inf)
+        moved = (values - before).abs_()
         spread = never & ~(moved <= bounds.lower_limit_of_two_runs(name))
         if bool(spread.any()):
             spread &= ~(moved <= 2 * bounds.error_bound(name).element)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.matrix import Case
     from tlmatrix.spec.model.spec import Spec
+    from tlmatrix.spec.values import Value
 
 __all__ = [
     "CaseDomain",
@@ -88,18 +89,18 @@ def sharing_cases(
     domain = case_domain(spec, tier, at_most=at_most)
     own = frozenset(domain.configurations)
     key = compile_key(spec)
-    by_key: dict[str, dict[Configuration, None]] = {}
+    by_key: dict[str, dict[Configuration, Mapping[str, Value]]] = {}
     for values in tier_sample(spec, tier):
         configuration = Configuration({name: values[name] for name in domain.fixed})
         if configuration in own:
-            by_key.setdefault(key(values), {})[configuration] = None
+            by_key.setdefault(key(values), {}).setdefault(configuration, values)
     if not by_key:
         return case_strategy(domain)
     keys = frozenset(by_key if number is None else [list(by_key)[number % len(by_key)]])
-    among = tuple(
-        each for each in domain.configurations if any(each in by_key[mine] for mine in keys)
-    )
-    strategy = case_strategy(replace(domain, configurations=among, only=True))
+    among = {each: values for mine in keys for each, values in by_key[mine].items()}
+    configurations = tuple(each for each in domain.configurations if each in among)
+    domain = domain.sharing(list(among.values()))
+    strategy = case_strategy(replace(domain, configurations=configurations, only=True))
     if not spec.compile_axes:
         return strategy  # values that only fuzzing generates have keys of their own
     return strategy.filter(lambda case: key(case.values) in keys)

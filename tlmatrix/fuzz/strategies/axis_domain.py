@@ -10,10 +10,13 @@ from tlmatrix.fuzz.strategies.spans import Span, clip, edges
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tlmatrix.spec.model.fuzz import FuzzAxis
     from tlmatrix.spec.values import Value
+
+_MOST_TESTED = 4096
+"""Most integers of a span that a predicate is tested for."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,20 @@ class AxisDomain:
             numbers = sorted({each.low for each in spans})
             named, spans = (*named, *numbers), ()
         return AxisDomain(named, spans) if named or spans else None
+
+    def where(self, holds: Callable[[Value], bool]) -> AxisDomain:
+        """The domain without values and spans for which a predicate fails; unchanged if all do.
+
+        A span remains if it holds for one of its integers, or if they are too many to test.
+        """
+        named = tuple(filter(holds, self.named))
+        spans = tuple(
+            span
+            for span in self.spans
+            if span.high - span.low > _MOST_TESTED
+            or any(map(holds, range(span.low, span.high + 1)))
+        )
+        return AxisDomain(named, spans) if named or spans else self
 
     @cached_property
     def highest(self) -> int:

@@ -16,8 +16,9 @@ can still satisfy all constraints (`tlmatrix.matrix.space` computes these).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING
@@ -114,6 +115,27 @@ class CaseDomain:
     def domains(self) -> dict[str, AxisDomain]:
         """The domains of all axes except packed lengths, in the order in which they are drawn."""
         return {**self.fixed, **self.free}
+
+    def sharing(self, cases: Sequence[Mapping[str, Value]]) -> CaseDomain:
+        """The domain without values of free axes that need other kernels than all of these cases.
+
+        Of the compile axes, those that depend on one free axis alone say which values do.
+        """
+        free = dict(self.free)
+        for expression in self.spec.compile_axes:
+            name = next(iter(expression.names), "")
+            if expression.names == {name} and name in free:
+                # A case of which it cannot be evaluated has a key of its own.
+                with suppress(ExpressionError):
+                    known = {canonical(expression.evaluate(values)) for values in cases}
+                    free[name] = free[name].where(partial(_has, expression, name, known))
+        values = {name: ({**self.fixed, **free})[name].values for name in self.space.names}
+        return replace(self, free=free, space=Space(values, self.space.constraints))
+
+
+def _has(expression: Expression, name: str, known: Collection[str], value: Value) -> bool:
+    """Whether an expression of one axis has one of the known values, as canonical text."""
+    return canonical(expression.evaluate({name: value})) in known
 
 
 def case_domain(

@@ -71,8 +71,11 @@ def _cases(
     within = draw(_whole(0, 0 if number or case_domain.only else _WITHIN))
     indices = configurations.of(number, within)
     for name, domain in case_domain.fixed.items():
-        low, high = (0, len(domain.named) - 1) if indices is None else (indices[name],) * 2
-        index = draw(_whole(low, high)) if len(domain.named) > 1 else 0
+        if indices is not None and case_domain.only:
+            index = indices[name]  # no case is without a configuration, so that no draw is needed
+        else:
+            low, high = (0, len(domain.named) - 1) if indices is None else (indices[name],) * 2
+            index = draw(_whole(low, high)) if len(domain.named) > 1 else 0
         values[name] = _allowed(case_domain.space, row, name, domain.named[index], index)
     numbers: list[int] = []
     for name, domain in case_domain.free.items():

@@ -210,10 +210,13 @@ class Attention:
     def _deltas_of_keys(self) -> torch.Tensor:
         """The number of deltas that the rows of dk share in each sequence and kv head."""
         setting = self.setting
-        counts = setting.groups * torch.tensor(setting.lengths_q, device=self.setup.device)
+        device = self.setup.device
+        counts = torch.tensor(setting.lengths_q, dtype=torch.float64, device=device)
+        counts *= setting.groups
         if len(set(setting.lengths_q)) <= 1:
             return counts[:1].sum()
-        rows = counts.repeat_interleave(counts.new_tensor(setting.lengths_k))[:, None, None]
+        lengths = torch.tensor(setting.lengths_k, device=device)
+        rows = counts.repeat_interleave(lengths)[:, None, None]
         return self._sizes("dk", rows.expand(-1, setting.kv_heads, setting.head_dim))
 
     def _amplification(self, name: str) -> float:

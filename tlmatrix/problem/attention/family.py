@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.problem.attention.axes import AxisError, Setting
 from tlmatrix.problem.attention.axis_values import AXES, DATA_AXES
@@ -45,10 +46,10 @@ class AttentionFamily:
 
     def compile_key(self, spec: Spec, values: Mapping[str, Value]) -> str:
         """See `Family.compile_key`."""
-        try:
-            names = Setting.of(values).names()
-        except AxisError:
-            names = {}
+        names: Mapping[str, Any] = {}
+        if not spec.compile_axes:  # which are expressions of axis values alone
+            with suppress(AxisError):
+                names = Setting.of(values).names()
         # The kind of sink is data; whether there is one is not.
         if "sink" in values and not spec.compile_axes:
             values = {**values, "sink": sink_kind(values["sink"]) is not None}

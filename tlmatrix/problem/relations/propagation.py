@@ -119,17 +119,19 @@ def _reach(problem: Problem, reached: Sequence[Tensors], moved: Tensors, *, pack
         if not info.dtype.is_floating_point:
             continue
         before, after = expected[name], reached[0][name]
-        allowed = _NOISE * before.abs()
-        depends = moved[name].isfinite() & ((moved[name] - before).abs() > allowed)
-        lost = after.isinf() if len(reached) > 1 else ~after.isfinite()
-        must[name] = before.isfinite() & lost & depends
-        touched = torch.zeros_like(depends)
+        size = before.abs()
+        finite = size < torch.inf  # several times faster than `isfinite`
+        allowed = size.mul_(_NOISE)
+        change = (moved[name] - before).abs_()
+        lost = after.isinf() if len(reached) > 1 else ~(after.abs() < torch.inf)
+        must[name] = finite & lost & (change > allowed) & (change < torch.inf)
+        touched = torch.zeros_like(finite)
         for each in reached:
-            touched |= ~((each[name] - before).abs() <= allowed)
+            touched |= ~((each[name] - before).abs_() <= allowed)
         rows = [axis for axis, dim in enumerate(info.dims) if packed and _along_rows(dim)]
         if rows and touched.numel():
             touched = touched.amax(rows, keepdim=True).expand_as(touched)
-        never[name] = before.isfinite() & ~touched
+        never[name] = finite & ~touched
     return Reach(must, never, nan=len(reached) == 1)
 
 
