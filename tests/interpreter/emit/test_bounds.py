@@ -6,6 +6,7 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
+from tilelang import tvm
 
 from tlmatrix.interpreter import InterpreterError
 
@@ -330,6 +331,49 @@ def test_what_a_condition_proves_negative_counts_from_the_end():
         assert y[1:] == [[0, 0, 0, 0, 0, 0, 3, 4], [0, 0, 0, 0, 0, 1, 4, 5]]
     y = last(lambda b: b != 0)(x).view(3, 8).tolist()
     assert y[:2] == [[0, 0, 0, 0, 0, 9, 2, 3], [2, 3, 4, 5, 1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("kind", ["if_then_else", "Select"])
+@pytest.mark.parametrize(
+    ("condition", "index", "proven"),
+    [
+        (lambda b, i: b * 4 + i < 3, lambda b, i: b * 4 + i - 3, True),
+        (lambda b, i: b * 4 + i <= 3, lambda b, i: b * 4 + i - 3, False),
+        (lambda b, i: 2 * b + i < 2, lambda b, i: 2 * b + i - 3, True),
+        (lambda b, i: b < i - 2, lambda b, i: b - i, True),
+        (lambda b, i: i == 3 - b, lambda b, i: b + i - 4, True),
+        (lambda b, i: i != 3 - b, lambda b, i: b + i - 4, False),
+    ],
+)
+def test_what_a_choice_proves_negative_counts_from_the_end(kind, condition, index, proven):
+    """As `LegalizeNegativeIndex` of TileLang has it, to which a `T.Select` proves nothing."""
+    choose = getattr(T, kind)
+
+    @tilelang.jit(out_idx=[-1])
+    def chosen():
+        @T.prim_func
+        def main(X: T.Tensor((10,), "float32"), Y: T.Tensor((3, 4), "float32")):
+            with T.Kernel(3, threads=32) as bx:
+                for i in T.Parallel(4):
+                    Y[bx, i] = choose(condition(bx, i), X[index(bx, i)], T.float32(0.5))
+
+        return main
+
+    counts = proven and kind == "if_then_else"
+    kernel = chosen()
+    func = kernel.prim_func
+    with tvm.target.Target({"kind": "cuda", "arch": "sm_90a"}):
+        module = tilelang.transform.LegalizeNegativeIndex()(tvm.IRModule({"main": func}))
+    assert counts != tvm.ir.structural_equal(module["main"], func)
+
+    def expected(b, i):
+        at = index(b, i)
+        if not condition(b, i):
+            return 0.5
+        return at + 1 if at >= 0 else at + 11 if counts else 0
+
+    y = kernel(torch.arange(1.0, 11))
+    assert y.tolist() == [[expected(b, i) for i in range(4)] for b in range(3)]
 
 
 def test_an_index_that_a_grid_of_one_block_makes_constant_is_not_guarded():

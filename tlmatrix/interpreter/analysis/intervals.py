@@ -105,3 +105,46 @@ def ranges_under(
             low, high = low + (low == n), high - (high == n)
     found[var] = low, high
     return found
+
+
+def is_negative_where(
+    node: Any, condition: Any, ranges: Mapping[ir.Var, Interval], *, holds: bool = True
+) -> bool:
+    """Whether a condition that holds, or does not, proves a linear expression to be negative."""
+    if isinstance(condition, ir.Not):
+        return is_negative_where(node, condition.a, ranges, holds=not holds)
+    if isinstance(condition, ir.And if holds else ir.Or):
+        parts = (condition.a, condition.b)
+        return any(is_negative_where(node, part, ranges, holds=holds) for part in parts)
+    if not isinstance(condition, ir.Compare):
+        return False
+    symbol = condition.symbol if holds else _NEGATED.get(condition.symbol, "")
+    # What the condition says: the first side is at least so much below the second.
+    gap = int(symbol in ("<", ">"))
+    sides = (condition.a, condition.b)
+    orders = {"<": (1,), "<=": (1,), ">": (-1,), ">=": (-1,), "==": (1, -1)}.get(symbol, ())
+    for order in orders:
+        terms: dict[Any, int] = {}
+        high = _add_terms(node, 1, terms) - gap
+        high += _add_terms(sides[0], -order, terms) + _add_terms(sides[1], order, terms)
+        for atom, factor in terms.items():
+            if factor:
+                high += max(factor * bound for bound in interval(atom, ranges))
+        if high < 0:
+            return True
+    return False
+
+
+def _add_terms(node: Any, factor: int, terms: dict[Any, int]) -> int:
+    """Add a multiple of a linear expression to the factors of its terms; returns its constant."""
+    if isinstance(node, ir.IntImm):
+        return factor * node.value
+    if isinstance(node, (ir.Add, ir.Sub)):
+        second = factor if isinstance(node, ir.Add) else -factor
+        return _add_terms(node.a, factor, terms) + _add_terms(node.b, second, terms)
+    if isinstance(node, ir.Mul):
+        for one, other in ((node.a, node.b), (node.b, node.a)):
+            if isinstance(other, ir.IntImm):
+                return _add_terms(one, factor * other.value, terms)
+    terms[node] = terms.get(node, 0) + factor
+    return 0

@@ -12,7 +12,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.analysis.constants import is_constant_index
-from tlmatrix.interpreter.analysis.intervals import UNKNOWN, interval, ranges_under
+from tlmatrix.interpreter.analysis.intervals import (
+    UNKNOWN,
+    interval,
+    is_negative_where,
+    ranges_under,
+)
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
 
@@ -188,7 +193,7 @@ def under_conditions(e: Emitter, node: Any, index: Val) -> Val:
     if not e.conditions or (index.hi is not None and index.hi < 0):
         return index
     ranges = {}
-    for var in walk(node):
+    for var in walk(node, *(condition for condition, _ in e.conditions)):
         value = e.vars.get(var) if type(var) is ir.Var else None
         if isinstance(value, Val) and not value.mutable:
             low, high = value.lo, value.hi
@@ -198,7 +203,9 @@ def under_conditions(e: Emitter, node: Any, index: Val) -> Val:
             )
     for condition, holds in e.conditions:
         ranges = ranges_under(condition, ranges, holds=holds)
-    if interval(node, ranges)[1] >= 0:
+    if interval(node, ranges)[1] >= 0 and not any(
+        is_negative_where(node, condition, ranges, holds=holds) for condition, holds in e.conditions
+    ):
         return index
     # The lower bound goes, so that an index of one value is not taken for a constant.
     return replace(index, lo=None, hi=-1)

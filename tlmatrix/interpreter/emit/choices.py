@@ -26,40 +26,50 @@ def root_choice(value: Any) -> tuple[Any, Any, Any] | None:
     return None
 
 
-def emit_select(e: Emitter, node: Any) -> Val:
-    """A `Select`, or a call of `T.if_then_else`."""
-    parts = root_choice(node)
+def emit_select(e: Emitter, choice: Any) -> Val:
+    """A `Select`, or a call of `T.if_then_else`; each value is evaluated under its mask."""
+    parts = root_choice(choice)
     assert parts is not None
-    return choose(e, *parts, node.dtype)
-
-
-def choose(e: Emitter, condition: Any, if_true: Any, if_false: Any, dtype: str) -> Val:
-    """`if_true` where the condition holds, else `if_false`; each evaluated under its mask."""
+    condition, if_true, if_false = parts
     test = e.expr(condition)
     for instrument in e.instruments:
         test = instrument.guard(e, "select", condition, test)
     if test.lit is not None:
         return e.expr(if_true if test.lit else if_false)
+
     outer = e.mask
     if test.scalar:
-        return _by_scalar(e, test, if_true, if_false, dtype)
+        return _by_scalar(e, test, choice)
     if not test.code.isidentifier():
         kept = keep_mask(e, test)
         test = kept if kept.inverse is not None else replace(kept, inverse=test.inverse)
     e.mask = both(e, outer, test)
-    a = e.expr(if_true)
+    a = _value(e, choice, holds=True)
     e.mask = both(e, outer, replace(invert(e, test), owned=False))
-    b = e.expr(if_false)
+    b = _value(e, choice, holds=False)
     e.mask = outer
-    return _by_mask(e, test, a, b, dtype)
+    return _by_mask(e, test, a, b, choice.dtype)
 
 
-def _by_scalar(e: Emitter, test: Val, if_true: Any, if_false: Any, dtype: str) -> Val:
+def _value(e: Emitter, choice: Any, *, holds: bool) -> Val:
+    """The value that a choice has where its condition holds, or does not."""
+    parts = root_choice(choice)
+    assert parts is not None
+    condition, if_true, if_false = parts
+    node = if_true if holds else if_false
+    if isinstance(choice, ir.Select):  # its condition proves nothing to TileLang
+        return e.expr(node)
+    with e.where(condition, holds=holds):
+        return e.expr(node)
+
+
+def _by_scalar(e: Emitter, test: Val, choice: Any) -> Val:
+    dtype = choice.dtype
     dest, e.dest = e.dest, None
     start = len(e.w.lines)
-    a = e.expr(if_true)
+    a = _value(e, choice, holds=True)
     a_lines = e.w.take(start)
-    b = e.expr(if_false)
+    b = _value(e, choice, holds=False)
     b_lines = e.w.take(start)
     e.dest = dest
     if dest is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from .source import Writer
 from .values import Affine, Val, literal, numpy_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tlmatrix.interpreter.ir.nodes import Buffer, Call, Kernel, Layout, Var
 
@@ -244,6 +245,14 @@ class Emitter:
             self.prologue.line(f"{name} = {made}")
             self._tensors[code, scratch] = name
         return self._tensors[code, scratch]
+
+    @contextmanager
+    def where(self, condition: Any, *, holds: bool) -> Iterator[None]:
+        """Inside, a condition holds, or does not."""
+        outer = self.conditions
+        self.conditions = (*outer, (condition, holds))
+        yield
+        self.conditions = outer
 
     def constant(self, value: Val) -> str:
         """Code of a constant as an array of its own precision, which NumPy need not convert."""

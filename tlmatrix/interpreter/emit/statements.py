@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from .logic import both, invert, uniform
 from .masks import keep_mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from .emitter import Emitter
     from .values import Val
@@ -83,10 +82,10 @@ def emit_branch(e: Emitter, node: ir.IfThenElse) -> None:
             e.stmt(case)
         return
     if test.scalar:
-        with e.w.block(f"if {test.code}"), _where(e, node.condition, holds=True):
+        with e.w.block(f"if {test.code}"), e.where(node.condition, holds=True):
             e.stmt(node.then_case)
         if node.else_case is not None:
-            with e.w.block("else"), _where(e, node.condition, holds=False):
+            with e.w.block("else"), e.where(node.condition, holds=False):
                 e.stmt(node.else_case)
         return
     if tests is None:
@@ -101,15 +100,6 @@ def emit_branch(e: Emitter, node: ir.IfThenElse) -> None:
     if node.else_case is not None:
         with e.w.block("else"):
             e.stmt(node.else_case)
-
-
-@contextmanager
-def _where(e: Emitter, condition: Any, *, holds: bool) -> Iterator[None]:
-    """Inside, a condition holds, or does not."""
-    outer = e.conditions
-    e.conditions = (*outer, (condition, holds))
-    yield
-    e.conditions = outer
 
 
 def _emit_masked(e: Emitter, node: ir.IfThenElse, test: Val, outer: Val | None) -> None:
