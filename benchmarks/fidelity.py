@@ -3,9 +3,10 @@
     python benchmarks/fidelity.py [--programs 300] [--first 0] [--seed 0] [--only K]
 
 Each program costs a C compilation (about a second). Programs with different results are printed;
-`--only K` runs program K alone and always prints it. Programs run in a child process, which a
-fault of compiled C code ends: such a program is printed too, and the next one runs. The C backend
-computes both values of a choice between minima or maxima, also where an index is out of bounds.
+`--only K` runs program K alone and always prints it. Ctrl-C ends it early. Programs run in a child
+process, which a fault of compiled C code ends: such a program is printed too, and the next one
+runs. The C backend computes both values of a choice between minima or maxima, also where an index
+is out of bounds.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,17 +46,15 @@ def main() -> int:
     if arguments.only is not None:
         left = [arguments.only]
     counts: Counter[str] = Counter()
-    while left:
-        done, signal_number = in_child(left, arguments.seed, show=arguments.only is not None)
-        for kinds in done:
-            counts.update(kinds)
-        left = left[len(done) :]
-        if left and not signal_number:
-            return 2  # the child printed why
-        if left:
-            print(f"program {left[0]}: {signal.Signals(signal_number).name}")
-            print(program_of(arguments.seed, left.pop(0)).source, flush=True)
-            counts["fault"] += 1
+    with suppress(KeyboardInterrupt):  # what was compared until then is counted
+        while left:
+            signal_number = in_child(left, counts, arguments.seed, show=arguments.only is not None)
+            if left and not signal_number:
+                return 2  # the child printed why
+            if left:
+                print(f"program {left[0]}: {signal.Signals(signal_number).name}")
+                print(program_of(arguments.seed, left.pop(0)).source, flush=True)
+                counts["fault"] += 1
     print(
         f"{counts['agree']} of {counts['agree'] + counts['differ']} programs agree "
         f"({counts['exact']} compared to the bit), "
@@ -64,20 +64,23 @@ def main() -> int:
     return 1 if counts["differ"] else 0
 
 
-def in_child(numbers: Sequence[int], seed: int, *, show: bool) -> tuple[list[list[str]], int]:
-    """Compare programs in a forked process until a signal ends it; that signal, or 0."""
+def in_child(left: list[int], counts: Counter[str], seed: int, *, show: bool) -> int:
+    """Compare programs in a forked process until a signal ends it; that signal, or 0.
+
+    What is done leaves `left` and is counted.
+    """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=compare, args=(numbers, seed, show, sender))
+    child = context.Process(target=compare, args=(left, seed, show, sender))
     child.start()
     sender.close()
-    done = []
     try:
         while True:
-            done.append(receiver.recv())
+            counts.update(receiver.recv())
+            left.pop(0)
     except EOFError:
         child.join()
-    return done, max(0, -(child.exitcode or 0))
+    return max(0, -(child.exitcode or 0))
 
 
 def compare(numbers: Sequence[int], seed: int, show: bool, sender: Connection) -> None:
