@@ -190,7 +190,8 @@ def _is_below(dim: Dim, last: Val, n: Val) -> bool:
 
 def under_conditions(e: Emitter, node: Any, index: Val) -> Val:
     """An index, with the upper bound -1 if the branches around it prove that it is negative."""
-    if not e.conditions or (index.hi is not None and index.hi < 0):
+    known = (index.hi is not None and index.hi < 0) or (index.lo is not None and index.lo >= 0)
+    if known or not e.conditions:
         return index
     ranges = {}
     for var in walk(node, *(condition for condition, _ in e.conditions)):
