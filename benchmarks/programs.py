@@ -4,8 +4,8 @@
 
 For each spec of the other checkout, cases of its quick tier are run by both interpreters in turn,
 each in a process of its own with one thread. The kernels are those of the other checkout too, so
-that the interpreters alone differ. Every kernel of a case is called `rounds` times with the
-arguments of its first call, plain and sanitized; the least time counts. Prints the ratio of this
+that the interpreters alone differ. Every kernel of a case is called `rounds` times, and for 50 ms
+at least, with the arguments of its first call, plain and sanitized; the least time counts. Prints the ratio of this
 checkout to the other for each kernel, and the median.
 """
 
@@ -56,8 +56,9 @@ found = {"cases": cases, "whole": whole, "plain": {}, "sanitized": {}}
 for kind, options in (("plain", {}), ("sanitized", {"sanitize": True, "on_report": "keep"})):
     with interpret(**options):
         for (name, shapes), (kernel, args) in calls.items():
-            best = float("inf")
-            for _ in range(rounds):
+            best, count, end = float("inf"), 0, time.perf_counter() + 0.05
+            while count < rounds or time.perf_counter() < end:
+                count += 1
                 try:
                     begin = time.perf_counter()
                     call(kernel, *args)

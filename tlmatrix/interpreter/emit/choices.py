@@ -108,7 +108,7 @@ def _by_mask(e: Emitter, test: Val, a: Val, b: Val, dtype: str) -> Val:
     consume(e, a, b)
     out = free_dest(e, axes, np_dtype)
     if out is not None and a.alias is None and b.alias is None:
-        e.w.line(f"np.copyto({out}, {b.code})")
+        e.w.line(f"{out}.fill({b.code})" if b.scalar else f"{out}[...] = {b.code}")
         e.w.line(f"np.copyto({out}, {a.code}, where={test.code})")
         return result(e, out, dtype, axes, exact=exact)
     name = e.temp()

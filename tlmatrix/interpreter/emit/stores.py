@@ -189,7 +189,7 @@ def _store_inside(e: Emitter, access: Access, value: Val) -> None:
             round_into(e, buf.rounding, target, value.code)
         else:
             e.w.line(f"np.copyto({target}, {buf.rounding}.round({value.code}))")
-    elif value.scalar and e.mask is None and target == buf.code:
+    elif value.scalar and e.mask is None:
         e.w.line(f"{target}.fill({rounded(e, value).code})")
     else:
         e.w.line(f"np.copyto({target}, {rounded(e, value).code}{where})")

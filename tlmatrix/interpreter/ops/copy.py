@@ -14,7 +14,7 @@ from tlmatrix.interpreter.emit.casts import cast
 from tlmatrix.interpreter.emit.floats import round_into
 from tlmatrix.interpreter.emit.regions import matched, region, region_view
 from tlmatrix.interpreter.emit.tiles import TileOperation
-from tlmatrix.interpreter.emit.values import Val, is_float
+from tlmatrix.interpreter.emit.values import Val, is_float, numpy_name
 from tlmatrix.interpreter.runtime.mathematics import to_int
 from tlmatrix.interpreter.runtime.memory import clip, load_block, outside, store_block
 
@@ -64,10 +64,12 @@ class Copy(TileOperation):
             return
         with e.w.block(f"if {' and '.join(dict.fromkeys(conditions))}"):
             _emit_inside(e, src, dst)
+        rounding = None
+        if dst.buf.dtype != src.buf.dtype:
+            rounding = dst.buf.rounding or (None if dst.buf.narrows else dst.buf.codec)
         with e.w.block("else"):
-            rounding = None
-            if dst.buf.dtype != src.buf.dtype:
-                rounding = dst.buf.rounding or (None if dst.buf.narrows else dst.buf.codec)
+            if rounding is None and _emit_clipped(e, src, dst):
+                return
             e.w.line(
                 f"copy_block({dst.buf.code}, {dst.buf.codec}, {dst.dims_code}, "
                 f"{src.buf.code}, {src.buf.codec}, {src.dims_code}, "
@@ -111,13 +113,40 @@ def _emit_inside(e: Emitter, src: BufferRegion, dst: BufferRegion) -> None:
     if not dst.ranges:
         e.w.line(f"{target} = {cast(e, Val(source, src.buf.dtype), dst.buf.dtype).code}")
     elif same:
-        e.w.line(f"np.copyto({target}, {source})")
+        e.w.line(f"{target}[...] = {source}" if target.isidentifier() else f"{target} = {source}")
     elif is_float(src.buf.dtype) and not is_float(dst.buf.dtype) and dst.buf.dtype != "bool":
         e.w.line(f"np.copyto({target}, to_int({source}, {dst.buf.dtype!r}))")
     elif dst.buf.rounding:
         round_into(e, dst.buf.rounding, target, source)
     else:
         e.w.line(f"np.copyto({target}, {source}, casting='unsafe')")
+
+
+def _emit_clipped(e: Emitter, src: BufferRegion, dst: BufferRegion) -> bool:
+    """Write a copy between all of a local buffer and a block that may be outside, if it is one."""
+    taken, held = (numpy_name(side.buf.dtype) for side in (src, dst))
+    if (
+        _is_all(dst)
+        and skips_outside(e, src.buf)
+        and held == ("float32" if src.buf.codec else taken)
+    ):
+        e.w.line(
+            f"read_block({dst.buf.code}, {src.buf.code}, {src.buf.codec}, {src.dims_code}, "
+            f"{src.buf.safe})"
+        )
+        return True
+    if _is_all(src) and skips_outside(e, dst.buf) and (dst.buf.codec or held == taken):
+        e.w.line(
+            f"store_block({dst.buf.code}, {dst.buf.codec}, {dst.dims_code}, {src.buf.code}, "
+            f"None, {dst.buf.name!r}, True)"
+        )
+        return True
+    return False
+
+
+def _is_all(box: BufferRegion) -> bool:
+    """Whether a region is a local buffer of values, each of its dims a range."""
+    return box.is_whole_local and not box.buf.codec and len(box.ranges) == len(box.dims)
 
 
 def copy_block(
@@ -142,12 +171,6 @@ def copy_block(
     """
     if not src_units:
         _check_units(src_dims, src.shape, src_name)
-    if dst_codec is None and rounding is None and _is_whole(dst, dst_dims):
-        extents = tuple([d[1] for d in src_dims if type(d) is tuple])
-        if extents and dst.dtype == (np.float32 if src_codec is not None else src.dtype):
-            tile = dst if extents == dst.shape else dst.reshape(extents)
-            _read_into(tile, src, src_codec, src_dims, safe)
-            return
     if not dst_units:
         _check_units(dst_dims, dst.shape, dst_name)
     value = load_block(src, src_codec, src_dims, safe, src_name, guard=True)
@@ -166,32 +189,26 @@ def _check_units(dims: Sequence[Dim], shape: tuple[int, ...], name: str) -> None
             outside(name, dims, shape)
 
 
-def _is_whole(array: Array, dims: Sequence[Dim]) -> bool:
-    """Whether a block is all of an array that lies in one piece."""
-    for dim, n in zip(dims, array.shape, strict=True):
-        if dim != (0, n, 1):
-            return False
-    return array.flags.c_contiguous
-
-
-def _read_into(
+def read_block(
     tile: Array, src: Array, codec: Codec | None, dims: Sequence[Dim], safe: Any
 ) -> None:
-    """Read a block of global memory into a tile of its extents; outside is `safe`."""
+    """Read a block of guarded memory into a tile of its extents; outside is `safe`."""
     some, memory, inside, whole = clip(dims, src.shape)
     if not whole:
         cut = [k for k, part in enumerate(inside) if part.stop - part.start < tile.shape[k]]
         if some and len(cut) == 1:
             before, part = (slice(None),) * cut[0], inside[cut[0]]
             if part.start:
-                tile[(*before, slice(0, part.start))] = safe
+                tile[(*before, slice(part.start))] = safe
             if part.stop < tile.shape[cut[0]]:
                 tile[(*before, slice(part.stop, None))] = safe
         else:
             tile[...] = safe
-    if some and codec is None:
+    if not some:
+        return
+    if codec is None:
         tile[inside] = src[memory]
-    elif some and codec is not None:
+    else:
         codec.widen_into(torch.from_numpy(tile[inside]), src[memory])
 
 
@@ -213,5 +230,5 @@ def _copied(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> A
 
 
 TILES = {"tl.tileop.copy": Copy}
-FUNCTIONS = (copy_block,)
+FUNCTIONS = (copy_block, read_block)
 SLICES = {"copy": _copied, "atomic": _copied}

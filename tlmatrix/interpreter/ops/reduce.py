@@ -60,31 +60,48 @@ class Reduce(TileOperation):
         propagates = self.kind in _PROPAGATE and bool(self.call.annotations.get("nan_propagate"))
         if propagates and dst.dtype not in ("float16", "bfloat16"):
             raise e.refuse(f"T.reduce_{self.kind} with nan_propagate into {dst.dtype}")
-        if self._is_plain_sum and target in e.fixed:
-            keeps = ", True" if len(dst.shape) == len(src.shape) else ""
-            out = e.tensor(target)
-            e.w.line(f"torch.sum({e.tensor(source)}, {self.axis}{keeps}, out={out})")
-            return
+        if self._fills_all and target in e.fixed:
+            if self.kind == "sum" and self.clear.lit:
+                keeps = ", True" if len(dst.shape) == len(src.shape) else ""
+                out = e.tensor(target)
+                e.w.line(f"torch.sum({e.tensor(source)}, {self.axis}{keeps}, out={out})")
+                return
+            if self.kind in ("max", "min") and len(dst.shape) == 1 and not propagates:
+                self._emit_extreme(e, source, target)
+                return
         e.w.line(
             f"reduce_float({self.kind!r}, {e.tensor(source)}, {self.axis}, {target}, "
             f"{self.clear.code}, {dst.rounding}, {propagates})"
         )
 
+    def _emit_extreme(self, e: Emitter, source: str, target: str) -> None:
+        """Write a maximum or minimum of each row."""
+        found = target
+        if not self.clear.lit:
+            found = e.prologue.fresh(f"{target}_found")
+            e.prologue.line(f"{found} = np.empty_like({target})")
+            e.fixed.add(found)
+        e.w.line(f"torch.a{self.kind}({e.tensor(source)}, {self.axis}, out={e.tensor(found)})")
+        # A sum of squares is NaN if an element is; CUDA's fmaxf ignores NaN beside a number.
+        with e.w.block(f"if (squares := {found}.dot({found})) != squares"):
+            e.w.line(f"np.f{self.kind}.reduce({source}, {self.axis}, out={found})")
+        if not self.clear.lit:
+            e.w.line(f"np.f{self.kind}({target}, {found}, out={target})")
+
     @property
-    def _is_plain_sum(self) -> bool:
-        """Whether torch may write a sum to all of a buffer, without a temporary."""
+    def _fills_all(self) -> bool:
+        """Whether torch may write to all of a buffer what it computes."""
         src, dst = self.src.buf, self.dst.buf
         extents, written = (
             [d.extent.code for d in box.dims if d.extent is not None]
             for box in (self.src, self.dst)
         )
-        summed = extents.pop(self.axis)
+        reduced = extents.pop(self.axis)
         if len(written) > len(extents):
             extents.insert(self.axis, "1")
         return (
-            self.kind == "sum"
-            and bool(self.clear.lit)
-            and summed != "0"
+            self.clear.lit is not None
+            and reduced != "0"
             and src.dtype == dst.dtype
             and not (src.codec or dst.rounding)
             and self.call.args[0].buffer.data is not self.call.args[1].buffer.data
