@@ -6,6 +6,7 @@ Plain data, read by what runs programs and by what reports on them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ class Parameter:
     used: bool = True
     code: str = ""
     pointer: bool = False
+
+    @cached_property
+    def has_symbolic_rows(self) -> bool:
+        """Whether a stride other than the last one depends on a launch."""
+        return any(isinstance(code, str) for code in self.strides[:-1])
 
 
 @dataclass(frozen=True)

@@ -69,10 +69,10 @@ def unaligned(
     for k, value in _tensors(values):
         if value.data_ptr() % widest:
             starts.add(k)
-        if any(isinstance(code, str) for code in parameters[k].strides[:-1]) and any(
-            step * value.element_size() % TMA_BYTES for step in value.stride()[:-1]
-        ):
-            rows.add(k)
+        if parameters[k].has_symbolic_rows:
+            size = value.element_size()
+            if any([step * size % TMA_BYTES for step in value.stride()[:-1]]):
+                rows.add(k)
     return starts, rows
 
 

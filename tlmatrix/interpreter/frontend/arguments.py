@@ -84,7 +84,7 @@ class Arguments:
             return _number(p, value)
         if value is None:
             return None
-        tensor = value.detach()
+        tensor = value.detach() if value.requires_grad else value
         dtype = TILE_DTYPES[_held_as(p, value)]
         if dtype.packed_as:
             packed = tensor.view(torch.uint8).numpy()

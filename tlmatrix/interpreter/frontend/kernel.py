@@ -149,6 +149,11 @@ class InterpretedKernel:
         return record
 
     @cached_property
+    def outputs(self) -> frozenset[str]:
+        """Names of the parameters that are outputs."""
+        return frozenset(self._signature.parameters[k].name for k in self.out_idx)
+
+    @cached_property
     def usage(self) -> dict[str, frozenset[str]]:
         """What the kernel does with each parameter: "read", "write", "atomic"."""
         parameters = self._signature.parameters

@@ -85,7 +85,7 @@ class Programs:
     def __init__(self, prim_func: Any, *, guard: bool) -> None:
         self.prim_func = prim_func
         self.guard = guard
-        self._loaded: dict[Options, LoadedProgram] = {}
+        self._loaded: dict[tuple[Any, ...], LoadedProgram] = {}
 
     def variant(
         self, arch: str, sanitizers: frozenset[str] = frozenset(), **options: bool
@@ -95,10 +95,11 @@ class Programs:
         Raises:
             Unsupported: it cannot be generated.
         """
-        wanted = Options(guard=self.guard, sanitizers=sanitizers or None, arch=arch, **options)
-        found = self._loaded.get(wanted)
+        key = arch, sanitizers, *options.items()
+        found = self._loaded.get(key)
         if found is None:
-            found = self._loaded[wanted] = _load(*self._generated(wanted))
+            wanted = Options(guard=self.guard, sanitizers=sanitizers or None, arch=arch, **options)
+            found = self._loaded[key] = _load(*self._generated(wanted))
             _dump(found.program, wanted)
         return found
 

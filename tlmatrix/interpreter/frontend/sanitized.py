@@ -52,9 +52,9 @@ def run_sanitized(
         InterpreterError: for a fault that leaves nothing to go on with; reported before.
     """
     program = kernel.variant(session).program
-    outputs = frozenset(program.parameters[k].name for k in kernel.out_idx)
+    outputs = kernel.outputs
     tensors = {
-        p.name: v.detach()
+        p.name: v.detach() if v.requires_grad else v
         for p, v in zip(program.parameters, values, strict=True)
         if isinstance(v, torch.Tensor)
     }
@@ -108,7 +108,7 @@ def _not_finite(tensor: torch.Tensor, name: str, monitor: Monitor, meant: bool) 
     if tensor.element_size() == 1:
         tensor = tensor.float()
     # The sum in the tensor's own dtype is the fastest, and may overflow.
-    if any(math.isfinite(tensor.sum(dtype=d).item()) for d in (tensor.dtype, torch.float32)):
+    if math.isfinite(tensor.sum()) or math.isfinite(tensor.sum(dtype=torch.float32)):
         return False
     written_by = monitor.shadows[name].written_by
     if written_by is not None:

@@ -61,30 +61,30 @@ class Reduce(TileOperation):
         if propagates and dst.dtype not in ("float16", "bfloat16"):
             raise e.refuse(f"T.reduce_{self.kind} with nan_propagate into {dst.dtype}")
         if self._fills_all and target in e.fixed:
+            along = f"{self.axis}, keepdims=True" if len(dst.shape) == len(src.shape) else self.axis
             if self.kind == "sum" and self.clear.lit:
-                keeps = ", True" if len(dst.shape) == len(src.shape) else ""
                 out = e.tensor(target)
-                e.w.line(f"torch.sum({e.tensor(source)}, {self.axis}{keeps}, out={out})")
+                e.w.line(f"torch.sum({e.tensor(source)}, {along}, out={out})")
                 return
             if self.kind in ("max", "min") and len(dst.shape) == 1 and not propagates:
-                self._emit_extreme(e, source, target)
+                self._emit_extreme(e, source, target, str(along))
                 return
         e.w.line(
             f"reduce_float({self.kind!r}, {e.tensor(source)}, {self.axis}, {target}, "
             f"{self.clear.code}, {dst.rounding}, {propagates})"
         )
 
-    def _emit_extreme(self, e: Emitter, source: str, target: str) -> None:
+    def _emit_extreme(self, e: Emitter, source: str, target: str, along: str) -> None:
         """Write a maximum or minimum of each row."""
         found = target
         if not self.clear.lit:
             found = e.prologue.fresh(f"{target}_found")
             e.prologue.line(f"{found} = np.empty_like({target})")
             e.fixed.add(found)
-        e.w.line(f"torch.a{self.kind}({e.tensor(source)}, {self.axis}, out={e.tensor(found)})")
+        e.w.line(f"torch.a{self.kind}({e.tensor(source)}, {along}, out={e.tensor(found)})")
         # A sum of squares is NaN if an element is; CUDA's fmaxf ignores NaN beside a number.
         with e.w.block(f"if (squares := {found}.dot({found})) != squares"):
-            e.w.line(f"np.f{self.kind}.reduce({source}, {self.axis}, out={found})")
+            e.w.line(f"np.f{self.kind}.reduce({source}, {along}, out={found})")
         if not self.clear.lit:
             e.w.line(f"np.f{self.kind}({target}, {found}, out={target})")
 

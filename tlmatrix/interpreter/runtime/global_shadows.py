@@ -87,10 +87,11 @@ class GlobalShadow(Shadow):
 
     @property
     def blank(self) -> Array | None:
-        """Which elements have never been written; None if no sanitizer asks."""
-        if self.known is not None:
-            return ~self.known
-        return None if self.written_by is None else self.written_by == 0
+        """Which elements have never been written; None if all have, or no sanitizer asks."""
+        written = self.written_by if self.known is None else self.known
+        if written is None or np.count_nonzero(written) == written.size:
+            return None
+        return written == 0
 
     def reshaped(self, shape: tuple[int, ...]) -> GlobalShadow:
         """The shadow of a view of the same memory; packed rows are not followed into views."""

@@ -6,6 +6,7 @@ as `int` or `(start, extent, step)`. Other accesses are gathers and scatters, on
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,11 +58,14 @@ def allocate(shape: tuple[int, ...], dtype: str) -> Array:
     return np.full(shape, poison(dtype), dtype)
 
 
+@lru_cache(maxsize=1 << 10)
 def iota(extent: int, axis: int, rank: int) -> Array:
-    """`0 .. extent-1` along `axis` of a rank-`rank` array (int32)."""
+    """`0 .. extent-1` along `axis` of a rank-`rank` array (int32), which is not written."""
     shape = [1] * rank
     shape[axis] = extent
-    return np.arange(extent, dtype=np.int32).reshape(shape)
+    numbers = np.arange(extent, dtype=np.int32).reshape(shape)
+    numbers.flags.writeable = False
+    return numbers
 
 
 def outside(name: str, indices: Sequence[Any], shape: Sequence[int]) -> None:

@@ -243,9 +243,9 @@ class Monitor:
         return found
 
     def _unwritten(self, name: str, blank: Array | None) -> list[Report]:
-        count = int(np.count_nonzero(blank)) if blank is not None else 0
-        if blank is None or not count:
+        if blank is None:
             return []
+        count = int(np.count_nonzero(blank))
         where = tuple(int(i) for i in np.argwhere(blank)[0])
         site = next((s for s in self._sites if s.buffer == name and s.action != "read"), None)
         element = element_name(name, where)

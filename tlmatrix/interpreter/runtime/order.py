@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.program import Site
     from tlmatrix.interpreter.sync.clocks import Clock
+
+    from .codecs import Array
 
 __all__ = ["BlockOrder", "Running"]
 
@@ -58,11 +61,16 @@ class BlockOrder:
         self.indices: list[tuple[int, ...]] = [()]
         self._first = 1
         self._sites = len(sites)
-        self._atomic = np.array([s.action == "atomic" for s in sites] or [False])
+        self._places = sites
         # By element of a flag the blocks that released it, and all that is ordered before them.
         self._released: dict[Any, set[int]] = {}
         self._acquired: set[int] = set()
         self._epochs: Epochs | None = None
+
+    @cached_property
+    def _atomic(self) -> Array:
+        """Of each site, whether it is that of an atomic."""
+        return np.array([site.action == "atomic" for site in self._places] or [False])
 
     def launch(self) -> None:
         """A grid starts, after all that came before."""
