@@ -71,7 +71,7 @@ def unaligned(
             starts.add(k)
         if parameters[k].has_symbolic_rows:
             size = value.element_size()
-            if any([step * size % TMA_BYTES for step in value.stride()[:-1]]):
+            if any(step * size % TMA_BYTES for step in value.stride()[:-1]):
                 rows.add(k)
     return starts, rows
 
