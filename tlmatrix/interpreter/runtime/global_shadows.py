@@ -89,9 +89,10 @@ class GlobalShadow(Shadow):
     def blank(self) -> Array | None:
         """Which elements have never been written; None if all have, or no sanitizer asks."""
         written = self.written_by if self.known is None else self.known
-        if written is None or np.count_nonzero(written) == written.size:
+        if written is None or bool(written.all()):
             return None
-        return written == 0
+        blank: Array = written == 0
+        return blank
 
     def reshaped(self, shape: tuple[int, ...]) -> GlobalShadow:
         """The shadow of a view of the same memory; packed rows are not followed into views."""
