@@ -121,6 +121,32 @@ def test_a_sum_of_a_part_with_the_dimension_kept(source, kept):
     assert torch.equal(make()(x).flatten(), x[:, source].sum(1))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("clear", [True, False])
+@pytest.mark.parametrize("kind", ["max", "min", "sum"])
+def test_a_vector_is_reduced_to_one_element(kind, clear):
+    @tilelang.jit
+    def make():
+        @T.prim_func
+        def main(X: T.Tensor((40,), "float32"), Y: T.Tensor((1,), "float32")):
+            with T.Kernel(1, threads=128):
+                x = T.alloc_fragment((40,), "float32")
+                y = T.alloc_fragment((1,), "float32")
+                T.copy(X, x)
+                T.fill(y, 0.5)
+                getattr(T, f"reduce_{kind}")(x, y, dim=0, clear=clear)
+                T.copy(y, Y)
+
+        return main
+
+    x, y = torch.randn(40), torch.empty(1)
+    x[7] = float("nan") if kind != "sum" else 1
+    make()(x, y)
+    numbers = x[~x.isnan()] if clear else torch.cat([x[~x.isnan()], torch.tensor([0.5])])
+    expected = {"max": numbers.max, "min": numbers.min, "sum": numbers.sum}[kind]()
+    assert torch.allclose(y[0], expected)
+
+
 def test_a_maximum_over_a_row_with_a_nan_is_that_of_its_numbers():
     x = torch.randn(16, 40)
     x[3, 5] = float("nan")
