@@ -95,7 +95,8 @@ def main(words: list[str] | None = None) -> int:
         print(f"{count:4} refused: {construct}")
     print(summary(table))
     if asked.write:
-        versions = f"TileLang {_version('tilelang')}, tlmatrix {_version('tlmatrix')}"
+        names = {"TileLang": "tilelang", "PyTorch": "torch", "tlmatrix": "tlmatrix"}
+        versions = ", ".join(f"{name} {_version(each)}" for name, each in names.items())
         asked.write.write_text(page(table, versions, f"{datetime.now(UTC):%Y-%m-%d}"))
     return 1 if any(r.state in ("wrong", "crashed") for r in table) else 0
 
