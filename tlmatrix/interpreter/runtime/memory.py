@@ -58,7 +58,7 @@ def allocate(shape: tuple[int, ...], dtype: str) -> Array:
     return np.full(shape, poison(dtype), dtype)
 
 
-@lru_cache(maxsize=1 << 10)
+@lru_cache(maxsize=1 << 8)
 def iota(extent: int, axis: int, rank: int) -> Array:
     """`0 .. extent-1` along `axis` of a rank-`rank` array (int32), which is not written."""
     shape = [1] * rank
