@@ -64,8 +64,6 @@ class Codec:
 
     def _fitted(self, values: Array) -> Array:
         """Values in the range of the dtype, which may have infinities."""
-        if self.limit is None:
-            return values
         fitted: Array = self._saturated(values)
         if self.dtype == torch.float8_e5m2:
             fitted = np.where(np.isinf(values), values, fitted)
