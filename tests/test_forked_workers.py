@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import types
 from typing import TYPE_CHECKING
 
@@ -50,6 +52,12 @@ print("started", flush=True)
 os.environ["SET_LATE"] = "yes"
 sys.exit(pytest.main(["doubled.yaml", "-q", "-n", "2"]))
 """
+_INSTALLED = {
+    "site/tlmatrix-9.dist-info/METADATA": "Metadata-Version: 2.1\nName: tlmatrix\nVersion: 9\n",
+    "site/tlmatrix-9.dist-info/RECORD": "tlmatrix/__init__.py,,\n",
+    "site/tlmatrix-9.dist-info/entry_points.txt": "[pytest11]\ntlmatrix = tlmatrix.pytest_plugin\n",
+}
+"""A distribution whose files include the package, as an editable install does not have it."""
 
 
 def test_workers_are_forked_and_import_no_main_module(tmp_path: Path) -> None:
@@ -66,6 +74,26 @@ def test_workers_are_forked_and_import_no_main_module(tmp_path: Path) -> None:
     assert "4 passed" in done.stdout
     assert "warning" not in done.stdout
     assert set((tmp_path / "ran").read_text().splitlines()) == {"worker yes"}
+
+
+def test_sessions_with_warnings_as_errors(tmp_path: Path) -> None:
+    """Of an installed package, which pytest rewrites unless its docstring declines that."""
+    for name, text in {"doubled.py": _KERNEL, "doubled.yaml": _SPEC, **_INSTALLED}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    strict = ("--strict-markers", "--strict-config", "-W", "error")
+    for words in (
+        ("pytest", "-n", "2", *strict, "-p", "no:cacheprovider"),
+        ("pytest", "-n", "0", *strict, "-p", "no:timeout"),
+        ("tlmatrix", "exec", "-m", "pytest", "-n", "0", *strict),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", *words, "doubled.yaml", "-q"],
+            cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "site"), "SET_LATE": "yes"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "4 passed" in done.stdout
 
 
 def test_other_tests_get_workers_of_their_own(tmp_path: Path) -> None:

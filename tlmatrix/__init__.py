@@ -15,6 +15,8 @@ Use from Python:
         out, lse = my_attention(q, k, v)
 
 The modules of these names are imported when a name is used.
+
+For pytest, which else warns that the package was imported before the session: PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations

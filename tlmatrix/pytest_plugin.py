@@ -241,12 +241,15 @@ def _leave_out_unwanted(config: pytest.Config, items: list[pytest.Item]) -> None
 
 
 def _set_timeouts(config: pytest.Config, cases: list[CaseItem], state: State) -> None:
-    own_timeout = config.getoption("timeout", None) or config.getini("timeout")
+    from tlmatrix.plugin.settings import own_timeout
+
+    if not hasattr(config.option, "timeout"):
+        return  # `-p no:timeout`: pytest would refuse the mark under `--strict-markers`
     if state.settings.backend == "compile" and not config.getoption("timeout", None):
         # A case has many kernels, and every compiler step has its own time limit.
         for item in cases:
             item.add_marker(pytest.mark.timeout(0))
-    elif state.project.timeout and not own_timeout:
+    elif state.project.timeout and not own_timeout(config):
         for item in cases:
             item.add_marker(pytest.mark.timeout(state.project.timeout))
 

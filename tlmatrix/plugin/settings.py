@@ -91,6 +91,13 @@ def _shard(given: str) -> Shard | None:
         raise pytest.UsageError(f"--shard: {error}") from error
 
 
+def own_timeout(config: pytest.Config) -> float:
+    """The seconds of a test by pytest-timeout's options; 0 without, or with `-p no:timeout`."""
+    if not hasattr(config.option, "timeout"):
+        return 0.0
+    return float(config.option.timeout or config.getini("timeout") or 0)
+
+
 def settings_of(config: pytest.Config, project: Config) -> Settings:
     """The settings of a session.
 

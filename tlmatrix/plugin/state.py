@@ -25,7 +25,7 @@ import pytest
 from tlmatrix.parents import end_with
 from tlmatrix.plugin.ctrl_c import CtrlC
 from tlmatrix.plugin.groups_file import GroupsFile, ShardPlan
-from tlmatrix.plugin.settings import Settings, settings_of
+from tlmatrix.plugin.settings import Settings, own_timeout, settings_of
 from tlmatrix.plugin.shrinking import Shrinker
 from tlmatrix.plugin.turns import Turns
 from tlmatrix.results_file import make_folder, resume_command, shown_path, versions
@@ -345,8 +345,7 @@ class State:
 
     def _rank_seconds(self) -> float:
         """Time limit of one call on several ranks: less than that of a case, to report the call."""
-        own = self.config.getoption("timeout", None) or self.config.getini("timeout")
-        allowed = float(own or self.project.timeout or 0)
+        allowed = own_timeout(self.config) or self.project.timeout
         return 0.4 * allowed if allowed else RANK_SECONDS
 
     def describe(self, result: CaseResult) -> str:
