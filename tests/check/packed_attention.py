@@ -281,7 +281,7 @@ def flash(problem, *, tile=16, seed=0, reverse=False, ulp=2):
     return results
 
 
-def run(problem, execute, *checks, deterministic=True, tolerance=None):
+def run(problem, execute, *checks, deterministic=True, tolerance=None, **options):
     """The findings of `judge` with these checks (numeric and gradients where none are named)."""
     return judge(
         FakeSpec(tolerance or Tolerance()),
@@ -291,4 +291,5 @@ def run(problem, execute, *checks, deterministic=True, tolerance=None):
         checks=checks or ("numeric", "gradients"),
         arch="interpreter",
         deterministic=deterministic,
+        **options,
     )

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -168,3 +169,77 @@ def test_repro_of_a_failing_case_prints_the_explain_command(project, monkeypatch
     assert "  explain   tlmatrix explain 'causal.yaml::fault=last-length=64'" in (
         capsys.readouterr().out
     )
+
+
+LATER = """\
+name: later
+problem:
+  inputs:
+    x: {shape: [sum(groups), 8], dtype: float32, fill: normal}
+    sizes: {lengths_of: groups}
+  outputs: [y]
+  reference: later:reference
+entry: later:entry
+axes: {groups: [[16, 32]]}
+"""
+LATER_ENTRY = """\
+import tilelang
+import tilelang.language as T
+
+
+@tilelang.jit(out_idx=[-1])
+def doubled(rows, bad):
+    @T.prim_func
+    def main(X: T.Tensor((rows, 8), "float32"), Y: T.Tensor((rows, 8), "float32")):
+        with T.Kernel(rows // 16, threads=32) as tile:
+            for i, j in T.Parallel(16, 8):
+                Y[tile * 16 + i, j] = X[tile * 16 + i, j] * T.if_then_else(
+                    tile * 16 + i == bad, 3.0, 2.0
+                )
+
+    return main
+
+
+def reference(x, sizes):
+    return x * 2
+
+
+def entry(x, sizes):
+    first = int(sizes[0])
+    return doubled(len(x), -1 if first == 16 else first)(x)
+"""
+
+
+@pytest.fixture
+def later(tmp_path, monkeypatch, capsys):
+    """A command on a case that is right for the lengths of its first call, [16, 32]."""
+    (tmp_path / "later.yaml").write_text(LATER)
+    (tmp_path / "later.py").write_text(LATER_ENTRY)
+    monkeypatch.chdir(tmp_path)
+
+    def run(command, *options, code=0):
+        assert main([command, "later.yaml::groups=16.32", *options]) == code
+        return capsys.readouterr().out
+
+    yield run
+    sys.modules.pop("later", None)
+
+
+def test_the_failing_call_is_explained_not_the_first(later):
+    text = later("explain")
+    assert "call 2, of repeat: groups [24, 24] instead of [16, 32]" in text
+    assert "y[24, " in text
+    expected, got = map(float, re.search(r"expected (\S+), got (\S+)", text).groups())
+    assert got == pytest.approx(expected * 1.5)
+    # The kernel makes 3 * x of it, in the table too.
+    (line,) = (x for x in text.splitlines() if x.strip().startswith("x[24, "))
+    kernel, reference = (float(cell) for cell in re.findall(r"[+-]\d\S+", line)[:2])
+    assert kernel == pytest.approx(1.5 * reference, rel=1e-3)
+
+
+def test_repro_prints_the_lengths_and_tensors_of_the_failing_call(later):
+    text = later("repro", "-v", code=1)
+    assert re.search(r"^  call +groups \[24, 24\] instead of \[16, 32\]", text, re.MULTILINE)
+    _, expected, got = re.split(r"^(?:expected|got): y \[21:28, .*\n", text, flags=re.MULTILINE)[:3]
+    rows = [[float(cell) for cell in part.splitlines()[3].split()] for part in (expected, got)]
+    assert rows[1] == pytest.approx([1.5 * each for each in rows[0]], rel=1e-3)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tlmatrix.check.compared import Compared
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.hints import Evidence, hint
 from tlmatrix.check.patterns import recognise
@@ -81,6 +82,7 @@ def diagnose(
         hint=hint(evidence),
         pictures=pictures(wrong, dims, index),
         detail=deviation.note,
+        compared=Compared(deviation.expected, deviation.got.detach().clone(), tuple(index)),
     )
 
 

@@ -10,6 +10,7 @@ from tlmatrix.words import printable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tlmatrix.check.compared import Compared
     from tlmatrix.problem import Dim, TensorInfo
 
 NOT_RUN = "not run: "
@@ -30,6 +31,7 @@ class Finding:
         index: the worst element by named dimension ({"sequence": 1, "position": 17, "dim": 3}).
         expected: its value in the reference.
         got: its value in the results.
+        call: the arguments of the call, if the finding is not about the first call of the case.
         ratio: the worst error as a multiple of the error bound.
         wrong: how many elements are wrong, of `total`.
         total: the number of elements.
@@ -43,6 +45,7 @@ class Finding:
         against: the other access of a race.
         pictures: grids of the wrong elements (`tlmatrix.check.pictures`).
         message: the whole text of an exception, if the title has a part of it; only for records.
+        compared: the tensors that were compared, if `judge` keeps them; never in records.
 
     Control characters and lone surrogates in texts are escaped, so that each text can be printed
     and sent to other processes.
@@ -54,6 +57,7 @@ class Finding:
     index: Mapping[str, int] = field(default_factory=dict)
     expected: float | None = None
     got: float | None = None
+    call: str | None = None
     ratio: float | None = None
     wrong: int | None = None
     total: int | None = None
@@ -67,6 +71,7 @@ class Finding:
     against: str | None = None
     pictures: tuple[Mapping[str, Any], ...] = field(default=(), repr=False, compare=False)
     message: str | None = None
+    compared: Compared | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("title", "hint", "detail", "message", "pattern"):
@@ -86,7 +91,9 @@ class Finding:
     def to_json(self) -> dict[str, Any]:
         """Plain data for the results file, without absent fields."""
         return {
-            key: value for key, value in asdict(self).items() if value not in (None, {}, "", ())
+            key: value
+            for key, value in asdict(replace(self, compared=None)).items()
+            if value not in (None, {}, "", ())
         }
 
     @classmethod

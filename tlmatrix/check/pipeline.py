@@ -22,7 +22,7 @@ from tlmatrix.check.diagnose import diagnose, merge_by_cause, worst_of
 from tlmatrix.check.finding import NOT_RUN, Finding
 from tlmatrix.check.numeric import Deviation, describe_mismatch, deviations
 from tlmatrix.check.poison import poison_mask
-from tlmatrix.check.relations import check_relation, raised
+from tlmatrix.check.relations import check_relation, of_call, raised
 from tlmatrix.check.rerun_checks import (
     RELATION_KINDS,
     RERUN_CHECKS,
@@ -77,6 +77,7 @@ def judge(
     on_error_ratio: Callable[[float], None] | None = None,
     keep_going: bool = False,
     masked: bool = False,
+    keep_compared: bool = False,
 ) -> list[Finding]:
     """Run the checks of a case and return the findings.
 
@@ -95,6 +96,7 @@ def judge(
         keep_going: also run checks that probably fail for the same reason as an earlier finding.
         masked: run the checks that an earlier finding stopped as if it did not exist: accesses
             outside are skipped, and relations compare with the results of the first run.
+        keep_compared: whether findings keep the tensors that they compared.
 
     Raises:
         Exception: what `execute` raised in the first run, unless a sanitizer has a report; later
@@ -104,8 +106,10 @@ def judge(
         spec, case, problem, execute, frozenset(checks), arch, deterministic, on_error_ratio
     )
     if masked:
-        return pipeline.masked_findings(on_check)
-    return pipeline.findings(reruns, on_check, keep_going=keep_going)
+        found = pipeline.masked_findings(on_check)
+    else:
+        found = pipeline.findings(reruns, on_check, keep_going=keep_going)
+    return found if keep_compared else [replace(finding, compared=None) for finding in found]
 
 
 @dataclass
@@ -398,7 +402,8 @@ class _Pipeline:
                 return [raised("determinism", error, f"call {number} of the same problem ")]
             found = compare_runs(first, again, self._bounds, exact=self._deterministic)
             if found:
-                return found
+                calls = [self._problem] * (number - 1)
+                return [of_call(each, calls, number - 2, self._problem) for each in found]
         return [] if variant is None else self._called_differently(first, variant)
 
     def _autograd_variant(self, runs: int) -> AutogradVariant | None:
@@ -442,7 +447,10 @@ class _Pipeline:
             return []
         equal = self._again(replace(self._problem, autograd=variant.baseline))
         unstable = compare_runs(first, equal, bounds, exact=self._deterministic)
-        return unstable or [replace(finding, hint=hint) for finding in found]
+        calls = [replace(self._problem, autograd=variant)]
+        return unstable or [
+            of_call(replace(finding, hint=hint), calls, 0, self._problem) for finding in found
+        ]
 
     def _bounds_of_values(self, results: Tensors) -> ReferenceBounds:
         """Error bounds that follow from the size of results, which have no reference."""

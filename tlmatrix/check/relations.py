@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.check.bits import same_bits
+from tlmatrix.check.compared import Element, describe_calls, element_of
 from tlmatrix.check.diagnose import diagnose
 from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.check.numeric import beyond_limits, describe_mismatch, deviations
@@ -24,7 +25,7 @@ from tlmatrix.spec.issues import SpecError
 from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from tlmatrix.check.numeric import Deviation
     from tlmatrix.check.tolerance import ReferenceBounds
@@ -48,19 +49,26 @@ def check_relation(
     """
     check = relation.kind
     results: list[Tensors] = []
+    calls = list(relation.problems)
     pair = None
+
+    def run(problem: Problem) -> Tensors:
+        if relation.sides is not None:
+            calls.append(problem)
+        results.append(execute(problem))
+        return results[-1]
+
     try:
         if relation.sides is not None:
-            pair = relation.sides(first, execute)
+            pair = relation.sides(first, run)
             if pair is None:
                 return []
-        if relation.kind == "repeat" and in_a_row is not None:
+        elif relation.kind == "repeat" and in_a_row is not None:
             # On one context, the third call reuses double-buffered memory.
             results.extend(in_a_row([bounds.problem, *relation.problems])[1:])
-        elif relation.kind == "repeat":
-            results.extend(map(execute, _in_same_memory(relation.problems)))
         else:
-            results.extend(execute(problem) for problem in relation.problems)
+            for problem in consecutive_calls(relation.kind, relation.problems):
+                run(problem)
     except InapplicableError:
         return []  # the problem of the relation cannot be sharded
     except BaseException as error:
@@ -72,14 +80,23 @@ def check_relation(
             return []
         if isinstance(error, SpecError) and relation.sides is not None:
             raise  # the spec is wrong, not the entry
-        return [_named(raised(check, error), relation, relation.because)]
+        failing = calls[len(results) : len(results) + 1] if in_a_row is None else calls
+        words = describe_calls(failing, None, bounds.problem)
+        finding = _named(raised(check, error), relation, relation.because)
+        return [replace(finding, call=words)]
     if relation.refused is not None:
         return _refused(relation, None)
     exact = relation.exact and deterministic
     if relation.reach is not None:
-        differing = list(compare_reach(relation, first, results[0], bounds))
+        differing = [
+            of_call(finding, calls, 0, bounds.problem)
+            for finding in compare_reach(relation, first, results[0], bounds)
+        ]
     elif pair is not None:
-        differing = _compare_pair(relation, pair, first, bounds, exact=exact)
+        differing = [
+            _of_pair(finding, pair, calls, results, bounds.problem)
+            for finding in _compare_pair(relation, pair, first, bounds, exact=exact)
+        ]
     else:
         differing = _differences(relation, first, results, bounds, exact=exact)
     found = [_named(finding, relation, relation.because) for finding in differing]
@@ -95,8 +112,47 @@ def check_relation(
             because = _cause_of_repeat(stale, reproducible=not differing)
             if relation.name != "repeat":
                 because = f"{relation.because}\n{because}"
-        found += [_named(finding, relation, because) for finding in wrong]
+        found += [
+            of_call(_named(finding, relation, because), calls, number, bounds.problem)
+            for finding in wrong
+        ]
     return found
+
+
+def consecutive_calls(kind: str, problems: Sequence[Problem]) -> Iterable[Problem]:
+    """The problems of a relation as its calls get them: repeated calls share memory."""
+    return _in_same_memory(problems) if kind == "repeat" else problems
+
+
+def _about(
+    finding: Finding, calls: Sequence[Problem], element: Element | None, first: Problem
+) -> Finding:
+    """Add the calls that a finding is about, and the element of their results."""
+    compared = finding.compared and replace(finding.compared, calls=tuple(calls), element=element)
+    return replace(finding, call=describe_calls(calls, element, first), compared=compared)
+
+
+def of_call(finding: Finding, calls: Sequence[Problem], number: int, first: Problem) -> Finding:
+    """Add the call number `number`, whose whole result a finding is about."""
+    if finding.compared is None:  # of another shape
+        return replace(finding, call=describe_calls(calls[number : number + 1], None, first))
+    element = Element(number, str(finding.tensor), finding.compared.index)
+    return _about(finding, calls, element, first)
+
+
+def _of_pair(
+    finding: Finding,
+    pair: Pair,
+    calls: Sequence[Problem],
+    results: Sequence[Tensors],
+    first: Problem,
+) -> Finding:
+    """Add the call whose result is the second of a pair; other pairs are about the first call."""
+    name = str(finding.tensor)
+    for number, tensors in enumerate(results):
+        if name in tensors and tensors[name] is pair.got[name]:
+            return of_call(finding, calls, number, first)
+    return _about(finding, calls, None, first) if calls else finding
 
 
 def _refuses_nonfinite(error: BaseException) -> bool:
@@ -136,7 +192,7 @@ def raised(check: str, error: BaseException, words: str = "") -> Finding:
     return Finding(check, title, pattern="raised", detail=trace or None)
 
 
-def _in_same_memory(problems: tuple[Problem, ...]) -> Iterator[Problem]:
+def _in_same_memory(problems: Sequence[Problem]) -> Iterator[Problem]:
     """Yield the problems with their inputs in the same memory, as a caller refills its tensors.
 
     This finds an entry that caches the content of a tensor (such as lengths on the host) by its
@@ -211,7 +267,8 @@ def _differences(
         other = right[name]
         if tensor.shape != other.shape:
             title = f"{name} has shape {list(other.shape)}, expected {list(tensor.shape)}"
-            found.append(Finding(relation.kind, title, tensor=name))
+            differing = Finding(relation.kind, title, tensor=name)
+            found.append(_about(differing, relation.problems, None, bounds.problem))
             continue
         if same_bits(tensor, other):
             continue
@@ -219,11 +276,11 @@ def _differences(
         limits = [nothing] if exact else _limits(name, relation, first, results, bounds)
         deviation = beyond_limits(other, tensor, limits)
         if deviation is not None:
+            element = element_of(relation, results, name, deviation.worst)
             deviation = _in_whole_tensor(name, deviation, relation, first)
             against = relation.words
-            found.append(
-                diagnose(relation.kind, name, deviation, bounds, against=against, exact=exact)
-            )
+            finding = diagnose(relation.kind, name, deviation, bounds, against=against, exact=exact)
+            found.append(_about(finding, relation.problems, element, bounds.problem))
     return found
 
 

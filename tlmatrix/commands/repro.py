@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import faulthandler
 import sys
+import textwrap
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from tlmatrix.check.finding import tensor_index
 from tlmatrix.commands.cases import named_case
 from tlmatrix.commands.screen import screen_width
 from tlmatrix.exit_codes import ExitCode, UsageError
@@ -24,11 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from tlmatrix.config import Config
-    from tlmatrix.matrix import Case
-    from tlmatrix.problem import TensorInfo
     from tlmatrix.run.result import CaseResult
-    from tlmatrix.run.runner import Runner
-    from tlmatrix.spec.model.spec import Spec
 
 _RECORDS = 5
 """Number of the latest results files that are searched for the case."""
@@ -60,6 +56,7 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
         )
     except BackendUnavailableError as error:
         raise UsageError(str(error)) from error
+    runner.keep_compared = arguments.verbose
     backend = runner.backend
     where = backend.name if backend.arch == backend.name else f"{backend.name}, {backend.arch}"
     print(f"{spec.name}: {case.id}\non {where}, seed {seed}\n")
@@ -69,7 +66,7 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
     for line in _recorded_lines(result, config):
         print(line)
     if arguments.verbose:
-        for line in _excerpts(runner, spec, case, result):
+        for line in _excerpts(result, _width()):
             print(line)
     if any(finding.tensor and finding.index for finding in result.findings):
         print(f"  {'explain':<10}tlmatrix explain '{result.node}'")
@@ -79,11 +76,15 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
     return ExitCode.OK if result.status is not Status.SKIPPED else ExitCode.USAGE
 
 
+def _width() -> int:
+    return min(screen_width(100), 120)
+
+
 def _finding_lines(result: CaseResult) -> Iterator[str]:
     from tlmatrix.report.text import describe_finding, distribution_words
 
     for finding in result.findings:
-        yield from describe_finding(finding, width=min(screen_width(100), 120), full=True)
+        yield from describe_finding(finding, width=_width(), full=True)
     if result.distribution:
         yield f"  {'inputs':<10}{distribution_words(result)}"
     if result.message:
@@ -136,29 +137,26 @@ def _phases(phases: Mapping[str, float]) -> str:
 # Tensors around the worst element -----------------------------------------------------------
 
 
-def _excerpts(runner: Runner, spec: Spec, case: Case, result: CaseResult) -> Iterator[str]:
-    found = [item for item in result.findings if item.tensor is not None and item.index]
-    if not found or case.origin == "invalid":
-        return
-    problem, outputs = runner.outputs(spec, case)
-    reference = problem.reference()
-    for finding in found:
-        info = problem.outputs.get(str(finding.tensor))
-        if info is None or info.name not in outputs or info.name not in reference:
+def _excerpts(result: CaseResult, width: int) -> Iterator[str]:
+    """The tensors that each finding compared, around the worst element."""
+    for finding in result.findings:
+        compared = finding.compared
+        if compared is None:
             continue
-        place = tensor_index(info, finding)
-        if place is None:
-            continue
-        for name, tensor in (("expected", reference[info.name]), ("got", outputs[info.name])):
-            yield f"\n{name}: {info.name} {_region(info, place)}"
-            yield from _table(tensor, place)
+        if finding.call:
+            words = f"{finding.check}, the call with {finding.call}:"
+            yield ""
+            yield from textwrap.wrap(words, width, subsequent_indent="  ")
+        for label, tensor in (("expected", compared.expected), ("got", compared.got)):
+            yield f"\n{label}: {finding.tensor} {_region(tensor, compared.index)}"
+            yield from _table(tensor, compared.index)
 
 
-def _region(info: TensorInfo, place: tuple[int, ...]) -> str:
+def _region(tensor: torch.Tensor, place: tuple[int, ...]) -> str:
     """`[3, 14:21, 0, 5:12]`: the last two dimensions are a window, the others fixed."""
     parts = [str(at) for at in place]
     for axis in range(max(0, len(place) - 2), len(place)):
-        low, high = _window(place[axis], info.dims[axis].size)
+        low, high = _window(place[axis], tensor.shape[axis])
         parts[axis] = f"{low}:{high}"
     return f"[{', '.join(parts)}]"
 
@@ -169,9 +167,9 @@ def _window(at: int, size: int) -> tuple[int, int]:
 
 def _table(tensor: torch.Tensor, place: tuple[int, ...]) -> Iterator[str]:
     fixed = tensor.detach().cpu()[place[:-2]] if len(place) > 2 else tensor.detach().cpu()
-    if fixed.ndim == 1:
-        fixed = fixed[None]
-        place = (0, place[-1])
+    if fixed.ndim < 2:
+        fixed = fixed.reshape(1, -1)
+        place = (0, *(place or (0,)))
     (top, bottom), (left, right) = (
         _window(at, size) for at, size in zip(place[-2:], fixed.shape, strict=True)
     )

@@ -1,6 +1,7 @@
 """Explains one output element of a case, as lines of text.
 
-The case runs once on the interpreter, which logs its launches. A backward slice of the kernel that
+The case runs once on the interpreter, which logs its launches; up to the call of the finding, if
+that is a later one. A backward slice of the kernel that
 wrote the element follows (`tlmatrix.interpreter.explain`), then a comparison with a float64 run.
 Then parts of the inputs are replaced to measure on which of them the element depends, in the
 kernel and in the reference.
@@ -8,11 +9,13 @@ kernel and in the reference.
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tlmatrix.check.finding import tensor_index
 from tlmatrix.exit_codes import UsageError
+from tlmatrix.explain.calls import Calls
 from tlmatrix.explain.inputs import influence_lines
 from tlmatrix.explain.location import locate
 from tlmatrix.explain.precision import precision_lines
@@ -70,15 +73,20 @@ def explain_case(runner: Runner, spec: Spec, case: Case, options: Options) -> It
 
     if case.origin == "invalid":
         raise UsageError(f"{case.id} is an invalid input: the entry refuses it without output")
-    name, index = _element(runner, spec, case, options)
     problem, run = runner.prepared(spec, case)
+    target = _target(runner, spec, case, problem, options)
+    calls = Calls(run, problem, target.calls, target.kind)
     with interpret(trace=True) as session:
         try:
-            outputs = run(problem)
+            problem, outputs = calls.made()
         except EntryError as error:
             raise UsageError(f"the case raises {error.error!r}: no output to explain") from error
+    name, index = target.name, target.index
     yield f"{spec.name}: {case.id}"
     yield f"seed {runner.seed}"
+    if target.words:
+        words = f"call {len(target.calls) + 1}, of {target.kind}: {target.words}"
+        yield from textwrap.wrap(words, options.width, subsequent_indent="  ")
     yield ""
     explanation: Explanation | None = None
     location: Location | None = None
@@ -105,32 +113,50 @@ def explain_case(runner: Runner, spec: Spec, case: Case, options: Options) -> It
             assert session.log is not None
             yield from precision_lines(explanation, problem, location, session.log)
         if options.inputs:
-            yield from influence_lines(runner, spec, case, problem, explanation, location)
+            yield from influence_lines(calls, problem, explanation, location)
     if options.picture is not None and explanation is not None:
         _draw(session, explanation, options.picture)
         yield ""
         yield f"picture of launch {explanation.launch}: {options.picture}"
 
 
-def _element(
-    runner: Runner, spec: Spec, case: Case, options: Options
-) -> tuple[str, tuple[int, ...] | None]:
+@dataclass(frozen=True)
+class _Target:
+    """The element to explain, in the results of the last of `calls`; of the first call if empty.
+
+    `index` is None if nothing selects it. `kind` is the check whose finding it is, and `words` are
+    the arguments of its call.
+    """
+
+    name: str
+    index: tuple[int, ...] | None
+    calls: tuple[Problem, ...] = ()
+    kind: str = ""
+    words: str = ""
+
+
+def _target(runner: Runner, spec: Spec, case: Case, problem: Problem, options: Options) -> _Target:
     """The tensor and element of the options, or else the worst one of the case's first finding."""
-    problem, _ = runner.prepared(spec, case)
     names = list(problem.outputs)
     name = options.tensor
     if name is not None and name not in names:
         raise UsageError(f"--tensor: no output {name!r}; the case has {', '.join(names)}")
     if options.index is not None:
-        return name or names[0], options.index
+        return _Target(name or names[0], options.index)
+    runner.keep_compared = True
     for finding in runner.run(spec, case).findings:
         info = problem.outputs.get(str(finding.tensor))
         if info is None or name not in (None, info.name):
             continue
+        compared = finding.compared
+        if compared is not None and compared.element is not None:
+            element = compared.element
+            calls = compared.calls[: element.call + 1]
+            return _Target(element.name, element.index, calls, finding.check, finding.call or "")
         index = tensor_index(info, finding)
         if index is not None:
-            return info.name, index
-    return name or names[0], None
+            return _Target(info.name, index)
+    return _Target(name or names[0], None)
 
 
 def _checked_index(name: str, index: tuple[int, ...] | None, outputs: Tensors) -> tuple[int, ...]:

@@ -18,10 +18,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tlmatrix.matrix import Case
+    from tlmatrix.explain.calls import Calls
     from tlmatrix.problem import Problem
-    from tlmatrix.run.runner import Runner
-    from tlmatrix.spec.model.spec import Spec
 
 _SECONDS = 20.0
 """Time limit of all runs; slower cases get fewer and larger parts."""
@@ -90,9 +88,7 @@ class Influence:
 
 
 def influences(
-    runner: Runner,
-    spec: Spec,
-    case: Case,
+    calls: Calls,
     output: str,
     index: tuple[int, ...],
     parts: Sequence[Part],
@@ -105,7 +101,7 @@ def influences(
     Raises:
         LookupError: the problem has no reference or does not accept other inputs.
     """
-    trial = _Trial(runner, spec, case, output, index)
+    trial = _Trial(calls, output, index)
     allowed = max(min(_MAX_RUNS, int(_SECONDS / trial.seconds)), 16)
     found = [trial.of(part) for part in _merged(parts, max(allowed // 2, 4))]
     factor = _common_factor(found)
@@ -128,10 +124,9 @@ def _common_factor(found: Sequence[Influence]) -> float:
 class _Trial:
     """Runs the case again with parts of its inputs replaced."""
 
-    def __init__(
-        self, runner: Runner, spec: Spec, case: Case, output: str, index: tuple[int, ...]
-    ) -> None:
-        self._problem, self._run = runner.prepared(spec, case)
+    def __init__(self, calls: Calls, output: str, index: tuple[int, ...]) -> None:
+        self._calls = calls
+        self._problem = (calls.first, *calls.others)[-1]
         if not self._problem.has_reference:
             raise LookupError("the problem has no reference to compare with")
         self._output, self._index = output, index
@@ -148,7 +143,8 @@ class _Trial:
 
     def _values(self, problem: Problem) -> tuple[float, float]:
         reference = float(problem.reference()[self._output][self._index])
-        return float(self._run(problem)[self._output][self._index].double()), reference
+        _, results = self._calls.made(problem)
+        return float(results[self._output][self._index].double()), reference
 
     def of(self, part: Part, *, narrowed: bool = False) -> Influence:
         """Measure the influence of a part."""

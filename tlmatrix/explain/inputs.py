@@ -9,25 +9,18 @@ if TYPE_CHECKING:
 
     import torch
 
+    from tlmatrix.explain.calls import Calls
     from tlmatrix.explain.influence import Influence, Part
     from tlmatrix.explain.location import Location
     from tlmatrix.interpreter import Explanation
-    from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem
-    from tlmatrix.run.runner import Runner
-    from tlmatrix.spec.model.spec import Spec
 
 _GROUPS = 16
 """Most parts per input: the reads of neighbouring iterations are merged if there are more."""
 
 
 def influence_lines(
-    runner: Runner,
-    spec: Spec,
-    case: Case,
-    problem: Problem,
-    explanation: Explanation | None,
-    location: Location,
+    calls: Calls, problem: Problem, explanation: Explanation | None, location: Location
 ) -> Iterator[str]:
     """The lines that show how the element changes when a part of an input is replaced."""
     from tlmatrix.explain.influence import influences
@@ -35,7 +28,7 @@ def influence_lines(
     yield ""
     parts = _parts(problem, explanation, location)
     try:
-        found = influences(runner, spec, case, location.name, location.index, parts)
+        found = influences(calls, location.name, location.index, parts)
     except LookupError as error:
         yield f"the inputs that the element depends on are unknown: {error}"
         return

@@ -165,6 +165,8 @@ def _facts(finding: Finding) -> list[tuple[str, str]]:
         facts.append(("line", f"{finding.source}{kernel}{block}"))
     if finding.against:
         facts.append(("against", finding.against))
+    if finding.call:
+        facts.append(("call", finding.call))
     if finding.where:
         facts.append(("where", finding.where))
     if finding.index:

@@ -36,6 +36,7 @@ class JudgeOptions:
         strict: a kernel that the interpreter does not model is an error, not skipped.
         keep_going: also make checks that would fail for the reason of an earlier finding.
         masked: make the checks that an earlier finding stopped, as if it did not exist.
+        keep_compared: findings keep the tensors that they compared.
     """
 
     seed: int = 0
@@ -44,6 +45,7 @@ class JudgeOptions:
     strict: bool = False
     keep_going: bool = False
     masked: bool = False
+    keep_compared: bool = False
 
 
 def execute_case(
@@ -152,6 +154,7 @@ def _judge(
         on_error_ratio=measurements.set_error_ratio,
         keep_going=options.keep_going,
         masked=options.masked,
+        keep_compared=options.keep_compared,
     )
 
 

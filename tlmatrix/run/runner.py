@@ -60,6 +60,7 @@ class Runner:
         requested: the backend as the user named it, such as `auto`.
         coverage: measure kernel coverage, if the backend can.
         checks: the only checks to make; None makes those of each spec.
+        keep_compared: keep the tensors that findings compared (`Finding.compared`).
         broken_by: the case that left the backend unusable in this process; later ones are skipped.
     """
 
@@ -109,6 +110,7 @@ class Runner:
         self.roots = tuple(roots)
         self.coverage = coverage
         self.checks: Collection[str] | None = None
+        self.keep_compared = False
         self.broken_by = ""
         self._strict = strict
         self._keep_going = keep_going
@@ -183,7 +185,13 @@ class Runner:
         measurements = Measurements(Recorder() if counts else None)
         path = path or str(spec.path)
         options = JudgeOptions(
-            self.seed, reruns, self.checks, self._strict, self._keep_going, masked
+            self.seed,
+            reruns,
+            self.checks,
+            self._strict,
+            self._keep_going,
+            masked,
+            self.keep_compared,
         )
         try:
             with ForkGuard() as forks:
