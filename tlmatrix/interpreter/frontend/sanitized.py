@@ -110,9 +110,9 @@ def _not_finite(tensor: torch.Tensor, name: str, monitor: Monitor, meant: bool) 
     # The sum in the tensor's own dtype is the fastest, and may overflow.
     if math.isfinite(tensor.sum()) or math.isfinite(tensor.sum(dtype=torch.float32)):
         return False
-    written_by = monitor.shadows[name].written_by
-    if written_by is not None:
-        tensor = tensor[torch.from_numpy(written_by != 0)]
+    stored = monitor.shadows[name].stored
+    if stored is not None:
+        tensor = tensor[torch.from_numpy(stored)]
     return bool(torch.isnan(tensor).any()) or (not meant and bool(torch.isinf(tensor).any()))
 
 

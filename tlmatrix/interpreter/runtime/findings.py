@@ -53,7 +53,6 @@ class Findings:
         """
         if name not in self.sanitizers:
             return
-        other = abs(other)
         key = (name, site, self._order.site(other) if other else -1)
         known = self._found.get(key)
         if known is not None:

@@ -19,27 +19,67 @@ if TYPE_CHECKING:
     from .indices import Place
     from .masks import Dim
     from .monitor import Monitor
+    from .order import BlockOrder
     from .packed import Boundaries, Packed
 
-__all__ = ["GlobalShadow"]
+__all__ = ["GlobalShadow", "LastAccesses"]
+
+
+def _put(codes: Array, place: Place, code: int) -> None:
+    """Set the code of the accessed elements."""
+    memory, mask = place
+    if mask is None or not mask.ndim:
+        codes[memory] = code
+    else:
+        np.copyto(codes[memory], code, where=mask)
+
+
+class LastAccesses:
+    """Of each element the last accesses of one kind, by two blocks, as `BlockOrder.code`.
+
+    With two of them a block's own access never hides that of another block.
+
+    Attributes:
+        last: the last access; 0 if there is none.
+        other: the last access by another block of the same grid; 0 if there is none.
+    """
+
+    __slots__ = ("_order", "last", "other")
+
+    def __init__(self, order: BlockOrder, last: Array, other: Array) -> None:
+        self._order = order
+        self.last = last
+        self.other = other
+
+    def reshape(self, shape: tuple[int, ...]) -> LastAccesses:
+        """The same memory in another shape."""
+        return LastAccesses(self._order, self.last.reshape(shape), self.other.reshape(shape))
+
+    def add(self, place: Place, code: int) -> None:
+        """Add an access of the current block."""
+        memory, mask = place
+        before = self.last[memory]
+        if np.count_nonzero(before):
+            others = self._order.elsewhere(before)
+            if mask is not None:
+                others = others & mask
+            if np.count_nonzero(others):
+                self.other[memory] = np.where(others, before, self.other[memory])
+        _put(self.last, place, code)
 
 
 class GlobalShadow(Shadow):
     """Writers and readers of the elements of a global buffer, and the sequences of its rows.
 
-    Per element the code of the last write and of the last read (`BlockOrder.code`): 0 if there is
-    none, negative if several blocks did the same.
-
     Attributes:
-        written_by: codes of writes; None if no sanitizer asks.
         fresh: whether reads must look for uninitialized elements.
         quiet: whether reads need no look.
         still: whether writes and atomics need no look.
     """
 
     __slots__ = (
-        "_boundaries", "_monitor", "_noted", "_order", "_packed", "_packed_alone", "_ranks",
-        "_read_by", "fresh", "quiet", "still", "written_by",
+        "_atomics", "_boundaries", "_monitor", "_noted", "_order", "_packed", "_packed_alone",
+        "_ranks", "_reads", "_writes", "fresh", "quiet", "still",
     )  # fmt: skip
 
     def __init__(
@@ -74,8 +114,10 @@ class GlobalShadow(Shadow):
         self._ranks = ranks
         self.known = ~blank if looks_for_blank and blank is not None else None
         self.fresh = looks_for_blank and "uninitialised" in on
-        self.written_by = np.zeros(shape, np.int32) if needs_writers else None
-        self._read_by = np.zeros(shape, np.int32) if reads_race else None
+        # A plain write that races with an earlier one is reported then: the last one is enough.
+        self._writes = np.zeros(shape, np.int32) if needs_writers else None
+        self._atomics = self._last_two(needs_writers and "atomic" in usage)
+        self._reads = self._last_two(reads_race)
         noted = ranks is not None or boundaries is not None
         flag = "ordered" in usage
         # Whether a read can only show which sequence its rows belong to.
@@ -85,14 +127,25 @@ class GlobalShadow(Shadow):
         )
         self.still = not (packed is not None or needs_writers or races or ranks is not None)
 
+    def _last_two(self, needed: bool) -> LastAccesses | None:
+        shape = self.shape
+        if not needed:
+            return None
+        return LastAccesses(self._order, np.zeros(shape, np.int32), np.zeros(shape, np.int32))
+
+    @property
+    def stored(self) -> Array | None:
+        """Which elements the kernel has stored to; None if no sanitizer asks."""
+        if self._writes is None:
+            return None
+        stored: Array = self._writes != 0
+        return stored if self._atomics is None else stored | (self._atomics.last != 0)
+
     @property
     def blank(self) -> Array | None:
         """Which elements have never been written; None if all have, or no sanitizer asks."""
-        written = self.written_by if self.known is None else self.known
-        if written is None or bool(written.all()):
-            return None
-        blank: Array = written == 0
-        return blank
+        written = self.stored if self.known is None else self.known
+        return None if written is None or bool(written.all()) else ~written
 
     def reshaped(self, shape: tuple[int, ...]) -> GlobalShadow:
         """The shadow of a view of the same memory; packed rows are not followed into views."""
@@ -101,7 +154,7 @@ class GlobalShadow(Shadow):
         found._noted = self._ranks is not None  # noqa: SLF001
         found._packed = found._boundaries = None  # noqa: SLF001  # of its own class
         found._packed_alone = False  # noqa: SLF001
-        for name in ("known", "written_by", "_read_by"):
+        for name in ("known", "_writes", "_atomics", "_reads"):
             codes = getattr(self, name)
             setattr(found, name, None if codes is None else codes.reshape(shape))
         found._ranks = None if self._ranks is None else self._ranks.reshaped(shape)  # noqa: SLF001
@@ -158,108 +211,81 @@ class GlobalShadow(Shadow):
         if self._noted:
             self._note(site, place, "write")
         self._mark(place)
-        if self.written_by is None:
+        if self._writes is None:
             return
-        memory, mask = place
-        before = self.written_by[memory]
-        if np.count_nonzero(before):
-            self._conflict(site, place, before, "{buffer} is written by two blocks")
-        if self._read_by is not None:
-            self._conflict_with_reads(site, place)
-        code = self._order.code(site)
-        if mask is None or not np.ndim(before):
-            self.written_by[memory] = code
-        else:
-            np.copyto(before, code, where=mask)
+        self._against_writes(site, place, "{buffer} is written by two blocks")
+        message = "{buffer} is written, and updated atomically by another block"
+        self._against(self._atomics, site, place, message)
+        self._against(self._reads, site, place, "{buffer} is written, and read by another block")
+        _put(self._writes, place, self._order.code(site))
 
     def _atomic(self, site: int, place: Place) -> None:
         if self._noted:
             self._note(site, place, "atomic")
-        order = self._order
         self._monitor.flag(site, self.name, place, self.shape)
-        if self.written_by is None:
+        if self._atomics is None:
             return
-        memory, mask = place
-        before = np.asarray(self.written_by[memory])
         if self.fresh:
             self._check_known(site, place, "{buffer} is updated atomically, never written")
         self._mark(place)
-        atomics = order.atomic(before)
-        plain = np.where(atomics, 0, before)
-        if np.count_nonzero(plain):
-            self._conflict(
-                site,
-                place,
-                plain,
-                "{buffer} is updated atomically, and written plainly by another block",
-            )
-        if self._read_by is not None and not self._monitor.is_flag(site):
-            self._conflict_with_reads(site, place)
-        code = order.code(site)
-        several = atomics & order.elsewhere(before)
-        if self._monitor.rounds(site) and several.any():
-            self._sum_in_any_order(site, place, before, several)
-        new = np.where(several, -code, np.where(atomics | (before == 0), code, before))
-        self.written_by[memory] = new if mask is None else np.where(mask, new, before)
-
-    def _sum_in_any_order(self, site: int, place: Place, before: Any, several: Any) -> None:
-        """Report additions of floats by blocks that nothing orders: equal calls round apart."""
-        found = several & self._order.concurrent(before)
-        if place[1] is not None:
-            found = found & place[1]
-        if found.any():
-            other = int(before[found].flat[0])
+        message = "{buffer} is updated atomically, and written plainly by another block"
+        self._against_writes(site, place, message)
+        if not self._monitor.is_flag(site):
+            message = "{buffer} is updated atomically, and read by another block"
+            self._against(self._reads, site, place, message)
+        if self._monitor.rounds(site):
             message = "two blocks add to {buffer}, in any order: equal calls may round differently"
-            self._findings.report("atomics", site, element_of(place, found), message, other)
+            self._against(self._atomics, site, place, message, "atomics")
+        self._atomics.add(place, self._order.code(site))
 
     def _read(self, site: int, place: Place, *, copied: bool = False) -> None:
         if self._noted:
             self._note(site, place, "read")
-        monitor, order = self._monitor, self._order
         if self._boundaries is not None:
             self._boundaries.note(place[0][0])
-        if monitor.is_flag(site):
-            monitor.flag(site, self.name, place, self.shape)
-            if self.written_by is not None:
-                before = np.asarray(self.written_by[place[0]])
-                plain = np.where(order.atomic(before), 0, before)
-                self._conflict(
-                    site, place, plain, "{buffer} is a flag, and written plainly by another block"
-                )
+        if self._monitor.is_flag(site):
+            self._monitor.flag(site, self.name, place, self.shape)
+            message = "{buffer} is a flag, and written plainly by another block"
+            self._against_writes(site, place, message)
             return
-        memory, mask = place
         if self.fresh and not copied:
             self._check_known(site, place)
-        if self._read_by is None:
+        if self._reads is None:
             return
-        if self.written_by is not None:
-            before = self.written_by[memory]
-            if np.count_nonzero(before):
-                self._conflict(
-                    site, place, before, "{buffer} is read, and written by another block"
-                )
-        before = self._read_by[memory]
-        new: Any = order.code(site)
-        if np.count_nonzero(before):
-            several = (before < 0) | ((before != 0) & order.elsewhere(before))
-            new = np.where(several, -new, new)
-        self._read_by[memory] = new if mask is None else np.where(mask, new, before)
+        self._against_writes(site, place, "{buffer} is read, and written by another block")
+        message = "{buffer} is read, and updated atomically by another block"
+        self._against(self._atomics, site, place, message)
+        self._reads.add(place, self._order.code(site))
 
-    def _conflict_with_reads(self, site: int, place: Place) -> None:
-        assert self._read_by is not None
-        message = "{buffer} is written, and read by another block"
-        before = self._read_by[place[0]]
-        if np.count_nonzero(before):
-            self._conflict(site, place, before, message)
+    def _against_writes(self, site: int, place: Place, message: str) -> None:
+        """Report plain writes of other blocks that nothing orders before an access."""
+        if self._writes is not None and "races" in self._findings.sanitizers:
+            self._conflict(site, place, self._writes[place[0]], message, "races")
 
-    def _conflict(self, site: int, place: Place, before: Any, message: str) -> None:
-        """Report earlier accesses of other blocks that nothing orders before this one."""
-        if "races" not in self._findings.sanitizers:
+    def _against(
+        self,
+        accesses: LastAccesses | None,
+        site: int,
+        place: Place,
+        message: str,
+        sanitizer: str = "races",
+    ) -> None:
+        """Report accesses of other blocks that nothing orders before this one."""
+        if accesses is None or sanitizer not in self._findings.sanitizers:
             return
-        before = np.asarray(before)
-        conflicts = self._order.concurrent(before)
+        memory = place[0]
+        if not self._conflict(site, place, accesses.last[memory], message, sanitizer):
+            self._conflict(site, place, accesses.other[memory], message, sanitizer)
+
+    def _conflict(self, site: int, place: Place, codes: Any, message: str, sanitizer: str) -> bool:
+        """Report codes of unordered accesses of other blocks; whether there are any."""
+        if not np.count_nonzero(codes):
+            return False
+        found = self._order.concurrent(codes)
         if place[1] is not None:
-            conflicts = conflicts & place[1]
-        if np.count_nonzero(conflicts):
-            where = element_of(place, conflicts)
-            self._findings.report("races", site, where, message, int(before[conflicts].flat[0]))
+            found = found & place[1]
+        if not np.count_nonzero(found):
+            return False
+        other = int(np.broadcast_to(codes, np.shape(found))[found].flat[0])
+        self._findings.report(sanitizer, site, element_of(place, found), message, other)
+        return True

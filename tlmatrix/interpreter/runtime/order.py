@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,12 +17,11 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.program import Site
     from tlmatrix.interpreter.sync.clocks import Clock
 
-    from .codecs import Array
 
 __all__ = ["BlockOrder", "Running"]
 
 _MOST_CODE = 2**31 - 1
-"""Codes of accesses lie in shadows of int32, negative where several blocks did the same."""
+"""Shadows keep codes of accesses as int32."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,20 +59,16 @@ class BlockOrder:
         self.indices: list[tuple[int, ...]] = [()]
         self._first = 1
         self._sites = len(sites)
-        self._places = sites
         # By element of a flag the blocks that released it, and all that is ordered before them.
         self._released: dict[Any, set[int]] = {}
         self._acquired: set[int] = set()
         self._epochs: Epochs | None = None
 
-    @cached_property
-    def _atomic(self) -> Array:
-        """Of each site, whether it is that of an atomic."""
-        return np.array([site.action == "atomic" for site in self._places] or [False])
-
     def launch(self) -> None:
-        """A grid starts, after all that came before."""
+        """A grid starts, after all accesses of the grids before it."""
         self._first = len(self.indices)
+        self._epochs = None
+        self._released.clear()
 
     def enter(self, block: tuple[int, ...], read: dict[str, set[int]]) -> Running:
         """A block starts."""
@@ -119,26 +113,21 @@ class BlockOrder:
 
     def _numbers(self, codes: Any) -> Any:
         """The numbers of the blocks of accesses."""
-        numbers = np.abs(codes) // self._sites
+        numbers = codes // self._sites
         return numbers if self._epochs is None else self._epochs.blocks(numbers)
 
     def elsewhere(self, codes: Any) -> Any:
-        """Which accesses are another block's."""
-        return self._numbers(codes) != self.current
-
-    def atomic(self, codes: Any) -> Any:
-        """Which accesses were atomics."""
-        return (codes != 0) & self._atomic[np.abs(codes) % self._sites]
+        """Which accesses are another block's of the same grid."""
+        numbers = self._numbers(codes)
+        return (numbers >= self._first) & (numbers != self.current)
 
     def concurrent(self, codes: Any) -> Any:
-        """Which accesses are another block's of this launch, and not ordered before this point."""
-        numbers = self._numbers(codes)
-        found = (codes < 0) | (numbers != self.current)
-        found = found & (codes != 0) & (numbers >= self._first)
+        """Which accesses are another block's of the same grid, and not ordered before this one."""
+        found = self.elsewhere(codes)
         if self._epochs is not None and found.any():
-            found = found & ~self._epochs.ordered(np.abs(codes) // self._sites)
+            found = found & ~self._epochs.ordered(codes // self._sites)
         elif self._acquired and found.any():
-            found = found & ~np.isin(numbers, list(self._acquired))
+            found = found & ~np.isin(codes // self._sites, list(self._acquired))
         return found
 
     # -- flags

@@ -118,7 +118,7 @@ class Agent:
     done = False
     wakes = 0
     priority: float | None = None
-    launch: object = None
+    launch: Any = None
     index: tuple[int, ...] | None = None
     kernel = ""
     spins: tuple[tuple[int, int] | None, int] = (None, 0)
@@ -200,7 +200,7 @@ class BlockAgent(Agent):
         self, rank: int, name: str, agent: int, launch: Any, index: tuple[int, ...]
     ) -> None:
         super().__init__(rank, name, agent)
-        self.launch: Any = launch
+        self.launch = launch
         self.kernel = launch.kernel
         self.index = index
         self.running: Any = None

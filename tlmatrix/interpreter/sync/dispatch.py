@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _RESIDENT = 132
 """Blocks that are resident at once outside a simulation: the SMs of an H200."""
+_NUMBERS = itertools.count(1)
 
 
 @dataclass
@@ -82,6 +83,7 @@ class BlockLaunch:
         located: adds the user's location to an error.
         around: the context that its blocks run in.
         after: called when all blocks have ended.
+        number: its number; no two launches have the same.
     """
 
     kernel: str
@@ -92,6 +94,7 @@ class BlockLaunch:
     located: Callable[[Exception], Exception] | None = None
     around: Callable[[], Any] = nullcontext
     after: list[Callable[[], None]] = field(default_factory=list)
+    number: int = field(default_factory=_NUMBERS.__next__)
 
     def run(self, stream: Dispatcher) -> Iterator[Request | None]:
         """Dispatch the blocks in order, and wait for all of them."""

@@ -47,7 +47,7 @@ class Access:
         rank: the rank.
         who: the stream, as text.
         block: the block's index, of a block.
-        launch: the identity of its launch.
+        launch: the number of its launch; 0 of a stream's own work.
         alone: the number of the set of it alone (`Races.own`); -1 until it is known.
     """
 
@@ -69,7 +69,7 @@ class Access:
         cls, agent: Agent, action: str, file: str, line: int, what: str, scope: str = ""
     ) -> Access:
         """An access that an agent makes now."""
-        launch = id(agent.launch) if agent.launch is not None else 0
+        launch = agent.launch.number if agent.launch is not None else 0
         number, clock = agent.agent, agent.clock
         of_agent = agent.rank, agent.name, agent.index, launch
         return cls(number, clock.get(number, 0), action, file, line, what, scope, *of_agent)

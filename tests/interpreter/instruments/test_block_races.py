@@ -1,0 +1,163 @@
+"""Races between blocks: grids of one kernel are ordered, and a race names two different blocks."""
+
+import pytest
+import tilelang
+import tilelang.language as T
+import torch
+
+from tlmatrix.interpreter import DEFAULT_SANITIZERS, interpret
+
+ENGINES = ("tiles", "threads", "roles")
+N = 128
+
+
+@T.macro
+def row(engine, statement, b, X, S):
+    """Execute a statement for each element of a row, in the form that an engine runs."""
+    if engine == "tiles":
+        for i in T.Parallel(N):
+            statement(b, i, X, S)
+    elif engine == "threads":
+        statement(b, T.get_thread_binding(), X, S)
+    else:
+        with T.ws(1):
+            statement(b, T.get_thread_binding() - N, X, S)
+
+
+@T.macro
+def reads(b, i, X, S):
+    S[b, i] = X[i]
+
+
+@T.macro
+def updates(b, i, X, S):
+    X[i] = X[i] * 2.0
+
+
+@T.macro
+def clears(b, i, X, S):
+    X[i] = 0.0
+
+
+@T.macro
+def adds(b, i, X, S):
+    T.atomic_add(X[i], S[b, i])
+
+
+@T.macro
+def reads_then_last_writes(b, i, X, S):
+    S[b, i] = X[i]
+    if b == 3:
+        X[i] = 0.0
+
+
+@T.macro
+def adds_then_last_writes(b, i, X, S):
+    T.atomic_add(X[i], S[b, i])
+    if b == 3:
+        X[i] = 0.0
+
+
+@T.macro
+def adds_then_reads(b, i, X, S):
+    T.atomic_add(X[i], S[b, i])
+    S[b, i] = X[i]
+
+
+def reports(engine, *grids, also=()):
+    """The reports of a kernel of several grids, each a statement and its number of blocks."""
+    threads = 2 * N if engine == "roles" else N
+    (first, count), (second, count2) = grids
+
+    @tilelang.jit
+    def two_grids():
+        @T.prim_func
+        def main(X: T.Tensor((N,), "float32"), S: T.Tensor((4, N), "float32")):
+            with T.Kernel(count, threads=threads) as b:
+                row(engine, first, b, X, S)
+            with T.Kernel(count2, threads=threads) as b2:
+                row(engine, second, b2, X, S)
+
+        return main
+
+    with interpret(sanitize=DEFAULT_SANITIZERS - {"unwritten"} | {*also}, on_report="keep") as run:
+        two_grids()(torch.ones(N), torch.ones(4, N))
+    return run.reports
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((reads, 4), (updates, 1)),
+        ((reads, 4), (clears, 1)),
+        ((reads, 4), (adds, 4)),
+        ((updates, 1), (reads, 4)),
+        ((adds, 4), (updates, 1)),
+        ((adds, 4), (reads, 4)),
+        ((clears, 1), (adds, 4)),
+    ],
+)
+def test_accesses_of_two_grids_are_ordered(engine, first, second):
+    assert reports(engine, first, second) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_additions_of_two_grids_have_an_order(engine):
+    assert reports(engine, (adds, 1), (adds, 1), also={"atomics"}) == []
+    assert {r.sanitizer for r in reports(engine, (adds, 1), (adds, 4), also={"atomics"})} == {
+        "atomics"
+    }
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("before", [reads, clears, adds])
+@pytest.mark.parametrize(
+    ("racing", "actions"),
+    [
+        (reads_then_last_writes, {"write", "read"}),
+        (adds_then_last_writes, {"write", "atomic"}),
+        (adds_then_reads, {"read", "atomic"}),
+    ],
+)
+def test_a_race_of_the_second_grid_names_two_of_its_blocks(engine, before, racing, actions):
+    """The block's own access just before, and the grid before, hide nothing."""
+    found = reports(engine, (before, 1), (racing, 4))
+    assert found
+    for report in found:
+        assert report.sanitizer == "races"
+        assert report.index == (0,)
+        assert report.other.block != report.block
+        assert report.other.action in actions
+        words = {"read": "read", "write": "written", "atomic": "updated atomically"}
+        (own,) = actions - {report.other.action}
+        assert (
+            f"X[0] is {words[own]}, and {words[report.other.action]} by another" in report.message
+        )
+
+
+def test_a_flag_orders_the_block_that_set_it_alone():
+    @tilelang.jit
+    def handed_on():
+        @T.prim_func
+        def main(
+            X: T.Tensor((N,), "float32"), S: T.Tensor((4, N), "float32"), F: T.Tensor((1,), "int32")
+        ):
+            with T.Kernel(3, threads=N) as b:
+                for i in T.Parallel(N):
+                    if b < 2:
+                        S[b, i] = X[i]
+                if b == 1:
+                    T.atomic_store(F[0], 1, "release")
+                if b == 2:
+                    seen = T.atomic_load(F[0], "acquire")
+                    for i in T.Parallel(N):
+                        if seen == 1:
+                            X[i] = 0.0
+
+        return main
+
+    with interpret(sanitize="races", on_report="keep") as run:
+        handed_on()(torch.ones(N), torch.ones(4, N), torch.zeros(1, dtype=torch.int32))
+    (report,) = run.reports
+    assert (report.block, report.other.block) == ((2,), (0,))
