@@ -40,6 +40,17 @@ def test_a_search_without_failures_exits_with_0_and_records_every_example(projec
     assert path.read_text().count('"record":"case"') == 30
 
 
+def test_errors_of_workers_are_reported_once(project: Project) -> None:
+    rule = 'constraints: ["rows < 3000 or (rows - 4321) ** -1 != 7"]'
+    wide = _FUZZ.replace("1..300", "{range: 1..90000, around: [4321]}")
+    project.spec(more=f"{wide}  storage: [offset]\n{rule}")
+    outcome = project.tlmatrix("fuzz", "scale.yaml", "-n", "2", "--examples", "60")
+    assert outcome.code == 2, outcome.out
+    assert "Traceback" not in outcome.out
+    assert outcome.out.count("has no value for rows=4321: 0 ** -1 divides by zero") == 1
+    assert "its cases cannot be generated" in " ".join(outcome.out.split())
+
+
 def test_a_fault_is_reported_once_shrunk_and_saved(project: Project) -> None:
     path = project.spec(how="[right, wrong]", rows="[1]", more=_FUZZ)
     assert "regressions:" not in path.read_text()  # --save adds the key

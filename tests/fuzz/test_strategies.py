@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -447,10 +448,10 @@ REFUSED = {
         ),
     ),
     "more values than a rule can be held over": (
-        DENSE.replace("m: 0..300", "m: 0..100000"),
+        DENSE.replace("m: 0..300", "m: 0..2000000"),
         (
-            "10:13: the axis 'm' has 100001 values, but an axis in a constraint can have at most "
-            "4096; narrow its range"
+            "10:13: a range of 2,000,001 numbers; a constraint names 'm', and such an axis has at "
+            "most 1,048,576 values: narrow the range"
         ),
     ),
     "a constraint without a value for a number of the range": (
@@ -468,6 +469,43 @@ def test_invalid_fuzz_sections_are_located_errors(text: str, message: str) -> No
     with pytest.raises(SpecError) as caught:
         cases(parse_spec(text))
     assert [str(issue) for issue in caught.value.issues] == [f"<spec>:{message}"]
+
+
+LONG = """\
+name: top
+problem: gemm
+entry: mypkg.ops:gemm
+axes: {dtype: [float16], m: [64, 300], n: [1, 64], k: [2, 8]}
+constraints: [RULES]
+fuzz: {axes: {m: 64..9000, n: 1..9000, k: 2..9000}}
+"""
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        "n <= m",
+        "m * n <= 100000 and m * n * k <= 10000000",
+        "m % n == 0, k * n == m or k < 9",
+        "m + n + k == 8192 or m < 400 and n < 100",
+    ],
+)
+def test_constraints_of_long_ranges_hold(rules: str) -> None:
+    spec = parse_spec(LONG.replace("RULES", ", ".join(f'"{each}"' for each in rules.split(", "))))
+    began = time.process_time()
+    found = drawn(spec, 60)
+    assert time.process_time() - began < 30
+    assert all(each.expression.evaluate(case.values) for case in found for each in spec.constraints)
+    assert max(case["m"] for case in found) > 4096
+    assert len({(case["m"], case["n"], case["k"]) for case in found}) > 30
+
+
+def test_a_search_that_takes_too_long_is_an_error_at_the_constraint(monkeypatch) -> None:
+    monkeypatch.setattr("tlmatrix.matrix.constraints._SEARCHED", 1000)
+    rule = "m == 64 or (m * m * n + n * k) % 99991 == 99990"
+    spec = parse_spec(LONG.replace("RULES", f'"{rule}"'))
+    with pytest.raises(SpecError, match=r"<spec>:5:15: .* is too hard to solve: .* narrow the"):
+        drawn(spec, 60)
 
 
 def test_unknown_tier_raises() -> None:

@@ -13,7 +13,7 @@ from tlmatrix.backend.gpus import GpuAssignment, assignment_for
 from tlmatrix.commands.compile_ahead import compiling_ahead, job_of
 from tlmatrix.commands.engine import console_on_output
 from tlmatrix.commands.results import open_results, publish
-from tlmatrix.commands.specs import plan_all, spec_paths
+from tlmatrix.commands.specs import check_fuzzing, plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.fuzz.job import Settings
 from tlmatrix.fuzz.pool import (
@@ -29,6 +29,7 @@ from tlmatrix.report.fuzz import FuzzReporter
 from tlmatrix.report.text import count
 from tlmatrix.results_file import make_folder, new_results, shown_path
 from tlmatrix.run.records import RecordsWriter
+from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.packed import packed_axes
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
     tier = arguments.tier or config.tier
     plans = plan_all(spec_paths(arguments.paths, config), tier, roots=[config.root])
     folder = Path.cwd() if arguments.ray is None else config.root
+    check_fuzzing(plans)
     targets = _targets(plans, tier, folder, limit=arguments.examples or arguments.minutes)
     backend = arguments.backend or config.backend
     if not backend_class(backend).executes:
@@ -111,6 +113,10 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
         except KeyboardInterrupt:
             reporter.end(shown, pool.stopped, interrupted=True)
             code = ExitCode.INTERRUPTED
+        except SpecError as error:
+            reporter.end(shown, pool.stopped)
+            console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+            code = ExitCode.USAGE
         except WorkerPoolError as error:
             reporter.end(shown, pool.stopped)
             console.print(str(error), markup=False, highlight=False)
@@ -241,7 +247,6 @@ def _save(found: Sequence[FuzzFailure], folder: Path) -> list[str]:
     """Save the smallest case of every fault to its spec in `folder`; return lines to print."""
     from tlmatrix.fuzz.corpus import save
     from tlmatrix.matrix import Case
-    from tlmatrix.spec.issues import SpecError
 
     lines = []
     by_path: dict[str, list[FuzzFailure]] = {}

@@ -19,7 +19,7 @@ from tlmatrix.commands.compile_ahead import compiling_ahead, dry_run_lines, job_
 from tlmatrix.commands.earlier import recent_runs, with_earlier_run
 from tlmatrix.commands.engine import Engine, console_on_output, exit_code, pytest_arguments
 from tlmatrix.commands.results import open_results, publish
-from tlmatrix.commands.specs import nodes_of, plan_all
+from tlmatrix.commands.specs import check_fuzzing, nodes_of, plan_all
 from tlmatrix.commands.workers import (
     SelectedCases,
     mean_seconds,
@@ -62,6 +62,7 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
     tier = arguments.tier or (earlier.header.tier if earlier else config.tier)
     # Errors in specs, in ids of cases and in -k are reported before any process starts.
     plans = plan_all(nodes, tier, seed=arguments.seed, roots=[config.root])
+    check_fuzzing(plans)
     selected = list(_selected(plans, nodes.values(), arguments))
     workers = arguments.workers
     backend = arguments.backend or config.backend

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tlmatrix.fuzz.job import Job, Settings
 from tlmatrix.fuzz.lost_cases import LostCase, crashed, exit_words, timed_out
 from tlmatrix.fuzz.worker import worker_main
+from tlmatrix.spec.issues import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tlmatrix.fuzz.search import FuzzFailure, FuzzReport
     from tlmatrix.run.records import RecordsWriter
     from tlmatrix.run.result import CaseResult
+    from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.spec import Spec
 
 _JOB_EXAMPLES = 250
@@ -188,6 +190,10 @@ class WorkerPool:
     """Paths of specs that are exhausted, or lost too many processes."""
     _unexplained: dict[str, list[str]] = field(default_factory=dict)
     """How processes ended between two cases, by path."""
+    _errors: dict[str, str] = field(default_factory=dict)
+    """Errors of tlmatrix that stopped the search of a spec, by path."""
+    _invalid: dict[Issue, None] = field(default_factory=dict)
+    """Errors in specs that generation found."""
     stopped: dict[str, str] = field(default_factory=dict)
     """Why specs were not searched to the end, by path."""
     unrecorded: str = ""
@@ -205,8 +211,9 @@ class WorkerPool:
         """Search until the requested examples or time are used up; Ctrl-C ends the workers.
 
         Raises:
-            WorkerPoolError: workers of a spec ended again and again between two cases, so that it
-                was not searched to the end; the other specs were.
+            SpecError: cases of a spec cannot be generated; the other specs were searched.
+            WorkerPoolError: workers of a spec failed, or ended again and again, between two cases,
+                so that it was not searched to the end; the other specs were.
         """
         from tlmatrix.run.records import RecordsWriter
 
@@ -230,10 +237,13 @@ class WorkerPool:
             if records.removed:
                 self.unrecorded = self.unrecorded or "the file was removed during the search"
             records.close()
-        lost = [path for path, how in self._unexplained.items() if len(how) >= _MAX_UNEXPLAINED]
-        if lost:
-            words = [f"{path}: not searched to the end: {self.stopped[path]}" for path in lost]
+        if self._errors:
+            words = [
+                f"{path}: not searched to the end: {how}" for path, how in self._errors.items()
+            ]
             raise WorkerPoolError("\n".join(words))
+        if self._invalid:
+            raise SpecError(self._invalid)
 
     def _schedule(self) -> Iterator[Job]:
         """Yield all jobs, round-robin over the specs; without end in a search with a time limit."""
@@ -346,6 +356,8 @@ class WorkerPool:
                 self._job_done(worker, content)
             case "broken":
                 self._replace_broken(worker, content)
+            case "invalid" | "failed":
+                self._job_failed(worker, content)
             case "unrecorded":
                 self.unrecorded = self.unrecorded or content
 
@@ -363,6 +375,28 @@ class WorkerPool:
             self.stopped.setdefault(report.path, "no more cases")
         self.listener.searched(report)
         self._next_job(worker)
+
+    def _job_failed(self, worker: _Worker, error: SpecError | str) -> None:
+        """Stop searching a spec: it is invalid, or tlmatrix failed, with this traceback."""
+        assert worker.job is not None
+        path = worker.job.path
+        if worker.job.lost is not None:
+            self._report_shrunk(None, worker.job.lost)
+        if isinstance(error, SpecError):
+            self._invalid |= dict.fromkeys(error.issues)
+            self._finished.add(path)
+            self.stopped.setdefault(path, "its cases cannot be generated")
+        elif path not in self._errors:
+            last = error.strip().splitlines()[-1]
+            self._give_up(path, f"internal error in a fuzz worker: {last}")
+            self._errors[path] += f"\n{error}"
+        worker.running = None
+        self._next_job(worker)
+
+    def _give_up(self, path: str, reason: str) -> None:
+        """Stop searching a spec because of an error that is not of the code under test."""
+        self._finished.add(path)
+        self.stopped[path] = self._errors[path] = reason
 
     def _replace_broken(self, worker: _Worker, report: FuzzReport) -> None:
         """Replace a worker that a case left unusable; its job goes on in another one."""
@@ -414,9 +448,8 @@ class WorkerPool:
             how = self._unexplained.setdefault(job.path, [])
             how.append(exit_words(worker.process.exitcode))
             if len(how) >= _MAX_UNEXPLAINED:
-                self._finished.add(job.path)
                 words = ", ".join(how)
-                self.stopped[job.path] = f"fuzz workers ended between two cases ({words})"
+                self._give_up(job.path, f"fuzz workers ended between two cases ({words})")
             self._requeue(job, worker.done)
         else:
             result = completed(running, worker.process.exitcode)

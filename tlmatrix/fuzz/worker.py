@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import traceback
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.backend.gpus import all_visible_gpus, confine_process
 from tlmatrix.fuzz.lost_cases import ChildProcess, LostCase, fork_child, serve_cases, shrink_lost
 from tlmatrix.parents import end_with
+from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.sharding import WORLD
 
 if TYPE_CHECKING:
@@ -60,12 +62,19 @@ def worker_main(
     runner = _runner(settings, records)
     load = cache(_load)  # once, so that an edit of the spec does not affect a running search
     while (job := connection.recv()) is not None:
-        spec = load(job.path, runner.roots)
-        if job.lost is not None:
-            found = _shrink(connection, job, job.lost, spec, runner, settings)
-            connection.send(("shrunk", _slim_failure(found)))
+        try:
+            spec = load(job.path, runner.roots)
+            if job.lost is not None:
+                found = _shrink(connection, job, job.lost, spec, runner, settings)
+                connection.send(("shrunk", _slim_failure(found)))
+                continue
+            report = _search(connection, job, spec, runner, records)
+        except SpecError as error:
+            connection.send(("invalid", error))
             continue
-        report = _search(connection, job, spec, runner, records)
+        except Exception:  # noqa: BLE001 - ours: those of the code under test are findings
+            connection.send(("failed", traceback.format_exc()))
+            continue
         _trim_heap()
         if records.error:
             connection.send(("unrecorded", records.error))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise, product
 from math import isnan
 from operator import itemgetter
@@ -233,24 +234,45 @@ def _known(value: Any) -> _Residual:  # noqa: ANN401 - any value of an expressio
     return ("=", type(value).__name__, value if simple else canonical(value)), value
 
 
+def part_of(entry: int, size: int) -> range:
+    """The indices of an axis of `size` values for which an entry of a partial row stands.
+
+    An index stands for itself, -1 (unbound) for all; -2 and -3 for the halves of -1, -4 and -5 for
+    the halves of -2, and so on.
+    """
+    if entry >= 0:
+        return range(entry, entry + 1)
+    low, high = 0, size
+    for bit in bin(-entry)[3:]:
+        middle = (low + high) // 2
+        low, high = (low, middle) if bit == "0" else (middle, high)
+    return range(low, high)
+
+
 def _axis(position: int, values: Sequence[Value]) -> _Node:
-    single = [[value] for value in values]
-    known = [_known(value) for value in values]
-    numbers = [
-        value
-        for value in values
-        if isinstance(value, int | float) and not isinstance(value, bool) and not isnan(value)
-    ]
-    open_: _Bounds = None
-    if values and len(numbers) == len(values):
-        open_ = _Range(min(numbers), max(numbers))
-    elif len(values) <= _FEW:
-        open_ = list(values)
     unknown = (("axis", position), _OPEN)
-    return _Node(
-        lambda row: open_ if row[position] < 0 else single[row[position]],
-        lambda row: unknown if row[position] < 0 else known[row[position]],
-    )
+
+    @cache
+    def of_part(entry: int) -> _Bounds:
+        part = part_of(entry, len(values))
+        some = values[part.start : part.stop]
+        numbers = [
+            value
+            for value in some
+            if isinstance(value, int | float) and not isinstance(value, bool) and not isnan(value)
+        ]
+        if numbers and len(numbers) == len(some):
+            return _Range(min(numbers), max(numbers))
+        return list(some) if len(some) <= _FEW else None
+
+    def bounds(row: Sequence[int]) -> _Bounds:
+        entry = row[position]
+        return [values[entry]] if entry >= 0 else of_part(entry)
+
+    def residual(row: Sequence[int]) -> _Residual:
+        return unknown if row[position] < 0 else _known(values[row[position]])
+
+    return _Node(bounds, residual)
 
 
 def _unknown(text: str, tree: ast.expr, position_of: Mapping[str, int]) -> _Node:

@@ -12,7 +12,7 @@ from math import prod
 from operator import getitem, itemgetter, mul
 from typing import TYPE_CHECKING
 
-from tlmatrix.matrix.bounds import conjuncts_of
+from tlmatrix.matrix.bounds import conjuncts_of, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -29,6 +29,8 @@ _MEMO_LIMIT = 1 << 24  # combinations of one constraint remembered, a byte each
 _SEARCH_MEMO_LIMIT = 1 << 18  # partial assignments remembered by the search of one group
 _WITNESSES = 1 << 12  # solutions remembered by the search of one group
 _COUNTED = 1 << 12  # partial assignments that counting solves, in about 2 s, before it gives up
+_SEARCHED = 1 << 20  # partial assignments that one search visits, in about 20 s, before it gives up
+_TRIED = 16  # values of an axis that the search tries one by one, without dividing them further
 
 _PASSES, _FAILS = 1, 2  # entries of the memo; 0: not evaluated yet
 
@@ -46,12 +48,14 @@ class Constraint:
         allows: a predicate over their values, by name.
         text: the identity of the constraint in the cache.
         solvable: whether `text` is an expression, which is solved if it has too many combinations.
+        too_hard: the exception to raise if no solution is found in reasonable time.
     """
 
     names: tuple[str, ...]
     allows: Callable[[Mapping[str, Value]], bool]
     text: str = ""
     solvable: bool = False
+    too_hard: Callable[[], Exception] = TooManyError
 
 
 class IndexedConstraint:
@@ -61,6 +65,7 @@ class IndexedConstraint:
         self, constraint: Constraint, positions: Row, domains: Sequence[Sequence[Value]]
     ) -> None:
         self.positions = positions
+        self.too_hard = constraint.too_hard
         self._constraint = constraint
         self._domains = domains
         sizes = [len(domain) for domain in domains]
@@ -167,9 +172,14 @@ class Group:
         )
         self._witnesses: dict[tuple[int, int], int] = {}
         self._solved = 0
+        self._visited = 0
 
     def extensible(self, row: Sequence[int]) -> bool:
-        """Whether values of the unbound axes exist that satisfy every constraint."""
+        """Whether values of the unbound axes exist that satisfy every constraint.
+
+        Raises:
+            Exception: `too_hard` of a constraint.
+        """
         key = self.pick(row)
         known = self._found.get(key)
         if known is not None:
@@ -179,6 +189,7 @@ class Group:
         bound = [UNBOUND] * self._width
         for position, value in zip(self.positions, key, strict=True):
             bound[position] = value
+        self._visited = 0
         answer = (
             all(conjunct.possible(bound) for conjunct in self._conjuncts)
             and all(
@@ -225,15 +236,9 @@ class Group:
                 return False
         elif (known := self._found.get(self.pick(row))) is not None:
             return known
-        answer = False
-        size = self._sizes[position]
         # Varied solutions answer more queries.
-        start = self._solved % size if self._conjuncts else 0
-        for turn in range(size):
-            row[position] = (start + turn) % size
-            if self._passes(row, position) and self._search(row):
-                answer = True
-                break
+        start = self._solved % self._sizes[position] if self._conjuncts else 0
+        answer = self._search_part(row, position, start)
         row[position] = UNBOUND
         if not self._conjuncts:
             self._remember(self.pick(row), answer)
@@ -243,14 +248,78 @@ class Group:
             self._dead_ends.add(self._left(row))
         return answer
 
+    def _search_part(self, row: list[int], position: int, start: int) -> bool:
+        """`_search` over the values of an axis for which its entry in `row` stands.
+
+        `start` is the index that is tried first. Ranges in which bounds prove that there is no
+        solution are left out, so that an axis may have many values.
+        """
+        entry = row[position]
+        part = part_of(entry, self._sizes[position])
+        if len(part) <= _TRIED:
+            first = start if start in part else part.start
+            for index in (*range(first, part.stop), *range(part.start, first)):
+                row[position] = index
+                if self._passes(row, position) and self._search(row):
+                    return True
+            return False
+        self._visit()
+        halves = [2 * entry, 2 * entry - 1]
+        if start >= (part.start + part.stop) // 2:
+            halves.reverse()
+        for half in halves:
+            row[position] = half
+            if self._may_hold(row, position) and self._search_part(row, position, start):
+                return True
+        return False
+
+    def _visit(self) -> None:
+        self._visited += bool(self._conjuncts)
+        if self._visited > _SEARCHED:
+            raise max(self._constraints, key=lambda each: each.size).too_hard()
+
+    def _may_hold(self, row: Sequence[int], position: int) -> bool:
+        return all(conjunct.possible(row) for conjunct in self._conjuncts_of_axis[position])
+
+    def nearest(self, row: list[int], position: int, index: int) -> int | None:
+        """The greatest index up to `index`, else the least, of a value that `extensible` allows."""
+        for wanted, down in (
+            (range(index + 1), True),
+            (range(index + 1, self._sizes[position]), False),
+        ):
+            row[position] = UNBOUND
+            found = self._nearest(row, position, wanted, down=down)
+            if found is not None:
+                return found
+        return None
+
+    def _nearest(self, row: list[int], position: int, wanted: range, *, down: bool) -> int | None:
+        """The first index of `wanted` that is allowed, in the part for which `row` stands."""
+        entry = row[position]
+        part = part_of(entry, self._sizes[position])
+        part = range(max(part.start, wanted.start), min(part.stop, wanted.stop))
+        if len(part) <= _TRIED:
+            for index in reversed(part) if down else part:
+                row[position] = index
+                if self.extensible(row):
+                    return index
+            return None
+        halves = (2 * entry, 2 * entry - 1)
+        for half in reversed(halves) if down else halves:
+            row[position] = half
+            if self._may_hold(row, position):
+                found = self._nearest(row, position, wanted, down=down)
+                if found is not None:
+                    return found
+        return None
+
     def _left(self, row: Sequence[int]) -> Hashable:
         """A key of the residual constraints: rows with equal keys have equal answers."""
         return (self._pick_listed(row), *(conjunct.rest(row) for conjunct in self._conjuncts))
 
     def _passes(self, row: Sequence[int], position: int) -> bool:
-        return all(
-            conjunct.possible(row) for conjunct in self._conjuncts_of_axis[position]
-        ) and all(
+        self._visit()
+        return self._may_hold(row, position) and all(
             constraint.allows(row)
             for constraint in self._of_axis[position]
             if all(row[each] != UNBOUND for each in constraint.positions)

@@ -117,10 +117,6 @@ class Space:
         except TooManyError:
             return None
 
-    def enumerated(self, number: int) -> bool:
-        """Whether a constraint is evaluated for each combination, and not solved."""
-        return not self._indexed[number].conjuncts
-
     def allows(self, row: Sequence[int]) -> bool:
         """Whether a full row passes every constraint."""
         return all(constraint.allows(row) for constraint in self._indexed)
@@ -146,6 +142,16 @@ class Space:
         """`extensible`, for a row that was extensible before `position` was bound."""
         group = self._group_of.get(position)
         return group is None or group.extensible(row)
+
+    def nearest(self, row: list[int], position: int, index: int) -> int:
+        """The greatest index up to `index`, else the least, with which `row` can be completed.
+
+        `row` was extensible before `position` was bound.
+        """
+        group = self._group_of.get(position)
+        found = index if group is None else group.nearest(row, position, index)
+        assert found is not None, f"{self.names[position]}: no value completes {row}"
+        return found
 
     def __iter__(self) -> Iterator[Row]:
         """All rows, the last axis fastest, in constant memory and without dead ends."""

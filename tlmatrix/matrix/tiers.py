@@ -104,4 +104,14 @@ def _constraint(spec: Spec, number: int) -> Constraint:
             )
             raise SpecError([spec.issue(("constraints", number, "require"), message)]) from error
 
-    return Constraint(tuple(sorted(expression.names)), allows, expression.text, solvable=True)
+    def too_hard() -> SpecError:
+        message = (
+            f"{expression.text!r} is too hard to solve: no values of its axes that satisfy all "
+            "constraints were found in reasonable time; list fewer values, narrow the ranges in "
+            "'fuzz.axes', or make an axis of a quotient or remainder that it computes"
+        )
+        return SpecError([spec.issue(("constraints", number, "require"), message)])
+
+    return Constraint(
+        tuple(sorted(expression.names)), allows, expression.text, solvable=True, too_hard=too_hard
+    )

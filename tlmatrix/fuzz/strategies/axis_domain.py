@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -100,10 +101,23 @@ class AxisDomain:
         whole = self.spans[0]
         return (*self.named, *sorted({*range(whole.low, whole.high + 1), *self._outside}))
 
+    def index_of(self, value: Value) -> int:
+        """The index of a value in `values`.
+
+        Raises:
+            ValueError: it is not one of them.
+        """
+        if (index := self._named.get(canonical(value))) is not None:
+            return index
+        if type(value) is int and self.spans:
+            index = bisect_left(self.values, value, lo=len(self.named))  # type: ignore[type-var]
+            if index < len(self.values) and self.values[index] == value:
+                return index
+        raise ValueError(value)
+
     @cached_property
-    def indices(self) -> dict[str, int]:
-        """The index of each value in `values`, by its canonical text."""
-        return {canonical(value): at for at, value in enumerate(self.values)}
+    def _named(self) -> dict[str, int]:
+        return {canonical(value): at for at, value in enumerate(self.named)}
 
 
 def axis_domain(

@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
-from math import prod
 from typing import TYPE_CHECKING
 
 from tlmatrix.fuzz.strategies.axis_domain import AxisDomain, axis_domain
@@ -34,7 +33,6 @@ from tlmatrix.matrix.space import Space
 from tlmatrix.matrix.tiers import plan_of
 from tlmatrix.problem import family_for
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
-from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.fields import FAMILIES
 from tlmatrix.spec.model.fuzz import Fuzz, FuzzLengths
 from tlmatrix.spec.model.packed import is_packed, packed_axes
@@ -45,16 +43,11 @@ if TYPE_CHECKING:
 
     from tlmatrix.matrix.tiers import Plan
     from tlmatrix.problem import Family
-    from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.spec import ConstraintDecl, Spec
     from tlmatrix.spec.values import Value
 
 _MOST_CASES = 512
 """Most cases of a tier that configurations are taken from."""
-_MOST_VALUES = 4096
-"""Most values of an axis that a constraint names."""
-_MOST_COMBINATIONS = 1 << 20
-"""Most combinations of values of a constraint that is enumerated instead of solved."""
 _MOST_TILES = 8
 
 
@@ -148,8 +141,8 @@ def case_domain(
 
     Raises:
         ValueError: the spec has no such tier.
-        SpecError: a constraint has too many values to search, a maximum length cannot be raised,
-            a trace is invalid, or the tier has no cases.
+        SpecError: a constraint cannot be solved, a maximum length cannot be raised, a trace is
+            invalid, or the tier has no cases.
     """
     plan = plan_of(spec, tier)
     fuzz = spec.fuzz or Fuzz()
@@ -169,7 +162,7 @@ def case_domain(
     fixed = {name: domain for name, domain in domains.items() if name not in free_names}
     free = {name: domain for name, domain in domains.items() if name in free_names}
     of_lengths = tuple(each for each in spec.constraints if each.expression.names & packed.keys())
-    space = _space(spec, plan, {**fixed, **free}, packed)
+    space = _space(plan, {**fixed, **free}, packed)
     if at_most and not space.extensible([UNBOUND] * len(space.names)):
         return case_domain(spec, tier)
     found = dict.fromkeys(Configuration({name: case[name] for name in fixed}) for case in sample)
@@ -259,48 +252,20 @@ def _possible(configuration: Configuration, fixed: Mapping[str, AxisDomain], spa
     """Whether a configuration has a value of every fixed axis and satisfies the constraints."""
     row = [UNBOUND] * len(space.names)
     for name, value in configuration.values.items():
-        index = fixed[name].indices.get(canonical(value)) if name in fixed else None
-        if index is None:
+        try:
+            index = fixed[name].index_of(value)
+        except (KeyError, ValueError):
             return False
         if name in space.axes:
             row[space.names.index(name)] = index
     return configuration.values.keys() == fixed.keys() and space.extensible(row)
 
 
-def _space(
-    spec: Spec, plan: Plan, domains: Mapping[str, AxisDomain], packed: Collection[str]
-) -> Space:
-    """The constrained axes with all their values.
-
-    Raises:
-        SpecError: there are too many values or combinations.
-    """
-    issues: list[Issue] = []
+def _space(plan: Plan, domains: Mapping[str, AxisDomain], packed: Collection[str]) -> Space:
+    """The constrained axes with all their values."""
     constraints = tuple(each for each in plan.constraints if not {*each.names} & {*packed})
     named = {name for constraint in constraints for name in constraint.names}
-    for name in sorted(named):
-        if domains[name].count > _MOST_VALUES:
-            message = (
-                f"the axis {name!r} has {domains[name].count} values, but an axis in a constraint "
-                f"can have at most {_MOST_VALUES}; narrow its range"
-            )
-            issues.append(spec.issue(("fuzz", "axes", name), message))
-    if issues:
-        raise SpecError(issues)
-    space = Space({name: domains[name].values for name in domains if name in named}, constraints)
-    for position, constraint in enumerate(constraints):
-        count = prod(domains[name].count for name in constraint.names)
-        ranged = [name for name in constraint.names if domains[name].spans]
-        if ranged and count > _MOST_COMBINATIONS and space.enumerated(position):
-            message = (
-                f"the axes of {constraint.text!r} have {count} combinations of values, more than "
-                f"{_MOST_COMBINATIONS}; narrow the range of {' and '.join(ranged)} in 'fuzz.axes'"
-            )
-            number = plan.constraints.index(constraint)
-            issues.append(spec.issue(("constraints", number, "require"), message))
-    if issues:
-        raise SpecError(issues)
-    return space
+    return Space({name: domains[name].values for name in domains if name in named}, constraints)
 
 
 class _Tiles:

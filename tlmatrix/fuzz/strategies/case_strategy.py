@@ -25,7 +25,6 @@ from tlmatrix.matrix import Case
 from tlmatrix.matrix.constraints import UNBOUND
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.lengths import sides_of
-from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -82,7 +81,7 @@ def _cases(
         related = _Related(case_domain.tiles, drawn_batches, numbers)
         value = _value(draw, domain, related if name in case_domain.combined else None)
         if name in case_domain.space.axes:
-            value = _allowed(case_domain.space, row, name, value, domain.indices[canonical(value)])
+            value = _allowed(case_domain.space, row, name, value, domain.index_of(value))
         values[name] = value
         if name in case_domain.combined and type(value) is int:
             numbers.append(value)
@@ -150,7 +149,7 @@ class _Configurations:
     def __init__(self, case_domain: CaseDomain) -> None:
         self._indices = [
             {
-                name: case_domain.fixed[name].indices[canonical(value)]
+                name: case_domain.fixed[name].index_of(value)
                 for name, value in configuration.values.items()
             }
             for configuration in case_domain.configurations
@@ -203,13 +202,8 @@ def _allowed(space: Space, row: list[int], name: str, value: Value, index: int) 
     if name not in space.axes:
         return value
     position = space.names.index(name)
-    values = space.axes[name]
-    for at in (*range(index, -1, -1), *range(index + 1, len(values))):
-        row[position] = at
-        if space.extensible_at(row, position):
-            allowed: Value = values[at]
-            return allowed
-    raise AssertionError(f"{name}: no value satisfies the constraints with {row}")
+    row[position] = space.nearest(row, position, index)
+    return space.axes[name][row[position]]
 
 
 def _batches(lengths: Lengths) -> SearchStrategy[Batch]:

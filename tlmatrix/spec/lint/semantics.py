@@ -21,6 +21,7 @@ from tlmatrix.spec.lint.messages import show
 from tlmatrix.spec.lint.ranks import sharding_faults
 from tlmatrix.spec.model.calling import call_faults, names_of
 from tlmatrix.spec.model.fields import BASELINES, OPTIONAL_AXES, TARGET
+from tlmatrix.spec.model.fuzz import MAX_CONSTRAINED
 from tlmatrix.spec.model.parts import DEFAULT_TIERS
 from tlmatrix.spec.model.spec import DeclaredProblem
 from tlmatrix.spec.values import canonical, label
@@ -250,8 +251,15 @@ def _fuzz_faults(spec: Spec, fuzz: Fuzz, given: GivenNames) -> Iterator[Fault]:
         if name in fuzz.storage[:index]:
             yield Fault(("fuzz", "storage", index), f"the storage {name!r} appears twice")
     yield from _unknown_axes(fuzz.axes, axes, ("fuzz", "axes"))
+    constrained = {name for each in spec.constraints for name in each.expression.names}
     for axis, drawn in fuzz.axes.items():
         path = ("fuzz", "axes", axis)
+        if drawn.range is not None and axis in constrained and drawn.range.count > MAX_CONSTRAINED:
+            message = (
+                f"a range of {drawn.range.count:,} numbers; a constraint names {axis!r}, and such "
+                f"an axis has at most {MAX_CONSTRAINED:,} values: narrow the range"
+            )
+            yield Fault((*path, "range"), message)
         if axis == "seqlens":
             message = "the lengths of 'seqlens' are described in 'fuzz.seqlens'; move them there"
             yield Fault(path, message, at_key=True)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
     from pydantic_core import CoreSchema
 
+MAX_CONSTRAINED = 1 << 20
+"""The most numbers of a range whose axis a constraint names."""
+
 
 class Range(Model):
     """Whole numbers from `low` to `high`, both included. Written `1..8`, `[1, 8]`, or `8`."""
@@ -49,6 +52,11 @@ class Range(Model):
         if self.low > self.high:
             raise ValueError(f"is an empty range: {self.low} is more than {self.high}")
         return self
+
+    @property
+    def count(self) -> int:
+        """The number of numbers."""
+        return self.high - self.low + 1
 
     def __contains__(self, number: int) -> bool:
         return self.low <= number <= self.high
@@ -174,7 +182,7 @@ class FuzzAxis(ShortModel):
     range: Range | None = Field(
         default=None,
         description="A range of whole numbers; 0, 1, both ends, and the edges of the `tile` of "
-        "that name are generated often.",
+        "that name are generated often. At most 1,048,576 numbers if a constraint names the axis.",
         examples=["1..300"],
     )
     around: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = Field(
