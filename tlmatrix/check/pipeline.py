@@ -22,6 +22,7 @@ from tlmatrix.check.diagnose import diagnose, merge_by_cause, worst_of
 from tlmatrix.check.finding import NOT_RUN, Finding
 from tlmatrix.check.numeric import Deviation, describe_mismatch, deviations
 from tlmatrix.check.poison import poison_mask
+from tlmatrix.check.poisoned_rows import poisoned_row_hints
 from tlmatrix.check.relations import check_relation, of_call, raised
 from tlmatrix.check.rerun_checks import (
     RELATION_KINDS,
@@ -336,6 +337,10 @@ class _Pipeline:
                 self._on_error_ratio(ratio)
             return []
         uninitialized = self._depends_on_poison(wrong)
+        rest = {name: each for name, each in wrong.items() if name not in uninitialized}
+        hints = poisoned_row_hints(
+            rest, self._bounds, lambda each: run_guarded(self._execute, each, poison=True)[0]
+        )
         found = []
         for name, deviation in wrong.items():
             check = self._check_of(name)
@@ -345,6 +350,7 @@ class _Pipeline:
             elif check not in self._checks:
                 continue
             finding = diagnose(check, name, deviation, self._bounds)
+            finding = replace(finding, hint=hints.get(name, finding.hint))
             if (title := self._nan_of_reference(name, deviation)) is not None:
                 found.append(replace(finding, check="reference", title=title, hint=_NAN_HINT))
                 continue

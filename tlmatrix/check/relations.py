@@ -207,7 +207,7 @@ def _in_same_memory(problems: Sequence[Problem]) -> Iterator[Problem]:
                 kept.copy_(tensor)
                 places[id(tensor)] = kept
             elif tensor.is_contiguous():
-                places[id(tensor)] = memory[name] = _copy_with_offset(tensor)
+                places[id(tensor)] = memory[name] = copy_with_offset(tensor)
 
         def place(values: Mapping[str, Any], places: dict[int, torch.Tensor]) -> dict[str, Any]:
             return {name: places.get(id(value), value) for name, value in values.items()}
@@ -217,7 +217,7 @@ def _in_same_memory(problems: Sequence[Problem]) -> Iterator[Problem]:
         )
 
 
-def _copy_with_offset(tensor: torch.Tensor) -> torch.Tensor:
+def copy_with_offset(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the same storage offset, and so the same alignment."""
     memory = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
     place = tensor.storage_offset(), tensor.shape, tensor.stride()

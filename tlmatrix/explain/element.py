@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.check.finding import tensor_index
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.explain.calls import Calls
-from tlmatrix.explain.inputs import influence_lines
+from tlmatrix.explain.inputs import influence_lines, poison_lines
 from tlmatrix.explain.location import locate
 from tlmatrix.explain.precision import precision_lines
 
@@ -112,6 +112,7 @@ def explain_case(runner: Runner, spec: Spec, case: Case, options: Options) -> It
         if explanation is not None:
             assert session.log is not None
             yield from precision_lines(explanation, problem, location, session.log)
+        yield from poison_lines(problem, explanation, location)
         if options.inputs:
             yield from influence_lines(calls, problem, explanation, location)
     if options.picture is not None and explanation is not None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tlmatrix.check.bits import same_bits
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -57,6 +59,7 @@ class Influence:
         reference: the change in the reference.
         noise: the largest difference of the two that rounding explains.
         narrowed: whether the part is a piece of another one on which the two disagree.
+        values: the element in the code under test, before and after.
     """
 
     part: Part
@@ -64,10 +67,18 @@ class Influence:
     reference: float
     noise: float
     narrowed: bool = False
+    values: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def finite(self) -> bool:
+        """Whether the element is finite before and after."""
+        return all(map(math.isfinite, self.values))
 
     @property
     def verdict(self) -> str:
         """`equal`, `differ`, `only the kernel`, `only the reference`, or `neither`."""
+        if not math.isfinite(self.values[0]) and self.kernel == 0:
+            return "neither"  # an influence on NaN or infinity does not show
         if self.kernel == 0 and self.reference == 0:
             return "neither"
         gap = abs(self.kernel - self.reference)
@@ -154,18 +165,25 @@ class _Trial:
         changed = tensor.clone()
         place = torch.unravel_index(part.elements, tensor.shape)
         changed[place] = self._replacement(part.input, tensor)[place]
-        kernel, reference = self._values(self._problem.with_inputs({part.input: changed}))
+        problem = self._problem.with_inputs({part.input: changed})
+        given = problem.inputs[part.input].detach()
+        if not same_bits(given, changed):
+            given.copy_(changed)  # `with_inputs` puts its own values into unused rows
+        kernel, reference = self._values(problem)
         sizes = [abs(v) for v in (kernel, reference) if math.isfinite(v)]
         noise = self._rounding * max([self._size, *sizes])
         change = _change(reference, self._reference)
         if abs(change) < _NO_CHANGE * noise:
             change = 0.0  # rounding of float64
-        return Influence(part, _change(kernel, self._kernel), change, noise, narrowed)
+        moved = _change(kernel, self._kernel)
+        return Influence(part, moved, change, noise, narrowed, (self._kernel, kernel))
 
     def _replacement(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Other values of an input with the same standard deviation; the same in every run."""
         if name not in self._replacements:
-            spread = float(tensor.double().std()) if tensor.numel() > 1 else 1.0
+            known = tensor.double()
+            known = known[known.isfinite()]  # the rest is poison
+            spread = float(known.std()) if known.numel() > 1 else 1.0
             source = torch.Generator().manual_seed(len(self._replacements) + 1)
             values = torch.randn(tensor.shape, generator=source, dtype=torch.float64)
             self._replacements[name] = (values * (spread or 1.0)).to(tensor.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +18,32 @@ if TYPE_CHECKING:
 
 _GROUPS = 16
 """Most parts per input: the reads of neighbouring iterations are merged if there are more."""
+
+
+def poison_lines(
+    problem: Problem, explanation: Explanation | None, location: Location
+) -> Iterator[str]:
+    """The lines that name the rows of inputs from which NaN or infinity reached the element."""
+    import torch
+
+    if explanation is None or math.isfinite(explanation.value):
+        return
+    unused = problem.unused()
+    for name, reads in _reads(explanation, location).items():
+        tensor = problem.inputs[name]
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        flat = torch.unique(torch.cat([part for _, part in reads]))
+        strange = flat[~tensor.detach().flatten()[flat].double().isfinite()]
+        if not len(strange):
+            continue
+        index = tuple(int(i) for i in torch.unravel_index(strange[0], tensor.shape))
+        value = float(tensor[index].double())
+        more = f", and {len(strange) - 1} more elements" if len(strange) > 1 else ""
+        words = f"{name}{list(index)} is {value}{more}"
+        if name in unused and bool(unused[name].mask[index[: unused[name].mask.ndim]]):
+            words += f": {unused[name].describe(index[: unused[name].mask.ndim])}"
+        yield f"  {'origin':<10}{words}"
 
 
 def influence_lines(
@@ -49,12 +76,15 @@ def _parts(problem: Problem, explanation: Explanation | None, location: Location
         if not tensor.is_floating_point() or not tensor.numel():
             continue
         left = torch.ones(tensor.numel(), dtype=torch.bool)
+        poison = _unused_elements(problem, name)
         mine: list[Part] = []
         for loops, flat in read.get(name, ()):
             fresh = flat[left[flat]]
             left[fresh] = False
-            if len(fresh):
-                mine.append(Part(name, fresh, rendered_loops(loops) or "outside of loops"))
+            words = rendered_loops(loops) or "outside of loops"
+            for chosen, more in ((~poison[fresh], ""), (poison[fresh], ", unused rows")):
+                if len(fresh[chosen]):
+                    mine.append(Part(name, fresh[chosen], f"{words}{more}"))
         step = -(-len(mine) // _GROUPS) or 1
         for start in range(0, len(mine), step):
             some = mine[start : start + step]
@@ -67,6 +97,17 @@ def _parts(problem: Problem, explanation: Explanation | None, location: Location
                 words += ", except by copies"
             parts.append(Part(name, rest, words if explanation is not None else "unknown"))
     return parts
+
+
+def _unused_elements(problem: Problem, name: str) -> torch.Tensor:
+    """The mask of the elements of an input, [elements], on which no result may depend."""
+    import torch
+
+    shape, rows = problem.inputs[name].shape, problem.unused().get(name)
+    if rows is None:
+        return torch.zeros(shape.numel(), dtype=torch.bool)
+    mask = rows.mask.cpu()
+    return mask.view(*mask.shape, *[1] * (len(shape) - mask.ndim)).expand(shape).flatten()
 
 
 def _reads(
@@ -110,7 +151,7 @@ def _table(found: Sequence[Influence], problem: Problem) -> Iterator[str]:
             (
                 f"  {name}" if influence.narrowed else name,
                 "" if influence.narrowed else part.read,
-                _change(influence.kernel),
+                _change(influence.kernel) if influence.finite else _values(*influence.values),
                 _change(influence.reference),
                 "" if verdict in ("equal", "neither") else f"<- {verdict}",
             )
@@ -119,6 +160,11 @@ def _table(found: Sequence[Influence], problem: Problem) -> Iterator[str]:
     for row in rows:
         cells = [text.ljust(w) for text, w in zip(row, widths, strict=True) if w]
         yield ("  " + "  ".join(cells)).rstrip()
+
+
+def _values(before: float, after: float) -> str:
+    stays = before == after or (math.isnan(before) and math.isnan(after))
+    return f"{before} stays" if stays else f"{before:.4g} to {after:.4g}"
 
 
 def _change(value: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def precision_lines(
         rounded = _inputs_may_be_rounded(explanation, location, log)
         verdict = "the kernel's inputs may have been rounded before" if rounded else "not precision"
         far = f"a float64 run is as far from it ({wide:.1e} of {error:.1e})"
+        if not math.isfinite(error):
+            far = f"a float64 run gives {exact}"
         yield f"  {'':<{_LABEL}}{far}: {verdict}"
     elif error > 0:
         yield (

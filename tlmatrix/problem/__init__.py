@@ -18,6 +18,7 @@ from tlmatrix.problem.model import (
     RelationKind,
     TensorInfo,
     Tensors,
+    UnusedRows,
 )
 from tlmatrix.spec.importing import load, refuse
 from tlmatrix.unwinding import unwinds
@@ -36,6 +37,7 @@ __all__ = [
     "RelationKind",
     "TensorInfo",
     "Tensors",
+    "UnusedRows",
     "family_for",
     "with_changed_arguments",
 ]

@@ -258,6 +258,18 @@ class AutogradVariant:
 
 
 @dataclass(frozen=True)
+class UnusedRows:
+    """Rows of an input on which no result may depend: padding, and slots past a length.
+
+    `mask` marks them over the leading dimensions of the tensor. `describe` says where the row of
+    an index is: "row 11 of v_cache, past the length of sequence 0".
+    """
+
+    mask: torch.Tensor
+    describe: Callable[[tuple[int, ...]], str]
+
+
+@dataclass(frozen=True)
 class Problem:
     """Arguments for an entry, the expected results, and how they are checked.
 
@@ -294,6 +306,8 @@ class Problem:
     """The problem with some inputs replaced, and its reference for them; without relations.
 
     Needed by `tlmatrix explain` and by relations that a spec lists."""
+    unused: Callable[[], Mapping[str, UnusedRows]] = dict
+    """The rows of inputs that hold poison, by input; findings name those that reach a result."""
     shards: Mapping[str, Shard] = field(default_factory=dict)
     """The default sharding of its tensors over ranks."""
     autograd: AutogradVariant | None = None

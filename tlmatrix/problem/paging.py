@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tlmatrix.problem.model import UnusedRows
 from tlmatrix.problem.seeded import seeded_random
 from tlmatrix.spec.expr.closures import SPARE_PAGES
 
@@ -54,6 +55,19 @@ class Paging:
             numbers = torch.tensor(pages, dtype=torch.int64)
             found.append(numbers[row // self.page_size] * self.page_size + row % self.page_size)
         return torch.cat(found)
+
+    def unused(self, name: str) -> UnusedRows:
+        """The slots of the pool `name` [pages, page_size, ...] that hold no row."""
+        mask = torch.ones(self.pool, self.page_size, dtype=torch.bool)
+        mask.view(-1)[self.rows] = False
+        owner = {page: number for number, pages in enumerate(self.pages) for page in pages}
+
+        def describe(index: tuple[int, ...]) -> str:
+            page, slot = index
+            of = f"past the length of sequence {owner[page]}" if page in owner else "of no sequence"
+            return f"slot {slot} of page {page} of {name}, {of}"
+
+        return UnusedRows(mask, describe)
 
     def table(self, most: int) -> torch.Tensor:
         """The block table, [batch, most] int64, with `most` entries per sequence."""

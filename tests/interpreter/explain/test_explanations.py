@@ -63,6 +63,50 @@ def test_only_keys_that_the_mask_lets_through_made_the_element():
     assert by_iteration[(("step", 3),)] == (48, 55)
 
 
+@pytest.mark.parametrize("strange", [np.nan, np.inf])
+def test_a_zero_weight_does_not_hide_a_factor_that_is_not_finite(strange):
+    q, k, v = tensors()
+    v[62] = strange  # masked for row 55, and 0 * NaN is NaN
+    with interpret(trace=Trace("Out", (55, 3))) as run:
+        out = attention(64)(q, k, v)
+    (explanation,) = run.traces
+    assert out[55, 3].isnan()
+    (source,) = (each for each in explanation.sources if each.buffer == "V")
+    assert source.nonfinite.tolist() == [62 * 16 + 3]
+    assert source.place == "[0:56 and 62, 3]"
+    assert "V[0:56 and 62, 3], not finite: [62, 3]" in str(explanation)
+    assert explanation.first_nan is None
+
+
+def test_nan_of_finite_inputs_names_the_statement_that_computed_it():
+    x = torch.ones(64)
+    x[55] = 1e30
+    with interpret(trace=Trace("Y", (55,))) as run:
+        normalized(64)(x)
+    (explanation,) = run.traces
+    assert np.isnan(explanation.value)
+    assert explanation.first_nan.buffer == "y"
+    assert "NaN       first in y at" in str(explanation)
+
+
+@tilelang.jit(out_idx=[-1])
+def normalized(length):
+    """x * x / (x * x), which is NaN where x * x overflows."""
+
+    @T.prim_func
+    def main(X: T.Tensor((length,), "float32"), Y: T.Tensor((length,), "float32")):
+        with T.Kernel(1, threads=32):
+            square = T.alloc_fragment((length,), "float32")
+            y = T.alloc_fragment((length,), "float32")
+            for i in T.Parallel(length):
+                square[i] = X[i] * X[i]
+            for i in T.Parallel(length):
+                y[i] = square[i] / square[i]
+            T.copy(y, Y)
+
+    return main
+
+
 def test_steps_follow_the_row_through_every_tile_of_every_iteration():
     explanation, _ = explained()
     second = [s for s in explanation.steps if s.loops == (("step", 1),)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -135,6 +137,7 @@ class Source:
         place: the elements that the element's value depends on.
         elements: how many these are.
         made_by: the launch of this run that wrote it ("launch 2, packed_delta"), if one did.
+        nonfinite: those of the elements (numbered by rows) that are NaN or infinite.
         iterations: the elements (numbered by rows) by the iteration that read them.
     """
 
@@ -142,6 +145,7 @@ class Source:
     place: str
     elements: int
     made_by: str | None
+    nonfinite: Array = field(compare=False, repr=False)
     iterations: tuple[tuple[tuple[tuple[str, int], ...], Array], ...] = field(
         compare=False, repr=False
     )
@@ -195,6 +199,13 @@ class Explanation:
     rank: int | None = None
     tensors: Callable[[str], Any] = field(compare=False, repr=False, default=lambda _name: None)
     """The argument of a parameter, by name."""
+
+    @property
+    def first_nan(self) -> Step | None:
+        """The first statement that computed NaN, if the value is NaN and no source is."""
+        if not np.isnan(self.value) or any(len(source.nonfinite) for source in self.sources):
+            return None
+        return next((step for step in self.steps if bool(np.isnan(step.values).any())), None)
 
     @property
     def departures(self) -> tuple[Step, ...]:

@@ -359,6 +359,7 @@ class _Walk:
                     rendered_indices(flat, tuple(tensor.shape)),
                     len(flat),
                     str(makers[0][0]) if makers else None,
+                    _nonfinite(self._launch.before[buffer], flat),
                     tuple((t, np.unique(np.concatenate(p))) for t, p in by_iteration.items()),
                 )
             )
@@ -380,6 +381,15 @@ class _Walk:
             return explain_element(log, launch, name, place)
         except (NotMadeError, Unsupported):
             return None
+
+
+def _nonfinite(tensor: torch.Tensor, flat: Array) -> Array:
+    """Which of the elements `flat` (numbered by rows) are NaN or infinite."""
+    if not tensor.is_floating_point():
+        return flat[:0]
+    values = tensor.detach().flatten()[torch.from_numpy(flat)].double()
+    found: Array = flat[~values.isfinite().numpy()]
+    return found
 
 
 def _sample(flat: Array, cap: int) -> Array:

@@ -2,7 +2,7 @@
 
 The rule of each write says on which elements a written one depends: in a parallel loop on those
 that the iteration read under its mask, in a product on a row and a column, and so on. Factors of a
-product that meet an exact zero are left out: they add nothing.
+product that meet an exact zero are left out: they add nothing, unless they are NaN or infinite.
 
 The slice follows values. Integers that lead to a float are addresses, and are kept apart.
 """

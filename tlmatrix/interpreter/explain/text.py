@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .indices import rendered_indices
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -72,9 +74,11 @@ def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
     for loop in e.loops:
         yield "loop", _loop(loop)
     for source in e.sources:
-        yield "made of", _source(source)
+        yield "made of", _source(source, e)
     if not e.sources:
         yield "made of", "none of its parameters"
+    if (step := e.first_nan) is not None:
+        yield "NaN", f"first in {step.buffer} at {_line(step)} ({step.action})"
     if e.addresses:
         yield "at", ", ".join(f"{r.buffer}{r.place}" for r in e.addresses)
     for read in e.missing:
@@ -119,10 +123,14 @@ def _loop(loop: LoopRange) -> str:
     return f"{name} = {span}, {iterations}{times}, {_short(loop.location)}"
 
 
-def _source(source: Source) -> str:
+def _source(source: Source, e: Explanation) -> str:
     made = f", written by {source.made_by}" if source.made_by else ""
     place = source.place if source.place.startswith("[") else f": {source.place}"
-    return f"{source.buffer}{place}{made}"
+    strange = ""
+    if len(source.nonfinite):
+        shape = tuple(e.tensors(source.buffer).shape)
+        strange = f", not finite: {rendered_indices(source.nonfinite, shape)}"
+    return f"{source.buffer}{place}{made}{strange}"
 
 
 def _read(read: Read) -> str:

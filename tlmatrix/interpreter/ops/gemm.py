@@ -198,7 +198,7 @@ def gemm_int(
 
 
 def _multiplied(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
-    turned_a, turned_b, _, zeros = event.extra
+    turned_a, turned_b, _, zeros, strange = event.extra
     (rows, columns), _ = write.inner(hit)
     a, b = event.reads[0][1], event.reads[1][1]
     assert isinstance(a, Tile)
@@ -210,7 +210,9 @@ def _multiplied(event: Event, write: Tile, hit: Array, read: Tile, number: int) 
         places = [inner, rows[:, None]] if turned_a else [rows[:, None], inner]
         return read.outer(places)
     zero = np.unpackbits(zeros, count=height * width).reshape(height, width).astype(bool)
-    live = ~(zero.T if turned_a else zero)[rows]
+    shape = b.extent
+    odd = np.unpackbits(strange, count=shape[0] * shape[1]).reshape(shape).astype(bool)
+    live = ~(zero.T if turned_a else zero)[rows] | (odd if turned_b else odd.T)[columns]
     which, at = np.nonzero(live)
     of = columns[which]
     return read.outer([of, at] if turned_b else [at, of])

@@ -413,15 +413,19 @@ class Follower(_Recorder):
             return
         rule = self.record.sites[site].action
         if rule == "gemm" and self._wanted is None:
-            # A factor that is zero adds nothing: what it multiplies did not make the sum.
-            source, factor, region = sources[0]
-            codec = CODECS.get(self.record.sites[source].codec or "")
-            zeros = np.packbits(Tile(factor.shape, region).matrix(factor, codec) == 0)
-            extra = (*extra, zeros)
+            # A factor that is zero adds nothing: what it multiplies did not make the sum, unless
+            # that is not finite.
+            left, right = (self._matrix(source) for source in sources[:2])
+            extra = (*extra, np.packbits(left == 0), np.packbits(~np.isfinite(right)))
         reads: tuple[tuple[int, Access], ...] = tuple((n, Tile(a.shape, d)) for n, a, d in sources)
         if rule in ("fill", "atomic"):
             reads = (*self._reads, *reads)
         self._event(site, Tile(array.shape, dims), array, None, rule, extra, reads)
+
+    def _matrix(self, source: tuple[int, Array, tuple[Any, ...]]) -> Array:
+        site, array, region = source
+        codec = CODECS.get(self.record.sites[site].codec or "")
+        return Tile(array.shape, region).matrix(array, codec)
 
     def spread(
         self, one: int, array: Array | None, many: int, copies: Array, outward: bool

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.attention.axes import Setting
     from tlmatrix.problem.case_setup import CaseSetup
-    from tlmatrix.problem.model import Tensors
+    from tlmatrix.problem.model import Tensors, UnusedRows
     from tlmatrix.spec.values import Value
 
 _ON_ACCELERATOR = 2**22
@@ -142,7 +142,13 @@ class Attention:
             lowp=lambda: self._results(self.low.values),
             cost=lambda: cost(structure.setting, backward=bool(gradients)),
             with_inputs=self._with_inputs,
+            unused=self._unused,
         )
+
+    def _unused(self) -> Mapping[str, UnusedRows]:
+        if self.setting.has_cache:
+            return self.kv_cache.unused()
+        return self.structure.padding.unused() if self.setting.padded else {}
 
     def _shared_by_sides(self, inputs: Tensors) -> Tensors:
         """Tensors that q and k share, by names without a side (`cu_seqlens`, `mask`)."""

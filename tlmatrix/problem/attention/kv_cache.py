@@ -18,13 +18,13 @@ pool. An entry that reads any of these gives wrong results.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from tlmatrix.problem.distributions import generator, replacement_values
-from tlmatrix.problem.model import Dim
+from tlmatrix.problem.model import Dim, UnusedRows
 from tlmatrix.problem.paging import Paging
 from tlmatrix.problem.poison import poison_scale
 
@@ -94,6 +94,18 @@ class KVCache:
             stale.view(-1, *packed.shape[1:])[self.rows] = packed
             made[stored] = stale
         return made | self.tables
+
+    def unused(self) -> dict[str, UnusedRows]:
+        """The rows of the cache or the pool that hold no key."""
+        if self.setting.page_size is not None:
+            return {name: self._paging.unused(name) for name in self._names}
+        mask = torch.ones(self._rows_shape, dtype=torch.bool)
+        mask.view(-1)[self.rows.cpu()] = False
+
+        def describe(name: str, index: tuple[int, ...]) -> str:
+            return f"row {index[1]} of {name}, past the length of sequence {index[0]}"
+
+        return {name: UnusedRows(mask, partial(describe, name)) for name in self._names}
 
     def packed(self, given: Tensors) -> dict[str, torch.Tensor]:
         """The inverse of `inputs`, for some of the tensors."""

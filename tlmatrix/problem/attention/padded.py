@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from tlmatrix.problem.lazy_mapping import LazyMapping
-from tlmatrix.problem.model import Dim
+from tlmatrix.problem.model import Dim, UnusedRows
 from tlmatrix.problem.poison import poison_scale
 
 if TYPE_CHECKING:
@@ -89,6 +89,19 @@ class Padding:
         """Packed operands as padded ones, with poison in the padding."""
         fill = torch.nan if self.seed % 2 else poison_scale(self.setting.dtype)
         return {name: self.padded(name, tensor, fill) for name, tensor in tensors.items()}
+
+    def unused(self) -> dict[str, UnusedRows]:
+        """The positions of operands that hold no token."""
+
+        def describe(name: str, index: tuple[int, ...]) -> str:
+            return f"row {index[1]} of {name}, in the padding of sequence {index[0]}"
+
+        return {
+            name: UnusedRows(
+                ~self.masks["mask_k" if name in _OF_KEYS else "mask_q"], partial(describe, name)
+            )
+            for name in ("q", "k", "v", "do")
+        }
 
     def dims(self, name: str, dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
         """The dimensions of the padded form of a packed tensor."""

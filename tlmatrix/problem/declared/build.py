@@ -12,7 +12,7 @@ import torch
 
 from tlmatrix.dtypes import DTYPES, torch_dtype
 from tlmatrix.problem.case_setup import tile_sizes
-from tlmatrix.problem.declared.packed import packed_dim, packing_of
+from tlmatrix.problem.declared.packed import packed_dim, packing_of, paging_of
 from tlmatrix.problem.declared.reference import reference_of
 from tlmatrix.problem.declared.sizes import declared
 from tlmatrix.problem.declared.tensors import dtype_declared, generate_inputs, sizes_of
@@ -26,6 +26,7 @@ from tlmatrix.spec.model.spec import OutputDecl
 if TYPE_CHECKING:
     from tlmatrix.problem.case_setup import CaseSetup
     from tlmatrix.problem.declared.reference import ReferenceCall
+    from tlmatrix.problem.model import UnusedRows
     from tlmatrix.spec.expr.expression import Expression
     from tlmatrix.spec.model.spec import DeclaredProblem, InputDecl
 
@@ -301,7 +302,17 @@ class Declared:
             lowp=dict if self.reference is None else lambda: self.low,
             cost=self._cost,
             with_inputs=lambda changed: replace(self, inputs={**self.inputs, **changed}).problem(),
+            unused=self._unused,
         )
+
+    def _unused(self) -> Mapping[str, UnusedRows]:
+        """The slots of pools that hold no row."""
+        setup, found = self.setup, {}
+        for name, decl in self.declaration.inputs.items():
+            paging = paging_of(self.declaration, decl.sizes, setup.values, setup.seed)
+            if paging is not None and self.inputs[name].is_floating_point():
+                found[name] = paging.unused(name)
+        return found
 
     def _cost(self) -> Cost:
         """Each tensor is read or written once; the backward reads inputs and cotangents."""
