@@ -171,3 +171,47 @@ def test_a_kernel_runs_once_on_inputs_of_the_profiler(program, capsys):
     program("exec_once.py", lines + "print(double(64).run_once().shape)")
     assert main(["exec", "exec_once.py"]) == 0
     assert capsys.readouterr().out == "torch.Size([64])\n"
+
+
+RACY = """
+import sys
+
+import tilelang
+import tilelang.language as T
+import torch
+
+
+@tilelang.jit
+def kernel(n):
+    @T.prim_func
+    def main(S: T.Tensor((n,), "float32")):
+        with T.Kernel(1, threads=128):
+            S[0] = S[0] + 1.0
+
+    return main
+
+
+def test_kernel():
+    kernel(4)(torch.zeros(4))
+
+
+if __name__ == "__main__":
+    test_kernel()
+    sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "sanitize", "code"),
+    [
+        (["-m", "pytest", "-q", "-p", "no:cacheprovider"], ["--sanitize"], 1),
+        (["-m", "pytest", "-q", "-p", "no:cacheprovider"], [], 0),
+        ([], ["--sanitize"], 1),
+    ],
+)
+def test_a_report_decides_the_exit_code_of_a_program_that_exits(tmp_path, module, sanitize, code):
+    (tmp_path / "test_racy.py").write_text(RACY)
+    command = [sys.executable, "-m", "tlmatrix", "exec", *sanitize, *module, "test_racy.py"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == code, ran.stdout + ran.stderr
+    assert ("lanes: S[0]" in ran.stderr) == bool(sanitize)

@@ -14,16 +14,18 @@ if TYPE_CHECKING:
     import argparse
 
     from tlmatrix.config import Config
+    from tlmatrix.interpreter.frontend.session import Session
 
 
 def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
     """Run the program; print its exceptions as Python does.
 
-    Sanitizers log their findings as they occur; the exit code is then FINDINGS.
+    Sanitizers log their findings as they occur; the exit code is then FINDINGS, however the
+    program ends.
 
     Raises:
         UsageError: the program or a sanitizer does not exist.
-        SystemExit: raised by the program.
+        SystemExit: raised by the program, of which no sanitizer reported anything.
     """
     path = Path(arguments.script)
     if arguments.module:
@@ -35,8 +37,9 @@ def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
     from tlmatrix.interpreter.frontend.scripts import run_program
 
     sanitizers = _sanitizers(arguments)
+    sessions: list[Session] = []
     try:
-        session = run_program(
+        run_program(
             arguments.script,
             arguments.arguments,
             module=arguments.module,
@@ -44,7 +47,17 @@ def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
             arch=arguments.arch,
             sms=arguments.sms,
             sanitize=sanitizers,
+            started=sessions.append,
         )
+    except SystemExit as stopped:
+        reports = [report for session in sessions for report in session.reports]
+        if not reports:
+            raise
+        if arguments.module:
+            # pytest shows what a test logs only if it fails.
+            print(*reports, sep="\n", file=sys.stderr)
+        if isinstance(stopped.code, str):
+            print(stopped.code, file=sys.stderr)
     except Unsupported as error:
         print(f"tlmatrix: {error}{_call_site(error)}", file=sys.stderr)
         return ExitCode.FINDINGS
@@ -54,7 +67,7 @@ def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
         del shown.stack[:ours]
         print("".join(shown.format()), end="", file=sys.stderr)
         return ExitCode.FINDINGS
-    return ExitCode.FINDINGS if session.reports else ExitCode.OK
+    return ExitCode.FINDINGS if any(s.reports for s in sessions) else ExitCode.OK
 
 
 def _module_exists(name: str) -> bool:

@@ -31,6 +31,7 @@ from tlmatrix.interpreter.instruments.memory import MemorySanitizer
 from tlmatrix.interpreter.instruments.nonfinite import NonfiniteTracer
 from tlmatrix.interpreter.instruments.overflow import OverflowSanitizer
 from tlmatrix.interpreter.instruments.recording import RecordInstrument
+from tlmatrix.interpreter.instruments.repeats import RepeatSanitizer
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.interpreter.ir.rewrites import normalized, widened
@@ -220,12 +221,15 @@ def _instruments(
     coverage = CoverageInstrument(kernel) if options.covered else None
     watcher: MemorySanitizer | NonfiniteTracer | None = None
     arithmetic: OverflowSanitizer | None = None
+    repeated: RepeatSanitizer | None = None
     if options.traced:
         watcher = NonfiniteTracer()
     elif options.sanitizers is not None:
         watcher = MemorySanitizer(options.sanitizers, kernel)
         if "overflow" in options.sanitizers:
             arithmetic = OverflowSanitizer(watcher.sites)
+        if "lanes" in options.sanitizers:
+            repeated = RepeatSanitizer(kernel, watcher.sites)
 
     def finish(e: Emitter, program: Program) -> Program:
         if watcher is not None:
@@ -236,7 +240,8 @@ def _instruments(
             program = replace(program, counted=coverage.counted())
         return program
 
-    return [each for each in (coverage, watcher, arithmetic) if each is not None], finish
+    found = (coverage, watcher, arithmetic, repeated)
+    return [each for each in found if each is not None], finish
 
 
 def _recorded_flags() -> Any:

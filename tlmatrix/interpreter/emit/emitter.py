@@ -368,4 +368,8 @@ def write_statement(e: Emitter, node: Any) -> None:
     rule = e.rules.statements.get(type(node))
     if rule is None:
         raise e.refuse(f"the statement {getattr(node, 'op', type(node).__name__)}")
+    for instrument in e.instruments:
+        instrument.before_rule(e, node)
     rule(e, node)
+    for instrument in e.instruments:
+        instrument.after_rule(e, node)

@@ -56,6 +56,12 @@ class Instrument:
     def after_statement(self, e: Emitter, node: Any) -> None:
         """A statement was written."""
 
+    def before_rule(self, e: Emitter, node: Any) -> None:
+        """A statement is about to be written, where one role does what several do together."""
+
+    def after_rule(self, e: Emitter, node: Any) -> None:
+        """A statement was written, where one role does what several do together."""
+
     def before_loop(self, e: Emitter, node: Any, ranged: str) -> None:
         """A serial loop is about to start; `ranged` are the arguments of its range, if any."""
 

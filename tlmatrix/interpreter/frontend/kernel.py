@@ -24,6 +24,7 @@ from .alignment import (
 from .arguments import Arguments
 from .descriptors import may_be_described
 from .environment import environment, without_modes
+from .lowered_code import LoweredCode
 from .sanitized import run_sanitized
 from .session import current
 from .signature import Signature
@@ -192,6 +193,12 @@ class InterpretedKernel:
         if not suspect:
             return []
         return misaligned(self._requirements, parameters, values, symbols)
+
+    @cached_property
+    def lowered_code(self) -> LoweredCode:
+        """What TileLang lowers the kernel to; takes seconds."""
+        with without_modes():
+            return LoweredCode(self.prim_func, self._arch or _DEFAULT_ARCH, self._configs)
 
     # -- calls
 

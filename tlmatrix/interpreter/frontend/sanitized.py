@@ -58,7 +58,11 @@ def run_sanitized(
         for p, v in zip(program.parameters, values, strict=True)
         if isinstance(v, torch.Tensor)
     }
-    monitor = Monitor(program, session, tensors, outputs)
+
+    def unguarded(data: str, line: int) -> bool:
+        return kernel.lowered_code.is_unguarded(data, line)
+
+    monitor = Monitor(program, session, tensors, outputs, unguarded)
     usage = monitor.usage
     written = {n for n, u in usage.items() if u & {"write", "atomic"} and n in tensors}
     # A kernel that waits cannot run again: what it waited for has gone on.

@@ -32,6 +32,7 @@ def run_program(
     arch: str = "sm_90a",
     sms: int = 8,
     lower: bool = False,
+    started: Callable[[Session], None] = lambda _session: None,
     **options: Any,
 ) -> Session:
     """Run a script or a module as `python PROGRAM ARGUMENTS` would, with the CPU for its GPU.
@@ -48,6 +49,8 @@ def run_program(
         sms: the number of multiprocessors of the device.
         lower: whether TileLang lowers every kernel as well, for the errors that its compiler
             raises.
+        started: called with the session before the program runs: a program that ends by
+            `SystemExit` returns none.
         options: more of `interpret`.
 
     Returns:
@@ -56,6 +59,7 @@ def run_program(
     folder = Path.cwd() if module else Path(program).resolve().parent
     with ExitStack() as stack:
         session = stack.enter_context(interpret(arch=arch, **options))
+        started(session)
         stack.enter_context(stand_in(arch=arch, sms=sms))
         stack.enter_context(_lowering(arch, every=lower))
         stack.enter_context(_as_main(str(program), folder, arguments))

@@ -20,6 +20,7 @@ __all__ = [
     "elect",
     "match_lanes",
     "over_threads",
+    "several_warps",
     "shuffle",
     "thread_steps",
     "uniform",
@@ -107,6 +108,12 @@ def _warps(value: Any, mask: Any, threads: int, blank: Any) -> Any:
 
 def _spread(per_warp: Any, threads: int) -> Any:
     return np.repeat(per_warp, _WARP)[:threads]
+
+
+def several_warps(mask: Any) -> bool:
+    """Whether threads of more than one warp are active."""
+    active = np.flatnonzero(mask)
+    return bool(active.size) and int(active[0]) // _WARP != int(active[-1]) // _WARP
 
 
 def vote(kind: str, predicate: Any, mask: Any, threads: int, whole: bool) -> Any:

@@ -17,10 +17,11 @@ from .mathematics import wrap
 from .order import BlockOrder, Running
 from .packed import Packed
 from .parameters import aliases_of, blank_elements, boundaries_of, merged_usage
+from .repeats import Repeats
 from .shadows import LocalShadow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import torch
 
@@ -56,6 +57,7 @@ class Monitor:
         checks: Checks,
         tensors: Mapping[str, torch.Tensor],
         outputs: frozenset[str],
+        confirmed: Callable[[str, int], bool],
     ) -> None:
         assert program.watch is not None
         self._sites = program.watch.sites
@@ -84,6 +86,8 @@ class Monitor:
         self.outside, self.lanes_outside, self.one = bounds.block, bounds.lanes, bounds.one
         self.lanes_twice, self.axes_twice = collisions.lanes, collisions.axes
         self.threads_twice, self.lanes_added = collisions.threads, collisions.added
+        repeats = Repeats(self.findings, confirmed)
+        self.repeat, self.repeated = repeats.again, repeats.ended
 
     # -- shadows
 

@@ -36,7 +36,7 @@ class Threads(ThreadAxis):
     """The roles of a block, and the role that is being emitted.
 
     Attributes:
-        group: the roles that execute the statement at hand.
+        group: the roles that execute the statement at hand; `doing` those of which one does it.
         tail: shared memory accessed before the first and after the last barrier of a sequence.
         case_groups: branches of the condition at hand, and the roles that take them.
         jumps: the loops that threads leave one by one.
@@ -50,6 +50,7 @@ class Threads(ThreadAxis):
         super().__init__()
         self.asynchronous = asynchronous
         self.group: tuple[int, ...] = ()
+        self.doing: tuple[int, ...] = ()
         self.tail = (SharedAccesses(), SharedAccesses())
         self.case_groups: list[tuple[ir.Stmt, tuple[int, ...]]] = []
         self.arrivals: dict[str, list[tuple[int, str]]] = {}
@@ -299,6 +300,7 @@ class Threads(ThreadAxis):
     def _statement(self, e: Emitter, node: Any, write: Callable[[Emitter, Any], None]) -> None:
         if self.races and node in self._fenced:
             e.w.line("me.fence()")
+        self.doing = self.group
         if len(self.group) < 2 or not self._is_joint(node):
             if self.jumps is not None and self.jumps.is_body(node):
                 self.jumps.emit_body(e, node, write)

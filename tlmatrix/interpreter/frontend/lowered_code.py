@@ -1,0 +1,75 @@
+"""What TileLang's lowered code does with statements that are not in a `T.Parallel`.
+
+Some of them it gives to one thread, and between some it puts barriers: only its passes know.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tlmatrix.interpreter.analysis.repeats import unguarded
+from tlmatrix.interpreter.analysis.threads import ThreadIndex
+from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.read import read_all, saved
+from tlmatrix.interpreter.ir.walk import walk
+
+from .descriptors import lowered
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_AXES = {"threadIdx.x": 0, "threadIdx.y": 1, "threadIdx.z": 2}
+_NAMES = {"tx": 0, "ty": 1, "tz": 2}
+"""Of the variables that TileLang makes for the thread index."""
+_WARP = 32
+
+
+class LoweredCode:
+    """The functions of a lowered kernel; none of one that TileLang cannot lower."""
+
+    def __init__(self, func: Any, arch: str, configs: Mapping[str, Any]) -> None:
+        code = lowered(func, arch, configs)
+        functions = code.device.functions.values() if code is not None else ()
+        self._kernels = [read_all(saved(function)) for function in functions]
+
+    def is_unguarded(self, data: str, line: int) -> bool:
+        """Whether several warps store to memory, by its name, at a line of the user's source.
+
+        That is after a read of it, and with no barrier since.
+        """
+        return any(unguarded(kernel, data, line, _Guards(kernel).warps) for kernel in self._kernels)
+
+
+class _Guards:
+    """Conditions on the thread index in a lowered kernel."""
+
+    def __init__(self, kernel: ir.Kernel) -> None:
+        extents = [1, 1, 1]
+        for node in walk(kernel.body):
+            if isinstance(node, ir.AttrStmt) and node.node in _AXES:
+                extents[_AXES[node.node]] = int(node.value.value)
+        self._index = ThreadIndex((extents[0], extents[1], extents[2]))
+        for node in walk(kernel.body):
+            if isinstance(node, ir.Var) and node.name in _NAMES:
+                number = ir.IntImm("int32", _NAMES[node.name])
+                call = ir.Call("int32", "tl.launch_thread_idx", (number,), {})
+                self._index.define(node, call)
+
+    def warps(self, condition: Any) -> int | None:
+        """In how many warps a condition holds for a thread; None if that is not known."""
+        holds = np.ones(self._index.count, bool)
+        for part in _conjuncts(condition):
+            if self._index.mentions(part):
+                values = self._index.evaluate(part, 0, self._index.count)
+                if values is None:
+                    return None
+                holds &= values != 0
+        return len(np.unique(np.flatnonzero(holds) // _WARP))
+
+
+def _conjuncts(condition: Any) -> list[Any]:
+    if isinstance(condition, ir.And):
+        return [*_conjuncts(condition.a), *_conjuncts(condition.b)]
+    return [condition]
