@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tlmatrix.cache_files import prepare_caches
 from tlmatrix.commands.arguments import command_line
 from tlmatrix.commands.screen import print_wrapped
 from tlmatrix.config import ConfigError, load_config
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
     Command = Callable[[argparse.Namespace, Config], ExitCode]
 
+_USING_CACHES = frozenset(
+    {"bench", "cache", "exec", "explain", "fuzz", "listing", "new", "replay", "repro", "run"}
+)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code (`tlmatrix.exit_codes.ExitCode`)."""
@@ -33,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if idle := idle_rank():
         print_wrapped(f"tlmatrix: {idle}", sys.stderr)
         return ExitCode.OK
+    if arguments.command.partition(":")[0] in _USING_CACHES and (note := prepare_caches()):
+        print_wrapped(f"tlmatrix: {note}", sys.stderr)
     if arguments.command == "run:run" and _has_workers(arguments):
         from tlmatrix.plugin.forked_workers import start_server
 

@@ -156,6 +156,9 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
         from tlmatrix.plugin.forked_workers import only_specs, start_server
 
         if not option.collectonly and only_specs(config.args):
+            from tlmatrix.cache_files import prepare_caches
+
+            prepare_caches()  # for the imports of the server
             start_server()
     return (yield)
 

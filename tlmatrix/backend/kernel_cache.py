@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from tlmatrix.backend.ahead.tickets import Tickets
-from tlmatrix.cache_files import cache_folder
+from tlmatrix.cache_files import cache_folder, make_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -120,7 +120,7 @@ def _lock(key: str) -> IO[str] | None:
     """Lock a key against other processes; None if the folder is not writable."""
     path = _lock_path(key)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         file = path.open("w")
     except OSError:
         return None
@@ -143,7 +143,7 @@ def record_compilation(name: str, key: str, seconds: float) -> None:
     _event(fact)
     path = cache_folder() / "kernel_times.jsonl"
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         if path.is_file() and path.stat().st_size > _MOST_TIMES:
             lines = path.read_bytes().splitlines(keepends=True)
             path.write_bytes(b"".join(lines[len(lines) // 2 :]))
@@ -157,7 +157,7 @@ def _event(fact: Mapping[str, Any]) -> None:
 
 def _append(path: Path, fact: Mapping[str, Any]) -> None:
     with suppress(OSError):
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(file, (json.dumps(fact) + "\n").encode())
         finally:

@@ -6,15 +6,15 @@ import os
 import re
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tlmatrix.cache_files import cache_folder
+from tlmatrix.cache_files import cache_folder, tilelang_folder
 from tlmatrix.exit_codes import ExitCode, UsageError
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from tlmatrix.config import Config
 
@@ -96,7 +96,7 @@ def _folders(environment: Mapping[str, str] = os.environ) -> dict[str, Path]:
         "interpreted programs": own / "programs",
         "assembled kernels": own / "assembly",
     }
-    tilelang = Path(environment.get("TILELANG_CACHE_DIR") or "~/.tilelang/cache").expanduser()
+    tilelang = tilelang_folder(environment)
     for path in sorted((*tilelang.glob("*/*/kernels"), *tilelang.glob("*/cuda-binaries"))):
         parts = path.relative_to(tilelang).parts
         found[f"TileLang {parts[0]} {parts[-1]}"] = path

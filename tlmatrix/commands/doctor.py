@@ -156,26 +156,24 @@ def _toolkit() -> Iterator[Line]:
 
 
 def _machine(config: Config) -> Iterator[Line]:
-    from tlmatrix.cache_files import cache_folder
+    from tlmatrix.cache_files import configured_folder, tilelang_folder
 
     cores = len(os.sched_getaffinity(0))
     yield Line("ok", "cores", f"{cores}; `-n auto` starts up to {cores} workers")
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     yield Line("ok", "memory", f"{pages / 2**30:.0f} GiB")
-    caches = [("cache", cache_folder())]
-    home = os.environ.get("TILELANG_CACHE_DIR")
-    caches.append(("TileLang cache", Path(home) if home else Path("~/.tilelang").expanduser()))
-    caches.append(("results", config.root / config.results))
-    for name, folder in caches:
-        yield _folder(name, folder)
+    yield _folder("cache", configured_folder(), "TLMATRIX_CACHE")
+    yield _folder("TileLang cache", tilelang_folder(), "TILELANG_CACHE_DIR")
+    yield _folder("results", config.root / config.results, "results in [tool.tlmatrix]")
 
 
-def _folder(name: str, folder: Path) -> Line:
-    parent = next(each for each in (folder, *folder.parents) if each.exists())
-    if not os.access(parent, os.W_OK):
-        remedy = f"make {parent} writable" + (", or set TLMATRIX_CACHE" if name == "cache" else "")
-        return Line("!!", name, f"{folder}: cannot be written", remedy)
-    free = shutil.disk_usage(parent).free
+def _folder(name: str, folder: Path, setting: str) -> Line:
+    from tlmatrix.cache_files import folder_problem
+
+    if problem := folder_problem(folder, private=name == "cache"):
+        remedy = f"make it a folder that only you can write, or set {setting}"
+        return Line("!!", name, f"{folder}: {problem}", remedy)
+    free = shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
     used = sum(path.stat().st_size for path in _files(folder))
     text = f"{folder}, {used / 2**20:.0f} MiB, {free / 2**30:.0f} GiB free"
     if free < _LEAST_DISK:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
-import tempfile
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tlmatrix.cache_files import temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @contextmanager
@@ -28,10 +29,7 @@ def file_lock(path: Path) -> Iterator[None]:
 @contextmanager
 def machine_slot(name: str, slots: int) -> Iterator[None]:
     """Hold one of `slots` slots that this user's processes on the machine share; wait for one."""
-    paths = [
-        Path(tempfile.gettempdir()) / f"tlmatrix-{name}-{os.getuid()}-{slot}.lock"
-        for slot in range(slots)
-    ]
+    paths = [temporary_folder() / f"{name}-{slot}.lock" for slot in range(slots)]
     for path in paths:
         file = path.open("w", encoding="utf-8")
         try:

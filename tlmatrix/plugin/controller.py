@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 
+from tlmatrix.cache_files import cache_notes
 from tlmatrix.plugin.crashes import lost_case, unjudged_case
 from tlmatrix.plugin.ctrl_c import CtrlC
 from tlmatrix.results_file import shown_path
@@ -174,6 +175,8 @@ class Controller:
             terminalreporter.write_line(f"tlmatrix: {words}", red=True)
         else:
             terminalreporter.write_line(f"tlmatrix: results in {state.shown_results}")
+        for note in cache_notes():
+            terminalreporter.write_line(f"tlmatrix: {note}")
         if state.missing > 0 and not state.interrupted:
             words = f"{state.missing} of {state.planned} planned cases did not run"
             terminalreporter.write_line(f"tlmatrix: {words}", yellow=True)

@@ -46,7 +46,10 @@ def only_specs(arguments: Iterable[str]) -> bool:
 
 
 def start_server() -> None:
-    """Start the server of this process, which imports in the background; only on Linux."""
+    """Start the server of this process, which imports in the background; only on Linux.
+
+    Without it (its socket's path is too long below a long `$TMPDIR`) execnet starts workers.
+    """
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return
     from multiprocessing import forkserver
@@ -55,7 +58,8 @@ def start_server() -> None:
     # Ctrl-C reaches all processes of a terminal; the controller ends its workers, they the server.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        forkserver.ensure_running()
+        with suppress(OSError):
+            forkserver.ensure_running()
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tlmatrix.cache_files import prepare_caches
 from tlmatrix.parents import end_with
 from tlmatrix.plugin.ctrl_c import CtrlC
 from tlmatrix.plugin.groups_file import GroupsFile, ShardPlan
@@ -215,7 +216,8 @@ class State:
         return [((folder / path).resolve(), name) for path, _, name in split]
 
     def prepare_process(self) -> None:
-        """Limit numerical libraries to one thread in a worker, before PyTorch is imported."""
+        """Before PyTorch and TileLang are imported: caches, and one thread for a worker."""
+        prepare_caches()
         if self.is_worker and "torch" not in sys.modules and "numpy" not in sys.modules:
             for name in _THREADS:
                 os.environ.setdefault(name, "1")
@@ -363,6 +365,7 @@ class State:
         """
         if self.running or not (cases or self.shard_plan.name):
             return
+        prepare_caches()
         self._require_backend()
         _ = self.compute_sanitizer
         self._keep()

@@ -119,7 +119,7 @@ class CaseResult:
             case.id,
             status,
             key=case.key,
-            values=case.values,
+            values=dict(case.values),  # results are sent to other processes
             origin=case.origin,
             **facts,
         )

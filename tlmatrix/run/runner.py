@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from tlmatrix.backend import backend_named
+from tlmatrix.cache_files import prepare_caches
 from tlmatrix.interpreter.recorder import Recorder
 from tlmatrix.run.compilation import compile_case
 from tlmatrix.run.coverage import counted
@@ -100,6 +102,8 @@ class Runner:
             BackendUnavailableError: the backend cannot run here.
             ValueError: there is no such backend.
         """
+        if note := prepare_caches():
+            logging.getLogger(__name__).warning(note)
         if isinstance(backend, str):
             self.backend = backend_named(backend, architectures)
             self.requested = requested or backend

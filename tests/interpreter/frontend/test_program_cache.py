@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import tilelang
@@ -139,9 +140,11 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, monkeypatch, gene
     monkeypatch.delenv("TLMATRIX_PROGRAMS", raising=False)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TLMATRIX_CACHE", str(tmp_path / "file" / "below"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run()
     run()
-    assert len(generated) == 2
+    assert len(generated) == 1
+    assert len(list(tmp_path.glob("tlmatrix-*/programs/*"))) == 1
 
 
 def test_the_cache_can_be_turned_off(folder, generated, monkeypatch):

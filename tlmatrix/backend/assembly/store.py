@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.backend.ahead.tickets import Tickets
 from tlmatrix.backend.assembly.compiled import CompiledKernel
-from tlmatrix.cache_files import cache_folder, write_file
+from tlmatrix.cache_files import cache_folder, make_private, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,7 +64,7 @@ def _exclusive(path: Path) -> Iterator[None]:
     """Lock a cache entry against other processes; no lock if the folder is not writable."""
     lock = path.with_suffix(".lock")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         file = lock.open("w")
     except OSError:
         yield

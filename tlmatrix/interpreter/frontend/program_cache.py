@@ -3,7 +3,8 @@
 That is its generated programs, and what its lowered code needs of arguments. A file's name is a
 hash of everything its content depends on: the kernel's IR, the options, the sources of the
 interpreter, and the versions of Python and of the libraries. Damaged files are made and written
-again; a cache that cannot be read or written is no error. A folder that grows too large loses the
+again; a cache that cannot be read or written is no error. Files that another user could have
+written are not read, because programs are code. A folder that grows too large loses the
 files that were used longest ago.
 """
 
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 
 from tlmatrix import dtypes, interpreter
-from tlmatrix.cache_files import cache_folder, write_file
+from tlmatrix.cache_files import cache_folder, read_private, write_file
 from tlmatrix.interpreter.sync.externs import modelled
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class ProgramCache:
         """The object of a key; None if there is none of this kind, or its file is damaged."""
         path = self._folder / key
         try:
-            found = pickle.loads(zlib.decompress(path.read_bytes()))  # noqa: S301 - our own file
+            found = pickle.loads(zlib.decompress(read_private(path)))  # noqa: S301 - our own file
         except Exception:  # noqa: BLE001 - anything can come of a damaged file
             return None
         if not isinstance(found, kind):
