@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
+_NOTE = 60
+"""The most characters of the note in place of what is left out of a text."""
+
 
 def guess(word: object, known: Iterable[str]) -> str | None:
     """The known name most similar to `word`; None if none is similar."""
@@ -44,6 +47,23 @@ def printable(text: str) -> str:
     if _UNPRINTABLE.search(text) is None:
         return text
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def bounded(text: str, most: int) -> str:
+    """A printable text of about `most` characters: of a longer one, the head and the tail.
+
+    Between them is the number of bytes that are left out.
+    """
+    text = printable(_without_middle(text, most))
+    return _without_middle(text, most)
+
+
+def _without_middle(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    kept = (most - _NOTE) // 2
+    missing = len(text[kept : len(text) - kept].encode(errors="replace"))
+    return f"{text[:kept]} [... {missing:,} bytes left out ...] {text[len(text) - kept :]}"
 
 
 def shortened(text: str, length: int) -> str:

@@ -54,7 +54,9 @@ def _check_raised(results: dict[str, CaseResult]) -> None:
         assert result.findings[0].title.startswith(title), how
     whole = results["long"].findings[0].message
     assert whole is not None
-    assert len(whole) > 3_000_000
+    assert len(whole) <= 64_000
+    assert whole.startswith("xxxx")
+    assert re.search(r"x \[\.\.\. 2,93\d,\d+ bytes left out \.\.\.\] x", whole)
     assert whole.endswith("the end")
 
 
@@ -71,6 +73,7 @@ def test_what_an_entry_raises_is_a_finding_of_its_case(project: Project, command
         assert "16 failed, 2 passed" in outcome.out
     assert outcome.code == ExitCode.FINDINGS, outcome.out[-2000:]
     assert len(outcome.out) < 60_000
+    assert file.stat().st_size < 400_000  # the entry raises texts of 3 MB
     _check_raised(_results(file))
 
 

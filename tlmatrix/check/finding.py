@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from tlmatrix.words import printable
+from tlmatrix.words import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,6 +18,19 @@ NOT_RUN = "not run: "
 
 MASKED = "found in a second pass, with the findings above masked"
 """Ends the detail of a finding of the second pass."""
+
+_LINE, _TEXT = 4_000, 64_000
+_MOST = {
+    "title": _LINE,
+    "hint": _LINE,
+    "pattern": _LINE,
+    "where": _LINE,
+    "call": _LINE,
+    "against": _LINE,
+    "detail": _TEXT,
+    "message": _TEXT,
+}
+"""The most characters of each text."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,8 @@ class Finding:
         compared: the tensors that were compared, if `judge` keeps them; never in records.
 
     Control characters and lone surrogates in texts are escaped, so that each text can be printed
-    and sent to other processes.
+    and sent to other processes. Long texts, which come from the code under test, lose their middle:
+    beyond 64,000 characters of `detail` and `message`, and 4,000 of others.
     """
 
     check: str
@@ -74,10 +88,10 @@ class Finding:
     compared: Compared | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("title", "hint", "detail", "message", "pattern"):
+        for name, most in _MOST.items():
             text = getattr(self, name)
-            if text and (escaped := printable(text)) is not text:
-                object.__setattr__(self, name, escaped)
+            if text and (kept := bounded(text, most)) is not text:
+                object.__setattr__(self, name, kept)
 
     @property
     def cause(self) -> tuple[str, str | None, str | None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.check.finding import Finding
 from tlmatrix.spec.values import canonical
-from tlmatrix.words import printable
+from tlmatrix.words import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,6 +56,10 @@ class SkipReason(StrEnum):
     """pytest skipped the case, because of a marker, a fixture or a plugin."""
     DEVICE = "device"
     """An earlier case of the process left the GPU unusable."""
+
+
+_MOST_MESSAGE = 4_000
+"""The most characters of a message, which is a line."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ class CaseResult:
     distribution: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "message", printable(self.message))
+        object.__setattr__(self, "message", bounded(self.message, _MOST_MESSAGE))
 
     @classmethod
     def of(cls, case: Case, path: str, status: Status, **facts: Any) -> CaseResult:  # noqa: ANN401 - fields
