@@ -637,6 +637,46 @@ def test_exception_in_a_repeated_call_is_one_finding():
     assert finding.detail == "must not remember"
 
 
+def test_checks_that_end_with_one_exception_are_one_finding():
+    calls = []
+
+    def kernel(inside):
+        calls.append(inside)
+        if len(calls) > 1:
+            raise ValueError(f"call {len(calls)} is one too many")
+        return flash(inside)
+
+    problem, other = attention(), attention(seed=1)
+    finding = only(run(called_again(problem, other), kernel, "determinism", "repeat"))
+    assert finding.check == "determinism"
+    assert finding.title.endswith("raised ValueError: call 2 is one too many")
+    assert finding.detail == "repeat ends in the same way"
+
+
+def test_a_report_of_a_later_run_is_the_finding_of_the_first_one():
+    from tlmatrix.interpreter.errors import RaceError
+    from tlmatrix.interpreter.reports import Party, Report
+
+    before = Party((0,), "k.py", 12, "read", "threads 0..127")
+    report = Report("races", "main", "k.py", 14, "c", (0,), (0,), "a race", before, hint="wait")
+    calls = []
+
+    def kernel(inside):
+        calls.append(inside)
+        if len(calls) > 1:
+            error = RaceError("race on c: a race")
+            error.reports = (report,)
+            raise error
+        return flash(inside)
+
+    problem, other = attention(), attention(seed=1)
+    finding = only(run(called_again(problem, other), kernel, "determinism", "repeat"))
+    assert finding.title == "call 2 of the same problem: races: a race"
+    assert (finding.source, finding.hint) == ("k.py:14", "wait")
+    assert finding.against == "a read by threads 0..127, block (0,) at k.py:12"
+    assert finding.detail == "repeat ends in the same way"
+
+
 def whole_and_halves(right):
     problem = attention((17, 40))
     first = attention((17,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ from tlmatrix.check.patterns import recognise
 from tlmatrix.check.pictures import pictures
 from tlmatrix.check.poison import poison_mask
 from tlmatrix.problem.model import Dim
+from tlmatrix.words import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -120,6 +122,35 @@ def merge_by_cause(findings: Iterable[Finding]) -> list[Finding]:
         else:
             groups.append([finding])
     return [worst_of(group, "same cause") for group in groups]
+
+
+def merge_raised(findings: Iterable[Finding]) -> list[Finding]:
+    """Merge findings of several runs that ended with the same report or exception.
+
+    The first one remains, and its detail lists the checks that the others are from.
+    """
+    kept: dict[tuple[str | None, ...], Finding] = {}
+    ended: dict[tuple[str | None, ...], list[str]] = {}
+    for number, finding in enumerate(findings):
+        key = _end_of_run(finding) or (str(number),)
+        if key in kept:
+            ended.setdefault(key, []).append(finding.check)
+        else:
+            kept[key] = finding
+    for key, checks in ended.items():
+        names = list(dict.fromkeys(checks))
+        note = f"{listed(names)} end{'s' if len(names) == 1 else ''} in the same way"
+        kept[key] = kept[key].with_notes(note)
+    return list(kept.values())
+
+
+def _end_of_run(finding: Finding) -> tuple[str | None, ...] | None:
+    """Equal for runs that end in the same way; None for a finding about results."""
+    if finding.source is not None:
+        return (finding.kernel, (finding.pattern or "").partition(" at ")[0])
+    if finding.pattern == "raised":
+        return (re.sub(r"\d+", "0", finding.title.partition("raised ")[2]),)
+    return None
 
 
 def _same_cause(one: Finding, other: Finding) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.check.bias import biases
 from tlmatrix.check.determinism import compare_runs
-from tlmatrix.check.diagnose import diagnose, merge_by_cause, worst_of
+from tlmatrix.check.diagnose import diagnose, merge_by_cause, merge_raised, worst_of
 from tlmatrix.check.finding import NOT_RUN, Finding
 from tlmatrix.check.numeric import Deviation, describe_mismatch, deviations
 from tlmatrix.check.poison import poison_mask
@@ -186,6 +186,7 @@ class _Pipeline:
         else:
             checks = frozenset(check for check in checks if is_selected(check, reruns))
             found += self._all(checks - redundant, usable, on_check)
+        found = merge_raised(found)
         known = {finding.pattern for finding in found}
         found += [finding for finding in self._races if finding.pattern not in known]
         if checks & redundant:
@@ -388,7 +389,12 @@ class _Pipeline:
         }
         if not with_nan or "poison" not in self._checks:
             return set()
-        again, _ = run_guarded(self._execute, self._problem, poison=False)
+        try:
+            again, _ = run_guarded(self._execute, self._problem, poison=False)
+        except BaseException as error:
+            if unwinds(error):
+                raise
+            return set()  # another run that does not end is no evidence
         return {
             name
             for name, got in with_nan.items()
@@ -451,7 +457,12 @@ class _Pipeline:
         found = compare_runs(first, again, bounds, exact=False)
         if not found:
             return []
-        equal = self._again(replace(self._problem, autograd=variant.baseline))
+        try:
+            equal = self._again(replace(self._problem, autograd=variant.baseline))
+        except BaseException as error:
+            if unwinds(error):
+                raise
+            return [raised("determinism", error, "an equal call ")]
         unstable = compare_runs(first, equal, bounds, exact=self._deterministic)
         calls = [replace(self._problem, autograd=variant)]
         return unstable or [

@@ -18,6 +18,7 @@ from tlmatrix.check.diagnose import diagnose
 from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.check.numeric import beyond_limits, describe_mismatch, deviations
 from tlmatrix.check.propagation import compare_reach
+from tlmatrix.check.sanitizers import finding_of
 from tlmatrix.check.tolerance import error_bound
 from tlmatrix.problem.lazy_mapping import LazyMapping
 from tlmatrix.problem.model import Dim, InapplicableError
@@ -187,6 +188,11 @@ def raised(check: str, error: BaseException, words: str = "") -> Finding:
         first = error.findings[0]
         title = f"{words.strip()}: {first.title}" if words else first.title
         return replace(first, check=check, title=title)
+    reports = getattr(getattr(error, "error", error), "reports", ())
+    if reports:
+        finding = finding_of(reports[0])
+        title = f"{words.strip(' :')}: {finding.title}" if words else finding.title
+        return replace(finding, check=check, title=title)
     title = f"{words}raised {type(error).__name__}: {error}"
     trace: str = getattr(error, "trace", "")
     return Finding(check, title, pattern="raised", detail=trace or None)

@@ -242,27 +242,30 @@ class SanitizerSession:
     def _finding(self, lines: list[list[Report]], results: Tensors) -> Finding:
         (lead, *same), *more = lines
         tensor, index = self._tensors.locate(lead, results)
-        title, *notes = lead.message.splitlines()
-        if lead.count > 1:
-            notes.append(f"and {lead.count - 1} more like it")
-        notes += [_summary(report, location=False) for report in same]
+        notes = [_summary(report, location=False) for report in same]
         notes += [f"also {_summary(each[0])}" for each in more[:_MAX_LINES]]
         if len(more) > _MAX_LINES:
             notes.append(f"and at {len(more) - _MAX_LINES} more lines")
-        source = _source(lead)
-        return Finding(
-            check=_CHECK,
-            title=f"{lead.sanitizer}: {title}",
-            tensor=tensor,
-            index=index,
-            pattern=f"{lead.sanitizer} at {source}",
-            hint=_hint(lead),
-            detail="\n".join(notes) or None,
-            source=source,
-            kernel=lead.kernel,
-            block=lead.block or None,
-            against=_other_access(lead),
-        )
+        return replace(finding_of(lead), tensor=tensor, index=index).with_notes(*notes)
+
+
+def finding_of(report: Report) -> Finding:
+    """The finding of one report."""
+    title, *notes = report.message.splitlines()
+    if report.count > 1:
+        notes.append(f"and {report.count - 1} more like it")
+    source = _source(report)
+    return Finding(
+        check=_CHECK,
+        title=f"{report.sanitizer}: {title}",
+        pattern=f"{report.sanitizer} at {source}",
+        hint=_hint(report),
+        detail="\n".join(notes) or None,
+        source=source,
+        kernel=report.kernel,
+        block=report.block or None,
+        against=_other_access(report),
+    )
 
 
 def _with_wrong_values(
@@ -288,6 +291,8 @@ def _not_finite(finding: Finding) -> bool:
 
 
 def _hint(report: Report) -> str | None:
+    if report.hint:
+        return report.hint
     if report.sanitizer == "sequences":
         if report.message.startswith("read"):
             return (
@@ -330,8 +335,5 @@ def _other_access(report: Report) -> str | None:
     other = report.other
     if other is None:
         return None
-    block = f" by block {other.block}" if other.block is not None else ""
-    if other.who:
-        block += f" of {other.who}" if block else f" by {other.who}"
     place = f" at {short_path(other.file)}:{other.line}" if other.file else ""
-    return f"a {other.action}{block}{place}"
+    return f"{other.access}{place}"

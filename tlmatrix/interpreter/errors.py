@@ -17,7 +17,13 @@ class Unsupported(NotImplementedError):  # noqa: N818  # reads as what it says: 
 
 
 class InterpreterError(RuntimeError):
-    """The kernel did something that has no defined result; names the access and its line."""
+    """The kernel did something that has no defined result; names the access and its line.
+
+    Attributes:
+        reports: the same as reports of sanitizers; empty for what no sanitizer reports.
+    """
+
+    reports: Sequence[Any] = ()
 
 
 class LaunchError(InterpreterError):
@@ -38,13 +44,7 @@ class SynchronizationError(InterpreterError):
 
 
 class DeadlockError(SynchronizationError):
-    """No agent can ever go on; says which agents wait, for what, and why it cannot come.
-
-    Attributes:
-        reports: the waits that caused it, as reports of sanitizers.
-    """
-
-    reports: Sequence[Any] = ()
+    """No agent can ever go on; says which agents wait, for what, and why it cannot come."""
 
 
 class RaceError(SynchronizationError):

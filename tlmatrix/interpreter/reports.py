@@ -73,7 +73,7 @@ class Party:
         file: the Python file of the access.
         line: its line.
         action: what it did: "read", "write", "atomic".
-        who: of simulated ranks who it was: "rank 1, stream 2".
+        who: what made the access, other than the block: "rank 1, stream 2", "threads 0..127".
     """
 
     block: tuple[int, ...] | None
@@ -83,9 +83,15 @@ class Party:
     who: str = ""
 
     def __str__(self) -> str:
-        block = f" by block {self.block}" if self.block is not None else ""
-        who = f" of {self.who}" if block and self.who else f" by {self.who}" if self.who else ""
-        return f"{self.action}{block}{who} at {self.file}:{self.line}"
+        return f"{self.access} at {self.file}:{self.line}"
+
+    @property
+    def access(self) -> str:
+        """The access without its line: `a read by threads 0..127, block (0,)`."""
+        action = "an atomic update" if self.action == "atomic" else f"a {self.action}"
+        block = f"block {self.block}" if self.block is not None else ""
+        by = ", ".join(filter(None, (self.who, block)))
+        return f"{action} by {by}" if by else action
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,7 @@ class Report:
         count: how many accesses of the launch had the same finding.
         tensor: what the caller passed for the buffer, or got for it; None for the kernel's own.
         rank: the simulated rank; None where there is but one.
+        hint: what to do about this report; empty if it is what its sanitizer says of all reports.
     """
 
     sanitizer: str
@@ -119,16 +126,18 @@ class Report:
     count: int = 1
     tensor: torch.Tensor | None = field(default=None, compare=False, repr=False)
     rank: int | None = None
+    hint: str = ""
 
     def __str__(self) -> str:
         block = f", block {self.block}" if self.block is not None else ""
         block += f", on rank {self.rank}" if self.rank is not None else ""
         kernel = f", in kernel {self.kernel}" if self.kernel else ""
-        other = f"\n  against a {self.other}" if self.other is not None else ""
+        other = f"\n  against {self.other}" if self.other is not None else ""
         again = f"\n  and {self.count - 1} more like it" if self.count > 1 else ""
+        hint = f"\n  {self.hint}" if self.hint else ""
         return (
             f"{self.sanitizer}: {self.message}\n"
-            f"  at {self.file}:{self.line}{kernel}{block}{other}{again}"
+            f"  at {self.file}:{self.line}{kernel}{block}{other}{hint}{again}"
         )
 
 

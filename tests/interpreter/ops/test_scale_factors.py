@@ -206,8 +206,11 @@ def test_the_transpose_needs_a_fence_before_the_copy():
         arguments, _ = inputs(M, 128)
         with interpret(arch="sm_100a", sanitize=True) as session:
             product(128, fence=fence)(*arguments)
-        found = [str(report) for report in session.reports]
-        assert any("fence missing on sfa" in text for text in found) is not fence, found
+        found = [report for report in session.reports if report.buffer == "sfa"]
+        assert bool(found) is not fence
+        for report in found:
+            assert "with no T.fence_proxy_async() between them" in report.message
+            assert report.hint.startswith("T.fence_proxy_async() in threads 64..95")
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_a_race_is_reported_also_where_the_values_are_right():
         unordered()()
     text = str(caught.value)
     assert "race on s: threads 32..63 read s[0:32]" in text
-    assert "threads 0..31 write s[0:32]" in text
+    assert "nothing orders this after threads 0..31 write it" in text
 
 
 def test_a_race_is_a_report_of_the_sanitizer():
@@ -150,6 +150,11 @@ def test_a_race_is_a_report_of_the_sanitizer():
     assert (report.sanitizer, report.kernel, report.buffer) == ("races", "main", "s")
     assert report.file == report.other.file == __file__
     assert report.other.action == "write"
+    assert report.other.access == "a write by threads 0..31, block (0,)"
+    assert report.message == (
+        "threads 32..63 read s[0:32], and nothing orders this after threads 0..31 write it"
+    )
+    assert report.hint.startswith("threads 32..63 must wait for threads 0..31: T.mbarrier_arrive()")
     with interpret(sanitize="bounds") as run:
         unordered()()
     assert run.reports == []
@@ -277,7 +282,7 @@ def test_copies_that_threads_issue_complete_at_a_barrier(schedule):
     x = torch.randn(4, 128).half()
     with scheduled(schedule):
         assert torch.equal(copied_by_threads(True)(x), x)
-        with pytest.raises(RaceError, match=r"race on s:"):
+        with pytest.raises(RaceError, match=r"race on s: .*T\.(ptx_wait_group|mbarrier)"):
             copied_by_threads(False)(x)
 
 
@@ -329,5 +334,43 @@ def test_work_that_is_read_before_it_is_done_is_reported():
 
     a = torch.randn(32, 32).half()
     torch.testing.assert_close(product(True)(a), a.float() @ a.float(), rtol=1e-4, atol=1e-4)
-    with scheduled(), pytest.raises(RaceError, match=r"race on acc: threads 0\.\.127 read"):
+    with (
+        scheduled(),
+        pytest.raises(RaceError, match=r"race on acc: threads 0\.\.127 read .*T\.wait_wgmma\(0\)"),
+    ):
         product(False)(a)
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_store_that_may_still_read_names_its_wait(wait):
+    @tilelang.jit(out_idx=[-1])
+    def stored():
+        @T.prim_func
+        def main(Y: T.Tensor((2, 64, 32), "float16")):
+            with T.Kernel(1, threads=128):
+                s = T.alloc_shared((64, 32), "float16")
+                for k in T.serial(2):
+                    for i, j in T.Parallel(64, 32):
+                        s[i, j] = k
+                    T.fence_proxy_async()
+                    T.sync_threads()
+                    T.tma_copy(s, Y[k, :, :])
+                    if wait:
+                        T.tma_store_arrive()
+                        T.tma_store_wait()
+                if not wait:
+                    T.tma_store_arrive()
+                    T.tma_store_wait()
+
+        return main
+
+    with interpret(sanitize="races", on_report="keep") as run:
+        stored()()
+    assert bool(run.reports) is not wait
+    for report in run.reports:
+        assert report.message == (
+            "threads 0..127 write s[0:64, 0:32], and nothing orders this after the TMA store "
+            "issued by threads 0..127 reads it"
+        )
+        assert report.hint == "wait until the TMA store has read its source: T.tma_store_wait()"
+        assert report.other.who == "the TMA store issued by threads 0..127"

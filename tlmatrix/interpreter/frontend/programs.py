@@ -57,7 +57,9 @@ class LoadedProgram:
         place = location or written_at(prim_func) or "an unknown line"
         where = f"{place}, in kernel {program.name}"
         if isinstance(error, InterpreterError):
-            return type(error)(f"{error}\n  at {where}")
+            located = type(error)(f"{error}\n  at {where}")
+            located.reports = error.reports
+            return located
         if isinstance(error, Unsupported):
             return Unsupported(f"{error}\n  at {where}")
         if isinstance(error, AssertionError):

@@ -11,7 +11,7 @@ from tlmatrix.interpreter.errors import SynchronizationError
 from .agents import located
 from .barriers import Mbarrier, Mbarriers, Rendezvous, ThreadBarrier
 from .clusters import Cluster
-from .regions import History, RegionAccess, rendered_box
+from .regions import History, RegionAccess
 from .roles import Role
 
 if TYPE_CHECKING:
@@ -158,14 +158,4 @@ class Block:
         if found is None:
             return
         old, fence = found
-        name = self.launch.names.get(name, name)
-        at = rendered(located(self.launch, access.line))
-        before = rendered(located(self.launch, old.line))
-        region = f"{access} {name}[{rendered_box(access.box)}] at {at},\n"
-        if fence:
-            text = f"fence missing on {name}: {region}  after {old} it at {before}, with no "
-            text += f"T.fence_proxy_async() between them ({self.name})"
-        else:
-            text = f"race on {name}: {region}  and nothing orders it after {old} "
-            text += f"{name}[{rendered_box(old.box)}] at {before} ({self.name})"
-        self.launch.raced(self, name, access, old, text)
+        self.launch.raced(self, self.launch.names.get(name, name), access, old, fence)

@@ -25,6 +25,7 @@ from .agents import located
 from .barriers import Mbarrier, ThreadBarrier
 from .blocks import Block
 from .deadlocks import deadlock
+from .regions import rendered_box
 from .scheduler import InOrder, Policy, Prioritized, Scheduler, Uniform
 from .spinning import other_ranks_run
 
@@ -166,19 +167,46 @@ class Launch(Scheduler):
     # -- findings
 
     def raced(
-        self, block: Block, name: str, new: RegionAccess, old: RegionAccess, text: str
+        self,
+        block: Block,
+        name: str,
+        new: RegionAccess,
+        old: RegionAccess,
+        fence: bool,
     ) -> None:
         """Report a race: to the sanitizers in force, or as an error.
+
+        Args:
+            block: the block.
+            name: the user's name of the buffer.
+            new: the access that nothing orders after `old`.
+            old: an earlier access.
+            fence: whether only a fence between the proxies is missing.
 
         Raises:
             RaceError: where `scheduled` asked for errors.
         """
-        if not self._reported:
-            raise RaceError(text)
-        place = located(self, old.line)
-        party = Party(block.index, *place, "write" if old.write else "read")
+        place, before = located(self, new.line), located(self, old.line)
+        party = Party(block.index, *before, "write" if old.write else "read", old.what)
         index = tuple(low for low, _ in new.box)
-        self._add("races", block, name, new.line, text, index, party)
+        element = f"{name}[{rendered_box(new.box)}]"
+        same = "it" if old.box == new.box else f"{name}[{rendered_box(old.box)}]"
+        if fence:
+            text = f"{new} {element} after {old} {same}, with no T.fence_proxy_async() between them"
+            hint = f"T.fence_proxy_async() in {old.by}, before the barrier that orders the two"
+        else:
+            text = f"{new} {element}, and nothing orders this after {old} {same}"
+            hint = old.remedy(new)
+        report = Report(
+            "races", self.kernel, *place, name, index, block.index, text, party, hint=hint
+        )
+        if self._reported:
+            self.findings.add(report)
+            return
+        where = f"{rendered(place)} and {rendered(before)}, {block.name}"
+        error = RaceError(f"race on {name}: {text} ({where}); {hint}")
+        error.reports = (report,)
+        raise error
 
     def misused(self, block: Block, bar: Mbarrier, line: int, text: str) -> None:
         """Report a wrong use of a barrier to the sanitizers; the error follows."""
@@ -206,12 +234,9 @@ class Launch(Scheduler):
         line: int,
         text: str,
         index: tuple[int, ...] = (),
-        other: Party | None = None,
     ) -> None:
         place = located(self, line)
-        self.findings.add(
-            Report(sanitizer, self.kernel, *place, name, index, block.index, text, other)
-        )
+        self.findings.add(Report(sanitizer, self.kernel, *place, name, index, block.index, text))
 
     def _stuck(self, block: Block) -> DeadlockError:
         """The error for a deadlock, with reports for the sanitizers."""

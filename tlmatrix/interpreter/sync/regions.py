@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Box = tuple[tuple[int, int], ...]
+_MBARRIER = "T.mbarrier_wait_parity() of the mbarrier that it arrives at"
+_WAITS = {
+    "TMA store": "T.tma_store_wait()",
+    "cp.async": "T.ptx_wait_group(0)",
+    "wgmma": "T.wait_wgmma(0)",
+}
+"""The waits of the issuing threads for asynchronous work; other work arrives at an mbarrier."""
 _MANY = 1 << 20
 """Elements of a buffer above which its indices are sorted, rather than marked in an array."""
 
@@ -31,28 +38,51 @@ class RegionAccess:
         time: that agent's time; a clock that includes it is ordered after the access.
         write: whether it writes.
         line: the line of the generated source.
-        what: what made it, as text.
+        by: the role that made it or issued it, as text: "threads 0..127".
         box: per dimension the first element and the one past the last.
         cells: flat indices of the elements within the box, if it is not all of them.
         unfenced: whether it is a store to shared memory that the asynchronous proxy sees only
             after a fence.
         asynchronous: whether it goes through the asynchronous proxy.
+        kind: of asynchronous work what it is: "TMA store"; "" of the role's own accesses.
     """
 
     agent: int
     time: int
     write: bool
     line: int
-    what: str
+    by: str
     box: Box
     cells: Any = None
     unfenced: bool = False
     asynchronous: bool = False
+    kind: str = ""
+
+    @property
+    def what(self) -> str:
+        """What made it, as text."""
+        return f"the {self.kind} issued by {self.by}" if self.kind else self.by
 
     def __str__(self) -> str:
         verb = "write" if self.write else "read"
-        plural = self.what.startswith("threads")
-        return f"{self.what} {verb}" if plural else f"{self.what}, which {verb}s"
+        return f"{self.what} {verb}" if self.what.startswith("threads") else f"{self.what} {verb}s"
+
+    def remedy(self, later: RegionAccess) -> str:
+        """What orders a later access after this one."""
+        if not self.kind:
+            return (
+                f"{later.by} must wait for {self.by}: T.mbarrier_arrive() there and "
+                "T.mbarrier_wait_parity() here, or a barrier of both"
+            )
+        stored = self.kind == "TMA store" and self.write
+        wait = "T.tma_store_wait(0, read=False)" if stored else _WAITS.get(self.kind, _MBARRIER)
+        if wait is _MBARRIER:
+            return f"{later.by} must wait until the {self.kind} is complete: {wait}"
+        done = "has written" if stored else "has read its source" if not self.write else "is done"
+        text = f"wait until the {self.kind} {done}: {wait}"
+        if self.by != later.by:
+            text += f" in {self.by}, then a barrier that {later.by} wait for"
+        return text
 
 
 @dataclass(frozen=True)

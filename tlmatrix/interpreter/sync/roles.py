@@ -252,7 +252,9 @@ class Role(BlockAgent):
             for name, write, dims, shape in accesses:
                 who, when = (writer, written) if write else (agent, time)
                 region = region_of(dims, shape)
-                access = RegionAccess(who, when, write, line, what, *region, asynchronous=through)
+                access = RegionAccess(
+                    who, when, write, line, self.name, *region, asynchronous=through, kind=kind
+                )
                 block.add(name, shape, clock, access)
         clock[agent] = time
         read_clock = dict(clock)
@@ -378,15 +380,15 @@ class Role(BlockAgent):
 
     def frees(self, name: str, shape: tuple[int, ...]) -> None:
         """Record that a buffer of tensor memory is freed, as a write of the whole."""
-        what = f"the end of {self.name}, where tensor memory is freed"
-        self._add(name, shape, tuple((0, n, 1) for n in shape), what, write=True)
+        by = f"the release of tensor memory at the end of {self.name}"
+        self._add(name, shape, tuple((0, n, 1) for n in shape), by, write=True)
 
     def _add(
         self,
         name: str,
         shape: tuple[int, ...],
         dims: Any,
-        what: str,
+        by: str,
         *,
         write: bool,
         ordinary: bool = False,
@@ -396,7 +398,7 @@ class Role(BlockAgent):
         line = sys._getframe(2).f_lineno  # noqa: SLF001
         clock, agent = self.clock, self.agent
         region = region_of(dims, shape)
-        access = RegionAccess(agent, clock[agent], write, line, what, *region, unfenced=ordinary)
+        access = RegionAccess(agent, clock[agent], write, line, by, *region, unfenced=ordinary)
         self.block.add(name, shape, clock, access)
 
     def fence(self) -> None:
