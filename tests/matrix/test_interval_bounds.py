@@ -59,6 +59,9 @@ terms = st.recursive(
             lambda each: f"{each[0]}({each[1]}, {each[2]})"
         ),
         inner.map(lambda each: f"abs({each})"),
+        st.tuples(inner, st.sampled_from(["a < 2", "c is none", "e"]), inner).map(
+            lambda each: f"({each[0]} if {each[1]} else {each[2]})"
+        ),
     ),
     max_leaves=5,
 )
@@ -73,6 +76,7 @@ conditions = st.recursive(
             lambda each: f"({' '.join(each)})"
         ),
         inner.map(lambda each: f"not ({each})"),
+        st.tuples(inner, inner, inner).map(lambda each: f"({each[0]} if {each[1]} else {each[2]})"),
         st.tuples(inner, inner).map(" and ".join),
     ),
     max_leaves=4,

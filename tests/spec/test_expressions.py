@@ -62,6 +62,14 @@ NAMES = {
         ("[a, [b]]", [5, [0]]),
         ("not not w", False),
         ("  a\n+ 1", 6),
+        ("1 if a == 5 else 2", 1),
+        ("1 if w else 2 if b else 3", 3),
+        ("(1 if t else 2) + 1", 2),
+        ("1 if b else 2 + 1", 3),
+        ("a if w is none or 1 / b else 1 / b", 5),  # the other branch is not evaluated
+        ("w < 3 if w is not none else true", True),
+        ("[1 if t else 2, 3]", [1, 3]),
+        ("max(1 if t else 9, 2)", 2),
     ],
 )
 def test_expression_evaluates_as_in_python(text: str, value: object) -> None:
@@ -148,6 +156,8 @@ def expressions(*arithmetic: str) -> st.SearchStrategy[str]:
             made("({} in [{}, {}])", inner, inner, inner),
             made("({} is {})", inner, st.sampled_from(["None", "True", "False"])),
             made("max({}, {})", inner, inner),
+            made("({} if ({}) else {})", inner, inner, inner),
+            made("{} if ({}) else {}", inner, inner, inner),
         )
 
     return st.recursive(leaves, combined, max_leaves=8)
@@ -219,7 +229,12 @@ def test_any_text_parses_or_has_an_error_inside_it(text: str) -> None:
         ("exec('x')", 4, "only sum, min, max, abs, len, ceildiv, pages can be called"),
         ("__import__('os')", 10, "only sum, min, max, abs, len, ceildiv, pages can be called"),
         ("(a)(b)", 3, "only sum, min, max, abs, len, ceildiv, pages can be called"),
-        ("a if b else 1", 2, "'if' is not part of the expression language"),
+        ("a if b", 6, "'if' needs an 'else', but the expression ends"),
+        ("a if b or c)", 11, "'if' needs an 'else', but found ')'"),
+        ("a else b", 2, "'else' without an 'if' before it; write 'a if condition else b'"),
+        ("if a else b", 0, "expected a value, got 'if'"),
+        ("a if b else", 11, "expected a value, but the expression ends"),
+        ("a ? b", 2, "'?' is not part of the expression language; write 'a if condition else b'"),
         ("lambda: 1", 6, "':' is not part of the expression language"),
         ("[x for x in q]", 3, "'[' needs a ']', but found 'for'"),
         ("{1: 2}", 0, "'{' is not part of the expression language"),
@@ -273,6 +288,8 @@ def test_syntax_error_has_its_offset_and_reason(text: str, offset: int, reason: 
         ("len(3)", 0, "len(3) is not defined"),
         ("ceildiv(3, b)", 0, "ceildiv(3, 0) divides by zero"),
         ("max(w, 1)", 0, "max(none, 1) is not defined"),
+        ("1 if w else missing", 12, "unknown name 'missing'"),
+        ("3 if w < 3 else 4", 7, "cannot compare none < 3"),
         ("(-8) ** 0.5", 5, "-8 ** 0.5: a root of a negative number"),
         ("2.0 ** 9999", 4, "2.0 ** 9999: (34, 'Numerical result out of range')"),
     ],
@@ -301,6 +318,7 @@ def test_evaluation_error_has_its_offset_and_reason(text: str, offset: int, reas
         "[" * 1000,
         "a" * 5000,
         "a or " * 1000 + "a",
+        "a if a else " * 150 + "a",
     ],
 )
 def test_a_hostile_expression_fails_at_once(text: str) -> None:

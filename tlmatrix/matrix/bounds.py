@@ -177,6 +177,8 @@ class _Builder:
                     for op, pair in zip(ops, pairwise(operands), strict=True)
                 ]
                 return links[0] if len(links) == 1 else _chosen(either=False, nodes=links)
+            case ast.IfExp(test=test, body=body, orelse=other):
+                return _branched(*(self.node(each) for each in (test, body, other)))
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
                 items = [self.node(each) for each in elements]
                 return _applied("list", lambda *values: list(values), None, items)
@@ -355,17 +357,9 @@ def _chosen(either: bool, nodes: Sequence[_Node]) -> _Node:
             return left
         if not decides:
             return right
-        if right is None:
-            return None
-        if type(left) is list and type(right) is list:
-            found = [each for each in left if bool(each) is either] + right
-            return found if len(found) <= _FEW else None
-        ranges = _range_of(left), _range_of(right)
-        if ranges[0] is None or ranges[1] is None:
-            return None
-        return _Range(
-            min(ranges[0].low, ranges[1].low), max(ranges[0].high, ranges[1].high)
-        )  # fmt: skip
+        if type(left) is list:
+            left = [each for each in left if bool(each) is either]
+        return _union(left, right)
 
     def bounds(row: Sequence[int]) -> _Bounds:
         found = nodes[-1].bounds(row)
@@ -389,6 +383,24 @@ def _chosen(either: bool, nodes: Sequence[_Node]) -> _Node:
     return _Node(bounds, residual)
 
 
+def _branched(test: _Node, chosen: _Node, other: _Node) -> _Node:
+    """`chosen if test else other`."""
+
+    def bounds(row: Sequence[int]) -> _Bounds:
+        may_hold, may_fail = _truths(test.bounds(row))
+        if not may_fail:
+            return chosen.bounds(row)
+        return _union(chosen.bounds(row), other.bounds(row)) if may_hold else other.bounds(row)
+
+    def residual(row: Sequence[int]) -> _Residual:
+        key, value = test.residual(row)
+        if value is not _OPEN:
+            return (chosen if value else other).residual(row)
+        return ("if", key, chosen.residual(row)[0], other.residual(row)[0]), _OPEN
+
+    return _Node(bounds, residual)
+
+
 # Ranges --------------------------------------------------------------------------------------
 
 
@@ -400,6 +412,14 @@ def _truths(bounds: _Bounds) -> tuple[bool, bool]:
         zero = bounds.low == bounds.high == 0
         return not zero, bounds.low <= 0 <= bounds.high
     return any(bounds), not all(bounds)
+
+
+def _union(left: _Bounds, right: _Bounds) -> _Bounds:
+    """Bounds of a value that has either of two bounds."""
+    if type(left) is list and type(right) is list:
+        return left + right if len(left) + len(right) <= _FEW else None
+    a, b = _range_of(left), _range_of(right)
+    return None if a is None or b is None else _Range(min(a.low, b.low), max(a.high, b.high))
 
 
 def _range_of(bounds: _Bounds) -> _Range | None:

@@ -91,6 +91,11 @@ def first_false(parts: list[Evaluate]) -> Evaluate:
     return evaluate
 
 
+def conditional(condition: Evaluate, chosen: Evaluate, other: Evaluate) -> Evaluate:
+    """`chosen if condition else other`; evaluates one of the two."""
+    return lambda names: chosen(names) if condition(names) else other(names)
+
+
 def collected(parts: list[Evaluate]) -> Evaluate:
     """A list of several operands."""
     return lambda names: [part(names) for part in parts]

@@ -3,9 +3,9 @@
 Expressions cannot run code or hang: the language has its own parser and limits. It has names,
 numbers, quoted text, lists, `none`/`null`, `true`/`false` (and Python's spellings), comparison
 (chained as in Python, `in`, `not in`, and `is` against none, true and false), `and`/`or`/`not`,
-`+ - * / // % **`, one side of a packed axis (`seqlens.q`), and calls of `sum`, `min`, `max`, `abs`,
-`len`, `ceildiv` and `pages`. Values are Python's: `or` returns an operand, `/` is true division.
-Arithmetic takes numbers, and lists of numbers element by element.
+`a if condition else b`, `+ - * / // % **`, one side of a packed axis (`seqlens.q`), and calls of
+`sum`, `min`, `max`, `abs`, `len`, `ceildiv` and `pages`. Values are Python's: `or` returns an
+operand, `/` is true division. Arithmetic takes numbers, and lists of numbers element by element.
 
 Parsing (`grammar`) builds closures (`closures`), because a large matrix evaluates each constraint
 millions of times.

@@ -17,6 +17,7 @@ from tlmatrix.spec.expr.closures import (
     collected,
     compared,
     comparison,
+    conditional,
     constant,
     first_false,
     first_true,
@@ -100,7 +101,8 @@ class _Parser:
     def need(self, text: str, opened: Token) -> None:
         if self.take(text) is None:
             found = f"found {self.token.text!r}" if self.token.text else "the expression ends"
-            reason = f"{opened.text!r} needs a {text!r}, but {found}"
+            article = "an" if text == "else" else "a"
+            reason = f"{opened.text!r} needs {article} {text!r}, but {found}"
             raise self.error(reason)
 
     def error(self, reason: str, offset: int | None = None) -> ExpressionError:
@@ -124,7 +126,7 @@ class _Parser:
     def everything(self) -> _Part:
         if self.token.kind == "end":
             raise self.error("an empty expression")
-        part = self.disjunction()
+        part = self.conditional()
         if self.token.kind != "end":
             raise self.error(self.describe_stray())
         return part
@@ -140,15 +142,26 @@ class _Parser:
             return "indexing ('[...]') is not part of the expression language"
         if text == "(":
             return "only " + ", ".join(FUNCTIONS) + " can be called"
+        if text == "else":
+            return "'else' without an 'if' before it; write 'a if condition else b'"
         if text in FOREIGN_WORDS:
             return f"{text!r} is not part of the expression language"
         return f"an operator is missing before {text!r}"
 
-    def disjunction(self) -> _Part:
+    def conditional(self) -> _Part:
         self.deeper()
-        part = self.joined("or", self.conjunction, first_true)
+        part = self.disjunction()
+        if opened := self.take("if"):
+            condition = self.disjunction()
+            self.need("else", opened)
+            other = self.conditional()
+            evaluate = conditional(condition.evaluate, part.evaluate, other.evaluate)
+            part = self.part(evaluate, condition, part, other)
         self.level -= 1
         return part
+
+    def disjunction(self) -> _Part:
+        return self.joined("or", self.conjunction, first_true)
 
     def conjunction(self) -> _Part:
         return self.joined("and", self.negation, first_false)
@@ -309,7 +322,7 @@ class _Parser:
         """The items up to `closing`, and whether the last has a trailing comma."""
         found: list[_Part] = []
         while not self.take(closing):
-            found.append(self.disjunction())
+            found.append(self.conditional())
             if self.take(","):
                 if self.take(closing):
                     return found, True

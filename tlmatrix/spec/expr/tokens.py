@@ -39,10 +39,10 @@ WORDS: Mapping[str, Any] = {
     **{name: name for name in DTYPES},
 }
 """Constants by name: those of YAML, and dtype names, which are text."""
-OPERATOR_WORDS = frozenset({"and", "or", "not", "in", "is"})
+OPERATOR_WORDS = frozenset({"and", "or", "not", "in", "is", "if", "else"})
 """Operators that are words."""
 FOREIGN_WORDS = frozenset(
-    {"if", "else", "for", "lambda", "while", "await", "yield", "import", "def", "class", "return"}
+    {"for", "lambda", "while", "await", "yield", "import", "def", "class", "return"}
 )
 """Keywords of Python that are not in the language and cannot be names."""
 FOREIGN_SIGNS = {
@@ -51,7 +51,7 @@ FOREIGN_SIGNS = {
     "!": "write 'not'",
     "=": "write '==' to compare",
     "<>": "write '!='",
-    "?": "write 'and' and 'or'",
+    "?": "write 'a if condition else b'",
 }
 """Operators of other languages, with a hint."""
 _TOKEN = re.compile(
