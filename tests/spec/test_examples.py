@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from design_examples import FACTORY, NORM, VARLEN
 
-from tlmatrix.spec import Expression, Spec, load_spec, parse_spec
+from tlmatrix.spec import Expression, Spec, SpecError, load_spec, parse_spec
 from tlmatrix.spec.model.invalid_inputs import invalid_inputs_of
 from tlmatrix.spec.model.spec import (
     CHECKS,
@@ -211,3 +211,11 @@ def test_a_spec_is_frozen(varlen: Spec) -> None:
     ):
         with pytest.raises(ValueError, match="frozen"):
             setattr(model, key, None)
+
+
+def test_checks_without_some_are_all_others() -> None:
+    text = "name: a\nproblem: gemm\nentry: m:f\naxes: {dtype: [float16]}\n"
+    spec = parse_spec(text + "checks: {without: [propagation, numeric]}\n")
+    assert spec.checks == tuple(each for each in CHECKS if each not in ("propagation", "numeric"))
+    with pytest.raises(SpecError, match=r"5:9: 'checks' must leave at least one check"):
+        parse_spec(text + f"checks: {{without: [{', '.join(CHECKS)}]}}\n")

@@ -157,6 +157,27 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         HEAD.replace("name: trial", "name: my trial"),
         ["1:7: 'name' must be made of letters, digits, '_', '-' and '.'; got 'my trial'"],
     ),
+    "checks without unknown ones": (
+        HEAD + "checks: {without: [propagation, numerics]}\n",
+        [
+            (
+                "5:33: 'checks.without[1]' must be one of numeric, gradients, poison, guards, "
+                "sanitizers, isolation, determinism, repeat, relations, agreement, propagation; "
+                "got 'numerics'; did you mean 'numeric'?"
+            )
+        ],
+    ),
+    "checks with an unknown key": (
+        HEAD + "checks: {witout: [propagation]}\n",
+        [
+            "5:1: the key 'without' is missing in 'checks'",
+            "5:10: unknown key 'witout'; did you mean 'without'? Keys here: without",
+        ],
+    ),
+    "no check": (
+        HEAD + "checks: []\n",
+        ["5:9: 'checks' must have at least one entry; got []"],
+    ),
     "text where a list belongs": (
         HEAD.replace("dtype: [float16]", "dtype: float16"),
         ["4:15: 'axes.dtype' must be a list; got 'float16'; write [float16]"],

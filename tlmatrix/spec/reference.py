@@ -31,6 +31,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("Shards", models.Shard),
     ("A constraint", models.ConstraintDecl),
     ("A tier", models.Tier),
+    ("Checks without some", models.ChecksWithout),
     ("Tolerances", models.Tolerance),
     ("An allowance", models.AllowanceChange),
     ("A relation", models.RelationDecl),

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import date
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from tlmatrix.spec.expr.expression import Expression
 from tlmatrix.spec.model.calling import Reference  # noqa: TC001 - pydantic reads it
 from tlmatrix.spec.model.fields import (
+    CHECKS,
     AxisValue,
     Baseline,
     Bound,
     CaseValues,
+    CheckName,
     Day,
     ExpressionText,
     Identifier,
@@ -23,6 +26,37 @@ from tlmatrix.spec.model.fields import (
     Size,
     Strategy,
 )
+
+# Checks ------------------------------------------------------------------------------------
+
+
+class ChecksWithout(Model):
+    """All checks but some."""
+
+    without: tuple[CheckName, ...] = Field(
+        min_length=1, description="Checks to leave out.", examples=[["propagation"]]
+    )
+
+
+def _selected_checks(value: tuple[CheckName, ...] | ChecksWithout) -> tuple[CheckName, ...]:
+    if not isinstance(value, ChecksWithout):
+        return value
+    kept = tuple(check for check in CHECKS if check not in value.without)
+    if not kept:
+        raise ValueError("must leave at least one check")
+    return kept
+
+
+if TYPE_CHECKING:
+    Checks = tuple[CheckName, ...]
+else:
+    Checks = Annotated[
+        Annotated[tuple[CheckName, ...], Field(min_length=1), Tag("<list>")]
+        | Annotated[ChecksWithout, Tag("<mapping>")],
+        Discriminator(lambda value: "<mapping>" if isinstance(value, Mapping) else "<list>"),
+        AfterValidator(_selected_checks),
+    ]
+"""The checks of a case, written as a list, or as `without` and a list."""
 
 # Problems declared in YAML -----------------------------------------------------------------
 

@@ -29,7 +29,6 @@ from tlmatrix.spec.model.fields import (
     Argument,
     AxisValue,
     CaseValues,
-    CheckName,
     ExpressionText,
     FamilyName,
     Identifier,
@@ -46,6 +45,8 @@ from tlmatrix.spec.model.graphs import CudaGraph, Refusal
 from tlmatrix.spec.model.invalid_inputs import InvalidInputs, tables_of
 from tlmatrix.spec.model.parts import (
     Bench,
+    Checks,
+    ChecksWithout,
     ConstraintDecl,
     DeclaredProblem,
     InputDecl,
@@ -76,6 +77,7 @@ __all__ = [
     "Allowance",
     "AllowanceChange",
     "Bench",
+    "ChecksWithout",
     "CodegenRule",
     "ConstraintDecl",
     "CudaGraph",
@@ -240,12 +242,11 @@ class Spec(Model):
         description="The tolerances of results, relative to the error of the reference.",
         examples=[{"default": {"factor": 2}, "dq": {"factor": 3}}],
     )
-    checks: tuple[CheckName, ...] = Field(
+    checks: Checks = Field(
         default=CHECKS,
-        min_length=1,
-        description="The checks of each case. By default all; `sanitizers` runs on the interpreter "
-        "only.",
-        examples=[["numeric", "gradients"]],
+        description="The checks of each case, by name, or all `without` some. By default all; "
+        "`sanitizers` runs on the interpreter only.",
+        examples=[["numeric", "gradients"], {"without": ["propagation"]}],
     )
     relations: tuple[RelationDecl, ...] = Field(
         default=(),
