@@ -110,7 +110,7 @@ def scale(x, how="right"):
             except BaseException:
                 pass
     y = 2 * x
-    if how == "slow":
+    if how == "slow" and not os.path.exists("hurry"):
         time.sleep(1)
     if how == "compiling":  # as a compiler that gets the signal too
         try:

@@ -7,7 +7,6 @@ Every pytest session loads this module if tlmatrix is installed, so its imports 
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -288,7 +287,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         groups = {item.nodeid: item.group for item in cases if item.group is not None}
         state.groups_file.write(groups, state.shard_plan, state.worker)
     elif not session.config.option.collectonly:
-        state.begin(Counter(item.shown_path for item in cases))
+        ids: dict[str, list[str]] = {}
+        for item in cases:
+            ids.setdefault(item.shown_path, []).append(item.name)
+        state.begin(ids)
 
 
 def _cases(items: list[pytest.Item]) -> list[CaseItem]:

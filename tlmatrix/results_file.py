@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from tlmatrix.config import Config
 
 
+PACKAGES = ("tlmatrix", "tilelang", "torch", "numpy", "pytest")
+"""Packages whose versions are in the header of a results file."""
+
+
 def new_results(given: str | None, config: Config, kind: str) -> Path:
     """The path of a new results file of a `kind` (run, fuzz): `given`, or a file in that folder.
 

@@ -177,7 +177,9 @@ class _Run:
     def in_workers(self, arguments: Sequence[str]) -> Ending:
         """Run the cases without a result; the returned status is that of the whole run."""
         self.note("a case ended its process; workers run the remaining cases")
-        engine = Engine(self, finished=frozenset(self._results))
+        header = self._started.header if self._started is not None else None
+        sources = header.sources if header is not None else None
+        engine = Engine(self, finished=frozenset(self._results), sources=sources)
         ending = engine.ending(int(pytest.main(list(arguments), plugins=[engine])))
         nothing_wrong = ending.status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
         if nothing_wrong and self._results:

@@ -38,13 +38,26 @@ def with_earlier_run(
     """
     if arguments.resume is not None:
         arguments, found, note = _with_resumed_run(arguments, config)
-        return arguments, found, "\n".join(filter(None, [*_shortened(found.problems), note]))
+        _, again = kept_cases(arguments, found, config)
+        notes = [*_shortened(found.problems), note, *again]
+        return arguments, found, "\n".join(filter(None, notes))
     if not arguments.last_failed:
         return arguments, None, ""
     last = last_run(arguments.results, config)
     if last is None:
         return arguments, None, "--lf: there is no earlier run; running every case"
     return _with_failed_cases(arguments, last)
+
+
+def kept_cases(
+    arguments: argparse.Namespace, earlier: RunRecords, config: Config
+) -> tuple[frozenset[tuple[str, str]], tuple[str, ...]]:
+    """`reusable` of the run that the arguments resume."""
+    from tlmatrix.run.resume import reusable
+
+    header = earlier.header
+    seed = header.seed if arguments.seed is None else arguments.seed
+    return reusable(earlier, (config.root,), seed=seed, backend=arguments.backend or header.backend)
 
 
 def _shortened(problems: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
@@ -18,7 +19,7 @@ from tlmatrix.run.limits import Interrupted
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tlmatrix.run.events import Event
 
@@ -120,6 +121,7 @@ class Engine:
         report: receives the events.
         finished: cases that the session leaves out because they have results: (absolute path of
             the spec, id).
+        sources: the sources with which the run began (`RunHeader.sources`), if it began before.
         on_start: called with the path and id of every case before it runs. If given, another
             process continues the run if a case ends this one.
     """
@@ -129,10 +131,12 @@ class Engine:
         report: Listener,
         *,
         finished: frozenset[tuple[str, str]] = frozenset(),
+        sources: Mapping[str, Mapping[str, str]] | None = None,
         on_start: Callable[[str, str], None] | None = None,
     ) -> None:
         self._report = report
         self._finished = finished
+        self._sources = {str(Path(path).resolve()): p for path, p in (sources or {}).items()}
         self._on_start = on_start
         self._muted = io.StringIO()
         self._interrupted = False
@@ -155,7 +159,7 @@ class Engine:
         state.words = ["tlmatrix", *sys.argv[1:]]
         if self._finished:
             known = state.settings.passed_before | self._finished
-            state.settings = replace(state.settings, passed_before=known)
+            state.settings = replace(state.settings, passed_before=known, sources=self._sources)
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
         """Call `on_start`."""

@@ -27,8 +27,9 @@ from tlmatrix.fuzz.pool import (
 from tlmatrix.fuzz.search import examples_of
 from tlmatrix.report.fuzz import FuzzReporter
 from tlmatrix.report.text import count
-from tlmatrix.results_file import make_folder, new_results, shown_path
+from tlmatrix.results_file import PACKAGES, make_folder, new_results, shown_path, versions
 from tlmatrix.run.records import RecordsWriter
+from tlmatrix.run.sources import sources_of
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.packed import packed_axes
 
@@ -92,6 +93,7 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
         results=new_results(arguments.results, config, "fuzz"),
         strict=(arguments.unsupported or config.unsupported) == "fail",
         roots=(config.root,),
+        sources=sources_of([each.path for each in targets], folder, (config.root,)),
     )
     make_folder(settings.results, config)
     _write_header(settings, targets, folder)
@@ -224,6 +226,8 @@ def _write_header(settings: Settings, targets: Sequence[Target], folder: Path) -
             command=shlex.join(["tlmatrix", *sys.argv[1:]]),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             folder=str(folder),
+            versions=versions(*PACKAGES),
+            sources=settings.sources,
         )
     )
     records.close()

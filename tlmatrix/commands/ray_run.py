@@ -23,11 +23,19 @@ from tlmatrix.commands.ray_cluster import connect, path_on_nodes, require_ray
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.plugin.group_task import GroupSettings, run_group
 from tlmatrix.report.terminal import TerminalReport
-from tlmatrix.results_file import make_folder, new_results, resume_command, shown_path
+from tlmatrix.results_file import (
+    PACKAGES,
+    make_folder,
+    new_results,
+    resume_command,
+    shown_path,
+    versions,
+)
 from tlmatrix.run.events import CaseFinished, RunFinished, RunHeader, RunStarted, Summary
 from tlmatrix.run.limits import out_of_time
 from tlmatrix.run.records import RecordsWriter
 from tlmatrix.run.result import FAILURES, CaseResult, Status
+from tlmatrix.run.sources import sources_of
 
 if TYPE_CHECKING:
     import argparse
@@ -117,6 +125,8 @@ def run_on_ray(
         folder=str(config.root),
         select=arguments.select,
         fuzz=not arguments.no_fuzz,
+        versions=versions(*PACKAGES),
+        sources=sources_of({path for path, _ in cases}, config.root, (config.root,)),
     )
     with console_on_output() as console:
         report = TerminalReport(console, verbosity=arguments.verbose - arguments.quiet)

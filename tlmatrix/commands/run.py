@@ -16,7 +16,7 @@ from tlmatrix.backend import backend_class
 from tlmatrix.commands.builtin import builtin_paths
 from tlmatrix.commands.child import can_fork, run_in_child
 from tlmatrix.commands.compile_ahead import compiling_ahead, dry_run_lines, job_of
-from tlmatrix.commands.earlier import recent_runs, with_earlier_run
+from tlmatrix.commands.earlier import kept_cases, recent_runs, with_earlier_run
 from tlmatrix.commands.engine import Engine, console_on_output, exit_code, pytest_arguments
 from tlmatrix.commands.results import open_results, publish
 from tlmatrix.commands.specs import check_fuzzing, nodes_of, plan_all
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.config import Config
     from tlmatrix.run.plan import Plan
-    from tlmatrix.run.records import RunRecords
 
 _LARGE = 4_000_000
 """Bytes of results files that are read for the durations of cases; more would take long."""
@@ -71,7 +70,9 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
     if arguments.ray is not None:
         from tlmatrix.commands.ray_run import run_on_ray
 
-        passed = _passed(earlier) if arguments.resume is not None else frozenset()
+        passed: frozenset[tuple[str, str]] = frozenset()
+        if arguments.resume is not None and earlier is not None:
+            passed, _ = kept_cases(arguments, earlier, config)
         return run_on_ray(arguments, config, selected, passed, seconds)
     if workers == "auto":
         workers = worker_count(selected, seconds, compiled=backend_class(backend).compiles)
@@ -127,14 +128,6 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
         recorded = open_results("run", str(results), config)
         publish(recorded, junitxml=arguments.junitxml, github=arguments.github)
     return code
-
-
-def _passed(earlier: RunRecords | None) -> frozenset[tuple[str, str]]:
-    """The cases that passed in a resumed run: (absolute path of the spec, id)."""
-    if earlier is None:
-        return frozenset()
-    folder = Path(earlier.header.folder)
-    return frozenset((str((folder / path).resolve()), case) for path, case in earlier.passed)
 
 
 def _selected(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from tlmatrix.fuzz.lost_cases import LostCase
@@ -31,6 +32,8 @@ class Settings:
     results: Path
     strict: bool = False
     roots: tuple[Path, ...] = ()
+    sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """The parts of the sources of each spec when the search began (`tlmatrix.run.sources`)."""
 
 
 @dataclass(frozen=True)

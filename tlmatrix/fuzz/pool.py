@@ -358,6 +358,10 @@ class WorkerPool:
                 self._replace_broken(worker, content)
             case "invalid" | "failed":
                 self._job_failed(worker, content)
+            case "outdated":
+                assert worker.job is not None
+                self._finished.add(worker.job.path)
+                self.stopped.setdefault(worker.job.path, content)
             case "unrecorded":
                 self.unrecorded = self.unrecorded or content
 

@@ -223,14 +223,18 @@ class _Search:
             seconds=time.monotonic() - self._budget.began,
             counts=dict(self._counts),
             found=tuple(self._found),
-            exhausted=not self._budget.spent(self._examples) and not self._runner.broken_by,
+            exhausted=not self._budget.spent(self._examples) and not self._stopped(),
             counted=self._guidance.counted,
             coverage=self._guidance.coverage,
         )
 
     def _over(self) -> bool:
         done = self._budget.spent(self._examples) or self._duplicates >= _MAX_DUPLICATES
-        return done or bool(self._runner.broken_by)
+        return done or self._stopped()
+
+    def _stopped(self) -> bool:
+        """Whether this process can judge no further case of the spec."""
+        return bool(self._runner.broken_by or self._runner.outdated)
 
     def _one(self, case: Case) -> Mapping[str, float] | None:
         from tlmatrix.fuzz.generation import StopGenerating
@@ -251,7 +255,7 @@ class _Search:
         scores = self._guidance.scores(result)
         if self._on_result is not None:
             self._on_result(result)
-        if result.failed:
+        if result.failed and not self._runner.outdated:
             self._on_failure(case, result)
         return scores
 

@@ -81,6 +81,9 @@ def worker_main(
         if runner.broken_by:
             connection.send(("broken", report))
             os._exit(70)  # the CUDA context is unusable after a fault
+        if runner.outdated:
+            connection.send(("outdated", f"{runner.outdated} since the search began"))
+            runner.outdated = ""  # the next job may be of another spec
         connection.send(("done", report))
 
 
@@ -104,15 +107,18 @@ def _runner(settings: Settings, records: RecordsWriter | None = None) -> Runner:
     import torch
 
     from tlmatrix.run.runner import Runner
+    from tlmatrix.run.sources import SourceWatch
 
     torch.set_num_threads(1)
     _keep_heap()
+    began = {str(Path(path).resolve()): parts for path, parts in settings.sources.items()}
     runner = Runner(
         settings.backend,
         roots=settings.roots,
         strict=settings.strict,
         records=records,
         worker=f"fuzz{os.getpid()}",
+        sources=SourceWatch(settings.roots, began),
     )
     runner.prepare()
     return runner

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -218,12 +217,13 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
         """Begin the run when workers have collected the cases."""
-        found = [match for match in map(_NODE.match, ids) if match]
         root = self._state.config.rootpath
-        counts = Counter(match["path"] for match in found)
+        cases: dict[str, list[str]] = {}
+        for match in filter(None, map(_NODE.match, ids)):
+            cases.setdefault(shown_path(root / match["path"]), []).append(match["case"])
         if self._state.settings.shard is not None:
             self._state.shard_plan = self._state.groups_file.plan()
-        self._state.begin({shown_path(root / path): count for path, count in counts.items()})
+        self._state.begin(cases)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:

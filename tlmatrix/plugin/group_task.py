@@ -67,6 +67,7 @@ def _runner(settings: GroupSettings) -> Runner:
     import torch
 
     from tlmatrix.run.runner import Runner
+    from tlmatrix.run.sources import SourceWatch
 
     torch.set_num_threads(1)
     runner = Runner(
@@ -76,6 +77,7 @@ def _runner(settings: GroupSettings) -> Runner:
         strict=settings.strict,
         keep_going=settings.keep_going,
         rank_seconds=settings.rank_seconds,
+        sources=SourceWatch((Path.cwd(),)),
     )
     runner.prepare()
     return runner

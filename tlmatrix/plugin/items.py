@@ -59,6 +59,8 @@ class SpecFile(pytest.File):
         state.prepare_process()
         make_importable(self.path, (self.config.rootpath,))
         spec = load_spec(self.path)
+        if state.is_worker:
+            state.sources.of(self.path)  # before the first case imports its modules
         planned = plan(spec, state.settings.tier, seed=state.settings.seed or None)
         planned.refuse_too_many()
         with_keywords = bool(self.config.option.keyword)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +32,16 @@ class Settings:
         unsupported: one of `tlmatrix.config.UNSUPPORTED`.
         architectures: the target architectures of `compile`; empty for those of each spec.
         results_path: the results file.
-        passed_before: cases that passed in the resumed run: (absolute path of the spec, id).
+        passed_before: cases of the resumed run that need not run again: (absolute path of the spec,
+            id).
         keep_going: whether checks continue after wrong numbers.
-        problems: lines of the resumed results file that cannot be used.
+        problems: lines of the resumed results file that cannot be used, and why cases run again.
         shard: the part of the plan that runs; None for all of it.
         times: the results file with the times by which the plan is sharded.
         keep: what the backend `compile` keeps of kernels: `ir,cuda,ptx` or some of them.
         compute_sanitizer: tools of compute-sanitizer under which each case runs again.
+        sources: the parts of the sources with which the run began, by absolute path of the spec;
+            empty before it began.
     """
 
     tier: str
@@ -55,6 +58,7 @@ class Settings:
     times: str = ""
     compute_sanitizer: str = ""
     keep: str = ""
+    sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
         """The settings as plain data, for a worker."""
@@ -110,10 +114,12 @@ def settings_of(config: pytest.Config, project: Config) -> Settings:
     given_seed = option.tlmatrix_seed
     shard = _shard(option.tlmatrix_shard or (header.shard if header else ""))
     backend = option.tlmatrix_backend or (header.backend if header else project.backend)
+    seed = given_seed if given_seed is not None else header.seed if header else project.seed
+    passed, again = _passed(resumed, config.rootpath, seed, backend)
     return Settings(
         tier=option.tlmatrix_tier or (header.tier if header else project.tier),
         backend=backend,
-        seed=given_seed if given_seed is not None else header.seed if header else project.seed,
+        seed=seed,
         coverage=option.tlmatrix_coverage or project.coverage,
         unsupported=option.tlmatrix_unsupported or project.unsupported,
         architectures=_architectures(option.tlmatrix_arch, backend, header),
@@ -122,9 +128,9 @@ def settings_of(config: pytest.Config, project: Config) -> Settings:
             if resumed
             else new_results(option.tlmatrix_results, project, "run")
         ),
-        passed_before=_passed(resumed),
+        passed_before=passed,
         keep_going=option.tlmatrix_keep_going,
-        problems=resumed.problems if resumed else (),
+        problems=(*resumed.problems, *again) if resumed else (),
         keep=option.tlmatrix_keep or "",
         compute_sanitizer=option.tlmatrix_compute_sanitizer or "",
         shard=shard,
@@ -177,8 +183,11 @@ def _resumed(path: str | None, results: str | None) -> RunRecords | None:
         raise pytest.UsageError(f"--tlmatrix-resume {path}: {error}") from error
 
 
-def _passed(resumed: RunRecords | None) -> frozenset[tuple[str, str]]:
+def _passed(
+    resumed: RunRecords | None, root: Path, seed: int, backend: str
+) -> tuple[frozenset[tuple[str, str]], tuple[str, ...]]:
     if resumed is None:
-        return frozenset()
-    folder = Path(resumed.header.folder)
-    return frozenset((str((folder / path).resolve()), case) for path, case in resumed.passed)
+        return frozenset(), ()
+    from tlmatrix.run.resume import reusable
+
+    return reusable(resumed, (root,), seed=seed, backend=backend)

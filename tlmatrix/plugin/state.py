@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -29,10 +30,16 @@ from tlmatrix.plugin.groups_file import GroupsFile, ShardPlan
 from tlmatrix.plugin.settings import Settings, own_timeout, settings_of
 from tlmatrix.plugin.shrinking import Shrinker
 from tlmatrix.plugin.turns import Turns
-from tlmatrix.results_file import make_folder, resume_command, shown_path, versions
+from tlmatrix.results_file import (
+    PACKAGES,
+    make_folder,
+    resume_command,
+    shown_path,
+    versions,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tlmatrix.backend.assembly import Keep
     from tlmatrix.backend.gpus import GpuAssignment
@@ -44,6 +51,7 @@ if TYPE_CHECKING:
     from tlmatrix.run.result import CaseResult, Status
     from tlmatrix.run.runner import Runner
     from tlmatrix.run.second_pass import SecondPass
+    from tlmatrix.run.sources import SourceWatch
 
 RANK_SECONDS = 120.0
 """Time limit in seconds of one call on several ranks, if cases have no time limit."""
@@ -300,6 +308,7 @@ class State:
             keep=self._keep(),
             records=self.records(),
             worker=self.worker or "main",
+            sources=self.sources,
         )
         runner.prepare()
         return runner
@@ -320,6 +329,13 @@ class State:
             return Keep.parse(self.settings.keep, self.settings.results_path)
         except ValueError as error:
             raise pytest.UsageError(f"--keep: {error}") from error
+
+    @cached_property
+    def sources(self) -> SourceWatch:
+        """The sources of specs; those that are collected, as they were before their imports."""
+        from tlmatrix.run.sources import SourceWatch
+
+        return SourceWatch((self.config.rootpath,), self.settings.sources)
 
     @cached_property
     def second_pass(self) -> SecondPass:
@@ -357,8 +373,8 @@ class State:
         brief = self.config.option.verbose <= 0
         return "\n".join(describe_result(result, width=self.width, brief=brief))
 
-    def begin(self, cases: Mapping[str, int]) -> None:
-        """Begin the run: write the header and send `RunStarted`.
+    def begin(self, cases: Mapping[str, Sequence[str]]) -> None:
+        """Begin the run of cases, ids by path of the spec: write the header, send `RunStarted`.
 
         Raises:
             UsageError: the backend is not available, or the results file cannot be written.
@@ -371,26 +387,34 @@ class State:
         self._keep()
         from tlmatrix.run.events import RunStarted
 
+        self._set_sources(cases)
         self.records().header(self._header)
         if self.records().error:
             raise pytest.UsageError(
                 f"{self.shown_results}: the results cannot be written: {self.records().error}; "
                 "another place is --tlmatrix-results PATH (`tlmatrix run --results PATH`)"
             )
-        if self.shard_plan.name:
-            self.records().plan(self.shard_plan.cases)
+        self.records().plan(self.shard_plan.cases if self.shard_plan.name else cases)
         self._began = time.monotonic()
-        self.planned = sum(cases.values())
+        counts = {path: len(ids) for path, ids in cases.items()}
+        self.planned = sum(counts.values())
         earlier = Counter(path for path, _ in self.settings.passed_before)
         self.config.hook.pytest_tlmatrix_event(
             event=RunStarted(
-                dict(cases),
+                counts,
                 self.shown_results,
                 dict(earlier),
                 "; ".join(filter(None, [self._shard_words, self.gpus.summary(self.workers)])),
                 self._header,
             )
         )
+
+    def _set_sources(self, paths: Iterable[str]) -> None:
+        """Set the sources of specs, unless this session continues a run that began with others."""
+        found = {Path(path).resolve() for path in paths}
+        known = self.settings.sources
+        new = {str(path): self.sources.of(path).parts for path in found if str(path) not in known}
+        self.settings = replace(self.settings, sources={**new, **known})
 
     def _require_backend(self) -> None:
         if self.settings.backend == "auto":
@@ -509,10 +533,11 @@ class State:
             command=shlex.join(self.words),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             folder=str(Path.cwd()),
-            versions=versions("tlmatrix", "tilelang", "torch", "numpy", "pytest"),
+            versions=versions(*PACKAGES),
             shard=str(self.settings.shard or ""),
             plan=self.shard_plan.name,
             times=self.settings.times,
+            sources={shown_path(Path(each)): p for each, p in self.settings.sources.items()},
         )
 
 

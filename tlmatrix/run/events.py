@@ -38,6 +38,8 @@ class RunHeader:
     """The name of the plan that is sharded; equal in all of its shards."""
     times: str = ""
     """The results file with the times by which the plan is sharded."""
+    sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """The parts of the sources of each spec by its path (`tlmatrix.run.sources`)."""
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,16 @@ def spec_error_outcome(
     return Outcome(Status.ERROR, (finding,))
 
 
+def outdated_sources(changes: str) -> Finding:
+    """The finding of a case whose sources changed since its run began."""
+    return Finding(
+        check="sources",
+        title=f"not judged: {changes} since the run began",
+        hint="`tlmatrix run --resume` runs what changed again",
+        pattern=changes,
+    )
+
+
 def error_outcome(
     error: BaseException, backend: Backend, measurements: Measurements, *, strict: bool
 ) -> Outcome:

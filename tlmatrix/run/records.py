@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from tlmatrix.check.finding import Finding
 from tlmatrix.run.coverage import CoverageReader, CoverageWriter
 from tlmatrix.run.events import RunHeader, Summary
 from tlmatrix.run.result import CaseResult, Status
+from tlmatrix.run.sources import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -72,7 +74,7 @@ class RecordsWriter:
         self._write(line + b"\n")
 
     def plan(self, cases: Mapping[str, Sequence[str]]) -> None:
-        """Write the cases of a shard: ids by path of the spec."""
+        """Write the cases of a run, or of its shard: ids by path of the spec."""
         self._append("plan", {"cases": {path: list(ids) for path, ids in cases.items()}})
 
     def start(self, path: str, case: str, worker: str) -> None:
@@ -180,7 +182,9 @@ class RunRecords:
     summary: Summary | None
     """None if the run did not finish."""
     planned: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The ids of a shard's cases by path of the spec; empty for a run that is no shard."""
+    """The ids of the cases of the run by path of the spec; empty for a search."""
+    sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """The parts of sources by the digest that results have (`tlmatrix.run.sources`)."""
     problems: tuple[str, ...] = ()
     """Lines of the file that cannot be used, each with the reason."""
     _covered: CoverageReader = field(default_factory=CoverageReader, repr=False, compare=False)
@@ -189,12 +193,21 @@ class RunRecords:
         """The kernel coverage of all cases together; empty if it was not measured."""
         return self._covered.merged()
 
+    @cached_property
+    def missing(self) -> tuple[str, ...]:
+        """The planned cases without a result, `path::id`."""
+        # A result without a key is only a record that the case began.
+        judged = {(result.path, result.case) for result in self.results if result.key}
+        planned = ((path, case) for path, cases in self.planned.items() for case in cases)
+        return tuple(f"{path}::{case}" for path, case in planned if (path, case) not in judged)
+
     @property
-    def passed(self) -> frozenset[tuple[str, str]]:
-        """(path, case) of the cases that passed."""
-        return frozenset(
-            (item.path, item.case) for item in self.results if item.status is Status.PASSED
-        )
+    def incomplete(self) -> str:
+        """What the file lacks of its run, in words; empty if it is complete."""
+        if self.missing:
+            total = sum(map(len, self.planned.values()))
+            return f"{len(self.missing):,} of {total:,} planned cases have no result"
+        return "" if self.summary is not None else "the run did not finish"
 
     def counts(self) -> Counter[Status]:
         """Cases by status."""
@@ -228,7 +241,10 @@ class _Reader:
         self._header: RunHeader | None = None
         self._summary: Summary | None = None
         self._results: dict[tuple[str, str], CaseResult] = {}
-        self._planned: Mapping[str, Sequence[str]] = {}
+        self._planned: dict[str, dict[str, None]] = {}
+        self._now: Mapping[str, Mapping[str, str]] = {}
+        self._planned_of: dict[str, str] = {}
+        self._sources: dict[str, Mapping[str, str]] = {}
         self._covered = CoverageReader()
         self._problems: list[str] = []
         self._incomplete = ""
@@ -259,6 +275,8 @@ class _Reader:
             case "run":
                 header = _header(record)
                 self._header = self._header or header
+                self._now = header.sources
+                self._sources |= {digest_of(parts): parts for parts in self._now.values()}
                 self._summary = None
             case "start":
                 key = (str(record["path"]), str(record["case"]))
@@ -268,7 +286,8 @@ class _Reader:
                 result = CaseResult.from_json(record)
                 self._results[(result.path, result.case)] = result
             case "plan":
-                self._planned = {str(path): tuple(ids) for path, ids in record["cases"].items()}
+                for path, ids in record["cases"].items():
+                    self._plan(str(path), ids)
             case "sites":
                 self._covered.sites(record)
             case "coverage":
@@ -281,6 +300,14 @@ class _Reader:
                 raise ValueError("it has no key 'record'")
             case _:
                 pass  # a record of a later version
+
+    def _plan(self, path: str, ids: Sequence[str]) -> None:
+        """Add the planned cases of a spec; other sources begin a new plan."""
+        now = digest_of(self._now.get(path, {}))
+        if self._planned_of.setdefault(path, now) != now:
+            self._planned_of[path] = now
+            self._planned.pop(path, None)
+        self._planned.setdefault(path, {}).update(dict.fromkeys(map(str, ids)))
 
     def records(self) -> RunRecords:
         """The records of the file."""
@@ -300,7 +327,8 @@ class _Reader:
             header,
             results,
             self._summary,
-            self._planned,
+            {path: tuple(ids) for path, ids in self._planned.items()},
+            self._sources,
             tuple(problems),
             self._covered,
         )

@@ -85,6 +85,8 @@ class CaseResult:
         relations: the checks that ran the code again, unless all did; relations by name.
         smaller: the smallest case found that fails with the same cause.
         distribution: the distribution of the inputs (`values`).
+        sources: the digest of the sources that ran (`tlmatrix.run.sources`); empty if no process
+            recorded it.
     """
 
     spec: str
@@ -110,6 +112,7 @@ class CaseResult:
     relations: tuple[str, ...] = ()
     smaller: CaseResult | None = None
     distribution: str = ""
+    sources: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", bounded(self.message, _MOST_MESSAGE))

@@ -18,7 +18,7 @@ from tlmatrix.run.forks import ForkGuard, returned_child
 from tlmatrix.run.harness import Harness
 from tlmatrix.run.limits import CaseTimeout, Interrupts, TimeLimit, out_of_time
 from tlmatrix.run.measurements import Measurements
-from tlmatrix.run.outcome import Outcome, error_outcome, spec_error_outcome
+from tlmatrix.run.outcome import Outcome, error_outcome, outdated_sources, spec_error_outcome
 from tlmatrix.run.result import CaseResult, SkipReason, Status
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.unwinding import unwinds
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem, Tensors
     from tlmatrix.run.records import RecordsWriter
+    from tlmatrix.run.sources import SourceWatch
     from tlmatrix.spec.model.spec import Spec
 
 UNUSABLE = 70
@@ -64,6 +65,7 @@ class Runner:
         checks: the only checks to make; None makes those of each spec.
         keep_compared: keep the tensors that findings compared (`Finding.compared`).
         broken_by: the case that left the backend unusable in this process; later ones are skipped.
+        outdated: what changed in the sources of the last case since the run began.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Runner:
         keep: Keep | None = None,
         records: RecordsWriter | None = None,
         worker: str = "main",
+        sources: SourceWatch | None = None,
     ) -> None:
         """Create the backend; nothing runs yet.
 
@@ -97,6 +100,7 @@ class Runner:
             keep: what the backend `compile` keeps of compiled kernels, and where.
             records: the results file that `run` writes to.
             worker: the name of this process in the results file.
+            sources: the sources of specs; a case is not judged if they changed since the run began.
 
         Raises:
             BackendUnavailableError: the backend cannot run here.
@@ -116,10 +120,12 @@ class Runner:
         self.checks: Collection[str] | None = None
         self.keep_compared = False
         self.broken_by = ""
+        self.outdated = ""
         self._strict = strict
         self._keep_going = keep_going
         self._records = records
         self._worker = worker
+        self._sources = sources
         self._harness = Harness(self.backend, self.roots, rank_seconds, keep)
 
     def prepare(self) -> None:
@@ -156,9 +162,11 @@ class Runner:
             KeyboardInterrupt: Ctrl-C, also if the code under test caught it; nothing is recorded.
         """
         path = path or str(spec.path)
+        result = unfinished = self.unfinished(case, path)
+        if self._outdated(spec):
+            return self._recorded(spec, unfinished)
         if self._records is not None:
             self._records.start(path, case.id, self._worker)
-        result = unfinished = self.unfinished(case, path)
         interrupts = Interrupts()
         limit = TimeLimit(time_limit, lambda frames: self._end_process(unfinished, frames))
         with suppress(CaseTimeout), interrupts.watch(), limit.enforce():
@@ -168,6 +176,20 @@ class Runner:
             raise KeyboardInterrupt
         if limit.expired:
             result = _timed_out(unfinished, limit.frames)
+        return self._recorded(spec, result)
+
+    def _outdated(self, spec: Spec) -> bool:
+        """Whether the sources of a spec changed since the run began."""
+        self.outdated = self._sources.changes(spec.path) if self._sources is not None else ""
+        return bool(self.outdated)
+
+    def _recorded(self, spec: Spec, result: CaseResult) -> CaseResult:
+        """Record a result; that of sources which changed while the case ran is an error."""
+        if self._sources is not None:
+            if self._outdated(spec):
+                finding = outdated_sources(self.outdated)
+                result = replace(result, status=Status.ERROR, findings=(finding,))
+            result = replace(result, sources=self._sources.of(spec.path).digest)
         if self._records is not None:
             self._records.case(result)
         return result

@@ -1,0 +1,76 @@
+"""The sources of a spec: its modules with all that they import, and no others."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tlmatrix.run.sources import SourceWatch, differences, read_sources
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FILES = {
+    "k.yaml": "entry: k:run\nproblem: {reference: 'pkg.ref:f'}\n",
+    "k.py": "import os, helper\nfrom pkg import (  # the parts\n    part,\n)\nimport torch\n",
+    "helper.py": "def later():\n    import lazy; import numpy\n",
+    "lazy.py": "",
+    "other.py": "",
+    "pkg/__init__.py": "",
+    "pkg/ref.py": "from .sub.deep import \\\n    value\n",
+    "pkg/part.py": "from . import sibling\nfrom .. import outside\n",
+    "pkg/sibling.py": "",
+    "pkg/unused.py": "",
+    "pkg/sub/deep.py": "import k",
+}
+_REACHED = {
+    "k.yaml", "k.py", "helper.py", "lazy.py", "pkg/__init__.py", "pkg/ref.py", "pkg/part.py",
+    "pkg/sibling.py", "pkg/sub/deep.py",
+}  # fmt: skip
+
+
+def _written(folder: Path) -> Path:
+    for name, text in _FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder / "k.yaml"
+
+
+def test_the_modules_of_a_spec_and_all_they_import_are_its_sources(tmp_path: Path) -> None:
+    found = read_sources(_written(tmp_path / "a"))
+    files = {name for name in found.parts if "." in name}
+    assert files == _REACHED
+    assert {"tlmatrix", "tilelang", "torch"} <= found.parts.keys()
+    # The same files elsewhere, as on another machine.
+    assert read_sources(_written(tmp_path / "b")).digest == found.digest
+
+
+@pytest.mark.parametrize("name", sorted(_FILES))
+def test_an_edit_of_a_source_is_a_change_and_no_other_is(tmp_path: Path, name: str) -> None:
+    spec = _written(tmp_path)
+    watch = SourceWatch()
+    watch.of(spec)
+    (tmp_path / name).write_text(_FILES[name])
+    os.utime(tmp_path / name, (1, 1))
+    assert not watch.changes(spec)  # only touched
+    (tmp_path / name).write_text(_FILES[name] + "\n# edited\n")
+    assert watch.changes(spec) == (f"{name} changed" if name in _REACHED else "")
+
+
+def test_a_process_that_starts_after_an_edit_compares_with_the_start_of_the_run(
+    tmp_path: Path,
+) -> None:
+    spec = _written(tmp_path)
+    began = {str(spec.resolve()): read_sources(spec).parts}
+    (tmp_path / "lazy.py").write_text("edited = True")
+    assert SourceWatch((), began).changes(spec) == "lazy.py changed"
+
+
+def test_versions_and_files_that_come_and_go_are_differences() -> None:
+    before = {"a.py": "1", "torch": "2.8", "old.py": "3"}
+    after = {"a.py": "1", "torch": "2.9", "new.py": "3"}
+    words = "new.py was added, old.py was removed, torch 2.8 became 2.9"
+    assert differences(before, after) == words
+    assert not differences(before, before)
