@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
 
 import pytest
 import torch
@@ -78,6 +81,35 @@ def test_run_prints_a_table_and_the_group_of_failures(project: Project) -> None:
     assert "results: out.jsonl" in outcome.out
     (row,) = [line.split() for line in outcome.out.splitlines() if line.startswith("scale ")]
     assert row[:6] == ["scale", "8", "4", "4", "0", "0"]
+
+
+@pytest.mark.parametrize("name", ["it's mine", "$(touch PWN)", 'a `b` "c" !d'])
+def test_a_shell_reads_printed_commands_back(project: Project, name: str) -> None:
+    text = project.spec(how="[wrong]", rows="[5]").read_text()
+    text = text.replace("[float32, float16]", '[float32]\n  note: ["it\'s; $(x)"]')
+    (project.folder / f"{name}.yaml").write_text(text)
+    (project.folder / "scale.yaml").unlink()
+    kernel = project.folder / f"{project.module}.py"
+    kernel.write_text(kernel.read_text().replace('how="right"', 'how="right", note=""'))
+    ran = project.tlmatrix("run", ".", "-n", "0", "--results", "r.jsonl", "--junitxml", "j.xml")
+    assert ran.code == ExitCode.FINDINGS, ran.out
+    (result,) = read_records(project.folder / "r.jsonl").results
+    assert result.node.startswith(f"{name}.yaml::")
+    project.tlmatrix("report", "r.jsonl", "-o", "r.html")
+    texts = (
+        ran.out,
+        ET.parse(project.folder / "j.xml").find(".//failure").text,
+        html.unescape(re.sub("</(?:code|pre)>", "\n", (project.folder / "r.html").read_text())),
+        project.tlmatrix("repro", result.node).out,
+    )
+    for printed in texts:
+        commands = re.findall("(?<=tlmatrix )(?:repro|explain) .*", printed)
+        assert commands, printed
+        for command in commands:
+            words = ["bash", "-c", f"printf '%s\\0' {command}"]
+            read = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+            assert read.split("\0")[1] == result.node, command
+    assert not (project.folder / "PWN").exists()
 
 
 def test_run_of_correct_kernels_is_ok(project: Project) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -47,6 +48,18 @@ def printable(text: str) -> str:
     if _UNPRINTABLE.search(text) is None:
         return text
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def quoted(argument: str) -> str:
+    """A path, case or expression as one word of a shell command, in quotes.
+
+    A shell reads it back as it is: no command of its name runs, and none is an option.
+    """
+    word = f"./{argument}" if argument.startswith("-") else argument
+    if printable(word) is not word:
+        escaped = word.replace("\\", "\\\\").replace("'", "\\'")
+        return f"$'{printable(escaped)}'"
+    return shlex.quote(word) if shlex.quote(word) != word else f"'{word}'"
 
 
 def bounded(text: str, most: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,5 +62,6 @@ def copy_spec(arguments: argparse.Namespace, _config: Config) -> ExitCode:
             path.write_bytes(source.read_bytes())
         except OSError as error:
             raise UsageError(f"copy-spec: {path}: {error}") from error
-        print(f"{shown_path(path)}: run it with `tlmatrix run {shown_path(path)}`")
+        command = f"tlmatrix run {shlex.quote(shown_path(path))}"
+        print(f"{shown_path(path)}: run it with `{command}`")
     return ExitCode.OK

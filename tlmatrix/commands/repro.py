@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.commands.cases import named_case
 from tlmatrix.commands.screen import screen_width
 from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.words import quoted
 
 if TYPE_CHECKING:
     import argparse
@@ -69,7 +70,7 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
         for line in _excerpts(result, _width()):
             print(line)
     if any(finding.tensor and finding.index for finding in result.findings):
-        print(f"  {'explain':<10}tlmatrix explain '{result.node}'")
+        print(f"  {'explain':<10}tlmatrix explain {quoted(result.node)}")
     print(f"\n{result.status} in {result.seconds:.2f} s ({_phases(result.phases)})")
     if result.failed:
         return ExitCode.FINDINGS

@@ -5,6 +5,7 @@ It keeps faults and counts per spec, but no results, because a search may run fo
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -214,7 +215,8 @@ class FuzzReporter:
         if gaps:
             lines += ["not covered:", *(f"  {line}".rstrip() for line in gaps[:_GAPS])]
         if len(gaps) > _GAPS:
-            lines.append(f"  … and {len(gaps) - _GAPS} more lines: tlmatrix coverage {results}")
+            command = f"tlmatrix coverage {shlex.quote(results)}"
+            lines.append(f"  … and {len(gaps) - _GAPS} more lines: {command}")
         self._lines((line, "") for line in lines)
 
     def _totals(self, *, interrupted: bool) -> Text:

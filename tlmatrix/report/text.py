@@ -7,7 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from tlmatrix.check.finding import MASKED
-from tlmatrix.words import shortened
+from tlmatrix.words import quoted, shortened
 
 if TYPE_CHECKING:
     from tlmatrix.check.finding import Finding
@@ -144,7 +144,7 @@ def _other_patterns(group: Group, width: int) -> list[str]:
     longest = max(len(pattern.name) for pattern in group.others)
     for pattern in group.others:
         start = f"{count(pattern.cases, 'case'):>9}  {pattern.name:<{longest}}  "
-        select = f"-k '{pattern.select}'"
+        select = f"-k {quoted(pattern.select)}"
         # Not wrapped, so that it can be copied.
         if len(start) + len(select) > width:
             lines += [start.rstrip(), f"{'':>11}{select}"]

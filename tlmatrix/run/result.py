@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.check.finding import Finding
 from tlmatrix.spec.values import canonical
-from tlmatrix.words import bounded
+from tlmatrix.words import bounded, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -149,7 +149,7 @@ class CaseResult:
     @property
     def command(self) -> str:
         """The command that runs this case again, alone, with full output."""
-        words = ["tlmatrix", "repro", f"'{self.node}'"]
+        words = ["tlmatrix", "repro", quoted(self.node)]
         if self.seed:
             words += ["--seed", str(self.seed)]
         if self.requested not in ("", "auto"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ def new(arguments: argparse.Namespace, config: Config) -> ExitCode:
         for line in run_draft(draft, path, [config.root]):
             print(line)
     elif draft.complete:
-        print(f"next: tlmatrix run {path}")
+        print(f"next: tlmatrix run {shlex.quote(str(path))}")
     return ExitCode.OK
 
 

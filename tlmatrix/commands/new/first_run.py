@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -97,4 +98,4 @@ def _summary(results: Sequence[CaseResult], path: Path) -> Iterator[str]:
         first = next(iter(failed[0].findings), None)
         words = f"{first.check}: {first.title}" if first is not None else failed[0].message
         yield f"  {failed[0].case}: {words}"
-        yield f"next: tlmatrix run {path}"
+        yield f"next: tlmatrix run {shlex.quote(str(path))}"

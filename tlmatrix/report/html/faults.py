@@ -10,6 +10,7 @@ from tlmatrix.report.html.drawing import caption, svg
 from tlmatrix.report.text import describe_finding, describe_group
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.values import canonical, label
+from tlmatrix.words import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -110,7 +111,7 @@ def _facts(group: Group, first: Finding | None) -> Iterator[tuple[str, str]]:
 def _commands(shown: CaseResult, first: Finding | None) -> Iterator[tuple[str, str]]:
     yield "run the smallest case again", shown.command
     if first is not None and first.tensor and first.index:
-        yield "show how the worst element was computed", f"tlmatrix explain '{shown.node}'"
+        yield "show how the worst element was computed", f"tlmatrix explain {quoted(shown.node)}"
 
 
 def _excerpts(
