@@ -6,7 +6,7 @@ import tilelang.language as T
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tlmatrix.interpreter import ArgumentError
+from tlmatrix.interpreter import ArgumentError, interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -325,6 +325,38 @@ def test_strides_of_an_empty_tensor_are_bound():
     nothing = torch.empty(6, 0)
     optional_scale(False)(x, nothing, y)
     assert y.eq(1 + nothing.stride(0)).all()
+
+
+@tilelang.jit
+def noted_last(n: int, note: bool):
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def copy(
+        X: T.Tensor((n,), "float32"),
+        Y: T.Tensor((n,), "float32"),
+        Last: T.Tensor((rows, 1), "float32"),
+    ):
+        with T.Kernel(1, threads=32):
+            for i in T.serial(n):
+                Y[i] = X[i] * 2
+                if i == n - 1 and note:
+                    Last[0, 0] = X[i]
+                if i > n:
+                    Last[1, 0] = X[i]
+
+    return copy
+
+
+def test_a_tensor_may_be_absent_if_no_access_of_it_is_left():
+    x, y = torch.arange(8.0), torch.empty(8)
+    for sanitize in (False, True):
+        with interpret(sanitize=sanitize) as run:
+            noted_last(8, note=False)(x, y, None)
+        assert torch.equal(y, 2 * x)
+        assert not run.reports
+    with interpret(), pytest.raises(TypeError, match="argument Last must be a tensor"):
+        noted_last(8, note=True)(x, y, None)
 
 
 def test_a_tensor_that_is_read_may_not_be_absent():

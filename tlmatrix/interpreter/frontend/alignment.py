@@ -41,10 +41,13 @@ class Requirements:
         bytes: by position of a parameter the widest access: its bytes, and what does it.
         strides: by position the strides in bytes of its TMA descriptors, without the innermost,
             as TVM expressions of the symbolic dimensions.
+        unused: positions of the parameters that no kernel on the device takes, as TileLang
+            removed every access of them.
     """
 
     bytes: Mapping[int, tuple[int, str]]
     strides: Mapping[int, tuple[Any, ...]]
+    unused: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,9 @@ def _needed(func: Any, lowered: Lowered) -> Requirements:
             name = str(func.buffer_map[func.params[k]].data.name)
             need(name, TMA_BYTES, "a TMA descriptor")
     found = {named[name]: need for name, need in widths.items() if name in named}
-    return Requirements(found, strides)
+    taken = {str(p.name) for function in lowered.device.functions.values() for p in function.params}
+    unused = frozenset(k for name, k in named.items() if name not in taken)
+    return Requirements(found, strides, unused)
 
 
 def _buffers(func: Any) -> Iterator[tuple[int, Any]]:

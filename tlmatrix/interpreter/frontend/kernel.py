@@ -218,7 +218,7 @@ class InterpretedKernel:
             return self._called(args)
 
     def _called(self, args: tuple[Any, ...]) -> Any:
-        values, symbols = self._signature.bind(args)
+        values, symbols = self._signature.bind(args, lambda: self._requirements.unused)
         outputs = [values[k] for k in self.out_idx]
         session = current()
         self._check_described(values, session)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from .device import stand_in
+from .device.compiling import dynamo_traces
 from .interpret import interpret
 from .kernel import InterpretedKernel
 
@@ -61,6 +62,7 @@ def run_program(
         session = stack.enter_context(interpret(arch=arch, **options))
         started(session)
         stack.enter_context(stand_in(arch=arch, sms=sms))
+        stack.enter_context(dynamo_traces())
         stack.enter_context(_lowering(arch, every=lower))
         stack.enter_context(_as_main(str(program), folder, arguments))
         if module:

@@ -17,7 +17,7 @@ from tlmatrix.interpreter.errors import ArgumentError
 from tlmatrix.interpreter.ops.pointer import tensor_at
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from tlmatrix.interpreter.program import Parameter, Program
 
@@ -50,8 +50,15 @@ class Signature:
             if isinstance(code, str) and code not in self.symbols
         }
 
-    def bind(self, args: tuple[Any, ...]) -> tuple[list[Any], dict[str, int]]:
+    def bind(
+        self, args: tuple[Any, ...], unused: Callable[[], Collection[int]] = tuple
+    ) -> tuple[list[Any], dict[str, int]]:
         """The value of every parameter, outputs allocated, and those of symbolic dimensions.
+
+        Args:
+            args: what the caller passes.
+            unused: gives the positions of the parameters that no access of the lowered kernel
+                is left of; asked for an argument None of a parameter that the kernel accesses.
 
         Raises:
             ArgumentError: for an argument that the signature does not allow.
@@ -66,12 +73,17 @@ class Signature:
         values: list[Any] = [None] * len(self.parameters)
         for k, value in zip(self.inputs, args, strict=True):
             values[k] = value
-        symbols = _Binding(self).of(values)
+        symbols = _Binding(self).of(values, unused)
         for k in self.out_idx:
-            values[k] = self._allocated(self.parameters[k], symbols)
+            values[k] = self.allocated(self.parameters[k], symbols)
         return values, symbols
 
-    def _allocated(self, p: Parameter, symbols: dict[str, int]) -> torch.Tensor:
+    def allocated(self, p: Parameter, symbols: dict[str, int]) -> torch.Tensor:
+        """A new tensor for a parameter, its elements not initialized.
+
+        Raises:
+            ArgumentError: the parameter is a scalar.
+        """
         if p.shape is None:
             raise ArgumentError(f"kernel {self.name}: out_idx names {p.name}, which is a scalar")
         dtype = TILE_DTYPES[p.dtype]
@@ -168,29 +180,33 @@ class _Binding:
         # Extents and strides to compare once all dimensions are bound.
         self._pending: list[tuple[Parameter, Any, str, int, int | str, int]] = []
 
-    def of(self, values: list[Any]) -> dict[str, int]:
+    def of(self, values: list[Any], unused: Callable[[], Collection[int]]) -> dict[str, int]:
         """Check the inputs among the values; the symbols they bind.
 
-        Addresses among the values become tensors, once all symbols are bound.
+        Addresses among the values become tensors, once all symbols are bound; so does None for a
+        parameter whose accesses are never executed.
         """
         signature = self._signature
-        absent: list[Parameter] = []
+        absent: list[int] = []
         addresses: list[int] = []
         for k in signature.inputs:
             p, value = signature.parameters[k], values[k]
             if p.shape is None:
                 self._scalar(p, value)
-            elif value is None and not p.used:
-                absent.append(p)
+            elif value is None and (not p.used or k in unused()):
+                absent.append(k)
             elif p.pointer and isinstance(value, int) and not isinstance(value, bool):
                 addresses.append(k)
             else:
                 self._tensor(p, value, packed=k in signature.packed)
         self._compare()
         # As TileLang binds dimensions of absent tensors alone.
-        for p in absent:
+        for k in absent:
+            p = signature.parameters[k]
             for want in (*(p.shape or ()), *p.strides):
                 self._default(want, 0)
+            if p.used:
+                values[k] = signature.allocated(p, self._symbols)
         for k in addresses:
             values[k] = signature.at_address(k, values[k], self._symbols)
         return self._symbols

@@ -14,12 +14,21 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from torch._library.custom_ops import CustomOpDef
+from torch._library.fake_impl import FakeImplHolder
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.meta_utils import MetaTensorDescriber
 
 from tlmatrix.interpreter.gpu import device_properties
 
 from .cuda import torch_answers
 from .drivers import tilelang_answers
-from .tensors import TensorsOnTheCpu, registering
+from .tensors import (
+    TensorsOnTheCpu,
+    described,
+    device_of_fakes,
+    registering,
+    registering_fakes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,10 +49,18 @@ def stand_in(*, arch: str = "sm_90a", sms: int = 8) -> Iterator[None]:
     """
     with _replaced(_of_torch(arch, sms)):
         # TileLang reads whether there is a device when it is imported: after torch answers.
-        answers = _of_tilelang(arch, sms, len(sys.modules))
-        mode = TensorsOnTheCpu()
-        register = registering(mode, CustomOpDef.register_kernel)
-        with _replaced([*answers, (CustomOpDef, "register_kernel", register)]), mode:
+        answers = list(_of_tilelang(arch, sms, len(sys.modules)))
+        register = registering(CustomOpDef.register_kernel)
+        fakes = registering_fakes(FakeImplHolder.register)
+        describe = described(MetaTensorDescriber.describe_tensor)
+        answers += [
+            (CustomOpDef, "register_kernel", register),
+            (FakeImplHolder, "register", fakes),
+            (FakeTensor, "device", device_of_fakes(FakeTensor.device)),
+            (MetaTensorDescriber, "describe_tensor", describe),
+            (TensorsOnTheCpu, "entered", True),
+        ]
+        with _replaced(answers), TensorsOnTheCpu():
             yield
 
 

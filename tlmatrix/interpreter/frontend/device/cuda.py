@@ -154,8 +154,6 @@ def torch_answers(properties: DeviceProperties) -> Iterator[tuple[Any, str, Any]
     # PyTorch looks at the class of the stream before its attributes are looked up.
     yield torch.Tensor, "record_stream", always(None)
     yield torch, "Generator", _Generator
-    # Compiling a reference for a CPU takes longer than it saves.
-    yield torch, "compile", _uncompiled
 
 
 class _HostProfile(torch.profiler.profile):
@@ -165,10 +163,6 @@ class _HostProfile(torch.profiler.profile):
         del activities
         options.pop("use_cuda", None)
         super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **options)
-
-
-def _uncompiled(function: Any = None, **_options: Any) -> Any:
-    return function if function is not None else _uncompiled
 
 
 class _AnyGenerator(type):

@@ -7,15 +7,20 @@ a program registers runs within that call. So the body puts the mode on again.
 from __future__ import annotations
 
 import functools
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 
 from tlmatrix.interpreter.gpu import is_cuda
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch._subclasses.fake_tensor import FakeTensor
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
@@ -30,7 +35,13 @@ def _moved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class TensorsOnTheCpu(TorchFunctionMode):
-    """Sends what a program asks of `cuda` to the CPU; its tensors answer that they are there."""
+    """Sends what a program asks of `cuda` to the CPU; its tensors answer that they are there.
+
+    Attributes:
+        entered: whether `stand_in()` is in force, even while PyTorch has taken the mode off.
+    """
+
+    entered = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -39,9 +50,8 @@ class TensorsOnTheCpu(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is torch.device:
             # A number alone names an accelerator, and PyTorch looks for one.
-            return (
-                torch.device("cuda", *args) if isinstance(args[0], int) else func(*args, **kwargs)
-            )
+            number_alone = bool(args) and isinstance(args[0], int)
+            return torch.device("cuda", *args) if number_alone else func(*args, **kwargs)
         answer = _ANSWERS.get(func)
         if answer is not None:
             return answer(*args, **kwargs)
@@ -64,8 +74,13 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _device(tensor: torch.Tensor) -> torch.device:
-    """Where a tensor answers that it is: on the GPU if on the CPU; `meta` stays `meta`."""
-    return CUDA if tensor.device.type == "cpu" else tensor.device
+    """Where a tensor answers that it is: on the GPU if on the CPU; `meta` stays `meta`.
+
+    Tensors in which AOTAutograd wraps others stay where it made them: it alone asks them.
+    """
+    device = tensor.device
+    wraps = isinstance(tensor, FunctionalTensor) or torch._is_functional_tensor(tensor)  # noqa: SLF001
+    return CUDA if device.type == "cpu" and not wraps else device
 
 
 _ANSWERS: dict[Any, Callable[..., Any]] = {
@@ -78,29 +93,62 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def registering(mode: TorchFunctionMode, original: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands for `CustomOpDef.register_kernel`, through which `custom_op` registers, too.
+def device_of_fakes(original: Any) -> property:
+    """What stands for `FakeTensor.device`, which asks no mode: PyTorch's own code sees the CPU."""
 
-    Args:
-        mode: what bodies run under.
-        original: PyTorch's own.
-    """
+    def device(fake: FakeTensor) -> torch.device:
+        found: torch.device = original.fget(fake)
+        caller = str(sys._getframe(1).f_globals.get("__name__"))  # noqa: SLF001 - has no other way
+        return CUDA if found.type == "cpu" and caller.partition(".")[0] != "torch" else found
+
+    return property(device, original.fset)
+
+
+def described(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands for `MetaTensorDescriber.describe_tensor`: fake tensors are made on the CPU."""
+
+    @functools.wraps(original)
+    def describe_tensor(*args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        return replace(found, device=CPU) if found.device == CUDA else found
+
+    return describe_tensor
+
+
+def registering_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands for `FakeImplHolder.register`: a fake's tensors are on the GPU, too."""
+
+    @functools.wraps(original)
+    def register(holder: Any, fake: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(holder, under_stand_in(fake), *args, **kwargs)
+
+    return register
+
+
+def registering(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands for `CustomOpDef.register_kernel`, through which `custom_op` registers, too."""
 
     def register_kernel(operator: Any, device_types: Any, fn: Any = None, /) -> Any:
         register = original(operator, _standing_in(device_types))
 
         def registered(body: Callable[..., Any]) -> Any:
-            @functools.wraps(body)
-            def under_mode(*args: Any, **kwargs: Any) -> Any:
-                with mode:
-                    return body(*args, **kwargs)
-
-            register(under_mode)
+            register(under_stand_in(body))
             return body
 
         return registered if fn is None else registered(fn)
 
     return register_kernel
+
+
+def under_stand_in(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, called where tensors answer that they are on the GPU."""
+
+    @functools.wraps(function)
+    def under_mode(*args: Any, **kwargs: Any) -> Any:
+        with TensorsOnTheCpu():
+            return function(*args, **kwargs)
+
+    return under_mode
 
 
 def _standing_in(device_types: Any) -> Any:
