@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tlmatrix.check.finding import Finding
+from tlmatrix.check.finding import KEEPS_STATE, Finding
 from tlmatrix.matrix import Case
 from tlmatrix.run.result import CaseResult, Status
 from tlmatrix.triage.cause import Cause, cause_of, known_fault, lines_of, same_fault
@@ -69,6 +69,15 @@ def _numeric(case, pattern="rows", tensor="out", **values):
     return _failed(case, Finding("numeric", "off", tensor, pattern=pattern), **values)
 
 
+def _later(case, check="repeat", pattern="rows", detail=None, **values):
+    return _failed(case, Finding(check, "off", "out", pattern=pattern, detail=detail), **values)
+
+
+def _ended(case, title, source, **values):
+    finding = Finding("determinism", title, source=source, kernel="k", pattern=f"races at {source}")
+    return _failed(case, finding, **values)
+
+
 def _gradient(case, tensor, **values):
     return _failed(case, Finding("gradients", "off", tensor, pattern="rows"), **values)
 
@@ -125,6 +134,14 @@ def _faults_of_fuzzing(failures):
         ([_gradient("a", "dq"), _gradient("b", "dk")], 1),
         ([_raised("a", "raises E: 3 rows"), _raised("b", "raises E: 70 rows")], 1),
         ([_raised("a", "raises E: rows"), _raised("b", "raises E: keys")], 2),
+        ([_raised("a", "raises E: float16 q"), _raised("b", "raises E: bfloat16 q")], 1),
+        ([_raised("a", "raises E: int32 q"), _raised("b", "raises E: int32 k")], 2),
+        ([_numeric("a"), _later("b")], 1),
+        ([_numeric("a"), _later("b", pattern="last tile")], 2),
+        ([_numeric("a"), _later("b", detail=f"out returned again: {KEEPS_STATE}")], 2),
+        ([_numeric("a"), _later("b", "determinism")], 2),
+        ([_sanitized("a", "races: q", "k.py:3"), _ended("b", "call 2: races: q", "k.py:3")], 1),
+        ([_sanitized("a", "races: q", "k.py:3"), _ended("b", "call 2: races: q", "k.py:8")], 2),
         ([_failed("a", status=Status.CRASHED), _failed("b", status=Status.CRASHED)], 1),
         ([_failed("a", status=Status.CRASHED), _failed("b", status=Status.TIMEOUT)], 2),
         ([_sanitized("a", "races: q", "k.py:3"), _sanitized("b", "bounds: q", "k.py:3")], 1),
@@ -162,3 +179,37 @@ def test_fuzzing_separates_three_faults_of_one_cause_at_most():
     dtypes = ("bfloat16", "float16", "float64", "e4m3")
     failures = [_numeric(dtype, dtype=dtype) for dtype in dtypes]
     assert _faults_of_fuzzing(failures) == [["bfloat16", "e4m3"], ["float16"], ["float64"]]
+
+
+_BRAIN = {"causal": False, "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "same"),
+    [
+        (_numeric("a", n=5, **_HALF), _numeric("b", n=7, **_BRAIN), True),
+        (_numeric("a", n=5, **_HALF), _later("b", n=7, **_BRAIN), True),
+        (_numeric("a", n=5, **_HALF), _numeric("b", "everything", n=5, **_BRAIN), False),
+        (_numeric("a", n=5, **_HALF), _numeric("b", tensor="lse", n=5, **_BRAIN), False),
+        (_numeric("a", n=5, **_HALF), _numeric("b", n=5, dtype="bfloat16", causal=True), False),
+        (_numeric("a", n=5, **_HALF), _numeric("b", n=7, **_HALF), False),
+    ],
+)
+def test_smallest_cases_that_differ_in_the_dtype_alone_are_one_fault(one, two, same):
+    assert same_fault(one, two) is same
+
+
+@pytest.mark.parametrize(("pattern", "groups"), [("rows", 1), ("everything", 2)])
+def test_reports_do_not_separate_one_fault_by_dtype(pattern, groups):
+    """Every float16 case fails, which is evidence by itself, and one of bfloat16."""
+    results = [
+        _numeric("a", n=5, **_HALF),
+        _numeric("b", n=9, **_HALF),
+        _numeric("c", pattern, n=9, **_BRAIN),
+        _passed("d", n=5, **_BRAIN),
+        _passed("e", n=8, **_BRAIN),
+        _passed("f", n=9, **_PLAIN),
+    ]
+    found = group_failures(results)
+    assert len(found) == groups
+    assert sum(len(group.results) for group in found) == 3

@@ -33,6 +33,10 @@ _MOST = {
 """The most characters of each text."""
 
 
+KEEPS_STATE = "the entry keeps state"
+"""In the detail of a finding about a later call: an earlier call changed its results."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """A failed check.

@@ -15,7 +15,7 @@ import torch
 from tlmatrix.check.bits import same_bits
 from tlmatrix.check.compared import Element, describe_calls, element_of
 from tlmatrix.check.diagnose import diagnose
-from tlmatrix.check.finding import Finding, FindingsError
+from tlmatrix.check.finding import KEEPS_STATE, Finding, FindingsError
 from tlmatrix.check.numeric import beyond_limits, describe_mismatch, deviations
 from tlmatrix.check.propagation import compare_reach
 from tlmatrix.check.sanitizers import finding_of
@@ -242,9 +242,9 @@ def _cause_of_repeat(stale: list[str], *, reproducible: bool) -> str:
     first problem gave the same results when it ran again after the later calls.
     """
     if stale:
-        return f"{', '.join(stale)} of the first call returned again: the entry keeps state"
+        return f"{', '.join(stale)} of the first call returned again: {KEEPS_STATE}"
     if not reproducible:
-        return "the first call's data, run again, gives other results too: the entry keeps state"
+        return f"the first call's data, run again, gives other results too: {KEEPS_STATE}"
     return (
         "the first call was right: either the entry is wrong for these values, or it keeps state "
         "of the first call (of later calls it keeps none: the first call's data, run again, gives "

@@ -3,7 +3,7 @@
 Failures of one `Cause` are one group, as are reports of sanitizers on the same line. Wrong numbers
 are grouped by the values of their cases first, whatever their cause: the same wrong mask may be
 one row here, a tile there and everything elsewhere. Without such evidence they are grouped by
-cause and pattern.
+cause and pattern. A dtype alone does not separate cases with the same wrong elements.
 """
 
 from __future__ import annotations
@@ -16,8 +16,20 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.run.result import Status
 from tlmatrix.spec.values import label
-from tlmatrix.triage.cause import COMPARING_CHECKS, NUMERIC_CHECKS, cause_of, lines_of
-from tlmatrix.triage.evidence import Evidence, shared_values, split_by_evidence
+from tlmatrix.triage.cause import (
+    COMPARING_CHECKS,
+    differ_by_dtype,
+    is_dtype,
+    kind_of,
+    lines_of,
+    wrong_numbers,
+)
+from tlmatrix.triage.evidence import (
+    Evidence,
+    evidence_of_one_fault,
+    shared_values,
+    split_by_evidence,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -86,18 +98,55 @@ def _groups_of(results: Sequence[CaseResult]) -> Iterator[Group]:
         if result.status is Status.PASSED and result.origin != "invalid"
     ]  # fmt: skip
     failing = [result for result in results if result.failed]
-    ungrouped = [result for result in failing if not _wrong_numbers(result)]
-    for found, evidence in split_by_evidence(list(filter(_wrong_numbers, failing)), passed):
+    ungrouped = [result for result in failing if not wrong_numbers(result)]
+    faults: list[tuple[list[CaseResult], Evidence]] = []
+    for found, evidence in split_by_evidence(list(filter(wrong_numbers, failing)), passed):
         if evidence is not None:
-            yield _group(found, evidence, passed, results)
+            faults.append((found, evidence))
         else:
             ungrouped += found
-    for found in _by_cause(ungrouped):
-        yield _group(found, shared_values(found, passed), passed, results)
+    faults += [(found, shared_values(found, passed)) for found in _by_cause(ungrouped)]
+    for found, evidence in _merged_dtypes(faults, passed):
+        yield _group(found, evidence, passed, results)
 
 
-def _wrong_numbers(result: CaseResult) -> bool:
-    return result.status is Status.FAILED and result.findings[0].check in NUMERIC_CHECKS
+def _merged_dtypes(
+    faults: Iterable[tuple[list[CaseResult], Evidence]], passed: Sequence[CaseResult]
+) -> list[tuple[list[CaseResult], Evidence]]:
+    """Merge faults with the same wrong elements in cases of other dtypes."""
+    merged: list[tuple[list[CaseResult], Evidence]] = []
+    for found, evidence in faults:
+        same = next((n for n, (other, _) in enumerate(merged) if _but_dtype(found, other)), None)
+        if same is None:
+            merged.append((found, evidence))
+            continue
+        together = [*merged[same][0], *found]
+        shared = evidence_of_one_fault(together, passed) or shared_values(together, passed)
+        merged[same] = (together, shared)
+    return merged
+
+
+def _but_dtype(found: Sequence[CaseResult], other: Sequence[CaseResult]) -> bool:
+    """Whether all cases of two faults have other dtypes, and some are otherwise alike."""
+    if not (wrong_numbers(found[0]) and wrong_numbers(other[0])):
+        return False
+    ours, theirs = _dtypes(found), _dtypes(other)
+    if not any(ours[axis].isdisjoint(theirs[axis]) for axis in ours.keys() & theirs.keys()):
+        return False
+    kinds: dict[Hashable, list[CaseResult]] = defaultdict(list)
+    for result in other:
+        kinds[kind_of(result)].append(result)
+    return any(differ_by_dtype(result, twin) for result in found for twin in kinds[kind_of(result)])
+
+
+def _dtypes(results: Iterable[CaseResult]) -> Mapping[str, set[Value]]:
+    """By axis the dtypes among its values."""
+    dtypes: dict[str, set[Value]] = defaultdict(set)
+    for result in results:
+        for axis, value in result.values.items():
+            if is_dtype(value):
+                dtypes[axis].add(value)
+    return dtypes
 
 
 def _by_cause(failing: Iterable[CaseResult]) -> list[list[CaseResult]]:
@@ -105,8 +154,7 @@ def _by_cause(failing: Iterable[CaseResult]) -> list[list[CaseResult]]:
     groups: list[list[CaseResult]] = []
     known: dict[Hashable, list[CaseResult]] = {}
     for result in failing:
-        pattern = result.findings[0].pattern if _wrong_numbers(result) else None
-        keys: list[Hashable] = [*sorted(lines_of(result)), (cause_of(result), pattern)]
+        keys: list[Hashable] = [*sorted(lines_of(result)), kind_of(result)]
         group = next((known[key] for key in keys if key in known), None)
         if group is None:
             group = []
