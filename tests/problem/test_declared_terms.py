@@ -2,6 +2,7 @@
 
 import torch
 
+from tlmatrix.problem.declared.carried import DetachedMaximum
 from tlmatrix.problem.declared.terms import term_sizes
 
 
@@ -40,3 +41,27 @@ def test_sizes_are_deterministic_in_the_seed():
 def test_non_finite_elements_have_size_zero():
     x = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
     assert sizes_of(torch.log, x).tolist() == [0.0, 0.0, sizes_of(torch.log, x)[2].item()]
+
+
+def test_mask_of_minus_infinity_leaves_the_other_terms_their_sizes():
+    x = torch.linspace(1.0, 2.0, 50, dtype=torch.float64).expand(4, 50)
+    mask = torch.arange(50) % 2 == 0
+
+    def masked(x):
+        return (x.masked_fill(mask, -torch.inf).softmax(-1) - 1 / 25) * 1e3
+
+    assert (sizes_of(masked, x)[:, 1::2] > 5).all()
+
+
+def test_maximum_that_softmax_subtracts_hides_no_cancellation():
+    x = torch.randn(4, 1, dtype=torch.float64)
+
+    def gradient(x):
+        x = x.clone().requires_grad_()
+        weights = (x - x.amax(-1, keepdim=True)).exp()
+        return torch.autograd.grad((weights / weights.sum(-1, keepdim=True) * 7).sum(), x)[0]
+
+    with DetachedMaximum() as mode:
+        found = sizes_of(gradient, x)
+    assert mode.used
+    assert (found > 0.1).all()

@@ -613,6 +613,16 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
             + ", $dtype, $rows",
         ],
     ),
+    "operands that are integers": (
+        DECL
+        + "problem:\n  inputs: {x: {shape: [rows], dtype: $dtype}}\n  outputs: [y]\n  reference: {function: a:b, operands: int8}\n",
+        ["7:40: operands: int8 is no floating-point dtype"],
+    ),
+    "operands of an unknown axis": (
+        DECL
+        + "problem:\n  inputs: {x: {shape: [rows], dtype: $dtype}}\n  outputs: [y]\n  reference: {function: a:b, operands: $dtpe}\n",
+        ["7:40: unknown axis '$dtpe'; did you mean '$dtype'? Axes: $dtype, $rows"],
+    ),
     "tensors with taken names": (
         DECL
         + "problem:\n  inputs: {rows: {shape: [], dtype: $dtype}}\n  outputs: {dtype: {}, rows: {shape: [rows], dims: [a, b]}}\n  reference: a:b\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from tlmatrix.check.compared import Compared
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.hints import Evidence, hint
+from tlmatrix.check.numeric import compare
 from tlmatrix.check.patterns import recognise
 from tlmatrix.check.pictures import pictures
 from tlmatrix.check.poison import poison_mask
@@ -53,7 +55,16 @@ def diagnose(
         wrong = poison & wrong
     pattern = recognise(wrong, dims)
     alone = check in ("numeric", "gradients", "poison") and against == "the reference"
-    evidence = Evidence(name, dims, deviation, pattern, bounds.problem, bounds.reference, alone)
+    evidence = Evidence(
+        name,
+        dims,
+        deviation,
+        pattern,
+        bounds.problem,
+        bounds.reference,
+        alone,
+        partial(_rounded_operands, name, deviation, bounds),
+    )
     count, nan = int(wrong.sum()), bool(deviation.got[wrong].isnan().all())
     label = "NaN rows" if nan and not unwritten and pattern.name in _ROW_PATTERNS else pattern.name
     if unwritten:
@@ -86,6 +97,14 @@ def diagnose(
         detail=deviation.note,
         compared=Compared(deviation.expected, deviation.got.detach().clone(), tuple(index)),
     )
+
+
+def _rounded_operands(name: str, deviation: Deviation, bounds: ReferenceBounds) -> str | None:
+    """The dtype of operands, as a spec writes it, whose rounding explains the deviation."""
+    for dtype, bound in bounds.of_rounded_operands(name):
+        if compare(deviation.got, bounds.reference[name], bound) is None:
+            return dtype
+    return None
 
 
 def _amount(deviation: Deviation, count: int, *, nan: bool, exact: bool) -> str:

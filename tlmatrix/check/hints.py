@@ -54,6 +54,8 @@ class Evidence:
     alone: bool = True
     """Whether a run is compared with the reference. In a comparison of two runs the first was
     right, so wrong bounds and masks explain nothing."""
+    rounded_operands: Callable[[], str | None] = lambda: None
+    """Returns the dtype of operands, as a spec writes it, whose rounding explains the deviation."""
 
     @cached_property
     def wrong_values(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,6 +90,16 @@ def _never_written(evidence: Evidence) -> str | None:
         return None
     count = int((mask & evidence.deviation.wrong).sum())
     return f"never written: {count} elements still hold the poison of fresh memory"
+
+
+def _rounded_operands(evidence: Evidence) -> str | None:
+    dtype = evidence.rounded_operands()
+    if dtype is None:
+        return None
+    return (
+        f"within what rounding the operands of products to {dtype} does, as for tensor cores; if "
+        f"that is intended, write `reference: {{function: …, operands: {dtype}}}`"
+    )
 
 
 def _all_zero(evidence: Evidence) -> str | None:
@@ -331,6 +343,7 @@ def _some_nan(evidence: Evidence) -> str | None:
 
 _HINTS: tuple[Callable[[Evidence], str | None], ...] = (
     _never_written,
+    _rounded_operands,
     _no_visible_key,
     _all_zero,
     _of_another_rank,
@@ -345,5 +358,7 @@ _HINTS: tuple[Callable[[Evidence], str | None], ...] = (
     _some_nan,
 )
 
-_OF_ONE_RUN = frozenset({_all_zero, _mask, _alignment, _next_sequence, _tail, _no_visible_key})
+_OF_ONE_RUN = frozenset(
+    {_rounded_operands, _all_zero, _mask, _alignment, _next_sequence, _tail, _no_visible_key}
+)
 """Hints about bounds and masks, which do not change between runs of a case."""

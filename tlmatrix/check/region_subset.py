@@ -56,6 +56,8 @@ def select_regions(info: TensorInfo, regions: Regions, chosen: np.ndarray) -> Re
         spread=part("spread"),
         exponent=part("exponent"),
         independent=part("independent"),
+        carried=part("carried"),
+        carried_spread=part("carried_spread"),
     )
     # A tensor that is a single region has no leading dimensions to index rows by.
     indices = np.unravel_index(rows, leading) if leading else ()

@@ -187,20 +187,31 @@ def _floors(
     element.mul_(u).add_(tiny)
     element += torch.mul(magnitude, arithmetic, out=scratch)
     root_magnitude = regions.rms(scratch, scratch)
+    root_carried = torch.zeros_like(root)
+    if info.carried is not None and info.carried_spread is not None:
+        element += info.carried()
+        root_carried = regions.rms(info.carried_spread().double().expand(size.shape))
 
     def root_floor(
-        size: torch.Tensor, spread: torch.Tensor, magnitude: torch.Tensor, rows: torch.Tensor
+        size: torch.Tensor,
+        spread: torch.Tensor,
+        magnitude: torch.Tensor,
+        carried: torch.Tensor,
+        rows: torch.Tensor,
     ) -> torch.Tensor:
-        rounding = torch.hypot(1.5 * size, (0.5 + 2.5 / rows.clamp_min(1).sqrt()) * spread)
-        return u * rounding + magnitude / 2 + tiny
+        few = 2.5 / rows.clamp_min(1).sqrt()
+        rounding = u * torch.hypot(1.5 * size, (0.5 + few) * spread)
+        return rounding + magnitude / 2 + (0.6 + few) * carried + tiny
 
     whole = root_floor(
         regions.rms_of_all(root),
         regions.rms_of_all(root_spread),
         regions.rms_of_all(root_magnitude),
+        regions.rms_of_all(root_carried),
         rows.sum(),
     )
-    return element, root_floor(root, root_spread, root_magnitude, rows), whole
+    of_regions = root_floor(root, root_spread, root_magnitude, root_carried, rows)
+    return element, of_regions, whole
 
 
 def arithmetic_error(info: TensorInfo, reference: torch.Tensor) -> torch.Tensor:
@@ -293,6 +304,16 @@ class ReferenceBounds:
                 self._parts.get(name),
             )
         return self._error_bounds[name]
+
+    def of_rounded_operands(self, name: str) -> Iterator[tuple[str, ErrorBound]]:
+        """The error bound of a result of more than 16 bits if the kernel rounds its operands.
+
+        With the dtype of the operands, as a spec writes it.
+        """
+        if self.problem.outputs[name].roundoff < torch.finfo(torch.float16).eps / 2:
+            for dtype, make in self.problem.with_operands.items():
+                own = ReferenceBounds(make(), self._tolerance, self._arch, self)
+                yield dtype, own.error_bound(name)
 
     def tolerance_of(self, name: str) -> Allowance:
         """The tolerance that the spec sets for an output or gradient."""

@@ -109,6 +109,11 @@ class TensorInfo:
     `independent_errors` are the parts of the tensor whose rounding errors are independent of each
     other and of either sign, if the inputs are N(0, 1); None if that is not known. The check of
     systematic errors needs it.
+
+    `carried`, of a shape that broadcasts to the tensor's, is the largest error, in absolute units,
+    that values rounded inside the kernel (operands of tensor cores, outputs that a backward reads)
+    carry into each element; `carried_spread` is the scale of these errors, about their root mean
+    square. By default there are none.
     """
 
     name: str
@@ -122,6 +127,8 @@ class TensorInfo:
     amplification: Callable[[], float] | None = None
     independent: Callable[[], torch.Tensor] | None = None
     independent_errors: Literal["rows", "elements"] | None = None
+    carried: Callable[[], torch.Tensor] | None = None
+    carried_spread: Callable[[], torch.Tensor] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -308,6 +315,10 @@ class Problem:
     Needed by `tlmatrix explain` and by relations that a spec lists."""
     unused: Callable[[], Mapping[str, UnusedRows]] = dict
     """The rows of inputs that hold poison, by input; findings name those that reach a result."""
+    with_operands: Mapping[str, Callable[[], Problem]] = field(default_factory=dict)
+    """The problem if its kernel rounds computed operands of products, by dtype as a spec writes it.
+
+    Empty if the spec says so already, or if there is no reference."""
     shards: Mapping[str, Shard] = field(default_factory=dict)
     """The default sharding of its tensors over ranks."""
     autograd: AutogradVariant | None = None

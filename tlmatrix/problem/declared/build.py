@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,19 @@ import torch
 
 from tlmatrix.dtypes import DTYPES, torch_dtype
 from tlmatrix.problem.case_setup import tile_sizes
+from tlmatrix.problem.declared.carried import (
+    Carried,
+    DetachedMaximum,
+    RoundedOperands,
+    as_products,
+    delta_errors,
+    operand_errors,
+)
 from tlmatrix.problem.declared.packed import packed_dim, packing_of, paging_of
 from tlmatrix.problem.declared.reference import reference_of
 from tlmatrix.problem.declared.sizes import declared
 from tlmatrix.problem.declared.tensors import dtype_declared, generate_inputs, sizes_of
-from tlmatrix.problem.declared.terms import term_sizes
+from tlmatrix.problem.declared.terms import UNITS, term_sizes
 from tlmatrix.problem.distributions import SAFE, choose_distribution, draw, generator
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
 from tlmatrix.problem.storage import expandable, with_storage
@@ -24,6 +33,8 @@ from tlmatrix.spec.importing import refuse
 from tlmatrix.spec.model.spec import OutputDecl
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tlmatrix.problem.case_setup import CaseSetup
     from tlmatrix.problem.declared.reference import ReferenceCall
     from tlmatrix.problem.model import UnusedRows
@@ -95,10 +106,15 @@ class Declared:
         only inputs and results are rounded, which does not widen the tolerance.
         """
         try:
-            values = self._values(self._run(None))
+            values = self._low_values(None)
         except RuntimeError:
-            values = self._values(self._run(torch.float32))
+            values = self._low_values(torch.float32)
         return {name: tensor.to(self.infos[name].dtype) for name, tensor in values.items()}
+
+    def _low_values(self, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+        operands = None if self.reference is None else self.reference.operands
+        with as_products(), nullcontext() if operands is None else RoundedOperands(operands):
+            return self._values(self._run(dtype))
 
     @cached_property
     def _results(self) -> dict[str, _Result]:
@@ -156,18 +172,23 @@ class Declared:
 
     def _values(self, run: _Run) -> dict[str, torch.Tensor]:
         values = {name: tensor.detach() for name, tensor in run.outputs.items()}
-        if run.leaves:
-            outputs = [name for name in run.outputs if run.outputs[name].requires_grad]
-            grads = torch.autograd.grad(
-                [run.outputs[name] for name in outputs],
-                list(run.leaves.values()),
-                [self.cotangents[name].to(run.outputs[name].dtype) for name in outputs],
-                retain_graph=True,
-                allow_unused=True,
-            )
-            for (name, leaf), grad in zip(run.leaves.items(), grads, strict=True):
-                values[f"d{name}"] = torch.zeros_like(leaf) if grad is None else grad
-        return values
+        return values | self._gradients(run)
+
+    def _gradients(self, run: _Run) -> dict[str, torch.Tensor]:
+        if not run.leaves:
+            return {}
+        outputs = [name for name in run.outputs if run.outputs[name].requires_grad]
+        grads = torch.autograd.grad(
+            [run.outputs[name] for name in outputs],
+            list(run.leaves.values()),
+            [self.cotangents[name].to(run.outputs[name].dtype) for name in outputs],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        return {
+            f"d{name}": torch.zeros_like(leaf) if grad is None else grad
+            for (name, leaf), grad in zip(run.leaves.items(), grads, strict=True)
+        }
 
     @cached_property
     def cotangents(self) -> dict[str, torch.Tensor]:
@@ -207,12 +228,16 @@ class Declared:
         return infos
 
     def _info(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> TensorInfo:
+        sizes = None if self.reference is None else lambda: self._term_sizes[name]
         return TensorInfo(
             name,
             self._dims(name, shape),
             dtype,
             DTYPES[str(dtype)[6:]].roundoff + (self.reference.roundoff if self.reference else 0),
-            magnitude=None if self.reference is None else lambda: self._term_sizes[name],
+            magnitude=sizes,
+            spread=sizes,  # errors of random sign were injected, which add up like roundings
+            carried=lambda: self._carried.bound.get(name, torch.zeros(())),
+            carried_spread=lambda: self._carried.spread.get(name, torch.zeros(())),
         )
 
     def _dims(self, name: str, shape: tuple[int, ...]) -> tuple[Dim, ...]:
@@ -260,8 +285,65 @@ class Declared:
         assert self.reference is not None
         exact = self.reference.exact_dtype == torch.float64
         dtype = torch.float64 if exact else torch.float32
-        return term_sizes(
-            lambda: self._values(self._run(dtype)), self.exact, self.seed ^ 0x7E125, dtype=dtype
+        seed = self.seed ^ 0x7E125
+
+        def evaluate() -> dict[str, torch.Tensor]:
+            return self._values(self._run(dtype))
+
+        with as_products():
+            sizes = term_sizes(evaluate, self.exact, seed, dtype=dtype)
+            with DetachedMaximum() as mode:
+                plain = evaluate()
+            if not mode.used:
+                return sizes
+            with DetachedMaximum():
+                others = term_sizes(evaluate, plain, seed, dtype=dtype)
+        return {name: torch.maximum(size, others[name]) for name, size in sizes.items()}
+
+    def _with_operands(self) -> dict[str, Callable[[], Problem]]:
+        """The problem with a 16-bit dtype of operands, by the texts of dtypes of inputs."""
+        reference = self.reference
+        if reference is None or reference.operands is not None:
+            return {}
+
+        def made(text: str) -> Problem:
+            decl = reference.decl.model_copy(update={"operands": text})
+            return replace(self, reference=replace(reference, decl=decl)).problem()
+
+        narrow = (torch.float16, torch.bfloat16)
+        texts = {
+            decl.dtype_text: None
+            for decl in self.declaration.inputs.values()
+            if dtype_declared(self.setup, decl.dtype_text) in narrow
+        }
+        return {text: partial(made, text) for text in texts or ("float16", "bfloat16")}
+
+    @cached_property
+    def _carried(self) -> Carried:
+        """The errors that values rounded inside the kernel carry into results."""
+        dtype = None if self.reference is None else self.reference.exact_dtype
+        if self.reference is None or dtype is None:  # such a reference rounds every value
+            return Carried({}, {})
+        unit, seed, found = UNITS[dtype], self.seed ^ 0xCA441ED, Carried({}, {})
+        if self.reference.operands is not None:
+            found = operand_errors(
+                lambda: self._values(self._run(dtype)),
+                self.exact,
+                self.reference.operands,
+                unit,
+                seed,
+            )
+        if not self._exact_run.leaves:
+            return found
+        with as_products(), DetachedMaximum():
+            run = self._run(dtype)
+        return found.plus(
+            delta_errors(
+                lambda: self._gradients(run),
+                max(self.infos[name].roundoff for name in run.outputs),
+                unit,
+                seed,
+            )
         )
 
     def _check_shape(self, name: str, decl: OutputDecl, shape: tuple[int, ...]) -> None:
@@ -303,6 +385,7 @@ class Declared:
             cost=self._cost,
             with_inputs=lambda changed: replace(self, inputs={**self.inputs, **changed}).problem(),
             unused=self._unused,
+            with_operands=self._with_operands(),
         )
 
     def _unused(self) -> Mapping[str, UnusedRows]:

@@ -54,6 +54,14 @@ class ReferenceCall:
             return max((torch.finfo(d).eps / 2 for d in dtypes if d.is_floating_point), default=0.0)
         return 0.0 if dtype == torch.float64 else torch.finfo(dtype).eps / 2
 
+    @property
+    def operands(self) -> torch.dtype | None:
+        """The dtype that a kernel rounds the operands of products to; None if it does not."""
+        if self.decl.operands is None:
+            return None
+        dtype = dtype_declared(self.setup, self.decl.operands)
+        return dtype if dtype.is_floating_point else None
+
     def __call__(
         self, tensors: Mapping[str, torch.Tensor], others: Mapping[str, Any]
     ) -> dict[str, torch.Tensor]:

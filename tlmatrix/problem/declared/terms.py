@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     Tensors = dict[str, torch.Tensor]
 
 
-# Far above the rounding of the dtype, and small enough for a first-order estimate.
-_UNITS = {torch.float64: 2.0**-24, torch.float32: 2.0**-12}
-# One run may perturb two terms of an element alike by chance; hardly two runs.
-_RUNS = 2
+UNITS = {torch.float64: 2.0**-24, torch.float32: 2.0**-12}
+"""Injected errors by dtype: far above its rounding, and small enough for a first-order estimate."""
+# One run may perturb the terms of an element alike by chance; hardly four runs.
+_RUNS = 4
 
 
 class PerturbedArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -65,7 +65,8 @@ class PerturbedArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
             source = torch.Generator(result.device).manual_seed(self._seed)
             self._sources[result.device] = source
         error = torch.empty_like(result).uniform_(-self._unit, self._unit, generator=source)
-        return result.add_(error.mul_(result))
+        # An infinity, as of a mask, stays: an error of the other sign would make it NaN.
+        return result.add_(error.mul_(result).masked_fill_(~result.isfinite(), 0.0))
 
 
 def term_sizes(
@@ -86,7 +87,7 @@ def term_sizes(
         seed: the same seed gives the same sizes.
         dtype: the dtype of the computation.
     """
-    unit = _UNITS[dtype]
+    unit = UNITS[dtype]
     sizes = {name: _finite(tensor).abs() for name, tensor in exact.items()}
     for run in range(_RUNS):
         with PerturbedArithmetic(unit, seed + run):

@@ -54,6 +54,12 @@ def problem_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
     if isinstance(problem.outputs, dict):
         for name, output in problem.outputs.items():
             yield from _tensor_faults(output, axes, spec, ("problem", "outputs", name))
+    if problem.reference is not None and problem.reference.operands is not None:
+        place = ("problem", "reference", "operands")
+        yield from _dtype_faults(problem.reference.operands, axes, spec, place)
+        dtype = DTYPES.get(problem.reference.operands)
+        if dtype is not None and not dtype.floating:
+            yield Fault(place, f"operands: {dtype.name} is no floating-point dtype")
     yield from _packed_axis_faults(spec, problem)
 
 
@@ -171,19 +177,24 @@ def _tensor_faults(
     if dims is not None and tensor.shape is not None and len(dims) != len(tensor.shape):
         message = f"'dims' has {len(dims)} names, and the shape has {len(tensor.shape)} dimensions"
         yield Fault((*path, "dims"), message)
-    if tensor.dtype is None:
-        return
-    place = (*path, "dtype")
-    if not tensor.dtype.startswith("$"):
-        if tensor.dtype not in DTYPES:
+    if tensor.dtype is not None:
+        yield from _dtype_faults(tensor.dtype, axes, spec, (*path, "dtype"))
+
+
+def _dtype_faults(
+    dtype: str, axes: Collection[str], spec: Spec, place: tuple[str | int, ...]
+) -> Iterator[Fault]:
+    """An unknown dtype, or an unknown axis of dtypes."""
+    if not dtype.startswith("$"):
+        if dtype not in DTYPES:
             known = [*DTYPES, *(f"${axis}" for axis in axes)]
-            hint = suggestion(dtype_meant(tensor.dtype), known, "Dtypes")
-            yield Fault(place, f"unknown dtype {tensor.dtype!r}{hint}")
+            hint = suggestion(dtype_meant(dtype), known, "Dtypes")
+            yield Fault(place, f"unknown dtype {dtype!r}{hint}")
         return
-    axis = tensor.dtype[1:]
+    axis = dtype[1:]
     if axes and axis not in axes:
         known = [f"${axis}" for axis in axes]
-        message = f"unknown axis {tensor.dtype!r}{suggestion(tensor.dtype, known, 'Axes')}"
+        message = f"unknown axis {dtype!r}{suggestion(dtype, known, 'Axes')}"
         yield Fault(place, message)
     for index, value in enumerate(spec.axes.get(axis, ())):
         if not isinstance(value, str) or value not in DTYPES:

@@ -136,6 +136,15 @@ class Reference(ShortModel):
         "rounding.",
         examples=["float32"],
     )
+    operands: str | None = Field(
+        default=None,
+        description="A dtype, or `$axis`, that the kernel rounds the operands of matrix products "
+        "to, if it computes some of them: tensor cores take 16 bits. The tolerance then includes "
+        "this rounding for the operands of `matmul`, `einsum`, `linear`, "
+        "`scaled_dot_product_attention` and convolutions in the function; other values that the "
+        "kernel rounds are rounded in the function itself.",
+        examples=["$dtype", "bfloat16"],
+    )
 
 
 def items_of(call: Call) -> Iterator[tuple[str | int, Any]]:

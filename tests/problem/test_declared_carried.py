@@ -1,0 +1,156 @@
+"""Errors that values rounded inside a kernel carry into its results, and no more."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from problem_cases import CPU, make_spec
+
+from tlmatrix.check.diagnose import diagnose
+from tlmatrix.check.numeric import deviations
+from tlmatrix.check.tolerance import ReferenceBounds
+from tlmatrix.problem import family_for
+from tlmatrix.spec.model.spec import Tolerance
+
+DTYPES = (torch.float16, torch.bfloat16)
+NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+@pytest.fixture(autouse=True)
+def _references_beside(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def make(declaration, values, seed):
+    spec = make_spec(declaration, axes={axis: [value] for axis, value in values.items()})
+    return family_for(spec).problem(spec, values, seed=seed, device=CPU)
+
+
+def wrong(problem, results):
+    return deviations(results, ReferenceBounds(problem, Tolerance(), "interpreter"))
+
+
+# Operands of tensor cores -------------------------------------------------------------------
+
+
+def product(dtype, *, reference="weighted_product", operands="$dtype", values="normal", seed=0):
+    function = f"declared_references:{reference}"
+    declaration = {
+        "inputs": {
+            "x": {"shape": ["L", "P"], "dtype": "$dtype"},
+            "b": {"shape": ["L", "N"], "dtype": "$dtype"},
+            "w": {"shape": ["L"], "dtype": "float32"},
+        },
+        "outputs": {"out": {"shape": ["P", "N"], "dtype": "float32"}},
+        "reference": {"function": function, **({"operands": operands} if operands else {})},
+    }
+    sizes = {"L": (1, 7, 64, 300)[seed % 4], "P": (1, 16)[seed % 2], "N": 24}
+    return make(declaration, {"dtype": NAMES[dtype], "values": values, **sizes}, seed)
+
+
+def kernel(problem, dtype, *, weighs="x", total=torch.float32, scale=1.0):
+    """x * w, or b * w, rounded to `dtype` as an operand; the sum rounded to `total`."""
+    x, b, w = (problem.names[name].float() for name in ("x", "b", "w"))
+    x, b = (x * w[:, None], b) if weighs == "x" else (x, b * w[:, None])
+    out = x.to(dtype).float().T @ b.to(dtype).float()
+    return {"out": (out * scale).to(total).float()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
+@pytest.mark.parametrize("values", ["normal", "large", "constant_rows", "outlier_rows"])
+def test_rounded_operands_are_within_the_bound_if_the_spec_names_their_dtype(dtype, values):
+    for seed in range(12):
+        problem = product(dtype, values=values, seed=seed)
+        assert not wrong(problem, kernel(problem, dtype, weighs="xb"[seed % 2]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
+def test_without_the_key_the_finding_names_it(dtype):
+    problem = product(dtype, operands=None, seed=3)
+    bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
+    found = deviations(kernel(problem, dtype), bounds)
+    assert found["out"].ratio > 20
+    finding = diagnose("numeric", "out", found["out"], bounds)
+    assert "write `reference: {function: …, operands: $dtype}`" in finding.hint
+
+
+def test_hint_is_of_errors_that_operands_explain():
+    problem = product(torch.float16, operands=None, seed=3)
+    bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
+    found = deviations(kernel(problem, torch.float16, scale=1.1), bounds)
+    assert "operands" not in diagnose("numeric", "out", found["out"], bounds).hint
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
+def test_with_the_key_larger_errors_are_found(dtype):
+    problem = product(dtype, seed=3)
+    assert wrong(problem, kernel(problem, dtype, scale=1 + 16 * torch.finfo(dtype).eps))
+    coarser = torch.bfloat16 if dtype == torch.float16 else torch.float8_e4m3fn
+    assert wrong(problem, kernel(problem, dtype, total=coarser))
+
+
+def test_operands_that_are_inputs_do_not_widen_the_bound():
+    def bound(operands):
+        problem = product(torch.float16, reference="plain_product", operands=operands, seed=3)
+        return ReferenceBounds(problem, Tolerance(), "interpreter").error_bound("out")
+
+    strict, keyed = bound(None), bound("$dtype")
+    assert torch.equal(strict.element, keyed.element)
+    assert torch.equal(strict.region, keyed.region)
+
+
+# The delta of a flash backward --------------------------------------------------------------
+
+REFERENCES = ("softmax_attention", "attention_by_hand", "fused_attention")
+
+
+def attention(dtype, reference, values, seed):
+    def tensor(rows):
+        return {"shape": ["h", rows, 64], "dtype": "$dtype", "grad": True}
+
+    declaration = {
+        "inputs": {"q": tensor("sq"), "k": tensor("sk"), "v": tensor("sk")},
+        "outputs": ["out"],
+        "reference": f"declared_references:{reference}",
+    }
+    sizes = {"h": 2, "sq": (1, 3)[seed % 2], "sk": (1, 2, 10, 38)[seed % 4]}
+    return make(declaration, {"dtype": NAMES[dtype], "values": values, **sizes}, seed)
+
+
+def flash(problem, *, stored=None, scale=1.0):
+    """Gradients in float32, with delta from `out`, which is rounded to `stored` (its dtype)."""
+    q, k, v, do = (problem.names[name].float() for name in ("q", "k", "v", "dout"))
+    dtype = problem.names["q"].dtype
+    p = (q @ k.mT / 8).softmax(-1)
+    out = (p @ v).to(stored or dtype).float()
+    delta = (out * do).sum(-1, keepdim=True) * scale
+    ds = p * (do @ v.mT - delta) / 8
+    grads = {"dq": ds @ k, "dk": ds.mT @ q, "dv": p.mT @ do}
+    return {name: grad.to(dtype) for name, grad in grads.items()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
+@pytest.mark.parametrize("reference", REFERENCES)
+@pytest.mark.parametrize("values", ["outlier_rows", "large"])
+def test_gradients_may_follow_the_rounding_of_the_output(dtype, reference, values):
+    for seed in range(16):
+        problem = attention(dtype, reference, values, seed)
+        assert not wrong(problem, flash(problem)), seed
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_a_coarser_output_or_a_wrong_delta_is_found(reference):
+    found = [0, 0, 0]
+    for seed in (3, 7, 11, 15):
+        problem = attention(torch.float16, reference, "outlier_rows", seed)
+        found[0] += bool(wrong(problem, flash(problem, stored=torch.float8_e4m3fn)))
+        problem = attention(torch.float16, reference, "normal", seed)
+        found[1] += bool(wrong(problem, flash(problem, scale=1.05)))
+        found[2] += bool(wrong(problem, flash(problem, scale=0.0)))
+    assert found == [4, 4, 4]
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_outputs_carry_no_error_of_delta(reference):
+    info = attention(torch.float16, reference, "normal", 3).outputs["out"]
+    assert not info.carried().any()

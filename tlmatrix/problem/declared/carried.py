@@ -1,0 +1,409 @@
+"""Errors that values rounded inside a kernel carry into its results, of a reference in PyTorch.
+
+Two values of a right kernel may be rounded although the arithmetic around them is float32:
+
+- operands of matrix products, which tensor cores take in 16 bits (`operands` of a reference);
+- outputs from which a flash backward takes delta = sum(out * dout), the sum that each row of dS
+  subtracts. Autograd sums the same delta as sum(P * dP), from values that are not rounded.
+
+Rounding a factor of each term changes a sum of terms t by at most u * sum |t|, and by independent
+roundings hardly by more than 4 u * sqrt(sum t**2); roundings that all terms share change it by
+u * |sum t|. Such errors, of random sign, are injected into the reference; how far the results
+move is what they carry.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    Tensors = Mapping[str, torch.Tensor]
+
+_OPERANDS: dict[str, tuple[int, ...]] = {
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "mv": (0, 1),
+    "dot": (0, 1),
+    "addmm": (1, 2),
+    "baddbmm": (1, 2),
+    "addbmm": (1, 2),
+    "addmv": (1, 2),
+    "convolution": (0, 1),
+    "convolution_backward": (0, 1, 2),
+}
+"""Operators that sum products, with the positions of the factors; `matmul`, `einsum` and
+`linear` become these."""
+
+_MAXIMA = frozenset({torch.amax, torch.Tensor.amax, torch.max, torch.Tensor.max})
+
+_SIGMAS = 4.0
+"""Times u and the root of a sum of squares: 7 standard deviations of independent roundings."""
+
+Size = Literal["bound", "spread"]
+"""The largest error, or its scale: without the factor of 4."""
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Errors in absolute units: the largest of each element, and their scale, by name."""
+
+    bound: Tensors
+    spread: Tensors
+
+    def plus(self, other: Carried) -> Carried:
+        """The sums of both; a tensor may have errors in one of them only."""
+
+        def added(one: Tensors, more: Tensors) -> Tensors:
+            return {**one, **{n: each + one.get(n, 0.0) for n, each in more.items()}}
+
+        return Carried(added(self.bound, other.bound), added(self.spread, other.spread))
+
+
+@contextmanager
+def as_products() -> Iterator[None]:
+    """Context manager: `scaled_dot_product_attention` runs as products and a softmax."""
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+class DetachedMaximum(TorchFunctionMode):
+    """Detaches maxima over rows, which a softmax subtracts: its result does not depend on them.
+
+    Errors that an autograd graph injects below would cancel on the way through the maximum.
+    """
+
+    used = False
+
+    def __torch_function__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Call the function, for a maximum on a detached tensor."""
+        kwargs = kwargs or {}
+        if func in _MAXIMA and args and not any(map(torch.is_tensor, args[1:])):
+            args, self.used = (args[0].detach(), *args[1:]), True
+        return func(*args, **kwargs)
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that sees products by their operands."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: skipping dynamo would import all of torch.compile, which takes seconds."""
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401 - an operator overload, which torch does not name
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Call the operator as the mode does."""
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        places = _OPERANDS.get(name)
+        if places is not None and args[places[0]].is_floating_point():
+            return self.product(func, places, args, kwargs)
+        return self.other(name, func, args, kwargs)
+
+    def product(
+        self,
+        func: Any,  # noqa: ANN401
+        places: tuple[int, ...],  # noqa: ARG002 - subclasses use it
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:  # noqa: ANN401
+        """Call an operator of `_OPERANDS`, whose factors are the arguments at `places`."""
+        return func(*args, **kwargs)
+
+    def other(
+        self,
+        name: str,  # noqa: ARG002
+        func: Any,  # noqa: ANN401
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:  # noqa: ANN401
+        """Call any other operator."""
+        return func(*args, **kwargs)
+
+
+class RoundedOperands(_Mode):  # type: ignore[no-untyped-call]
+    """Rounds the operands of products to `dtype`, as a kernel does that feeds tensor cores."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def product(
+        self,
+        func: Any,  # noqa: ANN401
+        places: tuple[int, ...],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:  # noqa: ANN401
+        """Call the operator with rounded factors."""
+        given = list(args)
+        for place in places:
+            given[place] = _rounded(given[place], self._dtype)
+        return func(*given, **kwargs)
+
+
+class _Signs:
+    """Random signs, the same for each seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._source = torch.Generator().manual_seed(seed)
+
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        drawn = torch.randint(0, 2, tensor.shape, generator=self._source)
+        return drawn.to(tensor.device, tensor.dtype).mul_(2).sub_(1)
+
+
+class _OperandErrors(_Mode):  # type: ignore[no-untyped-call]
+    """Injects into each product the error of rounding operands that `dtype` does not hold."""
+
+    def __init__(self, dtype: torch.dtype, unit: float, size: Size, seed: int) -> None:
+        super().__init__()
+        self._dtype, self._unit, self._size = dtype, unit, size
+        self._signs = _Signs(seed)
+
+    def product(
+        self,
+        func: Any,  # noqa: ANN401
+        places: tuple[int, ...],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:  # noqa: ANN401
+        """Call the operator and add the error."""
+        result = func(*args, **kwargs)
+        given = [args[place] for place in places]
+        if all(torch.equal(each, _rounded(each, self._dtype)) for each in given):
+            return result
+        of_terms = [_of_terms(func, places, args, kwargs, power) for power in (1, 2)]
+        if isinstance(result, torch.Tensor):
+            return self._moved(result, of_terms[0], of_terms[1])
+        return type(result)(
+            None if each is None else self._moved(each, total, root)
+            for each, total, root in zip(result, *of_terms, strict=True)
+        )
+
+    def _moved(self, result: torch.Tensor, total: Any, root: Any) -> torch.Tensor:  # noqa: ANN401
+        size = _size(self._size, result, total, root)
+        return result + self._signs.like(result) * size * self._unit
+
+
+class _ProductTerms(_Mode):  # type: ignore[no-untyped-call]
+    """Records the sums of a backward pass that depend on a product, in order.
+
+    With a `power`, a product gives (sum |t|**power)**(1 / power) of its terms t instead, so that a
+    sum shows how large the terms are that products cancelled. Sums over a product itself, as of the
+    heads of a group, are no delta and are not recorded.
+    """
+
+    def __init__(self, power: int | None) -> None:
+        super().__init__()
+        self._power = power
+        # Keeps the tensors alive, whose memory identifies them.
+        self._products: dict[int, torch.Tensor] = {}
+        self._dependent: dict[int, torch.Tensor] = {}
+        self.sums: list[torch.Tensor] = []
+
+    def product(
+        self,
+        func: Any,  # noqa: ANN401
+        places: tuple[int, ...],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:  # noqa: ANN401
+        """Call the operator, on the sizes of its factors."""
+        if self._power is None:
+            result = func(*args, **kwargs)
+        else:
+            result = _of_terms(func, places, args, kwargs, self._power)
+        for each in _tensors(result):
+            self._products[_memory(each)] = self._dependent[_memory(each)] = each
+        return result
+
+    def other(self, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        """Call the operator; record the sum that it makes."""
+        result = func(*args, **kwargs)
+        if self._sums(name, args, result):
+            self.sums.append(_row_sum(name, args, result).abs())
+        return result
+
+    def _sums(self, name: str, args: tuple[Any, ...], result: Any) -> bool:  # noqa: ANN401
+        """Whether the operator is such a sum; notes whether its result depends on a product."""
+        if not any(_memory(each) in self._dependent for each in _tensors(args)):
+            return False
+        for each in _tensors(result):
+            self._dependent[_memory(each)] = each
+        if name == "sum":
+            return _memory(args[0]) not in self._products
+        return name == "_softmax_backward_data"
+
+
+class _DeltaErrors(_ProductTerms):  # type: ignore[no-untyped-call]
+    """Injects into the recorded sums of a backward pass the error of terms that were rounded."""
+
+    def __init__(self, sizes: Sequence[torch.Tensor], unit: float, seed: int) -> None:
+        super().__init__(None)
+        self._sizes, self._unit = iter(sizes), unit
+        self._signs = _Signs(seed)
+
+    def other(self, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        """Call the operator and add the error."""
+        result = func(*args, **kwargs)
+        if not self._sums(name, args, result):
+            return result
+        size = next(self._sizes)
+        error = self._signs.like(size) * size * self._unit
+        if name == "sum":
+            return result + error.to(result.dtype)
+        return result - args[1] * error  # each of the row subtracts the sum
+
+
+def operand_errors(
+    evaluate: Callable[[], Tensors], exact: Tensors, dtype: torch.dtype, unit: float, seed: int
+) -> Carried:
+    """Errors of operands of products that are rounded to `dtype`.
+
+    Args:
+        evaluate: computes the results.
+        exact: its results.
+        dtype: of the operands; products whose operands it holds exactly have no error.
+        unit: the size of an injected error, small enough for a first-order estimate.
+        seed: the same seed gives the same errors.
+    """
+
+    def moved(size: Size) -> Tensors:
+        with as_products(), _OperandErrors(dtype, unit, size, seed):
+            return evaluate()
+
+    return _carried(moved, exact, torch.finfo(dtype).eps / 2 / unit)
+
+
+def delta_errors(
+    backward: Callable[[], Tensors], roundoff: float, unit: float, seed: int
+) -> Carried:
+    """Errors of sums over the rows of a softmax that a backward takes from rounded outputs.
+
+    Args:
+        backward: computes the gradients, of a graph made under `as_products` and
+            `DetachedMaximum`.
+        roundoff: the unit roundoff of the outputs.
+        unit: as in `operand_errors`.
+        seed: as in `operand_errors`.
+    """
+    recorded, results = [], []
+    for power in (None, 1, 2):
+        with _ProductTerms(power) as mode:
+            results.append(backward())
+        recorded.append(mode.sums)
+    if not recorded[0]:
+        return Carried({}, {})
+
+    def moved(size: Size) -> Tensors:
+        sizes = [_size(size, *norms) for norms in zip(*recorded, strict=True)]
+        with _DeltaErrors(sizes, unit, seed):
+            return backward()
+
+    return _carried(moved, results[0], roundoff / unit)
+
+
+def _carried(moved: Callable[[Size], Tensors], exact: Tensors, scale: float) -> Carried:
+    found: dict[Size, Tensors] = {}
+    sizes: tuple[Size, ...] = ("bound", "spread")
+    for size in sizes:
+        results = moved(size)
+        found[size] = {
+            name: _of_row(_finite(results[name].double() - tensor.double()).abs_() * scale)
+            for name, tensor in exact.items()
+        }
+    return Carried(found["bound"], found["spread"])
+
+
+def _of_row(moved: torch.Tensor) -> torch.Tensor:
+    """At least the root mean square of the row: signs may cancel in one element by chance."""
+    if not moved.numel():
+        return moved
+    squares = moved.square()
+    mean = squares.mean(-1, keepdim=True) if moved.ndim > 1 else squares.mean()
+    return torch.maximum(moved, mean.sqrt())
+
+
+def _size(size: Size, value: torch.Tensor, total: torch.Tensor, root: torch.Tensor) -> torch.Tensor:
+    """The size of an error of a sum, in roundoffs, from the sum and its terms' two norms."""
+    spread = torch.hypot(value, root)
+    return spread if size == "spread" else torch.minimum(total, spread * _SIGMAS)
+
+
+def _row_sum(name: str, args: tuple[Any, ...], result: torch.Tensor) -> torch.Tensor:
+    """The sum that an operator makes: its result, or the delta of a softmax, [..., 1]."""
+    if name == "sum":
+        return result
+    grad, output, dim = args[:3]
+    delta: torch.Tensor = (grad * output).sum(dim, keepdim=True)
+    return delta
+
+
+def _of_terms(
+    func: Any,  # noqa: ANN401
+    places: tuple[int, ...],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    power: int,
+) -> Any:  # noqa: ANN401
+    """(sum |t|**power)**(1 / power) over the terms t of a product, in the form of its result."""
+    given = list(args)
+    for place, each in enumerate(args):
+        if place in places:
+            given[place] = each.abs() if power == 1 else each.square()
+        elif isinstance(each, torch.Tensor):
+            given[place] = torch.zeros_like(each)
+    changed = dict(kwargs)
+    if "alpha" in changed:
+        changed["alpha"] = abs(changed["alpha"]) ** power
+    result = func(*given, **changed)
+
+    def root(value: torch.Tensor | None) -> torch.Tensor | None:
+        return value if value is None or power == 1 else value.sqrt()
+
+    return root(result) if isinstance(result, torch.Tensor) else type(result)(map(root, result))
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
+    """The tensors among the arguments or the results of an operator."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, tuple | list):
+        for each in values:
+            yield from _tensors(each)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """What identifies the memory of a tensor and its views."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - not in the public API
+
+
+def _rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype).to(tensor.dtype)
+
+
+def _finite(values: torch.Tensor) -> torch.Tensor:
+    return torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
