@@ -11,6 +11,7 @@ from tlmatrix.backend.assembly import check_budgets
 from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.extensions import distributed
 from tlmatrix.run.outcome import Outcome, bug_words, combined, with_bug
+from tlmatrix.run.process_state import StateGuard
 from tlmatrix.run.result import Status
 from tlmatrix.spec.model.spec import has_ranks
 from tlmatrix.tracebacks import user_traceback
@@ -91,8 +92,10 @@ def _compile(
     assert isinstance(backend, CompileBackend)
     backend.launched.clear()
     findings: list[Finding] = []
+    left_changed: list[Finding] = []
     try:
-        _trace(binding, problem)
+        with StateGuard("the entry", left_changed, patches=True):
+            _trace(binding, problem)
     except FindingsError as error:
         findings += error.findings
     except EntryError as error:
@@ -106,6 +109,7 @@ def _compile(
                 pattern=f"{backend.target} {type(error.error).__name__}",
             )
         )
+    findings += left_changed if "guards" in spec.checks else []
     compiled = [assembler.assemble(kernel, backend.target) for kernel in backend.launched]
     if keep is not None:
         for kernel, result in zip(backend.launched, compiled, strict=True):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.run.harness import case_seed, invalid_input_of
 from tlmatrix.run.invalid_inputs import check_invalid_input
 from tlmatrix.run.outcome import Outcome, bug_words, error_outcome, with_bug
+from tlmatrix.run.process_state import StateGuard
 from tlmatrix.run.result import Status
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.unwinding import unwinds
@@ -62,7 +63,9 @@ def execute_case(
     if bug is not None and bug.mode == "quarantine":
         return Outcome(Status.QUARANTINED, message=bug_words(bug))
     try:
-        findings = _findings(harness, spec, case, options, measurements)
+        bound = harness.bind(spec)
+        with StateGuard("the code of the case", harness.left_changed, patches=True):
+            findings = _findings(harness, bound, spec, case, options, measurements)
         outcome = Outcome(Status.FAILED if findings else Status.PASSED, tuple(findings))
     except SpecError:
         raise
@@ -70,14 +73,20 @@ def execute_case(
         if unwinds(error):
             raise
         outcome = error_outcome(error, harness.backend, measurements, strict=options.strict)
+    if "guards" in (spec.checks if options.checks is None else options.checks):
+        outcome = outcome.with_findings(harness.left_changed)
     all_checks = options.reruns == "all" and case.origin != "fuzz"
     return outcome if bug is None else with_bug(outcome, bug, all_checks=all_checks)
 
 
 def _findings(
-    harness: Harness, spec: Spec, case: Case, options: JudgeOptions, measurements: Measurements
+    harness: Harness,
+    bound: BoundSpec,
+    spec: Spec,
+    case: Case,
+    options: JudgeOptions,
+    measurements: Measurements,
 ) -> list[Finding]:
-    bound = harness.bind(spec)
     with measurements.phase("problem"):
         problem = harness.problem(bound, spec, case, options.seed)
     measurements.measure_inputs(problem)

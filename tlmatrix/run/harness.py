@@ -17,6 +17,7 @@ from tlmatrix.matrix.case import seed_from
 from tlmatrix.run.coverage import counting
 from tlmatrix.run.forks import end_returned_child
 from tlmatrix.run.invalid_inputs import invalid_problem
+from tlmatrix.run.process_state import StateGuard
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.model.spec import has_ranks
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend import Backend, Binding
     from tlmatrix.backend.assembly import Assembler, Keep
+    from tlmatrix.check.finding import Finding
     from tlmatrix.check.running import SeveralRanks
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Family, Problem, Tensors
@@ -86,12 +88,14 @@ class Harness:
         roots: folders, besides the spec's own, from which entries are imported.
         rank_seconds: time limit of a call on several ranks, after which they count as hung.
         keep: what the backend `compile` keeps of compiled kernels, and where.
+        left_changed: findings of settings of the process that the running case changed.
     """
 
     backend: Backend
     roots: tuple[Path, ...] = ()
     rank_seconds: float = 120.0
     keep: Keep | None = None
+    left_changed: list[Finding] = field(default_factory=list)
     _bound: dict[tuple[Path, str, int | None], BoundSpec] = field(default_factory=dict)
     _executors: Executors | None = None
     _assembler: Assembler | None = None
@@ -179,11 +183,12 @@ class Harness:
 
         @contextmanager
         def measured() -> Iterator[None]:
-            if measurements is None:
-                yield
-                return
-            with measurements.phase("entry"), counting(measurements.recorder):
-                yield
+            with StateGuard("the entry", self.left_changed):
+                if measurements is None:
+                    yield
+                    return
+                with measurements.phase("entry"), counting(measurements.recorder):
+                    yield
 
         if has_ranks(binding.spec):
             on_ranks: SeveralRanks = self._ranks().entry(binding, lambda: next(runs), measured)
@@ -224,6 +229,7 @@ class Harness:
 
     def end_case(self) -> None:
         """Free what belongs to the case that ran."""
+        self.left_changed.clear()
         if self._executors is not None:
             self._executors.end_case()
 

@@ -14,7 +14,7 @@ from tlmatrix.run.result import SkipReason, Status
 from tlmatrix.tracebacks import user_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from tlmatrix.backend import Backend
     from tlmatrix.run.measurements import Measurements
@@ -31,6 +31,14 @@ class Outcome:
     reason: SkipReason | None = None
     message: str = ""
     kernels: tuple[Mapping[str, Any], ...] = ()
+
+    def with_findings(self, findings: Iterable[Finding]) -> Outcome:
+        """The outcome with further findings: of a case that passed, it has failed."""
+        found = (*self.findings, *findings)
+        if found == self.findings or self.status is Status.SKIPPED:
+            return self
+        status = Status.FAILED if self.status is Status.PASSED else self.status
+        return replace(self, status=status, findings=found)
 
 
 def combined(
