@@ -6,8 +6,10 @@ which is imported only when it runs.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +18,7 @@ from tlmatrix.cache_files import prepare_caches
 from tlmatrix.commands.arguments import command_line
 from tlmatrix.commands.screen import print_wrapped
 from tlmatrix.config import ConfigError, load_config
-from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.exit_codes import ExitCode, OutputError, UsageError
 from tlmatrix.launchers import idle_rank
 
 if TYPE_CHECKING:
@@ -47,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from tlmatrix.spec.issues import SpecError
 
     try:
-        return command_named(arguments.command)(arguments, load_config(Path.cwd()))
+        code = command_named(arguments.command)(arguments, load_config(Path.cwd()))
+        sys.stdout.flush()
     except SpecError as error:
         print_wrapped(str(error), sys.stderr)
         return ExitCode.USAGE
@@ -56,10 +59,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.USAGE
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+    except OutputError as error:
+        print_wrapped(f"tlmatrix: {error}", sys.stderr)
+        return ExitCode.INTERNAL
     except BrokenPipeError:
         # The reader, such as head, ended. Python must not report an error when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return ExitCode.OK
+    except Exception as error:  # noqa: BLE001 - the exit code 1 would mean that a case failed
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            _discard_output()  # what is left of it must not fail again
+            print_wrapped(f"tlmatrix: the output cannot be written: {error.strerror}", sys.stderr)
+        else:
+            traceback.print_exception(error)
+            print_wrapped("tlmatrix: internal error; please report it with these lines", sys.stderr)
+        return ExitCode.INTERNAL
+    return code
+
+
+def _discard_output() -> None:
+    """Send what is still to be printed nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _has_workers(run: argparse.Namespace) -> bool:

@@ -63,6 +63,33 @@ def test_merged_shards_are_the_run(project: Project) -> None:
     assert {each.case for each in again.results} == {each.case for each in first.results}
 
 
+@pytest.mark.parametrize("other", ["--seed", "versions", "sources"])
+def test_shards_of_several_runs_are_refused_with_both_values(project: Project, other: str) -> None:
+    project.spec()
+    _run_shards(project, 2, "--times", "")
+    file = project.folder / "shards" / "2.jsonl"
+    if other == "--seed":
+        file.unlink()
+        words = ("--shard", "2/2", "--times", "", "--seed", "5", "--results", str(file))
+        assert project.tlmatrix("run", ".", "-n", "0", *words).code == ExitCode.OK
+        expected = "different values of --seed: 0 in shards/1.jsonl; 5 in shards/2.jsonl"
+    elif other == "versions":
+        lines = file.read_text().splitlines(keepends=True)
+        header = json.loads(lines[0])
+        header["versions"]["torch"] = "1.0"
+        file.write_text(json.dumps(header) + "\n" + "".join(lines[1:]))
+        expected = "; 1.0 in shards/2.jsonl"
+    else:
+        module = project.folder / f"{project.module}.py"
+        module.write_text(module.read_text() + "# edited\n")
+        assert project.tlmatrix("run", "--resume", str(file), "-n", "0").code == ExitCode.OK
+        expected = f"different values of {module.name} (scale.yaml): "
+    outcome = project.tlmatrix("merge", "shards", "-o", "merged.jsonl")
+    assert outcome.code == ExitCode.USAGE
+    assert expected in outcome.out.replace("\n", " "), outcome.out
+    assert not (project.folder / "merged.jsonl").exists()
+
+
 def _results(project: Project, name: str):
     return read_records(project.folder / name).results
 

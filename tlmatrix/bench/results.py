@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.bench.statistics import Interval, interval, speed_between_runs, speed_ratio
 from tlmatrix.bench.timing import Samples
+from tlmatrix.exit_codes import writing
 from tlmatrix.problem import Cost
 
 if TYPE_CHECKING:
@@ -176,11 +177,19 @@ class BenchFile:
         return {"format": FORMAT, "kind": "tlmatrix bench", **self.about, "cases": cases}
 
     def write(self, path: Path) -> None:
-        """Replace the file atomically."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f"{path.name}.draft")
-        draft.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-        draft.replace(path)
+        """Replace the file atomically; a device or a pipe is written to.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        text = json.dumps(self.to_json(), indent=1) + "\n"
+        with writing("--output", path):
+            if path.exists() and not path.is_file():
+                path.write_text(text, encoding="utf-8")
+            else:
+                draft = path.with_name(f"{path.name}.draft")
+                draft.write_text(text, encoding="utf-8")
+                draft.replace(path)
 
     def find(self, case: CaseTimes) -> CaseTimes | None:
         """The same case in this file, None if it has none."""
@@ -209,11 +218,19 @@ def read_bench(path: Path) -> BenchFile:
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BenchFileError(f"{path}: not JSON: {error}") from error
     if not isinstance(data, dict) or data.get("kind") != "tlmatrix bench":
         raise BenchFileError(f"{path}: not written by `tlmatrix bench`")
-    if data["format"] != FORMAT:
-        raise BenchFileError(f"{path}: has format {data['format']}, this tlmatrix reads {FORMAT}")
+    if data.get("format") != FORMAT:
+        raise BenchFileError(
+            f"{path}: has format {data.get('format')!r}, and this tlmatrix reads format {FORMAT}; "
+            "use the version that wrote it, or time its cases again"
+        )
     about = {name: value for name, value in data.items() if name not in ("format", "kind", "cases")}
-    return BenchFile(about, [CaseTimes.from_json(each) for each in data["cases"]])
+    try:
+        file = BenchFile(about, [CaseTimes.from_json(each) for each in data["cases"]])
+        file.to_json()  # computes the medians
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise BenchFileError(f"{path}: a case cannot be read: {error!r}") from error
+    return file

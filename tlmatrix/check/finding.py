@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from tlmatrix.json_fields import fields_of
 from tlmatrix.words import bounded
 
 if TYPE_CHECKING:
@@ -116,8 +117,13 @@ class Finding:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Finding:
-        """The finding that `to_json` wrote; ignores fields of later versions."""
-        known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
+        """The finding that `to_json` wrote; ignores fields of later versions.
+
+        Raises:
+            TypeError: a value does not have the type of its field.
+        """
+        known = fields_of(cls, data)
+        known.pop("compared", None)
         if "block" in known:
             known["block"] = tuple(known["block"])
         known["pictures"] = tuple(known.get("pictures", ()))

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.exit_codes import ExitCode, UsageError, writing
 from tlmatrix.results_file import shown_path
 
 if TYPE_CHECKING:
@@ -57,11 +57,8 @@ def copy_spec(arguments: argparse.Namespace, _config: Config) -> ExitCode:
         path = target if one_file else target / source.name
         if path.exists():
             raise UsageError(f"copy-spec: {path} exists; give another -o, or remove it")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        with writing("-o", path):
             path.write_bytes(source.read_bytes())
-        except OSError as error:
-            raise UsageError(f"copy-spec: {path}: {error}") from error
         command = f"tlmatrix run {shlex.quote(shown_path(path))}"
         print(f"{shown_path(path)}: run it with `{command}`")
     return ExitCode.OK

@@ -67,8 +67,21 @@ def _shortened(problems: Sequence[str]) -> list[str]:
 
 
 def last_run(given: str | None, config: Config) -> RunRecords | None:
-    """The last recorded run in the project's folder, or in the `given` folder or file."""
-    return next(recent_runs(given, config), None)
+    """The last recorded run in the project's folder, or in the `given` folder or file.
+
+    Raises:
+        UsageError: this version does not read the format of its file.
+    """
+    from tlmatrix.run.records import FormatError, RecordsError, read_records
+
+    for path in kept_results(given, config, "run"):
+        try:
+            return read_records(path)
+        except FormatError as error:
+            raise UsageError(str(error)) from error
+        except (OSError, RecordsError):
+            continue  # It has just begun, or is not a results file.
+    return None
 
 
 def recent_runs(
@@ -84,7 +97,7 @@ def recent_runs(
         try:
             yield read_records(path)
         except (OSError, RecordsError):
-            continue  # It has just begun, or is not a results file.
+            continue  # It has just begun, is not a results file, or has another format.
 
 
 def _with_resumed_run(
@@ -173,7 +186,7 @@ def _existing(nodes: Iterable[str]) -> list[str]:
     found = []
     for node in nodes:
         path, _, case = node.partition("::")
-        if not Path(path).is_file():
+        if not os.path.isfile(path):  # noqa: PTH113 - False for a name that no file can have
             continue
         try:
             find_case(load(path), case)

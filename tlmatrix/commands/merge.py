@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.exit_codes import ExitCode, OutputError, UsageError, writing
 from tlmatrix.report.text import count
-from tlmatrix.results_file import shown_path
+from tlmatrix.results_file import PACKAGES, shown_path
 from tlmatrix.run.events import Summary
 from tlmatrix.run.records import RecordsError, RecordsWriter, read_records
 from tlmatrix.run.result import FAILURES, Status
@@ -33,7 +33,9 @@ def merge(arguments: argparse.Namespace, _config: Config) -> ExitCode:
     """Merge the results files of shards.
 
     Raises:
-        UsageError: shards or results of cases are missing; nothing is written.
+        UsageError: shards or results of cases are missing, or they are of several runs; nothing is
+            written.
+        OutputError: the file cannot be written.
     """
     output = Path(arguments.output)
     shards = _newest_of_each(_records(arguments.paths, output))
@@ -93,6 +95,7 @@ def _problems(shards: Sequence[RunRecords]) -> Iterator[str]:
         for records in shards:
             yield f"  {records.path}: shard {records.header.shard} of plan {records.header.plan}"
         return
+    yield from _mixed(shards)
     parsed = [Shard.parse(records.header.shard) for records in shards]
     total = parsed[0].count
     there = {shard.number for shard in parsed}
@@ -103,17 +106,48 @@ def _problems(shards: Sequence[RunRecords]) -> Iterator[str]:
         yield from _missing_cases(records)
 
 
+def _mixed(shards: Sequence[RunRecords]) -> Iterator[str]:
+    """What differs between the shards, so that they are not one run: each with its values."""
+    found: dict[str, dict[str, dict[str, None]]] = {}
+    for records in shards:
+        file = shown_path(records.path.resolve())
+        for name, value in _facts(records):
+            found.setdefault(name, {}).setdefault(value, {})[file] = None
+    for name, values in found.items():
+        if len(values) > 1:
+            words = "; ".join(
+                f"{value or 'none'} in {', '.join([*files][:_NAMED])}"
+                for value, files in values.items()
+            )
+            yield f"the results have different values of {name}: {words}"
+
+
+def _facts(records: RunRecords) -> Iterator[tuple[str, str]]:
+    """What must be equal in all results of a run: its settings, versions and sources."""
+    header = records.header
+    yield "--tier", header.tier
+    yield "--backend", header.backend
+    yield "--arch", " ".join(header.architectures)
+    yield "-k", header.select
+    yield "--no-fuzz", str(not header.fuzz)
+    for seed in {header.seed, *(result.seed for result in records.results)}:
+        yield "--seed", str(seed)
+    for name in PACKAGES[:3]:
+        yield name, header.versions.get(name, "")
+    for path, digest in {(result.path, result.sources) for result in records.results}:
+        for name, value in records.sources.get(digest, {}).items():
+            yield (name if name in PACKAGES else f"{name} ({path})"), value
+
+
 def _missing_cases(records: RunRecords) -> Iterator[str]:
     shard, file = records.header.shard, shown_path(records.path.resolve())
     yield from records.problems
-    # A result without a key is only a record that the case began.
-    judged = {(result.path, result.case) for result in records.results if result.key}
-    planned = [(path, case) for path, cases in records.planned.items() for case in cases]
-    missing = [f"{path}::{case}" for path, case in planned if (path, case) not in judged]
+    missing = records.missing
     if missing:
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        planned = sum(map(len, records.planned.values()))
         yield (
-            f"shard {shard}: {len(missing)} of {count(len(planned), 'case')} have no result: "
+            f"shard {shard}: {len(missing)} of {count(planned, 'case')} have no result: "
             f"{', '.join(missing[:_NAMED])}{more}; `tlmatrix run --resume {shlex.quote(file)}` "
             "runs them"
         )
@@ -121,11 +155,16 @@ def _missing_cases(records: RunRecords) -> Iterator[str]:
 
 def _write(output: Path, shards: Sequence[RunRecords]) -> None:
     """Write one results file: a header, the last record of each case, and a summary."""
-    output.unlink(missing_ok=True)
+    with writing("-o", output):
+        if output.is_file():
+            output.unlink()
     writer = RecordsWriter(output)
     first = shards[0].header
     command = shlex.join(["tlmatrix", "merge", *(shown_path(each.path) for each in shards)])
-    writer.header(replace(first, shard="", command=command))
+    sources = {path: parts for each in shards for path, parts in each.header.sources.items()}
+    writer.header(replace(first, shard="", command=command, sources=sources))
+    for records in shards:
+        writer.plan(records.planned)
     for records in shards:
         for result in records.results:
             writer.case(result)
@@ -139,4 +178,4 @@ def _write(output: Path, shards: Sequence[RunRecords]) -> None:
     writer.summary(Summary(dict(counts), round(seconds, 3), int(failed)))
     writer.close()
     if writer.error:
-        raise UsageError(f"merge: {output} cannot be written: {writer.error}")
+        raise OutputError(f"-o {output}: cannot be written: {writer.error}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.commands.results import open_results
-from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.exit_codes import ExitCode, UsageError, writing
 from tlmatrix.report.text import count
 from tlmatrix.results_file import shown_path
 
@@ -22,7 +21,8 @@ def report(arguments: argparse.Namespace, config: Config) -> ExitCode:
     """Write the report.
 
     Raises:
-        UsageError: a file cannot be read or written, or is not a results file.
+        UsageError: a file cannot be read, or is not a results file.
+        OutputError: the report cannot be written.
     """
     from tlmatrix.report.html import render
 
@@ -34,21 +34,17 @@ def report(arguments: argparse.Namespace, config: Config) -> ExitCode:
             runs.append(open_results("report", given, config))
     text = render(runs, bench)
     path = Path(arguments.output)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing("-o", path):
         path.write_text(text, encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UsageError(f"-o {path}: {error}") from error
     cases = sum(len(run.results) for run in runs)
     print(f"{shown_path(path)}: {count(cases, 'case')}, {len(text) / 1e6:.1f} MB")
     return ExitCode.OK
 
 
 def _bench(path: Path) -> Mapping[str, Any]:
+    from tlmatrix.bench.results import BenchFileError, read_bench
+
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return read_bench(path).to_json()
+    except (OSError, BenchFileError) as error:
         raise UsageError(f"report {path}: {error}") from error
-    if not isinstance(data, dict) or data.get("kind") != "tlmatrix bench":
-        raise UsageError(f"report {path}: not a file of `tlmatrix bench`")
-    return data

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tlmatrix.commands.screen import print_wrapped
-from tlmatrix.exit_codes import ExitCode, UsageError
-from tlmatrix.results_file import kept_results, shown_path
+from tlmatrix.exit_codes import ExitCode, UsageError, writing
+from tlmatrix.results_file import kept_results, resume_command, shown_path
 
 if TYPE_CHECKING:
     import argparse
@@ -24,6 +24,8 @@ _PROBLEMS = 5
 def show(arguments: argparse.Namespace, config: Config) -> ExitCode:
     """Print the report of a recorded run or search again; `--junitxml`, `--github` also for CI.
 
+    The exit code is 1 if a case failed or has no result.
+
     Raises:
         UsageError: there is no such results file.
     """
@@ -35,12 +37,14 @@ def show(arguments: argparse.Namespace, config: Config) -> ExitCode:
         report = TerminalReport(console, verbosity=arguments.verbose - arguments.quiet)
         report.show(records, shown_path(records.path))
     publish(records, junitxml=arguments.junitxml, github=arguments.github)
+    if records.incomplete and records.planned:
+        print(f"to continue this run: {resume_command(records.path)}")
     failed = any(result.failed for result in records.results)
-    return ExitCode.FINDINGS if failed else ExitCode.OK
+    return ExitCode.FINDINGS if failed or records.incomplete else ExitCode.OK
 
 
 def diff(arguments: argparse.Namespace, config: Config) -> ExitCode:
-    """Compare two runs; exit code 1 if a case fails that did not, or is no longer judged.
+    """Compare two runs; exit code 1 if a case fails that did not, or is not judged now.
 
     Raises:
         UsageError: a results file does not exist.
@@ -89,17 +93,14 @@ def publish(records: RunRecords, *, junitxml: str | None, github: bool) -> None:
     """Write JUnit XML to a file, and with `github` annotations and the job summary.
 
     Raises:
-        UsageError: a file cannot be written.
+        OutputError: a file cannot be written.
     """
     from tlmatrix.report.ci import error_annotations, job_summary, junit_xml
 
     if junitxml is not None:
-        try:
-            path = Path(junitxml)
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path = Path(junitxml)
+        with writing("--junitxml", path):
             path.write_text(junit_xml(records), encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"--junitxml {junitxml}: {error}") from error
     if not github:
         return
     root = Path(os.environ.get("GITHUB_WORKSPACE") or Path.cwd())
@@ -108,8 +109,6 @@ def publish(records: RunRecords, *, junitxml: str | None, github: bool) -> None:
     sys.stdout.flush()
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
-        try:
-            with Path(summary).open("a", encoding="utf-8") as file:
-                file.write(job_summary(records))
-        except OSError as error:
-            raise UsageError(f"GITHUB_STEP_SUMMARY={summary}: {error}") from error
+        path = Path(summary)
+        with writing("GITHUB_STEP_SUMMARY", path), path.open("ab") as file:
+            file.write(job_summary(records).encode(errors="replace"))

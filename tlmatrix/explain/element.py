@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tlmatrix.check.finding import tensor_index
-from tlmatrix.exit_codes import UsageError
+from tlmatrix.exit_codes import UsageError, writing
 from tlmatrix.explain.calls import Calls
 from tlmatrix.explain.inputs import influence_lines, poison_lines
 from tlmatrix.explain.location import locate
@@ -242,4 +242,5 @@ def _draw(session: Session, explanation: Explanation, path: Path) -> None:
     assert session.log is not None
     launch = session.log.launches[explanation.launch - 1]
     picture = launch_picture(launch, mapped(launch), explanation.buffer, explanation.index)
-    path.write_text(picture, encoding="utf-8")
+    with writing("--picture", path):
+        path.write_text(picture, encoding="utf-8")

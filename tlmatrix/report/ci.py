@@ -42,7 +42,9 @@ def junit_xml(records: RunRecords) -> str:
     for result in records.results:
         by_path.setdefault(result.path, []).append(result)
     for path, results in by_path.items():
-        suite = ET.SubElement(root, "testsuite", name=path, timestamp=records.header.started)
+        suite = ET.SubElement(
+            root, "testsuite", name=_xml(path), timestamp=_xml(records.header.started)
+        )
         _counts(suite, results)
         for result in results:
             suite.append(_case(result))

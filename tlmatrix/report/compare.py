@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tlmatrix.report.text import count
+from tlmatrix.results_file import shown_path
 from tlmatrix.run.result import CaseResult, Status
 from tlmatrix.triage.cause import cause_of
 from tlmatrix.triage.groups import group_failures
@@ -68,8 +69,9 @@ class Comparison:
 
     @property
     def worse(self) -> bool:
-        """Whether a case fails that did not, or is no longer judged."""
-        return bool(self.failing or self.failing_added or self.unjudged)
+        """Whether a case fails that did not, is no longer judged, or has no result in a run."""
+        incomplete = self.before.incomplete or self.after.incomplete
+        return bool(self.failing or self.failing_added or self.unjudged or incomplete)
 
 
 def _failed(result: CaseResult | None) -> bool:
@@ -115,6 +117,9 @@ def comparison_lines(found: Comparison, most: int = 20) -> Iterator[str]:
         f"{count(found.common, 'case')} in both runs, {found.added:,} only in the later, "
         f"{len(found.removed):,} only in the earlier"
     )
+    for run, place in ((old, "earlier"), (new, "later")):
+        if run.incomplete:
+            yield f"the {place} run is incomplete ({shown_path(run.path)}): {run.incomplete}"
     if new.header.seed != old.header.seed:
         yield f"the runs have other inputs: seed {old.header.seed} and {new.header.seed}"
     places = [{r.backend for r in run.results if r.backend} for run in (old, new)]

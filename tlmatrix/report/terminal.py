@@ -87,8 +87,8 @@ class TerminalReport:
         if self._verbosity >= 0:
             words = f"{count(len(results), 'case')} of {count(len(specs), 'spec')}; "
             self.note(f"{words}{header.tier} tier, {header.started}: {header.command}")
-        if records.summary is None:
-            self.note("the run did not finish")
+        if records.incomplete:
+            self.note(records.incomplete)
         for result in results:
             self._results.append(result)
             self._print_case(result)

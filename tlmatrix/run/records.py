@@ -11,12 +11,13 @@ import json
 import os
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.check.finding import Finding
+from tlmatrix.json_fields import fields_of
 from tlmatrix.run.coverage import CoverageReader, CoverageWriter
 from tlmatrix.run.events import RunHeader, Summary
 from tlmatrix.run.result import CaseResult, Status
@@ -32,6 +33,10 @@ _FORMAT = 1
 
 class RecordsError(ValueError):
     """The file is not a results file."""
+
+
+class FormatError(RecordsError):
+    """The file has a format that this version does not read."""
 
 
 class RecordsWriter:
@@ -178,6 +183,7 @@ class RunRecords:
 
     path: Path
     header: RunHeader
+    """That of the first session, with the versions of the last one."""
     results: tuple[CaseResult, ...]
     summary: Summary | None
     """None if the run did not finish."""
@@ -204,10 +210,11 @@ class RunRecords:
     @property
     def incomplete(self) -> str:
         """What the file lacks of its run, in words; empty if it is complete."""
+        words = [] if self.summary is not None else ["the run did not finish"]
         if self.missing:
             total = sum(map(len, self.planned.values()))
-            return f"{len(self.missing):,} of {total:,} planned cases have no result"
-        return "" if self.summary is not None else "the run did not finish"
+            words.append(f"{len(self.missing):,} of {total:,} planned cases have no result")
+        return "; ".join(words)
 
     def counts(self) -> Counter[Status]:
         """Cases by status."""
@@ -221,7 +228,7 @@ def read_records(path: Path) -> RunRecords:
     are left out and are in `problems`; without a header, default settings are taken.
 
     Raises:
-        RecordsError: it is not a file, or no line is a record of a run.
+        RecordsError: it is not a file, no line is a record of a run, or it has another format.
         OSError: the file cannot be read.
     """
     if path.exists() and not path.is_file():  # a device or a pipe may have no end
@@ -259,7 +266,9 @@ class _Reader:
             if not isinstance(record, dict):
                 raise TypeError(f"it is {type(record).__name__}, not an object")  # noqa: TRY301
             self._add(record)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except FormatError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             words = str(error) if not isinstance(error, KeyError) else f"it has no {error}"
             problem = f"{self._path}:{number}: not a record: {words}; the line is left out"
             if isinstance(error, json.JSONDecodeError) and line.startswith(b'{"record":'):
@@ -273,8 +282,9 @@ class _Reader:
     def _add(self, record: dict[str, Any]) -> None:
         match record.pop("record", None):
             case "run":
+                self._require_format(record)
                 header = _header(record)
-                self._header = self._header or header
+                self._header = replace(self._header or header, versions=header.versions)
                 self._now = header.sources
                 self._sources |= {digest_of(parts): parts for parts in self._now.values()}
                 self._summary = None
@@ -293,13 +303,23 @@ class _Reader:
             case "coverage":
                 self._covered.case(record)
             case "summary":
-                self._summary = Summary(
-                    **{name: record[name] for name in Summary.__dataclass_fields__}
-                )
+                self._summary = Summary(**fields_of(Summary, record))
             case None:
                 raise ValueError("it has no key 'record'")
             case _:
                 pass  # a record of a later version
+
+    def _require_format(self, record: Mapping[str, Any]) -> None:
+        found = record["format"]
+        if found == _FORMAT:
+            return
+        versions = record.get("versions")
+        by = versions.get("tlmatrix") if isinstance(versions, dict) else None
+        writer = f"tlmatrix {by}" if by else "another version of tlmatrix"
+        raise FormatError(
+            f"{self._path}: has results format {found!r}, and this tlmatrix reads {_FORMAT}; "
+            f"use {writer}, which wrote it, or run its cases again"
+        )
 
     def _plan(self, path: str, ids: Sequence[str]) -> None:
         """Add the planned cases of a spec; other sources begin a new plan."""
@@ -340,27 +360,17 @@ def _header(record: Mapping[str, Any]) -> RunHeader:
     Raises:
         KeyError, TypeError, ValueError: the record is not one.
     """
-    known = RunHeader.__dataclass_fields__
-    found = {name: record[name] for name in known if name in record}
+    found = fields_of(RunHeader, record)
     for name in ("paths", "architectures"):
-        given = found.get(name, ())
-        if not isinstance(given, list | tuple):
-            raise TypeError(f"its {name} are {given!r}, not a list")
-        found[name] = tuple(map(str, given))
-    texts = ("tier", "backend", "started", "command", "folder", "select", "shard", "plan", "times")
-    for name in texts:
-        if not isinstance(found.get(name, ""), str):
-            raise TypeError(f"its {name} is {found[name]!r}, not a text")
-    if not isinstance(record["seed"], int):
-        raise TypeError(f"its seed is {record['seed']!r}, not a whole number")
+        found[name] = tuple(found.get(name, ()))
     return RunHeader(**found)
 
 
 def _unfinished(record: Mapping[str, Any]) -> CaseResult:
     return CaseResult(
-        spec=Path(record["path"]).stem,
-        path=record["path"],
-        case=record["case"],
+        spec=Path(str(record["path"])).stem,
+        path=str(record["path"]),
+        case=str(record["case"]),
         status=Status.CRASHED,
         findings=(
             Finding(

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.check.finding import Finding
+from tlmatrix.json_fields import fields_of
 from tlmatrix.spec.values import canonical
 from tlmatrix.words import bounded, quoted
 
@@ -181,8 +182,13 @@ class CaseResult:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CaseResult:
-        """Read the data of `to_json`; unknown fields are ignored."""
-        known = {name: data[name] for name in cls._recorded() if name in data}
+        """Read the data of `to_json`; unknown fields are ignored.
+
+        Raises:
+            KeyError, TypeError, ValueError: the data are not those of a result.
+        """
+        known = fields_of(cls, data)
+        known.pop("coverage", None)
         known["status"] = Status(known["status"])
         if "reason" in known:
             known["reason"] = SkipReason(known["reason"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +40,7 @@ def reusable(
         if result.status is not Status.PASSED:
             continue
         path = (folder / result.path).resolve()
-        if not path.is_file():
+        if not os.path.isfile(path):  # noqa: PTH113 - False for a name that no file can have
             continue
         reason = _reason(earlier, result, watch, path, seed, backend)
         if reason:

@@ -11,7 +11,7 @@ from tlmatrix.commands.new.first_run import run_draft
 from tlmatrix.commands.new.signatures import signature_draft
 from tlmatrix.commands.new.spec_text import spec_text
 from tlmatrix.commands.new.targets import target_of
-from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.exit_codes import ExitCode, UsageError, writing
 
 if TYPE_CHECKING:
     import argparse
@@ -34,8 +34,8 @@ def new(arguments: argparse.Namespace, config: Config) -> ExitCode:
     if path is None:
         print(spec_text(draft), end="")
         return ExitCode.OK
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(spec_text(draft), encoding="utf-8")
+    with writing("-o", path):
+        path.write_text(spec_text(draft), encoding="utf-8")
     lines = [f"wrote {path}", *(f"  {note}" for note in draft.notes)]
     print("\n".join(lines))
     if draft.complete and not arguments.no_run:

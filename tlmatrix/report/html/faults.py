@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -80,15 +81,21 @@ def fault_page(
         facts=tuple(_facts(group, first)),
         story="\n".join(describe_group(group, width=110, brief=False)),
         drawings=tuple(
-            (finding.tensor or "", tuple(Drawing(svg(p), caption(p)) for p in finding.pictures))
+            (finding.tensor or "", drawings)
             for finding in shown.findings
-            if finding.pictures
+            if (drawings := tuple(_drawings(finding)))
         ),
         commands=tuple(_commands(shown, first)),
         excerpts=tuple(_excerpts(group, shown, folder, specs)),
         cases=group.results[:_CASES],
         total=len(group.results),
     )
+
+
+def _drawings(finding: Finding) -> Iterator[Drawing]:
+    for picture in finding.pictures:
+        with suppress(ArithmeticError, LookupError, TypeError, ValueError, zlib.error):
+            yield Drawing(svg(picture), caption(picture))  # unless its record was damaged
 
 
 def _facts(group: Group, first: Finding | None) -> Iterator[tuple[str, str]]:
@@ -136,7 +143,7 @@ def _excerpts(
 def _excerpt(path: Path, name: str, marked: set[int], around: int, note: str) -> Excerpt | None:
     try:
         source = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a name that no file can have
         return None
     wanted = sorted(
         {near for line in marked for near in range(line - around, line + around + 1)}
@@ -180,6 +187,6 @@ def _loaded(path: Path, specs: dict[Path, Spec | None]) -> Spec | None:
     if path not in specs:
         try:
             specs[path] = load_spec(path)
-        except (SpecError, OSError):
+        except (SpecError, OSError, ValueError):
             specs[path] = None
     return specs[path]
