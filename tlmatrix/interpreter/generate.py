@@ -104,7 +104,8 @@ def generate(func: Any, text: str, options: Options) -> Program:
     if options.wide:
         kernel = widened(kernel)
     threads = needs_threads(kernel, THREAD_OPERATIONS, EACH_THREAD)
-    waits = calls_models(kernel, is_modelled) and not threads
+    calls = calls_models(kernel, is_modelled)
+    waits = calls and not threads
     if options.recorded and threads:
         raise Unsupported(f"kernel {kernel.name} cannot be traced: its threads have warp roles")
     instruments, finish = _instruments(kernel, options)
@@ -114,10 +115,12 @@ def generate(func: Any, text: str, options: Options) -> Program:
         agents = Threads(ASYNCHRONOUS)
         instruments = [RaceInstrument(agents), *instruments]
         rules = rules.overlaid(rules_of_threads(agents, SYNCHRONIZING)).overlaid(THREAD_RULES)
+        if calls:
+            rules = rules.overlaid(rules_of_models(is_modelled, roles=True))
     elif waits and options.recorded:
         rules = rules.overlaid(_recorded_flags())
     elif waits:
-        rules = rules.overlaid(rules_of_models(is_modelled))
+        rules = rules.overlaid(rules_of_models(is_modelled, roles=False))
     usage = kernel_usage(kernel)
     facts = Facts(
         usage,

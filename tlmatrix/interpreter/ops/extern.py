@@ -6,11 +6,12 @@
             yield from call_extern('tlm_wait_ge_acquire_sys', Pointer(flags, (bx,), 'flags'), 1)
         return block_launch('main', block, (4, 2), LOCATIONS)
 
-While it waits other blocks run; see `ranks.blocks`.
+While it waits other blocks run; see `sync.dispatch`. Roles of threads are generators already.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.analysis.loops import is_grid
@@ -18,7 +19,7 @@ from tlmatrix.interpreter.emit.casts import plain
 from tlmatrix.interpreter.emit.emitter import Rules
 from tlmatrix.interpreter.emit.loops import bind_grid_index, check_grid, emit_for, grid_loops
 from tlmatrix.interpreter.emit.memory import buffer
-from tlmatrix.interpreter.emit.values import Val, is_value, literal
+from tlmatrix.interpreter.emit.values import Val, is_value, literal, numpy_name
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.rewrites.builtins import extern_name
 from tlmatrix.interpreter.ir.walk import walk
@@ -42,21 +43,51 @@ def calls_models(kernel: ir.Kernel, is_modelled: Callable[[str], bool]) -> bool:
     )
 
 
-def rules_of_models(is_modelled: Callable[[str], bool]) -> Rules:
-    """Rules for a kernel whose blocks wait in calls of modelled functions."""
+def rules_of_models(is_modelled: Callable[[str], bool], *, roles: bool) -> Rules:
+    """Rules for a kernel that calls modelled functions; without `roles` its blocks may wait."""
 
     def call(e: Emitter, node: ir.Call) -> Val:
         name = extern_name(node)
         if name in PRINTS or not is_modelled(name):
             return _BASE["tirx.call_extern"](e, node)
-        if e.axes or e.mask is not None:
-            raise e.refuse(f"a call of {name} inside T.Parallel")
-        arguments = ", ".join(_argument(e, arg, name) for arg in node.args[1:])
-        result = e.w.fresh("t")
-        e.w.line(f"{result} = yield from call_extern({name!r}, {arguments})")
-        return Val(result, node.dtype) if is_value(node.dtype) else literal(0, "int32")
+        if roles and name.startswith("tlm_"):
+            raise e.refuse(f"the flag function {name} in a kernel whose threads have roles")
+        return _call(e, node, name)
 
-    return Rules({ir.For: _emit_for}, {}, dict.fromkeys(_CALLS, call), {})
+    statements: dict[type, Callable[[Emitter, Any], None]] = {} if roles else {ir.For: _emit_for}
+    return Rules(statements, {}, dict.fromkeys(_CALLS, call), {})
+
+
+def _call(e: Emitter, node: ir.Call, name: str) -> Val:
+    """Call a model: for each active iteration or thread if they differ, else once."""
+    arguments = [_argument(e, arg, name) for arg in node.args[1:]]
+    result = _called(e, node, name, arguments)
+    for arg in node.args[1:]:
+        if _is_address(arg):
+            for instrument in e.instruments:
+                instrument.overwritten(e, buffer(e, arg.args[0].buffer))
+    return result
+
+
+def _called(e: Emitter, node: ir.Call, name: str, arguments: list[Val]) -> Val:
+    result = e.w.fresh("t")
+    threads_alone = len(e.axes) == 1 and e.agents.in_threads(e)
+    once = not e.axes or (threads_alone and not any(each.axes for each in arguments))
+    if once and (e.mask is None or e.mask.scalar):
+        codes = ", ".join(each.code for each in arguments)
+        if e.mask is not None:
+            e.w.line(f"{result} = 0")
+        with e.w.block(f"if {e.mask.code}") if e.mask is not None else nullcontext():
+            e.w.line(f"{result} = yield from call_extern({name!r}, {codes})")
+        return Val(result, node.dtype) if is_value(node.dtype) else literal(0, "int32")
+    axes = e.all_axes
+    dtype = node.dtype if is_value(node.dtype) else "int32"
+    codes = "".join(f"{each.code}, " for each in arguments)
+    e.w.line(
+        f"{result} = yield from call_extern_by_lane({name!r}, ({codes}), {e.mask_code}, "
+        f"{e.shape_of(axes)}, {numpy_name(dtype)!r})"
+    )
+    return Val(result, dtype, axes, owned=True)
 
 
 def _emit_for(e: Emitter, node: ir.For) -> None:
@@ -93,15 +124,25 @@ def _emit_for(e: Emitter, node: ir.For) -> None:
     e.prologue = e.launch_prologue
 
 
-def _argument(e: Emitter, node: Any, name: str) -> str:
-    if isinstance(node, ir.Call) and node.op in ("tirx.address_of", "tl.access_ptr"):
+def _is_address(node: Any) -> bool:
+    return isinstance(node, ir.Call) and node.op in ("tirx.address_of", "tl.access_ptr")
+
+
+def _argument(e: Emitter, node: Any, name: str) -> Val:
+    """An argument of a model; a value of several iterations has their axes."""
+    if _is_address(node):
         load = node.args[0]
         buf = buffer(e, load.buffer)
-        if not buf.is_global:
-            raise e.refuse(f"a call of {name} on {buf.name}, which is not global memory")
-        index = ", ".join(e.scalar(i, "an index").code for i in load.indices)
-        return f"Pointer({buf.code}, ({index},), {buf.name!r})"
+        if buf.rounding or not (buf.is_global or buf.scope.startswith("shared")):
+            raise e.refuse(
+                f"a call of {name} on {buf.name} ({buf.dtype}, {buf.scope}); models get pointers "
+                "to global memory, and to shared memory of dtypes that NumPy has"
+            )
+        indices = [e.expr(i) for i in load.indices]
+        axes = frozenset[int]().union(*(index.axes for index in indices))
+        code = ", ".join(index.code for index in indices)
+        kind = "Pointers" if axes else "Pointer"
+        return Val(f"{kind}({buf.code}, ({code},), {buf.name!r})", "handle", axes)
     if isinstance(node, ir.StringImm):
-        return repr(node.value)
-    value = plain(e, node)
-    return value.code if value.scalar else e.agents.uniform(e, value, f"an argument of {name}").code
+        return Val(repr(node.value), "handle")
+    return plain(e, node)

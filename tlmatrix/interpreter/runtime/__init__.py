@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from tlmatrix.interpreter.sync.dispatch import BlockLaunch
-from tlmatrix.interpreter.sync.externs import call_extern
+from tlmatrix.interpreter.sync.externs import call_extern, call_extern_by_lane
 from tlmatrix.interpreter.sync.launches import launch
-from tlmatrix.interpreter.sync.pointers import Pointer
+from tlmatrix.interpreter.sync.pointers import Pointer, Pointers
 from tlmatrix.interpreter.sync.regions import row_cells
 
 from . import atomics, counting, lanes, launching, mathematics, memory
@@ -35,7 +35,9 @@ def environment() -> dict[str, Any]:
     found.update(
         block_launch=BlockLaunch,
         call_extern=call_extern,
+        call_extern_by_lane=call_extern_by_lane,
         Pointer=Pointer,
+        Pointers=Pointers,
         launch=launch,
         row_cells=row_cells,
         KEPT=KEPT,

@@ -78,8 +78,8 @@ class GlobalShadow(Shadow):
     """
 
     __slots__ = (
-        "_atomics", "_boundaries", "_monitor", "_noted", "_order", "_packed", "_packed_alone",
-        "_ranks", "_reads", "_writes", "fresh", "quiet", "still",
+        "_atomics", "_boundaries", "_full", "_monitor", "_noted", "_order", "_packed",
+        "_packed_alone", "_ranks", "_reads", "_writes", "fresh", "quiet", "still",
     )  # fmt: skip
 
     def __init__(
@@ -105,6 +105,7 @@ class GlobalShadow(Shadow):
             or ("atomics" in on and "atomic" in usage)
             or ("write" in usage and bool(on & {"unwritten", "nonfinite"}))
         )
+        self._full = False
         self._monitor = monitor
         self._order = monitor.order
         self._packed = packed
@@ -145,7 +146,18 @@ class GlobalShadow(Shadow):
     def blank(self) -> Array | None:
         """Which elements have never been written; None if all have, or no sanitizer asks."""
         written = self.stored if self.known is None else self.known
-        return None if written is None or bool(written.all()) else ~written
+        return None if self._full or written is None or bool(written.all()) else ~written
+
+    @property
+    def full(self) -> bool:
+        """Whether all elements count as written, as after a call that got their address."""
+        return self._full
+
+    @full.setter
+    def full(self, value: bool) -> None:
+        if value and not self._full and self.known is not None:
+            self.known.fill(True)
+        self._full = value
 
     def reshaped(self, shape: tuple[int, ...]) -> GlobalShadow:
         """The shadow of a view of the same memory; packed rows are not followed into views."""

@@ -24,6 +24,8 @@ class Request:
     """Whether the agent has nothing to do, rather than something to wait for."""
     polls = False
     """Whether the agent has to run to see if it may go on: a loop that reads a flag."""
+    outside = False
+    """Whether other blocks may end the wait."""
 
     def ready(self) -> bool:
         """Whether the agent may go on."""
@@ -64,6 +66,7 @@ class Wait(Request):
         clock: what the agent acquires.
         value: the value of its `yield`.
         barrier: the barrier that reports name.
+        outside: whether other blocks may end the wait.
     """
 
     condition: Callable[[], bool]
@@ -71,6 +74,7 @@ class Wait(Request):
     clock: Callable[[], Clock] = dict
     value: Any = None
     barrier: str = ""
+    outside: bool = False
 
     def ready(self) -> bool:
         """Whether the condition holds."""
@@ -140,6 +144,11 @@ class Agent:
     def polls(self) -> bool:
         """Whether it can only look again at what other agents write."""
         return self.request is not None and self.request.polls
+
+    @property
+    def waits_outside(self) -> bool:
+        """Whether it waits for what other blocks may do."""
+        return self.request is not None and (self.request.outside or self.request.polls)
 
     @property
     def line(self) -> int:

@@ -11,8 +11,11 @@ from functools import partial
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from .agents import Wait
 from .flags import ORDERS, SCOPES, access, poll, wait_for
+from .pointers import Pointers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -74,8 +77,10 @@ def model_extern(name: str, model: Callable[..., Any]) -> None:
 
     Args:
         name: the function's name in the CUDA source.
-        model: called with the arguments of the call, on behalf of the whole block: numbers, and
-            a `Pointer` for `T.address_of`. A generator may yield `until(condition)` to wait.
+        model: called with the arguments of the call: numbers, and a `Pointer` for
+            `T.address_of`. It is called once on behalf of the whole block or warp role; for each
+            iteration of `T.Parallel`; and for each active thread if arguments or a condition
+            depend on the thread. A generator may yield `until(condition)` to wait.
 
     Raises:
         TypeError: for a model that cannot be called.
@@ -103,6 +108,30 @@ def call_extern(name: str, *args: Any) -> Generator[Any, Any, Any]:
     return found
 
 
+def call_extern_by_lane(
+    name: str, args: tuple[Any, ...], mask: Any, shape: tuple[int, ...], dtype: str
+) -> Generator[Any, Any, Any]:
+    """Call a model for each active iteration or thread, in order; returns their values.
+
+    Values of inactive ones are 0. Arguments are numbers, arrays, `Pointer` and `Pointers`.
+    """
+    results = np.zeros(shape, dtype)
+    active = np.broadcast_to(True if mask is None else mask, shape)
+    for lane in zip(*np.nonzero(active), strict=True):
+        values = [
+            np.broadcast_to(arg, shape)[lane].item()
+            if isinstance(arg, np.ndarray)
+            else arg.of(lane, shape)
+            if isinstance(arg, Pointers)
+            else arg
+            for arg in args
+        ]
+        found = yield from call_extern(name, *values)
+        if found is not None:
+            results[lane] = found
+    return results
+
+
 def until(condition: Callable[[], bool], what: str = "a condition") -> Any:
     """What a model yields to wait until `condition()` holds; reports show `what` it waits for."""
-    return Wait(condition, lambda: f"for {what}")
+    return Wait(condition, lambda: f"for {what}", outside=True)

@@ -107,7 +107,7 @@ class Launch(Scheduler):
         if self.grid.come and self._start():
             return True
         for block in self._live:
-            if not any(role.polls or role.ready for role in block.roles if not role.done):
+            if not any(role.waits_outside or role.ready for role in block.roles if not role.done):
                 raise self._stuck(block)
         return self._start()
 

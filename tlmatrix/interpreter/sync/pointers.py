@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tlmatrix.interpreter.errors import InterpreterError
 
 from . import context
@@ -12,7 +14,7 @@ from . import context
 
 @dataclass(frozen=True)
 class Pointer:
-    """The address of an element of a buffer.
+    """The address of an element of a buffer; `pointer[i]` is the element `i` places behind it.
 
     Attributes:
         array: the buffer, as the kernel sees it.
@@ -43,6 +45,29 @@ class Pointer:
         start: int = self.array.__array_interface__["data"][0]
         return start + sum(i * int(s) for i, s in steps)
 
+    def __add__(self, offset: int) -> Pointer:
+        """The address of the element `offset` places behind, in C order.
+
+        Raises:
+            InterpreterError: if the buffer has no such element.
+        """
+        shape = self.array.shape
+        flat = int(np.ravel_multi_index(self.index, shape)) + int(offset)
+        if not 0 <= flat < self.array.size:
+            raise InterpreterError(
+                f"index out of bounds: {self} + {offset} is outside {self.name}, which has shape "
+                f"{tuple(shape)}"
+            )
+        return Pointer(self.array, tuple(map(int, np.unravel_index(flat, shape))), self.name)
+
+    def __getitem__(self, offset: int) -> Any:
+        """The value of the element `offset` places behind."""
+        return (self + offset).load()
+
+    def __setitem__(self, offset: int, value: Any) -> None:
+        """Store a value in the element `offset` places behind."""
+        (self + offset).store(value)
+
     def load(self) -> Any:
         """The value."""
         return self.array.item(self.index)
@@ -55,6 +80,26 @@ class Pointer:
             if self.array.dtype.kind == "i" and value >> (bits - 1):
                 value -= 1 << bits
         self.array[self.index] = value
+
+
+@dataclass(frozen=True)
+class Pointers:
+    """Addresses of elements of a buffer, one for each iteration or thread.
+
+    Attributes:
+        array: the buffer.
+        index: the elements, as integers or arrays.
+        name: the user's name of the buffer.
+    """
+
+    array: Any
+    index: tuple[Any, ...]
+    name: str
+
+    def of(self, lane: tuple[int, ...], shape: tuple[int, ...]) -> Pointer:
+        """The pointer of an iteration, of as many as `shape` has."""
+        index = tuple(int(np.broadcast_to(i, shape)[lane]) for i in self.index)
+        return Pointer(self.array, index, self.name)
 
 
 def _owner(array: Any) -> str:
