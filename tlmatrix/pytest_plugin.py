@@ -13,6 +13,7 @@ import pytest
 
 from tlmatrix.config import BACKENDS, COVERAGE, UNSUPPORTED, ConfigError, load_config
 from tlmatrix.launchers import idle_rank
+from tlmatrix.option_values import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -66,7 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--tlmatrix-seed",
-        type=int,
+        type=SEED,
         metavar="N",
         default=None,
         help="other input data and samples (default: 0, the seed of each case)",
@@ -193,8 +194,11 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     if not parent.session.isinitpath(file_path):
         from tlmatrix.spec.loader import is_spec
 
-        if not is_spec(file_path):
-            return None
+        try:
+            if not is_spec(file_path):
+                return None
+        except OSError:
+            return None  # any project has this plugin; `tlmatrix check` reports the file
     from tlmatrix.plugin.items import SpecFile
 
     spec_file: pytest.Collector = SpecFile.from_parent(parent, path=file_path)

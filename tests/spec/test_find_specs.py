@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tlmatrix.spec import find_specs
+from tlmatrix.spec import SpecError, find_specs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,3 +49,33 @@ def test_a_named_file_is_returned_unchecked_and_once(tmp_path: Path) -> None:
 def test_a_path_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no such file or folder: .*absent"):
         find_specs([tmp_path / "absent"])
+
+
+def test_a_dangling_link_in_a_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    (tmp_path / "gone.txt").symlink_to("nowhere")
+    assert len(find_specs([tmp_path])) == 1
+    (tmp_path / "gone.yaml").symlink_to("moved/gone.yaml")
+    message = r"gone.yaml:1:1: a link to moved/gone.yaml, which does not exist; remove or mend it"
+    with pytest.raises(SpecError, match=message):
+        find_specs([tmp_path])
+
+
+def test_an_unreadable_file_in_a_folder_is_an_error(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "spec.yaml").write_text(SPEC)
+
+    def fail(_path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "spec.yaml"))
+
+    monkeypatch.setattr("tlmatrix.spec.loader.is_spec", fail)
+    with pytest.raises(SpecError, match=r"spec.yaml:1:1: cannot be read: Permission denied"):
+        find_specs([tmp_path])
+
+
+def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "spec.yaml").write_text(SPEC)
+    (tmp_path / "specs").mkdir()
+    (tmp_path / "specs" / "link").symlink_to("../there")
+    (tmp_path / "there" / "back").symlink_to("../specs")
+    assert find_specs([tmp_path / "specs"]) == [tmp_path / "specs" / "link" / "spec.yaml"]

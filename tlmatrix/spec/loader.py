@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from pydantic import ValidationError
 
@@ -140,6 +140,7 @@ def find_specs(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
     Raises:
         FileNotFoundError: a path does not exist.
+        SpecError: a file or folder in a folder cannot be read, or is a link to nothing.
     """
     found: dict[Path, None] = {}
     for path in map(Path, paths):
@@ -153,22 +154,44 @@ def find_specs(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 
 def _specs_under(folder: Path) -> Iterator[Path]:
-    for parent, folders, files in os.walk(folder):
+    seen: set[str] = set()
+    for parent, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
+        if (real := os.path.realpath(parent)) in seen:
+            folders.clear()  # links may lead back
+            continue
+        seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             if name.endswith((".yaml", ".yml")) and not name.startswith("."):
                 path = Path(parent, name)
-                if is_spec(path):
+                if _is_spec_in_folder(path):
                     yield path
 
 
-def is_spec(path: Path) -> bool:
-    """Whether a file has the root keys of a spec, by its line starts, without parsing."""
+def _is_spec_in_folder(path: Path) -> bool:
+    if path.is_symlink() and not path.exists():
+        message = f"a link to {path.readlink()}, which does not exist; remove or mend it"
+        raise SpecError([Issue(path, 1, 1, message)])
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES)
-    except OSError:
-        return False
+        return path.is_file() and is_spec(path)
+    except OSError as error:
+        _refuse(error)
+
+
+def _refuse(error: OSError) -> Never:
+    """Raise a SpecError for a file or folder that cannot be read."""
+    message = f"cannot be read: {error.strerror}; it may contain specs"
+    raise SpecError([Issue(Path(error.filename), 1, 1, message)]) from error
+
+
+def is_spec(path: Path) -> bool:
+    """Whether a file has the root keys of a spec, by its line starts, without parsing.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES)
     lines = content.removeprefix(b"\xef\xbb\xbf").splitlines()
     keys = {line.split(b":", 1)[0].rstrip().strip(b"'\"") for line in lines if b":" in line}
     return b"axes" in keys and not keys.isdisjoint({b"problem", b"entry", b"factory"})
