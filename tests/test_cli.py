@@ -130,6 +130,14 @@ def test_run_takes_specs_from_the_configuration(project: Project) -> None:
     assert len(list((project.folder / "out").glob("*.jsonl"))) == 1
 
 
+def test_run_selects_without_a_path(project: Project) -> None:
+    (project.folder / "specs").mkdir()
+    project.spec(rows="[1, 5]").rename(project.folder / "specs" / "scale.yaml")
+    outcome = project.tlmatrix("run", "-n", "0", "-k", "scale and dtype=float16 and rows=5")
+    assert outcome.code == ExitCode.OK
+    assert "1 case in" in outcome.out
+
+
 def test_run_selects_by_axis(project: Project) -> None:
     project.spec()
     outcome = project.tlmatrix("run", ".", "-n", "0", "-k", "dtype=float16 and rows=5")
@@ -182,7 +190,7 @@ def test_run_prints_known_bugs_and_skips(project: Project) -> None:
         (["run"], "set `specs` in [tool.tlmatrix]"),
         (["run", "."], "no spec in"),
         (["run", "--resume", "nothing.jsonl"], "nothing.jsonl"),
-        (["run", "--backend", "gpu"], "invalid choice: 'gpu'"),
+        (["run", "--backend", "gpu"], "argument --backend: no 'gpu'; known: auto, compile"),
         (["repro", "nowhere.yaml::a=1"], "no such spec: nowhere.yaml"),
         (["list", "--explain", "a=1", "."], "no spec in"),
         (["run", "scale", "--tier", "quik"], "did you mean 'quick'?"),

@@ -19,6 +19,7 @@ import tomllib
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.option_values import SEED, TIMEOUT
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
@@ -70,10 +71,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
 _EXPECTED = {
     "backend": "one of " + ", ".join(BACKENDS),
     "tier": "the name of a tier",
-    "seed": "a whole number",
+    "seed": str(SEED),
     "specs": "a list of paths",
     "results": "a folder",
-    "timeout": "a number of seconds per case",
+    "timeout": str(TIMEOUT),
     "coverage": "one of " + ", ".join(COVERAGE),
     "unsupported": "one of " + ", ".join(UNSUPPORTED),
 }
@@ -121,6 +122,8 @@ def _read(file: Path, defaults: Config) -> Config:
             or (key == "backend" and value not in BACKENDS)
             or (key == "coverage" and value not in COVERAGE)
             or (key == "unsupported" and value not in UNSUPPORTED)
+            or (key == "seed" and value not in SEED)
+            or (key == "timeout" and value not in TIMEOUT)
             or (key == "specs" and not all(_paths(value)))
         ):
             wrong.append(f"{place} {key} = {value!r}: must be {_EXPECTED[key]}")

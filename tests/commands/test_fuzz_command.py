@@ -182,7 +182,7 @@ def test_minutes_end_a_search(project: Project) -> None:
     ("words", "text"),
     [
         (("--examples", "3", "--minutes", "1"), "give one of them"),
-        (("-n", "0"), "at least 1"),
+        (("-n", "0"), "'0' is not a whole number from 1 to 1,024, or auto"),
         (("--backend", "compile"), "does not run kernels"),
         (("--tier", "full"), "no spec here has fuzz cases in the tier full"),
         (("--tier", "fool"), "fool"),

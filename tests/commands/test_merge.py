@@ -90,6 +90,21 @@ def test_shards_of_several_runs_are_refused_with_both_values(project: Project, o
     assert not (project.folder / "merged.jsonl").exists()
 
 
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_more_shards_than_cases_are_refused_and_an_empty_shard_is_said(
+    project: Project, workers: str
+) -> None:
+    project.spec(more="compile_axes: [dtype]")  # four cases, two groups
+    words = ("run", ".", "-n", workers, "--times", "")
+    outcome = project.tlmatrix(*words, "--shard", "1000/1000")
+    assert outcome.code == ExitCode.USAGE
+    shown = " ".join(outcome.out.split())
+    assert "--shard 1000/1000: more shards than cases; of 4 cases there are at most 4" in shown
+    outcome = project.tlmatrix(*words, "--shard", "4/4")
+    assert outcome.code == ExitCode.OK
+    assert "is empty: 2 groups of cases that share kernels" in " ".join(outcome.out.split())
+
+
 def _results(project: Project, name: str):
     return read_records(project.folder / name).results
 

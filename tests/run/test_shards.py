@@ -57,7 +57,7 @@ def test_other_times_are_another_plan() -> None:
     assert one != plan_name(assign(_UNITS, {}, 5))
 
 
-@pytest.mark.parametrize("text", ["", "3", "0/4", "5/4", "1/0", "a/b", "1/4/2", "-1/4"])
+@pytest.mark.parametrize("text", ["", "3", "0/4", "5/4", "1/0", "0/0", "a/b", "1/4/2", "-1/4"])
 def test_a_text_that_is_no_shard(text: str) -> None:
     with pytest.raises(ShardError, match="write NUMBER/COUNT"):
         Shard.parse(text)

@@ -12,11 +12,11 @@ from tlmatrix.commands.record_arguments import (
     add_ci_options,
     add_machine_commands,
     add_record_commands,
-    whole_number,
 )
 from tlmatrix.config import BACKENDS, UNSUPPORTED
 from tlmatrix.exit_codes import ExitCode
-from tlmatrix.words import guess
+from tlmatrix.option_values import SEED, TIMEOUT, Number, Whole, WorkerProcesses
+from tlmatrix.words import guess, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,8 +27,18 @@ LAST_RUN = ""
 """The value of `--resume` without a file."""
 
 
+class _Help(argparse.HelpFormatter):
+    """Help with room for the options, so that most of them take one line."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=21)
+
+
 class _Parser(argparse.ArgumentParser):
     """Reports unknown arguments with the usage of their command; accepts paths after options."""
+
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - those of argparse
+        super().__init__(**{"formatter_class": _Help, **options})
 
     def parse_known_args(  # type: ignore[override]
         self,
@@ -45,6 +55,16 @@ class _Parser(argparse.ArgumentParser):
             meant = f"; did you mean {near}?" if near else ""
             self.error(f"unrecognized arguments: {' '.join(extras)}{meant}")
         return parsed, []
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:  # noqa: ANN401
+        """Suggest the choice that was probably meant."""
+        if action.choices is None or value in action.choices:
+            return
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - its only name
+            raise argparse.ArgumentError(
+                None, f"no command {value!r}{nearest(value, action.choices)}"
+            )
+        raise argparse.ArgumentError(action, f"no {value!r}{nearest(value, action.choices)}")
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -89,6 +109,7 @@ def command_line() -> argparse.ArgumentParser:
 def _add_run(commands: _Commands) -> None:
     run = commands.add_parser(
         "run",
+        usage="%(prog)s [options] [PATH ...]",
         help="run the cases of specs and report findings",
         description="Run the cases of specs. Prints progress, a table of specs, and the findings.",
     )
@@ -98,35 +119,22 @@ def _add_run(commands: _Commands) -> None:
         metavar="PATH",
         help="specs, folders of them, or cases as SPEC.yaml::ID (default: specs)",
     )
-    run.add_argument(
-        "--builtin",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="run a spec of tlmatrix's own kernels, such as gqa_varlen; repeatable",
-    )
     _add_common(run)
     run.add_argument(
         "-n",
         "--workers",
+        type=WorkerProcesses(),
         default="auto",
         metavar="N",
-        help="worker processes; auto (the default): one per core, or none if they take longer to "
-        "start than they save; 0: run in this process",
-    )
-    run.add_argument(
-        "--arch",
-        action="append",
-        metavar="ARCH",
-        help="with --backend compile: assemble only for this architecture, as sm_90a; repeatable",
+        help="processes; auto (default): one per core, or none for short runs; 0: this one",
     )
     run.add_argument(
         "-k",
         dest="select",
         default="",
-        metavar="EXPRESSION",
-        help='only matching cases: "causal=true and not dtype=float16", part of an id or of the '
-        "spec's file name, or a kind of case: invalid, fuzz, regression, extra",
+        metavar="EXPR",
+        help='only matching cases: "causal=true and not dtype=int8", part of an id or of the '
+        "spec's name, or a kind: invalid, fuzz, regression, extra",
     )
     run.add_argument(
         "--lf",
@@ -136,78 +144,90 @@ def _add_run(commands: _Commands) -> None:
         help="only cases that failed in the last run; all, if none did",
     )
     run.add_argument(
-        "--no-fuzz", action="store_true", help="leave out the generated cases of the tier"
-    )
-    run.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="run nothing; print the cases, the kernels that they need, and the expected times",
-    )
-    run.add_argument("-x", "--exitfirst", action="store_true", help="stop at the first failure")
-    run.add_argument(
-        "-q", "--quiet", action="store_true", help="print only findings and the last line"
-    )
-    run.add_argument(
-        "-v", "--verbose", action="store_true", help="print every case, and findings in full"
-    )
-    _add_keep_going(run)
-    _add_results_and_timeout(run)
-    run.add_argument(
         "--resume",
         nargs="?",
         const=LAST_RUN,
         metavar="FILE",
-        help="continue the run of FILE (by default the last run) with its specs and its -k; passed "
-        "cases are not repeated",
+        help="continue the run of FILE (default: the last) with its specs and its -k",
     )
     run.add_argument(
-        "--keep",
-        metavar="KINDS",
-        help="with --backend compile: keep ir,cuda,ptx (or some of them) of each kernel, in a "
-        "folder beside the results",
+        "--builtin",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a spec of tlmatrix's own kernels, as gqa_varlen; repeatable",
     )
+    run.add_argument("--no-fuzz", action="store_true", help="leave out generated cases")
     run.add_argument(
-        "--compute-sanitizer",
-        metavar="TOOLS",
-        help="on a GPU, run each case again under tools of NVIDIA's compute-sanitizer: "
-        "memcheck,racecheck,initcheck,synccheck, or all",
+        "--dry-run",
+        action="store_true",
+        help="print cases, kernels and expected times; run nothing",
     )
-    run.add_argument(
-        "--ray",
-        nargs="?",
-        const="",
-        metavar="ADDRESS",
-        help="run the cases on a Ray cluster (default: the one of RAY_ADDRESS, else a new one on "
-        "this machine); needs tlmatrix[ray]",
-    )
-    run.add_argument(
-        "--shard",
-        metavar="I/N",
-        help="run part I of N of the cases, as one of N machines does; cases that share kernels "
-        "stay together; `merge` puts the results together",
-    )
-    run.add_argument(
-        "--times",
-        metavar="FILE",
-        help="with --shard: the results file with recorded times by which the parts are equally "
-        "long, the same on all machines (default: the last run); '' for none",
-    )
-    add_ci_options(run)
+    run.add_argument("-x", "--exitfirst", action="store_true", help="stop at the first failure")
+    _add_keep_going(run)
+    _add_results_and_timeout(run)
+    _add_unsupported(run)
     run.add_argument(
         "--coverage",
         action="store_const",
         const="table",
-        help="count the kernel lines and guards that cases exercise (interpreter); print a table",
+        help="print the kernel lines and guards that cases exercise (interpreter)",
     )
     run.add_argument(
         "--no-coverage",
         dest="coverage",
         action="store_const",
         const="off",
-        help="do not count them, whatever pyproject.toml sets",
+        help="do not, whatever pyproject.toml sets",
     )
-    _add_unsupported(run)
+    run.add_argument(
+        "-q", "--quiet", action="store_true", help="print only findings and the last line"
+    )
+    run.add_argument(
+        "-v", "--verbose", action="store_true", help="print every case, and findings in full"
+    )
+    _add_machine_options(run)
     run.set_defaults(command="run:run")
+
+
+def _add_machine_options(run: argparse.ArgumentParser) -> None:
+    group = run.add_argument_group("machines and CI")
+    group.add_argument(
+        "--arch",
+        action="append",
+        metavar="ARCH",
+        help="with --backend compile: only this architecture, as sm_90a; repeatable",
+    )
+    group.add_argument(
+        "--keep",
+        metavar="KINDS",
+        help="with --backend compile: keep ir,cuda,ptx (or some) beside the results",
+    )
+    group.add_argument(
+        "--compute-sanitizer",
+        metavar="TOOLS",
+        help="on a GPU, run each case again under memcheck,racecheck,initcheck,synccheck (or "
+        "some), or all",
+    )
+    group.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="run on a Ray cluster (default: that of RAY_ADDRESS, else a new one here)",
+    )
+    group.add_argument(
+        "--shard",
+        metavar="I/N",
+        help="run part I of N; `tlmatrix merge` puts the results together",
+    )
+    group.add_argument(
+        "--times",
+        metavar="FILE",
+        help="with --shard: results whose times make parts equally long (default: the last run; "
+        "'': none)",
+    )
+    add_ci_options(group)
 
 
 def _add_list(commands: _Commands) -> None:
@@ -219,7 +239,7 @@ def _add_list(commands: _Commands) -> None:
     )
     _add_paths(listing)
     listing.add_argument("--tier", help="quick (the default), nightly, full, or a tier of the spec")
-    listing.add_argument("--seed", type=int, help="as for run")
+    listing.add_argument("--seed", type=SEED, metavar="N", help="as for run")
     listing.add_argument("--cases", action="store_true", help="also print the id of every case")
     listing.add_argument(
         "--explain", metavar="CASE", help="print why a case is in the tier: SPEC.yaml::ID, or an id"
@@ -250,8 +270,8 @@ def _add_repro(commands: _Commands) -> None:
         metavar="JSON",
         help="values for axes instead of an id; other axes take their first value",
     )
-    repro.add_argument("--backend", choices=BACKENDS, help="as for run")
-    repro.add_argument("--seed", type=int, help="as for run")
+    repro.add_argument("--backend", choices=BACKENDS, metavar="NAME", help="as for run")
+    repro.add_argument("--seed", type=SEED, metavar="N", help="as for run")
     repro.add_argument(
         "-v", "--verbose", action="store_true", help="print tensors around the worst elements"
     )
@@ -284,17 +304,18 @@ def _add_replay(commands: _Commands) -> None:
     replay.add_argument(
         "--unfixed", action="store_true", help="with --retire: even if it is not fixed"
     )
-    replay.add_argument("--backend", choices=BACKENDS, help="as for run")
-    replay.add_argument("--seed", type=int, help="as for run")
+    replay.add_argument("--backend", choices=BACKENDS, metavar="NAME", help="as for run")
+    replay.add_argument("--seed", type=SEED, metavar="N", help="as for run")
     replay.add_argument(
         "-n",
         "--workers",
+        type=WorkerProcesses(),
         default="1",
         metavar="N",
         help="worker processes (default: 1); 0: run in this process, which a crash ends",
     )
     replay.add_argument("--results", metavar="PATH", help="as for run")
-    replay.add_argument("--timeout", type=float, metavar="SECONDS", help="as for run")
+    replay.add_argument("--timeout", type=TIMEOUT, metavar="SECONDS", help="as for run")
     replay.set_defaults(command="replay:replay")
 
 
@@ -341,6 +362,7 @@ def _add_merge(commands: _Commands) -> None:
 def _add_fuzz(commands: _Commands) -> None:
     fuzz = commands.add_parser(
         "fuzz",
+        usage="%(prog)s [options] [PATH ...]",
         help="generate cases, search for failures, and shrink them",
         description="Generate cases from the `fuzz` section of specs, run them, and shrink the "
         "first failure of each cause to the smallest case that fails in the same way.",
@@ -349,20 +371,12 @@ def _add_fuzz(commands: _Commands) -> None:
     fuzz.add_argument(
         "--tier", help="the tier whose values and number of examples apply (default: quick)"
     )
-    fuzz.add_argument("--backend", choices=BACKENDS, help="as for run")
-    fuzz.add_argument("--seed", type=int, help="generate other cases (default: 0)")
-    fuzz.add_argument(
-        "--ray",
-        nargs="?",
-        const="",
-        metavar="ADDRESS",
-        help="search on a Ray cluster, as for run; -n is the number of tasks (default: one for "
-        "each GPU or processor of the cluster)",
-    )
-    fuzz.add_argument("--examples", type=whole_number, metavar="N", help="examples for every spec")
+    fuzz.add_argument("--backend", choices=BACKENDS, metavar="NAME", help="as for run")
+    fuzz.add_argument("--seed", type=SEED, metavar="N", help="generate other cases (default: 0)")
+    fuzz.add_argument("--examples", type=Whole(1), metavar="N", help="examples for every spec")
     fuzz.add_argument(
         "--minutes",
-        type=_minutes,
+        type=Number("a number of minutes", 0, 1_000_000, above=True),
         metavar="M",
         help="time for all specs together, instead of a number of examples",
     )
@@ -374,24 +388,23 @@ def _add_fuzz(commands: _Commands) -> None:
     fuzz.add_argument(
         "-n",
         "--workers",
+        type=WorkerProcesses(1),
         default="auto",
         metavar="N",
         help="worker processes (default: one per core)",
     )
     _add_results_and_timeout(fuzz)
     _add_unsupported(fuzz)
-    add_ci_options(fuzz)
+    group = fuzz.add_argument_group("machines and CI")
+    group.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="search on a Ray cluster, as for run; -n: tasks (default: one for each GPU or CPU)",
+    )
+    add_ci_options(group)
     fuzz.set_defaults(command="fuzz:fuzz")
-
-
-def _minutes(text: str) -> float:
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = 0.0
-    if not 0 < minutes < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes above 0")
-    return minutes
 
 
 def _add_explain(commands: _Commands) -> None:
@@ -422,9 +435,12 @@ def _add_explain(commands: _Commands) -> None:
         "--block", metavar="I,J,…", help="if several blocks wrote the element, the one to follow"
     )
     explain.add_argument(
-        "--rank", type=int, metavar="R", help="of several ranks, the one whose kernels to follow"
+        "--rank",
+        type=Whole(),
+        metavar="R",
+        help="of several ranks, the one whose kernels to follow",
     )
-    explain.add_argument("--seed", type=int, help="as for run")
+    explain.add_argument("--seed", type=SEED, metavar="N", help="as for run")
     explain.add_argument("--full", action="store_true", help="print every iteration of every loop")
     explain.add_argument(
         "--no-inputs",
@@ -472,14 +488,14 @@ def _add_bench(commands: _Commands) -> None:
     )
     bench.add_argument(
         "--seconds",
-        type=float,
+        type=Number("a number of seconds", 0, 100_000, above=True),
         default=2.0,
         metavar="S",
         help="time for each pass of a case (default: 2); more narrows the intervals",
     )
     bench.add_argument(
         "--margin",
-        type=float,
+        type=Number("a share", 0, 1),
         default=0.02,
         metavar="SHARE",
         help="the largest difference that counts as none (default: 0.02)",
@@ -533,7 +549,7 @@ def _add_exec(commands: _Commands) -> None:
     )
     program.add_argument(
         "--sms",
-        type=int,
+        type=Whole(1, 65536),
         default=8,
         metavar="N",
         help="its multiprocessors (default: 8); persistent kernels launch that many blocks",
@@ -573,31 +589,34 @@ def _add_paths(parser: argparse.ArgumentParser) -> None:
 
 def _add_results_and_timeout(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--results", metavar="PATH", help="folder for results files, or a .jsonl file"
+        "--results", metavar="PATH", help="folder of the results files, or a .jsonl file"
     )
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="time limit of a case")
+    parser.add_argument(
+        "--timeout", type=TIMEOUT, metavar="SECONDS", help="time limit of a case; 0: none"
+    )
 
 
 def _add_unsupported(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unsupported",
         choices=UNSUPPORTED,
-        help="skip cases with kernels that the interpreter does not support, or fail them",
+        help="kernels that the interpreter does not model",
     )
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--tier", help="which cases: quick (the default), nightly, full, or a tier of the spec"
+        "--tier", metavar="NAME", help="quick (the default), nightly, full, or a tier of the spec"
     )
     parser.add_argument(
         "--backend",
         choices=BACKENDS,
-        help="where kernels run; auto: cuda if there is a GPU, else interpreter; compile: lower "
-        "and assemble them for the architectures of the spec, and run nothing",
+        metavar="NAME",
+        help="auto (cuda if there is a GPU, else interpreter), cuda, interpreter, processes (ranks "
+        "on CPUs), or compile (run nothing)",
     )
     parser.add_argument(
-        "--seed", type=int, help="other input data and samples (default: 0, the seed of each case)"
+        "--seed", type=SEED, metavar="N", help="other data and samples (default: 0)"
     )
 
 

@@ -208,8 +208,6 @@ def _workers(given: str, cluster: RayCluster | None) -> int:
         if cluster is not None:
             return cluster.size
         return len(os.sched_getaffinity(0))
-    if not given.isdigit() or not int(given):
-        raise UsageError(f"-n {given}: must be a number of processes, at least 1, or auto")
     return int(given)
 
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
+from typing import TYPE_CHECKING
+
+from tlmatrix.option_values import Number, Whole
+
+if TYPE_CHECKING:
+    import argparse
+
+_FACTOR = Number("a number", 1, 1_000_000)
 
 
 def add_record_commands(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
@@ -33,14 +40,14 @@ def add_record_commands(commands: argparse._SubParsersAction) -> None:  # type: 
     diff.add_argument("after", metavar="AFTER.jsonl", help="the results of the later run")
     diff.add_argument(
         "--grown",
-        type=_factor,
+        type=_FACTOR,
         default=2.0,
         metavar="FACTOR",
         help="list cases whose error ratio is this many times as large (default: 2)",
     )
     diff.add_argument(
         "--slower",
-        type=_factor,
+        type=_FACTOR,
         default=1.5,
         metavar="FACTOR",
         help="list cases that take this many times as long (default: 1.5)",
@@ -80,7 +87,7 @@ def add_record_commands(commands: argparse._SubParsersAction) -> None:  # type: 
         help="the folder of the results files (default: that of the project)",
     )
     history.add_argument(
-        "--last", type=whole_number, default=20, metavar="N", help="runs (default: 20)"
+        "--last", type=Whole(1), default=20, metavar="N", help="runs (default: 20)"
     )
     history.add_argument(
         "--case", metavar="SPEC.yaml::ID", help="print the results of one case in all runs"
@@ -91,31 +98,14 @@ def add_record_commands(commands: argparse._SubParsersAction) -> None:  # type: 
     history.set_defaults(command="history:history")
 
 
-def add_ci_options(command: argparse.ArgumentParser) -> None:
+def add_ci_options(command: argparse._ActionsContainer) -> None:
     """Add `--junitxml` and `--github`."""
     command.add_argument("--junitxml", metavar="FILE", help="also write a JUnit report")
     command.add_argument(
         "--github",
         action="store_true",
-        help="also print GitHub's annotations, and write the summary of the job",
+        help="also print GitHub's annotations, and append to the job summary",
     )
-
-
-def whole_number(text: str) -> int:
-    """A number of at least 1."""
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _factor(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 1 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return value
 
 
 def add_machine_commands(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """The name of a plan that is sharded, and the cases of this shard: ids by path of the spec."""
+    """A plan that is sharded.
+
+    Attributes:
+        name: the name of the plan.
+        cases: the cases of this shard: ids by path of the spec.
+        total: the number of cases of all shards.
+        groups: the number of groups of cases that share kernels.
+    """
 
     name: str = ""
     cases: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    total: int = 0
+    groups: int = 0
 
 
 class GroupsFile:
@@ -52,7 +61,7 @@ class GroupsFile:
         """Write the groups and the plan as `worker`, unless another worker did."""
         if self._path is not None and not self._path.exists():
             draft = self._path.with_suffix(f".{worker}")
-            data = {"groups": dict(groups), "plan": plan.name, "cases": plan.cases}
+            data = {"groups": dict(groups), "plan": asdict(plan)}
             draft.write_text(json.dumps(data), encoding="utf-8")
             draft.replace(self._path)
 
@@ -63,8 +72,7 @@ class GroupsFile:
 
     def plan(self) -> ShardPlan:
         """The plan that a worker wrote; empty if none did."""
-        content = self._content()
-        return ShardPlan(content.get("plan", ""), content.get("cases", {}))
+        return ShardPlan(**self._content().get("plan", {}))
 
     def _content(self) -> dict[str, Any]:
         if self._path is None or not self._path.exists():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tlmatrix.option_values import TIMEOUT
 from tlmatrix.results_file import kept_results, new_results
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ def settings_of(config: pytest.Config, project: Config) -> Settings:
         UsageError: options exclude each other, or the run to resume does not exist.
     """
     option = config.option
+    if (seconds := own_timeout(config)) not in TIMEOUT:
+        raise pytest.UsageError(f"--timeout {seconds:g}: must be {TIMEOUT}")
     resumed = _resumed(option.tlmatrix_resume, option.tlmatrix_results)
     header = resumed.header if resumed else None
     given_seed = option.tlmatrix_seed

@@ -33,7 +33,8 @@ def cases_of_other_shards(cases: Sequence[CaseItem], state: State) -> dict[CaseI
     for item, unit in units.items():
         if shards[unit.node] == shard.number:
             own[item.shown_path].append(item.name)
-    state.shard_plan = ShardPlan(plan_name(shards), own)
+    groups = {unit.group for unit in units.values()}
+    state.shard_plan = ShardPlan(plan_name(shards), dict(own), len(units), len(groups))
     return {item: None for item, unit in units.items() if shards[unit.node] != shard.number}
 
 

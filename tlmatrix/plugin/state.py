@@ -377,10 +377,17 @@ class State:
         """Begin the run of cases, ids by path of the spec: write the header, send `RunStarted`.
 
         Raises:
-            UsageError: the backend is not available, or the results file cannot be written.
+            UsageError: the backend is not available, there are more shards than cases, or the
+                results file cannot be written.
         """
         if self.running or not (cases or self.shard_plan.name):
             return
+        shard, plan = self.settings.shard, self.shard_plan
+        if shard is not None and shard.count > max(1, plan.total):
+            raise pytest.UsageError(
+                f"--shard {shard}: more shards than cases; of {plan.total} cases there are at most "
+                f"{plan.total} shards"
+            )
         prepare_caches()
         self._require_backend()
         _ = self.compute_sanitizer
@@ -515,8 +522,13 @@ class State:
 
     @property
     def _shard_words(self) -> str:
-        shard = self.settings.shard
-        return f"shard {shard} of the plan {self.shard_plan.name}" if shard else ""
+        shard, plan = self.settings.shard, self.shard_plan
+        if shard is None:
+            return ""
+        words = f"shard {shard} of the plan {plan.name}"
+        if plan.cases:
+            return words
+        return f"{words} is empty: {plan.groups} groups of cases that share kernels"
 
     @cached_property
     def _header(self) -> RunHeader:

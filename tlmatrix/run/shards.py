@@ -38,11 +38,11 @@ class Shard:
         Raises:
             ShardError: the text is not a shard.
         """
-        found = re.fullmatch(r"(\d+)/(\d+)", text)
+        found = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
         if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            most = int(found[2]) if found and int(found[2]) else 16
             raise ShardError(
-                f"{text!r} is no shard; write NUMBER/COUNT, from 1/{found[2] if found else 16} to "
-                f"{found[2] if found else 16}/{found[2] if found else 16}"
+                f"{text!r} is no shard; write NUMBER/COUNT, from 1/{most} to {most}/{most}"
             )
         return cls(int(found[1]), int(found[2]))
 

@@ -1,0 +1,113 @@
+"""Numbers of options: each has limits, and an error that names option, value and limits."""
+
+import argparse
+
+import pytest
+
+from tlmatrix.commands.arguments import command_line
+from tlmatrix.config import ConfigError, load_config
+from tlmatrix.exit_codes import ExitCode
+
+_NUMBERS = ("--seed", "--timeout", "--workers", "--examples", "--minutes", "--rank", "--seconds",
+            "--margin", "--sms", "--grown", "--slower", "--last")  # fmt: skip
+
+
+def _commands() -> dict[str, argparse.ArgumentParser]:
+    parser = command_line()
+    (commands,) = (each for each in parser._actions if isinstance(each.choices, dict))
+    return commands.choices
+
+
+_OPTIONS = [
+    (name, option)
+    for name, command in _commands().items()
+    for action in command._actions
+    for option in action.option_strings
+    if option in _NUMBERS
+]
+
+
+def _error(words: list[str], capsys) -> str:
+    with pytest.raises(SystemExit) as caught:
+        command_line().parse_args(words)
+    assert caught.value.code == ExitCode.USAGE
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "option"), _OPTIONS)
+@pytest.mark.parametrize("value", ["-1", "-3", "many", "nan", "inf", "1e400", "", "\u00b2", "1_0"])
+def test_a_number_outside_its_limits_is_an_error(command: str, option: str, value: str, capsys):
+    paths = {"diff": ["a", "b"], "explain": ["a::b"], "repro": ["a::b"], "exec": ["a.py"]}
+    shown = _error([command, f"{option}={value}", *paths.get(command, [])], capsys)
+    assert option in shown
+    assert repr(value) in shown
+    assert " from " in shown or " or more" in shown or " above " in shown
+
+
+def test_every_option_with_a_number_is_listed_here():
+    typed = {
+        option
+        for command in _commands().values()
+        for action in command._actions
+        for option in action.option_strings
+        if action.type is not None and option.startswith("--")
+    }
+    assert typed == set(_NUMBERS)
+    bare = [
+        action.type
+        for command in _commands().values()
+        for action in command._actions
+        if action.type in (int, float)
+    ]
+    assert not bare
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["-n", "0"], "0"),
+        (["-n", "auto"], "auto"),
+        (["-n", "007"], "7"),
+        (["--timeout", "0"], None),
+        (["--seed", "9223372036854775807"], None),
+    ],
+)
+def test_numbers_at_their_limits_are_accepted(words: list[str], expected: str | None):
+    arguments = command_line().parse_args(["run", *words])
+    assert expected in (None, arguments.workers)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("timeout = -1", "timeout = -1: must be a number of seconds from 0 to 10,000,000"),
+        ("timeout = nan", "timeout = nan: must be a number of seconds"),
+        ("seed = -3", "seed = -3: must be a whole number, 0 or more"),
+        ("timeout = true", "timeout = True: must be a number of seconds"),
+    ],
+)
+def test_numbers_of_the_configuration_have_the_same_limits(line: str, message: str, tmp_path):
+    (tmp_path / "pyproject.toml").write_text(f"[tool.tlmatrix]\n{line}\n")
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rnu"], "no command 'rnu'; did you mean 'run'?"),
+        (["fuz", "x.yaml"], "no command 'fuz'; did you mean 'fuzz'?"),
+        (["xyzzy"], "no command 'xyzzy'; known: bench, cache, check"),
+        (["run", "--backend", "cud"], "argument --backend: no 'cud'; did you mean 'cuda'?"),
+    ],
+)
+def test_a_mistyped_command_or_choice_has_a_suggestion(words: list[str], message: str, capsys):
+    assert message in _error(words, capsys)
+
+
+def test_the_help_of_run_has_the_machine_options_in_a_group(capsys):
+    with pytest.raises(SystemExit):
+        command_line().parse_args(["run", "--help"])
+    _, group = capsys.readouterr().out.split("\nmachines and CI:\n")
+    for option in ("arch", "keep", "compute-sanitizer", "ray", "shard", "times", "github"):
+        assert f"  --{option} " in group
