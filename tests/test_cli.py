@@ -288,11 +288,23 @@ def test_list_explains_a_case(project: Project) -> None:
     assert "float16" in outcome.out
 
 
-def test_list_and_check_import_no_entry(project: Project) -> None:
-    path = project.spec()
-    (project.folder / f"{project.module}.py").write_text("raise SystemExit('imported')\n")
-    assert project.tlmatrix("list", str(path)).code == ExitCode.OK
-    assert project.tlmatrix("check", str(path)).code == ExitCode.OK
+def test_list_and_check_import_nothing_that_a_spec_names(project: Project) -> None:
+    """The page on the spec language promises it."""
+    (project.folder / "loud.py").write_text("open('imported', 'w').close()\n")
+    (project.folder / "loud.yaml").write_text(
+        "name: loud\n"
+        "problem: {inputs: {x: {shape: [m], dtype: float32}}, outputs: [y], reference: loud:ref}\n"
+        "entry: loud:entry\naxes: {m: [1, 2]}\n"
+        "relations: [loud:relation]\nagree: [{entry: loud:other}]\n"
+        "invalid_inputs: {cases: {bad: {raises: loud:Error, axes: {m: 1}}}}\n"
+        "fuzz: {axes: {m: 1..9}, examples: {quick: 2}}\n"
+    )
+    for command in ("list", "check"):
+        outcome = project.tlmatrix(command, "loud.yaml")
+        assert outcome.code == ExitCode.OK, outcome.out
+    assert not (project.folder / "imported").exists()
+    project.tlmatrix("repro", "loud.yaml::m=1")
+    assert (project.folder / "imported").exists()
 
 
 def test_check_prints_every_error_with_its_line(project: Project) -> None:

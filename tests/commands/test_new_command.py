@@ -12,6 +12,7 @@ import pytest
 from outside_project import project
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.spec import load_spec
+from tlmatrix.spec.schema import SCHEMA_PATH
 
 if TYPE_CHECKING:
     from outside_project import Project
@@ -50,6 +51,7 @@ def test_new_writes_a_spec_that_check_accepts(project: Project, name: str, axes:
     outcome = project.tlmatrix("check", f"{name}.yaml")
     assert outcome.code == ExitCode.OK, outcome.out
     spec = load_spec(project.folder / f"{name}.yaml")
+    assert str(SCHEMA_PATH.parent) not in (project.folder / f"{name}.yaml").read_text()
     assert spec.entry == target
     assert axes <= set(spec.axes)
     assert project.tlmatrix("new", target, "-o", f"{name}.yaml").code == ExitCode.USAGE

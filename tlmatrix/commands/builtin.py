@@ -58,7 +58,15 @@ def copy_spec(arguments: argparse.Namespace, _config: Config) -> ExitCode:
         if path.exists():
             raise UsageError(f"copy-spec: {path} exists; give another -o, or remove it")
         with writing("-o", path):
-            path.write_bytes(source.read_bytes())
+            path.write_text(_portable(source.read_text(encoding="utf-8")), encoding="utf-8")
         command = f"tlmatrix run {shlex.quote(shown_path(path))}"
         print(f"{shown_path(path)}: run it with `{command}`")
     return ExitCode.OK
+
+
+def _portable(text: str) -> str:
+    """A spec without a path of the schema, which holds in a checkout of tlmatrix alone."""
+    from tlmatrix.spec.schema import EDITOR_COMMENT, MODELINE
+
+    first, _, rest = text.partition("\n")
+    return EDITOR_COMMENT + rest if first.startswith(MODELINE) else text

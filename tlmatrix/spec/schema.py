@@ -1,11 +1,8 @@
 """The JSON Schema of a spec, for completion and validation in editors.
 
-`python -m tlmatrix.spec.schema` generates `tlmatrix/spec/schema.json` from the models. A spec names
-it in its first line:
-
-    # yaml-language-server: $schema=../tlmatrix/spec/schema.json
-
-The loader also checks what a schema cannot express, such as names in expressions.
+`python -m tlmatrix.spec.schema` generates `tlmatrix/spec/schema.json` from the models. Specs of a
+checkout name it in their first line; others name a copy, as `EDITOR_COMMENT` says. The loader also
+checks what a schema cannot express, such as names in expressions.
 """
 
 from __future__ import annotations
@@ -20,6 +17,13 @@ from tlmatrix.spec.model.spec import Spec
 
 SCHEMA_PATH = Path(__file__).with_name("schema.json")
 """The installed schema file."""
+MODELINE = "# yaml-language-server: $schema="
+"""The first line of a spec, up to the path of the schema, which is relative to the spec."""
+EDITOR_COMMENT = f"""\
+# Editors complete this file after `tlmatrix schema > schema.json` here, with the first line
+#   {MODELINE}schema.json
+"""
+"""The first lines of a written spec. A path of the schema would be wrong on other machines."""
 
 
 def json_schema() -> dict[str, Any]:

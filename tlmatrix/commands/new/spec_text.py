@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from tlmatrix.commands.new.drafts import Line
-from tlmatrix.spec.schema import SCHEMA_PATH
+from tlmatrix.spec.schema import EDITOR_COMMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ _WIDTH = 100
 
 def spec_text(draft: Draft) -> str:
     """The spec as YAML that `tlmatrix check` accepts."""
-    return "\n".join([f"# yaml-language-server: $schema={SCHEMA_PATH}", *_lines(draft)]) + "\n"
+    return EDITOR_COMMENT + "\n".join(_lines(draft)) + "\n"
 
 
 def quoted(text: str) -> str:
