@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tlmatrix.run.shards import Shard, ShardError, Unit, assign, plan_name
@@ -13,6 +13,7 @@ from tlmatrix.run.shards import Shard, ShardError, Unit, assign, plan_name
 _UNITS = [Unit(f"s.yaml::{n}", "s.yaml", f"g{n % 17}") for n in range(100)]
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 20),
     st.dictionaries(st.sampled_from([unit.node for unit in _UNITS]), st.floats(0.001, 100)),
