@@ -106,6 +106,8 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
         reporter.begin(_describe_search(settings, targets, gpus))
         shown = shown_path(settings.results)
         launcher = cluster or LocalWorkers()
+        if cluster is not None:
+            cluster.watch(reporter.note)
         pool = WorkerPool(targets, settings, reporter, gpus, launcher)
         # On a cluster the nodes compile.
         job = _job(plans, targets, settings) if cluster is None else None

@@ -14,11 +14,12 @@ from multiprocessing.connection import Listener, wait
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.commands.ray_cluster import connect, path_on_nodes, require_ray
+from tlmatrix.commands.ray_waiting import Resources, Waiting
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.fuzz.remote import send_at_once, serve_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from multiprocessing.connection import Connection
     from pathlib import Path
 
@@ -69,7 +70,24 @@ class RayCluster:
         self._key = secrets.token_bytes(32)
         self._listener = Listener((ray.util.get_node_ip_address(), 0), authkey=self._key)
         self._tasks: dict[str, _Task] = {}
+        self._closed = threading.Event()
         threading.Thread(target=self._accept, daemon=True, name="tlmatrix-ray").start()
+
+    def watch(self, note: Callable[[str], None]) -> None:
+        """Print a note of what tasks wait for, and end those that no node can run."""
+        waiting = Waiting(note)
+        needs = Resources(gpus=self._gpus)
+
+        def look() -> None:
+            while not self._closed.wait(_TICK):
+                idle = [task for task in list(self._tasks.values()) if not task.begun]
+                if len(idle) < len(self._tasks):
+                    waiting.busy()
+                why = waiting.in_vain({needs} if idle else set()).get(needs)
+                for task in idle if why else ():
+                    task.give_up(why or "")
+
+        threading.Thread(target=look, daemon=True, name="tlmatrix-ray-watch").start()
 
     def start(self, settings: Settings, _gpu: str) -> tuple[_Task, Connection]:
         """Submit a task; messages to its worker wait until it runs."""
@@ -99,6 +117,7 @@ class RayCluster:
         """Disconnect from the cluster, which ends the tasks."""
         import ray
 
+        self._closed.set()
         self._listener.close()
         ray.shutdown()
 
@@ -128,6 +147,19 @@ class _Task:
         """Take the connection of the worker."""
         self._remote = connection
         self._connected.set()
+
+    @property
+    def begun(self) -> bool:
+        """Whether its worker has connected, or it is over."""
+        return self._connected.is_set() or self._over.is_set()
+
+    def give_up(self, why: str) -> None:
+        """End a task that has not begun."""
+        import ray
+
+        self.error = why
+        ray.cancel(self._reference, force=True)
+        self._over.set()
 
     def kill(self) -> None:
         """End the task and with it the worker; nothing if it is over."""

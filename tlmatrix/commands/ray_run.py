@@ -20,6 +20,7 @@ from tlmatrix.backend import backend_class
 from tlmatrix.check.finding import Finding
 from tlmatrix.commands.engine import console_on_output
 from tlmatrix.commands.ray_cluster import connect, path_on_nodes, require_ray
+from tlmatrix.commands.ray_waiting import Resources, Waiting
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.plugin.group_task import GroupSettings, run_group
 from tlmatrix.report.terminal import TerminalReport
@@ -60,6 +61,11 @@ class _Group:
     gpus: float = 0.0
     failures: int = 0
 
+    @property
+    def needs(self) -> Resources:
+        """What a node must have to run the group."""
+        return Resources(gpus=self.gpus)
+
 
 @dataclass
 class _Task:
@@ -67,6 +73,11 @@ class _Task:
     finished: set[str] = field(default_factory=set)
     running: str = ""
     since: float = 0.0
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has begun a case."""
+        return bool(self.running or self.finished)
 
 
 def run_on_ray(
@@ -204,6 +215,7 @@ class _RayRun:
         self._lost: Counter[tuple[str, str]] = Counter()
         self._tasks: dict[Any, _Task] = {}
         self._waiting: deque[_Group] = deque()
+        self._watch = Waiting(report.note)
 
     @property
     def missing(self) -> int:
@@ -255,7 +267,8 @@ class _RayRun:
         while self._waiting:
             group = self._waiting.popleft()
             task = ray.remote(run_group).options(
-                num_cpus=1, num_gpus=group.gpus, max_retries=0, num_returns="streaming",
+                num_cpus=group.needs.cpus, num_gpus=group.needs.gpus, max_retries=0,
+                num_returns="streaming",
             )  # fmt: skip
             stream = task.remote(group.path, list(group.cases), self._settings)
             self._tasks[stream] = _Task(group)
@@ -271,6 +284,29 @@ class _RayRun:
             except Exception as error:  # noqa: BLE001 - Ray's errors, and those of the task
                 del self._tasks[stream]
                 self._on_lost(task, error)
+        self._give_up_impossible()
+
+    def _give_up_impossible(self) -> None:
+        """Say what waiting tasks need, and fail the cases of those that no node can run."""
+        import ray
+
+        idle = {stream: task for stream, task in self._tasks.items() if not task.begun}
+        if len(idle) < len(self._tasks):
+            self._watch.busy()
+        in_vain = self._watch.in_vain({task.group.needs for task in idle.values()})
+        for stream, task in idle.items():
+            if (why := in_vain.get(task.group.needs)) is None:
+                continue
+            ray.cancel(stream, force=True)
+            del self._tasks[stream]
+            finding = Finding(
+                check="internal",
+                title=why,
+                hint="add such a node, or run the case elsewhere",
+                pattern=why,
+            )
+            for case in task.group.cases:
+                self._add(self._unfinished(task.group.path, case, Status.ERROR, finding))
 
     def _handle(self, task: _Task, kind: str, case: str, data: dict[str, Any] | None) -> None:
         if kind == "start":

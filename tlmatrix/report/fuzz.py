@@ -119,6 +119,10 @@ class FuzzReporter:
             more = report.coverage
             self._coverage = more if self._coverage is None else self._coverage + more
 
+    def note(self, text: str) -> None:
+        """Print a note."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def tick(self) -> None:
         """Print a line of progress every `_INTERVAL` seconds."""
         now = time.monotonic()
