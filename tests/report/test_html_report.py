@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
@@ -146,7 +147,52 @@ def test_unusable_lines_of_a_results_file_are_counted(tmp_path: Path) -> None:
     recorded(path, [case(1)])
     path.write_text(path.read_text() + "not a record\n" + "{}\n")
     page = Page(render([read_records(path)]))
-    assert "of run.jsonl cannot be used" in " ".join(page.text.split())
+    assert "2 lines of the file cannot be used: " in " ".join(page.text.split())
+
+
+def test_the_overview_begins_with_the_faults(tmp_path: Path) -> None:
+    _, page = _page(tmp_path, [case(1, Status.FAILED), case(2)])
+    words = " ".join(page.text.split())
+    overview = words[words.index("2 cases of 1 spec") :]
+    assert overview.index("Y: largest error 504 times the error bound") < overview.index("Specs")
+
+
+def test_of_several_runs_the_newest_result_of_a_case_counts(tmp_path: Path) -> None:
+    """Also if its file is given first; other backends and seeds are other results."""
+    new = recorded(
+        tmp_path / "new.jsonl",
+        [case(1), case(2, Status.FAILED)],
+        started="2026-01-03T00:00:00+00:00",
+    )
+    old = recorded(
+        tmp_path / "old.jsonl",
+        [case(1, Status.FAILED), case(2), case(3), case(4)],
+    )
+    seeded = recorded(tmp_path / "seeded.jsonl", [case(4, Status.FAILED, seed=5)], seed=5)
+    gpu = recorded(tmp_path / "gpu.jsonl", [case(2, backend="cuda", arch="sm_90a")])
+    words = " ".join(Page(render([new, old, gpu, seeded])).text.split())
+    assert "6 cases of 1 spec in 4 runs" in words
+    assert "4 passed 2 failed" in words
+    # name, start, backend; cases, passed, failed, other, replaced
+    assert "new.jsonl 2026-01-03 00:00:00 interpreter 2 1 1 0 0" in words
+    assert "old.jsonl 2026-01-02 03:04:05 interpreter 4 3 1 0 2" in words
+    assert "seeded.jsonl 2026-01-02 03:04:05 interpreter 1 0 1 0 0" in words
+    assert "gpu.jsonl 2026-01-02 03:04:05 cuda 1 1 0 0 0" in words
+
+
+def test_the_error_ratio_of_a_case_is_that_of_its_finding(tmp_path: Path) -> None:
+    """Also if its numbers were judged right, and another check or a smaller case failed."""
+    wrong = Finding("relations", "Y: largest error 77.7 times the error bound", ratio=77.7)
+    smaller = case(1, Status.FAILED, findings=(wrong,), error_ratio=0.2)
+    first = replace(wrong, title="Y: largest error 93.1 times the error bound", ratio=93.1)
+    result = case(2, Status.FAILED, findings=(first,), error_ratio=0.3, smaller=smaller)
+    text, page = _page(tmp_path, [result, case(3, error_ratio=0.0)])
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert data is not None
+    assert json.loads(data[1])["cases"]["ratio"] == [77.7, 0.0]
+    assert "93.1" not in page.text
+    assert "0.3 " not in page.text
+    assert "77.7 0.5 0.25" in " ".join(page.text.split())  # the row of the spec
 
 
 def test_the_size_of_a_case_is_its_longest_length() -> None:

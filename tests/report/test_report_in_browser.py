@@ -219,3 +219,21 @@ def test_20_000_cases_open_in_two_seconds(browser, tmp_path: Path) -> None:
             "document.querySelector('.shown').textContent.includes(' of 20,000')"
         )
         assert time.monotonic() - begin < 1.2  # 0.2 of it waits for the next key
+
+
+@pytest.mark.parametrize("width", [800, 1400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_column_is_visible(browser, tmp_path: Path, width: int, scheme: str) -> None:
+    """Tables and text of a report with long names fit in the window."""
+    names = ("run-20261125-174301-14818.jsonl", "run-20261125-174302-14819.jsonl")
+    runs = [recorded(tmp_path / name, list(many(300))) for name in names]
+    path = tmp_path / "report.html"
+    path.write_text(render(runs))
+    options = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
+    for section in ("overview", "faults", "fault-1", "cases", "time"):
+        with Visit(browser, f"{path.as_uri()}#{section}", **options) as page:
+            page.wait_for_selector(f"section#{section}.current")
+            assert page.eval_on_selector_all(
+                "section.current .scroll, section.current pre, html",
+                "all => all.filter(e => e.scrollWidth > e.clientWidth).map(e => e.innerText)",
+            ) == []  # fmt: skip

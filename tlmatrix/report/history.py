@@ -215,7 +215,7 @@ def _case_rows(records: RunRecords) -> Iterator[Sequence[Any]]:
             str(result.status),
             int(result.status in FAILURES),
             result.seconds,
-            result.error_ratio,
+            result.ratio,
             result.arch,
             f"{finding.check}: {finding.title}" if finding and result.status is not Status.PASSED
             else result.message,

@@ -143,6 +143,17 @@ class CaseResult:
         return {axis: canonical(value) for axis, value in self.values.items()}
 
     @property
+    def shown(self) -> CaseResult:
+        """The result that reports show: of the smallest case with the same cause."""
+        return self.smaller or self
+
+    @property
+    def ratio(self) -> float | None:
+        """The error ratio that reports show: that of the first finding with one, if it failed."""
+        ratios = (finding.ratio for finding in self.shown.findings if finding.ratio is not None)
+        return next(ratios, self.error_ratio)
+
+    @property
     def node(self) -> str:
         """The case as an argument of `tlmatrix repro` and pytest: `specs/x.yaml::causal=true-…`."""
         return f"{self.path}::{self.case}"
@@ -178,7 +189,8 @@ class CaseResult:
             "relations": list(self.relations),
             "smaller": self.smaller.to_json() if self.smaller is not None else None,
         }
-        return {name: value for name, value in data.items() if value}
+        kept = {name: value for name, value in data.items() if value}
+        return kept if self.error_ratio is None else kept | {"error_ratio": data["error_ratio"]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CaseResult:

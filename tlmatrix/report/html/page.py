@@ -11,13 +11,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from tlmatrix.report.html.faults import fault_page
-from tlmatrix.report.html.payload import all_rows, is_search, payload
+from tlmatrix.report.html.payload import all_rows, is_search, newest_results, payload
 from tlmatrix.report.html.tables import (
     bench_rows,
     kernel_coverage,
     matrices,
     pairs,
     ratio_rows,
+    run_rows,
     spec_rows,
 )
 from tlmatrix.report.text import count
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _FAULTS = 100
 """Most faults with a page."""
+_OVERVIEW_FAULTS = 10
+"""Faults in the overview; all are in the section of faults."""
 _STATIC_CASES = 200
 """Most failing cases in the table that needs no scripts."""
 _SLOWEST = 25
@@ -44,9 +47,9 @@ def render(runs: Sequence[RunRecords], bench: Sequence[Mapping[str, Any]] = ()) 
 
     The file needs no network. Without scripts it has every table, the faults and their pictures.
     """
-    results = [result for run in runs for result in run.results]
-    groups = group_failures(results)
-    rows = all_rows(runs, groups)
+    results = newest_results(runs)
+    groups = group_failures(result for _, result in results)
+    rows = all_rows(results, groups)
     folder_of = {id(r): Path(run.header.folder) for run in runs for r in run.results}
     specs: dict[Path, Spec | None] = {}
     faults = [
@@ -68,6 +71,7 @@ def render(runs: Sequence[RunRecords], bench: Sequence[Mapping[str, Any]] = ()) 
     environment.filters["ratio"] = _ratio
     return environment.get_template("report.html.j2").render(
         runs=runs,
+        run_rows=run_rows(runs, rows),
         counts=_counts(rows),
         total=len(rows),
         failed=len(failing),
@@ -75,6 +79,7 @@ def render(runs: Sequence[RunRecords], bench: Sequence[Mapping[str, Any]] = ()) 
         specs=spec_rows(rows),
         faults=faults,
         more_faults=len(groups) - len(faults),
+        overview_faults=_OVERVIEW_FAULTS,
         matrices=matrices(rows),
         failing=failing[:_STATIC_CASES],
         ratios=list(ratio_rows(rows)),
@@ -139,7 +144,7 @@ def _searched(runs: Sequence[RunRecords], rows: Sequence[Row]) -> list[dict[str,
         found.append(
             {
                 "name": run.path.name,
-                "examples": len(mine),
+                "examples": len(run.results),
                 "seconds": seconds,
                 "specs": len({row.result.path for row in mine}),
                 "faults": [(fault, *when) for fault, when in first.items()],

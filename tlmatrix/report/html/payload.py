@@ -25,8 +25,8 @@ _LONGEST = 60
 class Row:
     """A case of a report: its result, the number of its run, its fault, and labels of its values.
 
-    `fault` counts from 1; 0 if the case did not fail. `ratio` is the error ratio, of a case with
-    wrong numbers that of its worst finding. An invalid input has no labels: it is in no matrix.
+    `fault` counts from 1; 0 if the case did not fail. An invalid input has no labels: it is in no
+    matrix.
     """
 
     __slots__ = ("fault", "labels", "ratio", "result", "run", "size")
@@ -37,10 +37,7 @@ class Row:
         self.fault = fault
         values = {} if result.origin == "invalid" else result.values
         self.labels = {axis: _short(label(value)) for axis, value in values.items()}
-        ratios = [finding.ratio for finding in result.findings if finding.ratio is not None]
-        self.ratio = (
-            result.error_ratio if result.error_ratio is not None else max(ratios, default=None)
-        )
+        self.ratio = result.ratio
         self.size = size_of(result.values)
 
 
@@ -67,16 +64,30 @@ def _numbers(value: Value) -> Iterable[int]:
                 yield from _numbers(item)
 
 
-def all_rows(runs: Sequence[RunRecords], groups: Sequence[Group]) -> list[Row]:
-    """The cases of all runs, in the order of the files."""
+def newest_results(runs: Sequence[RunRecords]) -> list[tuple[int, CaseResult]]:
+    """The results of all runs, each with the number of its run, in the order of the files.
+
+    Of a case that several runs judged on the same backend and GPU with the same seed, it is the
+    result of the run that started last.
+    """
+    found = [(number, result) for number, run in enumerate(runs) for result in run.results]
+    last: dict[tuple[object, ...], CaseResult] = {}
+    for _, result in sorted(found, key=lambda each: runs[each[0]].header.started):
+        last[_identity(result)] = result
+    return [(number, result) for number, result in found if last[_identity(result)] is result]
+
+
+def _identity(result: CaseResult) -> tuple[object, ...]:
+    backend = result.backend or result.requested
+    return result.path, result.case, backend, result.arch, result.seed
+
+
+def all_rows(results: Sequence[tuple[int, CaseResult]], groups: Sequence[Group]) -> list[Row]:
+    """The rows of results, each given with the number of its run."""
     faults = {
         id(result): number for number, group in enumerate(groups, 1) for result in group.results
     }
-    return [
-        Row(result, number, faults.get(id(result), 0))
-        for number, run in enumerate(runs)
-        for result in run.results
-    ]
+    return [Row(result, number, faults.get(id(result), 0)) for number, result in results]
 
 
 def axis_values(rows: Iterable[Row]) -> dict[str, list[str]]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tlmatrix.report.html.payload import Row
+    from tlmatrix.run.records import RunRecords
 
 _STATIC_VALUES = 24
 """Most values of an axis in a table without scripts."""
@@ -32,12 +33,36 @@ class Matrix:
     rows: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
 
 
+def run_rows(runs: Sequence[RunRecords], rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """A row for each run: its cases by status, and how many have a newer result in another run."""
+    counted = Counter(row.run for row in rows)
+    found = []
+    for number, run in enumerate(runs):
+        counts = run.counts()
+        cases = len(run.results)
+        failed = sum(counts[status] for status in FAILURES)
+        found.append(
+            {
+                "name": run.path.name,
+                "started": run.header.started.replace("T", " ").removesuffix("+00:00"),
+                "backend": ", ".join(sorted({r.backend for r in run.results if r.backend})),
+                "cases": cases,
+                "passed": counts[Status.PASSED],
+                "failed": failed,
+                "other": cases - counts[Status.PASSED] - failed,
+                "replaced": cases - counted[number],
+                "incomplete": run.incomplete,
+            }
+        )
+    return found
+
+
 def spec_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """A row for each spec: cases by status, seconds, the largest error ratio of passed cases."""
+    """A row for each spec: cases by status, seconds, the largest error ratio."""
     found = []
     for path, mine in _by_spec(rows).items():
         counts = Counter(row.result.status for row in mine)
-        ratios = [row.ratio or 0.0 for row in mine if not row.result.failed]
+        ratios = [row.ratio for row in mine if row.ratio is not None]
         failed = sum(counts[status] for status in FAILURES)
         found.append(
             {
@@ -50,7 +75,7 @@ def spec_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "skipped": counts[Status.SKIPPED],
                 "seconds": sum(row.result.seconds for row in mine),
                 "slowest": max(row.result.seconds for row in mine),
-                "ratio": max(ratios, default=0.0),
+                "ratio": max(ratios, default=None),
                 "faults": len({row.fault for row in mine if row.fault}),
             }
         )
