@@ -96,7 +96,7 @@ def test_all_zero(dtype):
     finding = only(run(problem, broken(lambda r: r.update(out=torch.zeros_like(r["out"])))))
     assert (finding.check, finding.tensor, finding.pattern) == ("numeric", "out", "everything")
     assert finding.got == 0
-    assert "zero" in finding.hint
+    assert finding.hint == "every wrong element is 0"
 
 
 @EVERY_DTYPE
@@ -343,9 +343,66 @@ def test_smaller_tiles_are_suggested_for_shared_memory_only():
 
 def test_first_rows_of_later_sequences_suggest_a_store_past_the_end():
     def edit(results):
-        results["out"][18:26] = 9
+        results["out"][58:66] = 9  # the last tile of sequence 2 has 8 rows, and 8 beyond
 
-    assert "store past its end" in only(run(attention(LENGTHS), broken(edit))).hint
+    finding = only(run(attention(LENGTHS), broken(edit)))
+    assert finding.hint.startswith("the last tile of the previous sequence ends at the last wrong")
+
+
+@pytest.mark.parametrize("rows", [slice(58, 63), slice(58, 70)])
+def test_other_first_rows_suggest_no_store_past_the_end(rows):
+    finding = only(run(attention(LENGTHS), broken(lambda r: r["out"][rows].fill_(9))))
+    assert finding.hint is None
+
+
+@pytest.mark.parametrize("rows", [slice(126, 128), slice(112, 128)])
+def test_other_last_rows_suggest_no_unbounded_tile(rows):
+    finding = only(run(attention(LENGTHS), broken(lambda r: r["out"][rows].fill_(9))))
+    assert "last" in finding.pattern
+    assert finding.hint is None
+
+
+@pytest.mark.parametrize("value", [0.01, torch.inf])
+def test_a_head_nearer_to_a_small_one_than_to_its_own_is_no_permutation(value):
+    values = torch.randn(3, 16, generator=torch.Generator().manual_seed(0)).double()
+    values[0] *= 100
+    dims = Dim("head", 3, region=range(3)), Dim("dim", 16)
+    info = TensorInfo("y", dims, torch.float32, 2.0**-24)
+    problem = Problem(
+        {}, {}, {}, {"y": info}, ("y",), reference=lambda: {"y": values},
+        lowp=lambda: {"y": values.float()},
+    )  # fmt: skip
+    got = values.float()
+    got[0] = value
+    assert only(run(problem, lambda _: {"y": got})).hint is None
+
+
+def test_a_factor_near_one_is_printed_as_another_number():
+    problem = attention(LENGTHS, dtype=torch.float32)
+
+    def edit(results):
+        results["lse"] *= 1.00002
+
+    hint = only(run(problem, broken(edit))).hint
+    assert hint == "a uniform factor: got is 1.00002 times expected"
+
+
+def test_a_factor_that_two_numbers_explain_names_neither():
+    problem = attention(LENGTHS)
+    problem = replace(problem, names={**problem.names, "groups": 2})
+    hint = only(run(problem, broken(lambda r: r["out"].mul_(2)))).hint
+    assert hint == "a uniform factor: got is 2 times expected"
+
+
+def test_nan_everywhere_is_no_wrong_mask():
+    finding = only(run(attention(LENGTHS), broken(lambda r: r["out"].fill_(torch.nan))))
+    assert finding.hint == "NaN although no input has any"
+
+
+def test_a_missing_causal_mask_is_not_called_one_key_too_many(monkeypatch):
+    rule = lambda lq, lk, *_: torch.ones(lq, lk, dtype=torch.bool)  # noqa: E731
+    forward = masked_by(monkeypatch, rule, attention(LENGTHS))[0]
+    assert forward.hint.startswith("rows attend to later keys than they may")
 
 
 def test_scattered_elements():
@@ -389,7 +446,7 @@ def test_mask_with_one_key_too_many(monkeypatch):
     rule = lambda lq, lk, *_: torch.arange(lk)[None] <= torch.arange(lq)[:, None] + lk - lq + 1  # noqa: E731
     forward, backward = masked_by(monkeypatch, rule, attention(LENGTHS))
     assert forward.check == "numeric"
-    assert "one key too many" in forward.hint
+    assert "rows attend to later keys than they may" in forward.hint
     assert backward.check == "gradients"
 
 
@@ -399,14 +456,14 @@ def test_mask_with_one_key_too_few(monkeypatch):
     assert "the first row attends to none" in forward.hint
 
 
-@pytest.mark.parametrize(("error", "word"), [(1, "wide"), (-1, "narrow")])
-def test_a_window_off_by_one(monkeypatch, error, word):
+@pytest.mark.parametrize(("error", "words"), [(1, "too wide"), (-1, "one key too narrow")])
+def test_a_window_off_by_one(monkeypatch, error, words):
     right = world.visible
     rule = lambda lq, lk, causal, window: right(lq, lk, causal, window + error)  # noqa: E731
     forward = masked_by(monkeypatch, rule, attention(LENGTHS, window=8))[0]
     first = 8 if error > 0 else 7
     assert f"rows {first}-16 of sequence 0" in forward.where
-    assert f"window of 8 is one key too {word}" in forward.hint
+    assert f"the window of 8 is {words}: only rows" in forward.hint
 
 
 def test_top_left_alignment(monkeypatch):

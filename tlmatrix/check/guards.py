@@ -229,9 +229,7 @@ class Guards:
             wrong=len({offset // buffer.itemsize for offset in after})
             + len({offset // buffer.itemsize for offset in before}),
             where=" and ".join(parts),
-            hint="is a full tile stored at the last rows? bound the store by the length"
-            if after
-            else "a negative index?",
+            hint="bound the store by the size of the buffer" if after else None,
             detail=buffer.label() if names else None,
         )
 
@@ -347,5 +345,5 @@ def _changed_input(moved: _Moved) -> Finding:
         wrong=int(changed.sum()),
         total=changed.numel(),
         pattern="input changed",
-        hint="an in-place operation on an argument, or a store to the wrong buffer?",
+        hint="write to a copy; if the change is intended, `call: [{inout: x, output: y}]` says so",
     )

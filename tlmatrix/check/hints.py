@@ -1,7 +1,7 @@
-"""Hints: likely causes of wrong elements, one sentence each.
+"""Hints: causes of wrong elements, one sentence each.
 
-Each hint is a function from the evidence to a text or None; the first text is used. A hint is a
-guess, supported by the numbers.
+Each hint is a function from the evidence to a text or None; the first text is used. It says no more
+than the numbers show: if two causes give the same numbers, it names what they have in common.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tlmatrix.check.patterns import ranges
 from tlmatrix.check.poison import poison_mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from tlmatrix.check.numeric import Deviation
     from tlmatrix.check.patterns import Pattern, Projection
@@ -27,14 +27,17 @@ _MOST_PERMUTED = 64
 _ENOUGH = 0.8
 """Fraction that counts as all rows wrong: a few may be right by chance."""
 
-_TAILS = ("last tile", "last row")
+_SAME = 2e-3
+"""Largest square of the relative difference of equal values, rounded to as little as 8 bits."""
+
+_TILES = (8, 16, 32, 64, 128, 256)
+"""Edges of tiles that are tried if the spec has none."""
 
 _FACTORS = (
     (math.log2(math.e), "log2 instead of ln?"),
     (math.log(2), "ln instead of log2?"),
     (-1.0, "wrong sign?"),
     (2.0, "summed twice?"),
-    (0.5, "half of the sum missing?"),
 )
 
 
@@ -103,11 +106,9 @@ def _rounded_operands(evidence: Evidence) -> str | None:
 
 
 def _all_zero(evidence: Evidence) -> str | None:
-    if evidence.pattern.name.startswith(_TAILS):
-        return None
     expected, got = evidence.wrong_values
     if bool((got == 0).all()) and bool((expected != 0).any()) and got.numel() > 1:
-        return "all zero: skipped, or stored before the sum?"
+        return "every wrong element is 0"
     return None
 
 
@@ -121,8 +122,7 @@ def _no_visible_key(evidence: Evidence) -> str | None:
         return None
     if evidence.name == "lse":
         return "rows with no visible key: their lse must be -inf"
-    cause = " (0/0, or -inf minus -inf?)" if bool(got.isnan().any()) else ""
-    return f"rows with no visible key must be 0{cause}"
+    return "rows with no visible key must be 0" + (", not NaN" if bool(got.isnan().any()) else "")
 
 
 def _of_another_rank(evidence: Evidence) -> str | None:
@@ -135,19 +135,19 @@ def _of_another_rank(evidence: Evidence) -> str | None:
         def rows(
             tensor: torch.Tensor, rank: int, owner: torch.Tensor = owner, axis: int = axis
         ) -> torch.Tensor:
-            mine = tensor.movedim(axis, 0)[owner == rank]
-            return torch.nan_to_num(mine.double())
+            return tensor.movedim(axis, 0)[owner == rank].double()
 
         found = {}
         for rank in side.ranks:
-            got, own = rows(evidence.deviation.got, rank), rows(evidence.deviation.expected, rank)
-            for other in sorted(set(side.dim.owner or ()) - {rank}):
-                expected = rows(evidence.deviation.expected, other)
-                near = expected.shape == got.shape and bool(
-                    (got - expected).square().sum() < 1e-4 * (got - own).square().sum()
-                )
-                if near:
-                    found[rank] = other
+            got = rows(evidence.deviation.got, rank)
+            if _equal(got, rows(evidence.deviation.expected, rank)):
+                break
+            others = sorted(set(side.dim.owner or ()) - {rank})
+            same = [
+                other for other in others if _equal(got, rows(evidence.deviation.expected, other))
+            ]
+            if len(same) == 1:
+                found[rank] = same[0]
         if len(found) == len(side.ranks):
             pairs = ", ".join(f"rank {r} has the shard of rank {o}" for r, o in found.items())
             return f"{pairs}: the offset of another rank?"
@@ -173,26 +173,33 @@ def _permuted(evidence: Evidence) -> str | None:
 
 
 def _matches(got: torch.Tensor, expected: torch.Tensor, wrong: list[int]) -> dict[int, int]:
-    """The row of `expected` that each wrong row of `got` equals; empty unless all equal one."""
-    rows = torch.nan_to_num(got[wrong].double())
-    known = torch.nan_to_num(expected)
-    squared = (
-        rows.square().sum(1)[:, None] + known.square().sum(1)[None] - 2 * rows @ known.T
-    ).clamp_min_(0)
-    own = squared[torch.arange(len(wrong)), wrong]
-    least, best = squared.min(1)
-    if not bool((least < 0.01 * own).all()):
+    """The row of `expected` that each wrong row of `got` equals, if another one and only that."""
+    rows, known = got[wrong].double(), expected.double()
+    if not bool(rows.isfinite().all()):
         return {}
-    return dict(zip(wrong, best.tolist(), strict=True))
+    known = torch.nan_to_num(known)
+    size = known.square().sum(1)
+    squared = rows.square().sum(1)[:, None] + size[None] - 2 * rows @ known.T
+    same = (squared <= _SAME * size) & (size > 0)
+    if not bool((same.sum(1) == 1).all()) or bool(same[range(len(wrong)), wrong].any()):
+        return {}
+    return dict(zip(wrong, same.int().argmax(1).tolist(), strict=True))
+
+
+def _equal(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether two tensors have the same values, not all 0, but for rounding."""
+    if got.shape != expected.shape or not bool(got.isfinite().all() & expected.isfinite().all()):
+        return False
+    size = expected.double().square().sum()
+    return bool(size > 0) and bool((got.double() - expected).square().sum() <= _SAME * size)
 
 
 def _transposed(evidence: Evidence) -> str | None:
-    expected, got = evidence.deviation.expected, evidence.deviation.got.double()
+    expected, got = evidence.deviation.expected, evidence.deviation.got
     if expected.ndim != 2 or expected.shape[0] != expected.shape[1] or expected.numel() < 4:
         return None
-    error = torch.linalg.vector_norm(torch.nan_to_num(got - expected))
-    turned = torch.linalg.vector_norm(torch.nan_to_num(got.T - expected))
-    return "transposed: the transpose matches" if float(turned) < 0.1 * float(error) else None
+    same = _equal(got.T, expected) and not _equal(got, expected)
+    return "transposed: the transpose matches" if same else None
 
 
 def _uniform_factor(evidence: Evidence) -> str | None:
@@ -203,14 +210,20 @@ def _uniform_factor(evidence: Evidence) -> str | None:
         return None
     factor = float((got * expected).sum() / expected.square().sum())
     error, left = got - expected, got - factor * expected
-    if float(torch.linalg.vector_norm(left)) > 0.35 * float(torch.linalg.vector_norm(error)):
+    # A factor near 0 leaves an error of the size of `got`.
+    smaller = min(float(torch.linalg.vector_norm(each)) for each in (error, got))
+    if float(torch.linalg.vector_norm(left)) > 0.35 * smaller:
         return None
     # A few large elements dominate the norms, so most elements must match as well.
     if float((left.abs() <= 0.5 * error.abs()).double().mean()) < _ENOUGH:
         return None
     known = [*_FACTORS, *_factors_of(evidence.problem)]
-    why = next((f": {words}" for value, words in known if abs(factor / value - 1) < 2e-3), "")
-    return f"a uniform factor: got is {factor:.4g} times expected{why}"
+    causes = [words for value, words in known if abs(factor / value - 1) < 2e-3]
+    why = f": {causes[0]}" if len(causes) == 1 else ""
+    # Seventeen digits distinguish any two numbers.
+    texts = (f"{factor:.{digits}g}" for digits in range(4, 18))
+    shown = next((text for text in texts if float(text) != 1), None)
+    return shown and f"a uniform factor: got is {shown} times expected{why}"
 
 
 def _factors_of(problem: Problem) -> Iterator[tuple[float, str]]:
@@ -240,9 +253,14 @@ def _alignment(evidence: Evidence) -> str | None:
     keys = evidence.key_lengths(side)
     unequal = {r for r, length in side.lengths.items() if length and keys.get(r) != length}
     equal = {r for r, length in side.lengths.items() if length > 1} - unequal
-    touched = set(side.regions)
-    if not equal or not touched or touched - unequal:
+    if not equal or not unequal or set(side.regions) != unequal:
         return None
+    for r in unequal:
+        rows, length = set(side.regions[r]), side.lengths[r]
+        # With fewer keys than queries, the last row attends to all keys in both alignments.
+        last = length - 1 if keys.get(r, 0) < length else length
+        if not _mostly(rows, last) or last in rows:
+            return None
     words = ["top-left", "bottom-right"]
     if evidence.problem.names.get("alignment") == "top_left":
         words.reverse()
@@ -261,20 +279,17 @@ def _mask(evidence: Evidence) -> str | None:
     rows = {r: set(side.regions.get(r, ())) for r in long}
     window = names.get("window")
     if isinstance(window, int):
-        for first, words in ((window, "wide"), (window - 1, "narrow")):
+        for first, words in ((window, "too wide"), (window - 1, "one key too narrow")):
             start = {r: max(first - (keys[r] - length), 0) for r, length in long.items()}
             reached = {r for r in long if start[r] < long[r]}
             if reached and all(_from(rows[r], start[r], long[r]) for r in long) and first > 0:
-                return (
-                    f"off by one? the window of {window} is one key too {words}: only rows "
-                    "that it limits are wrong"
-                )
+                return f"the window of {window} is {words}: only rows that it limits are wrong"
     if all(
         length - 1 not in rows[r] and _mostly(rows[r], length - 1) for r, length in long.items()
     ):
         return (
-            "mask off by one? rows attend to one key too many: only the last row, which may attend "
-            "to all, is right"
+            "rows attend to later keys than they may: only the last row, which may attend to all, "
+            "is right"
         )
     if all(keys[r] == length for r, length in long.items()) and _first_row_is_empty(evidence, side):
         return "mask off by one? rows attend to one key too few: the first row attends to none"
@@ -293,44 +308,75 @@ def _mostly(rows: set[int], count: int) -> bool:
 
 
 def _first_row_is_empty(evidence: Evidence, side: Projection) -> bool:
+    """Whether the first row of each region, and not the second, has no value but 0 or NaN."""
     if evidence.pattern.name != "everything":
         return False
     axis = evidence.pattern.projections.index(side)
-    starts = side.dim.starts
-    first = 0 if starts is None else int(starts[min(side.regions)])
-    got = evidence.deviation.got.select(axis, first)
-    return bool((~got.isfinite() | (got == 0)).all())
+    got = evidence.deviation.got.movedim(axis, 0)
+    starts = [0] if side.dim.starts is None else [int(side.dim.starts[r]) for r in side.lengths]
+    first = [
+        start for start, length in zip(starts, side.lengths.values(), strict=True) if length > 1
+    ]
+    rows = got[first], got[[start + 1 for start in first]]
+    empty, second = ((~each.isfinite() | (each == 0)).flatten(1).all(1) for each in rows)
+    return bool(empty.all()) and not bool(second.any())
 
 
 def _next_sequence(evidence: Evidence) -> str | None:
+    """Wrong first rows, up to the end of the last tile of a previous sequence."""
     side = next((side for side in evidence.pattern.projections if side.segmented), None)
-    if side is None or side.full or evidence.pattern.name != "first rows":
+    if side is None or side.full:
         return None
-    nonempty = [r for r, length in side.lengths.items() if length]
-    if nonempty[0] in side.regions:
+    if not any(_is_overrun(side, tile) for tile in _tiles_of(side, side.regions)):
         return None
-    touched = sorted(side.regions)
+    region = side.dim.region_name
     return (
-        f"the first rows of {side.dim.region_name} {ranges(touched)}: does the last tile of the "
-        "previous one store past its end?"
+        f"the last tile of the previous {region} ends at the last wrong row of {region} "
+        f"{ranges(sorted(side.regions))}: is its store bounded by the length?"
     )
 
 
+def _is_overrun(side: Projection, tile: int) -> bool:
+    """Whether the wrong rows of each region are all that the last tile before it overruns."""
+    starts = side.dim.starts
+    assert starts is not None
+    for region, rows in side.regions.items():
+        before = [r for r, length in side.lengths.items() if length and r < region]
+        if not before:
+            return False
+        length = side.lengths[before[-1]]
+        over = int(starts[before[-1]]) + -(-length // tile) * tile - int(starts[region])
+        if over <= 0 or list(rows) != list(range(min(over, side.lengths[region]))):
+            return False
+    return True
+
+
 def _tail(evidence: Evidence) -> str | None:
-    """Wrong last rows of regions that end with a partial tile."""
-    if not evidence.pattern.name.startswith(_TAILS):
-        return None
-    if not any(_ends_in_a_tile(side) for side in evidence.pattern.projections):
-        return None
-    return "the tail: is the last partial tile bounded by the length?"
+    """Wrong rows that are those of the partial last tiles of all regions."""
+    for side in evidence.pattern.projections:
+        regions = [r for r, length in side.lengths.items() if length]
+        if not side.full and any(_is_tail(side, tile) for tile in _tiles_of(side, regions)):
+            return "the wrong rows are those of the partial last tile: is it bounded by the length?"
+    return None
 
 
-def _ends_in_a_tile(side: Projection) -> bool:
-    """Whether a wrong region may end with a partial tile; True if the tile size is unknown."""
-    tile = side.dim.tile
-    if side.full:
+def _is_tail(side: Projection, tile: int) -> bool:
+    tails = {r: range(n - n % tile, n) for r, n in side.lengths.items() if n % tile}
+    if set(tails) != set(side.regions) or sum(map(len, tails.values())) < 2:
         return False
-    return not tile or any(side.lengths.get(region, 0) % tile for region in side.regions)
+    if all(side.lengths[r] < tile for r in tails):
+        return False  # whole regions are wrong
+    return all(
+        set(side.regions[r]) <= set(rows) and len(side.regions[r]) >= _ENOUGH * len(rows)
+        for r, rows in tails.items()
+    )
+
+
+def _tiles_of(side: Projection, regions: Collection[int]) -> Sequence[int]:
+    """The edges of tiles to try: several only if there are regions of two lengths to agree on."""
+    if side.dim.tile:
+        return (side.dim.tile,)
+    return _TILES if len({side.lengths[region] for region in regions}) > 1 else ()
 
 
 def _some_nan(evidence: Evidence) -> str | None:
@@ -338,13 +384,14 @@ def _some_nan(evidence: Evidence) -> str | None:
     given = (each for each in evidence.problem.inputs.values() if each.is_floating_point())
     if not bool(got.isnan().any()) or any(bool(each.isnan().any()) for each in given):
         return None
-    return "NaN although no input has any: 0/0, or inf minus inf?"
+    return "NaN although no input has any"
 
 
 _HINTS: tuple[Callable[[Evidence], str | None], ...] = (
     _never_written,
     _rounded_operands,
     _no_visible_key,
+    _tail,
     _all_zero,
     _of_another_rank,
     _mask,
@@ -352,7 +399,6 @@ _HINTS: tuple[Callable[[Evidence], str | None], ...] = (
     _permuted,
     _transposed,
     _next_sequence,
-    _tail,
     _uniform_factor,
     _constant_offset,
     _some_nan,
