@@ -6,6 +6,7 @@ import pytest
 import torch
 from packed_attention import DTYPES, FakeSpec, attention, flash, run
 
+from tlmatrix.check.numeric import compare
 from tlmatrix.check.regions import Regions
 from tlmatrix.check.tolerance import ReferenceBounds, error_bound
 from tlmatrix.problem.model import Dim, TensorInfo
@@ -171,3 +172,19 @@ def test_float64_is_not_flushed():
         info, reference, reference, FakeSpec(Tolerance()).tolerance.for_tensor("out", "sm_90")
     )
     assert (within.element < reference).all()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_element_within_its_bound_does_not_fail_its_region(count):
+    reference = torch.linspace(1.0, 2.0, count, dtype=torch.float64)[None]
+    info = TensorInfo(
+        "c", (Dim("m", 1, range(1)), Dim("n", count)), torch.float32, 2.0**-24,
+        lambda: reference * 4, lambda: reference * 0,
+    )  # fmt: skip
+    bound = error_bound(info, reference, None, Tolerance().for_tensor("c", ""))
+    for element in range(count):
+        got = reference.clone()
+        got[0, element] += 0.999 * bound.element[0, element]
+        assert compare(got, reference, bound) is None
+        got[0, element] += 0.01 * bound.element[0, element]
+        assert compare(got, reference, bound) is not None

@@ -95,8 +95,8 @@ def test_operands_that_are_inputs_do_not_widen_the_bound():
         return ReferenceBounds(problem, Tolerance(), "interpreter").error_bound("out")
 
     strict, keyed = bound(None), bound("$dtype")
-    assert torch.equal(strict.element, keyed.element)
-    assert torch.equal(strict.region, keyed.region)
+    assert torch.allclose(strict.element, keyed.element, rtol=1e-5)
+    assert torch.allclose(strict.region, keyed.region, rtol=1e-5)
 
 
 # The delta of a flash backward --------------------------------------------------------------
@@ -152,5 +152,6 @@ def test_a_coarser_output_or_a_wrong_delta_is_found(reference):
 
 @pytest.mark.parametrize("reference", REFERENCES)
 def test_outputs_carry_no_error_of_delta(reference):
-    info = attention(torch.float16, reference, "normal", 3).outputs["out"]
-    assert not info.carried().any()
+    problem = attention(torch.float16, reference, "normal", 3)
+    carried, sizes = problem.outputs["out"].carried(), problem.outputs["out"].magnitude()
+    assert (carried <= 2.0**-17 * sizes.amax()).all()  # of sums in float32

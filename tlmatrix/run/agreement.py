@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
-    import torch
-
     from tlmatrix.backend import Backend
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Family, Problem, RelationKind, Tensors
@@ -172,11 +170,13 @@ class _Other:
 
     def _problem(self, family: Family) -> Problem:
         """Build the other side's problem and check that its inputs are this one's."""
+        from tlmatrix.check.bits import same_bits
+
         made = family.problem(
             self.other, self.values, seed=self.others.seed, device=self.backend.device
         )
         for name, tensor in self.problem.inputs.items():
-            if name not in made.inputs or not _same_bits(tensor, made.inputs[name]):
+            if name not in made.inputs or not same_bits(tensor.cpu(), made.inputs[name].cpu()):
                 raise self._spec_error(f"with {self.words[0]} the input {name!r} differs")
         known = {name: each for name, each in self.arguments.items() if _base(name) in made.names}
         # The rest are arguments unknown to the problem, such as the stages of a pipeline.
@@ -246,12 +246,3 @@ def _words(
 def _base(name: str) -> str:
     """The tensor `k` of an argument `k.dtype`."""
     return name.partition(".")[0]
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    import torch
-
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    bits = [each.contiguous().cpu().view(-1).view(torch.uint8) for each in (one, other)]
-    return torch.equal(*bits)

@@ -19,7 +19,7 @@ from tlmatrix.problem.declared.carried import (
     RoundedOperands,
     as_products,
     delta_errors,
-    operand_errors,
+    product_errors,
 )
 from tlmatrix.problem.declared.packed import packed_dim, packing_of, paging_of
 from tlmatrix.problem.declared.reference import reference_of
@@ -310,13 +310,17 @@ class Declared:
             decl = reference.decl.model_copy(update={"operands": text})
             return replace(self, reference=replace(reference, decl=decl)).problem()
 
-        narrow = (torch.float16, torch.bfloat16)
-        texts = {
+        texts = self._narrow or ("float16", "bfloat16")
+        return {text: partial(made, text) for text in texts}
+
+    @property
+    def _narrow(self) -> dict[str, None]:
+        """The dtypes of inputs that tensor cores take, as the spec writes them."""
+        return {
             decl.dtype_text: None
             for decl in self.declaration.inputs.values()
-            if dtype_declared(self.setup, decl.dtype_text) in narrow
+            if dtype_declared(self.setup, decl.dtype_text) in (torch.float16, torch.bfloat16)
         }
-        return {text: partial(made, text) for text in texts or ("float16", "bfloat16")}
 
     @cached_property
     def _carried(self) -> Carried:
@@ -325,8 +329,8 @@ class Declared:
         if self.reference is None or dtype is None:  # such a reference rounds every value
             return Carried({}, {})
         unit, seed, found = UNITS[dtype], self.seed ^ 0xCA441ED, Carried({}, {})
-        if self.reference.operands is not None:
-            found = operand_errors(
+        if self.reference.operands is not None or self._narrow:
+            found = product_errors(
                 lambda: self._values(self._run(dtype)),
                 self.exact,
                 self.reference.operands,

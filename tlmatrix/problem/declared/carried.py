@@ -1,8 +1,9 @@
 """Errors that values rounded inside a kernel carry into its results, of a reference in PyTorch.
 
-Two values of a right kernel may be rounded although the arithmetic around them is float32:
+Some values of a right kernel may be rounded although the arithmetic around them is float32:
 
 - operands of matrix products, which tensor cores take in 16 bits (`operands` of a reference);
+- sums of products in tensor cores, which truncate (`tlmatrix.problem.tensor_cores`);
 - outputs from which a flash backward takes delta = sum(out * dout), the sum that each row of dS
   subtracts. Autograd sums the same delta as sum(P * dP), from values that are not rounded.
 
@@ -22,6 +23,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from tlmatrix.problem.tensor_cores import SYSTEMATIC, truncation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -175,12 +178,15 @@ class _Signs:
         return drawn.to(tensor.device, tensor.dtype).mul_(2).sub_(1)
 
 
-class _OperandErrors(_Mode):  # type: ignore[no-untyped-call]
-    """Injects into each product the error of rounding operands that `dtype` does not hold."""
+class _ProductErrors(_Mode):  # type: ignore[no-untyped-call]
+    """Injects into each product the errors of tensor cores, times `boost`.
 
-    def __init__(self, dtype: torch.dtype, unit: float, size: Size, seed: int) -> None:
+    They round operands that `dtype` does not hold, if it is given, and truncate float32 sums.
+    """
+
+    def __init__(self, dtype: torch.dtype | None, boost: float, size: Size, seed: int) -> None:
         super().__init__()
-        self._dtype, self._unit, self._size = dtype, unit, size
+        self._dtype, self._boost, self._size = dtype, boost, size
         self._signs = _Signs(seed)
 
     def product(
@@ -192,20 +198,23 @@ class _OperandErrors(_Mode):  # type: ignore[no-untyped-call]
     ) -> Any:  # noqa: ANN401
         """Call the operator and add the error."""
         result = func(*args, **kwargs)
-        given = [args[place] for place in places]
-        if all(torch.equal(each, _rounded(each, self._dtype)) for each in given):
-            return result
-        of_terms = [_of_terms(func, places, args, kwargs, power) for power in (1, 2)]
-        if isinstance(result, torch.Tensor):
-            return self._moved(result, of_terms[0], of_terms[1])
-        return type(result)(
-            None if each is None else self._moved(each, total, root)
-            for each, total, root in zip(result, *of_terms, strict=True)
-        )
-
-    def _moved(self, result: torch.Tensor, total: Any, root: Any) -> torch.Tensor:  # noqa: ANN401
-        size = _size(self._size, result, total, root)
-        return result + self._signs.like(result) * size * self._unit
+        lost = truncation(_terms(func.overloadpacket.__name__, args))
+        lost *= SYSTEMATIC if self._size == "spread" else 1.0
+        u, of_terms = 0.0, []
+        if self._dtype is not None and not all(
+            torch.equal(args[place], _rounded(args[place], self._dtype)) for place in places
+        ):
+            u = torch.finfo(self._dtype).eps / 2
+            of_terms = [_listed(_of_terms(func, places, args, kwargs, power)) for power in (1, 2)]
+        moved = _listed(result)
+        for number, each in enumerate(moved):
+            if each is None:  # a gradient that is not needed
+                continue
+            size = each.abs() * lost
+            if of_terms:
+                size += _size(self._size, each, *(terms[number] for terms in of_terms)) * u
+            moved[number] = each + self._signs.like(each) * size * self._boost
+        return moved[0] if isinstance(result, torch.Tensor) else type(result)(moved)
 
 
 class _ProductTerms(_Mode):  # type: ignore[no-untyped-call]
@@ -278,24 +287,30 @@ class _DeltaErrors(_ProductTerms):  # type: ignore[no-untyped-call]
         return result - args[1] * error  # each of the row subtracts the sum
 
 
-def operand_errors(
-    evaluate: Callable[[], Tensors], exact: Tensors, dtype: torch.dtype, unit: float, seed: int
+def product_errors(
+    evaluate: Callable[[], Tensors],
+    exact: Tensors,
+    dtype: torch.dtype | None,
+    unit: float,
+    seed: int,
 ) -> Carried:
-    """Errors of operands of products that are rounded to `dtype`.
+    """Errors of products in tensor cores.
 
     Args:
         evaluate: computes the results.
         exact: its results.
-        dtype: of the operands; products whose operands it holds exactly have no error.
+        dtype: what computed operands are rounded to; None if a kernel does not round them.
         unit: the size of an injected error, small enough for a first-order estimate.
         seed: the same seed gives the same errors.
     """
+    # Without rounded operands, sums of some hundred terms lose about 2**-16.
+    boost = unit / (2.0**-16 if dtype is None else torch.finfo(dtype).eps / 2)
 
     def moved(size: Size) -> Tensors:
-        with as_products(), _OperandErrors(dtype, unit, size, seed):
+        with as_products(), _ProductErrors(dtype, boost, size, seed):
             return evaluate()
 
-    return _carried(moved, exact, torch.finfo(dtype).eps / 2 / unit)
+    return _carried(moved, exact, 1 / boost)
 
 
 def delta_errors(
@@ -385,6 +400,20 @@ def _of_terms(
         return value if value is None or power == 1 else value.sqrt()
 
     return root(result) if isinstance(result, torch.Tensor) else type(result)(map(root, result))
+
+
+def _listed(result: Any) -> list[Any]:  # noqa: ANN401
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+def _terms(name: str, args: tuple[Any, ...]) -> int:
+    """How many products an operator of `_OPERANDS` sums; 0 for `convolution_backward`."""
+    if name == "convolution_backward":
+        return 0
+    factor: torch.Tensor = args[_OPERANDS[name][1 if name == "convolution" else 0]]
+    if name == "convolution":
+        return factor[0].numel() if len(factor) else 0
+    return factor.shape[-1] * (len(factor) if name == "addbmm" else 1)
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401

@@ -24,6 +24,7 @@ from tlmatrix.problem.distributions import (
 )
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
 from tlmatrix.problem.storage import with_storage
+from tlmatrix.problem.tensor_cores import SYSTEMATIC, truncation
 from tlmatrix.spec.model.spec import has_ranks
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class Gemm:
             exponent=lambda: self._exact.new_zeros(()),
             arithmetic=_FLOAT8_UNIT if _both_float8(setting) else None,
             independent_errors="elements",
+            carried=lambda: self._truncation,
+            carried_spread=lambda: self._truncation * SYSTEMATIC,
         )
         m, n, k = setting.m, setting.n, setting.k
         moved = sum(tensor.numel() * tensor.element_size() for tensor in inputs.values())
@@ -182,6 +185,16 @@ class Gemm:
         """The root of the sum of squares of the partial sums of ranks; 0 unless k is sharded."""
         parts = [self._product(lambda x: x, torch.float64, share) for share in self._shares]
         return sum((part**2 for part in parts), torch.zeros_like(self._exact)).sqrt()
+
+    @cached_property
+    def _truncation(self) -> torch.Tensor:
+        """The error of sums in tensor cores, which take floating-point operands of 16 bits."""
+        narrow = all(
+            dtype_named(each).floating and dtype_named(each).bits <= 16
+            for each in self.operand_dtypes
+        )
+        share = truncation(self.setting.k) if narrow else 0.0
+        return self._exact.abs() * share
 
     @cached_property
     def _exact(self) -> torch.Tensor:
