@@ -56,7 +56,9 @@ def test_an_edit_of_a_source_is_a_change_and_no_other_is(tmp_path: Path, name: s
     os.utime(tmp_path / name, (1, 1))
     assert not watch.changes(spec)  # only touched
     (tmp_path / name).write_text(_FILES[name] + "\n# edited\n")
-    assert watch.changes(spec) == (f"{name} changed" if name in _REACHED else "")
+    noticed = name in _REACHED and name != "k.yaml"  # which this process has loaded
+    assert watch.changes(spec) == (f"{name} changed" if noticed else "")
+    assert (read_sources(spec).digest == watch.of(spec).digest) == (name not in _REACHED)
 
 
 def test_a_process_that_starts_after_an_edit_compares_with_the_start_of_the_run(
@@ -66,6 +68,10 @@ def test_a_process_that_starts_after_an_edit_compares_with_the_start_of_the_run(
     began = {str(spec.resolve()): read_sources(spec).parts}
     (tmp_path / "lazy.py").write_text("edited = True")
     assert SourceWatch((), began).changes(spec) == "lazy.py changed"
+    spec.write_text(spec.read_text() + "# edited")
+    assert SourceWatch((), began).changes(spec) == "k.yaml changed, lazy.py changed"
+    (tmp_path / "lazy.py").unlink()
+    assert "lazy.py was removed" in SourceWatch((), began).changes(spec)
 
 
 def test_versions_and_files_that_come_and_go_are_differences() -> None:

@@ -43,11 +43,11 @@ class Sources:
     Attributes:
         parts: the hash of each file by its name as a module (`package/module.py`), and the
             versions of packages; equal on all machines that have the same files.
-        files: the files, each with its stamp.
+        files: the files of modules, each with its name and its stamp.
     """
 
     parts: Mapping[str, str]
-    files: Mapping[Path, Stamp | None]
+    files: Mapping[Path, tuple[str, Stamp | None]]
 
     @property
     def digest(self) -> str:
@@ -93,22 +93,27 @@ class SourceWatch:
         self._roots = tuple(roots)
         self._expected = expected or {}
         self._first: dict[Path, Sources] = {}
-        self._last: dict[Path, Sources] = {}
 
     def of(self, spec: Path) -> Sources:
         """The sources of the spec in a file as the first call read them."""
         if spec not in self._first:
-            self._first[spec] = self._last[spec] = read_sources(spec, self._roots)
+            self._first[spec] = read_sources(spec, self._roots)
         return self._first[spec]
 
     def changes(self, spec: Path) -> str:
-        """What changed since the run began, in the words of `differences`; empty for nothing."""
+        """What changed since the run began, in the words of `differences`; empty for nothing.
+
+        The spec itself may be edited: this process has loaded it.
+        """
         first = self.of(spec)
-        if any(_stamp(file) != stamp for file, stamp in self._last[spec].files.items()):
-            self._last[spec] = read_sources(spec, self._roots)
+        now = {
+            name: _digest(file, stamp)
+            for file, (name, before) in first.files.items()
+            if (stamp := _stamp(file)) != before
+        }
         began = self._expected.get(str(spec.resolve()), first.parts)
         # `first` too: modules that this process imported may be older than the run.
-        return differences(began, self._last[spec].parts) or differences(began, first.parts)
+        return differences(began, {**first.parts, **now}) or differences(began, first.parts)
 
 
 def read_sources(spec: Path, roots: Iterable[Path] = ()) -> Sources:
@@ -117,12 +122,12 @@ def read_sources(spec: Path, roots: Iterable[Path] = ()) -> Sources:
     folders = (spec.parent, Path.cwd(), *reversed(list(roots)))
     modules = _Modules([*map(str, folders), *sys.path])
     stamp = _stamp(spec)
-    digest, _ = _read(spec, stamp, "")
-    parts, files = {spec.name: digest}, {spec: stamp}
-    for name, file, is_package in modules.reachable(_targets(spec, stamp)):
-        files[file] = stamp = _stamp(file)
-        ending = "/__init__.py" if is_package else ".py"
-        parts[name.replace(".", "/") + ending], _ = _read(file, stamp, name)
+    parts = {spec.name: _digest(spec, stamp)}
+    files = {}
+    for module, file, is_package in modules.reachable(_targets(spec, stamp)):
+        name = module.replace(".", "/") + ("/__init__.py" if is_package else ".py")
+        files[file] = name, _stamp(file)
+        parts[name] = _digest(file, _stamp(file))
     return Sources(parts | _versions(), files)
 
 
@@ -161,7 +166,7 @@ class _Modules:
             if found.file is not None:
                 yield name, found.file, bool(found.folders)
                 package = name if found.folders else parent
-                imported |= _read(found.file, _stamp(found.file), package)[1]
+                imported |= _imports_of(found.file, _stamp(found.file), package)
             waiting += imported - seen
             seen |= imported
 
@@ -238,13 +243,15 @@ def _content(file: Path, _stamp: Stamp | None) -> bytes:
 
 
 @cache
-def _read(file: Path, stamp: Stamp | None, package: str) -> tuple[str, frozenset[str]]:
-    """The hash of a file, empty if it cannot be read, and the modules that it may import."""
-    content = _content(file, stamp)
-    digest = "" if stamp is None else blake2b(content, digest_size=8).hexdigest()
-    if file.suffix != ".py":
-        return digest, frozenset()
-    return digest, frozenset(_imports(content.decode(errors="replace"), package))
+def _digest(file: Path, stamp: Stamp | None) -> str:
+    """The hash of a file; empty if there is none."""
+    return "" if stamp is None else blake2b(_content(file, stamp), digest_size=8).hexdigest()
+
+
+@cache
+def _imports_of(file: Path, stamp: Stamp | None, package: str) -> frozenset[str]:
+    """The modules that a file may import."""
+    return frozenset(_imports(_content(file, stamp).decode(errors="replace"), package))
 
 
 def _targets(spec: Path, stamp: Stamp | None) -> list[str]:
