@@ -6,9 +6,11 @@ would raise them; what nvcc and TileLang refuse, they refuse here.
 
 from __future__ import annotations
 
+import errno
 import gc
 import re
 import sys
+import tempfile
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,12 +20,14 @@ import torch
 
 import tlmatrix
 from outside_project import Project, project
-from tlmatrix.backend.assembly.toolkit import find_toolkit
+from tlmatrix.backend import DiskError
+from tlmatrix.backend.assembly.toolkit import AssemblerError, Toolkit, find_toolkit
 from tlmatrix.run import SkipReason, Status, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from tlmatrix.run import CaseResult
 
@@ -60,6 +64,11 @@ _ODD_DESCRIPTOR = (
     "  [1] globalAddress must be 16-byte aligned, but mod16=2\n"
     "TMA Desc Addr:   0x7ffd9b20 (mod64=0)\nglobalDim      [64, 3]\n"
 )
+_NVCC_FULL = (
+    "#include <gemm.h>\nCompilation error:\n<built-in>: fatal error: when writing "
+    "output to /tmp/tmpxft_7_kernel.cpp1.ii: No space left on device\ncompilation terminated.\n"
+    "Command: nvcc -cubin"
+)
 _KERNEL = """
 import torch
 
@@ -95,6 +104,8 @@ def double(x, how="right"):
         "tma": RuntimeError({no_descriptor!r}),
         "odd": RuntimeError({odd_descriptor!r}),
         "own": RuntimeError("the kernel gave up"),
+        "full": OSError({full_disk}, "No space left on device", "/dev/null/kernel.cubin"),
+        "nvcc_full": RuntimeError({nvcc_full!r}),
     }}
     if how == "cuda":
         return 2 * x + torch.zeros(1, device="cuda")
@@ -162,6 +173,8 @@ def _written(project: Project, how: str, rows: str = "[5]") -> tlmatrix.Spec:
         empty=_EMPTY,
         no_descriptor=_NO_DESCRIPTOR,
         odd_descriptor=_ODD_DESCRIPTOR,
+        full_disk=errno.ENOSPC,
+        nvcc_full=_NVCC_FULL,
     )
     (project.folder / f"{project.module}.py").write_text(code)
     path = project.folder / "double.yaml"
@@ -246,6 +259,16 @@ def test_an_error_of_the_entry_is_an_entry_finding(project: Project) -> None:
     assert [finding.check for finding in result.findings] == ["entry"]
 
 
+def test_a_full_disk_is_no_fault_of_the_kernel(project: Project) -> None:
+    full, nvcc = _results(project, "[full, nvcc_full]")
+    for result, place in ((full, "/dev/null/kernel.cubin"), (nvcc, tempfile.gettempdir())):
+        (finding,) = result.findings
+        assert (finding.check, result.status) == ("disk", Status.ERROR)
+        assert finding.title.startswith(f"no space left on device: {place} (")
+        assert "free now)" in finding.title
+        assert "set TMPDIR" in (finding.hint or "")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is the GPU that is asked for")
 def test_an_entry_that_needs_a_gpu_gets_a_hint_for_the_cpu(project: Project) -> None:
     (result,) = _results(project, "[cuda]")
@@ -310,6 +333,26 @@ def _compiled(project: Project, how: str) -> CaseResult:
     path.write_text(text.replace(":double", ":compiled"))
     (result,) = tlmatrix.run_specs(path, backend=FaultyGpu())
     return result
+
+
+def test_an_nvcc_without_space_does_not_reject_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it prints so, or something else: its folder of temporary files is tried."""
+
+    def compiled(message: str) -> None:
+        script = tmp_path / "nvcc"
+        script.write_text(f"#!/bin/sh\necho '{message}' >&2\nexit 1\n")
+        script.chmod(0o700)
+        Toolkit(script, "13.0", frozenset()).ptx("", "sm_90a", ())
+
+    with pytest.raises(AssemblerError, match="undefined"):
+        compiled("identifier is undefined")
+    with pytest.raises(DiskError, match="No space left on device"):
+        compiled("fatal error: when writing output to /x.ii: No space left on device")
+    monkeypatch.setenv("TMPDIR", "/dev/null/full")
+    with pytest.raises(DiskError, match="/dev/null/full"):
+        compiled("nvcc fatal   : Failed to preprocess host compiler properties.")
 
 
 @pytest.mark.skipif(find_toolkit() is None, reason="no nvcc here")

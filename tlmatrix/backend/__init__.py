@@ -15,7 +15,7 @@ from tlmatrix.backend.errors import (
     DevicesError,
     EntryError,
 )
-from tlmatrix.backend.faults import DeviceFault, classify_fault
+from tlmatrix.backend.faults import DeviceFault, DiskError, classify_fault
 
 if TYPE_CHECKING:
     from tlmatrix.backend.axes import refuse_unknown_axes
@@ -30,6 +30,7 @@ __all__ = [
     "CompileBackend",
     "DeviceFault",
     "DevicesError",
+    "DiskError",
     "EntryError",
     "backend_class",
     "backend_named",

@@ -7,7 +7,10 @@ share few exception types, mostly `RuntimeError`. The messages matched here are 
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -17,8 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-FaultKind = Literal["compile", "launch", "memory"]
+FaultKind = Literal["compile", "launch", "memory", "disk"]
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
+_PROBE = 1 << 20
+"""Bytes of a file by which a disk is tried."""
 _LINES = 12
 """Lines of a compiler's message that a fault keeps."""
 _NVCC = ("\nCompilation error:\n", "NVCC compilation timed out", "Compilation Failed! ")
@@ -54,15 +61,19 @@ _MEMORY = re.compile(
 )
 
 
+class DiskError(OSError):
+    """Temporary files of a compiler cannot be written."""
+
+
 @dataclass(frozen=True)
 class DeviceFault:
     """A failed compilation, launch or allocation.
 
     Attributes:
-        kind: `compile`, `launch` or `memory`.
+        kind: `compile`, `launch`, `memory`, or `disk` (no space for a file).
         message: one line for a title.
         kernel: the kernel, "" if unknown.
-        detail: more lines of the tool's output.
+        detail: more lines of the tool's output; of `disk`, the file or folder.
         launch_error: of a launch, `empty` (a grid without blocks, a TMA descriptor without
             elements), `descriptor` (another invalid TMA descriptor), or "".
         source: `file:line` of the launch, "" if unknown.
@@ -81,16 +92,40 @@ class DeviceFault:
 
 
 def classify_fault(error: BaseException) -> DeviceFault | None:
-    """Classify an exception; None if it is not about the GPU, its compilers or its memory."""
+    """Classify an exception; None if it is not about the GPU, its compilers, memory or disk."""
     message = str(error)
+    if isinstance(error, OSError) and (isinstance(error, DiskError) or error.errno in _FULL):
+        return _disk(error)
     exhausted = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     if exhausted or _MEMORY.search(message):
         return _memory(message or type(error).__name__)
     if any(mark in message for mark in _NVCC):
-        return _nvcc_error(message)
+        full = disk_error(message)
+        return _disk(full) if full is not None else _nvcc_error(message)
     if any(frame.f_code.co_name in _COMPILING for frame in _frames(error)):
         return _tilelang_error(error, message)
     return _launch(error, message)
+
+
+def _disk(error: OSError) -> DeviceFault:
+    folder = error.filename or tempfile.gettempdir()
+    return DeviceFault("disk", (error.strerror or str(error)).lower(), detail=str(folder))
+
+
+def disk_error(output: str) -> DiskError | None:
+    """Why a compiler with this output could not write its temporary files; None if it could.
+
+    nvcc often prints nothing of a full disk, so a file is written where it writes its own.
+    """
+    folder = os.environ.get("TMPDIR") or tempfile.gettempdir()
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_PROBE))
+    except OSError as error:
+        return DiskError(error.errno, error.strerror, folder)
+    if _NO_SPACE.search(output):
+        return DiskError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
+    return None
 
 
 def _memory(message: str) -> DeviceFault:

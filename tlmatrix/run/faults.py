@@ -1,10 +1,12 @@
-"""Findings for device faults: a kernel does not compile, a launch fails, memory runs out."""
+"""Findings for device faults: a kernel does not compile, a launch fails, memory or disk run out."""
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tlmatrix.backend import DeviceFault, classify_fault
+from tlmatrix.backend import DeviceFault, DiskError, classify_fault
 from tlmatrix.check.finding import Finding
 from tlmatrix.tracebacks import short_path, user_traceback
 
@@ -38,7 +40,7 @@ _LAUNCHES = {
 def fault_finding(
     error: BaseException, backend: Backend, phase: str, inputs: int
 ) -> Finding | None:
-    """The finding for an exception; None if it is not about the GPU, the compiler or memory.
+    """The finding for an exception; None if it is not about the GPU, the compiler, memory or disk.
 
     Args:
         error: the exception.
@@ -56,6 +58,8 @@ def fault_finding(
             return _memory(error, fault, phase, inputs)
         case "launch":
             return _launch(error, fault, backend)
+        case "disk":
+            return _disk(error, fault)
 
 
 def _compile(fault: DeviceFault, backend: Backend) -> Finding:
@@ -83,6 +87,20 @@ def _memory(error: BaseException, fault: DeviceFault, phase: str, inputs: int) -
         hint=_NO_MEMORY[phase].format(inputs=_amount(inputs)),
         detail=user_traceback(error),
         pattern=phase,
+    )
+
+
+def _disk(error: BaseException, fault: DeviceFault) -> Finding:
+    path = Path(fault.detail)
+    there = next((each for each in (path, *path.parents) if each.exists()), None)
+    free = f" ({_amount(shutil.disk_usage(there).free)} free now)" if there is not None else ""
+    return Finding(
+        check="disk",
+        title=f"{fault.message}: {path}{free}",
+        hint="the machine is at fault, not the kernel: free space there, or set TMPDIR (for caches "
+        "TLMATRIX_CACHE, TILELANG_CACHE_DIR) to a folder on another disk, and run the case again",
+        detail=None if isinstance(error, DiskError) else user_traceback(error),
+        pattern=fault.message,
     )
 
 

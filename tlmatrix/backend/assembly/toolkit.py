@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend.assembly.compiled import MachineCode
+from tlmatrix.backend.faults import disk_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,7 +50,8 @@ class Toolkit:
         """Compile a CUDA source to machine code; `kernels` come from `lowering_process`.
 
         Raises:
-            AssemblerError: nvcc or ptxas fails.
+            AssemblerError: nvcc or ptxas rejects the kernel.
+            DiskError: temporary files cannot be written.
         """
         with tempfile.TemporaryDirectory(prefix="tlmatrix-") as folder:
             ptx = self._to_ptx(source, arch, flags, Path(folder))
@@ -89,7 +91,10 @@ class Toolkit:
         except subprocess.TimeoutExpired as error:
             raise AssemblerError(f"nvcc did not end in {_SECONDS:g} s") from error
         if done.returncode:
-            raise AssemblerError((done.stderr or done.stdout).strip())
+            output = (done.stderr or done.stdout).strip()
+            if full := disk_error(output):
+                raise full
+            raise AssemblerError(output)
         return done.stdout + done.stderr
 
 
