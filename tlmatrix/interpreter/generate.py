@@ -114,7 +114,8 @@ def generate(func: Any, text: str, options: Options) -> Program:
     if threads:
         agents = Threads(ASYNCHRONOUS)
         instruments = [RaceInstrument(agents), *instruments]
-        rules = rules.overlaid(rules_of_threads(agents, SYNCHRONIZING)).overlaid(THREAD_RULES)
+        role_rules = rules_of_threads(agents, rules, SYNCHRONIZING)
+        rules = rules.overlaid(role_rules).overlaid(THREAD_RULES)
         if calls:
             rules = rules.overlaid(rules_of_models(is_modelled, roles=True))
     elif waits and options.recorded:

@@ -22,10 +22,6 @@ _REMEDIES = (
         "use float8_e4m3fn or float8_e5m2, the formats of NVIDIA GPUs",
     ),
     (
-        r"^T\.ptx_cp_async",
-        "T.copy and T.async_copy of the tile do the same, and are modelled",
-    ),
-    (
         r"call_extern|call_pure_extern",
         "say what it does with tlmatrix.interpreter.model_extern (docs/guides/simulated-ranks.md)",
     ),

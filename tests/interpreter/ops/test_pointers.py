@@ -39,6 +39,26 @@ def test_a_table_of_pointers(dtype):
         assert torch.equal(target, source + 1)
 
 
+def test_an_asynchronous_copy_from_an_address():
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(sources: T.Tensor([2], T.ptr), Y: T.Tensor((2, 4, 8), "float32")):
+            with T.Kernel(1, threads=32):
+                tile = T.alloc_shared((4, 8), "float32")
+                for k in T.serial(2):
+                    source = T.make_tensor(sources[k], (4, 8), "float32")
+                    T.async_copy(source[0, 0], tile)
+                    T.ptx_wait_group(0)
+                    T.copy(tile, Y[k, :, :])
+
+        return main
+
+    sources, y = [torch.randn(4, 8) for _ in range(2)], torch.empty(2, 4, 8)
+    kernel()(addresses(sources), y)
+    assert torch.equal(y, torch.stack(sources))
+
+
 def test_an_address_that_no_tensor_holds():
     sources = [torch.randn(4, 8) for _ in range(2)]
     short = [torch.zeros(3, 8), torch.zeros(4, 8)]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .emitter import Emitter
 
 # Functions that torch computes faster than NumPy on the memory of a tile.
-_TORCH = frozenset({"exp2", "log2", "log", "tanh", "sigmoid", "rsqrt"})
+_TORCH = frozenset({"exp", "exp2", "log2", "log", "tanh", "sigmoid", "rsqrt"})
 _TORCH_SPREADS = {"np.add": "add", "np.subtract": "sub", "np.multiply": "mul", "np.divide": "div"}
 """What torch computes faster where one operand is the same along each row."""
 

@@ -1,4 +1,4 @@
-"""`T.ptx_cp_async`: every thread copies some elements in a row."""
+"""`T.ptx_cp_async`: every thread, or iteration of `T.Parallel`, copies some elements in a row."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 
 def _cp_async(e: Emitter, call: Call) -> None:
-    """The copy, issued; threads whose predicate does not hold read nothing and write zeros."""
+    """The copy, issued; where the predicate does not hold it reads nothing and writes zeros."""
     t = threads_of(e, "T.ptx_cp_async")
-    axis = t.thread_axis(e, "T.ptx_cp_async")
+    if t.in_threads(e) or not e.axes:
+        t.thread_axis(e, "T.ptx_cp_async")
+    copies = e.shape_of(e.all_axes)
     count = e.scalar(call.args[2], "a number of elements").code
     (dst, dst_index), (src, src_index) = (_row(e, arg) for arg in call.args[:2])
     mask = reads = e.mask_code
@@ -54,7 +56,7 @@ def _cp_async(e: Emitter, call: Call) -> None:
         )
     accesses = [
         f"({buf.code!r}, {written}, row_cells(({', '.join(index)},), {count}, "
-        f"{active}, {axis.extent.code}, {buf.code}.shape), {buf.code}.shape)"
+        f"{active}, {copies}, {buf.code}.shape), {buf.code}.shape)"
         for buf, index, active, written in (
             (src, src_index, reads, False),
             (dst, dst_index, mask, True),

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # Operations of floats: the function of the generated source.
 _FLOAT = {
-    "tirx.exp": "np.exp",
-    "tl.__exp": "np.exp",
+    "tirx.exp": "exp",
+    "tl.__exp": "exp",
     "tirx.exp2": "exp2",
     "tirx.exp10": "exp10",
     "tl.__exp10": "exp10",

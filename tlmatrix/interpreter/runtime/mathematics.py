@@ -23,6 +23,7 @@ __all__ = [
     "bits",
     "div",
     "erf",
+    "exp",
     "exp2",
     "exp10",
     "first_set",
@@ -77,6 +78,7 @@ def _np_erf(x: Any) -> Any:
     return torch.erf(torch.as_tensor(x)).numpy()[()]
 
 
+exp = _mixed(torch.exp, np.exp)
 exp2 = _mixed(torch.exp2, np.exp2)
 log = _mixed(torch.log, np.log)
 log2 = _mixed(torch.log2, np.log2)

@@ -142,12 +142,20 @@ def _distinct(flat: Any, count: int) -> Any:
 
 
 def row_cells(
-    index: Sequence[Any], count: int, mask: Any, threads: int, shape: Sequence[int]
+    index: Sequence[Any], count: int, mask: Any, copies: tuple[int, ...], shape: Sequence[int]
 ) -> Cells:
-    """Elements of rows of `count` that begin at an index for each of `threads` threads."""
-    starts = [np.broadcast_to(np.asarray(i), (threads,))[:, None] for i in index]
+    """Elements of rows of `count` that begin at an index for each thread or iteration.
+
+    Args:
+        index: where the rows begin, of a shape that broadcasts to `copies`.
+        count: elements of a row.
+        mask: which threads or iterations are active; None for all.
+        copies: the extents of the threads or of the parallel loops.
+        shape: of the buffer.
+    """
+    starts = [np.broadcast_to(np.asarray(i), copies)[..., None] for i in index]
     starts[-1] = starts[-1] + np.arange(count)
-    keep = None if mask is None else np.broadcast_to(mask, (threads,))[:, None]
+    keep = None if mask is None else np.broadcast_to(mask, copies)[..., None]
     return cells_of(starts, keep, shape)
 
 

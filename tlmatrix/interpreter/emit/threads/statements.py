@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.analysis.loops import is_grid, is_parallel
 from tlmatrix.interpreter.analysis.shared import SharedAccesses, conflict
@@ -17,20 +17,22 @@ from tlmatrix.interpreter.ir.walk import walk
 from .jumps import Jumps, leaves_iteration
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from tlmatrix.interpreter.emit.emitter import Emitter
 
     from .roles import Threads
 
 
-def rules_of_threads(t: Threads, synchronizing: Collection[str]) -> Rules:
+def rules_of_threads(t: Threads, rules: Rules, synchronizing: Collection[str]) -> Rules:
     """Rules for a kernel whose blocks have threads `t`.
 
     Args:
         t: the threads.
+        rules: the rules of other kernels; theirs binds a variable.
         synchronizing: operations that threads wait at, or arrive at.
     """
+    bind = rules.statements[ir.Bind]
 
     def is_collective(node: ir.Stmt) -> bool:
         """Whether a statement has anything that threads do together."""
@@ -79,7 +81,7 @@ def rules_of_threads(t: Threads, synchronizing: Collection[str]) -> Rules:
             ir.For: emit_for,
             ir.While: lambda e, node: _emit_while(e, t, node),
             ir.SeqStmt: lambda e, node: _emit_sequence(e, t, node),
-            ir.Bind: lambda e, node: _emit_bind(e, t, node),
+            ir.Bind: lambda e, node: _emit_bind(e, t, node, bind),
             ir.IfThenElse: lambda e, node: _emit_branch(e, t, node),
             ir.AttrStmt: emit_attribute,
             ir.Block: lambda e, node: t.emit_block(e, node, blocks.emit_block),
@@ -174,14 +176,14 @@ def _emit_while(e: Emitter, t: Threads, node: ir.While) -> None:
     e.mask = outer
 
 
-def _emit_bind(e: Emitter, t: Threads, node: ir.Bind) -> None:
+def _emit_bind(e: Emitter, t: Threads, node: ir.Bind, bind: Callable[[Emitter, Any], None]) -> None:
     if t.in_block and t.index.define(node.var, node.value):
         if t.index.is_axis(node.var):
             e.vars[node.var] = Val("the thread index", "int32")
         else:
             e.deferred[node.var] = node.value
         return
-    statements.emit_bind(e, node)
+    bind(e, node)
     bound = e.vars.get(node.var)
     if t.in_threads(e) and isinstance(bound, Val) and bound.axes:
         t.thread_vars.add(node.var)

@@ -1,4 +1,8 @@
-"""Pointers into shared memory (`buffer.access_ptr`) as operands: they become regions of it."""
+"""Pointers to elements by number (`buffer.access_ptr`) as operands.
+
+They become regions of shared memory; those of `T.ptx_cp_async` become pointers to an element by
+its indices (`T.access_ptr`).
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ _ELEMENTS = {
 }
 """By operation how many elements its first argument points to."""
 _POINTER = "tirx.tvm_access_ptr"
+_COPY = "tl.ptx_cp_async"
 
 
 def without_pointers(kernel: ir.Kernel) -> ir.Kernel:
@@ -25,9 +30,9 @@ def without_pointers(kernel: ir.Kernel) -> ir.Kernel:
     Raises:
         Unsupported: for elements that are no row of a buffer, or part of one.
     """
-    if not calls(kernel.body, *_ELEMENTS):
+    if not calls(kernel.body, _COPY, *_ELEMENTS):
         return kernel
-    buffers: dict[ir.Var, ir.Buffer] = {}
+    buffers = {buffer.data: buffer for buffer in kernel.buffer_map.values()}
     pointers: dict[Any, ir.Call] = {}
     for node in walk(kernel.body):
         if isinstance(node, ir.Block):
@@ -39,6 +44,9 @@ def without_pointers(kernel: ir.Kernel) -> ir.Kernel:
     def rewritten(node: Any) -> Any:
         if isinstance(node, ir.Bind) and node.var in pointers:
             return ir.SeqStmt(node.location, ())
+        if isinstance(node, ir.Call) and node.op == _COPY:
+            ends = (_end(buffers, pointers.get(a, a), node.args[2]) for a in node.args[:2])
+            return replace(node, args=(*ends, *node.args[2:]))
         if not isinstance(node, ir.Call) or node.op not in _ELEMENTS:
             return None
         pointer = pointers.get(node.args[0], node.args[0])
@@ -50,22 +58,50 @@ def without_pointers(kernel: ir.Kernel) -> ir.Kernel:
     return replace(kernel, body=transform(kernel.body, rewritten))
 
 
+def _end(buffers: dict[ir.Var, ir.Buffer], pointer: Any, count: Any) -> Any:
+    """The source or destination of a copy of `count` elements, by its indices."""
+    if getattr(pointer, "op", "") != _POINTER or pointer.args[1] not in buffers:
+        return pointer
+    buffer = buffers[pointer.args[1]]
+    indices = _indices(buffer, pointer.args[2], getattr(count, "value", 0), "T.ptx_cp_async")
+    load = ir.BufferLoad(buffer.dtype, buffer, indices, None)
+    return ir.Call("handle", "tl.access_ptr", (load, count, pointer.args[4]), {})
+
+
 def _region(buffer: ir.Buffer, pointer: ir.Call, count: int, op: str) -> ir.Region:
     """The region of `count` elements in a row of a buffer, from a pointer on."""
-    shape = [n.value for n in buffer.shape if isinstance(n, ir.IntImm)]
-    if len(shape) < len(buffer.shape) or buffer.strides or shape[-1] % count:
+    access = pointer.args[4].value
+    indices = _indices(buffer, pointer.args[2], count, op)
+    extents = [ir.IntImm("int32", 1)] * (len(indices) - 1) + [ir.IntImm("int32", count)]
+    return ir.Region("handle", buffer, indices, tuple(extents), bool(access & 1), bool(access & 2))
+
+
+def _indices(buffer: ir.Buffer, offset: ir.Expr, count: int, op: str) -> tuple[ir.Expr, ...]:
+    """The indices of an element by its number, from which `count` elements lie in a row.
+
+    Raises:
+        Unsupported: they may not lie in one row, or rows are not one after another.
+    """
+    rows = [n.value for n in buffer.shape[1:] if isinstance(n, ir.IntImm)]
+    fits = len(buffer.shape) == 1 or (rows and count and rows[-1] % count == 0)
+    if len(rows) + 1 < len(buffer.shape) or not _is_contiguous(buffer) or not fits:
         raise Unsupported(f"the interpreter does not model {op} of {buffer.name} in such a shape")
-    offset, access = pointer.args[2], pointer.args[4].value
-    indices: list[ir.Expr] = []
+    found: list[ir.Expr] = []
     step = 1
-    for k, extent in reversed(list(enumerate(shape))):
-        index = _folded(ir.FloorDiv, offset, step)
-        indices.insert(0, index if k == 0 else _folded(ir.FloorMod, index, extent))
+    for extent in reversed(rows):
+        found.insert(0, _folded(ir.FloorMod, _folded(ir.FloorDiv, offset, step), extent))
         step *= extent
-    extents = [ir.IntImm("int32", 1)] * (len(shape) - 1) + [ir.IntImm("int32", count)]
-    return ir.Region(
-        "handle", buffer, tuple(indices), tuple(extents), bool(access & 1), bool(access & 2)
-    )
+    return _folded(ir.FloorDiv, offset, step), *found
+
+
+def _is_contiguous(buffer: ir.Buffer) -> bool:
+    """Whether the elements of a buffer of known rows follow each other."""
+    step = 1
+    for extent, stride in zip(reversed(buffer.shape), reversed(buffer.strides), strict=False):
+        if getattr(stride, "value", None) != step:
+            return False
+        step *= getattr(extent, "value", 0)
+    return True
 
 
 def _folded(kind: type[ir.Binary], value: ir.Expr, number: int) -> ir.Expr:
