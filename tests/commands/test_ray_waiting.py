@@ -38,7 +38,9 @@ def test_a_busy_cluster_is_said_once_and_never_given_up() -> None:
     assert cluster.notes == []
     assert not cluster.look({_ONE}, until=10 * GIVE_UP_AFTER)
     (note,) = cluster.notes
-    assert note.startswith("waiting for a node with 1 CPU free: of 12 CPUs of 2 nodes 0 CPUs are")
+    assert note.startswith(
+        "no task has begun; each needs 1 CPU of a node, and 0 CPUs of 12 CPUs of 2"
+    )
     assert "Ctrl-C stops" in note
 
 

@@ -120,8 +120,9 @@ class Waiting:
         )
         nodes = count(len(state.nodes), "node")
         return (
-            f"waiting for a node with {listed} free: of {total} of {nodes} {state.free} are free. "
-            "Tasks start, or other work runs (`ray status` lists it); Ctrl-C stops"
+            f"no task has begun; each needs {listed} of a node, and {state.free} of {total} of "
+            f"{nodes} are free. Workers start, or other work runs (`ray status` lists it); Ctrl-C "
+            "stops"
         )
 
 
