@@ -19,11 +19,8 @@ SCHEMA_PATH = Path(__file__).with_name("schema.json")
 """The installed schema file."""
 MODELINE = "# yaml-language-server: $schema="
 """The first line of a spec, up to the path of the schema, which is relative to the spec."""
-EDITOR_COMMENT = f"""\
-# Editors complete this file after `tlmatrix schema > schema.json` here, with the first line
-#   {MODELINE}schema.json
-"""
-"""The first lines of a written spec. A path of the schema would be wrong on other machines."""
+EDITOR_COMMENT = f"# Editors: `tlmatrix schema > schema.json`, then here: {MODELINE}schema.json\n"
+"""The first line of a written spec. A path of the schema would be wrong on other machines."""
 
 
 def json_schema() -> dict[str, Any]:
