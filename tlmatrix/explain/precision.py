@@ -21,12 +21,17 @@ def precision_lines(
 ) -> Iterator[str]:
     """The lines that compare an element and its float64 run with the reference.
 
-    There are none if the element has several writers, or if other kernels computed its inputs.
+    There are none if the element has several writers, or if other kernels computed its inputs,
+    unless these could be run in float64 as well.
     """
-    exact = explanation.exact
-    if exact is None or explanation.earlier is not None or len(explanation.writers) != 1:
-        return
-    if not problem.has_reference or any(source.made_by for source in explanation.sources):
+    exact, whole = explanation.rounding.exact, True
+    if exact is None:
+        exact, whole = explanation.exact, False
+        if explanation.earlier is not None or len(explanation.writers) != 1:
+            return
+        if any(source.made_by for source in explanation.sources):
+            return
+    if exact is None or not problem.has_reference:
         return
     if explanation.index != location.mine and explanation.buffer != location.name:
         return
@@ -35,7 +40,7 @@ def precision_lines(
     yield ""
     yield f"  {'reference':<{_LABEL}}{reference:.6g}"
     if error != error or (error > 0 and wide > error / 2):  # noqa: PLR0124 - NaN is unequal to itself
-        rounded = _inputs_may_be_rounded(explanation, location, log)
+        rounded = not whole and _inputs_may_be_rounded(explanation, location, log)
         verdict = "the kernel's inputs may have been rounded before" if rounded else "not precision"
         far = f"a float64 run is as far from it ({wide:.1e} of {error:.1e})"
         if not math.isfinite(error):

@@ -185,6 +185,46 @@ def test_the_kernels_of_a_gradient_are_followed_one_after_the_other():
     assert {s.buffer: s.place for s in forward.sources}["k"] == "[40:46, 0, 0:32]"
     assert not {r.buffer for r in forward.addresses} - {"cu_seqlens_q", "cu_seqlens_k"}
     assert "dq_sum[45, 1, 7] of kernel packed_atomic_gradients" in str(cast)
+    stored = {each.buffer: each.dtype for each in cast.rounding.carried}
+    assert stored["out"] == "float16"  # of the forward pass, through delta
+    assert forward.rounding.carried == ()
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_the_rounding_of_an_earlier_launch_is_measured_through_the_next(changed):
+    """As in a backward pass: `out` in 16 bits, delta of it in 32, and a product with a delta."""
+
+    def stored(n, dtype, factor, source="float32"):
+        @T.prim_func
+        def scaled(X: T.Tensor((n,), source), Y: T.Tensor((n,), dtype)):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(n):
+                    Y[i] = T.Cast(dtype, T.Cast("float32", X[i]) * factor)
+
+        return interpreted(scaled)
+
+    n = 32
+    x = torch.linspace(1, 2, n)
+    out, delta, result = torch.empty(n).half(), torch.empty(n), torch.empty(n)
+    with interpret(trace=True) as run:
+        stored(n, "float16", 1.0)(x, out)
+        if changed:
+            out += 0  # PyTorch changes it, so that the float64 run may not go on with its own
+        stored(n, "float32", 2.0, "float16")(out, delta)
+        stored(n, "float32", 1000.0)(delta, result)
+        explanation = run.explain(result, (5,))
+    exact = 2000 * float(x[5])
+    moved = float(result[5]) - exact
+    assert abs(moved) > 0.1
+    rounding = explanation.rounding
+    changes = {each.buffer + each.dtype: each.change for each in rounding.carried}
+    if changed:
+        assert rounding.exact == pytest.approx(float(result[5]), rel=1e-6)
+        assert changes["Yfloat16"] == 0
+        return
+    assert rounding.exact == pytest.approx(exact, rel=1e-6)
+    assert changes["Yfloat16"] == pytest.approx(moved, rel=1e-3)
+    assert f"{moved:+.1e}  launch 1, scaled  Y (float16)" in str(explanation)
 
 
 def test_what_pytorch_makes_of_kernels_is_not_blamed_on_one():

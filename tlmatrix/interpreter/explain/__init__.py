@@ -1,24 +1,37 @@
 """Why an element has its value: `interpret(trace=...)`, and what `tlmatrix explain` prints.
 
-`launches` keeps what ran, `replay` runs a launch again and follows one element back
-(`slicing` has the rules), `model` is the answer and `text` its printed form; `pictures` draws
-which block wrote what, and what each block read.
+`launches` keeps what ran, `replay` runs a launch again and follows one element back (`slicing` has
+the rules), `carried` measures the rounding of earlier launches, `model` is the answer and `text`
+its printed form; `pictures` draws which block wrote what, and what each block read.
 """
 
 from __future__ import annotations
 
 from .launches import Launch, LaunchLog, NotMadeError
-from .model import Block, Explanation, LoopRange, Read, Source, Step, Trace, Writer
+from .model import (
+    Block,
+    Carried,
+    Explanation,
+    LoopRange,
+    Read,
+    Rounding,
+    Source,
+    Step,
+    Trace,
+    Writer,
+)
 from .replay import explain_element, mapped
 
 __all__ = [
     "Block",
+    "Carried",
     "Explanation",
     "Launch",
     "LaunchLog",
     "LoopRange",
     "NotMadeError",
     "Read",
+    "Rounding",
     "Source",
     "Step",
     "Trace",

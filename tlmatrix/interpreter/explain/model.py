@@ -152,6 +152,39 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Carried:
+    """A tensor between two launches, and how much its rounding changes the element.
+
+    Attributes:
+        launch: the launch that wrote it ("launch 2, packed_delta").
+        buffer: the parameter of that launch.
+        dtype: its dtype.
+        change: the element with the values that were stored in this tensor, less that of a float64
+            run of all launches; it includes the rounding of earlier tensors that led to it.
+    """
+
+    launch: str
+    buffer: str
+    dtype: str
+    change: float
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """The rounding that an element takes over from earlier launches.
+
+    Attributes:
+        exact: the element in a float64 run of all launches that reach it; None without one.
+        carried: the tensors between launches, that of the largest change first.
+        why: why there is no such run; empty if no earlier launch wrote what this one reads.
+    """
+
+    exact: float | None = None
+    carried: tuple[Carried, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Explanation:
     """How one element of one launch came about.
 
@@ -174,6 +207,7 @@ class Explanation:
         value: the element; after the followed block where others add to it.
         exact: what a float64 run of the same block makes of it.
         no_exact: why there is no such run.
+        rounding: how much the rounding of earlier launches changes the element.
         earlier: the explanation of the one element of an earlier launch that this one was made of.
         rank: the simulated rank that launched it; None outside a simulation.
     """
@@ -195,6 +229,7 @@ class Explanation:
     value: float
     exact: float | None
     no_exact: str
+    rounding: Rounding = Rounding()
     earlier: Explanation | None = None
     rank: int | None = None
     tensors: Callable[[str], Any] = field(compare=False, repr=False, default=lambda _name: None)

@@ -18,9 +18,10 @@ import torch
 from tlmatrix.interpreter.errors import InterpreterError, Unsupported
 from tlmatrix.interpreter.runtime.tracks import Follower, Mapper
 
+from .carried import carried_rounding
 from .indices import rendered_indices
 from .launches import NotMadeError
-from .model import Block, Explanation, LoopRange, Read, Source, Step, Writer
+from .model import Block, Explanation, LoopRange, Read, Rounding, Source, Step, Writer
 from .slicing import sliced
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def explain_element(
     index: Sequence[int],
     *,
     block: tuple[int, ...] | None = None,
+    carried: bool = True,
 ) -> Explanation:
     """Explain an element of a parameter of a launch.
 
@@ -81,6 +83,7 @@ def explain_element(
         buffer: the name of a parameter that the kernel writes.
         index: one number for each dimension.
         block: the index of the block to follow, of several that wrote the element.
+        carried: whether to measure the rounding that earlier launches pass on.
 
     Raises:
         ValueError: there is no such parameter, element or block.
@@ -107,6 +110,9 @@ def explain_element(
     steps = walk.steps()
     last = next((s for s in reversed(steps) if s.buffer == buffer), None)
     initial = _initial(launch, buffer, index)
+    rounding = Rounding()
+    if carried and tensor.is_floating_point():
+        rounding = carried_rounding(log, launch, buffer, index)
     return Explanation(
         kernel=launch.kernel.name,
         launch=launch.number,
@@ -126,6 +132,7 @@ def explain_element(
         value=last.value if last is not None else float("nan"),
         exact=None if last is None or last.exact is None else float(last.exact[0]),
         no_exact=walk.no_exact,
+        rounding=rounding,
         earlier=walk.earlier(log),
         tensors=launch.live.get,
     )
@@ -378,7 +385,7 @@ class _Walk:
         index = [int(i[0]) for i in np.unravel_index(flat, tuple(tensor.shape))]
         try:
             launch, name, place = log.find(tensor, index, until=self._launch.number)
-            return explain_element(log, launch, name, place)
+            return explain_element(log, launch, name, place, carried=False)
         except (NotMadeError, Unsupported):
             return None
 

@@ -60,9 +60,31 @@ def rendered_lines(
             iteration = f" in {rendered_loops(first.loops)}{many}" if first.loops else ""
             worst = max(step.deviation or 0.0 for step in steps)
             yield f"    {_line(first)}  {buffer} {first.departs}{iteration}: {worst:.1e}"
+    yield from _carried(explanation)
     if explanation.earlier is not None:
         yield ""
         yield from rendered_lines(explanation.earlier, full=full, width=width)
+
+
+def _carried(e: Explanation) -> Iterator[str]:
+    """How much the rounding of this launch, and of each tensor of earlier ones, changes it."""
+    if e.rounding.why:
+        yield ""
+        yield f"  the rounding of earlier launches is unknown: {e.rounding.why}"
+    if e.rounding.exact is None:
+        return
+    yield ""
+    exact = number(e.rounding.exact)
+    yield f"  in a float64 run of all launches {exact}; stored values change it by"
+    rows = [
+        (each.launch, f"{each.buffer} ({each.dtype})", each.change) for each in e.rounding.carried
+    ]
+    if e.exact is not None:
+        rows.append((f"launch {e.launch}, {e.kernel}", "alone", e.value - e.exact))
+    rows.sort(key=lambda row: -abs(row[2]))
+    left, right = (max(map(len, column)) for column in list(zip(*rows, strict=True))[:2])
+    for launch, buffer, change in rows:
+        yield f"    {change:+.1e}  {launch:<{left}}  {buffer:<{right}}".rstrip()
 
 
 def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:

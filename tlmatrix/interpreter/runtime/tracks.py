@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from .codecs import Array
 
-__all__ = ["BlockRun", "Event", "Follower", "Iteration", "LoopRun", "Mapper", "Write"]
+__all__ = ["BlockRun", "Event", "Follower", "Iteration", "Keeper", "LoopRun", "Mapper", "Write"]
 
 Iteration = tuple[tuple[int, int], ...]
 """Which iteration of each loop is running, outermost first: (number of the loop, its variable)."""
@@ -300,6 +300,39 @@ class Mapper(_Recorder):
             codec = CODECS.get(self.record.sites[site].codec or "")
             value = element_values(array, codec, np.array([flat]))[0]
             self.writes.append(Write(self._block.number, site, self._iteration(), float(value)))
+
+
+class Keeper(_Recorder):
+    """The global memory that a run writes: `arrays` by memory, as they are at the end."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__(record)
+        self.arrays: dict[str, Array] = {}
+
+    def enter(self, grid: int, index: tuple[int, ...]) -> int:
+        """A block starts; none is skipped."""
+        del grid, index
+        self._stack.clear()
+        return 1
+
+    def wrote(
+        self, site: int, array: Array, index: tuple[Any, ...], mask: Any, lanes: tuple[int, ...]
+    ) -> None:
+        """Iterations have written global memory."""
+        del index, mask, lanes
+        self.arrays[self.record.sites[site].memory] = array
+
+    def tile(
+        self,
+        site: int,
+        sources: tuple[tuple[int, Array, tuple[Any, ...]], ...],
+        array: Array,
+        dims: tuple[Any, ...],
+        *extra: Any,
+    ) -> None:
+        """A tile operation is done."""
+        del sources, dims, extra
+        self.arrays[self.record.sites[site].memory] = array
 
 
 class Follower(_Recorder):
