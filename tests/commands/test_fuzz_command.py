@@ -121,7 +121,7 @@ def test_results_of_a_search_that_cannot_be_written(
     project.spec(more=_FUZZ)
     (project.folder / "file").write_text("")
     outcome = project.tlmatrix("fuzz", ".", "-n", "1", "--results", "file/out.jsonl")
-    assert outcome.code == 2, outcome.out
+    assert outcome.code == 3, outcome.out
     assert "file/out.jsonl: the results cannot be written: " in outcome.out
     assert "file is not a folder" in outcome.out
     run = WorkerPool.run

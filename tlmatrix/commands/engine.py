@@ -194,6 +194,7 @@ class Engine:
         from tlmatrix.plugin.state import state_of
 
         state = state_of(session.config)
+        self._unrecorded = self._unrecorded or state.unrecorded
         self._resume = state.resume_command() if state.running else None
         self._passed_before = bool(state.settings.passed_before)
 

@@ -14,7 +14,7 @@ from tlmatrix.commands.compile_ahead import compiling_ahead, job_of
 from tlmatrix.commands.engine import console_on_output
 from tlmatrix.commands.results import open_results, publish
 from tlmatrix.commands.specs import check_fuzzing, plan_all, spec_paths
-from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.exit_codes import ExitCode, OutputError, UsageError
 from tlmatrix.fuzz.job import Settings
 from tlmatrix.fuzz.pool import (
     LocalWorkers,
@@ -55,6 +55,7 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
 
     Raises:
         UsageError: the arguments are invalid, or no spec has fuzz cases.
+        OutputError: the results file cannot be written; nothing has run.
         SpecError: a spec is invalid; nothing has run.
     """
     from tlmatrix.backend import BackendUnavailableError, backend_class, backend_named
@@ -232,7 +233,7 @@ def _write_header(settings: Settings, targets: Sequence[Target], folder: Path) -
     )
     records.close()
     if records.error:
-        raise UsageError(
+        raise OutputError(
             f"{shown_path(settings.results)}: the results cannot be written: {records.error}; "
             "another place is --results PATH"
         )

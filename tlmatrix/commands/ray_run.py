@@ -21,7 +21,7 @@ from tlmatrix.check.finding import Finding
 from tlmatrix.commands.engine import console_on_output
 from tlmatrix.commands.ray_cluster import connect, path_on_nodes, require_ray
 from tlmatrix.commands.ray_waiting import Resources, Waiting
-from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.exit_codes import ExitCode, OutputError, UsageError
 from tlmatrix.plugin.group_task import GroupSettings, run_group
 from tlmatrix.report.terminal import TerminalReport
 from tlmatrix.results_file import (
@@ -229,7 +229,7 @@ class _RayRun:
         begin = time.monotonic()
         self._records.header(self._header)
         if self._records.error:
-            raise UsageError(f"{results}: the results cannot be written: {self._records.error}")
+            raise OutputError(f"{results}: the results cannot be written: {self._records.error}")
         counts = Counter(path for path, _ in self._cases)
         nodes = sum(node["Alive"] for node in ray.nodes())
         place = f"{nodes} Ray nodes" if nodes != 1 else "1 Ray node"

@@ -396,9 +396,10 @@ class State:
 
         self._set_sources(cases)
         self.records().header(self._header)
-        if self.records().error:
+        self.unrecorded = self.records().error
+        if self.unrecorded:
             raise pytest.UsageError(
-                f"{self.shown_results}: the results cannot be written: {self.records().error}; "
+                f"{self.shown_results}: the results cannot be written: {self.unrecorded}; "
                 "another place is --tlmatrix-results PATH (`tlmatrix run --results PATH`)"
             )
         self.records().plan(self.shard_plan.cases if self.shard_plan.name else cases)
