@@ -33,6 +33,22 @@ def narrow_finite_only(x):
     return finite_only(x).to(torch.float8_e4m3fn)
 
 
+def two(x):
+    return x.softmax(-1), x + 0
+
+
+def two_masked(x):
+    return x.nan_to_num(0.0, 0.0, 0.0).softmax(-1), x + 0
+
+
+def two_of_where(x):
+    return torch.where(x.isnan(), 0.0, x).softmax(-1), x + 0
+
+
+def two_through_rows(x):
+    return through_rows(x), x + 0
+
+
 def refused(x):
     if not x.isfinite().all():
         raise ValueError("x must be finite")
@@ -190,3 +206,23 @@ def test_order_of_the_other_checks_does_not_depend_on_it():
         first.add(order[0])
         assert [check for check in order if check != "propagation"] == rotation_order(older, seed)
     assert first == set(RERUN_CHECKS)
+
+
+TWO = ROWS.replace("outputs: [y]", "outputs: [y, copy]").replace("[y]", "[y, copy]")
+
+
+@pytest.mark.parametrize("reference", ["two_masked", "two_of_where"])
+@pytest.mark.parametrize("fill", ["normal", "one_hot"])
+@pytest.mark.parametrize("more", ["propagation: exact", ""])
+def test_a_kernel_need_not_mask_the_nan_that_its_reference_masks(found, reference, fill, more):
+    text = TWO.replace("float32}}", f"float32, fill: {fill}}}}}", 1)  # NaN becomes 0, as it was
+    assert found(text, entry="two", reference=reference, more=more) == []
+    assert found(text, entry="two_masked", reference=reference, more=more) == []
+
+
+def test_a_nan_in_other_rows_says_that_the_reference_masks_it(found):
+    findings = found(TWO, entry="two_through_rows", reference="two_masked")
+    assert findings
+    assert all("the reference masks NaN" in finding.hint for finding in findings)
+    findings = found(TWO, entry="two_through_rows", reference="two")
+    assert all("0 * NaN is NaN" in finding.hint for finding in findings)

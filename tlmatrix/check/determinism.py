@@ -21,8 +21,8 @@ def compare_runs(
 ) -> list[Finding]:
     """Findings about results that differ between two runs of the same problem.
 
-    With `exact`, every bit must be equal; otherwise elements may differ by the sum of both runs'
-    error bounds.
+    With `exact`, the numbers must be equal: -0.0 is 0.0, and a NaN any NaN. Otherwise elements may
+    differ by the sum of both runs' error bounds.
     """
     found = []
     for name, tensor in first.items():

@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import Relation, Tensors
 
 
+_MULTIPLIED = (
+    "0 * NaN is NaN: are rows of another sequence, head or tile multiplied by 0 instead of being "
+    "set to 0? If that is intended, write `propagation: packed`"
+)
+_MASKED = (
+    "the reference masks NaN (nan_to_num, where, fmax, a selection): {count} elements of its "
+    "result depend on the NaN and are numbers. If the kernel need not mask it, leave the check "
+    "out (`checks: {{without: [propagation]}}`), or take the masking out of the reference"
+)
+
+
 def compare_reach(
     relation: Relation, first: Tensors, got: Tensors, bounds: ReferenceBounds
 ) -> Iterator[Finding]:
@@ -48,12 +59,12 @@ def compare_reach(
             spread &= ~(moved <= 2 * bounds.error_bound(name).element)
         if bool(spread.any()):
             others = int((~values[spread].isfinite()).sum())
+            masked = relation.reach.masked.get(name, 0)
             yield replace(
                 _finding(relation, name, (before, got[name], spread), bounds),
                 title=f"{name}: {int(spread.sum())} elements that do not depend on a NaN or an "
                 f"infinity change, {others} of them to NaN or infinity",
-                hint="0 * NaN is NaN: are rows of another sequence, head or tile multiplied by 0 "
-                "instead of being set to 0? If that is intended, write `propagation: packed`",
+                hint=_MASKED.format(count=masked) if masked else _MULTIPLIED,
             )
 
 

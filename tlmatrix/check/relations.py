@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.check.bits import same_bits
+from tlmatrix.check.bits import INT_OF_SIZE, same_bits
 from tlmatrix.check.compared import Element, describe_calls, element_of
 from tlmatrix.check.diagnose import diagnose
 from tlmatrix.check.finding import KEEPS_STATE, Finding, FindingsError
-from tlmatrix.check.numeric import beyond_limits, describe_mismatch, deviations
+from tlmatrix.check.numeric import Deviation, beyond_limits, describe_mismatch, deviations
 from tlmatrix.check.propagation import compare_reach
 from tlmatrix.check.sanitizers import finding_of
 from tlmatrix.check.tolerance import error_bound
@@ -28,9 +28,11 @@ from tlmatrix.unwinding import unwinds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from tlmatrix.check.numeric import Deviation
     from tlmatrix.check.tolerance import ReferenceBounds
     from tlmatrix.problem.model import Pair, Problem, Relation, Tensors
+
+
+_SAME_NUMBERS = "the numbers are equal: signs of zeros or bits of NaNs differ (`exact: bits`)"
 
 
 def check_relation(
@@ -87,7 +89,7 @@ def check_relation(
         return [replace(finding, call=words)]
     if relation.refused is not None:
         return _refused(relation, None)
-    exact = relation.exact and deterministic
+    exact = bool(relation.exact) and deterministic
     if relation.reach is not None:
         differing = [
             of_call(finding, calls, 0, bounds.problem)
@@ -281,6 +283,8 @@ def _differences(
         nothing = torch.zeros_like(tensor, dtype=torch.float64)
         limits = [nothing] if exact else _limits(name, relation, first, results, bounds)
         deviation = beyond_limits(other, tensor, limits)
+        if deviation is None and exact and relation.exact == "bits":
+            deviation = _other_bits(other, tensor)
         if deviation is not None:
             element = element_of(relation, results, name, deviation.worst)
             deviation = _in_whole_tensor(name, deviation, relation, first)
@@ -288,6 +292,14 @@ def _differences(
             finding = diagnose(relation.kind, name, deviation, bounds, against=against, exact=exact)
             found.append(_about(finding, relation.problems, element, bounds.problem))
     return found
+
+
+def _other_bits(got: torch.Tensor, expected: torch.Tensor) -> Deviation:
+    """The deviation of numbers that are equal and differ in bits: zeros or NaNs."""
+    kind = INT_OF_SIZE[got.element_size()]
+    wrong = got.contiguous().view(kind) != expected.contiguous().view(kind)
+    worst = int(wrong.flatten().int().argmax())
+    return Deviation(expected.double(), got, wrong, float("inf"), worst, "element", _SAME_NUMBERS)
 
 
 def _in_whole_tensor(
@@ -378,6 +390,8 @@ def _compare_pair(
             continue
         limits = _pair_limits(name, expected, first, bounds, exact=exact)
         deviation = beyond_limits(got, expected, limits)
+        if deviation is None and exact and relation.exact == "bits":
+            deviation = _other_bits(got, expected)
         if deviation is None:
             continue
         finding = diagnose(check, name, deviation, bounds, against=relation.words, exact=exact)

@@ -176,6 +176,8 @@ class Reach:
     must: Tensors
     never: Tensors
     nan: bool = False
+    masked: Mapping[str, int] = field(default_factory=dict)
+    """How many elements of a result depend on the NaN and are numbers in the reference."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +185,9 @@ class Relation:
     """A metamorphic relation: `right(results of problems)` must equal `left(results)`.
 
     `left` selects the compared part of the results of the original problem; `right` computes the
-    same part, under the same names, from the results of `problems`, in order. With `exact` the bits
-    must be equal; otherwise the difference must be within the tolerance of the numeric check.
+    same part, under the same names, from the results of `problems`, in order. With `exact` the
+    numbers must be equal (-0.0 is 0.0, and a NaN any NaN), with "bits" these bits too; otherwise
+    the difference must be within the tolerance of the numeric check.
     `judge` lists the indices of `problems` whose results are also checked against their own
     reference.
 
@@ -207,7 +210,7 @@ class Relation:
     problems: tuple[Problem, ...] = ()
     left: Callable[[Tensors], Tensors] = lambda mine: mine
     right: Callable[[Sequence[Tensors]], Tensors] = lambda results: results[0]
-    exact: bool = False
+    exact: bool | Literal["bits"] = False
     judge: tuple[int, ...] = ()
     because: str = ""
     words: str = "the problem itself"

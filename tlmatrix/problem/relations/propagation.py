@@ -111,9 +111,10 @@ def _reach(problem: Problem, reached: Sequence[Tensors], moved: Tensors, *, pack
     """How far the value reaches, from the references with it, then with NaN instead of infinity.
 
     A score of -inf has the weight 0, so that only an infinite result shows that an infinity cannot
-    vanish.
+    vanish. Where a result depends on the element, as its finite change shows, a NaN may reach it
+    though the reference masks the NaN.
     """
-    must, never = {}, {}
+    must, never, masked = {}, {}, {}
     expected = problem.reference()
     for name, info in problem.outputs.items():
         if not info.dtype.is_floating_point:
@@ -124,15 +125,17 @@ def _reach(problem: Problem, reached: Sequence[Tensors], moved: Tensors, *, pack
         allowed = size.mul_(_NOISE)
         change = (moved[name] - before).abs_()
         lost = after.isinf() if len(reached) > 1 else ~(after.abs() < torch.inf)
-        must[name] = finite & lost & (change > allowed) & (change < torch.inf)
+        depends = (change > allowed) & (change < torch.inf)
+        must[name] = finite & lost & depends
+        masked[name] = int((finite & depends & ~reached[-1][name].isnan()).sum())
         touched = torch.zeros_like(finite)
         for each in reached:
             touched |= ~((each[name] - before).abs_() <= allowed)
         rows = [axis for axis, dim in enumerate(info.dims) if packed and _along_rows(dim)]
         if rows and touched.numel():
             touched = touched.amax(rows, keepdim=True).expand_as(touched)
-        never[name] = finite & ~touched
-    return Reach(must, never, nan=len(reached) == 1)
+        never[name] = finite & ~touched & ~depends
+    return Reach(must, never, nan=len(reached) == 1, masked=masked)
 
 
 def _along_rows(dim: Dim) -> bool:

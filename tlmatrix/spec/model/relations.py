@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from tlmatrix.spec.model.fields import (
     Argument,
@@ -20,6 +20,12 @@ FINITE = "finite"
 """The relation that needs no further run: no result is NaN or infinite."""
 OF_BATCHES = ("batch_permuted", "batch_split", "batch_extended")
 """The relations that declared problems with packed axes have."""
+
+Exact = Annotated[
+    Annotated[bool, Field(strict=True), Tag("<switch>")]
+    | Annotated[Literal["bits"], Tag("<word>")],
+    Discriminator(lambda value: "<word>" if isinstance(value, str) else "<switch>"),
+]
 
 Factor = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -74,11 +80,11 @@ class RelationDecl(ShortModel):
         "same outputs again.",
         examples=[{"x": "y"}],
     )
-    exact: bool = Field(
+    exact: Exact = Field(
         default=False,
-        strict=True,
-        description="Whether the bits must be equal, not only the numbers within the tolerance.",
-        examples=[True],
+        description="Whether the numbers must be equal, not only within the tolerance. `bits`: "
+        "also the signs of zeros and the bits of NaNs.",
+        examples=[True, "bits"],
     )
     when: ExpressionText | None = Field(
         default=None,
@@ -139,11 +145,11 @@ class Agreement(Model):
         "By default all.",
         examples=["head_dim == 64"],
     )
-    exact: bool = Field(
+    exact: Exact = Field(
         default=False,
-        strict=True,
-        description="Whether the bits must be equal: pipeline stages, for example, change no sum.",
-        examples=[True],
+        description="Whether the numbers must be equal: pipeline stages, for example, change no "
+        "sum. `bits`: also the signs of zeros and the bits of NaNs.",
+        examples=[True, "bits"],
     )
     because: str = Field(
         default="",
