@@ -112,9 +112,9 @@ def explain_case(runner: Runner, spec: Spec, case: Case, options: Options) -> It
         if explanation is not None:
             assert session.log is not None
             yield from precision_lines(explanation, problem, location, session.log)
-        yield from poison_lines(problem, explanation, location)
+        yield from poison_lines(problem, explanation, location, options.width)
         if options.inputs:
-            yield from influence_lines(calls, problem, explanation, location)
+            yield from influence_lines(calls, problem, explanation, location, options.width)
     if options.picture is not None and explanation is not None:
         _draw(session, explanation, options.picture)
         yield ""

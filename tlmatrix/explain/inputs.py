@@ -21,10 +21,12 @@ _GROUPS = 16
 
 
 def poison_lines(
-    problem: Problem, explanation: Explanation | None, location: Location
+    problem: Problem, explanation: Explanation | None, location: Location, width: int
 ) -> Iterator[str]:
     """The lines that name the rows of inputs from which NaN or infinity reached the element."""
     import torch
+
+    from tlmatrix.interpreter.explain.text import fact_lines
 
     if explanation is None or math.isfinite(explanation.value):
         return
@@ -43,11 +45,15 @@ def poison_lines(
         words = f"{name}{list(index)} is {value}{more}"
         if name in unused and bool(unused[name].mask[index[: unused[name].mask.ndim]]):
             words += f": {unused[name].describe(index[: unused[name].mask.ndim])}"
-        yield f"  {'origin':<10}{words}"
+        yield from fact_lines("origin", words, width)
 
 
 def influence_lines(
-    calls: Calls, problem: Problem, explanation: Explanation | None, location: Location
+    calls: Calls,
+    problem: Problem,
+    explanation: Explanation | None,
+    location: Location,
+    width: int,
 ) -> Iterator[str]:
     """The lines that show how the element changes when a part of an input is replaced."""
     from tlmatrix.explain.influence import influences
@@ -60,7 +66,7 @@ def influence_lines(
         yield f"the inputs that the element depends on are unknown: {error}"
         return
     yield "change of the element if a part of an input is replaced"
-    yield from _table(found, problem)
+    yield from _table(found, problem, width)
 
 
 def _parts(problem: Problem, explanation: Explanation | None, location: Location) -> list[Part]:
@@ -136,7 +142,7 @@ def _reads(
     return found
 
 
-def _table(found: Sequence[Influence], problem: Problem) -> Iterator[str]:
+def _table(found: Sequence[Influence], problem: Problem, width: int) -> Iterator[str]:
     from tlmatrix.interpreter.explain.indices import rendered_indices
 
     rows = [("input", "read in", "kernel", "reference", "")]
@@ -158,8 +164,13 @@ def _table(found: Sequence[Influence], problem: Problem) -> Iterator[str]:
         )
     widths = [max(len(row[c]) for row in rows) for c in range(5)]
     for row in rows:
-        cells = [text.ljust(w) for text, w in zip(row, widths, strict=True) if w]
-        yield ("  " + "  ".join(cells)).rstrip()
+        *cells, verdict = (text.ljust(w) for text, w in zip(row, widths, strict=True))
+        line = "  " + "  ".join(cells)
+        if verdict and len(line) + 2 + len(verdict) > width:
+            yield line.rstrip()
+            yield from [f"      {verdict.rstrip()}"] if verdict.strip() else []
+        else:
+            yield f"{line}  {verdict}".rstrip()
 
 
 def _values(before: float, after: float) -> str:

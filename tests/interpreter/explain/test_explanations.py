@@ -13,6 +13,7 @@ from tile_programs import tile_program, traced
 from traced_kernels import attention, parts
 
 from tlmatrix.interpreter import NotMadeError, Trace, Unsupported, interpret, interpreted
+from tlmatrix.interpreter.explain.text import rendered_lines
 from tlmatrix_kernels.attention import varlen_attention
 from tlmatrix_kernels.norm import rms_norm
 
@@ -76,6 +77,16 @@ def test_a_zero_weight_does_not_hide_a_factor_that_is_not_finite(strange):
     assert source.place == "[0:56 and 62, 3]"
     assert "V[0:56 and 62, 3], not finite: [62, 3]" in str(explanation)
     assert explanation.first_nan is None
+
+
+def test_facts_are_wrapped_between_words_on_a_narrow_terminal():
+    explanation, _ = explained()
+    lines = list(rendered_lines(explanation, width=50))
+    facts = lines[1 : lines.index("")]
+    assert max(map(len, facts)) <= 50
+    assert any(line.startswith(" " * 12) for line in facts)
+    words = " ".join(" ".join(facts).split())
+    assert " ".join(str(explanation).partition("\n\n")[0].split()).endswith(words)
 
 
 def test_nan_of_finite_inputs_names_the_statement_that_computed_it():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +46,7 @@ def rendered_lines(
         launch += f" on rank {explanation.rank}"
     yield (f"{element(explanation)} of kernel {explanation.kernel}, {launch} ({explanation.dtype})")
     for label, text in _facts(explanation):
-        yield f"  {label:<{_LABEL}}{text}"
+        yield from fact_lines(label, text, width)
     yield ""
     yield from _table(explanation.steps, full=full, width=width)
     if explanation.departures:
@@ -64,6 +65,19 @@ def rendered_lines(
     if explanation.earlier is not None:
         yield ""
         yield from rendered_lines(explanation.earlier, full=full, width=width)
+
+
+def fact_lines(label: str, text: str, width: int) -> list[str]:
+    """A label and its text, wrapped between words to `width` columns."""
+    indent = " " * (_LABEL + 2)
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=f"  {label:<{_LABEL}}",
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [f"  {label}"]
 
 
 def _carried(e: Explanation) -> Iterator[str]:
