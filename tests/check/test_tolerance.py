@@ -188,3 +188,12 @@ def test_an_element_within_its_bound_does_not_fail_its_region(count):
         assert compare(got, reference, bound) is None
         got[0, element] += 0.01 * bound.element[0, element]
         assert compare(got, reference, bound) is not None
+
+
+def test_a_subnormal_unit_of_float64_is_within_the_bound_of_zero():
+    zero = torch.zeros(1, 4, dtype=torch.float64)
+    dims = (Dim("row", 1), Dim("dim", 4))
+    info = TensorInfo("y", dims, torch.float64, 2.0**-53, lambda: zero, lambda: zero)
+    bound = error_bound(info, zero, zero, Tolerance().for_tensor("y", ""))
+    assert compare(zero + 2.0**-1074, zero, bound) is None
+    assert compare(zero + 2.0**-1060, zero, bound) is not None

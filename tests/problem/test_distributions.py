@@ -32,7 +32,7 @@ def drawn(name, shape=(64, 2, 32), dtype=torch.float16, **more):
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_values_are_reproducible_and_finite_in_every_shape(name, dtype):
     assert torch.equal(drawn(name, dtype=dtype), drawn(name, dtype=dtype))
     assert drawn(name, dtype=dtype).isfinite().all()

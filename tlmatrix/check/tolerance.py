@@ -241,7 +241,7 @@ def _underflow(info: TensorInfo) -> float:
         return 0.0
     stored = torch.finfo(info.dtype).smallest_normal * info.roundoff
     if info.dtype == torch.float64:
-        return stored
+        return max(stored, 2.0**-1073)  # half a subnormal unit is no float64
     amplification = 0.0 if info.amplification is None else info.amplification()
     return max(stored, _SMALLEST_NORMAL * max(_AMPLIFICATION, amplification))
 

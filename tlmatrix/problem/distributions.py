@@ -191,7 +191,7 @@ def extreme_size(dtype: torch.dtype) -> float:
 
     Float32 can sum the squares of values below 2**56. Values are between 1/4 and 1/2 of this size.
     """
-    return float(min(2.0 ** math.ceil(math.log2(dtype_named(str(dtype)[6:]).largest)), 2.0**56))
+    return 2.0 ** min(math.ceil(math.log2(dtype_named(str(dtype)[6:]).largest)), 56)
 
 
 def uniform(
