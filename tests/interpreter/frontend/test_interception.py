@@ -160,6 +160,24 @@ def test_an_autotuned_factory_takes_its_first_configuration():
         assert tuned.compile(20)().eq(8).all()
 
 
+def test_what_is_not_specialized_is_tuned_whatever_it_is_passed():
+    @autotune(configs=[{"block": 8}, {"block": 16}], do_not_specialize=["block"])
+    @tilelang.jit(out_idx=[-1])
+    def tuned(n, block):
+        @T.prim_func
+        def main(B: T.Tensor((n,), "int32")):
+            with T.Kernel(T.ceildiv(n, block), threads=32) as bx:
+                for i in T.Parallel(block):
+                    B[bx * block + i] = block
+
+        return main
+
+    with interpret():
+        kernel = tuned(20, block=4)
+        assert kernel.config == {"block": 8}
+        assert kernel().eq(8).all()
+
+
 def test_only_the_thread_that_entered_is_concerned():
     seen = []
 

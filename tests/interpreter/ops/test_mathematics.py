@@ -24,3 +24,38 @@ def test_exp_is_nearly_always_correctly_rounded():
     exact = torch.exp(x.double()).float()
     assert (y == exact).float().mean() > 0.97
     torch.testing.assert_close(y, exact, rtol=2**-22, atol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_a_zero_is_larger_than_a_negative_zero(dtype):
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(
+            A: T.Tensor((6,), dtype),
+            B: T.Tensor((6,), dtype),
+            Y: T.Tensor((4, 6), dtype),
+        ):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(6):
+                    Y[0, i] = T.max(A[i], B[i])
+                    Y[1, i] = T.min(A[i], B[i])
+                    Y[2, i] = T.max(A[i], T.cast(0, dtype))
+                    Y[3, i] = T.min(T.cast(0, dtype), A[i])
+
+        return main
+
+    nan, torch_dtype = float("nan"), getattr(torch, dtype)
+    a = torch.tensor([0.0, -0.0, 0.0, -0.0, nan, 1.0], dtype=torch_dtype)
+    b = torch.tensor([-0.0, 0.0, 0.0, -0.0, -0.0, nan], dtype=torch_dtype)
+    y = torch.empty(4, 6, dtype=torch_dtype)
+    kernel()(a, b, y)
+    # PTX ignores a NaN beside a number.
+    wanted = [
+        [0.0, 0.0, 0.0, -0.0, -0.0, 1.0],
+        [-0.0, -0.0, 0.0, -0.0, -0.0, 1.0],
+        [0.0, 0.0, 0.0, 0.0, 0.0, 1.0],
+        [0.0, -0.0, 0.0, -0.0, 0.0, 0.0],
+    ]
+    assert torch.equal(y, torch.tensor(wanted, dtype=torch_dtype))
+    assert torch.equal(y.signbit(), torch.tensor(wanted).signbit())

@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 from tlmatrix.backend.assembly.layouts import restore_layouts
+from tlmatrix.interpreter.compiler_output import without_warnings
 
 
 def main() -> None:
@@ -36,7 +37,8 @@ def _lower(request: dict[str, Any]) -> dict[str, Any]:
     target = tvm.target.Target({"kind": "cuda", "arch": request["arch"]})
     try:
         prim_func = restore_layouts(tvm.ir.load_json(request["ir"]))
-        with target, tvm.transform.PassContext(opt_level=3, config=request["configs"]):
+        passes = tvm.transform.PassContext(opt_level=3, config=request["configs"])
+        with target, passes, without_warnings():
             artifact = tilelang.lower(prim_func, target=target)
     except Exception as error:  # noqa: BLE001 - any compiler error is the answer
         return {"error": f"{type(error).__name__}: {error}"}

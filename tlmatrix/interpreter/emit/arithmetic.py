@@ -117,9 +117,12 @@ def _extreme(e: Emitter, node: ir.Binary) -> Val:
         return literal(min(a.lit, b.lit) if is_min else max(a.lit, b.lit), dtype)
     if is_float(dtype):
         exact = a.exact and b.exact
+        # Beside a literal there are no two zeros, or NumPy takes the right one, the second.
+        right = a.lit or b.lit or (b.lit is not None and not is_min)
+        function = f"np.f{python}" if right else f"f{python}"
         if a.scalar and b.scalar:
-            return Val(f"np.f{python}({a.code}, {b.code})", dtype, exact=exact)
-        return apply(e, f"np.f{python}", (a, b), dtype, exact=exact)
+            return Val(f"{function}({a.code}, {b.code})", dtype, exact=exact)
+        return apply(e, function, (a, b), dtype, exact=exact)
     lows = [x for x in (a.lo, b.lo) if x is not None]
     highs = [x for x in (a.hi, b.hi) if x is not None]
     if is_min:

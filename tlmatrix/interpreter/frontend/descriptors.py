@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.interpreter.compiler_output import without_warnings
 from tlmatrix.interpreter.locks import TRACING
 
 if TYPE_CHECKING:
@@ -74,7 +75,12 @@ def lowered(func: Any, arch: str, configs: Mapping[str, Any]) -> Lowered | None:
 
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
     try:
-        with TRACING, target, tvm.transform.PassContext(opt_level=3, config=dict(configs)):
+        with (
+            TRACING,
+            without_warnings(),
+            target,
+            tvm.transform.PassContext(opt_level=3, config=dict(configs)),
+        ):
             context = create_backend_context(target, None, "auto")
             host, device = lower_to_host_device_ir(func, context)[:2]
     except Exception:  # noqa: BLE001 - whatever the compiler raises

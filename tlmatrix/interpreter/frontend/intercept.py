@@ -180,7 +180,9 @@ def _untuned(_original: Any, tuned: Any, *args: Any, **kwargs: Any) -> Any:
     if configs:
         first = configs[0] if isinstance(configs, (list, tuple)) else configs
         parameters = list(tuned.jit_impl.signature.parameters)
-        given = {*parameters[: len(args)], *kwargs}
+        # What the key of the tuner's cache leaves out is tuned, whatever value it is passed.
+        seeds = set(getattr(tuned, "do_not_specialize", None) or ())
+        given = {*parameters[: len(args)], *(kwargs.keys() - seeds)}
         chosen = {k: v for k, v in first.items() if k in parameters and k not in given}
         kwargs.update(chosen)
     found = (tuned.jit_impl.compile if only_compile else tuned.jit_impl)(*args, **kwargs)

@@ -18,7 +18,7 @@ import torch
 
 from tlmatrix.interpreter.frontend.kernel import InterpretedKernel
 
-from .tensors import CPU, CUDA, TensorsOnTheCpu, under_stand_in
+from .tensors import CPU, CUDA, TensorsOnTheCpu, is_host, under_stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -94,7 +94,7 @@ def _prepare_dynamo() -> None:
     @functools.wraps(specialize)
     def on_the_gpu(value: Any) -> dict[str, Any]:
         found: dict[str, Any] = specialize(value)
-        if TensorsOnTheCpu.entered and found["device"] == CPU:
+        if TensorsOnTheCpu.entered and found["device"] == CPU and not is_host(value):
             found["device"] = CUDA
         return found
 

@@ -1,5 +1,8 @@
 """Tensors of `cuda`, which live on the CPU and answer that they are on the GPU.
 
+Those that a program makes without a device, or moves to the CPU, answer that they are on the CPU,
+and so does what is computed of such tensors alone. Of any other tensor it is not known.
+
 PyTorch takes a function mode off while it is asked about a call, and the body of an operator that
 a program registers runs within that call. So the body puts the mode on again.
 """
@@ -26,12 +29,42 @@ CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
 
 
-def _moved(tensor: torch.Tensor) -> torch.Tensor:
+_HOST = "_tlmatrix_host"
+"""The attribute of a tensor that answers that it is on the CPU."""
+
+
+def is_host(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is known to be on the CPU."""
+    return getattr(tensor, _HOST, False)
+
+
+def _set_host(tensor: torch.Tensor, host: bool) -> None:
+    if host or hasattr(tensor, _HOST):
+        setattr(tensor, _HOST, host)
+
+
+def _moved(tensor: torch.Tensor, *, to_host: bool) -> torch.Tensor:
     """A tensor that was moved between host and device: other memory, unless it is a leaf.
 
     A leaf that requires gradients stays itself, as it would where it is on the device already.
     """
-    return tensor if tensor.requires_grad and tensor.is_leaf else tensor.clone()
+    if tensor.requires_grad and tensor.is_leaf:
+        _set_host(tensor, host=to_host and is_host(tensor))
+        return tensor
+    moved = tensor.clone()
+    _set_host(moved, host=to_host)
+    return moved
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    """The tensors among arguments or results, and in their lists and tuples."""
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += [v for v in value if isinstance(v, torch.Tensor)]
+    return found
 
 
 class TensorsOnTheCpu(TorchFunctionMode):
@@ -55,22 +88,34 @@ class TensorsOnTheCpu(TorchFunctionMode):
         answer = _ANSWERS.get(func)
         if answer is not None:
             return answer(*args, **kwargs)
-        if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], (str, torch.device)):
-            return _to(args[0], *args[1:], **kwargs)
-        if "device" in kwargs and is_cuda(kwargs["device"]):
-            kwargs["device"] = CPU
-            if func is torch.Tensor.to:
+        if func is torch.Tensor.to and len(args) > 1:
+            if isinstance(args[1], torch.Tensor):
+                return _to(args[0], _device(args[1]), args[1].dtype, *args[2:], **kwargs)
+            if isinstance(args[1], (str, torch.device)):
                 return _to(args[0], *args[1:], **kwargs)
-        if any(isinstance(a, torch.device) and a.type == "cuda" for a in args):
-            args = tuple(CPU if isinstance(a, torch.device) else a for a in args)
+        if func is torch.Tensor.to and kwargs.get("device") is not None:
+            return _to(args[0], kwargs.pop("device"), *args[1:], **kwargs)
         kwargs.pop("pin_memory", None)
-        return func(*args, **kwargs)
+        host = all(map(is_host, _tensors((*args, *kwargs.values()))))
+        if "device" in kwargs and is_cuda(kwargs["device"]):
+            kwargs["device"], host = CPU, False
+        if any(isinstance(a, torch.device) and a.type == "cuda" for a in args):
+            args, host = tuple(CPU if isinstance(a, torch.device) else a for a in args), False
+        found = func(*args, **kwargs)
+        if host:
+            for tensor in _tensors((found,)):
+                _set_host(tensor, host=True)
+        return found
 
 
-def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    args = tuple(CPU if isinstance(a, (str, torch.device)) and is_cuda(a) else a for a in args)
-    moved = tensor.to(*args, **kwargs)
-    return _moved(tensor) if moved is tensor else moved
+def _to(tensor: torch.Tensor, device: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`tensor.to(device, ...)`."""
+    to_host = not is_cuda(device)
+    moved = tensor.to(device if to_host else CPU, *args, **kwargs)
+    if moved is tensor:
+        return _moved(tensor, to_host=to_host)
+    _set_host(moved, host=to_host)
+    return moved
 
 
 def _device(tensor: torch.Tensor) -> torch.device:
@@ -80,16 +125,22 @@ def _device(tensor: torch.Tensor) -> torch.device:
     """
     device = tensor.device
     wraps = isinstance(tensor, FunctionalTensor) or torch._is_functional_tensor(tensor)  # noqa: SLF001
-    return CUDA if device.type == "cpu" and not wraps else device
+    return CUDA if device.type == "cpu" and not wraps and not is_host(tensor) else device
+
+
+def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    tensor.data = data
+    _set_host(tensor, host=is_host(data))
 
 
 _ANSWERS: dict[Any, Callable[..., Any]] = {
-    torch.Tensor.cuda: lambda tensor, *_args, **_kwargs: _moved(tensor),
-    torch.Tensor.cpu: lambda tensor, *_args, **_kwargs: _moved(tensor),
+    torch.Tensor.cuda: lambda tensor, *_args, **_kwargs: _moved(tensor, to_host=False),
+    torch.Tensor.cpu: lambda tensor, *_args, **_kwargs: _moved(tensor, to_host=True),
     torch.Tensor.pin_memory: lambda tensor, *_args, **_kwargs: tensor,
+    torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     torch.Tensor.is_cuda.__get__: lambda tensor, *_args: _device(tensor) == CUDA,  # type: ignore[attr-defined]
     torch.Tensor.device.__get__: lambda tensor, *_args: _device(tensor),
-    torch.Tensor.get_device: lambda _tensor: 0,
+    torch.Tensor.get_device: lambda tensor: 0 if _device(tensor) == CUDA else -1,
 }
 
 
