@@ -171,3 +171,33 @@ def test_profiling_is_refused():
     profiler.assert_allclose(lambda: torch.ones(32))
     with pytest.raises(Unsupported, match="no GPU to time"):
         profiler.do_bench()
+
+
+def test_a_kernel_is_refused_once_and_looked_at_again_with_a_model(monkeypatch):
+    from tlmatrix.interpreter import model_extern
+    from tlmatrix.interpreter.frontend import programs
+
+    made = []
+    generate = programs.generate
+    monkeypatch.setattr(programs, "generate", lambda *args: made.append(1) or generate(*args))
+
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(Y: T.Tensor((32,), "float32")):
+            with T.Kernel(1, threads=1):
+                Y[0] = T.call_extern("float32", "test_refused_once", 2.0)
+
+        return main
+
+    messages = []
+    for _ in range(3):
+        with pytest.raises(Unsupported, match="test_refused_once") as refused:
+            kernel()
+        messages.append(str(refused.value))
+    assert len(set(messages)) == 1
+    assert len(made) == 1
+    model_extern("test_refused_once", lambda number: 2 * number)
+    y = torch.zeros(32)
+    kernel()(y)
+    assert y[0] == 4

@@ -19,6 +19,7 @@ from tlmatrix.interpreter.generate import Options, generate
 from tlmatrix.interpreter.ir.read import saved
 from tlmatrix.interpreter.locks import TRACING
 from tlmatrix.interpreter.ops import FUNCTIONS
+from tlmatrix.interpreter.sync.externs import modelled
 
 from .program_cache import program_cache, program_key
 
@@ -88,6 +89,7 @@ class Programs:
         self.prim_func = prim_func
         self.guard = guard
         self._loaded: dict[tuple[Any, ...], LoadedProgram] = {}
+        self._refused: dict[tuple[Any, Any], str] = {}
 
     def variant(
         self, arch: str, sanitizers: frozenset[str] = frozenset(), **options: bool
@@ -100,8 +102,15 @@ class Programs:
         key = arch, sanitizers, *options.items()
         found = self._loaded.get(key)
         if found is None:
+            models = tuple(modelled())  # with one more it may not be refused
+            if (key, models) in self._refused:
+                raise Unsupported(self._refused[key, models])
             wanted = Options(guard=self.guard, sanitizers=sanitizers or None, arch=arch, **options)
-            found = self._loaded[key] = _load(*self._generated(wanted))
+            try:
+                found = self._loaded[key] = _load(*self._generated(wanted))
+            except Unsupported as error:
+                self._refused[key, models] = str(error)
+                raise
             _dump(found.program, wanted)
         return found
 
