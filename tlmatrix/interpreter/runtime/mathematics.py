@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "bits",
+    "cos",
     "div",
     "erf",
     "exp",
@@ -35,11 +36,13 @@ __all__ = [
     "log2",
     "mod",
     "popcount",
+    "power",
     "round_away",
     "rsqrt",
     "select",
     "show",
     "sigmoid",
+    "sin",
     "tanh",
     "to_int",
     "trunc_div",
@@ -81,6 +84,8 @@ def _np_erf(x: Any) -> Any:
 
 
 exp = _mixed(torch.exp, np.exp)
+sin = _mixed(torch.sin, np.sin)
+cos = _mixed(torch.cos, np.cos)
 exp2 = _mixed(torch.exp2, np.exp2)
 log = _mixed(torch.log, np.log)
 log2 = _mixed(torch.log2, np.log2)
@@ -111,6 +116,22 @@ def _has_no_zero(x: Any) -> bool:
 
 fmax = _extreme(np.fmax, lambda a, b: a + b)
 fmin = _extreme(np.fmin, lambda a, b: -(-a - b))
+
+
+def power(x: Any, y: Any, out: Array | None = None) -> Any:
+    """`x` to the power `y`, of floats."""
+    if max(np.size(x), np.size(y)) < _TORCH_FROM:
+        return np.power(x, y) if out is None else np.power(x, y, out)
+    base: Any
+    exponent: Any
+    base, exponent = (
+        torch.from_numpy(v) if isinstance(v, np.ndarray) else float(v) for v in (x, y)
+    )
+    found: Array = torch.pow(base, exponent).numpy()
+    if out is None:
+        return found
+    np.copyto(out, found)
+    return out
 
 
 def round_away(x: Any, out: Any = None) -> Any:
