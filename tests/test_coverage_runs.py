@@ -113,7 +113,7 @@ def test_coverage_adds_the_table_and_no_coverage_counts_nothing(project: Project
     (project.folder / "r.jsonl").unlink()
     assert "coverage" not in _run(project, "-n", "0", "--no-coverage")
     records = map(json.loads, (project.folder / "r.jsonl").read_text().splitlines())
-    assert {record["record"] for record in records} == {"run", "start", "case", "summary"}
+    assert {record["record"] for record in records} == {"run", "plan", "start", "case", "summary"}
     refused = project.tlmatrix("coverage", "r.jsonl")
     assert refused.code == ExitCode.USAGE
     assert "the file has no coverage" in refused.out

@@ -371,7 +371,10 @@ def test_stored_timings_are_shown_again_without_a_gpu(project: Project, bench: B
     ("text", "words"),
     [
         ("{}", "not written by `tlmatrix bench`"),
-        ('{"kind": "tlmatrix bench", "format": 99}', "has format 99, this tlmatrix reads 1"),
+        (
+            '{"kind": "tlmatrix bench", "format": 99}',
+            "has format 99, and this tlmatrix reads format 1",
+        ),
         ("nonsense", "not JSON"),
     ],
 )

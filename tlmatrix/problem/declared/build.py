@@ -25,7 +25,7 @@ from tlmatrix.problem.declared.packed import packed_dim, packing_of, paging_of
 from tlmatrix.problem.declared.reference import reference_of
 from tlmatrix.problem.declared.sizes import declared
 from tlmatrix.problem.declared.tensors import dtype_declared, generate_inputs, sizes_of
-from tlmatrix.problem.declared.terms import UNITS, term_sizes
+from tlmatrix.problem.declared.terms import UNITS, TermSizes, term_sizes
 from tlmatrix.problem.distributions import SAFE, choose_distribution, draw, generator
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
 from tlmatrix.problem.storage import expandable, with_storage
@@ -228,14 +228,14 @@ class Declared:
         return infos
 
     def _info(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> TensorInfo:
-        sizes = None if self.reference is None else lambda: self._term_sizes[name]
+        known = self.reference is not None
         return TensorInfo(
             name,
             self._dims(name, shape),
             dtype,
             DTYPES[str(dtype)[6:]].roundoff + (self.reference.roundoff if self.reference else 0),
-            magnitude=sizes,
-            spread=sizes,  # errors of random sign were injected, which add up like roundings
+            magnitude=(lambda: self._term_sizes.largest[name]) if known else None,
+            spread=(lambda: self._term_sizes.spread[name]) if known else None,
             carried=lambda: self._carried.bound.get(name, torch.zeros(())),
             carried_spread=lambda: self._carried.spread.get(name, torch.zeros(())),
         )
@@ -280,7 +280,7 @@ class Declared:
         return alike[0] if len(packings) == 1 else None
 
     @cached_property
-    def _term_sizes(self) -> dict[str, torch.Tensor]:
+    def _term_sizes(self) -> TermSizes:
         """The sizes of the terms of each element, by output and gradient; see `term_sizes`."""
         assert self.reference is not None
         exact = self.reference.exact_dtype == torch.float64
@@ -297,8 +297,7 @@ class Declared:
             if not mode.used:
                 return sizes
             with DetachedMaximum():
-                others = term_sizes(evaluate, plain, seed, dtype=dtype)
-        return {name: torch.maximum(size, others[name]) for name, size in sizes.items()}
+                return sizes.joined(term_sizes(evaluate, plain, seed, dtype=dtype))
 
     def _with_operands(self) -> dict[str, Callable[[], Problem]]:
         """The problem with a 16-bit dtype of operands, by the texts of dtypes of inputs."""

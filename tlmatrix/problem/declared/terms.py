@@ -9,6 +9,7 @@ it: if every operation has a random relative error of at most `unit`, the result
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,17 +70,37 @@ class PerturbedArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result.add_(error.mul_(result).masked_fill_(~result.isfinite(), 0.0))
 
 
+@dataclass(frozen=True)
+class TermSizes:
+    """The sizes of the terms of each element, by tensor; at least the element's own.
+
+    `largest` is that of several runs. `spread` is their mean: errors of random sign were injected,
+    which add up as roundings do, and the largest of several overstates them.
+    """
+
+    largest: Tensors
+    spread: Tensors
+
+    def joined(self, other: TermSizes) -> TermSizes:
+        """The larger of both, for each element."""
+
+        def larger(one: Tensors, more: Tensors) -> Tensors:
+            return {name: torch.maximum(size, more[name]) for name, size in one.items()}
+
+        return TermSizes(larger(self.largest, other.largest), larger(self.spread, other.spread))
+
+
 def term_sizes(
     evaluate: Callable[[], Tensors],
     exact: Tensors,
     seed: int,
     *,
     dtype: torch.dtype = torch.float64,
-) -> Tensors:
+) -> TermSizes:
     """The sizes of the terms of each element of the tensors that `evaluate` computes in `dtype`.
 
-    A size is at least that of the element. Elements that are not finite have size 0, and so has
-    the change of an element that is not finite when perturbed.
+    Elements that are not finite have size 0, and so has the change of an element that is not finite
+    when perturbed.
 
     Args:
         evaluate: computes the tensors.
@@ -88,14 +109,19 @@ def term_sizes(
         dtype: the dtype of the computation.
     """
     unit = UNITS[dtype]
-    sizes = {name: _finite(tensor).abs() for name, tensor in exact.items()}
+    largest = {name: _finite(tensor).abs() for name, tensor in exact.items()}
+    total = {name: torch.zeros_like(size) for name, size in largest.items()}
+    spread = {name: size.clone() for name, size in largest.items()}
     for run in range(_RUNS):
         with PerturbedArithmetic(unit, seed + run):
             found = evaluate()
-        for name, size in sizes.items():
+        for name, size in largest.items():
             moved = _finite(found[name].double() - exact[name].double()).abs_() / unit
             torch.maximum(size, moved, out=size)
-    return sizes
+            total[name] += moved
+    for name, size in spread.items():
+        torch.maximum(size, total[name] / _RUNS, out=size)
+    return TermSizes(largest, spread)
 
 
 def _finite(values: torch.Tensor) -> torch.Tensor:
