@@ -5,7 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
-from tlmatrix.interpreter import interpret
+from tlmatrix.interpreter import Unsupported, interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -122,3 +122,38 @@ def test_memory_that_is_also_seen_as_bits_is_unwritten_at_first():
         out = kernel(dtype)()
         assert not out[:4].any()
         assert out[4:].isnan().all()
+
+
+def test_views_of_memory_that_each_thread_has():
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(
+            X: T.Tensor((32, 8), "bfloat16"),
+            Y: T.Tensor((32, 8), "bfloat16"),
+            Z: T.Tensor((32, 8), "float32"),
+        ):
+            with T.Kernel(1, threads=32):
+                tx = T.get_thread_binding()
+                pairs = T.alloc_local((4,), T.bfloat16x2)
+                elements = T.view(pairs, (8,), T.bfloat16)
+                table = T.alloc_local((2, 4), "float32")
+                flat = T.reshape(table, (8,))
+                for j in T.unroll(4):
+                    pairs[j] = T.abs2(T.bfloat16x2(X[tx, j * 2], X[tx, j * 2 + 1]))
+                for j in T.serial(8):
+                    flat[j] = X[tx, j] * 2
+                for j in T.vectorized(8):
+                    Y[tx, j] = elements[j]
+                for i in T.serial(2):
+                    for j in T.serial(4):
+                        Z[tx, i * 4 + j] = table[i, j]
+
+        return main
+
+    x, y, z = torch.randn(32, 8).bfloat16(), torch.empty(32, 8).bfloat16(), torch.empty(32, 8)
+    kernel()(x, y, z)
+    assert torch.equal(y, x.abs())
+    assert torch.equal(z, x.float() * 2)
+    with interpret(sanitize=True), pytest.raises(Unsupported, match="sanitizers of a view of"):
+        kernel()(x, y, z)

@@ -40,7 +40,9 @@ def _view_of(e: Emitter, node: ir.Buffer) -> Buf:
         raise e.refuse(f"the buffer {node.name}, which is not allocated where it is used")
     dtype = node.dtype
     offset = e.scalar(node.offset, "an offset") if node.offset is not None else None
-    if whole.variable or whole.private_axes or (offset is not None and offset.lit != 0):
+    private = bool(whole.private_axes)
+    recast = private and dtype != whole.dtype
+    if whole.variable or recast or (offset is not None and offset.lit != 0):
         raise e.refuse(f"a view of {whole.name} ({node.name})")
     low = dtype in LOW_PRECISION or whole.dtype in LOW_PRECISION
     unpacked = low and not whole.is_global and node.data not in e.facts.mixed_views
@@ -48,10 +50,17 @@ def _view_of(e: Emitter, node: ir.Buffer) -> Buf:
     if dtype != whole.dtype and (dtype == "bool" or unpacked or halves):
         raise e.refuse(f"a view of {whole.name} ({whole.dtype}) as {dtype}")
     shape = tuple(e.scalar(n, "a buffer shape") for n in node.shape)
-    code = e.prologue.fresh(whole.code + "_as")
     held = memory_name(dtype) if dtype in LOW_PRECISION else dtype
     cast = "" if dtype == whole.dtype else f".view(np.{held})"
     extents = ", ".join(n.code for n in shape)
+    if private:
+        # One copy for each thread or iteration, made where the buffer is: [*buffer, *copies].
+        if any(instrument.argument for instrument in e.instruments):
+            raise e.refuse(f"sanitizers of a view of {whole.name} ({node.name})")
+        code = f"{whole.code}.reshape({extents}, *{whole.code}.shape[{len(whole.shape)}:])"
+        found = e.buffers[node] = replace(whole, code=code, shape=shape, views={})
+        return found
+    code = e.prologue.fresh(whole.code + "_as")
     e.prologue.line(f"{code} = {whole.code}{cast}.reshape({extents})")
     if whole.code in e.fixed:
         e.fixed.add(code)
