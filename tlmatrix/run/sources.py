@@ -101,7 +101,7 @@ class SourceWatch:
         return self._first[spec]
 
     def changes(self, spec: Path) -> str:
-        """What changed since the run began, in the words of `differences`; empty for nothing.
+        """What changed since the run began, as `differences` words it; empty if nothing changed.
 
         The spec itself may be edited: this process has loaded it.
         """
