@@ -18,7 +18,7 @@ from tlmatrix.interpreter.ir.rewrites.thread_loops import launched_threads
 from tlmatrix.interpreter.ir.walk import walk
 
 from .axis import DEFAULT_THREADS, NeedsThreadAxis, ThreadAxis
-from .clusters import cluster_of, has_cluster, rank_in_cluster
+from .clusters import cluster_of, has_cluster, has_pairs, rank_in_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -213,11 +213,18 @@ class Threads(ThreadAxis):
     def _end_role(self, e: Emitter) -> None:
         """The first warp of a block frees tensor memory when it is at its end.
 
-        TileLang puts the deallocation there, with no barrier before it.
+        TileLang puts the deallocation there: after a barrier of the cluster if a product takes
+        the memory of two blocks, else with no barrier before it.
         """
-        if self.intervals[self.role][0] == 0 and not self._frees_tensor_memory:
-            for buf in e.buffers.values():
-                if buf.scope == "shared.tmem" and self.can_race(e, buf):
+        if self._frees_tensor_memory:
+            return
+        buffers = [buf for buf in e.buffers.values() if buf.scope == "shared.tmem"]
+        if buffers and has_pairs(e):
+            e.w.line(f"me.cluster_arrive({cluster_of(e)})")
+            e.w.line("yield me.cluster_wait()")
+        if self.intervals[self.role][0] == 0:
+            for buf in buffers:
+                if self.can_race(e, buf):
                     e.w.line(f"me.frees({buf.code!r}, {buf.code}.shape)")
 
     # -- memory
