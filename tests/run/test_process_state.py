@@ -69,6 +69,7 @@ def _result(folder: Path, code: str, more: str = "") -> CaseResult:
         "torch.set_default_dtype(torch.float64)": "the default dtype (from torch.float32 to "
         "torch.float64) and did not restore it",
         "torch.set_default_device('meta'); x = x.cpu()": "the default device (from None to meta)",
+        "torch.set_default_device('cuda')": "the default device (from None to cuda)",
         "torch.set_grad_enabled(False)": "grad mode (from True to False)",
         "torch.use_deterministic_algorithms(True)": "deterministic algorithms (from (False",
         "torch.autograd.set_detect_anomaly(True)": "anomaly mode (from False to True)",

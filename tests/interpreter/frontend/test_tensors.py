@@ -1,7 +1,9 @@
-"""Which tensors of a program answer that they are on the GPU."""
+"""Which tensors of a program answer that they are on the GPU, and what they compute."""
 
 import subprocess
 import sys
+
+import pytest
 
 PROGRAM = """
 import torch
@@ -39,9 +41,47 @@ else:
     raise SystemExit("no difference of devices")
 """
 
+DIVISIONS = """
+import operator
+import torch
 
-def test_tensors_answer_where_a_gpu_would_have_them(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM)
+gpu = torch.arange(1000, device="cuda").float()
+host = gpu.cpu()
+product = gpu * (torch.ones(()) / 448).item()
+assert not torch.equal(host / 448, product.cpu())
+for divided in (
+    gpu / 448, gpu.div(448), torch.div(gpu, 448.0), torch.true_divide(gpu, 448), gpu.int() / 448,
+    operator.itruediv(gpu.clone(), 448), gpu.clone().div_(448),
+    torch.div(gpu, 448, rounding_mode=None), torch.div(gpu, 448, out=torch.empty_like(gpu)),
+):
+    assert torch.equal(divided, product)
+half = gpu.bfloat16()
+assert torch.equal(half / 448, (half.float() * (torch.ones(()) / 448).item()).bfloat16())
+assert torch.equal(gpu.double() / 448, gpu.double() * (1 / 448))
+assert torch.equal(gpu / torch.full_like(gpu, 448), (host / 448).cuda())
+assert torch.equal(torch.div(gpu, 448, rounding_mode="floor"), (host // 448).cuda())
+assert (gpu / 0)[1] == torch.inf
+"""
+
+DEFAULT_DEVICE = """
+import torch
+
+torch.set_default_device("cuda")
+made = torch.randn(2, 3), torch.tensor([1]), torch.nn.Linear(3, 4).weight
+assert all(tensor.is_cuda for tensor in made)
+assert torch.get_default_device() == torch.device("cuda", 0)
+assert torch.cdist(made[0], made[0]).is_cuda
+assert not made[0].cpu().is_cuda
+assert not torch.ones(2, device="cpu").is_cuda
+torch.set_default_device(None)
+assert not torch.ones(2).is_cuda
+torch.set_default_device("cuda:0")
+"""
+
+
+@pytest.mark.parametrize("program", [PROGRAM, DIVISIONS, DEFAULT_DEVICE])
+def test_tensors_answer_as_on_a_gpu(tmp_path, program):
+    (tmp_path / "program.py").write_text(program)
     done = subprocess.run(
         [sys.executable, "-m", "tlmatrix", "exec", "program.py"],
         capture_output=True,

@@ -3,6 +3,8 @@
 Those that a program makes without a device, or moves to the CPU, answer that they are on the CPU,
 and so does what is computed of such tensors alone. Of any other tensor it is not known.
 
+Divisions by a number are rounded as on CUDA, which multiplies by the inverse.
+
 PyTorch takes a function mode off while it is asked about a call, and the body of an operator that
 a program registers runs within that call. So the body puts the mode on again.
 """
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 
 from tlmatrix.interpreter.gpu import is_cuda
 
@@ -96,7 +99,14 @@ class TensorsOnTheCpu(TorchFunctionMode):
         if func is torch.Tensor.to and kwargs.get("device") is not None:
             return _to(args[0], kwargs.pop("device"), *args[1:], **kwargs)
         kwargs.pop("pin_memory", None)
+        if func in _DIVISIONS and len(args) == 2 and kwargs.get("rounding_mode") is None:
+            inverse = _inverse(*args)
+            if inverse is not None:
+                kwargs.pop("rounding_mode", None)
+                return _DIVISIONS[func](args[0], inverse, **kwargs)
         host = all(map(is_host, _tensors((*args, *kwargs.values()))))
+        if kwargs.get("device") is None and func in _device_constructors():
+            kwargs["device"] = _default_device()
         if "device" in kwargs and is_cuda(kwargs["device"]):
             kwargs["device"], host = CPU, False
         if any(isinstance(a, torch.device) and a.type == "cuda" for a in args):
@@ -106,6 +116,37 @@ class TensorsOnTheCpu(TorchFunctionMode):
             for tensor in _tensors((found,)):
                 _set_host(tensor, host=True)
         return found
+
+
+_DIVISIONS: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(
+        (torch.div, torch.true_divide, torch.Tensor.div, torch.Tensor.true_divide), torch.mul
+    ),
+    torch.Tensor.__truediv__: torch.mul,
+    **dict.fromkeys((torch.Tensor.div_, torch.Tensor.true_divide_), torch.Tensor.mul_),
+    torch.Tensor.__itruediv__: torch.Tensor.mul_,
+}
+"""True divisions, and the products by an inverse that CUDA computes for them."""
+
+
+def _inverse(tensor: Any, divisor: Any) -> float | None:
+    """What CUDA multiplies by in `tensor / divisor`; None where it divides.
+
+    The divisor is on the host. Its inverse has the precision in which CUDA computes: that of
+    float32 for 16 bits.
+    """
+    if not isinstance(tensor, torch.Tensor) or not isinstance(divisor, (int, float)):
+        return None
+    if tensor.is_complex() or _device(tensor) != CUDA:
+        return None
+    precision = torch.promote_types(torch.result_type(tensor, 1.0), torch.float32)
+    return float(torch.tensor(divisor, dtype=precision, device=CPU).reciprocal())
+
+
+def _default_device() -> torch.device | None:
+    """What `torch.set_default_device` was given: its mode is below this one and would answer."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # noqa: SLF001
+    return None if context is None else context.device
 
 
 def _to(tensor: torch.Tensor, device: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
