@@ -55,3 +55,24 @@ def attention_by_hand(q, k, v):
 
 def fused_attention(q, k, v):
     return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+def scaled_attention(q, k, v, scale):
+    q, k, v = (each.to(scale.dtype) for each in (q, k, v))
+    return (q * scale[:, None, None] @ k.mT).softmax(-1) @ v
+
+
+def _state(k, v, decay, step):
+    state = 0
+    for t in range(k.shape[1]):
+        term = k[:, t, :, None].to(decay.dtype) * v[:, t, None, :].to(decay.dtype)
+        state = state * decay[:, t, None, None].exp() + step(term)
+    return state
+
+
+def final_state(q, k, v, decay):
+    return _state(k, v, decay, lambda value: value)
+
+
+def final_state_rounded(q, k, v, decay):
+    return _state(k, v, decay, lambda value: value.to(q.dtype).to(value.dtype))

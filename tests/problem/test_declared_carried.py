@@ -33,7 +33,7 @@ def wrong(problem, results):
 # Operands of tensor cores -------------------------------------------------------------------
 
 
-def product(dtype, *, reference="weighted_product", operands="$dtype", values="normal", seed=0):
+def product(dtype, *, reference="weighted_product", operands=None, values="normal", seed=0):
     function = f"declared_references:{reference}"
     declaration = {
         "inputs": {
@@ -45,7 +45,7 @@ def product(dtype, *, reference="weighted_product", operands="$dtype", values="n
         "reference": {"function": function, **({"operands": operands} if operands else {})},
     }
     sizes = {"L": (1, 7, 64, 300)[seed % 4], "P": (1, 16)[seed % 2], "N": 24}
-    return make(declaration, {"dtype": NAMES[dtype], "values": values, **sizes}, seed)
+    return make(declaration, {"dtype": str(dtype)[6:], "values": values, **sizes}, seed)
 
 
 def kernel(problem, dtype, *, weighs="x", total=torch.float32, scale=1.0):
@@ -58,31 +58,40 @@ def kernel(problem, dtype, *, weighs="x", total=torch.float32, scale=1.0):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
 @pytest.mark.parametrize("values", ["normal", "large", "constant_rows", "outlier_rows"])
-def test_rounded_operands_are_within_the_bound_if_the_spec_names_their_dtype(dtype, values):
+@pytest.mark.parametrize("operands", [None, "$dtype"])
+def test_operands_rounded_to_the_dtype_of_inputs_are_within_the_bound(operands, dtype, values):
     for seed in range(12):
-        problem = product(dtype, values=values, seed=seed)
+        problem = product(dtype, operands=operands, values=values, seed=seed)
         assert not wrong(problem, kernel(problem, dtype, weighs="xb"[seed % 2]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
-def test_without_the_key_the_finding_names_it(dtype):
-    problem = product(dtype, operands=None, seed=3)
+def test_a_kernel_of_float32_inputs_must_not_round_them_and_the_hint_names_the_key(dtype):
+    problem = product(torch.float32, seed=3)
     bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
     found = deviations(kernel(problem, dtype), bounds)
     assert found["out"].ratio > 20
     finding = diagnose("numeric", "out", found["out"], bounds)
-    assert "write `reference: {function: …, operands: $dtype}`" in finding.hint
+    assert f"write `reference: {{function: …, operands: {NAMES[dtype]}}}`" in finding.hint
+    assert not wrong(product(torch.float32, operands=NAMES[dtype], seed=3), kernel(problem, dtype))
 
 
 def test_hint_is_of_errors_that_operands_explain():
-    problem = product(torch.float16, operands=None, seed=3)
+    problem = product(torch.float32, seed=3)
     bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
     found = deviations(kernel(problem, torch.float16, scale=1.1), bounds)
     assert "operands" not in diagnose("numeric", "out", found["out"], bounds).hint
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
-def test_with_the_key_larger_errors_are_found(dtype):
+def test_operands_of_float32_keep_the_bound_of_float32(dtype):
+    problem = product(dtype, operands="float32", seed=3)
+    assert not wrong(problem, kernel(problem, torch.float32))
+    assert wrong(problem, kernel(problem, dtype))["out"].ratio > 20
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
+def test_larger_errors_than_of_rounded_operands_are_found(dtype):
     problem = product(dtype, seed=3)
     assert wrong(problem, kernel(problem, dtype, scale=1 + 16 * torch.finfo(dtype).eps))
     coarser = torch.bfloat16 if dtype == torch.float16 else torch.float8_e4m3fn
@@ -94,9 +103,54 @@ def test_operands_that_are_inputs_do_not_widen_the_bound():
         problem = product(torch.float16, reference="plain_product", operands=operands, seed=3)
         return ReferenceBounds(problem, Tolerance(), "interpreter").error_bound("out")
 
-    strict, keyed = bound(None), bound("$dtype")
+    strict, keyed = bound("float32"), bound(None)
     assert torch.allclose(strict.element, keyed.element, rtol=1e-5)
     assert torch.allclose(strict.region, keyed.region, rtol=1e-5)
+
+
+def mixed(reference, dtype, values, sizes, seed, **others):
+    """Inputs of 16 bits, and float32 ones beside them."""
+    inputs = {
+        **{name: {"shape": ["h", "n", 64], "dtype": "$dtype"} for name in "qkv"},
+        **{name: {"shape": shape, "dtype": "float32"} for name, shape in others.items()},
+    }
+    outputs = {"out": {"dtype": "$dtype" if reference == "scaled_attention" else "float32"}}
+    declaration = {"inputs": inputs, "outputs": outputs}
+    declaration["reference"] = f"declared_references:{reference}"
+    return make(declaration, {"dtype": NAMES[dtype], "values": values, "h": 2, **sizes}, seed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
+@pytest.mark.parametrize("values", ["normal", "large", "outlier_rows"])
+def test_scores_of_scaled_queries_that_are_rounded_beside_a_float32_scale(dtype, values):
+    for seed in range(8):
+        n = (3, 16, 100, 260)[seed % 4]
+        problem = mixed("scaled_attention", dtype, values, {"n": n}, seed, scale=["h"])
+        q, k, v, scale = (problem.names[name].float() for name in ("q", "k", "v", "scale"))
+        scores = (q * scale[:, None, None]).to(dtype).float() @ k.mT
+        weights = (scores - scores.amax(-1, keepdim=True)).exp()
+        out = weights.to(dtype).float() @ v / weights.sum(-1, keepdim=True)
+        assert not wrong(problem, {"out": out.to(dtype)}), seed
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
+def test_a_value_that_is_no_operand_in_the_reference_has_a_hint_that_helps(dtype):
+    def results(reference):
+        problem = mixed(reference, dtype, "normal", {"n": 32}, 3, decay=["h", "n"])
+        k, v, decay = (problem.names[name].float() for name in ("k", "v", "decay"))
+        left = (decay.sum(-1, keepdim=True) - decay.cumsum(-1)).exp()[..., None]
+        return problem, {"out": (k * left).to(dtype).float().mT @ v}
+
+    problem, out = results("final_state")
+    bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
+    found = deviations(out, bounds)
+    assert found["out"].ratio > 4
+    hint = diagnose("numeric", "out", found["out"], bounds).hint
+    assert f"rounding a value to {NAMES[dtype]}" in hint
+    assert "`value.to(q.dtype).to(value.dtype)`" in hint
+    problem, out = results("final_state_rounded")
+    assert not wrong(problem, out)
+    assert wrong(problem, {"out": out["out"] * (1 + 32 * torch.finfo(dtype).eps)})
 
 
 # The delta of a flash backward --------------------------------------------------------------
@@ -114,7 +168,7 @@ def attention(dtype, reference, values, seed):
         "reference": f"declared_references:{reference}",
     }
     sizes = {"h": 2, "sq": (1, 3)[seed % 2], "sk": (1, 2, 10, 38)[seed % 4]}
-    return make(declaration, {"dtype": NAMES[dtype], "values": values, **sizes}, seed)
+    return make(declaration, {"dtype": str(dtype)[6:], "values": values, **sizes}, seed)
 
 
 def flash(problem, *, stored=None, scale=1.0):

@@ -64,6 +64,7 @@ def diagnose(
         bounds.reference,
         alone,
         partial(_rounded_operands, name, deviation, bounds),
+        partial(_rounded_values, name, deviation, bounds),
     )
     count, nan = int(wrong.sum()), bool(deviation.got[wrong].isnan().all())
     label = "NaN rows" if nan and not unwritten and pattern.name in _ROW_PATTERNS else pattern.name
@@ -104,6 +105,16 @@ def _rounded_operands(name: str, deviation: Deviation, bounds: ReferenceBounds) 
     for dtype, bound in bounds.of_rounded_operands(name):
         if compare(deviation.got, bounds.reference[name], bound) is None:
             return dtype
+    return None
+
+
+def _rounded_values(
+    name: str, deviation: Deviation, bounds: ReferenceBounds
+) -> tuple[str, str] | None:
+    """The dtype of values whose rounding explains the deviation, and an input that has it."""
+    for dtype, given, bound in bounds.of_rounded_values(name):
+        if compare(deviation.got, bounds.reference[name], bound) is None:
+            return str(dtype)[6:], given
     return None
 
 

@@ -59,6 +59,8 @@ class Evidence:
     right, so wrong bounds and masks explain nothing."""
     rounded_operands: Callable[[], str | None] = lambda: None
     """Returns the dtype of operands, as a spec writes it, whose rounding explains the deviation."""
+    rounded_values: Callable[[], tuple[str, str] | None] = lambda: None
+    """Returns the dtype of values whose rounding explains the deviation, and an input of it."""
 
     @cached_property
     def wrong_values(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,6 +104,17 @@ def _rounded_operands(evidence: Evidence) -> str | None:
     return (
         f"within what rounding the operands of products to {dtype} does, as for tensor cores; if "
         f"that is intended, write `reference: {{function: …, operands: {dtype}}}`"
+    )
+
+
+def _rounded_values(evidence: Evidence) -> str | None:
+    found = evidence.rounded_values()
+    if found is None:
+        return None
+    dtype, given = found
+    return (
+        f"within what rounding a value to {dtype} on the way does; if the kernel is meant to, "
+        f"round that value in the reference: `value.to({given}.dtype).to(value.dtype)`"
     )
 
 
@@ -403,9 +416,19 @@ _HINTS: tuple[Callable[[Evidence], str | None], ...] = (
     _uniform_factor,
     _constant_offset,
     _some_nan,
+    _rounded_values,
 )
 
 _OF_ONE_RUN = frozenset(
-    {_rounded_operands, _all_zero, _mask, _alignment, _next_sequence, _tail, _no_visible_key}
+    {
+        _rounded_operands,
+        _rounded_values,
+        _all_zero,
+        _mask,
+        _alignment,
+        _next_sequence,
+        _tail,
+        _no_visible_key,
+    }
 )
 """Hints about bounds and masks, which do not change between runs of a case."""

@@ -57,7 +57,7 @@ an error within `factor` times that of `lowp` in every region is within the boun
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -324,6 +324,23 @@ class ReferenceBounds:
             for dtype, make in self.problem.with_operands.items():
                 own = ReferenceBounds(make(), self._tolerance, self._arch, self)
                 yield dtype, own.error_bound(name)
+
+    def of_rounded_values(self, name: str) -> Iterator[tuple[torch.dtype, str, ErrorBound]]:
+        """The error bound of a result if the kernel rounds the values behind it to 16 bits.
+
+        With the dtype, which is coarser than the result's, and an input that has it.
+        """
+        info = self.problem.outputs[name]
+        for dtype, given in self.problem.narrow.items():
+            coarser = replace(info, roundoff=torch.finfo(dtype).eps / 2)
+            if info.roundoff < coarser.roundoff:
+                allowance, regions = self.tolerance_of(name), self.regions(name)
+                low = self.lowp.get(name)
+                yield (
+                    dtype,
+                    given,
+                    error_bound(coarser, self.reference[name], low, allowance, regions),
+                )
 
     def tolerance_of(self, name: str) -> Allowance:
         """The tolerance that the spec sets for an output or gradient."""

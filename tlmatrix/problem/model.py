@@ -321,7 +321,9 @@ class Problem:
     with_operands: Mapping[str, Callable[[], Problem]] = field(default_factory=dict)
     """The problem if its kernel rounds computed operands of products, by dtype as a spec writes it.
 
-    Empty if the spec says so already, or if there is no reference."""
+    Empty if the dtype is known, or if there is no reference."""
+    narrow: Mapping[torch.dtype, str] = field(default_factory=dict)
+    """The 16-bit dtypes that a user's reference knows from its inputs, with one input of each."""
     shards: Mapping[str, Shard] = field(default_factory=dict)
     """The default sharding of its tensors over ranks."""
     autograd: AutogradVariant | None = None

@@ -112,9 +112,19 @@ class Declared:
         return {name: tensor.to(self.infos[name].dtype) for name, tensor in values.items()}
 
     def _low_values(self, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
-        operands = None if self.reference is None else self.reference.operands
+        operands = self._operands
         with as_products(), nullcontext() if operands is None else RoundedOperands(operands):
             return self._values(self._run(dtype))
+
+    @property
+    def _operands(self) -> torch.dtype | None:
+        """What the kernel rounds the operands of products to; None if that is not known.
+
+        Tensor cores take the 16-bit dtype of the inputs, unless the reference names another dtype.
+        """
+        if self.reference is None or self.reference.operands is not None:
+            return None if self.reference is None else self.reference.operands
+        return next(iter(self._narrow)) if len(self._narrow) == 1 else None
 
     @cached_property
     def _results(self) -> dict[str, _Result]:
@@ -302,24 +312,22 @@ class Declared:
     def _with_operands(self) -> dict[str, Callable[[], Problem]]:
         """The problem with a 16-bit dtype of operands, by the texts of dtypes of inputs."""
         reference = self.reference
-        if reference is None or reference.operands is not None:
+        if reference is None or self._operands is not None:
             return {}
 
         def made(text: str) -> Problem:
             decl = reference.decl.model_copy(update={"operands": text})
             return replace(self, reference=replace(reference, decl=decl)).problem()
 
-        texts = self._narrow or ("float16", "bfloat16")
-        return {text: partial(made, text) for text in texts}
+        inputs = self.declaration.inputs
+        texts = {inputs[name].dtype_text for name in self._narrow.values()}
+        return {text: partial(made, text) for text in texts or ("float16", "bfloat16")}
 
     @property
-    def _narrow(self) -> dict[str, None]:
-        """The dtypes of inputs that tensor cores take, as the spec writes them."""
-        return {
-            decl.dtype_text: None
-            for decl in self.declaration.inputs.values()
-            if dtype_declared(self.setup, decl.dtype_text) in (torch.float16, torch.bfloat16)
-        }
+    def _narrow(self) -> dict[torch.dtype, str]:
+        """The dtypes of inputs that tensor cores take, with an input of each."""
+        found = {tensor.dtype: name for name, tensor in reversed(self.inputs.items())}
+        return {k: name for k, name in found.items() if k in (torch.float16, torch.bfloat16)}
 
     @cached_property
     def _carried(self) -> Carried:
@@ -328,14 +336,17 @@ class Declared:
         if self.reference is None or dtype is None:  # such a reference rounds every value
             return Carried({}, {})
         unit, seed, found = UNITS[dtype], self.seed ^ 0xCA441ED, Carried({}, {})
-        if self.reference.operands is not None or self._narrow:
-            found = product_errors(
-                lambda: self._values(self._run(dtype)),
-                self.exact,
-                self.reference.operands,
-                unit,
-                seed,
-            )
+        if self._operands is not None or self._narrow:
+            # The floors of other results are those of their own, coarser roundoff.
+            finer = set(filter(self._is_finer_than_operands, self.infos))
+            for operands, names in ((self._operands, finer), (None, self.infos.keys() - finer)):
+                exact = {name: self.exact[name] for name in names}
+                if exact:
+                    found = found.plus(
+                        product_errors(
+                            lambda: self._values(self._run(dtype)), exact, operands, unit, seed
+                        )
+                    )
         if not self._exact_run.leaves:
             return found
         with as_products(), DetachedMaximum():
@@ -348,6 +359,12 @@ class Declared:
                 seed,
             )
         )
+
+    def _is_finer_than_operands(self, name: str) -> bool:
+        dtype, operands = self.infos[name].dtype, self._operands
+        if operands is None or not dtype.is_floating_point:
+            return False
+        return torch.finfo(dtype).eps < torch.finfo(operands).eps
 
     def _check_shape(self, name: str, decl: OutputDecl, shape: tuple[int, ...]) -> None:
         path = ("problem", "outputs", name, "shape")
@@ -389,6 +406,7 @@ class Declared:
             with_inputs=lambda changed: replace(self, inputs={**self.inputs, **changed}).problem(),
             unused=self._unused,
             with_operands=self._with_operands(),
+            narrow={} if self.reference is None else self._narrow,
         )
 
     def _unused(self) -> Mapping[str, UnusedRows]:

@@ -139,11 +139,12 @@ class Reference(ShortModel):
     operands: str | None = Field(
         default=None,
         description="A dtype, or `$axis`, that the kernel rounds the operands of matrix products "
-        "to, if it computes some of them: tensor cores take 16 bits. The tolerance then includes "
-        "this rounding for the operands of `matmul`, `einsum`, `linear`, "
+        "to, if it computes some of them. By default the 16-bit dtype of the inputs, if they have "
+        "one: tensor cores take 16 bits; `float32` for a kernel that does not round them. The "
+        "tolerance includes this rounding for the operands of `matmul`, `einsum`, `linear`, "
         "`scaled_dot_product_attention` and convolutions in the function; other values that the "
         "kernel rounds are rounded in the function itself.",
-        examples=["$dtype", "bfloat16"],
+        examples=["float32", "bfloat16", "$dtype"],
     )
 
 
