@@ -76,6 +76,37 @@ def failing_reference(x):
     return x.softmax(-1)
 
 
+def _masked(scores):
+    return torch.ones_like(scores).triu(1).bool()
+
+
+def attention(x, k):
+    scores = x @ k.mT
+    return scores.masked_fill(_masked(scores), float("-inf")).softmax(-1) @ k.nan_to_num()
+
+
+def attention_by_where(x, k):
+    scores = x @ k.mT
+    return torch.where(_masked(scores), -1e9, scores).softmax(-1) @ k.nan_to_num()
+
+
+def attention_by_index(x, k):
+    scores = x @ k.mT
+    scores[_masked(scores)] = float("-inf")
+    return scores.softmax(-1) @ k.nan_to_num()
+
+
+def attention_by_sum(x, k):
+    scores = x @ k.mT
+    scores = torch.zeros_like(scores).masked_fill(_masked(scores), float("-inf")) + scores
+    return scores.softmax(-1) @ k.nan_to_num()
+
+
+def attention_of_other_heads(x, k):
+    out = attention_by_sum(x, k)
+    return out + 0 * out.sum(0)
+
+
 def segments(x, lengths):
     return torch.cat([part.softmax(0) for part in x.split(lengths)])
 
@@ -226,3 +257,36 @@ def test_a_nan_in_other_rows_says_that_the_reference_masks_it(found):
     assert all("the reference masks NaN" in finding.hint for finding in findings)
     findings = found(TWO, entry="two_through_rows", reference="two")
     assert all("0 * NaN is NaN" in finding.hint for finding in findings)
+
+
+ATTENTION = ROWS.replace(
+    "x: {{shape: [rows, 8], dtype: float32}}",
+    "x: {{shape: [2, rows, 8], dtype: float32}}\n    k: {{shape: [2, rows, 8], dtype: float32}}",
+)
+
+
+@pytest.mark.parametrize("reference", ["attention", "attention_by_where", "attention_by_index"])
+def test_a_nan_in_a_masked_score_may_stay_where_the_kernel_adds_the_mask(found, reference):
+    assert found(ATTENTION, entry=reference, reference=reference, more="") == []
+    assert found(ATTENTION, entry="attention_by_sum", reference=reference, more="") == []
+    findings = found(ATTENTION, entry="attention_by_sum", reference=reference)
+    assert findings
+    assert all("write `propagation: packed`" in finding.hint for finding in findings)
+
+
+def test_a_nan_in_another_head_is_found_unless_the_axis_is_named(found):
+    names = {"entry": "attention_of_other_heads", "reference": "attention", "more": ""}
+    findings = found(ATTENTION, **names)
+    assert findings
+    hint = "`outputs: {y: {dims: [batch, position, head, dim]}}`"
+    assert all(hint in finding.hint for finding in findings)
+    named = ATTENTION.replace("[y]", "{{y: {{dims: [batch, position, dim]}}}}", 1)
+    assert found(named, **names) == []
+
+
+def test_the_hint_of_a_kernel_that_selects_values_is_to_leave_the_key_out(found):
+    names = {"entry": "attention_by_sum", "reference": "attention"}
+    findings = found(ATTENTION, more="propagation: selected", **names)
+    assert findings
+    assert all("leave `propagation` out" in finding.hint for finding in findings)
+    assert found(ATTENTION, more="", **names) == []

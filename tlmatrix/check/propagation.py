@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _MULTIPLIED = (
     "0 * NaN is NaN: are rows of another sequence, head or tile multiplied by 0 instead of being "
-    "set to 0? If that is intended, write `propagation: packed`"
+    "set to 0?"
 )
 _MASKED = (
     "the reference masks NaN (nan_to_num, where, fmax, a selection): {count} elements of its "
@@ -60,11 +60,13 @@ def compare_reach(
         if bool(spread.any()):
             others = int((~values[spread].isfinite()).sum())
             masked = relation.reach.masked.get(name, 0)
+            remedy = relation.reach.remedy.get(name)
+            multiplied = _MULTIPLIED + (f" If that is intended, {remedy}" if remedy else "")
             yield replace(
                 _finding(relation, name, (before, got[name], spread), bounds),
                 title=f"{name}: {int(spread.sum())} elements that do not depend on a NaN or an "
                 f"infinity change, {others} of them to NaN or infinity",
-                hint=_MASKED.format(count=masked) if masked else _MULTIPLIED,
+                hint=_MASKED.format(count=masked) if masked else multiplied,
             )
 
 

@@ -178,6 +178,8 @@ class Reach:
     nan: bool = False
     masked: Mapping[str, int] = field(default_factory=dict)
     """How many elements of a result depend on the NaN and are numbers in the reference."""
+    remedy: Mapping[str, str] = field(default_factory=dict)
+    """What a spec says by result if the value may change others of its elements."""
 
 
 @dataclass(frozen=True)

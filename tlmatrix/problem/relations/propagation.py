@@ -1,23 +1,26 @@
 """The relation of NaN and infinity: one in an input reaches the results that depend on it.
 
 The float64 reference, given the same value, says how far it may reach: also to results that
-multiply it by 0, such as masked products. Another finite value in its place says which results
-depend on it: these must not be finite.
+multiply it by 0, such as masked products, or that add -inf to it, such as masked scores. Another
+finite value in its place says which results depend on it: these must not be finite.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from tlmatrix.problem.declared.carried import as_products
 from tlmatrix.problem.model import Reach, ReferenceFailedError, Relation
 from tlmatrix.problem.seeded import seeded_random
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tlmatrix.problem.model import Dim, Problem, Tensors
     from tlmatrix.spec.model.spec import Spec
@@ -26,6 +29,14 @@ _TRIES = 8
 """Elements of inputs tried, until one is no padding and changes a result."""
 _NOISE = 1e-9
 """Differences up to this part of a value are the rounding of float64 sums in another order."""
+_MASK = -1e4
+"""Scores below are masks."""
+_ROWS = ("batch", "sequence", "position")
+"""Names of axes along which a NaN may reach other rows by default."""
+_NAMED_ROWS = (
+    "name the axes of the output along which it may spread `batch`, `sequence` or `position`, as "
+    "`outputs: {%s: {dims: [batch, position, head, dim]}}`"
+)
 
 
 def with_propagation(spec: Spec, problem: Problem, seed: int) -> Problem:
@@ -83,7 +94,12 @@ def _relation(
     reached = [other.reference()]
     if math.isinf(value):
         reached.append(_changed(problem, name, index, math.nan).reference())
-    reach = _reach(problem, reached, moved, packed=extent in ("packed", None))
+    if extent in ("packed", None):
+        reach = _reach(problem, reached, moved, partial(_added_masks, problem, name, index))
+    else:
+        remedy = "write `propagation: packed`" if extent == "exact" else "leave `propagation` out"
+        reach = _reach(problem, reached, moved)
+        reach = replace(reach, remedy=dict.fromkeys(reach.never, remedy))
     if not any(bool(each.any()) for each in reach.must.values()):
         return None
     if extent in ("selected", None):
@@ -107,14 +123,32 @@ def _changed(problem: Problem, name: str, index: Sequence[int], value: float) ->
     return problem.with_inputs({name: changed})
 
 
-def _reach(problem: Problem, reached: Sequence[Tensors], moved: Tensors, *, packed: bool) -> Reach:
+def _added_masks(problem: Problem, name: str, index: Sequence[int]) -> Tensors:
+    """The reference with a NaN, and with masks that are added to scores where it may select.
+
+    Both are right for a kernel: adding -inf to a NaN keeps it, selecting -inf hides it.
+    """
+    with as_products(), _AddedMasks():  # type: ignore[no-untyped-call]
+        return _changed(problem, name, index, math.nan).reference()
+
+
+def _reach(
+    problem: Problem,
+    reached: Sequence[Tensors],
+    moved: Tensors,
+    spread: Callable[[], Tensors] | None = None,
+) -> Reach:
     """How far the value reaches, from the references with it, then with NaN instead of infinity.
+
+    With `spread` it may reach other rows. Which axes of a result are rows is known by their names;
+    without any, a NaN may spread as in the reference that `spread` computes.
 
     A score of -inf has the weight 0, so that only an infinite result shows that an infinity cannot
     vanish. Where a result depends on the element, as its finite change shows, a NaN may reach it
     though the reference masks the NaN.
     """
-    must, never, masked = {}, {}, {}
+    must, never, masked, remedy = {}, {}, {}, {}
+    masks: Tensors = {}
     expected = problem.reference()
     for name, info in problem.outputs.items():
         if not info.dtype.is_floating_point:
@@ -131,15 +165,47 @@ def _reach(problem: Problem, reached: Sequence[Tensors], moved: Tensors, *, pack
         touched = torch.zeros_like(finite)
         for each in reached:
             touched |= ~((each[name] - before).abs_() <= allowed)
-        rows = [axis for axis, dim in enumerate(info.dims) if packed and _along_rows(dim)]
-        if rows and touched.numel():
+        rows = [axis for axis, dim in enumerate(info.dims) if _along_rows(dim)]
+        if spread is not None and not rows:
+            remedy[name] = _NAMED_ROWS % name
+            masks = masks or spread()
+            touched |= ~masks[name].isfinite()
+        elif spread is not None and touched.numel():
             touched = touched.amax(rows, keepdim=True).expand_as(touched)
         never[name] = finite & ~touched & ~depends
-    return Reach(must, never, nan=len(reached) == 1, masked=masked)
+    return Reach(must, never, nan=len(reached) == 1, masked=masked, remedy=remedy)
 
 
 def _along_rows(dim: Dim) -> bool:
-    return dim.starts is not None or dim.name in ("batch", "sequence", "position")
+    return dim.starts is not None or dim.name in _ROWS
+
+
+class _AddedMasks(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps a NaN that a mask replaces with a large negative number, as if it were added."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: skipping dynamo would import all of torch.compile, which takes seconds."""
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401 - an operator overload, which torch does not name
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Call the operator; if it selects, keep the NaN that it does not."""
+        name, kwargs = func.overloadpacket.__name__.rstrip("_"), kwargs or {}
+        if name == "where" and len(args) == 3:
+            one, other = (torch.as_tensor(each).isnan() for each in args[1:])
+            hidden = torch.where(args[0], other.to(args[0].device), one.to(args[0].device))
+        elif name in ("masked_fill", "index_put"):
+            hidden = args[0].isnan()
+        else:
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        return result.masked_fill_(hidden & (result < _MASK), torch.nan) if hidden.any() else result
 
 
 def _expanded(tensor: torch.Tensor) -> bool:

@@ -192,7 +192,8 @@ class OutputDecl(Model):
     )
     dims: tuple[Identifier, ...] | None = Field(
         default=None,
-        description="Names of its dimensions in findings.",
+        description="Names of its dimensions in findings. Along those named `batch`, `sequence` or "
+        "`position` the check `propagation` lets a NaN reach other rows.",
         examples=[["row", "column"]],
     )
 
