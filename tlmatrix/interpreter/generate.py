@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.analysis.budget import shared_memory, tensor_memory
 from tlmatrix.interpreter.analysis.initialization import definitely_initialized
+from tlmatrix.interpreter.analysis.ownership import may_be_misplaced
 from tlmatrix.interpreter.analysis.thread_order import (
     InferredLayouts,
     annotates_fragments,
@@ -238,7 +239,7 @@ def _instruments(
     def finish(e: Emitter, program: Program) -> Program:
         if watcher is not None:
             shared, tensor = shared_memory(kernel), tensor_memory(kernel)
-            plan = watcher.sites.plan(e)
+            plan = replace(watcher.sites.plan(e), misplaced=may_be_misplaced(kernel))
             program = replace(program, watch=plan, shared=shared, tensor=tensor)
         if coverage is not None:
             program = replace(program, counted=coverage.counted())

@@ -143,10 +143,12 @@ class Watch:
     Attributes:
         sites: by number, as the generated source names them.
         usage: per global buffer what the kernel does with it: "read", "write", "atomic".
+        misplaced: whether TileLang may give elements of its fragments to wrong threads.
     """
 
     sites: tuple[Site, ...]
     usage: dict[str, frozenset[str]]
+    misplaced: bool = False
 
 
 @dataclass(frozen=True)

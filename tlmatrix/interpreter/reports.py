@@ -30,7 +30,8 @@ SANITIZERS = {
     "written by another, with nothing to order them",
     "barriers": "a wait that can never pass, arrivals no phase takes, work that outlives its "
     "block, ranks in different collectives",
-    "lanes": "one element written twice by one parallel loop, or read and written by every thread",
+    "lanes": "one element written twice by one parallel loop, or read and written by every thread; "
+    "fragment accessed by threads that do not have its elements",
     "sequences": "packed access that leaves the sequence of its block",
     "overreads": "packed read that starts in its sequence and runs past the end",
     "alignment": "argument that is not aligned to a vector access, cp.async or TMA that TileLang "

@@ -72,6 +72,14 @@ def evaluate(node: Any, variables: Mapping[Any, Any]) -> Any:
         return variables[node.name]
     if type(node) in ARITHMETIC:
         return ARITHMETIC[type(node)](evaluate(node.a, variables), evaluate(node.b, variables))
+    if isinstance(node, ir.Compare):
+        sides = evaluate(node.a, variables), evaluate(node.b, variables)
+        return COMPARISONS[node.symbol](*sides)
+    if isinstance(node, (ir.And, ir.Or)):
+        combine = np.logical_and if isinstance(node, ir.And) else np.logical_or
+        return combine(evaluate(node.a, variables), evaluate(node.b, variables))
+    if isinstance(node, ir.Not):
+        return np.logical_not(evaluate(node.a, variables))
     if isinstance(node, ir.Cast):
         return evaluate(node.value, variables)
     name = node.op if isinstance(node, ir.Call) else type(node).__name__

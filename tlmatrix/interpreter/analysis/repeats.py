@@ -47,7 +47,7 @@ class Repeat:
 def repeats(kernel: ir.Kernel) -> dict[ir.Stmt, list[Repeat]]:
     """By its last statement, what threads may not repeat one after the other."""
     found: dict[ir.Stmt, list[Repeat]] = {}
-    for row in _rows(kernel.body):
+    for row in rows(kernel.body):
         for end, last in enumerate(row):
             if is_plain(last):
                 mine = [_repeat(row, end, data) for data in _written(last)]
@@ -55,14 +55,14 @@ def repeats(kernel: ir.Kernel) -> dict[ir.Stmt, list[Repeat]]:
     return {last: mine for last, mine in found.items() if mine}
 
 
-def _rows(node: ir.Stmt) -> Iterator[Sequence[ir.Stmt]]:
+def rows(node: ir.Stmt) -> Iterator[Sequence[ir.Stmt]]:
     """The statements that follow each other outside of parallel loops."""
     row = node.seq if isinstance(node, ir.SeqStmt) else (node,)
     yield row
     for child in row:
         if not (isinstance(child, ir.For) and is_parallel(child)):
             for inner in inner_statements(child):
-                yield from _rows(inner)
+                yield from rows(inner)
 
 
 def _repeat(row: Sequence[ir.Stmt], end: int, data: ir.Var) -> Repeat | None:

@@ -97,7 +97,7 @@ def thread_order(loop: ir.For, layouts: InferredLayouts | None) -> ThreadOrder |
     if layout is None or len(layout.shape) != len(extents):
         return None
     try:
-        runs = _threads_of(layout, extents)
+        runs = threads_of(layout, extents)
         for buffer, elements in shared:
             owner = layouts.fragments.get(buffer.data)
             if owner is None or not _is_owned(elements, runs, owner, buffer):
@@ -177,7 +177,7 @@ def placeholders(layout: ir.Layout) -> list[str]:
     return ["_" + chr(ord("i") + k) for k in range(len(layout.shape))]
 
 
-def _threads_of(layout: ir.Layout, shape: Sequence[int]) -> Any:
+def threads_of(layout: ir.Layout, shape: Sequence[int]) -> Any:
     """The threads that have each element, or run each iteration: [copies, *shape], sorted."""
     grid = np.indices((layout.replicate, *shape), sparse=True)
     values: dict[Any, Any] = dict(zip(placeholders(layout), grid[1:], strict=True))
@@ -192,7 +192,7 @@ def _is_owned(elements: Any, runs: Any, layout: ir.Layout, buffer: ir.Buffer) ->
     shape = [int(number(n)) for n in buffer.shape]
     if elements.size and (elements.min() < 0 or elements.max() >= math.prod(shape)):
         return False
-    owners = _threads_of(layout, shape).reshape(layout.replicate, -1)[:, elements.reshape(-1)]
+    owners = threads_of(layout, shape).reshape(layout.replicate, -1)[:, elements.reshape(-1)]
     done = runs.reshape(runs.shape[0], -1)
     return owners.shape == done.shape and bool((owners == done).all())
 

@@ -58,10 +58,12 @@ class Lowered:
         device: the IRModule of the functions that run on a GPU.
         descriptors: the arguments of each TMA descriptor that host code makes: name, descriptor,
             dtype, rank, address of the tensor, shape, strides in bytes, ...
+        inferred: the PrimFunc with the layouts of its fragments.
     """
 
     device: Any
     descriptors: tuple[Any, ...]
+    inferred: Any
 
 
 def lowered(func: Any, arch: str, configs: Mapping[str, Any]) -> Lowered | None:
@@ -74,12 +76,20 @@ def lowered(func: Any, arch: str, configs: Mapping[str, Any]) -> Lowered | None:
     from tilelang.engine.lower import lower_to_host_device_ir
 
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
+    inferred: list[Any] = []
+
+    def keep(_self: Any, module: Any, info: Any) -> None:
+        if info.name == "tl.LayoutInference":
+            inferred.extend(f for f in module.functions.values() if hasattr(f, "body"))
+
+    instrument = tvm.ir.instrument.pass_instrument(type("Keep", (), {"run_after_pass": keep}))()
+    options = {"config": dict(configs), "instruments": [instrument]}
     try:
         with (
             TRACING,
             without_warnings(),
             target,
-            tvm.transform.PassContext(opt_level=3, config=dict(configs)),
+            tvm.transform.PassContext(opt_level=3, **options),
         ):
             context = create_backend_context(target, None, "auto")
             host, device = lower_to_host_device_ir(func, context)[:2]
@@ -88,7 +98,7 @@ def lowered(func: Any, arch: str, configs: Mapping[str, Any]) -> Lowered | None:
     made: list[Any] = []
     for function in host.functions.values():
         made += (function.attrs or {}).get("tma_descriptor_args", {}).values()
-    return Lowered(device, tuple(made))
+    return Lowered(device, tuple(made), inferred[-1] if inferred else None)
 
 
 def positions(func: Any, bases: list[Any]) -> frozenset[int]:

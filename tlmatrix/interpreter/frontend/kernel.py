@@ -9,6 +9,7 @@ import torch
 
 from tlmatrix.interpreter.errors import EMPTY_TENSOR, LaunchError, Unsupported
 from tlmatrix.interpreter.generate import usage_of
+from tlmatrix.interpreter.ir.read import saved
 from tlmatrix.interpreter.ranks.streams import enqueue_kernel
 from tlmatrix.interpreter.runtime.tracer import Born
 from tlmatrix.interpreter.sync import context
@@ -25,6 +26,7 @@ from .arguments import Arguments
 from .descriptors import may_be_described
 from .environment import environment, without_modes
 from .lowered_code import LoweredCode
+from .program_cache import lowered_key, program_cache
 from .sanitized import run_sanitized
 from .session import current
 from .signature import Signature
@@ -32,6 +34,7 @@ from .signature import Signature
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from tlmatrix.interpreter.analysis.ownership import Fault
     from tlmatrix.interpreter.program import Record
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 
@@ -199,6 +202,22 @@ class InterpretedKernel:
         """What TileLang lowers the kernel to; takes seconds."""
         with without_modes():
             return LoweredCode(self.prim_func, self._arch or _DEFAULT_ARCH, self._configs)
+
+    @cached_property
+    def misplaced(self) -> tuple[Fault, ...]:
+        """Statements that access elements of fragments in threads that do not have them."""
+        store = program_cache()
+        key = ""
+        if store is not None:
+            arch = self._arch or _DEFAULT_ARCH
+            key = lowered_key(saved(self.prim_func), arch, self._configs) + "-fragments"
+            found = store.find(key, tuple)
+            if found is not None:
+                return found
+        faults = tuple(self.lowered_code.misplaced())
+        if store is not None:
+            store.add(key, faults)
+        return faults
 
     # -- calls
 

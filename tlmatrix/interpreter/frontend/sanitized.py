@@ -72,6 +72,8 @@ def run_sanitized(
         updated = (n for n in written - outputs if usage[n] & {"read", "atomic"})
         before = {monitor.aliases.get(n, n): tensors[n].clone() for n in updated}
     reports = _budget(program, session) if "budget" in session.sanitizers else []
+    if "lanes" in session.sanitizers and program.watch is not None and program.watch.misplaced:
+        reports += _misplaced(kernel, program)
     if "alignment" in session.sanitizers:
         reports += _misaligned(kernel, program, values, symbols)
     try:
@@ -185,6 +187,17 @@ def _misaligned(
             )
         )  # fmt: skip
     return found
+
+
+def _misplaced(kernel: InterpretedKernel, program: Program) -> list[Report]:
+    """Statements that TileLang gives to threads without the elements of a fragment."""
+    return [
+        Report(
+            "lanes", program.name, *source_line(fault.location), fault.buffer, (), None,
+            fault.message, hint=fault.hint,
+        )
+        for fault in kernel.misplaced
+    ]  # fmt: skip
 
 
 def _over_budget(program: Program, location: Location | None, buffer: str, message: str) -> Report:

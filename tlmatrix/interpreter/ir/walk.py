@@ -69,6 +69,16 @@ def calls(node: Any, *names: str) -> bool:
     return any(isinstance(child, ir.Call) and child.op in names for child in walk(node))
 
 
+def children(node: Any) -> Iterator[Any]:
+    """The nodes directly below one."""
+    for name in _CHILDREN.get(type(node), ()):
+        child = getattr(node, name)
+        if type(child) is tuple:
+            yield from child
+        elif child is not None:
+            yield child
+
+
 def inner_statements(node: ir.Stmt) -> Sequence[ir.Stmt]:
     """The statements directly inside a statement."""
     if isinstance(node, ir.SeqStmt):

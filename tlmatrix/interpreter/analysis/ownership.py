@@ -1,0 +1,354 @@
+"""Which threads hold the elements of a fragment that a kernel accesses.
+
+TileLang distributes a fragment over threads by the loops and tile operations that access it. Two
+kinds of kernels it (0.1.15) compiles to wrong code without an error: a fragment that one loop
+accesses in part may get a layout of this part alone, and the guard of a scalar statement outside
+of `T.Parallel` may let through threads that hold other elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.rewrites.fragments import is_thread_index
+from tlmatrix.interpreter.ir.walk import children, walk
+
+from .constants import number
+from .evaluate import evaluate
+from .intervals import FAR, interval
+from .repeats import rows
+from .thread_order import threads_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from .intervals import Interval
+
+_MOST = 1 << 22
+"""Pairs of a thread and an iteration that are looked at."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A statement that TileLang compiles to wrong code, what is wrong, and the remedy."""
+
+    location: ir.Location | None
+    buffer: str
+    message: str
+    hint: str
+
+
+def may_be_misplaced(kernel: ir.Kernel) -> bool:
+    """Whether a kernel accesses fragments in a way that TileLang may compile to wrong code."""
+    return bool(scalar_accesses(kernel)) or any(
+        0 < span[1] - span[0] + 1 < int(number(extent) or 0)
+        for access in _accesses(kernel.body, {})
+        for span, extent in zip(access.box, access.buffer.shape, strict=True)
+        if _is_known(span)
+    )
+
+
+def scalar_accesses(kernel: ir.Kernel) -> list[ir.Stmt]:
+    """Statements outside of parallel loops that access several elements of a fragment."""
+    threads = {
+        n.var for n in walk(kernel.body) if isinstance(n, ir.Bind) and is_thread_index(n.value)
+    }
+    found: list[ir.Stmt] = []
+    for child in chain.from_iterable(rows(kernel.body)):
+        parts: Any = child.condition if isinstance(child, ir.IfThenElse) else child
+        if isinstance(child, (ir.BufferStore, ir.Bind, ir.IfThenElse)):
+            nodes = list(walk(parts))
+            if _fragments(nodes) and not any(n in threads for n in nodes if isinstance(n, ir.Var)):
+                found.append(child)
+    return found
+
+
+def _fragments(nodes: Sequence[Any]) -> list[ir.BufferLoad | ir.BufferStore]:
+    """Accesses of fragments of more than one element, at an index that is not constant."""
+    return [
+        n
+        for n in nodes
+        if isinstance(n, (ir.BufferLoad, ir.BufferStore))
+        and n.buffer.scope == "local.fragment"
+        and any(number(extent) != 1 for extent in n.buffer.shape)
+        and any(number(index) is None for index in n.indices)
+    ]
+
+
+# A layout of a part ------------------------------------------------------------------------
+
+
+def without_a_thread(inferred: ir.Kernel, threads: int) -> list[Fault]:
+    """Reads of written elements that the layout of a fragment gives to none of the `threads`.
+
+    What is read and never written is left to the sanitizer `uninitialised`.
+    """
+    layouts = layouts_of(inferred)
+    accesses = [a for a in _accesses(inferred.body, {}) if a.buffer.data in layouts]
+    held = {a.buffer: _held(layouts[a.buffer.data], a.buffer, threads) for a in accesses}
+    written = {buffer: np.zeros(np.shape(each), bool) for buffer, each in held.items()}
+    accesses = [a for a in accesses if held[a.buffer] is not None]
+    for access in accesses:
+        if access.writes:
+            written[access.buffer][access.inside()] = True
+    faults = []
+    for access in accesses:
+        buffer = access.buffer
+        read = (written[buffer] & ~held[buffer])[access.inside()]
+        # Along a dimension of which not all is read, an element of every position has to be lost.
+        known = tuple(d for d, span in enumerate(access.box) if _is_known(span))
+        if not access.writes and read.size and read.any(known).all():
+            mine = np.argwhere(held[buffer])
+            part = ", ".join(
+                f"{first}:{last + 1}" for first, last in zip(mine.min(0), mine.max(0), strict=True)
+            )
+            message = (
+                f"elements of {buffer.name} outside of {buffer.name}[{part}] belong to no thread: "
+                "TileLang infers its layout from a loop over this part alone"
+            )
+            hint = "loop over the whole fragment with a condition, or use a fragment for each part"
+            faults.append(Fault(access.location, buffer.name, message, hint))
+    return faults
+
+
+def _held(layout: ir.Layout, buffer: ir.Buffer, threads: int) -> Any:
+    """Which elements of a buffer a thread of the block has; None where that is not known."""
+    whole, shape = ([number(n) for n in each.shape] for each in (buffer, layout))
+    if None in whole + shape or len(whole) != len(shape):
+        return None
+    if layout.replicate * np.prod(shape) > _MOST:
+        return None
+    try:
+        owners = threads_of(layout, [int(n) for n in shape])
+    except Unsupported:
+        return None
+    mine = ((owners >= 0) & (owners < threads)).any(0)
+    # A layout of a part has the part's shape.
+    held = np.zeros([int(n) for n in whole], bool)
+    part = tuple(slice(min(n, m)) for n, m in zip(held.shape, mine.shape, strict=True))
+    held[part] = mine[part]
+    return held if held.any() else None
+
+
+def layouts_of(inferred: ir.Kernel) -> dict[ir.Var, ir.Layout]:
+    """The inferred layouts of fragments, by data."""
+    found: dict[ir.Var, ir.Layout] = {}
+    for node in walk(inferred.body):
+        if isinstance(node, ir.Block):
+            for key, layout in node.annotations.get("layout_map", {}).items():
+                if layout.thread is not None:
+                    found[getattr(key, "data", key)] = layout
+    return found
+
+
+@dataclass(frozen=True)
+class _Access:
+    """A read or a write of a box of a fragment: the first and last index of each dimension."""
+
+    buffer: ir.Buffer
+    box: tuple[Interval, ...]
+    writes: bool
+    location: ir.Location | None
+
+    def inside(self) -> tuple[slice, ...]:
+        """The part of the box that may be in the fragment."""
+        return tuple(slice(max(first, 0), max(last + 1, 0)) for first, last in self.box)
+
+
+def _is_known(span: Interval) -> bool:
+    return span[0] > -FAR and span[1] < FAR
+
+
+def _accesses(
+    node: Any, ranges: Mapping[ir.Var, Interval], location: ir.Location | None = None
+) -> Iterator[_Access]:
+    """Accesses of fragments by parallel loops and tile operations.
+
+    Of a loop whose index a condition restrains, or a store that is skipped outside of its buffer,
+    the iterations are not known.
+    """
+    location = getattr(node, "location", None) or location
+    restraints: list[Any] = []
+    if isinstance(node, (ir.IfThenElse, ir.Select)):
+        restraints = [node.condition]
+    elif isinstance(node, ir.Call) and node.op == "tirx.if_then_else":
+        restraints = [node.args[0]]
+    elif isinstance(node, ir.BufferStore):
+        restraints = [
+            index
+            for index, extent in zip(node.indices, node.buffer.shape, strict=True)
+            if not _is_within(interval(index, ranges), extent)
+        ]
+    restrained = {n for n in walk(*restraints) if n in ranges}
+    ranges = {var: (-FAR, FAR) if var in restrained else ranges[var] for var in ranges}
+    if isinstance(node, ir.For):
+        first, extent = interval(node.min, ranges), interval(node.extent, ranges)
+        ranges = {**ranges, node.loop_var: (first[0], first[1] + extent[1] - 1)}
+    if isinstance(node, ir.Region) and node.buffer.scope == "local.fragment":
+        box = tuple(
+            (interval(i, ranges)[0], interval(i, ranges)[1] + interval(n, ranges)[1] - 1)
+            for i, n in zip(node.indices, node.extents, strict=True)
+        )
+        if node.reads:
+            yield _Access(node.buffer, box, False, location)
+        if node.writes:
+            yield _Access(node.buffer, box, True, location)
+        return
+    if isinstance(node, (ir.BufferLoad, ir.BufferStore)) and node.buffer.scope == "local.fragment":
+        box = tuple(interval(i, ranges) for i in node.indices)
+        yield _Access(node.buffer, box, isinstance(node, ir.BufferStore), location)
+    for child in children(node):
+        yield from _accesses(child, ranges, location)
+
+
+def _is_within(span: Interval, extent: Any) -> bool:
+    size = number(extent)
+    return size is not None and span[0] >= 0 and span[1] < size
+
+
+# Guards of scalar statements ----------------------------------------------------------------
+
+
+def misguarded(
+    statement: ir.Stmt, lowered: ir.Kernel, inferred: ir.Kernel, threads: tuple[int, int, int]
+) -> Fault | None:
+    """What is wrong with a scalar statement in the lowered code; None where nothing is known to be.
+
+    Args:
+        statement: the statement in the traced kernel.
+        lowered: the lowered kernel.
+        inferred: the kernel with the layouts of its fragments.
+        threads: the extents of a block.
+    """
+    parts: Any = statement.condition if isinstance(statement, ir.IfThenElse) else statement
+    accesses = _fragments(list(walk(parts)))
+    hint = "use T.Parallel, or T.copy the fragment to shared memory first"
+    if not isinstance(statement, ir.BufferStore) or statement.buffer.scope.startswith("local."):
+        own = isinstance(statement, ir.BufferStore) and statement.buffer.scope == "local.fragment"
+        layouts = {data.name: layout for data, layout in layouts_of(inferred).items()}
+        for access in accesses if not own else ():
+            name = access.buffer.name
+            layout = layouts.get(access.buffer.data.name)
+            if layout is not None and _is_distributed(layout):
+                message = (
+                    f"every thread executes this statement, and none has all elements of {name}, "
+                    "which is distributed over threads"
+                )
+                return Fault(statement.location, name, message, hint)
+        if not own:
+            return None
+    for access in accesses:
+        name = access.buffer.name
+        if _stores_of_others(access, statement, lowered, threads):
+            message = (
+                f"TileLang lowers this statement to threads that do not have the elements of "
+                f"{name} which it accesses"
+            )
+            return Fault(statement.location, name, message, hint)
+    return None
+
+
+def _is_distributed(layout: ir.Layout) -> bool:
+    """Whether different threads hold the elements of a fragment."""
+    shape = [number(n) for n in layout.shape]
+    if None in shape or np.prod(shape) * layout.replicate > _MOST:
+        return False
+    try:
+        owners = threads_of(layout, [int(n) for n in shape]).reshape(layout.replicate, -1)
+    except Unsupported:
+        return False
+    return bool((owners != owners[:, :1]).any())
+
+
+def _stores_of_others(
+    access: ir.BufferLoad | ir.BufferStore,
+    statement: ir.Stmt,
+    lowered: ir.Kernel,
+    threads: tuple[int, int, int],
+) -> bool:
+    """Whether a slot of a thread is accessed as two elements, or an iteration has no thread."""
+    assert statement.location is not None
+    for store, loops, conditions in _stores(lowered.body, (), ()):
+        if store.location is None or store.location.line != statement.location.line:
+            continue
+        for node in walk(store):
+            mine = (
+                isinstance(node, type(access)) and node.buffer.data.name == access.buffer.data.name
+            )
+            if mine and _is_confused(access, node, loops, conditions, threads):
+                return True
+    return False
+
+
+def _stores(
+    node: Any, loops: tuple[ir.For, ...], conditions: tuple[Any, ...]
+) -> Iterator[tuple[ir.BufferStore, tuple[ir.For, ...], tuple[Any, ...]]]:
+    if isinstance(node, ir.BufferStore):
+        yield node, loops, conditions
+        return
+    if isinstance(node, ir.For):
+        loops = (*loops, node)
+    if isinstance(node, ir.IfThenElse):
+        yield from _stores(node.then_case, loops, (*conditions, *conjuncts(node.condition)))
+        return
+    for child in children(node):
+        yield from _stores(child, loops, conditions)
+
+
+def conjuncts(condition: Any) -> list[Any]:
+    """The conditions of which all must hold."""
+    if isinstance(condition, ir.And):
+        return [*conjuncts(condition.a), *conjuncts(condition.b)]
+    return [condition]
+
+
+def _is_confused(
+    access: Any, node: Any, loops: Sequence[ir.For], conditions: Sequence[Any], threads: Any
+) -> bool:
+    extents = [number(loop.extent) for loop in loops]
+    count = int(np.prod(threads))
+    if None in extents or not loops:
+        return False
+    # A part of the iterations of the outermost loop will do.
+    inner = count * int(np.prod([int(n) for n in extents[1:]]))
+    extents[0] = min(int(extents[0]), max(1, _MOST // inner))
+    grid = np.indices((*extents, count), sparse=True)
+    values: dict[Any, Any] = {
+        loop.loop_var.name: i + int(number(loop.min) or 0)
+        for loop, i in zip(loops, grid, strict=False)
+    }
+    x, y, _ = threads
+    thread = grid[-1]
+    values |= {"tx": thread % x, "ty": thread // x % y, "tz": thread // (x * y)}
+    try:
+        element = _flat(access.indices, access.buffer.shape, values)
+        slot = _flat(node.indices, node.buffer.shape, values)
+    except Unsupported:
+        return False
+    active: Any = np.ones((*extents, count), bool)
+    for condition in conditions:
+        try:
+            active = active & (evaluate(condition, values) != 0)
+        except Unsupported:
+            if any(isinstance(n, ir.Var) and n.name in ("tx", "ty", "tz") for n in walk(condition)):
+                return False
+    if not active.any(-1).all():
+        return True
+    element, slot, thread = (
+        np.broadcast_to(a, active.shape)[active] for a in (element, slot, thread)
+    )
+    pairs = np.unique(np.stack([thread, slot, element]), axis=1)
+    return bool(np.unique(pairs[:2], axis=1).shape[1] < pairs.shape[1])
+
+
+def _flat(indices: Sequence[Any], shape: Sequence[Any], values: Mapping[Any, Any]) -> Any:
+    found: Any = 0
+    for index, extent in zip(indices, shape, strict=True):
+        found = found * int(number(extent) or 1) + evaluate(index, values)
+    return found
