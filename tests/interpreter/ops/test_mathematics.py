@@ -71,3 +71,54 @@ def test_a_zero_is_larger_than_a_negative_zero(dtype):
     ]
     assert torch.equal(y, torch.tensor(wanted, dtype=torch_dtype))
     assert torch.equal(y.signbit(), torch.tensor(wanted).signbit())
+
+
+FUNCTIONS = [
+    *(T.exp, T.exp2, T.exp10, T.log, T.log2, T.log10, T.log1p, T.sqrt, T.rsqrt, T.tanh, T.sigmoid),
+    *(T.erf, T.sin, T.cos, T.tan, T.sinh, T.cosh, T.asin, T.acos, T.atan, T.asinh, T.atanh),
+    lambda x: T.acosh(x + 1),
+    lambda x: T.pow(x, x + 0.3),
+    lambda x: T.pow(x, T.cast(0.3, x.dtype)),
+    lambda x: T.pow(T.cast(10000, x.dtype), x),
+    lambda x: T.atan2(x, x + 1),
+    lambda x: T.hypot(x, x + 1),
+    lambda x: T.fmod(x + 1, x),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_value_is_the_same_in_arrays_of_all_sizes(dtype):
+    def kernel(size):
+        @T.prim_func
+        def main(
+            X: T.Tensor((size,), dtype),
+            Y: T.Tensor((len(FUNCTIONS), size), dtype),
+            Z: T.Tensor((len(FUNCTIONS), size), dtype),
+        ):
+            with T.Kernel(1, threads=32):
+                x = T.alloc_fragment((size,), dtype)
+                y = T.alloc_fragment((size,), dtype)
+                T.copy(X, x)
+                for k, function in enumerate(FUNCTIONS):
+                    for i in T.Parallel(size):
+                        y[i] = function(x[i])
+                    T.copy(y, Y[k, :])
+                    for i in T.serial(T.min(size, 9)):
+                        Z[k, i] = function(X[i])
+
+        return main
+
+    numbers = torch.rand(40000, dtype=getattr(torch, dtype)) * 0.9 + 0.05
+    shape = len(FUNCTIONS), len(numbers)
+    wanted, alone = torch.empty(shape, dtype=numbers.dtype), torch.empty(shape, dtype=numbers.dtype)
+    tilelang.compile(kernel(len(numbers)))(numbers, wanted, alone)
+    assert wanted.isfinite().all()
+    assert torch.equal(alone[:, :9], wanted[:, :9])
+    for size in (1, 8, 100, 600, 5000):
+        start = 3 * size
+        got, alone = wanted[:, :size].clone(), wanted[:, :size].clone()
+        tilelang.compile(kernel(size))(numbers[start : start + size].clone(), got, alone)
+        expected = wanted[:, start : start + size]
+        differ = (got != expected).any(1).nonzero().flatten().tolist()
+        assert not differ, (size, differ)
+        assert torch.equal(alone[:, :9], expected[:, :9])

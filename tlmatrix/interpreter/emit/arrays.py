@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
+
+from tlmatrix.interpreter.runtime.mathematics import fills_vectors
 
 from .values import Val, is_float, numpy_name
 
@@ -10,7 +13,7 @@ if TYPE_CHECKING:
     from .emitter import Emitter
 
 # Functions that torch computes faster than NumPy on the memory of a tile.
-_TORCH = frozenset({"exp", "exp2", "log2", "log", "tanh", "sigmoid", "rsqrt"})
+_TORCH = frozenset({"exp", "exp2", "log2", "log", "tanh", "rsqrt"})
 _TORCH_SPREADS = {"np.add": "add", "np.subtract": "sub", "np.multiply": "mul", "np.divide": "div"}
 """What torch computes faster where one operand is the same along each row."""
 
@@ -78,6 +81,8 @@ def apply(
                 out = a.code
                 break
     in_torch = function if function in _TORCH else _spread(e, function, args, axes, np_dtype)
+    if function == "exp2" and not (_fills_vectors(e, out) and _fills_vectors(e, args[0].code)):
+        in_torch = None
     if out is not None and in_torch and out in e.fixed and args[0].code in e.fixed:
         operand, *others, target = (e.tensor(code) for code in (*(a.code for a in args), out))
         if operand == target:
@@ -90,6 +95,13 @@ def apply(
         out = e.temp()
         e.w.line(f"{out} = {function}({codes})")
     return result(e, out, dtype, axes, exact=exact)
+
+
+def _fills_vectors(e: Emitter, code: str | None) -> bool:
+    """Whether `code` is a whole buffer, and `exp2` computes all of it in vectors."""
+    shapes = (buf.static_shape for buf in e.buffers.values() if buf.code == code)
+    shape = next(shapes, None)
+    return shape is not None and fills_vectors(math.prod(shape))
 
 
 def _spread(

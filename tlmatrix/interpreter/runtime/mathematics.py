@@ -51,48 +51,71 @@ __all__ = [
 ]
 
 
-# Below this many elements numpy's smaller call overhead wins.
-_TORCH_FROM = 512
+_VECTOR = 32
+"""A multiple of the elements that PyTorch computes at once, on any CPU."""
+_PART = 1 << 15
+"""PyTorch computes as many elements in one thread."""
 
 
-def _mixed(in_torch: Callable[..., Any], in_numpy: Callable[..., Any]) -> Callable[..., Any]:
+def fills_vectors(size: int) -> bool:
+    """Whether PyTorch computes contiguous arrays of this size in vectors alone.
+
+    It computes what is left over by another function for some (`exp2`), with other last bits.
+    """
+    return size % _VECTOR == 0 and size <= _PART
+
+
+def _tensor(x: Any) -> torch.Tensor:
+    if not isinstance(x, np.ndarray):
+        return torch.from_numpy(np.array(x))
+    return torch.from_numpy(x if x.flags.writeable else x.copy())  # torch warns of others
+
+
+def _elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of PyTorch whose values do not depend on the size of the array."""
+
     def call(x: Any, out: Array | None = None) -> Any:
-        if isinstance(x, np.ndarray) and x.size >= _TORCH_FROM:
-            if out is None:
-                return in_torch(torch.from_numpy(x)).numpy()
-            in_torch(torch.from_numpy(x), out=torch.from_numpy(out))
-            return out
         if out is None:
-            return in_numpy(x)
-        np.copyto(out, in_numpy(x))
+            found = function(_tensor(x)).numpy()
+            return found if found.ndim else found[()]
+        function(_tensor(x), out=torch.from_numpy(out))
         return out
 
     return call
 
 
-def _np_sigmoid(x: Any) -> Any:
+def exp2(x: Any, out: Array | None = None) -> Any:
+    """Two to the power `x`."""
+    values = np.asarray(x)
+    contiguous = values.flags.c_contiguous and (out is None or out.flags.c_contiguous)
+    if contiguous and fills_vectors(values.size):
+        return _exp2(x, out)
+    padded = np.zeros(-(-values.size // _VECTOR) * _VECTOR, values.dtype)
+    padded[: values.size] = values.ravel()
+    for start in range(0, padded.size, _PART):
+        torch.from_numpy(padded[start : start + _PART]).exp2_()
+    found = padded[: values.size].reshape(values.shape)
+    if out is None:
+        return found if found.ndim else found[()]
+    np.copyto(out, found)
+    return out
+
+
+def sigmoid(x: Any, out: Array | None = None) -> Any:
+    """`1 / (1 + exp(-x))`, as TileLang's CUDA computes it."""
     one = np.asarray(x).dtype.type(1)
-    return one / (one + np.exp(-x))
+    return np.divide(one, one + exp(-x), out)
 
 
-def _np_rsqrt(x: Any) -> Any:
-    return np.asarray(x).dtype.type(1) / np.sqrt(x)
-
-
-def _np_erf(x: Any) -> Any:
-    return torch.erf(torch.as_tensor(x)).numpy()[()]
-
-
-exp = _mixed(torch.exp, np.exp)
-sin = _mixed(torch.sin, np.sin)
-cos = _mixed(torch.cos, np.cos)
-exp2 = _mixed(torch.exp2, np.exp2)
-log = _mixed(torch.log, np.log)
-log2 = _mixed(torch.log2, np.log2)
-tanh = _mixed(torch.tanh, np.tanh)
-sigmoid = _mixed(torch.sigmoid, _np_sigmoid)
-rsqrt = _mixed(torch.rsqrt, _np_rsqrt)
-erf = _mixed(torch.erf, _np_erf)
+_exp2 = _elementwise(torch.exp2)
+exp = _elementwise(torch.exp)
+sin = _elementwise(torch.sin)
+cos = _elementwise(torch.cos)
+log = _elementwise(torch.log)
+log2 = _elementwise(torch.log2)
+tanh = _elementwise(torch.tanh)
+rsqrt = _elementwise(torch.rsqrt)
+erf = _elementwise(torch.erf)
 
 
 def _extreme(in_numpy: Any, of_zeros: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,19 +142,11 @@ fmin = _extreme(np.fmin, lambda a, b: -(-a - b))
 
 
 def power(x: Any, y: Any, out: Array | None = None) -> Any:
-    """`x` to the power `y`, of floats."""
-    if max(np.size(x), np.size(y)) < _TORCH_FROM:
-        return np.power(x, y) if out is None else np.power(x, y, out)
-    base: Any
-    exponent: Any
-    base, exponent = (
-        torch.from_numpy(v) if isinstance(v, np.ndarray) else float(v) for v in (x, y)
-    )
-    found: Array = torch.pow(base, exponent).numpy()
-    if out is None:
-        return found
-    np.copyto(out, found)
-    return out
+    """`x` to the power `y`, of floats, by float64."""
+    kind = np.result_type(x, y)
+    x, y = np.asarray(x, kind), np.asarray(y, kind)
+    found = np.power(x, y, out, dtype=np.float64, casting="same_kind")
+    return found if out is not None else found.astype(kind)
 
 
 def round_away(x: Any, out: Any = None) -> Any:
@@ -142,7 +157,7 @@ def round_away(x: Any, out: Any = None) -> Any:
 
 def exp10(x: Any, out: Any = None) -> Any:
     """Ten to the power `x`."""
-    return np.power(x.dtype.type(10), x, out)
+    return power(x.dtype.type(10), x, out)
 
 
 def to_int(x: Any, dtype: str) -> Any:
