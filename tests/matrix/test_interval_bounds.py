@@ -6,7 +6,7 @@ import time
 from itertools import product
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from small_matrices import all_rows
 from spec_text import spec_from
@@ -122,6 +122,8 @@ def test_bounds_never_exclude_a_solution_and_equal_rests_have_equal_answers(text
 
 @settings(deadline=None)
 @given(conditions)
+@example("not ((a < a if a < c else c is not none))")  # a < c has no value for some c
+@example("not ((a < a if a < (a / a) <= a else a < min(a,b)))")
 def test_a_solved_space_is_the_enumerated_one(text):
     axes = {name: values for name, values in AXES.items() if name in Expression(text).names}
     expression = Expression(text)
@@ -143,6 +145,13 @@ def test_a_solved_space_is_the_enumerated_one(text):
         assert solved.count == plain.count
         assert solved.removed() == plain.removed()
         assert sorted(solved[at] for at in range(solved.count)) == all_rows(plain)
+
+
+@pytest.mark.parametrize("text", ["(a if c is none else b) > 7", "(a > 5 if e else b > a + 7)"])
+def test_a_conditional_has_the_bounds_of_its_branches(text):
+    (part,) = conjuncts_of(text, {name: at for at, name in enumerate(AXES)}, AXES)
+    assert not part.possible([UNBOUND] * len(AXES))
+    assert part.rest([UNBOUND] * len(AXES)) is False
 
 
 def test_a_limit_over_twelve_axes_of_ten_values_is_solved_and_its_cover_proven():

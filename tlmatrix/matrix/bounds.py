@@ -177,6 +177,8 @@ class _Builder:
                     for op, pair in zip(ops, pairwise(operands), strict=True)
                 ]
                 return links[0] if len(links) == 1 else _chosen(either=False, nodes=links)
+            case ast.IfExp(test=test, body=body, orelse=other):
+                return _branched(*(self.node(each) for each in (test, body, other)))
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
                 items = [self.node(each) for each in elements]
                 return _applied("list", lambda *values: list(values), None, items)
@@ -377,6 +379,27 @@ def _chosen(either: bool, nodes: Sequence[_Node]) -> _Node:
                 left.append(key)
                 break
         return ("or" if either else "and", *left), _OPEN
+
+    return _Node(bounds, residual)
+
+
+def _branched(test: _Node, chosen: _Node, other: _Node) -> _Node:
+    """`chosen if test else other`."""
+
+    def bounds(row: Sequence[int]) -> _Bounds:
+        decides = test.bounds(row)
+        if decides is None:
+            return None  # If the condition has no value, the whole has none.
+        may_hold, may_fail = _truths(decides)
+        if not may_fail:
+            return chosen.bounds(row)
+        return _union(chosen.bounds(row), other.bounds(row)) if may_hold else other.bounds(row)
+
+    def residual(row: Sequence[int]) -> _Residual:
+        key, value = test.residual(row)
+        if value is not _OPEN:
+            return (chosen if value else other).residual(row)
+        return ("if", key, chosen.residual(row)[0], other.residual(row)[0]), _OPEN
 
     return _Node(bounds, residual)
 
