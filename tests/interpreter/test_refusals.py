@@ -86,9 +86,54 @@ def random_numbers():
     return main
 
 
+def products_by_descriptors(number):
+    @T.prim_func
+    def main(Y: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=128):
+            c = T.alloc_local((4,), "float32")
+            a = T.alloc_shared((1,), "uint64")
+            Y[0] = number
+            T.ptx_wgmma_ss(  # here
+                *("float32", "m64n8k16", True, True, "fp16", "fp16", "fp32"),
+                *(a.data, 0, a.data, 0, c.data, 0, True, 1, 1),
+            )
+
+    return main
+
+
+@tilelang.jit
+def descriptor():
+    @T.prim_func
+    def main(Y: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=128):
+            T.alloc_wgmma_desc()
+            Y[0] = 1
+
+    return main
+
+
+@tilelang.jit
+def tma_descriptor():
+    @T.prim_func
+    def main(Y: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            T.create_tma_descriptor(6, 2, Y.data, 64, 64, 2, 128, 64, 64, 1, 1, 0, 3, 2, 0)
+
+    return main
+
+
+def test_each_kernel_is_refused_at_each_call():
+    for number in (1, 1, 2, 2):
+        with pytest.raises(Unsupported, match=r"tl.ptx_wgmma_ss .*T.gemm, T.wgmma_gemm") as error:
+            tilelang.compile(products_by_descriptors(number))
+        assert __file__ in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("factory", "advice"),
     [
+        (descriptor, r"local.descriptor.wgmma \(.*T.gemm, T.wgmma_gemm and T.tcgen05_gemm make"),
+        (tma_descriptor, r"tl.create_tma_descriptor .*T.copy and T.tma_copy make descriptors"),
         (random_numbers, "draw the numbers in PyTorch and pass them"),
         (extern, r"model_extern \(docs/guides/simulated-ranks.md\)"),
         (barrier_of_some_threads, "only be judged on a GPU: --backend cuda"),

@@ -30,6 +30,10 @@ _REMEDIES = (
         "T.copy and T.tma_copy make descriptors of their own, and are modelled",
     ),
     (
+        r"ptx_wgmma|ptx_tcgen05|wgmma_descriptor|tcgen05_descriptor|local\.descriptor\.",
+        "T.gemm, T.wgmma_gemm and T.tcgen05_gemm make descriptors of their own, and are modelled",
+    ),
+    (
         r"cluster|over two blocks",
         "blocks that work together can only be judged on a GPU: --backend cuda",
     ),
