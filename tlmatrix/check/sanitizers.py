@@ -56,8 +56,8 @@ _HINTS = {
     "guarded": "TileLang's bounds check skips this access: is a partial tile intended?",
     "races": "blocks run in any order: let one block write each element, use atomics, or split the "
     "kernel",
-    "lanes": "which store remains is undefined: let one thread store each element (T.Parallel, or "
-    "`if T.get_thread_binding() == 0`), use an atomic, or a variable or fragment",
+    "lanes": "let one thread store each element (T.Parallel, or `if T.get_thread_binding() == 0`), "
+    "use an atomic, or a variable or fragment",
     "barriers": "one arrival, wait or phase too many or too few",
     "uninitialised": "clear or fill the memory first; copying a partial tile leaves the rest "
     "uninitialized",

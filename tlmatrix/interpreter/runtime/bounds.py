@@ -180,7 +180,10 @@ class Collisions:
             self._twice(site, [d[0] if isinstance(d, tuple) else d for d in dims])
 
     def _twice(self, site: int, where: Sequence[Any]) -> None:
-        message = "two lanes of one parallel loop write one element of {buffer}"
+        message = (
+            "two lanes of one parallel loop write one element of {buffer}: which store remains is "
+            "undefined"
+        )
         self._findings.report("lanes", site, tuple(int(i) for i in where), message)
 
     def threads(
@@ -205,5 +208,8 @@ class Collisions:
         bad = np.flatnonzero((flat[1:] == flat[:-1]) & differ)
         if bad.size:
             where = tuple(int(i) for i in np.unravel_index(int(flat[bad[0]]), shape))
-            message = "two threads write different values to {buffer} at once"
+            message = (
+                "two threads write different values to {buffer} at once: which store remains is "
+                "undefined"
+            )
             self._findings.report("lanes", site, where, message)
