@@ -147,7 +147,7 @@ def test_what_threads_repeat_with_another_result_is_reported(form, element, thre
     assert report.sanitizer == "lanes"
     assert report.message.startswith(element)
     assert f"all {threads} threads" in report.message
-    assert "if T.get_thread_binding() == 0" in report.message
+    assert "if T.get_thread_binding() == 0" in report.hint
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,18 @@ class Findings:
         self._of_agents: list[Report] = []
 
     def report(
-        self, name: str, site: int, index: tuple[int, ...], message: str, other: int = 0
+        self,
+        name: str,
+        site: int,
+        index: tuple[int, ...],
+        message: str,
+        other: int = 0,
+        hint: str = "",
     ) -> None:
         """Keep a finding of sanitizer `name`, or count it if it is not the first at its site.
 
-        `message` may have `{buffer}` and `{action}`; `other` is the code of the other access.
+        `message` may have `{buffer}` and `{action}`; `other` is the code of the other access;
+        `hint` replaces the advice that goes with all findings of the sanitizer.
         """
         if name not in self.sanitizers:
             return
@@ -58,7 +65,14 @@ class Findings:
         if known is not None:
             known[-1] += 1
             return
-        self._found[key] = [tuple(int(i) for i in index), self._order.block, message, other, 1]
+        self._found[key] = [
+            tuple(int(i) for i in index),
+            self._order.block,
+            message,
+            other,
+            hint,
+            1,
+        ]
 
     def add(self, reports: Iterable[Report]) -> None:
         """Keep reports about the agents of a block: races between them, barriers."""
@@ -67,12 +81,15 @@ class Findings:
     def reports(self) -> list[Report]:
         """All findings, in order."""
         found = list(self._of_agents)
-        for (name, number, _), (index, block, message, other, count) in self._found.items():
+        for (name, number, _), (index, block, message, other, hint, count) in self._found.items():
             site = self.sites[number]
             text = message.format(buffer=element_name(site.buffer, index), action=site.action)
             report = self.about(name, site.location, site.buffer, index, block, text)
             tensor = report.tensor if site.is_global else None
-            found.append(replace(report, other=self._party(other), count=count, tensor=tensor))
+            report = replace(
+                report, other=self._party(other), count=count, tensor=tensor, hint=hint
+            )
+            found.append(report)
         return found
 
     def _party(self, code: int) -> Party | None:

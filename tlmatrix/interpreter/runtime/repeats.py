@@ -117,4 +117,5 @@ class Repeats:
             tuple(int(i[0]) for i in shown.place),
             f"{{buffer}}{reads} is {what} by all {threads} threads that execute this statement: "
             "a warp that comes later reads what an earlier one wrote",
+            hint="let one of them do it: `if T.get_thread_binding() == 0`",
         )
