@@ -178,6 +178,18 @@ def test_minutes_end_a_search(project: Project) -> None:
     assert _records(project).counts()[Status.PASSED] > 1
 
 
+@pytest.mark.parametrize("words", [(), ("--examples", "3"), ("--minutes", "0.02")])
+def test_specs_without_values_to_try_are_named(project: Project, words) -> None:
+    project.spec()
+    outcome = project.tlmatrix("fuzz", "scale.yaml", *words)
+    assert outcome.code == 2
+    assert "none has a section `fuzz` or packed axes; add the values to try" in outcome.out
+    assert "--examples" not in outcome.out
+    project.spec(more="fuzz: {axes: {rows: 1..30}}\n")
+    outcome = project.tlmatrix("fuzz", "scale.yaml", *(words or ("--examples", "3")))
+    assert outcome.code == 0, outcome.out
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

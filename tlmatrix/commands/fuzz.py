@@ -195,13 +195,17 @@ def _targets(
         for plan in plans
         if plan.spec.fuzz is not None or packed_axes(plan.spec)
     ]
+    if not found:
+        raise UsageError(
+            "no spec here can be fuzzed: none has a section `fuzz` or packed axes; add the values "
+            "to try to one, such as `fuzz: {axes: {AXIS: 1..300}}`"
+        )
     if limit is None:
         found = [target for target in found if target.examples]
     if not found:
         raise UsageError(
-            f"no spec here has fuzz cases in the tier {tier}; add `fuzz: "
-            f"{{examples: {{{tier}: 20}}}}` to one, or give --examples 20 for specs with packed "
-            "axes"
+            f"no spec here has fuzz cases in the tier {tier}; give --examples 20, or add `fuzz: "
+            f"{{examples: {{{tier}: 20}}}}` to one"
         )
     return found
 
