@@ -52,6 +52,21 @@ def test_only_yaml_files_that_are_specs_are_collected_from_a_folder(project: Pro
     assert "4 tests collected" in outcome.out
 
 
+@pytest.mark.parametrize("folder", ["beside", "specs", "elsewhere"])
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_link_to_nothing_in_a_folder_of_specs_is_an_error(
+    project: Project, folder: str, workers: str
+) -> None:
+    project.spec()
+    link = project.folder / ("" if folder == "beside" else folder) / "gone.yaml"
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to("moved/gone.yaml")
+    outcome = project.pytest(".", "-q", "-n", workers)
+    message = "gone.yaml:1:1: a link to moved/gone.yaml, which does not exist; remove or mend it"
+    assert (message in outcome.out) == (folder != "elsewhere"), outcome.out
+    assert (outcome.code == pytest.ExitCode.OK) == (folder == "elsewhere")
+
+
 def test_collecting_writes_no_results(project: Project) -> None:
     project.spec()
     project.pytest(".", "-q", "-n", "0", "--collect-only")

@@ -205,6 +205,38 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     return spec_file
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Collect links to nothing in a folder of specs, as errors; pytest passes them over."""
+    report = yield
+    if isinstance(collector, pytest.Directory) and report.passed:
+        report.result += _dangling_specs(collector, report.result)
+    return report
+
+
+def _dangling_specs(folder: pytest.Directory, collected: list[Any]) -> list[pytest.Collector]:
+    """The links to nothing in a folder that has specs, or should: any project has this plugin."""
+    from tlmatrix.plugin.state import state_of
+
+    project = state_of(folder.config).project
+    module = sys.modules.get("tlmatrix.plugin.items")
+    has_specs = module is not None and any(isinstance(each, module.SpecFile) for each in collected)
+    if not has_specs and not any(
+        folder.path.is_relative_to(project.root / each) for each in project.specs
+    ):
+        return []
+    from tlmatrix.plugin.items import SpecFile
+    from tlmatrix.spec.loader import dangling_links
+
+    return [
+        SpecFile.from_parent(folder, path=path)
+        for path in dangling_links(folder.path)
+        if not folder.ihook.pytest_ignore_collect(collection_path=path, config=folder.config)
+    ]
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]

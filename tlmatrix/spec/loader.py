@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 def load_spec(path: str | os.PathLike[str]) -> Spec:
     """Load the spec in a file; raises `SpecError` with every issue."""
     path = Path(path)
+    _refuse_dangling(path)
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -168,10 +169,20 @@ def _specs_under(folder: Path) -> Iterator[Path]:
                     yield path
 
 
-def _is_spec_in_folder(path: Path) -> bool:
+def dangling_links(folder: Path) -> list[Path]:
+    """The YAML files in a folder that are links to nothing, sorted; without hidden ones."""
+    names = [name for suffix in (".yaml", ".yml") for name in folder.glob(f"[!.]*{suffix}")]
+    return sorted(path for path in names if path.is_symlink() and not path.exists())
+
+
+def _refuse_dangling(path: Path) -> None:
     if path.is_symlink() and not path.exists():
         message = f"a link to {path.readlink()}, which does not exist; remove or mend it"
         raise SpecError([Issue(path, 1, 1, message)])
+
+
+def _is_spec_in_folder(path: Path) -> bool:
+    _refuse_dangling(path)
     try:
         return path.is_file() and is_spec(path)
     except OSError as error:
