@@ -10,6 +10,7 @@ from packed_attention import run
 from tlmatrix.backend import backend_named
 from tlmatrix.matrix import explain
 from tlmatrix.problem.model import Dim, Problem, TensorInfo, UnusedRows
+from tlmatrix.problem.relations.forms import repeated
 from tlmatrix.run.runner import run_case
 from tlmatrix.spec.loader import load_spec
 
@@ -98,6 +99,14 @@ def test_another_nan_gets_no_row():
 def test_rows_of_a_problem_that_names_none():
     problem = replace(summed(torch.nan), unused=dict)
     assert hint(problem, weighted([1.0, 1, 1, 0, 0, 0, 0, 0])) == f"x[3], {ZERO}"
+
+
+def test_a_row_that_makes_a_later_call_wrong():
+    problem = replace(summed(0.0), relations=lambda kind: repeats if kind == "repeat" else [])
+    repeats = [repeated(replace(summed(torch.nan), relations=lambda _: []), problem, "")]
+    (finding,) = run(problem, weighted([1.0, 1, 1, 0, 0, 0, 0, 0]), "numeric", "repeat")
+    assert finding.check == "repeat"
+    assert finding.hint == f"row 3 of x, past the length, {ZERO}"
 
 
 # Families ----------------------------------------------------------------------------------------

@@ -65,3 +65,10 @@ def as_row(tensor: torch.Tensor, lead: int = 0) -> torch.Tensor:
 def fill_poison(tensor: torch.Tensor) -> None:
     """Fill the memory of a tensor with poison, including gaps between strides."""
     as_row(tensor).fill_(_POISON.get(tensor.dtype, CANARY))
+
+
+def copy_with_offset(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same storage offset, and so the same alignment."""
+    memory = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
+    place = tensor.storage_offset(), tensor.shape, tensor.stride()
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(memory, *place)

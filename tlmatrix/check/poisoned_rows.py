@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.check.relations import copy_with_offset
+from tlmatrix.check.poison import copy_with_offset
 from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:

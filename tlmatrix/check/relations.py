@@ -17,6 +17,8 @@ from tlmatrix.check.compared import Element, describe_calls, element_of
 from tlmatrix.check.diagnose import diagnose
 from tlmatrix.check.finding import KEEPS_STATE, Finding, FindingsError
 from tlmatrix.check.numeric import Deviation, beyond_limits, describe_mismatch, deviations
+from tlmatrix.check.poison import copy_with_offset
+from tlmatrix.check.poisoned_rows import poisoned_row_hints
 from tlmatrix.check.propagation import compare_reach
 from tlmatrix.check.sanitizers import finding_of
 from tlmatrix.check.tolerance import error_bound
@@ -119,7 +121,29 @@ def check_relation(
             of_call(_named(finding, relation, because), calls, number, bounds.problem)
             for finding in wrong
         ]
-    return found
+    if relation.reach is not None:
+        return found  # its inputs hold NaN that results may show
+    return [_with_row_hint(finding, results, execute, make_bounds) for finding in found]
+
+
+def _with_row_hint(
+    finding: Finding,
+    results: Sequence[Tensors],
+    execute: Callable[[Problem], Tensors],
+    make_bounds: Callable[[Problem, Tensors], ReferenceBounds],
+) -> Finding:
+    """Name the poisoned row that made a result of a later call wrong, if one did."""
+    compared = finding.compared
+    element = compared.element if compared is not None else None
+    if compared is None or element is None:
+        return finding
+    call, got = compared.calls[element.call], results[element.call]
+    if not call.has_reference or element.name not in call.outputs:
+        return finding
+    own = make_bounds(call, got)
+    wrong = deviations({element.name: got[element.name]}, own)
+    hints = poisoned_row_hints(wrong, own, execute)
+    return replace(finding, hint=hints.get(element.name, finding.hint))
 
 
 def consecutive_calls(kind: str, problems: Sequence[Problem]) -> Iterable[Problem]:
@@ -223,13 +247,6 @@ def _in_same_memory(problems: Sequence[Problem]) -> Iterator[Problem]:
         yield replace(
             problem, names=place(problem.names, places), inputs=place(problem.inputs, places)
         )
-
-
-def copy_with_offset(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same storage offset, and so the same alignment."""
-    memory = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
-    place = tensor.storage_offset(), tensor.shape, tensor.stride()
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(memory, *place)
 
 
 def _same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
