@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,20 +66,31 @@ def fills_vectors(size: int) -> bool:
     return size % _VECTOR == 0 and size <= _PART
 
 
-def _tensor(x: Any) -> torch.Tensor:
-    if not isinstance(x, np.ndarray):
-        return torch.from_numpy(np.array(x))
-    return torch.from_numpy(x if x.flags.writeable else x.copy())  # torch warns of others
+class _Single(threading.local):
+    """Memory for one number at a time, in a vector of its own, by its type."""
+
+    def __init__(self) -> None:
+        arrays = {kind: np.zeros(_VECTOR, kind) for kind in (np.float32, np.float64)}
+        self.memory = {kind: (each, torch.from_numpy(each)) for kind, each in arrays.items()}
+
+
+_single = _Single()
 
 
 def _elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of PyTorch whose values do not depend on the size of the array."""
 
     def call(x: Any, out: Array | None = None) -> Any:
+        if not isinstance(x, np.ndarray):
+            array, tensor = _single.memory[np.float32 if isinstance(x, np.float32) else np.float64]
+            array[0] = x
+            function(tensor, out=tensor)
+            return array[0]
+        # PyTorch warns of memory that cannot be written.
+        tensor = torch.from_numpy(x if x.flags.writeable else x.copy())
         if out is None:
-            found = function(_tensor(x)).numpy()
-            return found if found.ndim else found[()]
-        function(_tensor(x), out=torch.from_numpy(out))
+            return function(tensor).numpy()
+        function(tensor, out=torch.from_numpy(out))
         return out
 
     return call
@@ -86,25 +98,37 @@ def _elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def exp2(x: Any, out: Array | None = None) -> Any:
     """Two to the power `x`."""
-    values = np.asarray(x)
-    contiguous = values.flags.c_contiguous and (out is None or out.flags.c_contiguous)
-    if contiguous and fills_vectors(values.size):
+    if not isinstance(x, np.ndarray):
+        return _exp2(x)
+    contiguous = x.flags.c_contiguous and (out is None or out.flags.c_contiguous)
+    if contiguous and fills_vectors(x.size):
         return _exp2(x, out)
-    padded = np.zeros(-(-values.size // _VECTOR) * _VECTOR, values.dtype)
-    padded[: values.size] = values.ravel()
+    padded = np.zeros(-(-x.size // _VECTOR) * _VECTOR, x.dtype)
+    padded[: x.size] = x.ravel()
     for start in range(0, padded.size, _PART):
         torch.from_numpy(padded[start : start + _PART]).exp2_()
-    found = padded[: values.size].reshape(values.shape)
+    found = padded[: x.size].reshape(x.shape)
     if out is None:
-        return found if found.ndim else found[()]
+        return found
     np.copyto(out, found)
     return out
 
 
 def sigmoid(x: Any, out: Array | None = None) -> Any:
     """`1 / (1 + exp(-x))`, as TileLang's CUDA computes it."""
-    one = np.asarray(x).dtype.type(1)
-    return np.divide(one, one + exp(-x), out)
+    one = _one(x)
+    total = one + exp(-x)
+    return one / total if out is None else np.divide(one, total, out)
+
+
+def rsqrt(x: Any, out: Array | None = None) -> Any:
+    """The inverse of the square root, rounded twice."""
+    one, root = _one(x), np.sqrt(x)
+    return one / root if out is None else np.divide(one, root, out)
+
+
+def _one(x: Any) -> Any:
+    return x.dtype.type(1) if hasattr(x, "dtype") else np.float64(1)
 
 
 _exp2 = _elementwise(torch.exp2)
@@ -114,7 +138,6 @@ cos = _elementwise(torch.cos)
 log = _elementwise(torch.log)
 log2 = _elementwise(torch.log2)
 tanh = _elementwise(torch.tanh)
-rsqrt = _elementwise(torch.rsqrt)
 erf = _elementwise(torch.erf)
 
 
