@@ -71,6 +71,30 @@ def test_all_blocks_arrive_at_the_mbarrier_of_the_first():
     assert y.tolist() == [128, 128, 0, 0] * 2
 
 
+def test_a_block_waits_for_another_of_its_cluster_that_waits_for_a_later_cluster():
+    @tilelang.jit
+    def kernel():
+        @T.prim_func
+        def main(Flag: T.Tensor((1,), "int32"), Y: T.Tensor((4,), "int32")):
+            with T.ClusterKernel(4, threads=32, cluster_dims=2) as bx:
+                tx = T.get_thread_binding()
+                if tx == 0 and bx == 0:
+                    seen = T.alloc_var("int32", init=T.atomic_load(Flag[0], memory_order="acquire"))
+                    while seen < 1:
+                        seen = T.atomic_load(Flag[0], memory_order="acquire")
+                if tx == 0 and bx == 3:
+                    T.atomic_add(Flag[0], 1, memory_order="release")
+                T.cluster_sync()
+                if tx == 0:
+                    Y[bx] = 1
+
+        return main
+
+    flag, y = torch.zeros(1, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    kernel()(flag, y)
+    assert y.tolist() == [1, 1, 1, 1]
+
+
 def test_an_mbarrier_that_waits_for_more_threads_than_come_is_a_deadlock():
     with pytest.raises(DeadlockError, match="bar"):
         gathered(129)(torch.zeros(8, dtype=torch.int32))

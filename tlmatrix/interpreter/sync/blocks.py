@@ -40,6 +40,7 @@ class Block:
         self._group_barriers: dict[tuple[int, ...], ThreadBarrier] = {}
         self._agents: dict[tuple[Any, ...], list[int]] = {}
         self._histories: dict[str, History] = {}
+        self.cluster: Cluster | None = None
         self._rank = 0
         # By agent the last asynchronous work on memory that the end of the block frees: its
         # time, what it is, its line, and a buffer it accesses.
@@ -73,6 +74,7 @@ class Block:
         if cluster.joined == size:
             del clusters[number]
         self._rank = rank
+        self.cluster = cluster
         return cluster
 
     def mbarriers_of(self, cluster: Cluster, name: str, *counts: int) -> Mbarriers:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.callsite import rendered
@@ -107,7 +107,11 @@ class Launch(Scheduler):
         if self.grid.come and self._start():
             return True
         for block in self._live:
-            if not any(role.waits_outside or role.ready for role in block.roles if not role.done):
+            peers = [each for each in self._live if each.cluster is block.cluster]
+            roles = chain.from_iterable(
+                each.roles for each in ([block] if block.cluster is None else peers)
+            )
+            if not any(role.waits_outside or role.ready for role in roles if not role.done):
                 raise self._stuck(block)
         return self._start()
 
