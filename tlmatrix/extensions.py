@@ -57,15 +57,7 @@ class Distributed(Protocol):
     def lint(self, spec: Spec, family: Family) -> Iterator[Issue]:
         """Issues of a spec's `shards`, found without building a problem."""
 
-    def shard(
-        self,
-        spec: Spec,
-        case: Case,
-        problem: Problem,
-        family: Family,
-        seed: int,
-        device: torch.device,
-    ) -> Problem:
+    def shard(self, spec: Spec, problem: Problem) -> Problem:
         """Shard a problem: its results name the rank that owns each element."""
 
     def rank_indices(

@@ -121,8 +121,8 @@ def test_a_context_must_support_the_shapes_of_later_calls(runner):
     found = findings(runner, COLLECTIVE + CONTEXT, "too_small_for_more")
     # Of rows 12 and 25, only a longer call after a shorter one shows it.
     assert {(each.check, each.tensor) for each in found} == {("repeat", "y")}
-    assert all(each.title.startswith("other_shapes: ") for each in found)
-    assert any("a call with rows=25 came between" in each.detail for each in found)
+    assert all(each.title.startswith("other_options: ") for each in found)
+    assert any("a call with rows=25 came before" in each.detail for each in found)
 
 
 def test_low_precision_sums_are_a_finding(runner):

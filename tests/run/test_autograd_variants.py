@@ -98,6 +98,33 @@ class NeedsAll(Right):
         return Right.backward(ctx, dy)
 
 
+class Saves(Right):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w
+
+
+class Keeps(Right):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.kept = x, w
+        return x * w
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = ctx.kept
+        return dy * w, dy * x
+
+
+def saves(x, w):
+    return Saves.apply(x, w)
+
+
+def keeps(x, w):
+    return Keeps.apply(x, w)
+
+
 def right(x, w):
     return Right.apply(x, w)
 
@@ -211,6 +238,7 @@ VARIANTS = {
     "some": AutogradVariant("some", ("w",)),
     "shared": AutogradVariant("shared"),
     "expanded": AutogradVariant("expanded"),
+    "changed": AutogradVariant("changed", ("w",)),
 }
 
 
@@ -247,6 +275,7 @@ def test_no_finding_for_a_correct_entry(run, variant):
         ("needs_all", "some", "dw"),
         ("wrong_slots", "some", "dw"),
         ("wrong_in_inference", "no_grad", "y"),
+        ("keeps", "changed", "dx"),
     ],
 )
 def test_only_the_variant_shows_the_bug(run, entry, variant, tensor):
@@ -258,6 +287,10 @@ def test_only_the_variant_shows_the_bug(run, entry, variant, tensor):
     finding = result.findings[0]
     assert finding.tensor == tensor or tensor in finding.detail
     assert str(VARIANTS[variant]) in finding.hint
+
+
+def test_autograd_may_refuse_inputs_that_are_changed_before_the_backward_pass(run):
+    assert run("saves", "changed").status is Status.PASSED
 
 
 def test_sums_of_pytorch_may_round_in_another_order(folder, monkeypatch):
@@ -307,7 +340,7 @@ def test_seeds_select_every_variant():
     problem = Problem(
         values={},
         names={},
-        inputs={},
+        inputs={"q": torch.ones(1), "k": (kv := torch.ones(2))[:1], "v": kv[1:]},
         outputs={},
         returns=("out", "lse", "max"),
         cotangents={"out": torch.ones(1), "max": torch.ones(1)},
@@ -315,6 +348,7 @@ def test_seeds_select_every_variant():
     )
     picked = [pick_autograd_variant(problem, seed) for seed in range(300)]
     assert {variant.kind for variant in picked} == {*VARIANTS, "claimed", "absent"}
+    assert {variant.names for variant in picked if variant.kind == "changed"} == {("q",)}
     subsets = {variant.names for variant in picked if variant.kind == "some"}
     assert subsets >= {("k",), ("q",), ("v",)}
     assert ("k", "q", "v") not in subsets

@@ -37,6 +37,7 @@ from tlmatrix.check.results import Results
 from tlmatrix.check.running import SeveralRanks, run_guarded
 from tlmatrix.check.sanitizers import SanitizerSession
 from tlmatrix.check.tolerance import ReferenceBounds
+from tlmatrix.problem.model import InapplicableError
 from tlmatrix.unwinding import unwinds
 from tlmatrix.words import listed
 
@@ -433,11 +434,15 @@ class _Pipeline:
                 first = self._again(replace(self._problem, autograd=variant.baseline))
                 bounds = self._bounds_of_values(first)
             again = self._again(replace(self._problem, autograd=variant))
+        except InapplicableError:
+            return []  # autograd refused, as it should
         except BaseException as error:
             if unwinds(error):
                 raise
             return [raised("determinism", error, f"with {variant}: ")]
         hint = f"the results depend on the way in which autograd calls the entry: {variant}"
+        if variant.kind == "changed":
+            hint += "; with ctx.save_for_backward autograd refuses such a backward pass"
         if isinstance(again, Results):
             lost = {
                 name: why

@@ -10,6 +10,7 @@ only the checks that failed.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal
 
@@ -82,6 +83,9 @@ def pick_autograd_variant(problem: Problem, seed: int) -> AutogradVariant | None
     if len(inputs) > 1:
         some = generator.sample(inputs, generator.randrange(1, len(inputs)))
         variants.append(AutogradVariant("some", tuple(sorted(some))))
+    changeable = _changeable(problem)
+    if changeable:
+        variants.append(AutogradVariant("changed", (generator.choice(changeable),)))
     outputs = sorted(problem.cotangents)
     if len(outputs) > 1:
         absent = generator.sample(outputs, generator.randrange(1, len(outputs)))
@@ -89,6 +93,18 @@ def pick_autograd_variant(problem: Problem, seed: int) -> AutogradVariant | None
     if set(problem.returns) - set(outputs):
         variants.append(AutogradVariant("claimed"))
     return generator.choice(variants)
+
+
+def _changeable(problem: Problem) -> list[str]:
+    """Floating-point inputs that can be changed in place without a change of another."""
+    storages = Counter(each.untyped_storage().data_ptr() for each in problem.inputs.values())
+    return sorted(
+        name
+        for name, each in problem.inputs.items()
+        if each.is_floating_point()
+        and storages[each.untyped_storage().data_ptr()] == 1
+        and all(stride or size < 2 for size, stride in zip(each.shape, each.stride(), strict=True))
+    )
 
 
 def _generator(seed: int) -> random.Random:

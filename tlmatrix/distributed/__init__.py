@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tlmatrix.backend import Binding
     from tlmatrix.check.running import SeveralRanks
     from tlmatrix.distributed.executors import RankExecutor
-    from tlmatrix.matrix import Case
     from tlmatrix.problem import Family, Problem
     from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.spec import Spec
@@ -86,20 +85,15 @@ def lint(spec: Spec, family: Family) -> Iterator[Issue]:
             yield spec.issue(("shards", name), message)
 
 
-def shard(
-    spec: Spec, case: Case, problem: Problem, family: Family, seed: int, device: torch.device
-) -> Problem:
+def shard(spec: Spec, problem: Problem) -> Problem:
     """Shard a problem: its results name the rank that owns each element.
-
-    Adds the relation of a call of another shape between two calls on one context.
 
     Raises:
         SpecError: the ranks cannot share the tensors as `shards` says.
     """
-    from tlmatrix.distributed.other_shapes import with_other_shapes
     from tlmatrix.distributed.sharding.ownership import with_owners
 
-    return with_other_shapes(spec, case, with_owners(spec, problem), family, seed, device)
+    return with_owners(spec, problem)
 
 
 def rank_indices(spec: Spec, problem: Problem, tensor: str, dim: str) -> tuple[torch.Tensor, ...]:

@@ -230,7 +230,9 @@ class AutogradVariant:
     `strided` and `transposed` pass output gradients that are not contiguous, `twice` returns the
     gradients of a second backward pass over a retained graph, `shared` uses each output twice,
     `some` lets only the inputs `names` require grad, `no_grad` calls the entry under
-    `torch.no_grad`, and `claimed` also asks for gradients of outputs without a cotangent.
+    `torch.no_grad`, and `claimed` also asks for gradients of outputs without a cotangent. `changed`
+    changes the inputs `names` in place between the two passes: the gradients are those of the old
+    values, or autograd refuses.
 
     `expanded` and `absent` have the results of another call, the `baseline`: output gradients that
     repeat their first row, with stride 0 or in memory of their own (`rows`), and none for the
@@ -239,7 +241,7 @@ class AutogradVariant:
 
     kind: Literal[
         "strided", "transposed", "twice", "shared", "some", "no_grad", "claimed", "expanded",
-        "rows", "absent", "zeros",
+        "rows", "absent", "zeros", "changed",
     ]  # fmt: skip
     names: tuple[str, ...] = ()
 
@@ -266,6 +268,7 @@ class AutogradVariant:
             "absent": f"no output gradient for {', '.join(self.names)}",
             "zeros": f"zeros as output gradient of {', '.join(self.names)}",
             "no_grad": "a call under torch.no_grad",
+            "changed": f"{', '.join(self.names)} changed in place between forward and backward",
         }[self.kind]
 
 
@@ -334,6 +337,8 @@ class Problem:
     """The output for which the entry gets a tensor as its argument `out`, and no gradients."""
     side_stream: bool = False
     """Whether to call the entry on a CUDA stream other than the default one."""
+    between: tuple[Problem, ...] = ()
+    """Calls that are made between the forward and the backward pass."""
 
     def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Problem:
         """The problem with `change` of each tensor that an entry gets; same outputs, reference."""
@@ -350,6 +355,7 @@ class Problem:
             names=changed(self.names),
             inputs=changed(self.inputs),
             cotangents=changed(self.cotangents),
+            between=tuple(each.map_tensors(change) for each in self.between),
         )
 
     def with_relations(self, kind: RelationKind, more: Callable[[], Iterable[Relation]]) -> Problem:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend import EntryError, bind, execute, refuse_unknown_axes
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.invalid_inputs import InvalidInput
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
+
+_CALLED_BETWEEN = 3
+"""Of this many cases, one checks a call with other options before and within its own."""
 
 _SAMPLED = 8
 """Of this many cases, one checks a relation that needs kernels of another compile key."""
@@ -130,7 +134,7 @@ class Harness:
         """Build the problem of a case, with the metamorphic relations that its spec adds."""
         seed = case_seed(case, seed)
 
-        def make(values: Mapping[str, Value]) -> Problem:
+        def make(values: Mapping[str, Value], seed: int = seed) -> Problem:
             make_on_host = getattr(bound.family, "host_problem", None)
             device = self.backend.device
             if make_on_host and device.type != "cpu" and self._copies_tensors(spec, case):
@@ -158,12 +162,42 @@ class Harness:
         if self.backend.compiles and spec.compile_axes:
             problem = _sampled_relations(problem, spec, case, bound.family)
         if not has_ranks(spec):
+            if case.seed % _CALLED_BETWEEN == 0:
+                problem = self._with_other_options(
+                    bound, spec, case, problem, lambda values: make(values, seed + 2)
+                )
             return problem
         from tlmatrix.run.graphs import with_cuda_graph
 
-        device = self.backend.device
-        problem = distributed().shard(spec, case, problem, bound.family, seed, device)
+        shard = distributed().shard
+        problem = shard(spec, problem)
+        if spec.context is not None:
+            problem = self._with_other_options(
+                bound, spec, case, problem, lambda values: shard(spec, make(values, seed + 2))
+            )
         return with_cuda_graph(spec, case, problem, self.backend)
+
+    def _with_other_options(
+        self,
+        bound: BoundSpec,
+        spec: Spec,
+        case: Case,
+        problem: Problem,
+        make: Callable[[Mapping[str, Value]], Problem],
+    ) -> Problem:
+        """Add a relation to calls with other options; on a GPU and on ranks, with these kernels."""
+        from tlmatrix.run.other_options import with_other_options
+
+        key = partial(bound.family.compile_key, spec)
+        only = key(case.values) if self.backend.compiles or has_ranks(spec) else None
+        return with_other_options(
+            spec,
+            case,
+            problem,
+            make,
+            self.environment,
+            allowed=lambda values: only is None or key(values) == only,
+        )
 
     def _copies_tensors(self, spec: Spec, case: Case) -> bool:
         """Whether an entry may get copies of a problem's tensors on its device.

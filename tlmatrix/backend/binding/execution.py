@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 
 from tlmatrix.backend.binding.calls import binding_error
 from tlmatrix.backend.binding.side_stream import on_side_stream
-from tlmatrix.backend.errors import wrapping_entry_errors
+from tlmatrix.backend.errors import EntryError, wrapping_entry_errors
 from tlmatrix.check.results import Results
+from tlmatrix.problem.model import InapplicableError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tlmatrix.backend.binding.binding import Binding
     from tlmatrix.problem.model import AutogradVariant, Problem, Tensors
@@ -59,12 +60,38 @@ def execute(
             results = call()
         outputs = call.named(results)
         if wanted and not without_grad:
-            gradients, absent = _gradients(binding.spec, problem, outputs, wanted, leaves)
+            for other in problem.between:
+                execute(binding, other, run_index=run_index, wait=False)
+            changed = variant.names if variant is not None and variant.kind == "changed" else ()
+            with _changed_in_place([names[name] for name in changed]):
+                gradients, absent = _gradients(binding.spec, problem, outputs, wanted, leaves)
             outputs |= gradients
         if wait:
             with wrapping_entry_errors():
                 binding.backend.synchronize()
     return Results({name: tensor.detach() for name, tensor in outputs.items()}, absent)
+
+
+@contextmanager
+def _changed_in_place(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Change tensors in a way that autograd notices where they are saved for the backward pass.
+
+    Raises:
+        InapplicableError: autograd refused to compute gradients with them.
+    """
+    before = [tensor.detach().clone() for tensor in tensors]
+    try:
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.mul_(-0.5)
+        yield
+    except EntryError as error:
+        if tensors and "modified by an inplace operation" in str(error.error):
+            raise InapplicableError(()) from error
+        raise
+    finally:
+        for tensor, values in zip(tensors, before, strict=True):
+            tensor.detach().copy_(values)
 
 
 def _gradients(

@@ -1,0 +1,118 @@
+"""Calls with other options before a call, and between its forward and its backward pass."""
+
+import sys
+
+import pytest
+
+from tlmatrix.run import Status
+from tlmatrix.run import harness as harness_module
+from tlmatrix.run.plan import plan
+from tlmatrix.run.runner import Runner
+from tlmatrix.spec import parse_spec
+
+SPEC = """
+name: scaled
+problem:
+  inputs: {{x: {{shape: [rows, 8], dtype: float32, grad: true}}}}
+  outputs: [y]
+  reference: {{function: other_options_code:reference, call: [x, scale, shifted]}}
+entry: other_options_code:{entry}
+call: [x, scale, shifted]
+returns: [y]
+axes: {{rows: [4], scale: [1.0, 3.0], shifted: [false, true]}}
+checks: [numeric, gradients, repeat]
+{more}
+"""
+CODE = """
+import torch
+
+latest = {}
+prepared = {}
+
+
+def reference(x, scale, shifted):
+    return x * x * scale + (x if shifted else 0)
+
+
+class Right(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale, shifted):
+        ctx.save_for_backward(x)
+        ctx.options = latest["options"] = scale, shifted
+        return reference(x, scale, shifted)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        scale, shifted = ctx.options
+        return dy * (2 * x * scale + shifted), None, None
+
+
+class OptionsOfTheLatestForward(Right):
+    @staticmethod
+    def backward(ctx, dy):
+        ctx.options = latest["options"]
+        return Right.backward(ctx, dy)
+
+
+def right(x, scale, shifted):
+    return Right.apply(x, scale, shifted)
+
+
+def options_of_the_latest_forward(x, scale, shifted):
+    return OptionsOfTheLatestForward.apply(x, scale, shifted)
+
+
+def key_without_an_option(x, scale, shifted):
+    call = prepared.setdefault((x.shape, scale), lambda x: right(x, scale, shifted))
+    return call(x)
+
+
+def refuses_shifts(x, scale, shifted):
+    if shifted:
+        raise NotImplementedError("no shifts")
+    return right(x, scale, shifted)
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run the four cases of an entry, each in a process state of its own."""
+    (tmp_path / "other_options_code.py").write_text(CODE)
+    monkeypatch.setattr(harness_module, "_CALLED_BETWEEN", 1)
+
+    def run(entry, more=""):
+        spec = parse_spec(SPEC.format(entry=entry, more=more), tmp_path / "scaled.yaml")
+        results = []
+        for case in plan(spec).cases():
+            monkeypatch.delitem(sys.modules, "other_options_code", raising=False)
+            results.append(Runner("interpreter").run(spec, case))
+        return results
+
+    return run
+
+
+def test_no_finding_for_a_correct_entry(run):
+    assert {result.status for result in run("right")} == {Status.PASSED}
+
+
+def test_a_call_that_the_entry_does_not_implement_is_left_out(run):
+    results = run("refuses_shifts")
+    assert {result.status for result in results if not result.values["shifted"]} == {Status.PASSED}
+
+
+def test_a_call_of_a_known_bug_is_left_out(run):
+    bug = "known_bugs: [{when: shifted, issue: https://example.org/1, expires: 2999-01-01}]"
+    results = run("refuses_shifts", bug)
+    assert {result.status for result in results if not result.values["shifted"]} == {Status.PASSED}
+
+
+@pytest.mark.parametrize("entry", ["options_of_the_latest_forward", "key_without_an_option"])
+def test_state_of_a_call_with_other_options_is_a_finding(run, entry):
+    findings = [finding for result in run(entry) for finding in result.findings]
+    assert {finding.check for finding in findings} == {"repeat"}
+    assert all(finding.title.startswith("other_options: ") for finding in findings)
+    assert all("a call with " in finding.detail for finding in findings)
+    assert all(
+        "between the forward and the backward pass" in finding.detail for finding in findings
+    )

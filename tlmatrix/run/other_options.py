@@ -1,0 +1,109 @@
+"""Adds a metamorphic relation: calls with other options before and within a call.
+
+An entry that prepares calls, keeps workspaces or saves options for its backward pass may take those
+of another call. The other call is another case of the spec, which differs in one axis if the
+constraints allow that. It comes before the call and, if that has gradients, again between its
+forward and its backward pass.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tlmatrix.matrix import known_bug
+from tlmatrix.problem.relations.forms import repeated
+from tlmatrix.spec.expr.expression import ExpressionError
+from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.model.sharding import WORLD
+from tlmatrix.spec.model.spec import has_ranks
+from tlmatrix.spec.values import canonical
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from tlmatrix.matrix import Case
+    from tlmatrix.problem import Problem, Relation, RelationKind
+    from tlmatrix.spec.model.spec import Spec
+    from tlmatrix.spec.values import Value
+
+_ATTEMPTS = 8
+"""Other cases that are tried: constraints exclude some, and some cannot be sharded."""
+
+_KEPT = frozenset({WORLD, "values", "storage"})
+"""Axes that are no options of a call."""
+
+_LARGEST = 4
+"""How many times larger the tensors of the other call may be."""
+
+
+def with_other_options(
+    spec: Spec,
+    case: Case,
+    problem: Problem,
+    make: Callable[[Mapping[str, Value]], Problem],
+    environment: Mapping[str, object],
+    *,
+    allowed: Callable[[Mapping[str, Value]], bool],
+) -> Problem:
+    """Add the relation to a problem, if its spec has another case.
+
+    Args:
+        spec: the spec.
+        case: the case.
+        problem: its problem.
+        make: builds the problem of another case.
+        environment: the names `arch` and `backend`.
+        allowed: whether a case may be the other one.
+    """
+
+    def relations(kind: RelationKind) -> Iterator[Relation]:
+        yield from problem.relations(kind)
+        if kind == "repeat":
+            found = other()
+            if found is not None:
+                changed, call = found
+                interleaved = problem.cotangents and not has_ranks(spec)
+                again = replace(problem, between=(call,) if interleaved else ())
+                because = f"a call with {changed} came before"
+                if again.between:
+                    because += ", and between the forward and the backward pass"
+                yield replace(repeated(call, again, because), name="other_options")
+
+    def other() -> tuple[str, Problem] | None:
+        pick = random.Random(case.seed ^ 0x5A9E)  # noqa: S311 - test data, not secrets
+        offered = {}
+        for axis, listed in spec.axes.items():
+            own = canonical(case.values[axis])
+            others = [
+                value
+                for value in listed
+                if canonical(value) != own and allowed({**case.values, axis: value})
+            ]
+            if others and axis not in _KEPT:
+                offered[axis] = others
+        for attempt in range(_ATTEMPTS if offered else 0):
+            # Constraints may tie axes to each other.
+            count = min(1 + attempt // 4, len(offered))
+            axes = pick.sample(sorted(offered), count)
+            changed = {axis: pick.choice(offered[axis]) for axis in axes}
+            values = {**case.values, **changed}
+            another = replace(case, values=values)
+            try:
+                if not all(rule.expression.evaluate(values) for rule in spec.constraints):
+                    continue
+                if known_bug(spec, another, environment) is not None:
+                    continue
+                made = make(values)
+            except (ExpressionError, SpecError, ValueError):
+                continue
+            if _elements(made) <= _LARGEST * _elements(problem):
+                return ", ".join(f"{axis}={value}" for axis, value in changed.items()), made
+        return None
+
+    return replace(problem, relations=relations)
+
+
+def _elements(problem: Problem) -> int:
+    return sum(tensor.numel() for tensor in problem.inputs.values())
