@@ -340,10 +340,15 @@ def test_seeds_select_every_variant():
     problem = Problem(
         values={},
         names={},
-        inputs={"q": torch.ones(1), "k": (kv := torch.ones(2))[:1], "v": kv[1:]},
+        inputs={
+            "q": torch.ones(1),
+            "k": (kv := torch.ones(2))[:1],
+            "v": kv[1:],
+            "do": (do := torch.ones(1)),
+        },
         outputs={},
         returns=("out", "lse", "max"),
-        cotangents={"out": torch.ones(1), "max": torch.ones(1)},
+        cotangents={"out": do, "max": torch.ones(1)},
         gradient_of={"dq": "q", "dk": "k", "dv": "v"},
     )
     picked = [pick_autograd_variant(problem, seed) for seed in range(300)]

@@ -68,6 +68,10 @@ def key_without_an_option(x, scale, shifted):
     return call(x)
 
 
+def wrong_if_shifted(x, scale, shifted):
+    return right(x, scale, shifted) + (1 if shifted else 0)
+
+
 def refuses_shifts(x, scale, shifted):
     if shifted:
         raise NotImplementedError("no shifts")
@@ -112,7 +116,13 @@ def test_state_of_a_call_with_other_options_is_a_finding(run, entry):
     findings = [finding for result in run(entry) for finding in result.findings]
     assert {finding.check for finding in findings} == {"repeat"}
     assert all(finding.title.startswith("other_options: ") for finding in findings)
-    assert all("a call with " in finding.detail for finding in findings)
-    assert all(
-        "between the forward and the backward pass" in finding.detail for finding in findings
-    )
+    words = {
+        "options_of_the_latest_forward": "between the forward and the backward pass",
+        "key_without_an_option": "the results are right with the options of the first call",
+    }
+    assert all(words[entry] in finding.detail for finding in findings)
+
+
+def test_an_option_that_is_wrong_by_itself_is_a_finding_of_its_own_cases_alone(run):
+    for result in run("wrong_if_shifted"):
+        assert result.status is (Status.FAILED if result.values["shifted"] else Status.PASSED)

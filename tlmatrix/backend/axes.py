@@ -1,4 +1,4 @@
-"""Finds axes that nothing reads, such as misspelled ones: they multiply cases in vain."""
+"""Finds axes that nothing reads, such as misspelled ones, and options that no axis varies."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from tlmatrix.spec.expr.expression import Expression
 from tlmatrix.spec.importing import load
 from tlmatrix.spec.issues import Issue
 from tlmatrix.spec.model.calling import names_of
+from tlmatrix.spec.model.fields import OPTIONAL_AXES
 from tlmatrix.spec.model.sharding import WORLD
 from tlmatrix.spec.model.spec import DeclaredProblem, has_ranks
 from tlmatrix.spec.sources import parameters_in_source
+from tlmatrix.spec.values import canonical
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
     from tlmatrix.backend.binding import Binding
     from tlmatrix.problem import Family
     from tlmatrix.spec.model.spec import Spec
+    from tlmatrix.spec.values import Value
 
 _ALIKE = 0.8
 """Similarity above which a name may be a misspelling of another (`difflib`)."""
@@ -83,6 +86,73 @@ def unread_axes(spec: Spec, family: Family) -> Iterator[Issue]:
         anything = taken.anything
     known |= {*names_of(spec.call), *_read_by_spec(spec)}
     yield from _unread(spec, frozenset(known), anything=anything)
+
+
+def unvaried_options(plans: Iterable[tuple[Spec, Family]]) -> Iterator[Issue]:
+    """Optional parameters of entries, and their values, that no case of any spec passes.
+
+    Specs of one entry count together. If some of them check gradients, an option has to vary in
+    one that does: the backward pass may ignore it. Sources are read, not imported.
+    """
+    entries: dict[str, list[tuple[Spec, Family]]] = {}
+    for spec, family in plans:
+        if spec.entry is not None and not spec.call and not spec.constructor_args:
+            entries.setdefault(spec.entry, []).append((spec, family))
+    for entry, of_entry in entries.items():
+        spec = of_entry[0][0]
+        given = parameters_in_source(entry, spec.path.resolve().parent)
+        backward = [each for each in of_entry if _checks_gradients(*each)]
+        line, column = spec.key_location("entry")
+        for option, allowed in (given.options if given is not None else {}).items():
+            for checked, where in ((of_entry, ""), (backward, " that checks gradients")):
+                words = _unvaried(option, allowed, checked) if checked else ""
+                if words:
+                    message = (
+                        f"no case{where} passes {words} to {entry}: list its values in an axis "
+                        f"{option!r}, or only one to say that others are not supported"
+                    )
+                    yield Issue(spec.path, line, column, message)
+                    break
+
+
+def _unvaried(option: str, allowed: tuple[Value, ...], specs: Sequence[tuple[Spec, Family]]) -> str:
+    """What no case passes for an option: `scale`, or `backward='split'`; empty if all is.
+
+    An axis with a single value says that the option is meant to keep it.
+    """
+    listed: dict[str, Value] = {}
+    for spec, family in specs:
+        if option not in spec.axes and _is_given(option, spec, family):
+            return ""
+        if spec.fuzz is not None and option in spec.fuzz.axes:
+            return ""
+        values = [*spec.axes.get(option, ())]
+        values += [case[option] for case in spec.extra_cases if option in case]
+        if len(values) == 1 and option in spec.axes:
+            return ""
+        listed |= {canonical(value): value for value in values}
+    if not listed:
+        return option
+    missing = [value for value in allowed if canonical(value) not in listed]
+    return " or ".join(f"{option}={value!r}" for value in missing)
+
+
+def _is_given(option: str, spec: Spec, family: Family) -> bool:
+    """Whether cases without an axis of this name pass an option: tensors, sizes, a context."""
+    if isinstance(spec.problem, DeclaredProblem):
+        names: Container[str] | None = {*spec.problem.inputs, *spec.problem.output_names}
+    else:
+        names = getattr(family, "names", None)
+    if names is None or option in ("context", "out", *OPTIONAL_AXES):
+        return True
+    return option in names and option not in getattr(family, "axes", ())
+
+
+def _checks_gradients(spec: Spec, family: Family) -> bool:
+    """Whether cases have gradients: of a declared problem, those of inputs with `grad`."""
+    if isinstance(spec.problem, DeclaredProblem):
+        return any(each.grad for each in spec.problem.inputs.values())
+    return "gradients" in spec.checks and getattr(family, "cotangents", True)
 
 
 def _unread(spec: Spec, read: frozenset[str], *, anything: bool) -> Iterator[Issue]:

@@ -96,8 +96,12 @@ def pick_autograd_variant(problem: Problem, seed: int) -> AutogradVariant | None
 
 
 def _changeable(problem: Problem) -> list[str]:
-    """Floating-point inputs that can be changed in place without a change of another."""
-    storages = Counter(each.untyped_storage().data_ptr() for each in problem.inputs.values())
+    """Floating-point inputs that can be changed in place without a change of another.
+
+    Output gradients are not among them: a backward pass takes their new values.
+    """
+    tensors = [*problem.inputs.values(), *problem.cotangents.values()]
+    storages = Counter(each.untyped_storage().data_ptr() for each in tensors)
     return sorted(
         name
         for name, each in problem.inputs.items()

@@ -191,7 +191,9 @@ class Relation:
     numbers must be equal (-0.0 is 0.0, and a NaN any NaN), with "bits" these bits too; otherwise
     the difference must be within the tolerance of the numeric check.
     `judge` lists the indices of `problems` whose results are also checked against their own
-    reference.
+    reference. With `stale`, which makes a problem of the same data with the options of the
+    original, wrong results are findings only if they are right for that: else they may be wrong
+    without the original call, too.
 
     If the expected results depend on the first results, `sides` computes both sides, in place of
     `problems`, `left` and `right`. `words` describe the expected side in findings.
@@ -221,6 +223,7 @@ class Relation:
     refused: tuple[str, str] | None = None
     rounded: Callable[[Sequence[Tensors]], Tensors] | None = None
     reach: Reach | None = None
+    stale: Callable[[], Problem] | None = None
 
 
 @dataclass(frozen=True)
@@ -375,6 +378,7 @@ class Family(Protocol):
     Optional attributes:
         axes: the names of all axes that it reads. An axis that neither the family nor the entry
             takes is then an error.
+        names: all names that its problems give an entry. Other options of an entry need an axis.
         tensors: the names of all tensors of its problems, results included. `shards` of others are
             then errors.
         relation_names: the names of its relations. Other names under `relations:` are then errors.

@@ -69,7 +69,13 @@ def with_other_options(
                 because = f"a call with {changed} came before"
                 if again.between:
                     because += ", and between the forward and the backward pass"
-                yield replace(repeated(call, again, because), name="other_options")
+                relation = repeated(call, again, because)
+                yield replace(
+                    relation,
+                    name="other_options",
+                    judge=relation.judge if problem.has_reference else (),
+                    stale=None if has_ranks(spec) else lambda: make(case.values),
+                )
 
     def other() -> tuple[str, Problem] | None:
         pick = random.Random(case.seed ^ 0x5A9E)  # noqa: S311 - test data, not secrets

@@ -7,10 +7,16 @@ names that are created at run time are not resolved.
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tlmatrix.spec.values import Value
 
 _MAX_REEXPORTS = 5
 """The longest chain of re-exports to follow."""
@@ -20,10 +26,18 @@ _TRANSPARENT = frozenset({"torch", "tilelang", "T"})
 
 @dataclass(frozen=True)
 class Parameters:
-    """Names of parameters; `anything` is whether a `**` parameter accepts any name."""
+    """The parameters of a function.
+
+    Attributes:
+        names: their names.
+        anything: whether a `**` parameter accepts any name.
+        options: those with a default, by name: the values that a `Literal` or `bool` allows, else
+            none.
+    """
 
     names: frozenset[str]
     anything: bool
+    options: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
 
 
 def parameters_in_source(target: str, folder: Path) -> Parameters | None:
@@ -59,8 +73,65 @@ def _found(module: str, name: str, folder: Path, hops: int) -> Parameters | None
     if not isinstance(last, ast.FunctionDef) or not all(map(_keeps_signature, last.decorator_list)):
         return None
     given = last.args
-    names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
-    return Parameters(frozenset(names), given.kwarg is not None)
+    positional = [*given.posonlyargs, *given.args]
+    names = [each.arg for each in (*positional, *given.kwonlyargs)]
+    optional = positional[len(positional) - len(given.defaults) :]
+    pairs = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    optional += [each for each, default in pairs if default is not None]
+    scope = _Scope(module, path, body, folder)
+    options = {each.arg: _allowed(each.annotation, scope, _MAX_REEXPORTS) for each in optional}
+    return Parameters(frozenset(names), given.kwarg is not None, options)
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """A module in which annotations are looked up."""
+
+    module: str
+    path: Path
+    body: list[ast.stmt]
+    folder: Path
+
+
+def _allowed(annotation: ast.expr | None, scope: _Scope, hops: int) -> tuple[Value, ...]:
+    """The values that an annotation lists: `Literal[...]`, `bool`, unions and names of these."""
+    match annotation:
+        case ast.Name("bool"):
+            return False, True
+        case ast.Constant(None):
+            return (None,)
+        case ast.Constant(str(text)):
+            return _allowed(ast.parse(text, mode="eval").body, scope, hops)
+        case ast.BinOp(left, ast.BitOr(), right):
+            sides = _allowed(left, scope, hops), _allowed(right, scope, hops)
+            return (*sides[0], *sides[1]) if all(sides) else ()
+        case ast.Subscript(ast.Name("Literal") | ast.Attribute(attr="Literal"), listed):
+            values = listed.elts if isinstance(listed, ast.Tuple) else [listed]
+            constants = [each.value for each in values if isinstance(each, ast.Constant)]
+            if len(constants) == len(values):
+                return tuple(each for each in constants if isinstance(each, str | int | None))
+        case ast.Name(name) if hops:
+            return _of_alias(name, scope, hops)
+    return ()
+
+
+def _of_alias(name: str, scope: _Scope, hops: int) -> tuple[Value, ...]:
+    """The values of an annotation that a module assigns to a name, or imports."""
+    for node in scope.body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(each, ast.Name) and each.id == name for each in node.targets
+        ):
+            return _allowed(node.value, scope, hops - 1)
+        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+            if (alias.asname or alias.name) == name and isinstance(node, ast.ImportFrom):
+                package = scope.path.name == "__init__.py"
+                origin = _absolute(node, scope.module, package=package)
+                path = _file_of(origin, scope.folder)
+                if path is None:
+                    return ()
+                body = _parsed(path, path.stat().st_mtime_ns)
+                return _of_alias(alias.name, _Scope(origin, path, body, scope.folder), hops - 1)
+    return ()
 
 
 @lru_cache(maxsize=64)

@@ -42,6 +42,16 @@ def execute(
     if problem.side_stream:
         with on_side_stream(problem, binding.backend.device) as there:
             return execute(binding, there, run_index=run_index)
+    with binding.backend.active(run_index):
+        results = _call(binding, problem)
+        if wait:
+            with wrapping_entry_errors():
+                binding.backend.synchronize()
+    return results
+
+
+def _call(binding: Binding, problem: Problem) -> Results:
+    """Run the code under test on the active backend; see `execute`."""
     wanted: Mapping[str, str] = {}
     if binding.differentiable and problem.cotangents and "gradients" in binding.spec.checks:
         wanted = problem.gradient_of
@@ -54,21 +64,17 @@ def execute(
     without_grad = problem.given_output is not None or (
         variant is not None and variant.kind == "no_grad"
     )
-    with binding.backend.active(run_index):
-        call = binding.callee.prepare(names, problem)
-        with wrapping_entry_errors(), torch.no_grad() if without_grad else nullcontext():
-            results = call()
-        outputs = call.named(results)
-        if wanted and not without_grad:
-            for other in problem.between:
-                execute(binding, other, run_index=run_index, wait=False)
-            changed = variant.names if variant is not None and variant.kind == "changed" else ()
-            with _changed_in_place([names[name] for name in changed]):
-                gradients, absent = _gradients(binding.spec, problem, outputs, wanted, leaves)
-            outputs |= gradients
-        if wait:
-            with wrapping_entry_errors():
-                binding.backend.synchronize()
+    call = binding.callee.prepare(names, problem)
+    with wrapping_entry_errors(), torch.no_grad() if without_grad else nullcontext():
+        results = call()
+    outputs = call.named(results)
+    if wanted and not without_grad:
+        for other in problem.between:
+            _call(binding, other)
+        changed = variant.names if variant is not None and variant.kind == "changed" else ()
+        with _changed_in_place([names[name] for name in changed]):
+            gradients, absent = _gradients(binding.spec, problem, outputs, wanted, leaves)
+        outputs |= gradients
     return Results({name: tensor.detach() for name, tensor in outputs.items()}, absent)
 
 

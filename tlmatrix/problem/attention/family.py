@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.problem.attention.axes import AxisError, Setting
 from tlmatrix.problem.attention.axis_values import AXES, DATA_AXES
 from tlmatrix.problem.attention.lint import TENSORS, lint
-from tlmatrix.problem.attention.names import RELATIONS
+from tlmatrix.problem.attention.names import RELATIONS, ROWS
 from tlmatrix.problem.attention.sinks import sink_kind
 from tlmatrix.problem.case_setup import CaseSetup, compile_key
 from tlmatrix.problem.distributions import SPECIAL
+from tlmatrix.problem.name_table import names_of
 from tlmatrix.spec.model.fields import OPTIONAL_AXES
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class AttentionFamily:
     """Scaled dot product attention: dense, packed, padded or with a KV cache; with gradients."""
 
     axes = AXES
+    names = names_of(ROWS, "name", "input", "output", "gradient")
     optional_axes = frozenset(OPTIONAL_AXES)
     special_values = SPECIAL
     relation_names = RELATIONS

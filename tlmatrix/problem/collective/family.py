@@ -27,6 +27,7 @@ class CollectiveFamily:
     """All-gather, all-reduce and reduce-scatter of rows."""
 
     axes = AXES
+    names = names_of(ROWS, "name", "input", "output", "gradient")
     optional_axes = OPTIONAL
     special_values = SPECIAL
     cotangents = False
