@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-_CALLED_BETWEEN = 3
-"""Of this many cases, one checks a call with other options before and within its own."""
+_OTHER_OPTIONS = 3
+"""Of this many cases, one is called around a call with other options, others around other data."""
 
 _SAMPLED = 8
 """Of this many cases, one checks a relation that needs kernels of another compile key."""
@@ -162,10 +162,14 @@ class Harness:
         if self.backend.compiles and spec.compile_axes:
             problem = _sampled_relations(problem, spec, case, bound.family)
         if not has_ranks(spec):
-            if case.seed % _CALLED_BETWEEN == 0:
+            if case.seed % _OTHER_OPTIONS == 0:
                 problem = self._with_other_options(
                     bound, spec, case, problem, lambda values: make(values, seed + 2)
                 )
+            else:
+                from tlmatrix.run.other_calls import with_call_between
+
+                problem = with_call_between(problem)
             return problem
         from tlmatrix.run.graphs import with_cuda_graph
 
@@ -186,7 +190,7 @@ class Harness:
         make: Callable[[Mapping[str, Value]], Problem],
     ) -> Problem:
         """Add a relation to calls with other options; on a GPU and on ranks, with these kernels."""
-        from tlmatrix.run.other_options import with_other_options
+        from tlmatrix.run.other_calls import with_other_options
 
         key = partial(bound.family.compile_key, spec)
         only = key(case.values) if self.backend.compiles or has_ranks(spec) else None

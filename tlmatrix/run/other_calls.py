@@ -1,9 +1,9 @@
-"""Adds a metamorphic relation: calls with other options before and within a call.
+"""Calls before and within a call: with other options, or with other data and lengths.
 
 An entry that prepares calls, keeps workspaces or saves options for its backward pass may take those
 of another call. The other call is another case of the spec, which differs in one axis if the
 constraints allow that. It comes before the call and, if that has gradients, again between its
-forward and its backward pass.
+forward and its backward pass. So does, in other cases, the call with other data.
 """
 
 from __future__ import annotations
@@ -109,6 +109,22 @@ def with_other_options(
         return None
 
     return replace(problem, relations=relations)
+
+
+def with_call_between(problem: Problem) -> Problem:
+    """Repeat the other call of `repeat` between the forward and the backward pass."""
+
+    def relations(kind: RelationKind) -> Iterator[Relation]:
+        for relation in problem.relations(kind):
+            if relation.name != "repeat":
+                yield relation
+                continue
+            other, again = relation.problems
+            because = f"{relation.because}; it came between the forward and the backward pass, too"
+            problems = other, replace(again, between=(other,))
+            yield replace(relation, problems=problems, because=because)
+
+    return replace(problem, relations=relations) if problem.cotangents else problem
 
 
 def _elements(problem: Problem) -> int:

@@ -1,4 +1,4 @@
-"""Calls with other options before a call, and between its forward and its backward pass."""
+"""Calls with other options or data before a call, and between its forward and its backward pass."""
 
 import sys
 
@@ -15,8 +15,8 @@ name: scaled
 problem:
   inputs: {{x: {{shape: [rows, 8], dtype: float32, grad: true}}}}
   outputs: [y]
-  reference: {{function: other_options_code:reference, call: [x, scale, shifted]}}
-entry: other_options_code:{entry}
+  reference: {{function: other_calls_code:reference, call: [x, scale, shifted]}}
+entry: other_calls_code:{entry}
 call: [x, scale, shifted]
 returns: [y]
 axes: {{rows: [4], scale: [1.0, 3.0], shifted: [false, true]}}
@@ -63,6 +63,20 @@ def options_of_the_latest_forward(x, scale, shifted):
     return OptionsOfTheLatestForward.apply(x, scale, shifted)
 
 
+class DataOfTheLatestForward(Right):
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        scale, shifted = ctx.options
+        longest = latest["longest"]
+        return torch.where(x.abs() <= longest, dy * (2 * x * scale + shifted), 0), None, None
+
+
+def data_of_the_latest_forward(x, scale, shifted):
+    latest["longest"] = x.abs().max()
+    return DataOfTheLatestForward.apply(x, scale, shifted)
+
+
 def key_without_an_option(x, scale, shifted):
     call = prepared.setdefault((x.shape, scale), lambda x: right(x, scale, shifted))
     return call(x)
@@ -82,14 +96,14 @@ def refuses_shifts(x, scale, shifted):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Run the four cases of an entry, each in a process state of its own."""
-    (tmp_path / "other_options_code.py").write_text(CODE)
-    monkeypatch.setattr(harness_module, "_CALLED_BETWEEN", 1)
+    (tmp_path / "other_calls_code.py").write_text(CODE)
+    monkeypatch.setattr(harness_module, "_OTHER_OPTIONS", 1)  # a test may set another
 
     def run(entry, more=""):
         spec = parse_spec(SPEC.format(entry=entry, more=more), tmp_path / "scaled.yaml")
         results = []
         for case in plan(spec).cases():
-            monkeypatch.delitem(sys.modules, "other_options_code", raising=False)
+            monkeypatch.delitem(sys.modules, "other_calls_code", raising=False)
             results.append(Runner("interpreter").run(spec, case))
         return results
 
@@ -121,6 +135,17 @@ def test_state_of_a_call_with_other_options_is_a_finding(run, entry):
         "key_without_an_option": "the results are right with the options of the first call",
     }
     assert all(words[entry] in finding.detail for finding in findings)
+
+
+def test_state_of_a_call_with_other_data_is_a_finding(run, monkeypatch):
+    monkeypatch.setattr(harness_module, "_OTHER_OPTIONS", 1 << 64)
+    findings = [
+        finding for result in run("data_of_the_latest_forward") for finding in result.findings
+    ]
+    assert findings
+    for finding in findings:
+        assert (finding.check, finding.tensor) == ("repeat", "dx")
+        assert "it came between the forward and the backward pass, too" in finding.detail
 
 
 def test_an_option_that_is_wrong_by_itself_is_a_finding_of_its_own_cases_alone(run):
