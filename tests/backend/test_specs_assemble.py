@@ -30,7 +30,7 @@ FAMILIES = {
     "rms_norm": "",
     "all_gather_gemm": "all_gather",
     "gemm_reduce_scatter": "gemm_bias_reduce_scatter reduce_scatter reduce_scatter_two_level "
-    "gemm_reduce_scatter_two_level",
+    "gemm_reduce_scatter_two_level gemm_bias_reduce_scatter_two_level",
     "sequence_attention_varlen": "sequence_attention sequence_attention_reference "
     "sequence_attention_specialized",
 }

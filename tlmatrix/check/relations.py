@@ -81,8 +81,8 @@ def check_relation(
             raise
         if relation.refused is not None:
             return _refused(relation, error)
-        if isinstance(getattr(error, "error", error), NotImplementedError):
-            return []  # other options may need what the interpreter does not model
+        if relation.stale is not None and not results:
+            return []  # a call with other options fails by itself, and is a case of its own
         if relation.reach is not None and _refuses_nonfinite(error):
             return []
         if isinstance(error, SpecError) and relation.sides is not None:

@@ -70,7 +70,10 @@ def _call(binding: Binding, problem: Problem) -> Results:
     outputs = call.named(results)
     if wanted and not without_grad:
         for other in problem.between:
-            _call(binding, other)
+            try:
+                _call(binding, other)
+            except EntryError as error:
+                raise InapplicableError(()) from error  # a finding of its own cases
         changed = variant.names if variant is not None and variant.kind == "changed" else ()
         with _changed_in_place([names[name] for name in changed]):
             gradients, absent = _gradients(binding.spec, problem, outputs, wanted, leaves)
