@@ -11,7 +11,7 @@ from tlmatrix.exit_codes import ExitCode
 
 def test_the_width_of_a_terminal_is_used(monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((57, 24)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda **_: os.terminal_size((57, 24)))
     assert screen_width(100) == 57
 
 
