@@ -149,6 +149,14 @@ class RankRunner:
         return BindingError([spec.issue(("context",), f"context: {spec.context!r}: {message}")])
 
 
+def _refill(old: torch.Tensor, new: torch.Tensor) -> None:
+    """Copy data into a tensor of the same strides, once into elements that are one in memory."""
+    for dim, stride in enumerate(old.stride()):
+        if stride == 0 and old.shape[dim] > 1:
+            old, new = old.narrow(dim, 0, 1), new.narrow(dim, 0, 1)
+    old.copy_(new)
+
+
 def _reuse_memory(problem: Problem, held: dict[str, torch.Tensor]) -> Problem:
     """Copy the problem's data into tensors of earlier calls with equal shape, dtype and strides.
 
@@ -162,7 +170,7 @@ def _reuse_memory(problem: Problem, held: dict[str, torch.Tensor]) -> Problem:
         old = held.get(name)
         same = old is not None and old.shape == tensor.shape and old.dtype == tensor.dtype
         if old is not None and same and old.stride() == tensor.stride():
-            old.copy_(tensor)
+            _refill(old, tensor)
             reused[id(tensor)] = old
         else:
             held[name] = tensor
