@@ -80,14 +80,14 @@ def with_other_options(
     def other() -> tuple[str, Problem] | None:
         pick = random.Random(case.seed ^ 0x5A9E)  # noqa: S311 - test data, not secrets
         offered = {}
-        for axis, listed in spec.axes.items():
+        for axis in spec.axes.keys() - _KEPT:
             own = canonical(case.values[axis])
             others = [
                 value
-                for value in listed
+                for value in spec.axes[axis]
                 if canonical(value) != own and allowed({**case.values, axis: value})
             ]
-            if others and axis not in _KEPT:
+            if others:
                 offered[axis] = others
         for attempt in range(_ATTEMPTS if offered else 0):
             # Constraints may tie axes to each other.

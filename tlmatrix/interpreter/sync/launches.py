@@ -107,10 +107,10 @@ class Launch(Scheduler):
         if self.grid.come and self._start():
             return True
         for block in self._live:
-            peers = [each for each in self._live if each.cluster is block.cluster]
-            roles = chain.from_iterable(
-                each.roles for each in ([block] if block.cluster is None else peers)
-            )
+            peers = [block]
+            if block.cluster is not None:
+                peers = [each for each in self._live if each.cluster is block.cluster]
+            roles = chain.from_iterable(each.roles for each in peers)
             if not any(role.waits_outside or role.ready for role in roles if not role.done):
                 raise self._stuck(block)
         return self._start()
