@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tlmatrix.problem.operator_mode import OperatorMode
 from tlmatrix.problem.tensor_cores import SYSTEMATIC, truncation
 
 if TYPE_CHECKING:
@@ -100,26 +100,12 @@ class DetachedMaximum(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Mode(OperatorMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that sees products by their operands."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """False: skipping dynamo would import all of torch.compile, which takes seconds."""
-        return False
-
-    def __torch_dispatch__(
-        self,
-        func: Any,  # noqa: ANN401 - an operator overload, which torch does not name
-        types: Any,  # noqa: ANN401
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """Call the operator as the mode does."""
-        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        name = func.overloadpacket.__name__
         places = _OPERANDS.get(name)
         if places is not None and args[places[0]].is_floating_point():
             return self.product(func, places, args, kwargs)

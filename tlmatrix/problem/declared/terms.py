@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from tlmatrix.problem.operator_mode import OperatorMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,29 +28,18 @@ UNITS = {torch.float64: 2.0**-24, torch.float32: 2.0**-12}
 _RUNS = 4
 
 
-class PerturbedArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PerturbedArithmetic(OperatorMode):  # type: ignore[no-untyped-call]
     """Adds a random relative error of up to `unit` to every floating-point operation."""
 
     def __init__(self, unit: float, seed: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._unit = unit
         self._seed = seed
         self._sources: dict[torch.device, torch.Generator] = {}
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """False: skipping dynamo would import all of torch.compile, which takes seconds."""
-        return False
-
-    def __torch_dispatch__(
-        self,
-        func: Any,  # noqa: ANN401 - an operator overload, which torch does not name
-        types: Any,  # noqa: ANN401
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """Call the operator and perturb its result, unless it is a view or a copy."""
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if any(each.alias_info is not None for each in func._schema.returns):  # noqa: SLF001 - not in the public API
             return result
         if func.overloadpacket.__name__ in {"clone", "_to_copy", "detach", "empty", "zeros"}:

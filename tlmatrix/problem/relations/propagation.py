@@ -13,10 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tlmatrix.problem.declared.carried import as_products
 from tlmatrix.problem.model import Reach, ReferenceFailedError, Relation
+from tlmatrix.problem.operator_mode import OperatorMode
 from tlmatrix.problem.seeded import seeded_random
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _added_masks(problem: Problem, name: str, index: Sequence[int]) -> Tensors:
 
     Both are right for a kernel: adding -inf to a NaN keeps it, selecting -inf hides it.
     """
-    with as_products(), _AddedMasks():  # type: ignore[no-untyped-call]
+    with as_products(), _AddedMasks():
         return _changed(problem, name, index, math.nan).reference()
 
 
@@ -180,23 +180,12 @@ def _along_rows(dim: Dim) -> bool:
     return dim.starts is not None or dim.name in _ROWS
 
 
-class _AddedMasks(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _AddedMasks(OperatorMode):  # type: ignore[no-untyped-call]
     """Keeps a NaN that a mask replaces with a large negative number, as if it were added."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """False: skipping dynamo would import all of torch.compile, which takes seconds."""
-        return False
-
-    def __torch_dispatch__(
-        self,
-        func: Any,  # noqa: ANN401 - an operator overload, which torch does not name
-        types: Any,  # noqa: ANN401
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """Call the operator; if it selects, keep the NaN that it does not."""
-        name, kwargs = func.overloadpacket.__name__.rstrip("_"), kwargs or {}
+        name = func.overloadpacket.__name__.rstrip("_")
         if name == "where" and len(args) == 3:
             one, other = (torch.as_tensor(each).isnan() for each in args[1:])
             hidden = torch.where(args[0], other.to(args[0].device), one.to(args[0].device))
