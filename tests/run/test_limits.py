@@ -1,6 +1,13 @@
-"""The finding for a case that exceeded its time limit, while running or while compiling."""
+"""The finding for a case that exceeded its time limit; a Ctrl-C that the code under test loses."""
 
-from tlmatrix.run.limits import out_of_time
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tlmatrix.run import limits
+from tlmatrix.run.limits import Interrupts, out_of_time
 
 LAUNCHED = '  File "/site-packages/torch/cuda/__init__.py", line 1162, in synchronize\n'
 COMPILED = '  File "/site-packages/tilelang/engine/lower.py", line 300, in lower\n'
@@ -18,3 +25,38 @@ def test_timeout_of_a_compiling_case():
     finding = out_of_time([COMPILED, '  File "subprocess.py", line 1209, in communicate\n'])
     assert finding.title == "the case exceeded its time limit while compiling"
     assert "run fewer processes" in finding.hint
+
+
+class Finalized:
+    """Its finalizer receives a Ctrl-C, and Python discards the exception."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def ctrl_c_raises() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where it is ignored, as in background jobs."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("ctrl_c_raises")
+def test_ctrl_c_in_a_finalizer_ends_the_code_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_AGAIN", 0.05)
+    interrupts = Interrupts()
+    start = time.monotonic()
+
+    def sleep_after_ctrl_c() -> None:
+        with interrupts.watch():
+            Finalized()
+            time.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        sleep_after_ctrl_c()
+    assert interrupts.received
+    assert time.monotonic() - start < 30
+    time.sleep(0.2)  # no Ctrl-C follows the end of the code
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

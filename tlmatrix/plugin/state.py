@@ -446,13 +446,13 @@ class State:
         if self._began is not None and not self.is_worker:
             from tlmatrix.run.events import RunFinished, Summary
 
-            seconds = time.monotonic() - self._began
+            seconds = round(time.monotonic() - self._began, 3)  # as recorded, for `show`
             records = self.records()
             if records.error or self.worker_error or records.removed:
                 records.complete(self._header, self._results.values())
             if not self.interrupted:
                 counts = {str(status): count for status, count in self.counts.items()}
-                records.summary(Summary(counts, round(seconds, 3), exit_status))
+                records.summary(Summary(counts, seconds, exit_status))
             self.unrecorded = records.error
             self.config.hook.pytest_tlmatrix_event(
                 event=RunFinished(

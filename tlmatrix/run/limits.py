@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _GRACE = 10.0
 """Seconds between the time limit and the call of `on_hang`, at most."""
+_AGAIN = 2.0
+"""Seconds after which a Ctrl-C that did not end the code is raised again."""
 _COMPILERS = ("/tilelang/engine/", "/tilelang/cache/", "/tlmatrix/backend/assembly/")
 """Path fragments of code that compiles kernels."""
 _FRAMES = 4
@@ -85,10 +87,15 @@ class TimeLimit:
 
 
 class Interrupts:
-    """Records a Ctrl-C, which the code under test may turn into another exception."""
+    """Records a Ctrl-C, which the code under test may turn into another exception.
+
+    It may also be lost: Python discards exceptions of finalizers, and packages those of optional
+    imports. So it is raised again every `_AGAIN` seconds until the watched code ends.
+    """
 
     def __init__(self) -> None:
         self.received = False
+        self._ended = threading.Event()
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -101,11 +108,20 @@ class Interrupts:
         try:
             yield
         finally:
+            self._ended.set()
             signal.signal(signal.SIGINT, handler)
 
     def _on_interrupt(self, _signal: int, _frame: FrameType | None) -> None:
-        self.received = True
+        if self.received and self._ended.is_set():
+            return  # raised again just as the code ended
+        if not self.received:
+            self.received = True
+            threading.Thread(target=self._repeat, daemon=True).start()
         raise Interrupted
+
+    def _repeat(self) -> None:
+        while not self._ended.wait(_AGAIN):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def out_of_time(frames: Sequence[str] = ()) -> Finding:
