@@ -128,11 +128,15 @@ class _HostBackend:
 
 @dataclass(frozen=True)
 class InterpreterBackend(_HostBackend):
-    """Interprets TileLang's IR on the CPU; kernels are traced for the architecture `target`."""
+    """Interprets TileLang's IR on the CPU; kernels are traced for the architecture `target`.
+
+    `turn` selects among the architectures of a spec: the first for two of three numbers.
+    """
 
     name: str = "interpreter"
     arch: str = "interpreter"
     target: str = "sm_90a"
+    turn: int = 0
 
     executes: ClassVar[bool] = True
     unsupported_checks: ClassVar[frozenset[str]] = frozenset()
@@ -142,8 +146,13 @@ class InterpreterBackend(_HostBackend):
     compiles: ClassVar[bool] = False
 
     def targeting(self, architectures: Sequence[str]) -> Self:
-        """Trace kernels for the first architecture."""
-        return replace(self, target=architectures[0]) if architectures else self
+        """Trace kernels for one of the architectures, which `turn` selects."""
+        if not architectures:
+            return replace(self, turn=0)
+        first, *others = architectures
+        turn, other = divmod(self.turn, 3)
+        target = others[turn % len(others)] if others and other == 2 else first
+        return replace(self, target=target, turn=0)
 
     @contextmanager
     def active(self, run_index: int = 0) -> Iterator[object]:

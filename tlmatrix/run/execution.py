@@ -16,6 +16,7 @@ from tlmatrix.unwinding import unwinds
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
+    from tlmatrix.backend import Binding
     from tlmatrix.check.finding import Finding
     from tlmatrix.check.rerun_checks import Reruns
     from tlmatrix.matrix import Case
@@ -63,9 +64,10 @@ def execute_case(
     if bug is not None and bug.mode == "quarantine":
         return Outcome(Status.QUARANTINED, message=bug_words(bug))
     try:
-        bound = harness.bind(spec)
+        bound = harness.bind_case(spec, case)
         with StateGuard("the code of the case", harness.left_changed, patches=True):
             findings = _findings(harness, bound, spec, case, options, measurements)
+        findings = _with_target(findings, bound.binding)
         outcome = Outcome(Status.FAILED if findings else Status.PASSED, tuple(findings))
     except SpecError:
         raise
@@ -77,6 +79,17 @@ def execute_case(
         outcome = outcome.with_findings(harness.left_changed)
     all_checks = options.reruns == "all" and case.origin != "fuzz"
     return outcome if bug is None else with_bug(outcome, bug, all_checks=all_checks)
+
+
+def _with_target(findings: list[Finding], binding: Binding) -> list[Finding]:
+    """The findings, with the traced architecture if it is not the first of the spec."""
+    target, architectures = getattr(binding.backend, "target", ""), binding.spec.architectures
+    if not binding.backend.executes or target not in architectures[1:]:
+        return findings
+    words = f"interpreted as traced for {target}, one of the `architectures` of the spec"
+    return [
+        replace(each, detail="\n".join(filter(None, (words, each.detail)))) for each in findings
+    ]
 
 
 def _findings(

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend import EntryError, bind, execute, refuse_unknown_axes
+from tlmatrix.backend.backends import InterpreterBackend
 from tlmatrix.check.running import OnDevice
 from tlmatrix.extensions import Executors, distributed
 from tlmatrix.matrix.case import seed_from
@@ -112,7 +113,7 @@ class Harness:
     def bind(
         self, spec: Spec, backend: Backend | None = None, agreement: int | None = None
     ) -> BoundSpec:
-        """Bind a spec to its code, once for each backend.
+        """Bind a spec to its code, once for each backend, which has the architecture of the spec.
 
         `agreement` is the index of the agreement whose other side `spec` is. Unknown axes are
         allowed there: the case's own side may read them.
@@ -129,6 +130,13 @@ class Harness:
                 refuse_unknown_axes(binding, family)
             self._bound[key] = BoundSpec(binding, family)
         return self._bound[key]
+
+    def bind_case(self, spec: Spec, case: Case) -> BoundSpec:
+        """Bind a spec to its code for a case, whose seed selects one of several architectures."""
+        backend = self.backend
+        if len(spec.architectures) > 1 and isinstance(backend, InterpreterBackend):
+            backend = replace(backend, turn=case.seed)
+        return self.bind(spec, backend)
 
     def problem(self, bound: BoundSpec, spec: Spec, case: Case, seed: int) -> Problem:
         """Build the problem of a case, with the metamorphic relations that its spec adds."""

@@ -278,7 +278,7 @@ class Runner:
 
         `seed` replaces the runner's.
         """
-        bound = self._harness.bind(spec)
+        bound = self._harness.bind_case(spec, case)
         problem = self._harness.problem(bound, spec, case, self.seed if seed is None else seed)
         return problem, self._harness.entry(bound.binding)
 

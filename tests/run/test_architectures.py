@@ -1,0 +1,54 @@
+"""The architectures of a spec, each of which the interpreter traces cases for."""
+
+import sys
+
+import pytest
+
+from tlmatrix.run import Status
+from tlmatrix.run.plan import plan
+from tlmatrix.run.runner import Runner
+from tlmatrix.spec import parse_spec
+
+SPEC = """
+name: doubled
+problem:
+  inputs: {x: {shape: [rows, cols], dtype: float32}}
+  outputs: [y]
+  reference: {function: architectures_code:reference, call: [x]}
+entry: architectures_code:doubled
+call: [x]
+architectures: [sm_90a, sm_80, sm_100a]
+axes: {rows: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], cols: [1, 2, 3, 4]}
+tiers: {quick: product}
+checks: [numeric]
+"""
+CODE = """
+import torch
+
+
+def reference(x):
+    return 2 * x
+
+
+def doubled(x):
+    wrong = torch.cuda.get_device_capability() == (8, 0)
+    return x * (3 if wrong else 2)
+"""
+
+
+def test_cases_are_traced_for_every_architecture_and_most_for_the_first(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "architectures_code.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "architectures_code", raising=False)
+    spec = parse_spec(SPEC, path=tmp_path / "doubled.yaml")
+    cases = list(plan(spec, "quick").cases())
+    with Runner("interpreter") as runner:
+        results = [runner.run(spec, case) for case in cases]
+        again = [runner.run(spec, case) for case in cases[:9]]
+    assert [each.status for each in results[:9]] == [each.status for each in again]
+    wrong = [each for each in results if each.status == Status.FAILED]
+    assert 0 < len(wrong) < len(cases) / 2
+    for each in wrong:
+        assert "interpreted as traced for sm_80" in str(each.findings[0].detail)
