@@ -9,7 +9,7 @@ import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend import EntryError, bind, execute, refuse_unknown_axes
 from tlmatrix.check.running import OnDevice
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 _OTHER_OPTIONS = 3
 """Of this many cases, one is called around a call with other options, others around other data."""
 
+_HISTORIES = 6
+"""Of this many cases, one calls its problem and that with other data in an order of their own."""
+
 _SAMPLED = 8
 """Of this many cases, one checks a relation that needs kernels of another compile key."""
 
@@ -51,6 +54,14 @@ def case_seed(case: Case, seed: int = 0) -> int:
     if not seed:
         return case.seed
     return seed_from(f"{seed}:{case.key}")
+
+
+def is_bitwise(spec: Spec, names: Mapping[str, Any]) -> bool:
+    """Whether runs must agree bitwise: as the first matching rule says, else True."""
+    for rule in spec.determinism:
+        if rule.when.evaluate(names):
+            return bool(rule.mode == "bitwise")
+    return True
 
 
 def _sampled_relations(problem: Problem, spec: Spec, case: Case, family: Family) -> Problem:
@@ -167,9 +178,7 @@ class Harness:
                     bound, spec, case, problem, lambda values: make(values, seed + 2)
                 )
             else:
-                from tlmatrix.run.other_calls import with_call_between
-
-                problem = with_call_between(problem)
+                problem = self._with_calls_around(bound, spec, case, problem)
             return problem
         from tlmatrix.run.graphs import with_cuda_graph
 
@@ -201,6 +210,22 @@ class Harness:
             make,
             self.environment,
             allowed=lambda values: only is None or key(values) == only,
+        )
+
+    def _with_calls_around(
+        self, bound: BoundSpec, spec: Spec, case: Case, problem: Problem
+    ) -> Problem:
+        """Make the call with other data between two passes, or both in an order of their own."""
+        from tlmatrix.run.other_calls import with_call_between, with_history
+
+        if case.seed % _HISTORIES != _HISTORIES - 1:
+            return with_call_between(problem, case.seed)
+        differentiable = bound.binding.differentiable and "gradients" in spec.checks
+        return with_history(
+            problem,
+            case.seed,
+            backward=differentiable and bool(problem.cotangents),
+            exact=is_bitwise(spec, {**problem.names, **self.environment}),
         )
 
     def _copies_tensors(self, spec: Spec, case: Case) -> bool:
