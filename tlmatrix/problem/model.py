@@ -239,7 +239,8 @@ class AutogradVariant:
     `some` lets only the inputs `names` require grad, `no_grad` calls the entry under
     `torch.no_grad`, and `claimed` also asks for gradients of outputs without a cotangent. `changed`
     changes the inputs `names` in place between the two passes: the gradients are those of the old
-    values, or autograd refuses.
+    values, or autograd refuses. `second` differentiates the gradients, and returns no results: a
+    wrong second derivative raises `FindingsError`.
 
     `expanded` and `absent` have the results of another call, the `baseline`: output gradients that
     repeat their first row, with stride 0 or in memory of their own (`rows`), and none for the
@@ -248,7 +249,7 @@ class AutogradVariant:
 
     kind: Literal[
         "strided", "transposed", "twice", "shared", "some", "no_grad", "claimed", "expanded",
-        "rows", "absent", "zeros", "changed",
+        "rows", "absent", "zeros", "changed", "second",
     ]  # fmt: skip
     names: tuple[str, ...] = ()
 
@@ -276,6 +277,7 @@ class AutogradVariant:
             "zeros": f"zeros as output gradient of {', '.join(self.names)}",
             "no_grad": "a call under torch.no_grad",
             "changed": f"{', '.join(self.names)} changed in place between forward and backward",
+            "second": "gradients of the gradients (create_graph=True)",
         }[self.kind]
 
 

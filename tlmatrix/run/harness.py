@@ -112,6 +112,8 @@ class Harness:
     keep: Keep | None = None
     left_changed: list[Finding] = field(default_factory=list)
     _bound: dict[tuple[Path, str, int | None], BoundSpec] = field(default_factory=dict)
+    _differentiated_twice: set[Path] = field(default_factory=set)
+    """Specs whose second derivative a case of this process has checked."""
     _executors: Executors | None = None
     _assembler: Assembler | None = None
 
@@ -158,7 +160,11 @@ class Harness:
             return invalid_problem(
                 spec, case, invalid_input_of(spec, case), make, bound.binding.parameters
             )
-        from tlmatrix.problem.relations.other_calls import with_given_output, with_side_stream
+        from tlmatrix.problem.relations.other_calls import (
+            with_given_output,
+            with_second_derivative,
+            with_side_stream,
+        )
         from tlmatrix.problem.relations.propagation import with_propagation
         from tlmatrix.problem.relations.user import with_user_relations
 
@@ -170,6 +176,11 @@ class Harness:
             problem = with_given_output(problem, output)
         if self.backend.device.type == "cuda" and not has_ranks(spec):
             problem = with_side_stream(problem)
+        differentiable = bound.binding.differentiable and "gradients" in spec.checks
+        if differentiable and problem.cotangents and not has_ranks(spec):
+            done = self._differentiated_twice
+            if case.origin != "fuzz" and spec.path not in done:
+                problem = with_second_derivative(problem, lambda: done.add(spec.path))
         if self.backend.compiles and spec.compile_axes:
             problem = _sampled_relations(problem, spec, case, bound.family)
         if not has_ranks(spec):

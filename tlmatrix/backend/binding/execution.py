@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.backend.binding.calls import binding_error
+from tlmatrix.backend.binding.second_derivative import check_second_derivative
 from tlmatrix.backend.binding.side_stream import on_side_stream
 from tlmatrix.backend.errors import EntryError, wrapping_entry_errors
 from tlmatrix.check.results import Results, history_result
@@ -128,6 +129,9 @@ def _forward_and_backward(binding: Binding, problem: Problem) -> Generator[bool,
         results = call()
     outputs = call.named(results)
     yield bool(wanted) and not without_grad
+    if variant is not None and variant.kind == "second":
+        check_second_derivative(problem, outputs, wanted, leaves)
+        return Results({})
     if wanted and not without_grad:
         changed = variant.names if variant is not None and variant.kind == "changed" else ()
         with _changed_in_place([names[name] for name in changed]):
