@@ -385,6 +385,9 @@ class Problem:
     """The output for which the entry gets a tensor as its argument `out`, and no gradients."""
     side_stream: bool = False
     """Whether to call the entry on a CUDA stream other than the default one."""
+    two_streams: bool = False
+    """Whether to make two calls on two simulated streams, which have no results: a race raises
+    `FindingsError`."""
     between: tuple[Problem, ...] = ()
     """Calls that are made between the forward and the backward pass."""
     renewed: bool = False

@@ -44,6 +44,9 @@ _OTHER_OPTIONS = 3
 _HISTORIES = 6
 """Of this many cases, one calls its problem and that with other data in an order of their own."""
 
+_AGAIN = 32
+"""Of this many cases, one checks what else only one case of a spec does."""
+
 _SAMPLED = 8
 """Of this many cases, one checks a relation that needs kernels of another compile key."""
 
@@ -112,8 +115,8 @@ class Harness:
     keep: Keep | None = None
     left_changed: list[Finding] = field(default_factory=list)
     _bound: dict[tuple[Path, str, int | None], BoundSpec] = field(default_factory=dict)
-    _differentiated_twice: set[Path] = field(default_factory=set)
-    """Specs whose second derivative a case of this process has checked."""
+    _passed: set[tuple[Path, str]] = field(default_factory=set)
+    """Specs with the relations of `_with_checks_of_a_spec` that a case of this process passed."""
     _executors: Executors | None = None
     _assembler: Assembler | None = None
 
@@ -160,11 +163,7 @@ class Harness:
             return invalid_problem(
                 spec, case, invalid_input_of(spec, case), make, bound.binding.parameters
             )
-        from tlmatrix.problem.relations.other_calls import (
-            with_given_output,
-            with_second_derivative,
-            with_side_stream,
-        )
+        from tlmatrix.problem.relations.other_calls import with_given_output, with_side_stream
         from tlmatrix.problem.relations.propagation import with_propagation
         from tlmatrix.problem.relations.user import with_user_relations
 
@@ -176,11 +175,8 @@ class Harness:
             problem = with_given_output(problem, output)
         if self.backend.device.type == "cuda" and not has_ranks(spec):
             problem = with_side_stream(problem)
-        differentiable = bound.binding.differentiable and "gradients" in spec.checks
-        if differentiable and problem.cotangents and not has_ranks(spec):
-            done = self._differentiated_twice
-            if case.origin != "fuzz" and spec.path not in done:
-                problem = with_second_derivative(problem, lambda: done.add(spec.path))
+        if case.origin != "fuzz" and not has_ranks(spec):
+            problem = self._with_checks_of_a_spec(bound, spec, case, problem)
         if self.backend.compiles and spec.compile_axes:
             problem = _sampled_relations(problem, spec, case, bound.family)
         if not has_ranks(spec):
@@ -200,6 +196,28 @@ class Harness:
                 bound, spec, case, problem, lambda values: shard(spec, make(values, seed + 2))
             )
         return with_cuda_graph(spec, case, problem, self.backend)
+
+    def _with_checks_of_a_spec(
+        self, bound: BoundSpec, spec: Spec, case: Case, problem: Problem
+    ) -> Problem:
+        """Add the relations that one case of a spec checks for all, in each process, and few more.
+
+        Until a case passes, the next ones check it, too.
+        """
+        from tlmatrix.problem.relations.other_calls import with_second_derivative, with_two_streams
+
+        def due(check: str) -> bool:
+            return (spec.path, check) not in self._passed or case.seed % _AGAIN == 0
+
+        def passed(check: str) -> Callable[[], None]:
+            return lambda: self._passed.add((spec.path, check))
+
+        differentiable = bound.binding.differentiable and "gradients" in spec.checks
+        if differentiable and problem.cotangents and due("second"):
+            problem = with_second_derivative(problem, passed("second"))
+        if self.backend.simulates_streams and due("streams"):
+            problem = with_two_streams(problem, passed("streams"))
+        return problem
 
     def _with_other_options(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from tlmatrix.backend.binding.calls import binding_error
 from tlmatrix.backend.binding.second_derivative import check_second_derivative
 from tlmatrix.backend.binding.side_stream import on_side_stream
+from tlmatrix.backend.binding.two_streams import check_two_streams
 from tlmatrix.backend.errors import EntryError, wrapping_entry_errors
 from tlmatrix.check.results import Results, history_result
 from tlmatrix.check.same_memory import SameMemory
@@ -45,6 +47,11 @@ def execute(
     if problem.side_stream:
         with on_side_stream(problem, binding.backend.device) as there:
             return execute(binding, there, run_index=run_index)
+    if problem.two_streams:
+        once = replace(problem, two_streams=False)
+        with binding.backend.active(run_index):
+            check_two_streams(partial(_call, binding), once, run_index)
+        return Results({})
     with binding.backend.active(run_index):
         results = _call(binding, problem) if problem.history is None else _calls(binding, problem)
         if wait:

@@ -62,3 +62,25 @@ def with_second_derivative(problem: Problem, passed: Callable[[], None]) -> Prob
     )
     relation = Relation("second_derivative", "relations", (twice,), left=nothing)
     return problem.with_relations("relations", lambda: (relation,))
+
+
+def with_two_streams(problem: Problem, passed: Callable[[], None]) -> Problem:
+    """The problem with two calls on two simulated streams; `passed` is called if no race is found.
+
+    See `tlmatrix.backend.binding.two_streams`.
+    """
+
+    def nothing(_results: Tensors) -> Tensors:
+        passed()
+        return {}
+
+    both = replace(problem, two_streams=True, between=(), relations=lambda _kind: ())
+    relation = Relation(
+        "two_streams",
+        "relations",
+        (both,),
+        left=nothing,
+        because="the first of two calls on two streams, which nothing orders, races with the "
+        "second, or with the copies that write its inputs and read its results",
+    )
+    return problem.with_relations("relations", lambda: (relation,))
