@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from tlmatrix import interpreter
 from tlmatrix.run import Status
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
@@ -84,6 +85,28 @@ def side_stream(x, before=True, after=True):
     return result
 
 
+def kept_streams(x, before=True, after=True):
+    side = kept.setdefault("side", torch.cuda.Stream())
+    done = kept.setdefault("done", torch.cuda.Event())
+    result = torch.empty_like(x)
+    if before:
+        side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        twice(x, kept.setdefault("middle", torch.empty_like(x)), result)
+        done.record()
+    if after:
+        done.wait()
+    return result
+
+
+def kept_streams_that_do_not_wait(x):
+    return kept_streams(x, before=False)
+
+
+def kept_events_that_are_not_waited_for(x):
+    return kept_streams(x, after=False)
+
+
 def waits_for_nothing(x):
     return side_stream(x, before=False)
 
@@ -99,22 +122,47 @@ def run(tmp_path, monkeypatch):
     (tmp_path / "two_streams_code.py").write_text(CODE)
     monkeypatch.delitem(sys.modules, "two_streams_code", raising=False)
 
+    failed = []
+    simulate = interpreter.simulate
+
+    def noted(*given, **options):
+        try:
+            return simulate(*given, **options)
+        except Exception as error:
+            failed.append(error)
+            raise
+
+    monkeypatch.setattr(interpreter, "simulate", noted)
+
     def run(entry):
         spec = parse_spec(SPEC.format(entry=entry), tmp_path / "scaled.yaml")
         (case,) = plan(spec).cases()
-        return Runner("interpreter").run(spec, case)
+        result = Runner("interpreter").run(spec, case)
+        assert failed == []
+        return result
 
     yield run
     sys.modules.pop("two_streams_code", None)
 
 
-@pytest.mark.parametrize("entry", ["own_memory", "side_stream", "ordered_workspace"])
+@pytest.mark.parametrize(
+    "entry", ["own_memory", "side_stream", "ordered_workspace", "kept_streams"]
+)
 def test_no_finding_for_ordered_streams(run, entry):
     result = run(entry)
     assert result.status is Status.PASSED, result.findings
 
 
-@pytest.mark.parametrize("entry", ["kept_workspace", "waits_for_nothing", "is_not_waited_for"])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "kept_workspace",
+        "waits_for_nothing",
+        "is_not_waited_for",
+        "kept_streams_that_do_not_wait",
+        "kept_events_that_are_not_waited_for",
+    ],
+)
 def test_a_race_of_two_streams_is_a_finding(run, entry):
     findings = run(entry).findings
     assert findings
