@@ -1,6 +1,7 @@
 """The RMS norm operator: argument checks and an autograd function over the two kernels."""
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from tlmatrix_kernels.dtypes import dtype_name
 from tlmatrix_kernels.norm.kernel import (
@@ -56,6 +57,7 @@ class _RmsNorm(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dy):
         x, w, rstd = ctx.saved_tensors
         rows, cols = x.shape

@@ -68,7 +68,7 @@ def test_all_checks_run_by_default(run):
 
 def test_with_rotation_the_result_names_the_check_that_ran(run):
     found = turns(run)
-    assert set(found) == {"determinism", "repeat", "other_options"}
+    assert set(found) == {"determinism", "repeat", "other_options", "history"}
     assert found["determinism"].status is Status.PASSED
     assert found["repeat"].status is Status.FAILED
 

@@ -86,6 +86,64 @@ def wrong_if_shifted(x, scale, shifted):
     return right(x, scale, shifted) + (1 if shifted else 0)
 
 
+def stack_of_calls(x, scale, shifted):
+    return LatestOfAStack.apply(x, scale, shifted)
+
+
+class LatestOfAStack(Right):
+    stack = []
+
+    @staticmethod
+    def forward(ctx, x, scale, shifted):
+        LatestOfAStack.stack.append(x)
+        ctx.save_for_backward(x)
+        ctx.options = scale, shifted
+        return reference(x, scale, shifted)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x = LatestOfAStack.stack.pop()
+        scale, shifted = ctx.options
+        return dy * (2 * x * scale + shifted), None, None
+
+
+class Shared(Right):
+    @staticmethod
+    def forward(ctx, x, scale, shifted):
+        ctx.save_for_backward(x)
+        ctx.options = scale, shifted
+        out = latest.setdefault(x.shape, torch.empty_like(x))
+        return out.copy_(reference(x, scale, shifted)).view_as(x)
+
+
+def shares_a_result(x, scale, shifted):
+    return Shared.apply(x, scale, shifted)
+
+
+def keyed_by_address_and_version(x, scale, shifted):
+    key = x.data_ptr(), x._version
+    largest = latest.setdefault(key, x.detach().abs().max().item())
+    return right(x, scale, shifted) + (x.detach().abs().max().item() - largest)
+
+
+def keyed_by_address(x, scale, shifted):
+    largest = latest.setdefault(x.data_ptr(), x.detach().abs().max().item())
+    return right(x, scale, shifted) + (x.detach().abs().max().item() - largest)
+
+
+def keyed_by_tensor_and_version(x, scale, shifted):
+    key = x.data_ptr(), x._version
+    if key not in latest:
+        latest[key] = x.detach(), x.detach().abs().max().item()  # holds the memory
+    largest = latest[key][1]
+    return right(x, scale, shifted) + (x.detach().abs().max().item() - largest)
+
+
+def holds_lengths(x, scale, shifted):
+    latest.setdefault("all", []).append(x.detach())
+    return right(x, scale, shifted)
+
+
 def refuses_shifts(x, scale, shifted):
     if shifted:
         raise ValueError("no shifts")
@@ -145,9 +203,51 @@ def test_state_of_a_call_with_other_data_is_a_finding(run, monkeypatch):
     assert findings
     for finding in findings:
         assert (finding.check, finding.tensor) == ("repeat", "dx")
-        assert "it came between the forward and the backward pass, too" in finding.detail
+        assert "it came between forward and backward, too" in finding.detail
 
 
 def test_an_option_that_is_wrong_by_itself_is_a_finding_of_its_own_cases_alone(run):
     for result in run("wrong_if_shifted"):
         assert result.status is (Status.FAILED if result.values["shifted"] else Status.PASSED)
+
+
+@pytest.mark.parametrize("entry", ["keyed_by_address_and_version", "keyed_by_address"])
+def test_values_kept_by_the_address_of_a_tensor_are_a_finding(run, monkeypatch, entry):
+    monkeypatch.setattr(harness_module, "_OTHER_OPTIONS", 1 << 64)
+    findings = [finding for result in run(entry) for finding in result.findings]
+    assert {finding.check for finding in findings} == {"repeat"}
+
+
+def test_memory_that_an_entry_holds_gets_no_new_tensor(run, monkeypatch):
+    monkeypatch.setattr(harness_module, "_OTHER_OPTIONS", 1 << 64)
+    for entry in ("keyed_by_tensor_and_version", "holds_lengths"):
+        assert {result.status for result in run(entry)} == {Status.PASSED}
+
+
+class TestCallHistory:
+    """Calls of a case and of the same case with other data, whose passes have any order."""
+
+    @pytest.fixture(autouse=True)
+    def only_histories(self, run, monkeypatch):
+        monkeypatch.setattr(harness_module, "_OTHER_OPTIONS", 1 << 64)
+        monkeypatch.setattr(harness_module, "_HISTORIES", 1)
+
+    @pytest.mark.parametrize("entry", ["right", "keyed_by_tensor_and_version", "holds_lengths"])
+    def test_no_finding_for_a_correct_entry(self, run, entry):
+        assert {result.status for result in run(entry)} == {Status.PASSED}
+
+    def test_backward_passes_that_take_the_latest_forward_are_a_finding(self, run):
+        findings = [each for result in run("stack_of_calls") for each in result.findings]
+        assert findings
+        for finding in findings:
+            assert (finding.check, finding.tensor) == ("repeat", "dx")
+            assert finding.title.startswith("history: dx: ")
+            # The shortest history: of two calls, the one that began first also ends first.
+            begun = finding.call.partition(";")[0].split(", ")
+            passes = [step.partition("(")[0] for step in begun]
+            assert passes[:3] == ["forward", "forward", "backward"]
+            assert begun[0].removeprefix("forward") == begun[2].removeprefix("backward")
+
+    def test_a_result_that_a_later_call_overwrites_is_a_finding(self, run):
+        findings = [each for result in run("shares_a_result") for each in result.findings]
+        assert {finding.check for finding in findings} >= {"repeat"}

@@ -59,6 +59,10 @@ class Backend(Protocol):
         """Whether a call can be captured to a CUDA graph and replayed."""
 
     @property
+    def simulates_streams(self) -> bool:
+        """Whether calls on several streams can be simulated, with race detection."""
+
+    @property
     def survives_fork(self) -> bool:
         """Whether a forked process can go on to run cases; CUDA cannot."""
 
@@ -142,6 +146,7 @@ class InterpreterBackend(_HostBackend):
     unsupported_checks: ClassVar[frozenset[str]] = frozenset()
     measures_coverage: ClassVar[bool] = True
     captures_graphs: ClassVar[bool] = True
+    simulates_streams: ClassVar[bool] = True
     survives_fork: ClassVar[bool] = True
     compiles: ClassVar[bool] = False
 
@@ -208,6 +213,7 @@ class ProcessesBackend(InterpreterBackend):
     unsupported_checks: ClassVar[frozenset[str]] = frozenset({"sanitizers"})
     measures_coverage: ClassVar[bool] = False
     captures_graphs: ClassVar[bool] = False
+    simulates_streams: ClassVar[bool] = False
     survives_fork: ClassVar[bool] = False
 
 
@@ -223,6 +229,7 @@ class CudaBackend:
     unsupported_checks: ClassVar[frozenset[str]] = frozenset({"sanitizers"})
     measures_coverage: ClassVar[bool] = False
     captures_graphs: ClassVar[bool] = True
+    simulates_streams: ClassVar[bool] = False
     survives_fork: ClassVar[bool] = False
     compiles: ClassVar[bool] = True
 
@@ -300,6 +307,7 @@ class CompileBackend(_HostBackend):
     unsupported_checks: ClassVar[frozenset[str]] = frozenset({"sanitizers"})
     measures_coverage: ClassVar[bool] = False
     captures_graphs: ClassVar[bool] = False
+    simulates_streams: ClassVar[bool] = False
     survives_fork: ClassVar[bool] = False
     compiles: ClassVar[bool] = True
 

@@ -85,6 +85,10 @@ def describe_call(call: Problem, first: Problem) -> str:
         parts.append(f"a tensor for {call.given_output}")
     if call.side_stream:
         parts.append("on another CUDA stream")
+    if call.two_streams:
+        parts.append("two calls on two streams")
+    if call.renewed:
+        parts.append("new tensors at the addresses of earlier ones")
     return "; ".join(parts) or "the same arguments"
 
 

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 def compare_runs(
-    first: Tensors, again: Tensors, bounds: ReferenceBounds, *, exact: bool
+    first: Tensors,
+    again: Tensors,
+    bounds: ReferenceBounds,
+    *,
+    exact: bool,
+    against: str = "the first of the equal calls",
 ) -> list[Finding]:
     """Findings about results that differ between two runs of the same problem.
 
@@ -36,7 +41,6 @@ def compare_runs(
         limits = [nothing] if exact else bounds.limits_of_two_runs(name)
         deviation = beyond_limits(other, tensor, limits)
         if deviation is not None:
-            against = "the first of the equal calls"
             found.append(
                 diagnose("determinism", name, deviation, bounds, against=against, exact=exact)
             )

@@ -57,6 +57,9 @@ if TYPE_CHECKING:
 _RUNS = 3
 """Equal calls that the determinism check compares, including the first run."""
 
+_ON_STREAMS = 4
+"""Of this many cases on several ranks, one makes equal calls on streams that nothing orders."""
+
 _NAN_HINT = (
     "no input holds NaN: avoid 0/0 and inf - inf in the reference; if NaN is intended, return it "
     "from the entry too"
@@ -501,19 +504,21 @@ class _Pipeline:
 
     def _equal_calls(self, count: int) -> Iterator[Tensors]:
         if self._in_a_row:
-            yield from self._run_in_a_row([self._problem] * count)
+            streams = self._sanitizers is not None and self._case.seed % _ON_STREAMS == 1
+            yield from self._run_in_a_row([self._problem] * count, streams=streams)
         else:
             for _ in range(count):
                 yield self._again(self._problem)
 
     def _run_in_a_row(
-        self, problems: Sequence[Problem], *, captured: bool = False
+        self, problems: Sequence[Problem], *, captured: bool = False, streams: bool = False
     ) -> list[Tensors]:
         """Run consecutive calls under race detection, above all between a call and the next."""
         assert isinstance(self._execute, SeveralRanks)
-        run = self._execute.captured if captured else self._execute.in_a_row
         with self._race_detection() as sanitizers:
-            return run(problems, sanitizers=sanitizers)
+            if captured:
+                return self._execute.captured(problems, sanitizers=sanitizers)
+            return self._execute.in_a_row(problems, sanitizers=sanitizers, streams=streams)
 
     @contextmanager
     def _race_detection(self) -> Iterator[SanitizerSession | None]:

@@ -8,7 +8,7 @@ assumed to equal the left side's, which saves a float64 reference for every rela
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,10 +16,11 @@ from tlmatrix.check.bits import INT_OF_SIZE, same_bits
 from tlmatrix.check.compared import Element, describe_calls, element_of
 from tlmatrix.check.diagnose import diagnose
 from tlmatrix.check.finding import KEEPS_STATE, Finding, FindingsError
+from tlmatrix.check.history import check_history
 from tlmatrix.check.numeric import Deviation, beyond_limits, describe_mismatch, deviations
-from tlmatrix.check.poison import copy_with_offset
 from tlmatrix.check.poisoned_rows import poisoned_row_hints
 from tlmatrix.check.propagation import compare_reach
+from tlmatrix.check.same_memory import SameMemory
 from tlmatrix.check.sanitizers import finding_of
 from tlmatrix.check.tolerance import error_bound
 from tlmatrix.problem.lazy_mapping import LazyMapping
@@ -28,7 +29,7 @@ from tlmatrix.spec.issues import SpecError
 from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tlmatrix.check.tolerance import ReferenceBounds
     from tlmatrix.problem.model import Pair, Problem, Relation, Tensors
@@ -52,6 +53,10 @@ def check_relation(
     `first` are the results of the problem itself; it ran, so an exception in another problem is a
     finding. `in_a_row` makes repeated calls on several ranks (`SeveralRanks.in_a_row`).
     """
+    if relation.history is not None:
+        return check_history(
+            relation, first, bounds, execute, make_bounds, deterministic=deterministic
+        )
     check = relation.kind
     results: list[Tensors] = []
     calls = list(relation.problems)
@@ -74,6 +79,7 @@ def check_relation(
         else:
             for problem in consecutive_calls(relation.kind, relation.problems):
                 run(problem)
+                del problem  # the next call may get new tensors at the addresses of these
     except InapplicableError:
         return []  # the problem of the relation cannot be sharded
     except BaseException as error:
@@ -155,7 +161,10 @@ def _with_row_hint(
 
 def consecutive_calls(kind: str, problems: Sequence[Problem]) -> Iterable[Problem]:
     """The problems of a relation as its calls get them: repeated calls share memory."""
-    return _in_same_memory(problems) if kind == "repeat" else problems
+    if kind != "repeat":
+        return problems
+    memory = SameMemory()
+    return (memory.place(problem) for problem in problems)
 
 
 def _about(
@@ -229,36 +238,6 @@ def raised(check: str, error: BaseException, words: str = "") -> Finding:
     title = f"{words}raised {type(error).__name__}: {error}"
     trace: str = getattr(error, "trace", "")
     return Finding(check, title, pattern="raised", detail=trace or None)
-
-
-def _in_same_memory(problems: Sequence[Problem]) -> Iterator[Problem]:
-    """Yield the problems with their inputs in the same memory, as a caller refills its tensors.
-
-    This finds an entry that caches the content of a tensor (such as lengths on the host) by its
-    identity or address.
-    """
-    memory: dict[str, torch.Tensor] = {}
-    for problem in problems:
-        places = {}
-        for name, tensor in problem.inputs.items():
-            kept = memory.get(name)
-            if kept is not None and _same_layout(kept, tensor):
-                kept.copy_(tensor)
-                places[id(tensor)] = kept
-            elif tensor.is_contiguous():
-                places[id(tensor)] = memory[name] = copy_with_offset(tensor)
-
-        def place(values: Mapping[str, Any], places: dict[int, torch.Tensor]) -> dict[str, Any]:
-            return {name: places.get(id(value), value) for name, value in values.items()}
-
-        yield replace(
-            problem, names=place(problem.names, places), inputs=place(problem.inputs, places)
-        )
-
-
-def _same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
-    same = one.dtype == other.dtype and one.device == other.device
-    return same and one.shape == other.shape and one.stride() == other.stride()
 
 
 def _cause_of_repeat(stale: list[str], *, reproducible: bool) -> str:

@@ -96,7 +96,7 @@ def pick_autograd_variant(problem: Problem, seed: int) -> AutogradVariant | None
 
 
 def _changeable(problem: Problem) -> list[str]:
-    """Floating-point inputs that can be changed in place without a change of another.
+    """Inputs that can be changed in place without a change of another.
 
     Output gradients are not among them: a backward pass takes their new values.
     """
@@ -105,7 +105,8 @@ def _changeable(problem: Problem) -> list[str]:
     return sorted(
         name
         for name, each in problem.inputs.items()
-        if each.is_floating_point()
+        if each.numel()
+        and not each.is_complex()
         and storages[each.untyped_storage().data_ptr()] == 1
         and all(stride or size < 2 for size, stride in zip(each.shape, each.stride(), strict=True))
     )

@@ -38,3 +38,16 @@ class Results(dict[str, "torch.Tensor"]):
         """
         del exact
         return []
+
+
+def history_result(call: int, name: str) -> str:
+    """The name of a result of one of the calls of a history."""
+    return f"{call}:{name}"
+
+
+def results_of_call(results: Mapping[str, torch.Tensor], call: int) -> dict[str, torch.Tensor]:
+    """The results of one of the calls of a history, by their own names."""
+    begin = history_result(call, "")
+    return {
+        name.removeprefix(begin): each for name, each in results.items() if name.startswith(begin)
+    }

@@ -91,9 +91,16 @@ class SeveralRanks(ABC):
 
     @abstractmethod
     def in_a_row(
-        self, problems: Sequence[Problem], *, sanitizers: SanitizerSession | None = None
+        self,
+        problems: Sequence[Problem],
+        *,
+        sanitizers: SanitizerSession | None = None,
+        streams: bool = False,
     ) -> list[Tensors]:
-        """The results of consecutive calls on one context, without a wait between them."""
+        """The results of consecutive calls on one context, without a wait between them.
+
+        With `streams`, each is on a stream of its own.
+        """
 
     @abstractmethod
     def captured(

@@ -53,10 +53,14 @@ class EntryOnRanks(SeveralRanks):
         return results[0], findings
 
     def in_a_row(
-        self, problems: Sequence[Problem], *, sanitizers: SanitizerSession | None = None
+        self,
+        problems: Sequence[Problem],
+        *,
+        sanitizers: SanitizerSession | None = None,
+        streams: bool = False,
     ) -> list[Tensors]:
         """See `SeveralRanks.in_a_row`."""
-        return list(self._run(problems, sanitizers=sanitizers)[0])
+        return list(self._run(problems, sanitizers=sanitizers, streams=streams)[0])
 
     def captured(
         self, problems: Sequence[Problem], *, sanitizers: SanitizerSession | None = None
@@ -71,10 +75,11 @@ class EntryOnRanks(SeveralRanks):
         poison: bool | None = None,
         sanitizers: SanitizerSession | None = None,
         captured: bool = False,
+        streams: bool = False,
     ) -> tuple[list[Gathered], list[Finding]]:
         sharings = [Sharding.of(self._binding.spec, problem) for problem in problems]
         jobs = _jobs(problems, sharings, poison=poison, turn=self._turns())
-        jobs = [replace(job, captured=captured) for job in jobs]
+        jobs = [replace(job, captured=captured, streams=streams) for job in jobs]
         with self._timed():
             answers = self._executor.run(self._binding, jobs, sanitizers)
         device = _device(problems[0])

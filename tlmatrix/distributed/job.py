@@ -76,6 +76,7 @@ class Job:
         turn: the number of this run of the case, which selects an interleaving.
         straggle: seed of the ranks' delays; 0 for none.
         captured: capture the first call to a CUDA graph, and replay it for each call.
+        streams: make each call on a stream of its own; nothing orders these.
     """
 
     calls: tuple[Call, ...]
@@ -83,6 +84,7 @@ class Job:
     turn: int = 0
     straggle: int = 0
     captured: bool = False
+    streams: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     import torch
 
@@ -52,20 +53,40 @@ class RankRunner:
         held: dict[str, torch.Tensor] = {}
         results, findings = [], []
         single = len(job.calls) == 1
-        for call in job.calls:
+        streams = self._streams(job)
+        for call, stream in zip(job.calls, streams, strict=True):
             problem = self._problem(call)
-            if not single:
-                problem = _reuse_memory(problem, held)
-            found, guarded_findings = self._call(problem, job, wait=single)
-            if not single:
-                # The next call may overwrite them.
-                found = {name: tensor.clone() for name, tensor in found.items()}
+            with stream:
+                if not single and not job.streams:
+                    problem = _reuse_memory(problem, held)
+                found, guarded_findings = self._call(problem, job, wait=single)
+                if not single:
+                    # The next call may overwrite them.
+                    found = {name: tensor.clone() for name, tensor in found.items()}
             results.append(found)
             findings += guarded_findings
         if not single:
             with wrapping_entry_errors():
                 self.binding.backend.synchronize()
         return Answer(tuple(results), tuple(findings))
+
+    def _streams(self, job: Job) -> list[AbstractContextManager[object]]:
+        """For each call the current stream or, with `job.streams`, one of its own.
+
+        These wait for the work so far, which made the arguments, and not for each other.
+        """
+        import torch
+
+        if not job.streams:
+            return [nullcontext() for _ in job.calls]
+        made: list[AbstractContextManager[object]] = []
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        for _ in job.calls:
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_event(event)
+            made.append(torch.cuda.stream(stream))
+        return made
 
     def _problem(self, call: Call) -> Problem:
         names = {"rank": self.rank, "world": self.world, "group": self.group}

@@ -205,6 +205,9 @@ class Relation:
     With `reach`, one input of the problem holds a NaN or an infinity, and only the elements that it
     names are compared.
 
+    With `history`, calls of the problem and of another one are made in that order, and each must
+    have the results that it has alone; `problems` are not used then.
+
     With `captured`, the problems are replays of one call that was captured in a CUDA graph; with
     `refused` as well, the entry must raise that exception (its name, words of its message).
     """
@@ -224,6 +227,7 @@ class Relation:
     rounded: Callable[[Sequence[Tensors]], Tensors] | None = None
     reach: Reach | None = None
     stale: Callable[[], Problem] | None = None
+    history: History | None = None
 
 
 @dataclass(frozen=True)
@@ -235,7 +239,8 @@ class AutogradVariant:
     `some` lets only the inputs `names` require grad, `no_grad` calls the entry under
     `torch.no_grad`, and `claimed` also asks for gradients of outputs without a cotangent. `changed`
     changes the inputs `names` in place between the two passes: the gradients are those of the old
-    values, or autograd refuses.
+    values, or autograd refuses. `second` differentiates the gradients, and returns no results: a
+    wrong second derivative raises `FindingsError`.
 
     `expanded` and `absent` have the results of another call, the `baseline`: output gradients that
     repeat their first row, with stride 0 or in memory of their own (`rows`), and none for the
@@ -244,7 +249,7 @@ class AutogradVariant:
 
     kind: Literal[
         "strided", "transposed", "twice", "shared", "some", "no_grad", "claimed", "expanded",
-        "rows", "absent", "zeros", "changed",
+        "rows", "absent", "zeros", "changed", "second",
     ]  # fmt: skip
     names: tuple[str, ...] = ()
 
@@ -272,7 +277,47 @@ class AutogradVariant:
             "zeros": f"zeros as output gradient of {', '.join(self.names)}",
             "no_grad": "a call under torch.no_grad",
             "changed": f"{', '.join(self.names)} changed in place between forward and backward",
+            "second": "gradients of the gradients (create_graph=True)",
         }[self.kind]
+
+
+@dataclass(frozen=True)
+class History:
+    """The passes of several calls, in an order of their own.
+
+    `calls` names the problem of each call: "a" is the problem that has the history, "b" is `other`.
+    A step is a pass of the call of that number, or `free`: its results are dropped without a
+    backward pass. With `exact`, the results of equal calls of `other` have equal bits.
+    """
+
+    other: Problem
+    calls: tuple[Literal["a", "b"], ...]
+    steps: tuple[tuple[Literal["forward", "backward", "free"], int], ...]
+    exact: bool = False
+    difference: str = "other data"
+    """How `other` differs, in words."""
+
+    def __str__(self) -> str:
+        return ", ".join(f"{step}({self.name(number)})" for step, number in self.steps)
+
+    def name(self, call: int) -> str:
+        """`a`, or `a2` for the second of several calls of the problem a."""
+        name = self.calls[call]
+        if self.calls.count(name) == 1:
+            return name
+        return f"{name}{self.calls[: call + 1].count(name)}"
+
+    def without(self, call: int) -> History:
+        """The history without one of its calls."""
+        calls = self.calls[:call] + self.calls[call + 1 :]
+        steps = tuple(
+            (step, number - (number > call)) for step, number in self.steps if number != call
+        )
+        return replace(self, calls=calls, steps=steps)
+
+    def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> History:
+        """The history with `change` of each tensor of the other problem."""
+        return replace(self, other=self.other.map_tensors(change))
 
 
 @dataclass(frozen=True)
@@ -340,8 +385,15 @@ class Problem:
     """The output for which the entry gets a tensor as its argument `out`, and no gradients."""
     side_stream: bool = False
     """Whether to call the entry on a CUDA stream other than the default one."""
+    two_streams: bool = False
+    """Whether to make two calls on two simulated streams, which have no results: a race raises
+    `FindingsError`."""
     between: tuple[Problem, ...] = ()
     """Calls that are made between the forward and the backward pass."""
+    renewed: bool = False
+    """Whether a repeated call gets new tensors at the addresses of earlier ones."""
+    history: History | None = None
+    """Calls of this problem and of another one, made in that order in place of one call."""
 
     def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Problem:
         """The problem with `change` of each tensor that an entry gets; same outputs, reference."""
@@ -359,6 +411,7 @@ class Problem:
             inputs=changed(self.inputs),
             cotangents=changed(self.cotangents),
             between=tuple(each.map_tensors(change) for each in self.between),
+            history=self.history and self.history.map_tensors(change),
         )
 
     def with_relations(self, kind: RelationKind, more: Callable[[], Iterable[Relation]]) -> Problem:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tlmatrix.run.harness import case_seed, invalid_input_of
+from tlmatrix.run.harness import case_seed, invalid_input_of, is_bitwise
 from tlmatrix.run.invalid_inputs import check_invalid_input
 from tlmatrix.run.outcome import Outcome, bug_words, error_outcome, with_bug
 from tlmatrix.run.process_state import StateGuard
@@ -14,7 +14,7 @@ from tlmatrix.spec.issues import SpecError
 from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator
 
     from tlmatrix.backend import Binding
     from tlmatrix.check.finding import Finding
@@ -170,7 +170,7 @@ def _judge(
         run_entry,
         checks=checks - backend.unsupported_checks,
         arch=backend.arch,
-        deterministic=_is_bitwise(spec, {**problem.names, **harness.environment}),
+        deterministic=is_bitwise(spec, {**problem.names, **harness.environment}),
         reruns=options.reruns,
         on_check=measurements.relations.append,
         on_error_ratio=measurements.set_error_ratio,
@@ -178,11 +178,3 @@ def _judge(
         masked=options.masked,
         keep_compared=options.keep_compared,
     )
-
-
-def _is_bitwise(spec: Spec, names: Mapping[str, Any]) -> bool:
-    """Whether runs must agree bitwise: as the first matching rule says, else True."""
-    for rule in spec.determinism:
-        if rule.when.evaluate(names):
-            return bool(rule.mode == "bitwise")
-    return True

@@ -9,7 +9,7 @@ import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend import EntryError, bind, execute, refuse_unknown_axes
 from tlmatrix.backend.backends import InterpreterBackend
@@ -42,6 +42,12 @@ if TYPE_CHECKING:
 _OTHER_OPTIONS = 3
 """Of this many cases, one is called around a call with other options, others around other data."""
 
+_HISTORIES = 6
+"""Of this many cases, one calls its problem and that with other data in an order of their own."""
+
+_AGAIN = 32
+"""Of this many cases, one checks what else only one case of a spec does."""
+
 _SAMPLED = 8
 """Of this many cases, one checks a relation that needs kernels of another compile key."""
 
@@ -52,6 +58,14 @@ def case_seed(case: Case, seed: int = 0) -> int:
     if not seed:
         return case.seed
     return seed_from(f"{seed}:{case.key}")
+
+
+def is_bitwise(spec: Spec, names: Mapping[str, Any]) -> bool:
+    """Whether runs must agree bitwise: as the first matching rule says, else True."""
+    for rule in spec.determinism:
+        if rule.when.evaluate(names):
+            return bool(rule.mode == "bitwise")
+    return True
 
 
 def _sampled_relations(problem: Problem, spec: Spec, case: Case, family: Family) -> Problem:
@@ -102,6 +116,8 @@ class Harness:
     keep: Keep | None = None
     left_changed: list[Finding] = field(default_factory=list)
     _bound: dict[tuple[Path, str, int | None], BoundSpec] = field(default_factory=dict)
+    _passed: set[tuple[Path, str]] = field(default_factory=set)
+    """Specs with the relations of `_with_checks_of_a_spec` that a case of this process passed."""
     _executors: Executors | None = None
     _assembler: Assembler | None = None
 
@@ -167,6 +183,8 @@ class Harness:
             problem = with_given_output(problem, output)
         if self.backend.device.type == "cuda" and not has_ranks(spec):
             problem = with_side_stream(problem)
+        if case.origin != "fuzz" and not has_ranks(spec):
+            problem = self._with_checks_of_a_spec(bound, spec, case, problem)
         if self.backend.compiles and spec.compile_axes:
             problem = _sampled_relations(problem, spec, case, bound.family)
         if not has_ranks(spec):
@@ -175,9 +193,7 @@ class Harness:
                     bound, spec, case, problem, lambda values: make(values, seed + 2)
                 )
             else:
-                from tlmatrix.run.other_calls import with_call_between
-
-                problem = with_call_between(problem)
+                problem = self._with_calls_around(bound, spec, case, problem)
             return problem
         from tlmatrix.run.graphs import with_cuda_graph
 
@@ -188,6 +204,28 @@ class Harness:
                 bound, spec, case, problem, lambda values: shard(spec, make(values, seed + 2))
             )
         return with_cuda_graph(spec, case, problem, self.backend)
+
+    def _with_checks_of_a_spec(
+        self, bound: BoundSpec, spec: Spec, case: Case, problem: Problem
+    ) -> Problem:
+        """Add the relations that one case of a spec checks for all, in each process, and few more.
+
+        Until a case passes, the next ones check it, too.
+        """
+        from tlmatrix.problem.relations.other_calls import with_second_derivative, with_two_streams
+
+        def due(check: str) -> bool:
+            return (spec.path, check) not in self._passed or case.seed % _AGAIN == 0
+
+        def passed(check: str) -> Callable[[], None]:
+            return lambda: self._passed.add((spec.path, check))
+
+        differentiable = bound.binding.differentiable and "gradients" in spec.checks
+        if differentiable and problem.cotangents and due("second"):
+            problem = with_second_derivative(problem, passed("second"))
+        if self.backend.simulates_streams and due("streams"):
+            problem = with_two_streams(problem, passed("streams"))
+        return problem
 
     def _with_other_options(
         self,
@@ -209,6 +247,22 @@ class Harness:
             make,
             self.environment,
             allowed=lambda values: only is None or key(values) == only,
+        )
+
+    def _with_calls_around(
+        self, bound: BoundSpec, spec: Spec, case: Case, problem: Problem
+    ) -> Problem:
+        """Make the call with other data between two passes, or both in an order of their own."""
+        from tlmatrix.run.other_calls import with_call_between, with_history
+
+        if case.seed % _HISTORIES != _HISTORIES - 1:
+            return with_call_between(problem, case.seed)
+        differentiable = bound.binding.differentiable and "gradients" in spec.checks
+        return with_history(
+            problem,
+            case.seed,
+            backward=differentiable and bool(problem.cotangents),
+            exact=is_bitwise(spec, {**problem.names, **self.environment}),
         )
 
     def _copies_tensors(self, spec: Spec, case: Case) -> bool:

@@ -1,18 +1,20 @@
-"""Calls before and within a call: with other options, or with other data and lengths.
+"""Calls before, within and around a call: with other options, or with other data and lengths.
 
 An entry that prepares calls, keeps workspaces or saves options for its backward pass may take those
 of another call. The other call is another case of the spec, which differs in one axis if the
 constraints allow that. It comes before the call and, if that has gradients, again between its
-forward and its backward pass. So does, in other cases, the call with other data.
+forward and its backward pass. So does, in other cases, the call with other data. In a few, up to
+three calls of the two have their passes in an order that the case's seed selects.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tlmatrix.matrix import known_bug
+from tlmatrix.problem.model import History
 from tlmatrix.problem.relations.forms import repeated
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from tlmatrix.problem import Problem, Relation, RelationKind
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
+
+_Step = Literal["forward", "backward", "free"]
 
 _ATTEMPTS = 8
 """Other cases that are tried: constraints exclude some, and some cannot be sharded."""
@@ -111,8 +115,11 @@ def with_other_options(
     return replace(problem, relations=relations)
 
 
-def with_call_between(problem: Problem) -> Problem:
-    """Repeat the other call of `repeat` between the forward and the backward pass."""
+def with_call_between(problem: Problem, seed: int) -> Problem:
+    """Repeat the other call of `repeat` between the forward and the backward pass.
+
+    The calls get refilled tensors, or new ones at the same addresses, as `seed` selects.
+    """
 
     def relations(kind: RelationKind) -> Iterator[Relation]:
         for relation in problem.relations(kind):
@@ -120,11 +127,64 @@ def with_call_between(problem: Problem) -> Problem:
                 yield relation
                 continue
             other, again = relation.problems
-            because = f"{relation.because}; it came between the forward and the backward pass, too"
-            problems = other, replace(again, between=(other,))
-            yield replace(relation, problems=problems, because=because)
+            again = replace(again, renewed=bool(seed & 8))
+            if problem.cotangents:
+                again = replace(again, between=(other,))
+                because = f"{relation.because}; it came between forward and backward, too"
+                yield replace(relation, problems=(other, again), because=because)
+            else:
+                yield replace(relation, problems=(other, again))
 
-    return replace(problem, relations=relations) if problem.cotangents else problem
+    return replace(problem, relations=relations)
+
+
+def with_history(problem: Problem, seed: int, *, backward: bool, exact: bool) -> Problem:
+    """Make the calls of `repeat` in an order that `seed` selects.
+
+    Args:
+        problem: the problem.
+        seed: the seed of the case.
+        backward: whether calls have a backward pass.
+        exact: whether equal calls give equal bits.
+    """
+
+    def relations(kind: RelationKind) -> Iterator[Relation]:
+        for relation in problem.relations(kind):
+            if relation.name != "repeat":
+                yield relation
+                continue
+            other = replace(relation.problems[0], renewed=bool(seed & 8))
+            calls, steps = _drawn_steps(seed, backward=backward)
+            yield replace(relation, name="history", history=History(other, calls, steps, exact))
+
+    return replace(problem, relations=relations)
+
+
+def _drawn_steps(
+    seed: int, *, backward: bool
+) -> tuple[tuple[Literal["a", "b"], ...], tuple[tuple[_Step, int], ...]]:
+    """The problems of two or three calls, and the order of their passes."""
+    pick = random.Random(seed ^ 0x415)  # noqa: S311 - test data, not secrets
+    calls: list[Literal["a", "b"]] = ["a", "b"]
+    if not backward or pick.randrange(2):
+        calls.append(pick.choice(("a", "b")))
+    pick.shuffle(calls)
+    steps: list[tuple[_Step, int]] = []
+    begun, pending = 0, list[int]()
+    while begun < len(calls) or pending:
+        if begun < len(calls) and (len(pending) < 2 or pick.randrange(2)):
+            steps.append(("forward", begun))
+            if backward:
+                pending.append(begun)
+            begun += 1
+            continue
+        # Calls within others come in `with_call_between`: mostly, the first to begin ends first.
+        number = pending.pop(0 if pick.randrange(3) else -1)
+        dropped = calls[number] == "b" and pick.randrange(4) == 0
+        steps.append(("free" if dropped else "backward", number))
+    while steps[-1][0] == "free":
+        steps.pop()
+    return tuple(calls), tuple(steps)
 
 
 def _elements(problem: Problem) -> int:

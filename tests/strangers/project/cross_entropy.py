@@ -5,6 +5,7 @@ from typing import NamedTuple
 import tilelang
 import tilelang.language as T
 import torch
+from torch.autograd.function import once_differentiable
 
 
 @tilelang.jit
@@ -91,6 +92,7 @@ class _CrossEntropy(torch.autograd.Function):
         return loss.sum() / count, lse
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dloss, _):
         logits, target, lse, count = ctx.saved_tensors
         dlogits = torch.empty_like(logits)

@@ -4,6 +4,7 @@ import tilelang
 import tilelang.language as T
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 BLOCK_M = 8
 
@@ -123,6 +124,7 @@ class _LayerNorm(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dy):
         x, weight, mean, rstd = ctx.saved_tensors
         M, N = x.shape

@@ -3,6 +3,7 @@
 import tilelang
 import tilelang.language as T
 import torch
+from torch.autograd.function import once_differentiable
 
 
 @tilelang.jit
@@ -81,6 +82,7 @@ class _Pad(torch.autograd.Function):
         return _pad(x, offsets, max_len, value)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dpadded):
         return _unpad(dpadded, *ctx.saved_tensors, ctx.total), None, None, None
 

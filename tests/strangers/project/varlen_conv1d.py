@@ -11,6 +11,7 @@ import tilelang
 import tilelang.language as T
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 BLOCK_T = 32
 BLOCK_D = 32
@@ -134,6 +135,7 @@ class CausalConv1d(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dy):
         x, weight, cu_seqlens = ctx.saved_tensors
         dim, width = weight.shape

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from tlmatrix.backend.binding.calls import binding_error
+from tlmatrix.backend.binding.second_derivative import check_second_derivative
 from tlmatrix.backend.binding.side_stream import on_side_stream
+from tlmatrix.backend.binding.two_streams import check_two_streams
 from tlmatrix.backend.errors import EntryError, wrapping_entry_errors
-from tlmatrix.check.results import Results
+from tlmatrix.check.results import Results, history_result
+from tlmatrix.check.same_memory import SameMemory
 from tlmatrix.problem.model import InapplicableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from tlmatrix.backend.binding.binding import Binding
     from tlmatrix.problem.model import AutogradVariant, Problem, Tensors
@@ -42,8 +47,13 @@ def execute(
     if problem.side_stream:
         with on_side_stream(problem, binding.backend.device) as there:
             return execute(binding, there, run_index=run_index)
+    if problem.two_streams:
+        once = replace(problem, two_streams=False)
+        with binding.backend.active(run_index):
+            check_two_streams(partial(_call, binding), once, run_index)
+        return Results({})
     with binding.backend.active(run_index):
-        results = _call(binding, problem)
+        results = _call(binding, problem) if problem.history is None else _calls(binding, problem)
         if wait:
             with wrapping_entry_errors():
                 binding.backend.synchronize()
@@ -52,6 +62,63 @@ def execute(
 
 def _call(binding: Binding, problem: Problem) -> Results:
     """Run the code under test on the active backend; see `execute`."""
+    passes = _Passes(binding, problem)
+    if passes.backward:
+        for other in problem.between:
+            try:
+                _call(binding, other)
+            except EntryError as error:
+                raise InapplicableError(()) from error  # a finding of its own cases
+    return passes.end()
+
+
+def _calls(binding: Binding, problem: Problem) -> Results:
+    """The results of all calls of a history, named `history_result`.
+
+    A caller with one set of tensors for the inputs: a call gets these, refilled, while no earlier
+    call that has them waits for its backward pass.
+    """
+    history = problem.history
+    assert history is not None
+    problems = {"a": replace(problem, history=None), "b": history.other}
+    memory, owner = SameMemory(), None
+    open_calls: dict[int, _Passes] = {}
+    found: dict[str, torch.Tensor] = {}
+    for step, number in history.steps:
+        if step == "forward":
+            called = problems[history.calls[number]]
+            if owner is None:
+                called, owner = memory.place(called), number
+            open_calls[number] = _Passes(binding, called)
+            del called
+        if step == "backward" or (step == "forward" and not open_calls[number].backward):
+            results = open_calls[number].end()
+            found |= {history_result(number, name): each for name, each in results.items()}
+        if step != "forward" or not open_calls[number].backward:
+            del open_calls[number]
+            owner = None if owner == number else owner
+    return Results(found)
+
+
+class _Passes:
+    """A call whose forward pass has been made; `backward` is whether it has a backward pass."""
+
+    def __init__(self, binding: Binding, problem: Problem) -> None:
+        self._passes = _forward_and_backward(binding, problem)
+        self.backward = next(self._passes)
+
+    def end(self) -> Results:
+        """Make the backward pass, and return the results of both."""
+        try:
+            next(self._passes)
+        except StopIteration as ended:
+            results: Results = ended.value
+            return results
+        raise AssertionError("a call has two passes")
+
+
+def _forward_and_backward(binding: Binding, problem: Problem) -> Generator[bool, None, Results]:
+    """Make the forward pass, yield whether a backward pass follows, make it, return all results."""
     wanted: Mapping[str, str] = {}
     if binding.differentiable and problem.cotangents and "gradients" in binding.spec.checks:
         wanted = problem.gradient_of
@@ -68,12 +135,11 @@ def _call(binding: Binding, problem: Problem) -> Results:
     with wrapping_entry_errors(), torch.no_grad() if without_grad else nullcontext():
         results = call()
     outputs = call.named(results)
+    yield bool(wanted) and not without_grad
+    if variant is not None and variant.kind == "second":
+        check_second_derivative(problem, outputs, wanted, leaves)
+        return Results({})
     if wanted and not without_grad:
-        for other in problem.between:
-            try:
-                _call(binding, other)
-            except EntryError as error:
-                raise InapplicableError(()) from error  # a finding of its own cases
         changed = variant.names if variant is not None and variant.kind == "changed" else ()
         with _changed_in_place([names[name] for name in changed]):
             gradients, absent = _gradients(binding.spec, problem, outputs, wanted, leaves)
@@ -85,17 +151,20 @@ def _call(binding: Binding, problem: Problem) -> Results:
 def _changed_in_place(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Change tensors in a way that autograd notices where they are saved for the backward pass.
 
+    Integers become 0, which is an index of anything that has elements.
+
     Raises:
-        InapplicableError: autograd refused to compute gradients with them.
+        InapplicableError: autograd refused to compute gradients with them, or the entry with zeros.
     """
     before = [tensor.detach().clone() for tensor in tensors]
     try:
         with torch.no_grad():
             for tensor in tensors:
-                tensor.mul_(-0.5)
+                tensor.mul_(-0.5) if tensor.is_floating_point() else tensor.zero_()
         yield
     except EntryError as error:
-        if tensors and "modified by an inplace operation" in str(error.error):
+        refused = "modified by an inplace operation" in str(error.error)
+        if tensors and (refused or not all(each.is_floating_point() for each in tensors)):
             raise InapplicableError(()) from error
         raise
     finally:

@@ -50,3 +50,11 @@ def on_side_stream(problem: Problem, device: torch.device) -> Iterator[Problem]:
         for tensor, copy in copies.values():
             as_row(copy).copy_(as_row(tensor))
         yield there
+
+
+def written_later(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of the same strides, which the current stream writes."""
+    lead = lead_of(tensor)
+    memory = torch.empty(lead + extent_of(tensor), dtype=tensor.dtype, device=tensor.device)
+    as_row(memory, lead).copy_(as_row(tensor, lead))
+    return memory.as_strided(tensor.shape, tensor.stride(), lead)

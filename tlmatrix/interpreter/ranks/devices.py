@@ -23,7 +23,7 @@ from tlmatrix.interpreter.sync.context import current_rank
 from . import symmetric
 from .graphs import Capturing, Graph
 from .groups import ThreadsWorld
-from .streams import Event, Stream, synchronize
+from .streams import Event, Stream, of_this_rank, synchronize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,7 +44,8 @@ def _stream(*_args: Any, **_options: Any) -> Stream:
 @contextmanager
 def _on(stream: Stream | None) -> Iterator[None]:
     rank = current_rank()
-    rank.current.append(stream if stream is not None else rank.stream)
+    own = of_this_rank(stream) if stream is not None else None
+    rank.current.append(own if own is not None else rank.stream)
     try:
         yield
     finally:
@@ -52,7 +53,7 @@ def _on(stream: Stream | None) -> Iterator[None]:
 
 
 def _set_stream(stream: Stream) -> None:
-    current_rank().current[:] = [stream]
+    current_rank().current[:] = [of_this_rank(stream)]
 
 
 def _properties(*_device: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tlmatrix.interpreter.callsite import caller, rendered
 from tlmatrix.interpreter.locks import tracing
+from tlmatrix.interpreter.sync import context
 from tlmatrix.interpreter.sync.agents import Agent, Request
 from tlmatrix.interpreter.sync.context import current_rank
 from tlmatrix.interpreter.sync.dispatch import Dispatcher, Slot
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.sync.clocks import Clock
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
-    from tlmatrix.interpreter.sync.world import Rank
+    from tlmatrix.interpreter.sync.world import Rank, World
 
     from .graphs import Capture
 
@@ -35,6 +36,7 @@ class Operation:
         done: whether it is over.
         clock: the clock of the stream at its end.
         capture: what it is captured to, in place of being run.
+        world: the simulation that it belongs to.
     """
 
     what: str
@@ -44,6 +46,7 @@ class Operation:
     done: bool = False
     clock: Clock = field(default_factory=dict)
     capture: Capture | None = None
+    world: World | None = None
 
 
 @dataclass
@@ -131,11 +134,20 @@ class Stream(Dispatcher):
     # -- as torch.cuda.Stream
 
     def __enter__(self) -> Self:
-        self.host.current.append(self)
+        own = of_this_rank(self)
+        if own is not None:
+            own.host.current.append(own)
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.host.current.remove(self)
+        own = of_this_rank(self)
+        if own is not None:
+            own.host.current.remove(own)
+
+    @property
+    def default(self) -> bool:
+        """Whether it is the default stream of its rank."""
+        return self.label == "default"
 
     @property
     def cuda_stream(self) -> int:
@@ -151,8 +163,9 @@ class Stream(Dispatcher):
 
     def wait_event(self, event: Event) -> None:
         """Later work of the stream waits for an event."""
-        if event.operation is not None:
-            self.wait_for(event.operation, f"for {event}")
+        stream, operation = of_this_rank(self), getattr(event, "operation", None)
+        if stream is not None and operation is not None and operation.world is stream.world:
+            stream.wait_for(operation, f"for {event}")
 
     def wait_for(self, target: Operation, what: str) -> None:
         """Later work of the stream waits for an operation."""
@@ -164,7 +177,9 @@ class Stream(Dispatcher):
 
     def wait_stream(self, stream: Stream) -> None:
         """Later work of the stream waits for the earlier work of another."""
-        self.wait_event(stream.record_event())
+        before = of_this_rank(stream)
+        if before is not None:
+            self.wait_event(before.record_event())
 
     def record_event(self, event: Event | None = None) -> Event:
         """An event that happens when the earlier work of the stream is over."""
@@ -182,6 +197,28 @@ class Stream(Dispatcher):
 
     def __repr__(self) -> str:
         return f"<simulated stream {self.label} of rank {self.rank}>"
+
+
+def of_this_rank(stream: Any) -> Stream | None:
+    """The stream of this thread's rank that an object of an entry means; None outside a simulation.
+
+    An entry may keep a stream that it made before, outside of the simulation or in another one. It
+    means a stream of its own here, and the default stream if it was that one.
+    """
+    rank = context.rank()
+    if rank is None:
+        return None
+    if isinstance(stream, Stream) and stream.world is rank.world:
+        return stream
+    if getattr(stream, "default", False):
+        default: Stream = rank.streams[0]
+        return default
+    twins: dict[int, tuple[Stream, Any]] = rank.world.state.setdefault(
+        f"streams of {rank.number}", {}
+    )
+    if id(stream) not in twins:
+        twins[id(stream)] = Stream(rank, str(len(rank.streams))), stream
+    return twins[id(stream)][0]
 
 
 def waiting(target: Operation, what: str) -> Callable[[Stream], Iterator[Request]]:
@@ -202,7 +239,9 @@ class Event:
 
     def record(self, stream: Stream | None = None) -> None:
         """It happens when the earlier work of `stream` is over."""
-        stream = stream if stream is not None else current_rank().stream
+        stream = of_this_rank(stream if stream is not None else current_rank().stream)
+        if stream is None:
+            return
         self._of = f"an event of {stream.name} recorded at {rendered(caller())}"
         self.operation = enqueue("event", lambda _stream: None, stream)
 
@@ -212,7 +251,7 @@ class Event:
 
     def synchronize(self) -> None:
         """The host waits for it."""
-        if self.operation is not None:
+        if self.operation is not None and self.operation.world is context.world_of_host():
             if self.operation.capture is not None:
                 self.operation.capture.refuse("waiting for an event")
             rank = current_rank()
@@ -243,7 +282,7 @@ def enqueue(
     world = rank.world
     if world.memory is not None:
         world.memory.free(rank)
-    operation = Operation(what, work, caller(), dict(rank.clock))
+    operation = Operation(what, work, caller(), dict(rank.clock), world=world)
     if stream.capture is not None:
         return stream.capture.note(stream, operation)
     stream.queue.append(operation)
@@ -275,8 +314,11 @@ def enqueue_kernel(kernel: Any, running: Callable[[], Iterator[BlockLaunch]]) ->
 
 def synchronize(stream: Stream | None = None) -> None:
     """The host waits for a stream, or for all streams of its rank."""
+    own = of_this_rank(stream) if stream is not None else None
+    if stream is not None and own is None:
+        return  # of a simulation that is over
     rank = current_rank()
-    for each in [stream] if stream is not None else list(rank.streams):
+    for each in [own] if own is not None else list(rank.streams):
         if each.capture is not None:
             each.capture.refuse("waiting for a stream")
         last = each.last()

@@ -27,6 +27,11 @@ def world() -> World | None:
     return _local.world
 
 
+def world_of_host() -> World | None:
+    """The world of the rank whose host this thread is; None outside a simulation."""
+    return _local.rank.world if _local.rank is not None else None
+
+
 def current_rank() -> Rank:
     """The rank whose host this thread is.
 

@@ -1,14 +1,16 @@
-"""Relations of calls with the same inputs: into a given output, and on another CUDA stream."""
+"""Relations of calls with the same inputs: a given output, another CUDA stream, two derivatives."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tlmatrix.problem.model import Relation
+from tlmatrix.problem.model import AutogradVariant, Relation
 
 if TYPE_CHECKING:
-    from tlmatrix.problem.model import Problem
+    from collections.abc import Callable
+
+    from tlmatrix.problem.model import Problem, Tensors
 
 
 def with_given_output(problem: Problem, output: str) -> Problem:
@@ -41,5 +43,44 @@ def with_side_stream(problem: Problem) -> Problem:
         "written 10 ms later; launch on `torch.cuda.current_stream()`, and let other "
         "streams wait for it",
         words="a call on the default stream",
+    )
+    return problem.with_relations("relations", lambda: (relation,))
+
+
+def with_second_derivative(problem: Problem, passed: Callable[[], None]) -> Problem:
+    """The problem with a call whose gradients are differentiated; `passed` is called if it passes.
+
+    An entry may refuse. See `tlmatrix.backend.binding.second_derivative`.
+    """
+
+    def nothing(_results: Tensors) -> Tensors:
+        passed()
+        return {}
+
+    twice = replace(
+        problem, autograd=AutogradVariant("second"), between=(), relations=lambda _kind: ()
+    )
+    relation = Relation("second_derivative", "relations", (twice,), left=nothing)
+    return problem.with_relations("relations", lambda: (relation,))
+
+
+def with_two_streams(problem: Problem, passed: Callable[[], None]) -> Problem:
+    """The problem with two calls on two simulated streams; `passed` is called if no race is found.
+
+    See `tlmatrix.backend.binding.two_streams`.
+    """
+
+    def nothing(_results: Tensors) -> Tensors:
+        passed()
+        return {}
+
+    both = replace(problem, two_streams=True, between=(), relations=lambda _kind: ())
+    relation = Relation(
+        "two_streams",
+        "relations",
+        (both,),
+        left=nothing,
+        because="the first of two calls on two streams, which nothing orders, races with the "
+        "second, or with the copies that write its inputs and read its results",
     )
     return problem.with_relations("relations", lambda: (relation,))

@@ -12,6 +12,8 @@ import torch
 
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.gpu import is_cuda
+from tlmatrix.interpreter.ranks.streams import Event, of_this_rank
+from tlmatrix.interpreter.sync import context
 
 from .tensors import CPU, CUDA
 
@@ -33,15 +35,32 @@ def _note_no_time() -> None:
 
 
 class _Event:
-    """`torch.cuda.Event`: everything has happened already, at no known time."""
+    """`torch.cuda.Event`: everything has happened already, at no known time.
+
+    On a simulated rank, `record` makes it an event of the simulation.
+    """
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        pass
+        self.operation: Any = None
 
-    def _done(self, *_args: Any) -> None:
-        """Nothing to do: everything has happened."""
+    def record(self, stream: Any = None) -> None:
+        """It happens when the work before is done, which it is outside of a simulation."""
+        if context.rank() is not None:
+            event = Event()
+            event.record(stream)
+            self.operation = event.operation
 
-    record = wait = synchronize = _done
+    def wait(self, stream: Any = None) -> None:
+        """Later work of `stream` waits for it."""
+        if context.rank() is not None:
+            (stream if stream is not None else context.current_rank().stream).wait_event(self)
+
+    def synchronize(self) -> None:
+        """The host waits for it."""
+        if context.rank() is not None and self.operation is not None:
+            event = Event()
+            event.operation = self.operation
+            event.synchronize()
 
     def query(self) -> bool:
         """Whether the event has happened."""
@@ -55,23 +74,43 @@ class _Event:
 
 
 class _Stream:
-    """`torch.cuda.Stream`: work is done in the order it is given."""
+    """`torch.cuda.Stream`: work is done in the order it is given.
+
+    An entry may keep one that it uses on a simulated rank later: there it is a stream of the rank.
+    """
 
     cuda_stream = 0
     stream_id = 0
     priority = 0
     device = CUDA
+    default = False
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         pass
 
     def __enter__(self) -> Self:
+        if (simulated := of_this_rank(self)) is not None:
+            simulated.__enter__()
         return self
 
-    def _done(self, *_args: Any) -> None:
-        """Nothing to do: all work before is done."""
+    def __exit__(self, *error: object) -> None:
+        if (simulated := of_this_rank(self)) is not None:
+            simulated.__exit__(*error)
 
-    __exit__ = synchronize = wait_stream = wait_event = _done
+    def wait_stream(self, stream: Any) -> None:
+        """Later work waits for the work of another stream."""
+        if (simulated := of_this_rank(self)) is not None:
+            simulated.wait_stream(stream)
+
+    def wait_event(self, event: Any) -> None:
+        """Later work waits for an event."""
+        if (simulated := of_this_rank(self)) is not None:
+            simulated.wait_event(event)
+
+    def synchronize(self) -> None:
+        """The host waits for the work."""
+        if (simulated := of_this_rank(self)) is not None:
+            simulated.synchronize()
 
     def query(self) -> bool:
         """Whether the work is done."""
@@ -79,7 +118,15 @@ class _Stream:
 
     def record_event(self, event: Any = None) -> Any:
         """The event that is given, or a new one."""
-        return event if event is not None else _Event()
+        event = event if event is not None else _Event()
+        event.record(self)
+        return event
+
+
+class _DefaultStream(_Stream):
+    """The default stream, which is the current one outside of a simulation."""
+
+    default = True
 
 
 class _NoGraph:
@@ -106,7 +153,7 @@ def torch_answers(properties: DeviceProperties) -> Iterator[tuple[Any, str, Any]
 
         return seed
 
-    stream = _Stream()
+    stream = _DefaultStream()
     answers = {
         "is_available": always(True),
         "is_initialized": always(True),

@@ -1,0 +1,151 @@
+"""A second derivative is right, or the entry refuses it."""
+
+import sys
+
+import pytest
+
+from tlmatrix.backend.binding import execution
+from tlmatrix.run import Status
+from tlmatrix.run.plan import plan
+from tlmatrix.run.runner import Runner
+from tlmatrix.spec import parse_spec
+
+SPEC = """
+name: scaled
+problem:
+  inputs:
+    x: {{shape: [rows, 8], dtype: {dtype}, grad: true}}
+    w: {{shape: [8], dtype: {dtype}, grad: true}}
+  outputs: [y]
+  reference: second_derivative_code:reference
+entry: second_derivative_code:{entry}
+returns: [y]
+axes: {{rows: [4]}}
+checks: [numeric, gradients, relations]
+"""
+CODE = """
+import torch
+from torch.autograd.function import once_differentiable
+
+
+def reference(x, w):
+    return torch.tanh(x) * w
+
+
+class WithoutGraph(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return torch.tanh(x) * w
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = (each.detach() for each in ctx.saved_tensors)
+        dy = dy.detach()
+        tanh = torch.tanh(x)
+        return dy * w * (1 - tanh * tanh), (dy * tanh).sum(0)
+
+
+class Refuses(WithoutGraph):
+    backward = staticmethod(once_differentiable(WithoutGraph.backward))
+
+
+class Right(WithoutGraph):
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        tanh = torch.tanh(x)
+        return dy * w * (1 - tanh * tanh), (dy * tanh).sum(0)
+
+
+class OnlyOfOutputGradients(WithoutGraph):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(w)
+        ctx.tanh = torch.tanh(x)
+        return ctx.tanh * w
+
+    @staticmethod
+    def backward(ctx, dy):
+        (w,) = ctx.saved_tensors
+        return dy * w * (1 - ctx.tanh * ctx.tanh), (dy * ctx.tanh).sum(0)
+
+
+class NotOfOutputGradients(Right):
+    @staticmethod
+    def backward(ctx, dy):
+        return Right.backward(ctx, dy.detach())
+
+
+def plain(x, w):
+    return reference(x, w)
+
+
+def right(x, w):
+    return Right.apply(x, w)
+
+
+def refuses(x, w):
+    return Refuses.apply(x, w)
+
+
+def without_graph(x, w):
+    return WithoutGraph.apply(x, w)
+
+
+def only_of_output_gradients(x, w):
+    return OnlyOfOutputGradients.apply(x, w)
+
+
+def not_of_output_gradients(x, w):
+    return NotOfOutputGradients.apply(x, w)
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run the case of an entry."""
+    (tmp_path / "second_derivative_code.py").write_text(CODE)
+    monkeypatch.delitem(sys.modules, "second_derivative_code", raising=False)
+
+    def run(entry, dtype="float32"):
+        spec = parse_spec(SPEC.format(entry=entry, dtype=dtype), tmp_path / "scaled.yaml")
+        (case,) = plan(spec).cases()
+        return Runner("interpreter").run(spec, case)
+
+    yield run
+    sys.modules.pop("second_derivative_code", None)
+
+
+@pytest.mark.parametrize("entry", ["plain", "right", "refuses"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_right_or_refused_second_derivative_is_no_finding(run, entry, dtype):
+    result = run(entry, dtype)
+    assert result.status is Status.PASSED, result.findings
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("without_graph", "dx, dw without a graph, with create_graph=True"),
+        ("only_of_output_gradients", "dx, dw differentiated by x, w"),
+        ("not_of_output_gradients", "dx, dw differentiated by dy"),
+    ],
+)
+def test_a_wrong_second_derivative_is_a_finding(run, entry, words):
+    (finding,) = run(entry).findings
+    assert finding.check == "relations"
+    assert finding.title.startswith(f"second_derivative: {words}")
+    assert "once_differentiable" in finding.hint
+
+
+def test_one_case_of_a_spec_is_differentiated_twice(tmp_path, run, monkeypatch):
+    run("plain")  # writes the code
+    made = []
+    monkeypatch.setattr(execution, "check_second_derivative", lambda *given: made.append(given))
+    text = SPEC.format(entry="plain", dtype="float32").replace("rows: [4]", "rows: [4, 5, 6]")
+    spec = parse_spec(text, tmp_path / "three.yaml")
+    runner = Runner("interpreter")
+    for case in plan(spec).cases():
+        assert runner.run(spec, case).status is Status.PASSED
+    assert len(made) == 1
