@@ -205,6 +205,9 @@ class Relation:
     With `reach`, one input of the problem holds a NaN or an infinity, and only the elements that it
     names are compared.
 
+    With `layouts`, which name the memory layout of tensors, the problem is `laid_out(layouts)`; an
+    entry may refuse layouts that it does not promise to take (`promises`: `strides`, `alignment`).
+
     With `captured`, the problems are replays of one call that was captured in a CUDA graph; with
     `refused` as well, the entry must raise that exception (its name, words of its message).
     """
@@ -224,6 +227,9 @@ class Relation:
     rounded: Callable[[Sequence[Tensors]], Tensors] | None = None
     reach: Reach | None = None
     stale: Callable[[], Problem] | None = None
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    laid_out: Callable[[Mapping[str, str]], Problem] | None = None
+    promises: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -232,10 +238,12 @@ class AutogradVariant:
 
     `strided` and `transposed` pass output gradients that are not contiguous, `twice` returns the
     gradients of a second backward pass over a retained graph, `shared` uses each output twice,
-    `some` lets only the inputs `names` require grad, `no_grad` calls the entry under
+    `some` is the usual call (of the inputs `requires`), `no_grad` calls the entry under
     `torch.no_grad`, and `claimed` also asks for gradients of outputs without a cotangent. `changed`
     changes the inputs `names` in place between the two passes: the gradients are those of the old
     values, or autograd refuses.
+
+    With `requires`, only these inputs require grad, in any of these ways.
 
     `expanded` and `absent` have the results of another call, the `baseline`: output gradients that
     repeat their first row, with stride 0 or in memory of their own (`rows`), and none for the
@@ -247,6 +255,7 @@ class AutogradVariant:
         "rows", "absent", "zeros", "changed",
     ]  # fmt: skip
     names: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
 
     @property
     def baseline(self) -> AutogradVariant | None:
@@ -259,12 +268,18 @@ class AutogradVariant:
         return None
 
     def __str__(self) -> str:
+        some = f"only {', '.join(self.requires)} of the inputs require grad"
+        if self.kind == "some":
+            return some
+        return self._way + (f"; {some}" if self.requires else "")
+
+    @property
+    def _way(self) -> str:
         return {
             "strided": "output gradients with stride 2 in their last dimension",
             "transposed": "output gradients whose first two dimensions are transposed in memory",
             "twice": "the second of two backward passes (retain_graph=True)",
             "shared": "an output that is used twice",
-            "some": f"only {', '.join(self.names)} of the inputs require grad",
             "claimed": "gradients of outputs without an output gradient in the spec",
             "expanded": "output gradients with stride 0 in their first dimension",
             "rows": "output gradients whose rows are equal",
@@ -340,6 +355,8 @@ class Problem:
     """The output for which the entry gets a tensor as its argument `out`, and no gradients."""
     side_stream: bool = False
     """Whether to call the entry on a CUDA stream other than the default one."""
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    """The memory layouts of single tensors of each rank, by name."""
     between: tuple[Problem, ...] = ()
     """Calls that are made between the forward and the backward pass."""
 
