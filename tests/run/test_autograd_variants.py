@@ -235,7 +235,7 @@ VARIANTS = {
     "transposed": AutogradVariant("transposed"),
     "twice": AutogradVariant("twice"),
     "no_grad": AutogradVariant("no_grad"),
-    "some": AutogradVariant("some", ("w",)),
+    "some": AutogradVariant("some", requires=("w",)),
     "shared": AutogradVariant("shared"),
     "expanded": AutogradVariant("expanded"),
     "changed": AutogradVariant("changed", ("w",)),
@@ -354,6 +354,6 @@ def test_seeds_select_every_variant():
     picked = [pick_autograd_variant(problem, seed) for seed in range(300)]
     assert {variant.kind for variant in picked} == {*VARIANTS, "claimed", "absent"}
     assert {variant.names for variant in picked if variant.kind == "changed"} == {("q",)}
-    subsets = {variant.names for variant in picked if variant.kind == "some"}
+    subsets = {variant.requires for variant in picked if variant.kind == "some"}
     assert subsets >= {("k",), ("q",), ("v",)}
     assert ("k", "q", "v") not in subsets

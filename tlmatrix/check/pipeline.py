@@ -20,6 +20,7 @@ from tlmatrix.check.bias import biases
 from tlmatrix.check.determinism import compare_runs
 from tlmatrix.check.diagnose import diagnose, merge_by_cause, merge_raised, worst_of
 from tlmatrix.check.finding import NOT_RUN, Finding
+from tlmatrix.check.layouts import check_layouts
 from tlmatrix.check.numeric import Deviation, describe_mismatch, deviations
 from tlmatrix.check.poison import poison_mask
 from tlmatrix.check.poisoned_rows import poisoned_row_hints
@@ -30,6 +31,7 @@ from tlmatrix.check.rerun_checks import (
     Reruns,
     is_selected,
     pick_autograd_variant,
+    pick_fewer_gradients,
     pick_relation,
     rotation_order,
 )
@@ -59,6 +61,8 @@ _RUNS = 3
 
 _ON_STREAMS = 4
 """Of this many cases on several ranks, one makes equal calls on streams that nothing orders."""
+_OF_RANKS = 3
+"""Of this many cases on several ranks, one is called with fewer gradients, too."""
 
 _NAN_HINT = (
     "no input holds NaN: avoid 0/0 and inf - inf in the reference; if NaN is intended, return it "
@@ -293,6 +297,11 @@ class _Pipeline:
                 return self._execute.guarded(problem, poison=True, sanitizers=sanitizers)[0]
             return self._execute.in_a_row([problem], sanitizers=sanitizers)[0]
 
+    def _sanitized(self, problem: Problem, sanitizers: SanitizerSession) -> Tensors:
+        """Run the entry again with guards, and under these sanitizers if the case has any."""
+        session = None if self._sanitizers is None else sanitizers
+        return run_guarded(self._execute, problem, poison=True, sanitizers=session)[0]
+
     def _checks_values(self, name: str) -> bool:
         """Whether a check compares this tensor with its reference."""
         return self._check_of(name) in self._checks or "poison" in self._checks
@@ -407,7 +416,8 @@ class _Pipeline:
 
     def _repeatable(self, first: Tensors, runs: int = _RUNS) -> list[Finding]:
         variant = self._autograd_variant(runs)
-        equal = runs if variant is None else runs - 1
+        # On ranks the third call reuses double-buffered memory.
+        equal = runs if variant is None or self._in_a_row else runs - 1
         results = self._equal_calls(equal - 1)
         for number in range(2, equal + 1):
             try:
@@ -423,10 +433,12 @@ class _Pipeline:
         return [] if variant is None else self._called_differently(first, variant)
 
     def _autograd_variant(self, runs: int) -> AutogradVariant | None:
-        """The variant of the last call; of two calls, in half the cases only."""
+        """The variant of the last call; of two calls, and of ranks, not in all cases."""
         seed = self._case.seed
-        if "gradients" not in self._checks or self._in_a_row or (runs < _RUNS and seed % 2):
+        if "gradients" not in self._checks or (runs < _RUNS and seed % 2):
             return None
+        if self._in_a_row:
+            return None if seed // 3 % _OF_RANKS else pick_fewer_gradients(self._problem, seed)
         return pick_autograd_variant(self._problem, seed)
 
     def _called_differently(self, first: Tensors, variant: AutogradVariant) -> list[Finding]:
@@ -436,7 +448,16 @@ class _Pipeline:
             if variant.baseline is not None:
                 first = self._again(replace(self._problem, autograd=variant.baseline))
                 bounds = self._bounds_of_values(first)
-            again = self._again(replace(self._problem, autograd=variant))
+            differently = replace(self._problem, autograd=variant)
+            if variant.requires:
+                # Kernels may write gradients that were not asked for, to memory that is none.
+                again, written = run_guarded(self._execute, differently, poison=True)
+                if written and "guards" in self._checks:
+                    return [
+                        replace(each, title=f"with {variant}: {each.title}") for each in written
+                    ]
+            else:
+                again = self._again(differently)
         except InapplicableError:
             return []  # autograd refused, as it should
         except BaseException as error:
@@ -535,6 +556,10 @@ class _Pipeline:
             self._races += [finding for finding in found if finding.pattern not in known]
 
     def _related(self, relation: Relation, first: Tensors, *, exact: bool) -> list[Finding]:
+        if relation.layouts:
+            return check_layouts(
+                relation, first, self._bounds, self._sanitized, self._make_bounds, self._spec
+            )
         return check_relation(
             relation,
             first,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from tlmatrix.problem.model import AutogradVariant
@@ -37,6 +38,11 @@ RELATION_KINDS: tuple[RelationKind, ...] = (
 RERUN_CHECKS: tuple[str, ...] = ("determinism", *RELATION_KINDS)
 """The checks that run the entry again, in the order in which they run."""
 
+
+_WITH_FEWER_GRADIENTS = frozenset(
+    {"strided", "transposed", "twice", "shared", "expanded", "absent"}
+)
+"""Autograd variants that may ask for the gradients of some inputs alone."""
 
 _LATER = "propagation"
 
@@ -81,8 +87,7 @@ def pick_autograd_variant(problem: Problem, seed: int) -> AutogradVariant | None
         AutogradVariant("no_grad"),
     ]
     if len(inputs) > 1:
-        some = generator.sample(inputs, generator.randrange(1, len(inputs)))
-        variants.append(AutogradVariant("some", tuple(sorted(some))))
+        variants.append(AutogradVariant("some", requires=_some(inputs, generator)))
     changeable = _changeable(problem)
     if changeable:
         variants.append(AutogradVariant("changed", (generator.choice(changeable),)))
@@ -92,7 +97,24 @@ def pick_autograd_variant(problem: Problem, seed: int) -> AutogradVariant | None
         variants.append(AutogradVariant("absent", tuple(sorted(absent))))
     if set(problem.returns) - set(outputs):
         variants.append(AutogradVariant("claimed"))
-    return generator.choice(variants)
+    variant = generator.choice(variants)
+    if variant.kind in _WITH_FEWER_GRADIENTS and len(inputs) > 1 and generator.random() < 0.5:
+        return replace(variant, requires=_some(inputs, generator))
+    return variant
+
+
+def pick_fewer_gradients(problem: Problem, seed: int) -> AutogradVariant | None:
+    """A call that asks for the gradients of some inputs; None if the problem has fewer than two."""
+    inputs = sorted(set(problem.gradient_of.values()))
+    if not problem.cotangents or len(inputs) < 2:
+        return None
+    return AutogradVariant("some", requires=_some(inputs, _generator(seed + 2)))
+
+
+def _some(inputs: Sequence[str], generator: random.Random) -> tuple[str, ...]:
+    """Some of the inputs, but not all: half the time a single one."""
+    most = generator.choice([2, len(inputs)])
+    return tuple(sorted(generator.sample(inputs, generator.randrange(1, most))))
 
 
 def _changeable(problem: Problem) -> list[str]:

@@ -207,6 +207,8 @@ class Relation:
 
     With `history`, calls of the problem and of another one are made in that order, and each must
     have the results that it has alone; `problems` are not used then.
+    With `layouts`, which name the memory layout of tensors, the problem is `laid_out(layouts)`; an
+    entry may refuse layouts that it does not promise to take (`promises`: `strides`, `alignment`).
 
     With `captured`, the problems are replays of one call that was captured in a CUDA graph; with
     `refused` as well, the entry must raise that exception (its name, words of its message).
@@ -228,6 +230,9 @@ class Relation:
     reach: Reach | None = None
     stale: Callable[[], Problem] | None = None
     history: History | None = None
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    laid_out: Callable[[Mapping[str, str]], Problem] | None = None
+    promises: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -236,11 +241,13 @@ class AutogradVariant:
 
     `strided` and `transposed` pass output gradients that are not contiguous, `twice` returns the
     gradients of a second backward pass over a retained graph, `shared` uses each output twice,
-    `some` lets only the inputs `names` require grad, `no_grad` calls the entry under
+    `some` is the usual call (of the inputs `requires`), `no_grad` calls the entry under
     `torch.no_grad`, and `claimed` also asks for gradients of outputs without a cotangent. `changed`
     changes the inputs `names` in place between the two passes: the gradients are those of the old
     values, or autograd refuses. `second` differentiates the gradients, and returns no results: a
     wrong second derivative raises `FindingsError`.
+
+    With `requires`, only these inputs require grad, in any of these ways.
 
     `expanded` and `absent` have the results of another call, the `baseline`: output gradients that
     repeat their first row, with stride 0 or in memory of their own (`rows`), and none for the
@@ -252,6 +259,7 @@ class AutogradVariant:
         "rows", "absent", "zeros", "changed", "second",
     ]  # fmt: skip
     names: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
 
     @property
     def baseline(self) -> AutogradVariant | None:
@@ -264,12 +272,18 @@ class AutogradVariant:
         return None
 
     def __str__(self) -> str:
+        some = f"only {', '.join(self.requires)} of the inputs require grad"
+        if self.kind == "some":
+            return some
+        return self._way + (f"; {some}" if self.requires else "")
+
+    @property
+    def _way(self) -> str:
         return {
             "strided": "output gradients with stride 2 in their last dimension",
             "transposed": "output gradients whose first two dimensions are transposed in memory",
             "twice": "the second of two backward passes (retain_graph=True)",
             "shared": "an output that is used twice",
-            "some": f"only {', '.join(self.names)} of the inputs require grad",
             "claimed": "gradients of outputs without an output gradient in the spec",
             "expanded": "output gradients with stride 0 in their first dimension",
             "rows": "output gradients whose rows are equal",
@@ -388,6 +402,8 @@ class Problem:
     two_streams: bool = False
     """Whether to make two calls on two simulated streams, which have no results: a race raises
     `FindingsError`."""
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    """The memory layouts of single tensors of each rank, by name."""
     between: tuple[Problem, ...] = ()
     """Calls that are made between the forward and the backward pass."""
     renewed: bool = False

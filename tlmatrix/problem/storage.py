@@ -13,6 +13,9 @@ all inputs another memory layout with the same values. Importing this module doe
 ============  ==================================================================================
 
 The memory around an `offset` or `sliced` tensor holds huge values.
+
+`laid_out` gives single tensors of a problem a layout, of these or of `aligned` (a slice whose rows
+begin at multiples of 16 bytes) and `strided` (every second element of the last dimension).
 """
 
 from __future__ import annotations
@@ -28,10 +31,15 @@ if TYPE_CHECKING:
 
     import torch
 
+    from tlmatrix.problem.model import Problem
     from tlmatrix.spec.values import Value
 
 _GAP = 3
 """Elements between the rows of a slice: odd, so that rows are not aligned."""
+
+
+_ALIGNED = 16
+"""Bytes: the alignment that TMA and the widest access of a thread need."""
 
 
 def explain_storage(value: Value) -> str | None:
@@ -61,6 +69,43 @@ def with_storage(
     }
 
 
+def laid_out(problem: Problem, layouts: Mapping[str, str]) -> Problem:
+    """The problem with the same values, and another memory layout of the tensors in `layouts`."""
+    made = {
+        id(tensor): _with_storage(layouts[name], tensor)
+        for name, tensor in tensors_of(problem).items()
+        if name in layouts
+    }
+    return problem.map_tensors(lambda tensor: made.get(id(tensor), tensor))
+
+
+def tensors_of(problem: Problem) -> dict[str, torch.Tensor]:
+    """Every tensor that an entry gets, by one of its names: inputs, others, output gradients."""
+    import torch
+
+    found = {
+        name: value for name, value in problem.names.items() if isinstance(value, torch.Tensor)
+    }
+    found |= problem.inputs
+    found |= {f"d{output}": tensor for output, tensor in problem.cotangents.items()}
+    once = {id(tensor): name for name, tensor in reversed(found.items())}
+    return {name: tensor for name, tensor in found.items() if once[id(tensor)] == name}
+
+
+def layouts_of(tensor: torch.Tensor) -> tuple[str, ...]:
+    """The layouts other than `offset` that differ from that of a contiguous tensor."""
+    if not tensor.numel() or not tensor.is_contiguous():
+        return ()
+    found = ["ones"] if 1 in tensor.shape else []
+    if tensor.numel() > 1:
+        found += ["strided"] if tensor.shape[-1] > 1 else []
+        if sum(size > 1 for size in tensor.shape) > 1:
+            found += ["transposed", "aligned"]
+        if bool((tensor == tensor.flatten()[:1]).all()):
+            found.append("expanded")
+    return tuple(found)
+
+
 def expandable(storage: Value, cotangent: torch.Tensor, number: float = 1.0) -> torch.Tensor:
     """A cotangent that `with_storage` can lay out: `number` alone if `storage` is `expanded`."""
     return cotangent.new_full(cotangent.shape, number) if storage == "expanded" else cotangent
@@ -80,6 +125,12 @@ def _with_storage(storage: str, tensor: torch.Tensor) -> torch.Tensor:
         case "transposed":
             order = tuple(reversed(range(tensor.ndim)))
             return tensor.permute(order).contiguous().permute(order)
+        case "aligned":
+            sizes = list(tensor.shape)
+            sizes[-1] += -sizes[-1] % _ALIGNED + _ALIGNED
+            return _inside(tensor, sizes, first=0)
+        case "strided":
+            return _inside(tensor, list(tensor.shape), first=0, step=2)
         case "ones":
             strides = [
                 _GAP if size == 1 else stride
@@ -91,15 +142,20 @@ def _with_storage(storage: str, tensor: torch.Tensor) -> torch.Tensor:
     return first.clone().reshape((1,) * tensor.ndim).expand(tensor.shape) if same else tensor
 
 
-def _inside(tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    """A copy of the tensor as a slice of a tensor of `sizes`, at a storage offset of 1."""
-    count = 1
+def _inside(
+    tensor: torch.Tensor, sizes: list[int], *, first: int = 1, step: int = 1
+) -> torch.Tensor:
+    """A copy of the tensor as a slice of a tensor of `sizes`, at the storage offset `first`.
+
+    It takes each `step`-th element of the last dimension.
+    """
+    count = step
     strides = []
     for size in reversed(sizes):
         strides.append(count)
         count *= size
-    noise = _noise(count + 1, tensor)
-    result = noise.as_strided(tensor.shape, strides[::-1], 1)
+    noise = _noise(count + first, tensor)
+    result = noise.as_strided(tensor.shape, strides[::-1], first)
     result.copy_(tensor)
     return result
 

@@ -10,6 +10,7 @@ from tlmatrix.run.invalid_inputs import check_invalid_input
 from tlmatrix.run.outcome import Outcome, bug_words, error_outcome, with_bug
 from tlmatrix.run.process_state import StateGuard
 from tlmatrix.run.result import Status
+from tlmatrix.run.traced_options import check_other_options
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.unwinding import unwinds
 
@@ -110,7 +111,10 @@ def _findings(
         return check_invalid_input(invalid_input_of(spec, case), problem, run_entry)
     problem = _narrowed(problem, harness.returned(bound, spec, case, options.seed))
     problem = _with_agreements(harness, bound, spec, case, problem, options, measurements)
-    return _judge(harness, spec, case, problem, run_entry, options, measurements)
+    found = _judge(harness, spec, case, problem, run_entry, options, measurements)
+    if not found and options.checks is None and "sanitizers" in spec.checks:
+        found = check_other_options(harness, spec, case)
+    return found
 
 
 def _narrowed(problem: Problem, returned: Collection[str]) -> Problem:

@@ -156,6 +156,16 @@ class Harness:
 
     def problem(self, bound: BoundSpec, spec: Spec, case: Case, seed: int) -> Problem:
         """Build the problem of a case, with the metamorphic relations that its spec adds."""
+        from tlmatrix.problem.relations.layouts import with_other_layouts
+
+        problem = self._problem(bound, spec, case, seed)
+        if case.origin == "invalid" or self.backend.compiles:
+            # On a GPU another layout would take kernels of its own, and could end the process.
+            return problem
+        return with_other_layouts(spec, problem, case.seed)
+
+    def _problem(self, bound: BoundSpec, spec: Spec, case: Case, seed: int) -> Problem:
+        """The problem of a case, with all of its relations but that of memory layouts."""
         seed = case_seed(case, seed)
 
         def make(values: Mapping[str, Value], seed: int = seed) -> Problem:

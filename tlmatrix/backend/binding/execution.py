@@ -123,8 +123,8 @@ def _forward_and_backward(binding: Binding, problem: Problem) -> Generator[bool,
     if binding.differentiable and problem.cotangents and "gradients" in binding.spec.checks:
         wanted = problem.gradient_of
     variant = problem.autograd if wanted else None
-    if variant is not None and variant.kind == "some":
-        wanted = {name: of for name, of in wanted.items() if of in variant.names}
+    if variant is not None and variant.requires:
+        wanted = {name: of for name, of in wanted.items() if of in variant.requires}
     leaves = {name: problem.inputs[name].detach().requires_grad_() for name in set(wanted.values())}
     names = {**problem.names, **problem.inputs, **leaves}
     absent: dict[str, str] = {}

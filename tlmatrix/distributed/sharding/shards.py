@@ -93,6 +93,8 @@ class Sharding:
         mine = with_storage(
             storage, {name: part(name, tensor) for name, tensor in given.items()}, _shown(problem)
         )
+        for name, layout in problem.layouts.items():
+            mine |= with_storage(layout, {name: mine[name]}, [name])
         cotangents = {
             output: mine[_name_of(problem, tensor, f"d{output}")]
             for output, tensor in problem.cotangents.items()

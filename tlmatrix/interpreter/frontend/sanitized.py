@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.interpreter.errors import InterpreterError
-from tlmatrix.interpreter.gpu import shared_memory_per_block
 from tlmatrix.interpreter.reports import Report, element_name, source_line
 from tlmatrix.interpreter.runtime.monitor import Monitor
 from tlmatrix.interpreter.runtime.tracer import Born, Tracer
 
 from .arguments import LayoutError
+from .needs import over_budget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from .session import Session
 
     Execute = Callable[[list[Any], Any, bool], Iterator[BlockLaunch]]
-
-_TENSOR_COLUMNS = 512
-"""Columns of tensor memory that a multiprocessor has (PTX ISA, "Tensor Memory")."""
 
 
 def run_sanitized(
@@ -71,7 +68,9 @@ def run_sanitized(
     if tracing:
         updated = (n for n in written - outputs if usage[n] & {"read", "atomic"})
         before = {monitor.aliases.get(n, n): tensors[n].clone() for n in updated}
-    reports = _budget(program, session) if "budget" in session.sanitizers else []
+    reports = []
+    if "budget" in session.sanitizers:
+        reports = over_budget(program.name, program.shared, program.tensor, session.arch)
     if "lanes" in session.sanitizers and program.watch is not None and program.watch.misplaced:
         reports += _misplaced(kernel, program)
     if "alignment" in session.sanitizers:
@@ -149,26 +148,6 @@ def _traced(
     watched = kernel.variant(session).program.source
     session.settled.update((watched, name) for name in outputs)
     return []
-
-
-def _budget(program: Program, session: Session) -> list[Report]:
-    """Memory that the kernel needs and no block can have."""
-    found = []
-    shared, tensor = program.shared, program.tensor
-    limit = shared_memory_per_block(session.arch)
-    if shared is not None and shared.size > limit:
-        message = (
-            f"the kernel needs about {shared.size} bytes of shared memory at once, {session.arch} "
-            f"has {limit}: {', '.join(shared.buffers)}"
-        )
-        found.append(_over_budget(program, shared.location, shared.largest, message))
-    if tensor is not None and tensor.size > _TENSOR_COLUMNS:
-        message = (
-            f"the kernel needs {tensor.size} columns of tensor memory, there are "
-            f"{_TENSOR_COLUMNS}: {', '.join(tensor.buffers)}"
-        )
-        found.append(_over_budget(program, tensor.location, tensor.largest, message))
-    return found
 
 
 def _misaligned(

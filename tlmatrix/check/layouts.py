@@ -1,0 +1,158 @@
+"""Runs a case with other memory layouts of its tensors, and names the tensor that makes it fail.
+
+An entry that refuses a layout in its own words is right to do so. A layout that its spec does not
+promise to take it may refuse in any way, and it may need alignment; wrong values are findings.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tlmatrix.check.relations import check_relation
+from tlmatrix.check.sanitizers import SanitizerSession
+from tlmatrix.problem.model import InapplicableError, Relation
+from tlmatrix.unwinding import unwinds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tlmatrix.check.finding import Finding
+    from tlmatrix.check.tolerance import ReferenceBounds
+    from tlmatrix.problem.model import Problem, Tensors
+    from tlmatrix.spec.model.spec import Spec
+
+    Execute = Callable[[Problem, SanitizerSession], Tensors]
+
+_TRIES = 3
+"""Sets of layouts tried until the entry takes one."""
+_REFUSALS = re.compile(
+    r"contiguous|stride|align|layout|expanded|overlap|multiple of \d+ bytes", re.IGNORECASE
+)
+_WORDS = {
+    "offset": "begins one element after an aligned address",
+    "sliced": "is a slice of a larger tensor",
+    "aligned": "is a slice of a larger tensor, with aligned rows",
+    "strided": "has stride 2 in its last dimension",
+    "transposed": "has its dimensions in reverse order in memory",
+    "ones": "has unusual strides in dimensions of size 1",
+    "expanded": "has stride 0 in every dimension",
+}
+
+
+def check_layouts(
+    relation: Relation,
+    first: Tensors,
+    bounds: ReferenceBounds,
+    execute: Execute,
+    make_bounds: Callable[[Problem, Tensors], ReferenceBounds],
+    spec: Spec,
+) -> list[Finding]:
+    """Findings about a call with the layouts of `relation`, narrowed down to one tensor.
+
+    Args:
+        relation: with `layouts`.
+        first: the results of the call with contiguous tensors.
+        bounds: the error bounds of these.
+        execute: runs the entry, sanitized by the session.
+        make_bounds: the error bounds of another call.
+        spec: the spec of the case.
+    """
+
+    def tried(layouts: Mapping[str, str]) -> list[Finding]:
+        return _differences(relation, layouts, first, bounds, execute, make_bounds, spec)
+
+    layouts = dict(relation.layouts)
+    found: list[Finding] = []
+    for _ in range(_TRIES):
+        try:
+            found = tried(layouts)
+            break
+        except _RefusedError as error:
+            layouts = _accepted(layouts, error.words)
+    for name in layouts if found and len(layouts) > 1 else ():
+        try:
+            alone = tried({name: layouts[name]})
+        except _RefusedError:
+            continue
+        if alone:
+            return alone
+    return found
+
+
+class _RefusedError(Exception):
+    """The entry does not take a layout; `words` are those of its exception."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+        super().__init__(words)
+
+
+def _accepted(layouts: Mapping[str, str], refusal: str) -> dict[str, str]:
+    """The layouts without those of tensors that a refusal names; of unnamed ones, half of them."""
+    kept = {name: each for name, each in layouts.items() if not re.search(rf"\b{name}\b", refusal)}
+    if len(kept) < len(layouts):
+        return kept
+    offset = {name: each for name, each in layouts.items() if each == "offset"}
+    return offset if len(layouts) > 1 else {}
+
+
+def _differences(
+    relation: Relation,
+    layouts: Mapping[str, str],
+    first: Tensors,
+    bounds: ReferenceBounds,
+    execute: Execute,
+    make_bounds: Callable[[Problem, Tensors], ReferenceBounds],
+    spec: Spec,
+) -> list[Finding]:
+    """Findings about one call.
+
+    Raises:
+        _RefusedError: the entry refused a layout, and may do so.
+    """
+    if not layouts:
+        return []
+    assert relation.laid_out is not None
+    problem = relation.laid_out(layouts)
+    sanitizers = SanitizerSession(spec, problem)
+    refused: list[str] = []
+
+    def run(problem: Problem) -> Tensors:
+        try:
+            return execute(problem, sanitizers)
+        except BaseException as error:
+            if not unwinds(error) and _may_refuse(error, relation.promises):
+                refused.append(str(error))
+                raise InapplicableError(()) from error
+            raise
+
+    words = [f"{name} {_WORDS[layout]}" for name, layout in layouts.items()]
+    because = f"{'; '.join(words)}: with contiguous, aligned tensors the call was right"
+    call = replace(relation, problems=(problem,), layouts={}, laid_out=None, because=because)
+    found = check_relation(call, first, bounds, run, make_bounds, deterministic=False)
+    if refused:
+        raise _RefusedError(refused[0])
+    reports = [
+        replace(
+            finding,
+            title=f"{relation.name}: {finding.title}",
+            tensor=finding.tensor or (next(iter(layouts)) if len(layouts) == 1 else None),
+        ).with_notes(because)
+        for finding in sanitizers.findings({}, [], None)
+        if "alignment" in relation.promises or "alignment: " not in finding.title
+    ]
+    return [*reports, *(() if reports else found)]
+
+
+def _may_refuse(error: BaseException, promises: frozenset[str]) -> bool:
+    """Whether an exception refuses a layout that the entry need not take."""
+    from tlmatrix.interpreter.errors import ArgumentError, InterpreterError
+
+    inner = getattr(error, "error", error)
+    if isinstance(inner, InterpreterError):
+        return False
+    if isinstance(inner, ArgumentError) and "strides" in promises:
+        return False
+    return bool(_REFUSALS.search(str(inner)))

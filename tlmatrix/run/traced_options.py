@@ -1,0 +1,199 @@
+"""Traces the kernels of options that no case of the tier combines, and checks what they need.
+
+A tier runs few combinations of the axes that kernels are compiled for, and a tile that exceeds
+shared memory at another one would show only there. Tracing takes milliseconds and runs nothing, so
+in some cases of a spec, which their seeds select, another combination is traced as well. It happens
+in a child process: code under test may keep what it traced. What was found is kept on disk until
+the sources of the spec change.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from tlmatrix.backend import CompileBackend, execute
+from tlmatrix.check.finding import Finding
+from tlmatrix.extensions import distributed
+from tlmatrix.interpreter.frontend.program_cache import program_cache
+from tlmatrix.matrix import known_bug
+from tlmatrix.problem.seeded import seeded_random
+from tlmatrix.run.sources import digest_of, read_sources
+from tlmatrix.spec.expr.expression import ExpressionError
+from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.model.spec import has_ranks
+from tlmatrix.spec.values import canonical
+from tlmatrix.tracebacks import short_path
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from tlmatrix.interpreter.frontend.tracing import TracedKernel
+    from tlmatrix.matrix import Case
+    from tlmatrix.run.harness import Harness
+    from tlmatrix.spec.model.spec import Spec
+    from tlmatrix.spec.values import Value
+
+_SAMPLED = 4
+"""Of this many cases, one traces another combination."""
+_ATTEMPTS = 20
+"""Combinations tried, until constraints allow one."""
+_SECONDS = 20.0
+"""A child that takes longer is ended, and says nothing."""
+
+
+def check_other_options(harness: Harness, spec: Spec, case: Case) -> list[Finding]:
+    """Findings about the memory of kernels for another combination of options, in some cases."""
+    if (
+        case.origin in ("invalid", "fuzz")
+        or case.seed // 11 % _SAMPLED
+        or harness.backend.name != "interpreter"
+        or "budget" in spec.sanitizers.without
+        or not hasattr(os, "fork")
+    ):
+        return []
+    pick = seeded_random(case.seed + 6)
+    values = _other(harness, spec, case, pick)
+    if values is None:
+        return []
+    arch = pick.choice(spec.architectures or (str(getattr(harness.backend, "target", "sm_90a")),))
+    store = program_cache()
+    if store is None:
+        return _in_child(harness, spec, values, arch)
+    parts = digest_of(_parts(spec.path, harness.roots))
+    case_key = sha256(f"{parts}:{canonical(dict(values))}:{arch}".encode()).hexdigest()
+    found: tuple[Finding, ...] | None = store.find(f"{case_key}-options", tuple)
+    if found is None:
+        found = tuple(_in_child(harness, spec, values, arch))
+        store.add(f"{case_key}-options", found)
+    return list(found)
+
+
+@cache
+def _parts(spec: Path, roots: tuple[Path, ...]) -> Mapping[str, str]:
+    return read_sources(spec, roots).parts
+
+
+def _other(
+    harness: Harness, spec: Spec, case: Case, pick: random.Random
+) -> Mapping[str, Value] | None:
+    """The values of another case: any combination of the spec's values that constraints allow.
+
+    In half of the attempts numbers are the largest ones, which need the most memory.
+    """
+    offered = _values(harness, spec, case.values)
+    for attempt in range(_ATTEMPTS):
+        values = {
+            axis: _launched(value, spec.axes.get(axis, ())) for axis, value in case.values.items()
+        }
+        for axis, each in offered.items():
+            numbers = [value for value in each if type(value) is int]
+            values[axis] = max(numbers) if numbers and attempt % 2 else pick.choice(each)
+            if numbers and attempt % 2 and pick.random() < 0.5:
+                values[axis] = pick.choice(each)
+        another = replace(case, values=values)
+        try:
+            if (
+                canonical(values) != canonical(dict(case.values))
+                and all(rule.expression.evaluate(values) for rule in spec.constraints)
+                and known_bug(spec, another, harness.environment) is None
+            ):
+                return values
+        except ExpressionError:
+            continue
+    return None
+
+
+def _launched(value: Value, others: Sequence[Value]) -> Value:
+    """A size at which there is something to launch: not 0."""
+    if value == 0 and type(value) is int:
+        return next((each for each in others if type(each) is int and each > 0), value)
+    return value
+
+
+def _values(harness: Harness, spec: Spec, values: Mapping[str, Value]) -> dict[str, list[Value]]:
+    """The values of the axes that kernels are compiled for, in the spec's axes and listed cases."""
+    key = harness.bind(spec).family.compile_key
+    mine = key(spec, values)
+    listed = [*spec.extra_cases, *(each.case for each in spec.regressions)]
+    found: dict[str, list[Value]] = {}
+    for axis in spec.axes:
+        every = [*spec.axes[axis], *(case[axis] for case in listed if axis in case)]
+        once = list({canonical(value): value for value in every}.values())
+        if any(key(spec, {**values, axis: value}) != mine for value in once):
+            found[axis] = once
+    return found
+
+
+def _in_child(
+    harness: Harness, spec: Spec, values: Mapping[str, Value], arch: str
+) -> list[Finding]:
+    """The findings of a forked child that traces; none if it fails or takes too long."""
+    backend = CompileBackend(requested=(arch,), target=arch)
+    harness.bind(spec, backend)  # here, so that each child finds it
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.write(writing, pickle.dumps(_traced(harness, spec, values, backend)))
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    try:
+        ready, _, _ = select.select([reading], [], [], _SECONDS)
+        if not ready:
+            os.kill(child, 9)
+            return []
+        with os.fdopen(os.dup(reading), "rb") as pipe:
+            sent = pipe.read()
+    finally:
+        os.close(reading)
+        os.waitpid(child, 0)
+    found: list[Finding] = pickle.loads(sent) if sent else []  # noqa: S301 - of our own child
+    return found
+
+
+def _traced(
+    harness: Harness, spec: Spec, values: Mapping[str, Value], backend: CompileBackend
+) -> list[Finding]:
+    """Call the entry with kernels that are traced and not run; exceptions say nothing here."""
+    bound = harness.bind(spec, backend)
+    traced = bound.binding.backend
+    assert isinstance(traced, CompileBackend)
+    traced.launched.clear()
+    with suppress(Exception, SpecError):  # another case's, which the entry may refuse
+        problem = bound.family.problem(spec, values, seed=1, device=traced.device)
+        if has_ranks(spec):
+            distributed().trace(bound.binding, distributed().shard(spec, problem))
+        else:
+            execute(bound.binding, problem)
+    compiled = _values(harness, spec, values)
+    options = ", ".join(f"{axis}={values[axis]}" for axis in compiled)
+    return [each for kernel in traced.launched for each in _over_budget(kernel, backend, options)]
+
+
+def _over_budget(kernel: TracedKernel, backend: CompileBackend, options: str) -> list[Finding]:
+    from tlmatrix.interpreter.frontend.needs import memory_faults
+
+    return [
+        Finding(
+            "sanitizers",
+            f"budget: with {options}: {fault.message}",
+            pattern=f"budget of {kernel.name} at {fault.buffer}",
+            hint="use smaller tiles or fewer stages, or refuse these options",
+            source=f"{short_path(fault.file)}:{fault.line}" if fault.file else kernel.place or None,
+            kernel=kernel.name,
+            detail="traced, not run: no case of this tier combines these options",
+        )
+        for fault in memory_faults(kernel.prim_func, backend.target)
+    ]
