@@ -73,8 +73,8 @@ _HINTS = {
 }
 
 _PAGE_HINT = (
-    "an entry of the block table past the last page of its sequence, or before its window, which may "
-    "hold anything (for pages that stay there: `freed_pages: [false]`)"
+    "an entry of the block table past the last page of its sequence, or before its window, may "
+    "hold anything (if pages before a window stay in it: `freed_pages: [false]`)"
 )
 
 
