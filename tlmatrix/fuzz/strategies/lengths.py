@@ -147,9 +147,9 @@ def climbing_batches(
     """Batches whose key lengths climb over the edge of a tile one by one, as (queries, keys).
 
     A tile of a mask, the last tile of a sequence or the first of a window then holds no, one or two
-    pairs too many in one of the sequences. The numbers of queries are equal, or descend, or are 1 in
-    every second sequence, as in a prefill beside a decode step; or those of keys, if `relation` is
-    `same`. None if the relation orders the lengths, or no edge is in the range.
+    pairs too many in one of the sequences. The numbers of queries are equal, or descend, or every
+    second one is 1, as in a prefill beside a decode step; or they are those of keys, if `relation`
+    is `same`. None if the relation orders the lengths, or no edge is in the range.
 
     Args:
         rows: the range of query lengths.
