@@ -24,7 +24,7 @@ from tlmatrix.fuzz.worker import one_configuration
 from tlmatrix.matrix import Case, expand, find_case
 from tlmatrix.matrix.listed_cases import broken_constraints
 from tlmatrix.problem.attention.axes import Setting
-from tlmatrix.problem.distributions import SPECIAL, usual_distributions
+from tlmatrix.problem.distributions import OF_ATTENTION, SPECIAL, usual_distributions
 from tlmatrix.spec import SpecError, load_spec, parse_spec
 from tlmatrix.spec.lengths import sides_of
 
@@ -386,7 +386,7 @@ def test_optional_axes_are_generated() -> None:
     spec = parse_spec(PACKED.replace("fuzz:", "fuzz:\n  storage: [offset, expanded]"))
     found = drawn(spec, 200)
     values = Counter(case["values"] for case in found)
-    assert set(values) == set(usual_distributions(SPECIAL))
+    assert set(values) == set(usual_distributions((*SPECIAL, *OF_ATTENTION)))
     assert values["normal"] > 60
     storage = Counter(case.values.get("storage", "usual") for case in found)
     assert set(storage) == {"usual", "offset", "expanded"}

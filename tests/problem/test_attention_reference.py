@@ -169,7 +169,9 @@ def test_lowp_error_is_of_the_size_of_its_dtype(dtype, distribution):
         error = (low[name].double() - exact[name]).abs()
         # Rounding of what is stored, and of float32 arguments of exp.
         unit = 4 * info.roundoff + (16 + 2 * info.exponent()) * 2.0**-24
-        assert (error <= unit * info.magnitude())[finite].all(), name
+        # And of weights below the smallest normal number, beside a strong sink.
+        small = 64 * 2.0**-25 if dtype == "float16" else 0.0
+        assert (error <= unit * info.magnitude() + small)[finite].all(), name
     assert dtype == "float32" or (low["out"].double() != exact["out"]).any()
 
 

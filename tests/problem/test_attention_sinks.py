@@ -31,8 +31,16 @@ def test_sink_kinds_have_their_values():
     assert drawn["dominant"].tolist() == [1e4] * 8
     heads = drawn["mixed"].tolist()
     assert [heads[1:4], heads[5:8]] == [[float("-inf"), -1e4, 1e4]] * 2
-    assert torch.equal(drawn["mixed"][::4], drawn["normal"][::4])
-    assert torch.equal(problem_of(True).inputs["sink"], drawn["normal"])
+    assert 5 <= drawn["strong"].min() < drawn["strong"].max() <= 16
+    usual = problem_of(True).inputs["sink"]
+    assert torch.equal(drawn["mixed"][::4], usual[::4])
+    assert torch.equal(usual, drawn["normal"]) or torch.equal(usual, drawn["strong"])
+
+
+def test_sinks_without_a_kind_are_normal_or_strong_by_the_seed():
+    values = packed([3], sink=True)
+    drawn = [make_problem(values, seed=seed).inputs["sink"].max() for seed in range(40)]
+    assert 8 < sum(bool(sink >= 5) for sink in drawn) < 32
 
 
 @pytest.mark.parametrize("sink", [None, False])

@@ -92,17 +92,53 @@ def test_opposed_inputs_make_every_score_negative():
     assert (scores < -5).all()
 
 
+@pytest.mark.parametrize("head_dim", [32, 64, 256])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_shifted_inputs_make_scores_of_about_minus_200(head_dim, scale):
+    values = packed([20, 70], values="shifted", head_dim=head_dim, scale=scale)
+    problem = make_problem(values)
+    scores = torch.einsum("qhd,khd->hqk", problem.inputs["q"].float(), problem.inputs["k"].float())
+    scores *= head_dim**-0.5 if scale is None else scale
+    assert -260 < scores.min() < scores.max() < -150
+    assert scores.std(-1).mean() < 4
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("layout", ["thd", "bhsd"])
+def test_halves_give_parts_of_out_and_dq_that_cancel(layout, window):
+    more = {"head_dim": 64, "values": "halves", "causal": window is not None, "window": window}
+    sizes = {"seqlens": {"q": [200], "k": "same"}}
+    if layout == "bhsd":
+        sizes = {"layout": layout, "batch": 1, "seqlen_q": 200}
+    base = {"dtype": "float16", "kv_heads": 1, "groups": 1}
+    problem = make_problem({**base, **sizes, **more})
+    q, k, v, do = (problem.inputs[name].double().reshape(200, 64) for name in ("q", "k", "v", "do"))
+    first = 200 - (window or 200)
+    middle = 200 - (window or 200) // 2
+    p = torch.softmax(q[-1] @ k[first:].T / 8, 0)
+    parts = [p[: middle - first] @ v[first:middle], p[middle - first :] @ v[middle:]]
+    assert (parts[0] + parts[1]).norm() < 0.1 * parts[0].norm()
+    ds = p * (v[first:] @ do[-1] - (parts[0] + parts[1]) @ do[-1])
+    parts = [ds[: middle - first] @ k[first:middle], ds[middle - first :] @ k[middle:]]
+    assert (parts[0] + parts[1]).norm() < 0.2 * parts[0].norm()
+
+
 def test_distribution_is_chosen_by_axis_or_seed():
     assert choose_distribution("ramp", 1) == "ramp"
     picked = [choose_distribution(None, seed) for seed in range(400)]
     assert 150 < picked.count("normal") < 250
-    named = {"zero_rows", "rising", "cancelling"}
+    named = {"zero_rows", "rising", "cancelling", "halves", "shifted"}
     assert set(picked) == set(DISTRIBUTIONS) - {*named, *SPECIAL}
     rarely = [choose_distribution(None, seed, SPECIAL) for seed in range(400)]
     assert set(rarely) == set(DISTRIBUTIONS) - named
     assert 12 < sum(name in SPECIAL for name in rarely) < 40
     # Where the seed picks no special values, the distribution is that of other families.
     assert all(rare in (usual, *SPECIAL) for usual, rare in zip(picked, rarely, strict=True))
+    shares = {"halves": 0.15, "shifted": 0.05}
+    own = [choose_distribution(None, seed, own=shares) for seed in range(400)]
+    assert 35 < own.count("halves") < 85
+    assert 8 < own.count("shifted") < 35
+    assert all(each in (usual, *shares) for usual, each in zip(picked, own, strict=True))
     with pytest.raises(ValueError, match="did you mean 'normal'"):
         choose_distribution("nromal", 1)
 

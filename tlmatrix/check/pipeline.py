@@ -22,6 +22,7 @@ from tlmatrix.check.diagnose import diagnose, merge_by_cause, merge_raised, wors
 from tlmatrix.check.finding import NOT_RUN, Finding
 from tlmatrix.check.layouts import check_layouts
 from tlmatrix.check.numeric import Deviation, describe_mismatch, deviations
+from tlmatrix.check.one_sided import one_sided
 from tlmatrix.check.poison import poison_mask
 from tlmatrix.check.poisoned_rows import poisoned_row_hints
 from tlmatrix.check.relations import check_relation, of_call, raised
@@ -344,7 +345,11 @@ class _Pipeline:
         if not self._problem.has_reference:
             return self._unwritten(results) if "poison" in self._checks else []
         compared = {name: got for name, got in results.items() if self._checks_values(name)}
-        wrong = deviations(compared, self._bounds) or biases(compared, self._bounds)
+        wrong = (
+            deviations(compared, self._bounds)
+            or biases(compared, self._bounds)
+            or one_sided(compared, self._bounds)
+        )
         if not wrong:
             ratio = self._bounds.error_ratio() if self._on_error_ratio is not None else None
             if self._on_error_ratio is not None and ratio is not None:

@@ -72,6 +72,11 @@ _HINTS = {
     "overreads": "these rows belong to the next sequence: mask them",
 }
 
+_PAGE_HINT = (
+    "an entry of the block table past the last page of its sequence, or before its window, may "
+    "hold anything (if pages before a window stay in it: `freed_pages: [false]`)"
+)
+
 
 class SanitizerSession:
     """The sanitizers of one run of an entry, and their reports.
@@ -123,7 +128,8 @@ class SanitizerSession:
     @property
     def names(self) -> frozenset[str]:
         """The names of the sanitizers of the run."""
-        return self._selected - {"nonfinite"}
+        pages = {"guarded"} if self._tensors.has_pools and "tables" in self._selected else set()
+        return (self._selected - {"nonfinite"}) | pages
 
     @contextmanager
     def enabled_on_ranks(self, world: int) -> Iterator[None]:
@@ -192,6 +198,10 @@ class SanitizerSession:
         faults, explaining = [], []
         unwritten: dict[str, Report] = {}
         for report in self._reports:
+            if report.sanitizer == "guarded" and "guarded" not in self._selected:
+                if self._tensors.outside_pool(report):
+                    faults.append(replace(report, hint=_PAGE_HINT))
+                continue
             if report.sanitizer != "unwritten" or report.tensor is None:
                 faults.append(report)
                 continue

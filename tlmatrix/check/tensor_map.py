@@ -44,12 +44,31 @@ class TensorMap:
             **problem.dims,
             **{name: info.dims for name, info in problem.outputs.items()},
         }
+        self._pools = {
+            name: tensor
+            for name, tensor in self._own.items()
+            if name in self._dims and self._dims[name] and self._dims[name][0].name == "page"
+        }
         self._declared = {
             name: (_boundaries(spec, problem, name, rows.boundaries), rows.dim)
             for name, rows in spec.sanitizers.sequences.items()
         }
         self._by_shape = _packed_shapes(self._dims.values())
         self._packed = {name: _packed(self._dims[name]) for name in self._own if name in self._dims}
+
+    @property
+    def has_pools(self) -> bool:
+        """Whether an input is a pool of pages, [pages, page_size, ...]."""
+        return bool(self._pools)
+
+    def outside_pool(self, report: Report) -> bool:
+        """Whether a report is of a page that a pool does not have."""
+        if report.tensor is None or not report.index:
+            return False
+        name = name_of(report.tensor, self._pools)
+        if name is None or report.tensor.shape != self._pools[name].shape:
+            return False
+        return not 0 <= report.index[0] < report.tensor.shape[0]
 
     def sequences(self, name: str, tensor: torch.Tensor) -> Sequences | None:
         """The sequences of the rows of a kernel's parameter; None if unknown."""

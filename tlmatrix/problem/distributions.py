@@ -12,10 +12,11 @@ import random
 from typing import TYPE_CHECKING
 
 from tlmatrix.dtypes import dtype_named
+from tlmatrix.problem.seeded import seeded_random
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
 
@@ -32,6 +33,10 @@ DISTRIBUTIONS = {
     "negative, so that a zero read out of bounds wins the softmax",
     "cancelling": "about 1/2, half of the inputs negated (every second head of a cotangent, the "
     "second half of each row of the first input): large parts of a sum that cancel each other",
+    "halves": "about 1/2, negated in the second half of the rows of the first input, in attention "
+    "in the values of the second half of each sequence: partial sums over rows that cancel",
+    "shifted": "N(0, 1) / 4 minus 200, in attention a shift of q and k by which all scores are "
+    "about -200: reveals a running maximum that begins at 0",
     "zero_rows": "N(0, 1), the first of every four rows 0: reveals division by a norm of 0",
     "rising": "each row rises from -3 to 3, with a little noise: the running maximum changes in "
     "every tile",
@@ -55,8 +60,15 @@ SPECIAL = ("equal_rows", "subnormal", "extreme")
 """Rare values. The seed picks one of those that a family allows in one of 16 cases."""
 SAFE = SPECIAL[:1]
 """Those for which any formula stays in the range of float32."""
+OF_ATTENTION = ("halves", "shifted")
+"""For softmax and sums over rows. In attention the seed may pick one; other problems have them only
+if their specs name them."""
+SHIFT = 200.0
+"""How far below 0 `shifted` values are: exp(-200) is 0 in float32."""
 _OTHERS = tuple(
-    name for name in DISTRIBUTIONS if name not in ("normal", *_OF_ROWS, *_OF_PARTS, *SPECIAL)
+    name
+    for name in DISTRIBUTIONS
+    if name not in ("normal", *_OF_ROWS, *_OF_PARTS, *OF_ATTENTION, *SPECIAL)
 )
 
 
@@ -67,10 +79,16 @@ def explain_distribution(name: Value) -> str | None:
     return f"unknown distribution {name!r}{nearest(name, DISTRIBUTIONS)}"
 
 
-def choose_distribution(values: Value, seed: int, special: Sequence[str] = ()) -> str:
+def choose_distribution(
+    values: Value,
+    seed: int,
+    special: Sequence[str] = (),
+    own: Mapping[str, float] | None = None,
+) -> str:
     """The distribution of the axis `values`; without it one by seed, `normal` half of the time.
 
-    One of `special` takes the place of `normal` one time in eight.
+    One of `special` takes the place of `normal` one time in eight. `own` are distributions of a
+    family, each with the share of cases that have it in place of any other.
 
     Raises:
         ValueError: there is no distribution of that name.
@@ -79,6 +97,12 @@ def choose_distribution(values: Value, seed: int, special: Sequence[str] = ()) -
         if reason := explain_distribution(values):
             raise ValueError(reason)
         return str(values)
+    if own:
+        share = seeded_random(seed).random()
+        for name, part in own.items():
+            share -= part
+            if share < 0:
+                return name
     pick = random.Random(seed)  # noqa: S311 - test data, not secrets
     if pick.random() >= 0.5:
         return pick.choice(_OTHERS)
@@ -86,7 +110,10 @@ def choose_distribution(values: Value, seed: int, special: Sequence[str] = ()) -
 
 
 def usual_distributions(special: Sequence[str] = ()) -> tuple[str, ...]:
-    """The distributions that `choose_distribution` picks by seed, `normal` first."""
+    """The distributions that `choose_distribution` picks by seed, `normal` first.
+
+    `special` are those of a family beside the usual ones.
+    """
     return ("normal", *_OTHERS, *special)
 
 
@@ -115,10 +142,11 @@ def draw(
         dtype: of the result; values are generated in float32 and cast. Integers are uniform in
             [-8, 8), unsigned ones in [0, 8), whatever the distribution.
         index: number of the input in its problem; `opposed` alternates signs by it, `equal_rows`
-            has equal rows in odd ones, and of `extreme` only the first is not `normal`.
-        cotangent: whether this is a cotangent. `large`, `outlier_rows`, `equal_rows` and `extreme`
-            are `normal` then: a gradient is a product of three inputs, and must stay in the range
-            of float16.
+            has equal rows in odd ones, and of `extreme` and `shifted` only the first is not
+            `normal`.
+        cotangent: whether this is a cotangent. `large`, `outlier_rows`, `equal_rows`, `extreme` and
+            `shifted` are `normal` then: a gradient is a product of three inputs, and must stay in
+            the range of float16.
 
     Raises:
         ValueError: there is no distribution of that name.
@@ -127,8 +155,8 @@ def draw(
 
     if reason := explain_distribution(name):
         raise ValueError(reason)
-    if (cotangent and name in ("large", "outlier_rows", "equal_rows", "extreme")) or (
-        name == "extreme" and index
+    if (cotangent and name in ("large", "outlier_rows", "equal_rows", "extreme", "shifted")) or (
+        index and name in ("extreme", "shifted")
     ):
         name = "normal"
     shape = tuple(shape)
@@ -165,11 +193,15 @@ def draw(
         result = torch.rand(shape, generator=source, dtype=torch.float32) / 4 + 0.25
         sign = torch.randint(0, 2, shape, generator=source) * 2 - 1
         result = (result * sign).mul_(extreme_size(dtype))
-    elif name == "cancelling":
+    elif name in ("cancelling", "halves"):
         # 1/2 with noise: the noise of a product averages out, the 1/2 does not.
         result = 0.5 + torch.randn(shape, generator=source, dtype=torch.float32) / 8
-        if index == 0 and not cotangent:
+        if index == 0 and not cotangent and name == "cancelling":
             result[..., (size + 1) // 2 :] *= -1
+        elif index == 0 and not cotangent and rows:
+            result[(rows[0] + 1) // 2 :] *= -1
+    elif name == "shifted":
+        result = torch.randn(shape, generator=source, dtype=torch.float32) / 4 - SHIFT
     elif name == "rising":
         noise = torch.randn(shape, generator=source, dtype=torch.float32)
         result = torch.linspace(-3.0, 3.0, size, dtype=torch.float32) + noise / 16

@@ -1,7 +1,7 @@
 """Assignment of the rows of sequences to pages of a pool.
 
-Pages are shuffled, and a few are spare. Entries of the block table past the last page of a sequence
-are no page of the pool.
+Pages are shuffled, and a few are spare. Entries of the block table past the last page of a
+sequence, and those of pages that a window has left behind, are no page of the pool.
 """
 
 from __future__ import annotations
@@ -24,11 +24,16 @@ _NO_PAGE = (-1, 2**31 - 1)
 
 @dataclass(frozen=True)
 class Paging:
-    """The pages of sequences with the given lengths, shuffled by `seed`."""
+    """The pages of sequences with the given lengths, shuffled by `seed`.
+
+    `left` are the rows at the begin of each sequence that nothing sees; by default none. Pages of
+    these rows alone hold their values, but are not in the block table.
+    """
 
     lengths: Sequence[int]
     page_size: int
     seed: int
+    left: Sequence[int] | None = None
 
     @property
     def _page_counts(self) -> list[int]:
@@ -76,4 +81,7 @@ class Paging:
             [*pages, *(pick.choice(_NO_PAGE) for _ in range(most - len(pages)))]
             for pages in self.pages
         ]
+        for entries, rows in zip(made, self.left or (), strict=False):
+            freed = rows // self.page_size
+            entries[:freed] = [pick.choice(_NO_PAGE) for _ in range(freed)]
         return torch.tensor(made, dtype=torch.int64).view(len(self.lengths), most)

@@ -219,10 +219,15 @@ def _batches(lengths: Lengths) -> SearchStrategy[Batch]:
 @st.composite
 def _profiled(draw: DrawFn, lengths: Lengths, of_profile: Sequence[SearchStrategy[Batch]]) -> Batch:
     index = draw(_whole(0, len(of_profile) - 1))
+    profile = lengths.profiles[index]
+    if profile.climbs:
+        climb = lengths.climbs[draw(_whole(0, len(lengths.climbs) - 1))]
+        count = min(max(len(climb), lengths.sequences.low), lengths.sequences.high)
+        batch = _sequences(lengths, profile, cycle(climb))
+        return draw(st.lists(batch, min_size=count, max_size=count))
     if not lengths.requests:
         return draw(of_profile[index])
     start = draw(_whole(0, len(lengths.requests) - 1))
-    profile = lengths.profiles[index]
     if not profile.of_trace:
         return draw(of_profile[index])
     size = lengths.sequences
@@ -242,7 +247,7 @@ def _sequences(
     queries = lengths.fixed
     if queries is None:
         span = lengths.queries[draw(_whole(profile.queries.low, profile.queries.high))]
-        if request is not None and not lengths.separate_queries:
+        if request is not None and (profile.climbs or not lengths.separate_queries):
             span = Span(request[0], request[0])
         queries = draw(_whole(span.low, span.high))
     if lengths.keys is None:

@@ -1,8 +1,9 @@
 """The domain of packed batches: a table of spans, and profiles that use parts of it.
 
 A profile is a kind of batch that tends to fail: all sequences empty, runs of empty ones, one long
-sequence among short ones, all lengths at tile edges. Each profile uses a part of the table, and the
-first one all of it, so Hypothesis can shrink to the first profile without changing lengths.
+sequence among short ones, all lengths at tile edges, lengths that climb over the edge of a tile one
+by one. Each profile uses a part of the table, and the first one all of it, so Hypothesis can shrink
+to the first profile without changing lengths.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ _LONG = 4
 """Long lengths are in the last quarter of the range."""
 _RELATED = 4
 """One key span in so many is relative to the number of queries."""
+_CLIMB, _CLIMBS = 5, 4
+"""Sequences of a climbing batch, and how many profiles draw one."""
+_USUAL_TILES = (64, 128)
+"""Tiles of a kernel of which the spec tells none."""
+_MULTIPLES = 3
+"""Edges of a tile at which batches climb."""
 _EMPTY = 1
 """The index of the empty span in every table."""
 
@@ -42,6 +49,7 @@ class Profile:
     queries: Span
     keys: Span
     of_trace: bool = False
+    climbs: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,8 @@ class Lengths:
     """The requests of a trace, which profiles with `of_trace` replay."""
     tiles: tuple[int, ...] = ()
     """Tiles at whose multiples sums and differences of queries and keys are put."""
+    climbs: tuple[Requests, ...] = ()
+    """Batches for profiles with `climbs`."""
 
     def longest(self, side: int) -> int:
         """The largest number of queries (0) or keys (1) of a sequence."""
@@ -106,6 +116,15 @@ def lengths_of(
     traces = (
         (Profile("trace", Span(0, 0), Span(anywhere, anywhere), of_trace=True),) if requests else ()
     )
+    climbs = climbing_batches(
+        rows,
+        whole,
+        edges_of([*tiles_q, *tiles_k, *fuzz.around]) or _USUAL_TILES,
+        fuzz.relation,
+        fixed,
+    )
+    climb = Profile("climb", Span(0, 0), Span(anywhere, anywhere), climbs=True)
+    profiles = (*profiles, *[climb] * _CLIMBS) if climbs else profiles
     return Lengths(
         sequences=Span(fuzz.sequences.low, fuzz.sequences.high),
         whole=whole,
@@ -118,7 +137,53 @@ def lengths_of(
         plain=plain,
         requests=requests,
         tiles=tiles,
+        climbs=climbs,
     )
+
+
+def climbing_batches(
+    rows: Span, whole: Span, tiles: Sequence[int], relation: str, fixed: int | None
+) -> tuple[Requests, ...]:
+    """Batches whose key lengths climb over the edge of a tile one by one, as (queries, keys).
+
+    A tile of a mask, the last tile of a sequence or the first of a window then holds no, one or two
+    pairs too many in one of the sequences. The numbers of queries are equal, or descend, or every
+    second one is 1, as in a prefill beside a decode step; or they are those of keys, if `relation`
+    is `same`. None if the relation orders the lengths, or no edge is in the range.
+
+    Args:
+        rows: the range of query lengths.
+        whole: the range of key lengths.
+        tiles: sizes of tiles.
+        relation: of key lengths to query lengths.
+        fixed: the number of queries, if all sequences have the same.
+    """
+    if relation in ("longer", "shorter"):
+        return ()
+    steps = range(-(_CLIMB // 2), _CLIMB - _CLIMB // 2)
+    found = []
+    for tile in dict.fromkeys(tiles):
+        top = min(_MULTIPLES, (whole.high - steps[-1]) // tile)
+        for edge in range(tile, (top + 1) * tile, tile):
+            keys = [edge + step for step in steps]
+            if keys[0] < whole.low:
+                continue
+            if relation == "same":
+                found.append(tuple((key, key) for key in keys))
+                continue
+            many = [
+                min(max(at, rows.low), rows.high) if fixed is None else fixed
+                for at in (edge, tile + 1)
+            ]
+            found += [tuple((count, key) for key in keys) for count in dict.fromkeys(many)]
+            if fixed is not None:
+                continue
+            descending = [min(max(at, rows.low), rows.high) for at in reversed(keys)]
+            found.append(tuple(zip(descending, keys, strict=True)))
+            if rows.low <= 1 < rows.high:
+                alternating = [1 if at % 2 else many[0] for at in range(_CLIMB)]
+                found.append(tuple(zip(alternating, keys, strict=True)))
+    return tuple(found)
 
 
 def _has_own_queries(fuzz: FuzzLengths) -> bool:

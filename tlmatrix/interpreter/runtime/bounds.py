@@ -114,6 +114,7 @@ class Bounds:
             where,
             f"index {where[axis]} of dimension {axis} of {{buffer}} is outside "
             f"0..{shape[axis] - 1}{skipped}",
+            axis=axis,
         )
 
 

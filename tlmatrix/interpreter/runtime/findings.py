@@ -41,7 +41,7 @@ class Findings:
         self._kernel = program.name
         self._tensors = tensors
         self._order = order
-        self._found: dict[tuple[str, int, int], list[Any]] = {}
+        self._found: dict[tuple[str, int, int, int], list[Any]] = {}
         self._of_agents: list[Report] = []
 
     def report(
@@ -52,15 +52,16 @@ class Findings:
         message: str,
         other: int = 0,
         hint: str = "",
+        axis: int = 0,
     ) -> None:
-        """Keep a finding of sanitizer `name`, or count it if it is not the first at its site.
+        """Keep a finding of sanitizer `name`, or count it if its site and `axis` have one.
 
         `message` may have `{buffer}` and `{action}`; `other` is the code of the other access;
         `hint` replaces the advice that goes with all findings of the sanitizer.
         """
         if name not in self.sanitizers:
             return
-        key = (name, site, self._order.site(other) if other else -1)
+        key = (name, site, self._order.site(other) if other else -1, axis)
         known = self._found.get(key)
         if known is not None:
             known[-1] += 1
@@ -81,7 +82,7 @@ class Findings:
     def reports(self) -> list[Report]:
         """All findings, in order."""
         found = list(self._of_agents)
-        for (name, number, _), (index, block, message, other, hint, count) in self._found.items():
+        for (name, number, *_), (index, block, message, other, hint, count) in self._found.items():
             site = self.sites[number]
             text = message.format(buffer=element_name(site.buffer, index), action=site.action)
             report = self.about(name, site.location, site.buffer, index, block, text)

@@ -35,7 +35,8 @@ class Setting:
     `lengths_q[i]` and `lengths_k[i]` are the lengths of sequence (or batch entry) i; query head
     h uses kv head h // groups; `window` counts the visible keys of a row, itself included; `sink`
     is a kind of sink. `alignment` is that of the causal mask. With `shared_mask`, q and k share one
-    padding mask in the layout `padded`.
+    padding mask in the layout `padded`. With `freed_pages`, the block table has no pages before the
+    window.
     """
 
     layout: str
@@ -56,6 +57,7 @@ class Setting:
     page_size: int | None = None
     alignment: str = "bottom_right"
     shared_mask: bool = False
+    freed_pages: bool = True
 
     @classmethod
     def of(cls, values: Mapping[str, Value]) -> Setting:
@@ -118,6 +120,7 @@ class Setting:
             page_size=_optional(values.get("page_size")) if layout == "paged" else None,
             alignment=_alignment(layout, values),
             shared_mask=_shared_mask(layout, lengths_q == lengths_k, values),
+            freed_pages=bool(values.get("freed_pages", True)),
         )
 
     @property
@@ -223,6 +226,15 @@ class Setting:
     @staticmethod
     def _longest(given: int | None, lengths: Sequence[int]) -> int:
         return max(lengths, default=0) if given is None else given
+
+    def last_visible(self, length_k: int) -> int:
+        """The number of keys that the last query of a sequence sees."""
+        return length_k if self.window is None else min(self.window, length_k)
+
+    @property
+    def most_visible(self) -> int:
+        """The most keys that the last query of a sequence sees."""
+        return max(map(self.last_visible, self.lengths_k), default=0)
 
     @cached_property
     def visible_pairs(self) -> int:

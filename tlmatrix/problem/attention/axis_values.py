@@ -34,7 +34,7 @@ AXES = names_of(ROWS, "axis")
 DATA_AXES = frozenset(
     {
         "batch", "seqlen_q", "seqlen_k", "seqlens", "scale", "max_seqlen_q", "max_seqlen_k",
-        "values", "padding", "storage", "shared_mask",
+        "values", "padding", "storage", "shared_mask", "freed_pages",
     }
 )  # fmt: skip
 """Axes that do not affect the compiled kernel, if its lengths are symbolic."""
@@ -69,7 +69,7 @@ def explain_value(axis: str, value: Value, *, empty: bool = False) -> str | None
         case "alignment":
             known = isinstance(value, str) and value in ALIGNMENTS
             return None if known else f"unknown alignment {value!r}{nearest(value, ALIGNMENTS)}"
-        case "causal" | "shared_mask":
+        case "causal" | "shared_mask" | "freed_pages":
             return None if isinstance(value, bool) else f"{value!r} is not true or false"
         case "sink":
             return explain_sink(value)

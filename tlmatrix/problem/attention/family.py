@@ -13,7 +13,7 @@ from tlmatrix.problem.attention.lint import TENSORS, lint
 from tlmatrix.problem.attention.names import RELATIONS, ROWS
 from tlmatrix.problem.attention.sinks import sink_kind
 from tlmatrix.problem.case_setup import CaseSetup, compile_key
-from tlmatrix.problem.distributions import SPECIAL
+from tlmatrix.problem.distributions import OF_ATTENTION, SPECIAL
 from tlmatrix.problem.name_table import names_of
 from tlmatrix.spec.model.fields import OPTIONAL_AXES
 
@@ -38,7 +38,7 @@ class AttentionFamily:
     axes = AXES
     names = names_of(ROWS, "name", "input", "output", "gradient")
     optional_axes = frozenset(OPTIONAL_AXES)
-    special_values = SPECIAL
+    special_values = (*SPECIAL, *OF_ATTENTION)
     relation_names = RELATIONS
     tensors = TENSORS
 

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from tlmatrix.dtypes import torch_dtype
 from tlmatrix.problem.attention.reference import Operands
 from tlmatrix.problem.attention.sinks import generate_sink
-from tlmatrix.problem.distributions import draw, extreme_size, generator, replacement_values
+from tlmatrix.problem.distributions import (
+    SHIFT,
+    draw,
+    extreme_size,
+    generator,
+    replacement_values,
+)
 
 if TYPE_CHECKING:
-    import torch
-
     from tlmatrix.problem.attention.axes import Setting
+
+_STRONGEST_OF_FLOAT16 = 5.0
+_LARGEST_SHIFT = 16.0
+"""The largest shift of q and k: products of more than a small scale stay in float16's range."""
 
 
 def shape_of(setting: Setting, name: str) -> tuple[int, ...]:
@@ -29,16 +39,20 @@ def shape_of(setting: Setting, name: str) -> tuple[int, ...]:
 
 
 def generate_operands(
-    setting: Setting, distribution: str, seed: int, device: torch.device
+    setting: Setting, distribution: str, seed: int, device: torch.device, *, zigzag: bool = False
 ) -> Operands:
-    """q, k, v, do and, if the setting has one, the sink [heads], from a distribution."""
+    """q, k, v, do and, if the setting has one, the sink [heads], from a distribution.
+
+    `zigzag` is whether ranks have the first and the last chunks of sequences (see `_halves`).
+    """
     source = generator(seed)
     dtype = torch_dtype(setting.dtype)
     # Of extreme values, the first input is v: scores and their gradients stay finite.
     first = 2 if distribution == "extreme" else 0
+    drawn = "normal" if distribution == "shifted" else distribution
     q, k, v, do = (
         draw(
-            distribution, source, shape_of(setting, name), dtype, index=index - first,
+            drawn, source, shape_of(setting, name), dtype, index=index - first,
             cotangent=name == "do",
         ).to(device)
         for index, name in enumerate(("q", "k", "v", "do"))
@@ -47,9 +61,18 @@ def generate_operands(
         do = do * size
     if distribution == "cancelling":
         q, k, v, do = _cancelling(setting, (q, k, v, do))
+    elif distribution == "halves":
+        q, k, v = _halves(setting, (q, k, v), zigzag=zigzag)
+    elif distribution == "shifted":
+        q, k = _shifted(setting, q, k)
     sink = None
     if setting.sink is not None:
         sink = generate_sink(setting.sink, source, setting.heads, torch_dtype(setting.sink_dtype))
+        if setting.dtype == "float16":
+            # More than that, and less than a dominant sink, makes all weights subnormal.
+            sink = torch.where(sink < SHIFT, sink.clamp_max(_STRONGEST_OF_FLOAT16), sink)
+        if distribution == "shifted":
+            sink = torch.where(sink.abs() < SHIFT, sink - SHIFT, sink)
         sink = sink.to(device)
     return Operands(q, k, v, do, sink)
 
@@ -72,6 +95,38 @@ def _cancelling(setting: Setting, tensors: tuple[torch.Tensor, ...]) -> tuple[to
     v.movedim(rows, 0)[::3].neg_()
     do.movedim(heads, 0)[1::2].neg_()
     return q.abs(), k - 0.5, v, do
+
+
+def _halves(
+    setting: Setting, tensors: tuple[torch.Tensor, ...], *, zigzag: bool
+) -> tuple[torch.Tensor, ...]:
+    """q, k, v for which the keys of each half of a sequence give large parts that cancel.
+
+    Keys are all positive and weights nearly equal; v, and so dS, is negative for the second half of
+    the keys that the last query sees. Each half gives a part of out and of dq with terms of one
+    sign. In the order `zigzag`, where a rank has keys of both halves, v is negative for the second
+    and the third quarter.
+    """
+    q, k, v = (tensor.abs() for tensor in tensors)
+    rows = v if setting.packed else v.movedim(2 if setting.layout == "bhsd" else 1, 0)
+    ends = setting.starts_k[1:] if setting.packed else (len(rows),)
+    for end, length in zip(ends, setting.lengths_k, strict=False):
+        visible = setting.last_visible(length)
+        if zigzag:
+            rows[end - visible + visible // 4 : end - visible // 4].neg_()
+        else:
+            rows[end - visible // 2 : end].neg_()
+    return q / 4, k, v
+
+
+def _shifted(
+    setting: Setting, q: torch.Tensor, k: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q and k for which all scores are about -200, and differ by about 1."""
+    size = abs(setting.softmax_scale) * max(setting.head_dim, 1)
+    shift = min((SHIFT / size) ** 0.5, _LARGEST_SHIFT) if size else _LARGEST_SHIFT
+    # The noise of k differs between the keys of a query; that of q hardly matters.
+    return q / 4 + shift, k / 8 - shift
 
 
 def generate_replacements(setting: Setting, seed: int, device: torch.device) -> Operands:

@@ -12,7 +12,8 @@ Both have seqlens_k [batch] int32, and one query per sequence: q and out are [ba
 lse is [batch, heads]. Reference and relations compute with packed sequences; only the inputs of an
 entry differ. Rows without a key hold huge values or, with odd seeds, NaN; so do a few spare pages.
 Pages are shuffled, and entries of the block table past the last page of a sequence lie outside the
-pool. An entry that reads any of these gives wrong results.
+pool. So do those of pages before the window, which a server may have freed, unless the axis
+`freed_pages` is false. An entry that reads any of these gives wrong results.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ class KVCache:
     def _paging(self) -> Paging:
         setting = self.setting
         assert setting.page_size is not None
-        return Paging(setting.lengths_k, setting.page_size, self.seed)
+        left = [length - setting.last_visible(length) for length in setting.lengths_k]
+        return Paging(
+            setting.lengths_k, setting.page_size, self.seed, left if setting.freed_pages else None
+        )
 
     @property
     def _rows_shape(self) -> tuple[int, int]:

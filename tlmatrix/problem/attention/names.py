@@ -122,6 +122,14 @@ ROWS = (
     ),
     Name("page_size", ("axis", "name"), "keys of a page", "1 or more", layouts=("paged",)),
     Name(
+        "freed_pages",
+        ("axis",),
+        "pages before the window are not in the block table",
+        "`true`, `false`",
+        "`true`",
+        layouts=("paged",),
+    ),
+    Name(
         "padding",
         ("axis",),
         "position of the padding",
@@ -246,7 +254,8 @@ ROWS = (
     Name(
         "block_table",
         ("input",),
-        "pages of each sequence; entries past its last page lie outside the pool",
+        "pages of each sequence; entries past its last page, or before its window, lie outside the "
+        "pool",
         shapes={"paged": "[batch, max_pages]"},
         dtype="int32",
     ),

@@ -144,9 +144,8 @@ class _Accumulator:
         if sizes:
             self.magnitudes = {name: torch.zeros_like(self.values[name]) for name in like}
             self.magnitudes["lse"] = _size_of_lse(self.values["lse"])
-            self.squares = {
-                name: torch.zeros_like(self.values[name]) for name in like if name != "dsink"
-            }
+            self.squares = {name: torch.zeros_like(self.values[name]) for name in like}
+            self.drift = torch.zeros(setting.heads, dtype=compute, device=device)
 
     def solution(self) -> Solution:
         store = self.precision.store
@@ -156,6 +155,8 @@ class _Accumulator:
             self.values = {
                 name: tensor.to(kept.get(name, store)) for name, tensor in self.values.items()
             }
+        if "dsink" in self.squares:
+            self.squares["dsink"] += self.drift.square()
         spreads = {name: square.sqrt_() for name, square in self.squares.items()}
         return Solution(self.values, self.magnitudes, spreads)
 
@@ -227,8 +228,19 @@ class _Accumulator:
             drift = _drift(out, operands.q.dtype, do)
             bounds.backward((q, k, do), (p, dp, delta, terms, drift), abs(setting.softmax_scale))
             if self.sink is not None:
-                size = of_sink * terms.abs().sum(-1, keepdim=True)
-                self.magnitudes["dsink"][heads] += size.view(five).sum((0, 3)).flatten()
+                # Of delta: each element of out is rounded, and so is each P before it; both are at
+                # least the smallest normal number to that end. A strong sink makes all P small.
+                smallest = torch.finfo(operands.q.dtype).smallest_normal
+                of_out = out.abs().clamp_min_(smallest).mul_(do.abs())
+                of_p = torch.maximum(p, inverse * smallest).mul_(p > 0).mul_(dp.abs())
+                squares = of_out.square().sum(-1) + of_p.square().sum(-1)
+                sizes = of_out.sum(-1) + of_p.sum(-1)
+                for total, size in (
+                    (self.magnitudes["dsink"], of_sink * sizes[..., None]),
+                    (self.squares["dsink"], of_sink.square() * squares[..., None]),
+                    (self.drift, of_sink * drift),
+                ):
+                    total[heads] += size.view(five).sum((0, 3)).flatten()
         ds = rounded(dp.sub_(delta).mul_(p))
         scale = setting.softmax_scale
         query_rows.write(self.values["dq"], heads, torch.bmm(ds, k).mul_(scale).view(*four, -1))

@@ -23,6 +23,7 @@ from tlmatrix.problem.declared.carried import (
 )
 from tlmatrix.problem.declared.packed import packed_dim, packing_of, paging_of
 from tlmatrix.problem.declared.reference import reference_of
+from tlmatrix.problem.declared.shifts import suits_shift
 from tlmatrix.problem.declared.sizes import declared
 from tlmatrix.problem.declared.tensors import dtype_declared, generate_inputs, sizes_of
 from tlmatrix.problem.declared.terms import UNITS, TermSizes, term_sizes
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from tlmatrix.problem.model import UnusedRows
     from tlmatrix.spec.expr.expression import Expression
     from tlmatrix.spec.model.spec import DeclaredProblem, InputDecl
+
+_SHIFTED = 0.2
+"""The share of the cases of a softmax with `shifted` values."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,11 @@ class Declared:
         if self.reference is None or self.reference.operands is not None:
             return None if self.reference is None else self.reference.operands
         return next(iter(self._narrow)) if len(self._narrow) == 1 else None
+
+    @property
+    def suits_shift(self) -> bool:
+        """Whether the reference is a softmax of the first input, or the like."""
+        return self.reference is not None and suits_shift(self.reference, self.inputs, self._axes)
 
     @cached_property
     def _results(self) -> dict[str, _Result]:
@@ -445,6 +454,12 @@ def declared_case(setup: CaseSetup) -> Declared:
     """The case with tensors generated from its seed."""
     declaration = declared(setup.spec)
     reference = reference_of(setup, declaration)
-    distribution = choose_distribution(setup.values.get("values"), setup.seed, SAFE)
+    values = setup.values.get("values")
+    usual = choose_distribution(values, setup.seed, SAFE)
+    distribution = choose_distribution(values, setup.seed, SAFE, {"shifted": _SHIFTED})
     inputs = generate_inputs(setup, declaration, distribution, setup.seed)
-    return Declared(setup, declaration, reference, inputs, distribution, setup.seed)
+    case = Declared(setup, declaration, reference, inputs, distribution, setup.seed)
+    if distribution == usual or case.suits_shift:
+        return case
+    inputs = generate_inputs(setup, declaration, usual, setup.seed)
+    return replace(case, inputs=inputs, distribution=usual)
