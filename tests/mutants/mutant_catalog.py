@@ -39,8 +39,8 @@ ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "kernels"
 FOLDER = Path(__file__).resolve().parent
 KINDS = (
-    "lengths", "masks", "sinks", "heads", "memory", "precision", "state", "barriers", "gemm",
-    "decode", "ranks", "alignment", "order", "nonfinite", "autograd", "values", "codegen",
+    "lengths", "masks", "sinks", "heads", "memory", "precision", "state", "barriers", "schedules",
+    "gemm", "decode", "ranks", "alignment", "order", "nonfinite", "autograd", "values", "codegen",
 )  # fmt: skip
 _REQUIRED = {"name", "file", "before", "after", "stands_for"}
 _FIELDS = _REQUIRED | {"below", "seen", "silent", "specs", "compile", "when"}

@@ -1,7 +1,7 @@
 """Assignment of the rows of sequences to pages of a pool.
 
 Pages are shuffled, and a few are spare. Entries of the block table past the last page of a sequence
-are no page of the pool.
+are no page of the pool, nor are those of pages that were freed.
 """
 
 from __future__ import annotations
@@ -69,11 +69,16 @@ class Paging:
 
         return UnusedRows(mask, describe)
 
-    def table(self, most: int) -> torch.Tensor:
-        """The block table, [batch, most] int64, with `most` entries per sequence."""
+    def table(self, most: int, freed: Sequence[int] | None = None) -> torch.Tensor:
+        """The block table, [batch, most] int64, with `most` entries per sequence.
+
+        Of the first `freed` pages of each sequence the entries are garbage.
+        """
         pick = seeded_random(self.seed + 1)
         made = [
             [*pages, *(pick.choice(_NO_PAGE) for _ in range(most - len(pages)))]
             for pages in self.pages
         ]
+        for entries, count in zip(made, freed or (), strict=False):
+            entries[:count] = [pick.choice(_NO_PAGE) for _ in range(count)]
         return torch.tensor(made, dtype=torch.int64).view(len(self.lengths), most)

@@ -12,7 +12,8 @@ Both have seqlens_k [batch] int32, and one query per sequence: q and out are [ba
 lse is [batch, heads]. Reference and relations compute with packed sequences; only the inputs of an
 entry differ. Rows without a key hold huge values or, with odd seeds, NaN; so do a few spare pages.
 Pages are shuffled, and entries of the block table past the last page of a sequence lie outside the
-pool. An entry that reads any of these gives wrong results.
+pool; so do those of pages that end before the window, which an allocator may have freed. An entry
+that reads any of these gives wrong results.
 """
 
 from __future__ import annotations
@@ -55,6 +56,14 @@ class KVCache:
         return Paging(setting.lengths_k, setting.page_size, self.seed)
 
     @property
+    def _freed_pages(self) -> list[int]:
+        """The pages of each sequence that end before the window of its query, the last position."""
+        window, size = self.setting.window, self.setting.page_size
+        if window is None or size is None:
+            return []
+        return [max(length - window, 0) // size for length in self.setting.lengths_k]
+
+    @property
     def _rows_shape(self) -> tuple[int, int]:
         """The first two sizes of the cache or the pool."""
         setting = self.setting
@@ -79,7 +88,7 @@ class KVCache:
         lengths = torch.tensor(setting.lengths_k, dtype=torch.int32, device=self.device)
         if setting.page_size is None:
             return {"seqlens_k": lengths}
-        table = self._paging.table(setting.max_pages).int().to(self.device)
+        table = self._paging.table(setting.max_pages, self._freed_pages).int().to(self.device)
         return {"block_table": table, "seqlens_k": lengths}
 
     def inputs(self, operands: Operands) -> dict[str, torch.Tensor]:

@@ -246,7 +246,8 @@ ROWS = (
     Name(
         "block_table",
         ("input",),
-        "pages of each sequence; entries past its last page lie outside the pool",
+        "pages of each sequence; entries past its last page, and of pages that end before the "
+        "window, lie outside the pool",
         shapes={"paged": "[batch, max_pages]"},
         dtype="int32",
     ),
