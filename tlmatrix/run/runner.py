@@ -20,7 +20,9 @@ from tlmatrix.run.limits import CaseTimeout, Interrupts, TimeLimit, out_of_time
 from tlmatrix.run.measurements import Measurements
 from tlmatrix.run.outcome import Outcome, error_outcome, outdated_sources, spec_error_outcome
 from tlmatrix.run.result import CaseResult, SkipReason, Status
+from tlmatrix.run.writers import with_writer
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.model.spec import has_ranks
 from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from tlmatrix.run.records import RecordsWriter
     from tlmatrix.run.sources import SourceWatch
     from tlmatrix.spec.model.spec import Spec
+
+_MOST_TRACED = 2**22
+"""Most elements of the inputs of a failing case that runs once more, recorded."""
 
 UNUSABLE = 70
 """Exit status of a process that a case left unusable."""
@@ -171,12 +176,24 @@ class Runner:
         limit = TimeLimit(time_limit, lambda frames: self._end_process(unfinished, frames))
         with suppress(CaseTimeout), interrupts.watch(), limit.enforce():
             judged = self.judge(spec, case, path=path, reruns=reruns)
+            judged = self._with_writer(spec, case, judged)
             result = judged if refine is None else refine(judged)
         if interrupts.received:
             raise KeyboardInterrupt
         if limit.expired:
             result = _timed_out(unfinished, limit.frames)
         return self._recorded(spec, result)
+
+    def _with_writer(self, spec: Spec, case: Case, result: CaseResult) -> CaseResult:
+        """The result, whose first wrong value names the block and line that wrote it."""
+        small = result.elements <= _MOST_TRACED and case.origin != "invalid"
+        if not (result.failed and small and self.backend.measures_coverage) or has_ranks(spec):
+            return result
+        try:
+            findings = with_writer(result.findings, lambda: self.prepared(spec, case))
+        finally:
+            self._harness.end_case()
+        return replace(result, findings=findings)
 
     def _outdated(self, spec: Spec) -> bool:
         """Whether the sources of a spec changed since the run began."""
