@@ -11,6 +11,7 @@ from tlmatrix.run.outcome import Outcome, bug_words, error_outcome, with_bug
 from tlmatrix.run.process_state import StateGuard
 from tlmatrix.run.result import Status
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.model.spec import has_ranks
 from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from tlmatrix.run.harness import BoundSpec, Harness
     from tlmatrix.run.measurements import Measurements
     from tlmatrix.spec.model.spec import Spec
+
+
+_MOST_RECORDED = 2**22
+"""Most elements of the inputs of a failing case that runs once more, recorded."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class JudgeOptions:
         keep_going: also make checks that would fail for the reason of an earlier finding.
         masked: make the checks that an earlier finding stopped, as if it did not exist.
         keep_compared: findings keep the tensors that they compared.
+        writers: a finding about values says which block wrote the worst element.
     """
 
     seed: int = 0
@@ -47,6 +53,7 @@ class JudgeOptions:
     keep_going: bool = False
     masked: bool = False
     keep_compared: bool = False
+    writers: bool = False
 
 
 def execute_case(
@@ -66,6 +73,8 @@ def execute_case(
         bound = harness.bind(spec)
         with StateGuard("the code of the case", harness.left_changed, patches=True):
             findings = _findings(harness, bound, spec, case, options, measurements)
+            if options.writers and measurements.elements <= _MOST_RECORDED:
+                findings = _with_writer(harness, bound, spec, case, options, findings)
         outcome = Outcome(Status.FAILED if findings else Status.PASSED, tuple(findings))
     except SpecError:
         raise
@@ -77,6 +86,32 @@ def execute_case(
         outcome = outcome.with_findings(harness.left_changed)
     all_checks = options.reruns == "all" and case.origin != "fuzz"
     return outcome if bug is None else with_bug(outcome, bug, all_checks=all_checks)
+
+
+def _with_writer(
+    harness: Harness,
+    bound: BoundSpec,
+    spec: Spec,
+    case: Case,
+    options: JudgeOptions,
+    findings: list[Finding],
+) -> list[Finding]:
+    """The findings, of which the first about values names the block and line that wrote it."""
+    if case.origin == "invalid" or has_ranks(spec):
+        return findings
+    from tlmatrix.run.writers import with_writer
+
+    known = len(harness.left_changed)
+    try:
+        return with_writer(
+            findings,
+            lambda: (
+                harness.problem(bound, spec, case, options.seed),
+                harness.entry(bound.binding),
+            ),
+        )
+    finally:
+        del harness.left_changed[known:]  # which the first run has left, too
 
 
 def _findings(

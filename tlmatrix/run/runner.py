@@ -20,9 +20,7 @@ from tlmatrix.run.limits import CaseTimeout, Interrupts, TimeLimit, out_of_time
 from tlmatrix.run.measurements import Measurements
 from tlmatrix.run.outcome import Outcome, error_outcome, outdated_sources, spec_error_outcome
 from tlmatrix.run.result import CaseResult, SkipReason, Status
-from tlmatrix.run.writers import with_writer
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.spec.model.spec import has_ranks
 from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
@@ -37,9 +35,6 @@ if TYPE_CHECKING:
     from tlmatrix.run.records import RecordsWriter
     from tlmatrix.run.sources import SourceWatch
     from tlmatrix.spec.model.spec import Spec
-
-_MOST_TRACED = 2**22
-"""Most elements of the inputs of a failing case that runs once more, recorded."""
 
 UNUSABLE = 70
 """Exit status of a process that a case left unusable."""
@@ -175,25 +170,13 @@ class Runner:
         interrupts = Interrupts()
         limit = TimeLimit(time_limit, lambda frames: self._end_process(unfinished, frames))
         with suppress(CaseTimeout), interrupts.watch(), limit.enforce():
-            judged = self.judge(spec, case, path=path, reruns=reruns)
-            judged = self._with_writer(spec, case, judged)
+            judged = self.judge(spec, case, path=path, reruns=reruns, writers=True)
             result = judged if refine is None else refine(judged)
         if interrupts.received:
             raise KeyboardInterrupt
         if limit.expired:
             result = _timed_out(unfinished, limit.frames)
         return self._recorded(spec, result)
-
-    def _with_writer(self, spec: Spec, case: Case, result: CaseResult) -> CaseResult:
-        """The result, whose first wrong value names the block and line that wrote it."""
-        small = result.elements <= _MOST_TRACED and case.origin != "invalid"
-        if not (result.failed and small and self.backend.measures_coverage) or has_ranks(spec):
-            return result
-        try:
-            findings = with_writer(result.findings, lambda: self.prepared(spec, case))
-        finally:
-            self._harness.end_case()
-        return replace(result, findings=findings)
 
     def _outdated(self, spec: Spec) -> bool:
         """Whether the sources of a spec changed since the run began."""
@@ -219,10 +202,12 @@ class Runner:
         path: str | None = None,
         reruns: Reruns = "all",
         masked: bool = False,
+        writers: bool = False,
     ) -> CaseResult:
         """Run and judge a case without a record: an attempt of shrinking, or a second pass.
 
         With `masked`, only the checks run that an earlier finding stopped, as if it did not exist.
+        With `writers`, a finding about values says which block wrote the worst element.
         """
         counts = self.coverage and self.backend.measures_coverage
         measurements = Measurements(Recorder() if counts else None)
@@ -235,6 +220,7 @@ class Runner:
             self._keep_going,
             masked,
             self.keep_compared,
+            writers and self.backend.measures_coverage,
         )
         try:
             with ForkGuard() as forks:

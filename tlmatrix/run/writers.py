@@ -24,18 +24,20 @@ _CHECKS = frozenset({"numeric", "gradients", "poison"})
 def with_writer(
     findings: Sequence[Finding],
     prepare: Callable[[], tuple[Problem, Callable[[Problem], Tensors]]],
-) -> tuple[Finding, ...]:
+) -> list[Finding]:
     """Add to the first finding about values which block wrote the worst element, and where.
 
     `prepare` gives the problem of the case and the function that runs its entry. The findings are
-    returned as they are if the interpreter cannot say.
+    returned as they are if the interpreter cannot say, or if the entry misused memory.
     """
+    if any(finding.check == "guards" for finding in findings):
+        return list(findings)
     for number, finding in enumerate(findings):
         if finding.check in _CHECKS and finding.tensor and finding.index and not finding.call:
             note = _note(finding, prepare)
             changed = finding.with_notes(note) if note else finding
-            return (*findings[:number], changed, *findings[number + 1 :])
-    return tuple(findings)
+            return [*findings[:number], changed, *findings[number + 1 :]]
+    return list(findings)
 
 
 def _note(

@@ -1,4 +1,4 @@
-"""y = alpha * x[:, start:] @ w[:, start:].T on Blackwell, for adapters that skip leading features."""
+"""y = alpha * x[:, start:] @ w[:, start:].T on Blackwell, which skips the first features."""
 
 import tilelang
 import tilelang.language as T
@@ -40,12 +40,14 @@ def trailing_linear_kernel(dtype: str = "bfloat16"):
             for step in T.serial(steps):
                 s = step % 2
                 if step + 1 < steps:
-                    load(
-                        X, W, xs, ws, loaded, 1 - s, bm * BM, bn * BN, start + (step + 1) * BK
-                    )
+                    load(X, W, xs, ws, loaded, 1 - s, bm * BM, bn * BN, start + (step + 1) * BK)
                 T.mbarrier_wait_parity(loaded[s], step // 2 % 2)
                 T.tcgen05_gemm(
-                    xs[s, :, :], ws[s, :, :], sums, transpose_B=True, mbar=done,
+                    xs[s, :, :],
+                    ws[s, :, :],
+                    sums,
+                    transpose_B=True,
+                    mbar=done,
                     clear_accum=step == 0,
                 )
                 T.mbarrier_wait_parity(done, step % 2)
