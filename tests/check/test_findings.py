@@ -834,3 +834,42 @@ def test_no_factor_hint_for_few_large_elements():
 
     hint = vector(64, edit=edit).hint
     assert hint is None or "factor" not in hint
+
+
+def test_no_factor_hint_for_values_that_an_offset_fits_as_well():
+    def edit(y):
+        y.copy_(torch.full((64,), 1.25))
+
+    assert "factor" not in (vector(64, edit=edit).hint or "")
+
+
+def test_no_factor_of_zero():
+    assert vector(64, edit=lambda y: y.zero_()).hint == "every wrong element is 0"
+
+
+def test_the_wrong_sign_of_few_elements():
+    assert vector(3, edit=lambda y: y.neg_()).hint.endswith("wrong sign?")
+    assert vector(3, edit=lambda y: y.mul_(3)).hint is None
+
+
+def test_heads_that_are_alike_are_no_permutation():
+    values = torch.randn(4, 16, generator=torch.Generator().manual_seed(0)).double() * 1e-3 + 5
+    dims = Dim("head", 4, region=range(4)), Dim("position", 16)
+    info = TensorInfo("lse", dims, torch.float32, 2.0**-24)
+    problem = Problem(
+        {}, {}, {}, {"lse": info}, ("lse",), reference=lambda: {"lse": values},
+        lowp=lambda: {"lse": values.float()},
+    )  # fmt: skip
+    got = values.float()
+    got[1] = got[2] + 1e-3
+    assert "permuted" not in (only(run(problem, lambda _: {"lse": got})).hint or "")
+
+
+def test_the_tail_of_some_heads_is_no_bound_of_a_tile():
+    problem = attention((70, 40))
+    last = [*range(64, 70), *range(70 + 32, 70 + 40)]
+
+    def edit(results):
+        results["out"][last, 1] += 1.0
+
+    assert "partial last tile" not in (only(run(problem, broken(edit))).hint or "")

@@ -58,7 +58,9 @@ def test_nan_that_is_multiplied_by_zero():
 
 def test_infinity_that_is_multiplied_by_zero():
     weights = [1.0, 1, 1, 0, 0, 0, 0, 0]
-    assert "is infinite, and is multiplied by 0" in hint(summed(torch.inf), weighted(weights))
+    assert "is infinite, and finite values there change nothing" in hint(
+        summed(torch.inf), weighted(weights)
+    )
 
 
 @pytest.mark.parametrize("poison", [torch.nan, 2.0**20])
@@ -98,7 +100,7 @@ def test_another_nan_gets_no_row():
 
 def test_rows_of_a_problem_that_names_none():
     problem = replace(summed(torch.nan), unused=dict)
-    assert hint(problem, weighted([1.0, 1, 1, 0, 0, 0, 0, 0])) == f"x[3], {ZERO}"
+    assert hint(problem, weighted([1.0, 1, 1, 0, 0, 0, 0, 0])) == f"x[3] {ZERO}"
 
 
 def test_a_row_that_makes_a_later_call_wrong():

@@ -113,6 +113,22 @@ def test_unused_slots_are_huge_or_nan(layout, name):
     assert tensor.float().pow(2).sum() / (tensor.numel() - owned) > 100
 
 
+def test_entries_of_pages_before_the_window_are_garbage():
+    window, size = 20, PAGED["page_size"]
+    tables = [make_problem(stored(**PAGED, **more)).inputs for more in ({"window": window}, {})]
+    freed = 0
+    for given, whole, length in zip(
+        *(each["block_table"].tolist() for each in tables),
+        tables[0]["seqlens_k"].tolist(),
+        strict=True,
+    ):
+        count = max(length - window, 0) // size
+        assert all(not 0 <= page < len(tables[0]["k_pages"]) for page in given[:count])
+        assert given[count : -(-length // size)] == whole[count : -(-length // size)]
+        freed += count
+    assert freed
+
+
 def test_pages_moved_breaks_entries_that_ignore_the_block_table():
     problem = make_problem(stored(**PAGED))
     relations = {each.name: each for each in problem.relations("relations")}

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from tlmatrix.check.compared import Compared
 from tlmatrix.check.finding import Finding
@@ -23,13 +24,17 @@ if TYPE_CHECKING:
 
     from tlmatrix.check.numeric import Deviation
     from tlmatrix.check.tolerance import ReferenceBounds
-    from tlmatrix.problem.model import Problem
+    from tlmatrix.problem.model import OtherOption, Problem
 
 _DISTANCES = {
     "element": "largest error",
     "rms": "root mean square error",
     "mean": "mean of signed errors",
 }
+_EXPLAINED = 0.05
+"""Most of the squared error that the reference of another option may leave."""
+_ENOUGH_ELEMENTS = 8
+"""Wrong elements that may be those of another option though others are not."""
 _ROW_PATTERNS = frozenset({"a row", "rows", "first rows", "last rows"})
 
 
@@ -65,6 +70,8 @@ def diagnose(
         alone,
         partial(_rounded_operands, name, deviation, bounds),
         partial(_rounded_values, name, deviation, bounds),
+        partial(_other_options, name, deviation, bounds),
+        partial(_limit, name, deviation, bounds),
     )
     count, nan = int(wrong.sum()), bool(deviation.got[wrong].isnan().all())
     label = "NaN rows" if nan and not unwritten and pattern.name in _ROW_PATTERNS else pattern.name
@@ -116,6 +123,45 @@ def _rounded_values(
         if compare(deviation.got, bounds.reference[name], bound) is None:
             return str(dtype)[6:], given
     return None
+
+
+def _limit(name: str, deviation: Deviation, bounds: ReferenceBounds) -> torch.Tensor | None:
+    """The error bound of each element; None if a relation compares tensors of another shape."""
+    info = bounds.problem.outputs.get(name)
+    if info is None or info.shape != deviation.expected.shape or not bounds.problem.has_reference:
+        return None
+    return bounds.error_bound(name).element
+
+
+def _other_options(
+    name: str, deviation: Deviation, bounds: ReferenceBounds
+) -> tuple[list[OtherOption], bool]:
+    """Other values of options that explain the deviation, and whether they do in all elements.
+
+    Else the wrong elements alone are those of the other value.
+    """
+    wrong = deviation.wrong
+    expected, got = deviation.expected[wrong], deviation.got[wrong].double()
+    error = torch.nan_to_num(got - expected, posinf=1.0, neginf=1.0).square().sum()
+    found, whole = [], True
+    for other, own in bounds.of_other_options:
+        if name not in other.problem.outputs:
+            continue
+        try:
+            reference = own.reference[name]
+        except Exception:  # noqa: BLE001, S112 - a user's reference, of a value that no case has
+            continue
+        left = torch.nan_to_num(got - reference[wrong], posinf=1.0, neginf=1.0).square().sum()
+        if float(left) > _EXPLAINED * float(error):
+            continue
+        if compare(deviation.got, reference, own.error_bound(name)) is None:
+            found.append((other, True))
+        elif int(wrong.sum()) >= _ENOUGH_ELEMENTS:
+            limit = own.error_bound(name).element[wrong]
+            if bool(((got - reference[wrong]).abs() <= limit).all()):
+                found.append((other, False))
+    whole = any(everywhere for _, everywhere in found)
+    return [other for other, everywhere in found if everywhere or not whole], whole
 
 
 def _amount(deviation: Deviation, count: int, *, nan: bool, exact: bool) -> str:

@@ -1,7 +1,9 @@
 """Hints: causes of wrong elements, one sentence each.
 
 Each hint is a function from the evidence to a text or None; the first text is used. It says no more
-than the numbers show: if two causes give the same numbers, it names what they have in common.
+than the numbers show: of a cause, it needs numbers that no other known cause gives. A factor must
+explain the elements better than an offset does, permuted heads better than their own values, and a
+partial tile must be wrong in all heads.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ import torch
 
 from tlmatrix.check.patterns import ranges
 from tlmatrix.check.poison import poison_mask
+from tlmatrix.spec.values import label
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from tlmatrix.check.numeric import Deviation
     from tlmatrix.check.patterns import Pattern, Projection
-    from tlmatrix.problem.model import Dim, Problem, Tensors
+    from tlmatrix.problem.model import Dim, OtherOption, Problem, Tensors
 
 _MOST_PERMUTED = 64
 _ENOUGH = 0.8
@@ -37,8 +40,16 @@ _FACTORS = (
     (math.log2(math.e), "log2 instead of ln?"),
     (math.log(2), "ln instead of log2?"),
     (-1.0, "wrong sign?"),
-    (2.0, "summed twice?"),
 )
+
+_FEW = 8
+"""Elements of which a factor or an offset may fit all by chance."""
+
+_NEARLY_ALL = 0.95
+"""Fraction of the wrong elements that a cause must explain."""
+
+_SINGLED_OUT = 0.3
+"""Most of the error of another explanation that the one that a hint gives may leave."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,24 @@ class Evidence:
     """Returns the dtype of operands, as a spec writes it, whose rounding explains the deviation."""
     rounded_values: Callable[[], tuple[str, str] | None] = lambda: None
     """Returns the dtype of values whose rounding explains the deviation, and an input of it."""
+    other_options: Callable[[], tuple[Sequence[OtherOption], bool]] = lambda: ((), True)
+    """Returns other values of options that explain the deviation, and whether in all elements."""
+
+    limit: Callable[[], torch.Tensor | None] = lambda: None
+    """Returns the error bound of each element, of the tensor's shape; None if it has none."""
+
+    def explained(self, expected: torch.Tensor, size: float = 1.0) -> bool:
+        """Whether nearly all wrong elements are `expected`, but for errors of `size` times bounds.
+
+        True if there are no bounds.
+        """
+        limit, wrong = self.limit(), self.deviation.wrong
+        if limit is None:
+            return True
+        got = self.deviation.got[wrong].double()
+        rounding = 4 * _roundoff(self.deviation.got.dtype) * got.abs()
+        within = (got - expected[wrong]).abs() <= 2 * max(size, 1.0) * limit[wrong] + rounding
+        return float(within.double().mean()) >= _NEARLY_ALL
 
     @cached_property
     def wrong_values(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,8 +154,23 @@ def _all_zero(evidence: Evidence) -> str | None:
     return None
 
 
+def _other_option(evidence: Evidence) -> str | None:
+    """An option that the code takes another value of."""
+    found, everywhere = evidence.other_options()
+    names = {other.option for other in found}
+    if len(names) != 1:
+        return None  # several options have the same effect here
+    option, own = found[0].option, found[0].own
+    values = " or ".join(label(other.value) for other in found[:3])
+    instead = "" if own is None and option not in evidence.problem.values else f", not {label(own)}"
+    where = "" if everywhere else "in the wrong elements "
+    return f"{where}the results are those of {option}={values}{instead}"
+
+
 def _no_visible_key(evidence: Evidence) -> str | None:
     lse = evidence.reference.get("lse")
+    if evidence.name not in ("out", "lse", "dq"):
+        return None  # rows of keys
     if lse is None or not bool(lse.isneginf().any()):
         return None
     expected, got = evidence.wrong_values
@@ -179,21 +223,38 @@ def _permuted(evidence: Evidence) -> str | None:
             expected.movedim(axis, 0).reshape(dim.size, -1),
             [int(index) for index in side.indices],
         )
-        if found:
+        if found and evidence.explained(_moved(expected, axis, found)):
             pairs = ", ".join(f"{at} holds {by}" for at, by in list(found.items())[:6])
-            return f"{dim.name}s permuted? {pairs}"
+            what = "permuted?" if sorted(found) == sorted(found.values()) else "of others?"
+            return f"{dim.name}s {what} {pairs}"
     return None
 
 
+def _moved(expected: torch.Tensor, axis: int, found: dict[int, int]) -> torch.Tensor:
+    """The values of which each index in `found` holds those of another one."""
+    indices = torch.arange(expected.shape[axis], device=expected.device)
+    for at, by in found.items():
+        indices[at] = by
+    return expected.index_select(axis, indices)
+
+
 def _matches(got: torch.Tensor, expected: torch.Tensor, wrong: list[int]) -> dict[int, int]:
-    """The row of `expected` that each wrong row of `got` equals, if another one and only that."""
+    """The row of `expected` that each wrong row of `got` equals, if another one and only that.
+
+    Rows may be alike, such as the lse of heads: one must be far nearer than all others.
+    """
     rows, known = got[wrong].double(), expected.double()
     if not bool(rows.isfinite().all()):
         return {}
     known = torch.nan_to_num(known)
     size = known.square().sum(1)
-    squared = rows.square().sum(1)[:, None] + size[None] - 2 * rows @ known.T
-    same = (squared <= _SAME * size) & (size > 0)
+    # Differences of squares would cancel.
+    squared = torch.cdist(rows, known, compute_mode="donot_use_mm_for_euclid_dist").square()
+    nearest, at = squared.min(1)
+    others = squared.scatter(1, at[:, None], torch.inf).amin(1)
+    same = (squared <= _SAME * size) & (size > 0) & (squared == nearest[:, None])
+    if bool((nearest > _SAME * others).any()):
+        return {}
     if not bool((same.sum(1) == 1).all()) or bool(same[range(len(wrong)), wrong].any()):
         return {}
     return dict(zip(wrong, same.int().argmax(1).tolist(), strict=True))
@@ -218,12 +279,21 @@ def _transposed(evidence: Evidence) -> str | None:
 
 def _uniform_factor(evidence: Evidence) -> str | None:
     expected, got = evidence.wrong_values
-    if expected.numel() < 8 or not bool((expected != 0).any()):
+    few = expected.numel() < _FEW
+    if expected.numel() < 2 or not bool((expected != 0).any()):
         return None
     if not bool((got.isfinite() & expected.isfinite()).all()):
         return None
     factor = float((got * expected).sum() / expected.square().sum())
     error, left = got - expected, got - factor * expected
+    if factor == 0 or abs(factor - 1) <= 2 * _roundoff(evidence.deviation.got.dtype):
+        return None
+    if not evidence.explained(factor * evidence.deviation.expected, abs(factor)):
+        return None
+    # Alike values, such as those of lse, fit an offset as well.
+    shifted = float(torch.linalg.vector_norm(error - error.mean()))
+    if not few and float(torch.linalg.vector_norm(left)) > _SINGLED_OUT * shifted:
+        return None
     # A factor near 0 leaves an error of the size of `got`.
     smaller = min(float(torch.linalg.vector_norm(each)) for each in (error, got))
     if float(torch.linalg.vector_norm(left)) > 0.35 * smaller:
@@ -234,29 +304,43 @@ def _uniform_factor(evidence: Evidence) -> str | None:
     known = [*_FACTORS, *_factors_of(evidence.problem)]
     causes = [words for value, words in known if abs(factor / value - 1) < 2e-3]
     why = f": {causes[0]}" if len(causes) == 1 else ""
+    if few and not why:
+        return None  # a factor fits few values by chance, if it is no known one
     # Seventeen digits distinguish any two numbers.
     texts = (f"{factor:.{digits}g}" for digits in range(4, 18))
     shown = next((text for text in texts if float(text) != 1), None)
     return shown and f"a uniform factor: got is {shown} times expected{why}"
 
 
+def _roundoff(dtype: torch.dtype) -> float:
+    """The distance of 1 to the next number of a dtype; 0 for integers."""
+    return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+
+
 def _factors_of(problem: Problem) -> Iterator[tuple[float, str]]:
-    """Factors that result if a number of the problem is applied twice or not at all."""
-    for name in ("scale", "groups", "heads"):
-        value = problem.names.get(name)
-        if isinstance(value, int | float) and value not in (0, 1):
-            yield float(value), f"{name} applied twice?"
-            yield 1 / float(value), f"{name} not applied?"
+    """Factors that a number of the problem gives if it is applied too often or not at all."""
+    value = problem.names.get("scale")
+    if isinstance(value, int | float) and value not in (0, 1):
+        yield float(value), "that is the scale"
+        yield 1 / float(value), "that is 1 / scale"
 
 
 def _constant_offset(evidence: Evidence) -> str | None:
     expected, got = evidence.wrong_values
     offset = (got - expected)[got.isfinite() & expected.isfinite()]
-    if offset.numel() < 8:
+    if offset.numel() < _FEW:
         return None
     mean = float(offset.mean())
     if mean == 0 or float((offset - mean).abs().max()) > 0.02 * abs(mean):
         return None
+    if not evidence.explained(evidence.deviation.expected + mean):
+        return None
+    finite = expected[got.isfinite() & expected.isfinite()]
+    size = finite.square().sum()
+    factor = (offset * finite).sum() / size if float(size) else 0.0
+    scaled = float(torch.linalg.vector_norm(offset - factor * finite))
+    if float(torch.linalg.vector_norm(offset - mean)) > _SINGLED_OUT * scaled:
+        return None  # alike values fit a factor as well
     return f"a constant offset: got is expected {'+' if mean > 0 else '-'} {abs(mean):.4g}"
 
 
@@ -366,8 +450,17 @@ def _is_overrun(side: Projection, tile: int) -> bool:
 
 
 def _tail(evidence: Evidence) -> str | None:
-    """Wrong rows that are those of the partial last tiles of all regions."""
-    for side in evidence.pattern.projections:
+    """Wrong rows that are those of the partial last tiles of all regions.
+
+    A partial tile is wrong in every head, and a value that overflows in some.
+    """
+    expected, got = evidence.wrong_values
+    if bool((got.isinf() & expected.isfinite()).any()):
+        return None
+    sides = evidence.pattern.projections
+    for side in sides:
+        if any(not other.full for other in sides if other is not side):
+            continue
         regions = [r for r, length in side.lengths.items() if length]
         if not side.full and any(_is_tail(side, tile) for tile in _tiles_of(side, regions)):
             return "the wrong rows are those of the partial last tile: is it bounded by the length?"
@@ -404,6 +497,7 @@ def _some_nan(evidence: Evidence) -> str | None:
 _HINTS: tuple[Callable[[Evidence], str | None], ...] = (
     _never_written,
     _rounded_operands,
+    _other_option,
     _no_visible_key,
     _tail,
     _all_zero,
@@ -423,6 +517,7 @@ _OF_ONE_RUN = frozenset(
     {
         _rounded_operands,
         _rounded_values,
+        _other_option,
         _all_zero,
         _mask,
         _alignment,

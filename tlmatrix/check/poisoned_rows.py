@@ -129,6 +129,7 @@ class _Search:
         where = unused.describe(index) if unused is not None else f"{tensor}{list(index)}"
         if len(rows) > 1:
             where += f", together with {len(rows) - 1} more rows"
+        where += "," if "," in where else ""
         values = self.problem.inputs[tensor][index].float()
         kind = "NaN" if bool(values.isnan().any()) else "infinite"
         if bool(values.isfinite().all()):
@@ -137,5 +138,10 @@ class _Search:
         if kind in ("NaN", "infinite") and not any(
             self.wrong(name, place, self.results((), filler)) for filler in (1.0, -3.0)
         ):
-            return f"{where}, is {kind}, and is multiplied by 0: finite values there change nothing"
-        return f"{where}, is {kind}, and changes the result"
+            if kind == "infinite":
+                return (
+                    f"{where} is infinite, and finite values there change nothing: is it "
+                    "multiplied by 0, or subtracted from another infinity?"
+                )
+            return f"{where} is {kind}, and is multiplied by 0: finite values there change nothing"
+        return f"{where} is {kind}, and changes the result"

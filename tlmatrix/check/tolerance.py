@@ -70,7 +70,7 @@ from tlmatrix.check.regions import Regions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tlmatrix.problem.model import Dim, Problem, TensorInfo, Tensors
+    from tlmatrix.problem.model import Dim, OtherOption, Problem, TensorInfo, Tensors
     from tlmatrix.spec.model.spec import Allowance, Tolerance
 
 _UNITS = 64
@@ -314,6 +314,14 @@ class ReferenceBounds:
                 self._parts.get(name),
             )
         return self._error_bounds[name]
+
+    @cached_property
+    def of_other_options(self) -> list[tuple[OtherOption, ReferenceBounds]]:
+        """The references of the problem with other values of single options, and their bounds."""
+        return [
+            (other, ReferenceBounds(other.problem, self._tolerance, self._arch, self))
+            for other in self.problem.other_options()
+        ]
 
     def of_rounded_operands(self, name: str) -> Iterator[tuple[str, ErrorBound]]:
         """The error bound of a result of more than 16 bits if the kernel rounds its operands.

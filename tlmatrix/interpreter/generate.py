@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.analysis.budget import shared_memory, tensor_memory
 from tlmatrix.interpreter.analysis.initialization import definitely_initialized
 from tlmatrix.interpreter.analysis.ownership import may_be_misplaced
+from tlmatrix.interpreter.analysis.tensor_memory import last_copy
 from tlmatrix.interpreter.analysis.thread_order import (
     InferredLayouts,
     annotates_fragments,
@@ -239,7 +240,11 @@ def _instruments(
     def finish(e: Emitter, program: Program) -> Program:
         if watcher is not None:
             shared, tensor = shared_memory(kernel), tensor_memory(kernel)
-            plan = replace(watcher.sites.plan(e), misplaced=may_be_misplaced(kernel))
+            plan = replace(
+                watcher.sites.plan(e),
+                misplaced=may_be_misplaced(kernel),
+                copied_last=last_copy(kernel) is not None,
+            )
             program = replace(program, watch=plan, shared=shared, tensor=tensor)
         if coverage is not None:
             program = replace(program, counted=coverage.counted())

@@ -144,11 +144,13 @@ class Watch:
         sites: by number, as the generated source names them.
         usage: per global buffer what the kernel does with it: "read", "write", "atomic".
         misplaced: whether TileLang may give elements of its fragments to wrong threads.
+        copied_last: whether it may free tensor memory while warps still copy it.
     """
 
     sites: tuple[Site, ...]
     usage: dict[str, frozenset[str]]
     misplaced: bool = False
+    copied_last: bool = False
 
 
 @dataclass(frozen=True)

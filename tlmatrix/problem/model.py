@@ -347,6 +347,16 @@ class UnusedRows:
 
 
 @dataclass(frozen=True)
+class OtherOption:
+    """The problem with another `value` of an `option` than `own`, and the same inputs."""
+
+    option: str
+    value: Value
+    own: Value
+    problem: Problem
+
+
+@dataclass(frozen=True)
 class Problem:
     """Arguments for an entry, the expected results, and how they are checked.
 
@@ -389,6 +399,8 @@ class Problem:
     """The problem if its kernel rounds computed operands of products, by dtype as a spec writes it.
 
     Empty if the dtype is known, or if there is no reference."""
+    other_options: Callable[[], Iterable[OtherOption]] = tuple
+    """The problem with other values of single options; hints compare wrong results with them."""
     narrow: Mapping[torch.dtype, str] = field(default_factory=dict)
     """The 16-bit dtypes that a user's reference knows from its inputs, with one input of each."""
     shards: Mapping[str, Shard] = field(default_factory=dict)
@@ -454,6 +466,8 @@ class Family(Protocol):
         optional_axes: those of `OPTIONAL_AXES` that it reads, which a case may have though its spec
             does not list them.
         special_values: those of `tlmatrix.problem.distributions.SPECIAL` that fuzzing generates.
+        option_values: values of axes, by name, to which hints compare wrong results though the spec
+            may list none of them.
         cotangents: whether its problems may have cotangents (by default True).
         host_problem: like `problem`, with tensors on the CPU for an entry that runs on `device`;
             None if checks on that device are faster. The entry gets copies of the tensors.

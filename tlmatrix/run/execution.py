@@ -12,6 +12,7 @@ from tlmatrix.run.process_state import StateGuard
 from tlmatrix.run.result import Status
 from tlmatrix.run.traced_options import check_other_options
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.model.spec import has_ranks
 from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
 
 
+_MOST_RECORDED = 2**22
+"""Most elements of the inputs of a failing case that runs once more, recorded."""
+
+
 @dataclass(frozen=True)
 class JudgeOptions:
     """How a case is judged.
@@ -40,6 +45,7 @@ class JudgeOptions:
         keep_going: also make checks that would fail for the reason of an earlier finding.
         masked: make the checks that an earlier finding stopped, as if it did not exist.
         keep_compared: findings keep the tensors that they compared.
+        writers: a finding about values says which block wrote the worst element.
     """
 
     seed: int = 0
@@ -49,6 +55,7 @@ class JudgeOptions:
     keep_going: bool = False
     masked: bool = False
     keep_compared: bool = False
+    writers: bool = False
 
 
 def execute_case(
@@ -68,6 +75,8 @@ def execute_case(
         bound = harness.bind_case(spec, case)
         with StateGuard("the code of the case", harness.left_changed, patches=True):
             findings = _findings(harness, bound, spec, case, options, measurements)
+            if options.writers and measurements.elements <= _MOST_RECORDED:
+                findings = _with_writer(harness, bound, spec, case, options, findings)
         findings = _with_target(findings, bound.binding)
         outcome = Outcome(Status.FAILED if findings else Status.PASSED, tuple(findings))
     except SpecError:
@@ -91,6 +100,32 @@ def _with_target(findings: list[Finding], binding: Binding) -> list[Finding]:
     return [
         replace(each, detail="\n".join(filter(None, (words, each.detail)))) for each in findings
     ]
+
+
+def _with_writer(
+    harness: Harness,
+    bound: BoundSpec,
+    spec: Spec,
+    case: Case,
+    options: JudgeOptions,
+    findings: list[Finding],
+) -> list[Finding]:
+    """The findings, of which the first about values names the block and line that wrote it."""
+    if case.origin == "invalid" or has_ranks(spec):
+        return findings
+    from tlmatrix.run.writers import with_writer
+
+    known = len(harness.left_changed)
+    try:
+        return with_writer(
+            findings,
+            lambda: (
+                harness.problem(bound, spec, case, options.seed),
+                harness.entry(bound.binding),
+            ),
+        )
+    finally:
+        del harness.left_changed[known:]  # which the first run has left, too
 
 
 def _findings(

@@ -184,8 +184,13 @@ class Harness:
         from tlmatrix.problem.relations.other_calls import with_given_output, with_side_stream
         from tlmatrix.problem.relations.propagation import with_propagation
         from tlmatrix.problem.relations.user import with_user_relations
+        from tlmatrix.run.other_options import other_options
 
         problem = make(case.values)
+        problem = replace(
+            problem,
+            other_options=partial(other_options, spec, case, bound.family, problem, make),
+        )
         problem = with_user_relations(spec, bound.family, problem, seed, self.environment)
         problem = with_propagation(spec, problem, seed)
         output = bound.binding.optional_output(spec.results or problem.returns)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Literal
 from tlmatrix.matrix import known_bug
 from tlmatrix.problem.model import History
 from tlmatrix.problem.relations.forms import repeated
+from tlmatrix.run.other_options import KEPT
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.spec.model.sharding import WORLD
 from tlmatrix.spec.model.spec import has_ranks
 from tlmatrix.spec.values import canonical
 
@@ -34,9 +34,6 @@ _Step = Literal["forward", "backward", "free"]
 
 _ATTEMPTS = 8
 """Other cases that are tried: constraints exclude some, and some cannot be sharded."""
-
-_KEPT = frozenset({WORLD, "values", "storage"})
-"""Axes that are no options of a call."""
 
 _LARGEST = 4
 """How many times larger the tensors of the other call may be."""
@@ -84,7 +81,7 @@ def with_other_options(
     def other() -> tuple[str, Problem] | None:
         pick = random.Random(case.seed ^ 0x5A9E)  # noqa: S311 - test data, not secrets
         offered = {}
-        for axis in spec.axes.keys() - _KEPT:
+        for axis in spec.axes.keys() - KEPT:
             own = canonical(case.values[axis])
             others = [
                 value

@@ -20,7 +20,7 @@ from .model import (
     Trace,
     Writer,
 )
-from .replay import explain_element, mapped
+from .replay import explain_element, mapped, writers_of
 
 __all__ = [
     "Block",
@@ -38,4 +38,5 @@ __all__ = [
     "Writer",
     "explain_element",
     "mapped",
+    "writers_of",
 ]

@@ -138,6 +138,22 @@ def explain_element(
     )
 
 
+def writers_of(launch: Launch, buffer: str, index: Sequence[int]) -> tuple[Writer, ...]:
+    """The writes of an element of a parameter in a launch, in order.
+
+    Raises:
+        NotMadeError: the launch did not write the element.
+        Unsupported: as `mapped` does.
+    """
+    shape = tuple(launch.live[buffer].shape)
+    flat = int(np.ravel_multi_index(tuple(index), shape)) if shape else 0
+    record = launch.kernel.recorded(wide=False)
+    mapper = mapped(launch, (record.memories[buffer], flat))
+    if not mapper.writes:
+        raise NotMadeError(f"{launch} did not write {buffer}{list(index)}")
+    return _writers(mapper, record, _initial(launch, buffer, index))
+
+
 def _arguments(launch: Launch) -> dict[str, Any]:
     """The arguments as they were, with copies of what the kernel writes."""
     copies: dict[int, torch.Tensor] = {}

@@ -32,7 +32,7 @@ from .session import current
 from .signature import Signature
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tlmatrix.interpreter.analysis.ownership import Fault
     from tlmatrix.interpreter.program import Record
@@ -206,15 +206,24 @@ class InterpretedKernel:
     @cached_property
     def misplaced(self) -> tuple[Fault, ...]:
         """Statements that access elements of fragments in threads that do not have them."""
+        return self._faults("fragments", LoweredCode.misplaced)
+
+    @cached_property
+    def frees_early(self) -> tuple[Fault, ...]:
+        """Copies of tensor memory that nothing orders before its release."""
+        return self._faults("tensor-memory", LoweredCode.frees_early)
+
+    def _faults(self, kind: str, find: Callable[[LoweredCode], list[Fault]]) -> tuple[Fault, ...]:
+        """The faults of a kind in the lowered code; kept on disk."""
         store = program_cache()
         key = ""
         if store is not None:
             arch = self._arch or _DEFAULT_ARCH
-            key = lowered_key(saved(self.prim_func), arch, self._configs) + "-fragments"
+            key = f"{lowered_key(saved(self.prim_func), arch, self._configs)}-{kind}"
             found = store.find(key, tuple)
             if found is not None:
                 return found
-        faults = tuple(self.lowered_code.misplaced())
+        faults = tuple(find(self.lowered_code))
         if store is not None:
             store.add(key, faults)
         return faults

@@ -1,6 +1,7 @@
 """What TileLang's lowered code does with statements that are not in a `T.Parallel`.
 
-Some of them it gives to one thread, and between some it puts barriers: only its passes know.
+Some of them it gives to one thread, and between some it puts barriers: only its passes know. The
+same holds for the barriers before the end of a block, where it frees tensor memory.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tlmatrix.interpreter.analysis.ownership import (
     without_a_thread,
 )
 from tlmatrix.interpreter.analysis.repeats import unguarded
+from tlmatrix.interpreter.analysis.tensor_memory import early_free, is_freed_early, last_copy
 from tlmatrix.interpreter.analysis.threads import ThreadIndex
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.read import read_all, saved
@@ -68,6 +70,18 @@ class LoweredCode:
                     found.append(fault)
         return list({(f.location, f.buffer): f for f in reversed(found)}.values())[::-1]
 
+    def frees_early(self) -> list[Fault]:
+        """The last copy of tensor memory, if the block frees that while other warps may copy."""
+        copy = last_copy(self._traced)
+        if copy is None:
+            return []
+        early = any(
+            math.prod(_launched(kernel)) > _WARP
+            and is_freed_early(kernel, _Guards(kernel).depends_on_thread)
+            for kernel in self._kernels
+        )
+        return [early_free(*copy)] if early else []
+
 
 def _launched(kernel: ir.Kernel) -> tuple[int, int, int]:
     """The extents of a block."""
@@ -88,6 +102,10 @@ class _Guards:
                 number = ir.IntImm("int32", _NAMES[node.name])
                 call = ir.Call("int32", "tl.launch_thread_idx", (number,), {})
                 self._index.define(node, call)
+
+    def depends_on_thread(self, condition: Any) -> bool:
+        """Whether a condition mentions the thread index."""
+        return self._index.mentions(condition)
 
     def warps(self, condition: Any) -> int | None:
         """In how many warps a condition holds for a thread; None if that is not known."""

@@ -21,8 +21,9 @@ from .arguments import LayoutError
 from .needs import over_budget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from tlmatrix.interpreter.analysis.ownership import Fault
     from tlmatrix.interpreter.ir.nodes import Location
     from tlmatrix.interpreter.program import Program
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
@@ -72,7 +73,9 @@ def run_sanitized(
     if "budget" in session.sanitizers:
         reports = over_budget(program.name, program.shared, program.tensor, session.arch)
     if "lanes" in session.sanitizers and program.watch is not None and program.watch.misplaced:
-        reports += _misplaced(kernel, program)
+        reports += _faults("lanes", kernel.misplaced, program)
+    if "races" in session.sanitizers and program.watch is not None and program.watch.copied_last:
+        reports += _faults("races", kernel.frees_early, program)
     if "alignment" in session.sanitizers:
         reports += _misaligned(kernel, program, values, symbols)
     try:
@@ -168,14 +171,14 @@ def _misaligned(
     return found
 
 
-def _misplaced(kernel: InterpretedKernel, program: Program) -> list[Report]:
-    """Statements that TileLang gives to threads without the elements of a fragment."""
+def _faults(sanitizer: str, faults: Sequence[Fault], program: Program) -> list[Report]:
+    """Statements that are wrong in the code that TileLang lowers the kernel to."""
     return [
         Report(
-            "lanes", program.name, *source_line(fault.location), fault.buffer, (), None,
+            sanitizer, program.name, *source_line(fault.location), fault.buffer, (), None,
             fault.message, hint=fault.hint,
         )
-        for fault in kernel.misplaced
+        for fault in faults
     ]  # fmt: skip
 
 

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from tlmatrix.interpreter.errors import Unsupported
-from tlmatrix.interpreter.explain import NotMadeError, Trace, explain_element, mapped
+from tlmatrix.interpreter.explain import (
+    NotMadeError,
+    Trace,
+    explain_element,
+    mapped,
+    writers_of,
+)
 from tlmatrix.interpreter.reports import Checks, SanitizerError
 
 if TYPE_CHECKING:
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.coverage import Coverage, Feature
     from tlmatrix.interpreter.explain import Explanation, Launch, LaunchLog
+    from tlmatrix.interpreter.explain.model import Writer
     from tlmatrix.interpreter.recorder import Recorder
     from tlmatrix.interpreter.reports import Report
 
@@ -111,6 +118,14 @@ class Session(Checks):
         log = self._launches()
         launch, name, place = log.find(tensor, index)
         return explain_element(log, launch, name, place)
+
+    def writers(self, tensor: torch.Tensor, index: Sequence[int]) -> tuple[str, tuple[Writer, ...]]:
+        """The kernel that wrote an element last, and its writes of it, in order.
+
+        Args and errors are those of `explain`.
+        """
+        launch, name, place = self._launches().find(tensor, index)
+        return launch.kernel.name, writers_of(launch, name, place)
 
     def picture(self, tensor: torch.Tensor, index: Sequence[int]) -> str:
         """SVG of the launch that wrote an element: what each block wrote and read.

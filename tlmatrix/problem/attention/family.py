@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tlmatrix.problem.attention.axes import AxisError, Setting
 from tlmatrix.problem.attention.axis_values import AXES, DATA_AXES
@@ -40,6 +40,13 @@ class AttentionFamily:
     optional_axes = frozenset(OPTIONAL_AXES)
     special_values = (*SPECIAL, *OF_ATTENTION)
     relation_names = RELATIONS
+    option_values: ClassVar[Mapping[str, tuple[Value, ...]]] = {
+        "causal": (False, True),
+        "alignment": ("bottom_right", "top_left"),
+        "window": (None,),
+        "scale": (None,),
+        "sink": (None,),
+    }
     tensors = TENSORS
 
     def lint(self, spec: Spec) -> Iterable[Issue]:
