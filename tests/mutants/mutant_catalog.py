@@ -40,7 +40,8 @@ KERNELS = ROOT / "kernels"
 FOLDER = Path(__file__).resolve().parent
 KINDS = (
     "lengths", "masks", "sinks", "heads", "memory", "precision", "state", "barriers", "gemm",
-    "decode", "ranks", "alignment", "order", "nonfinite", "autograd", "values", "codegen", "options",
+    "decode", "ranks", "alignment", "order", "nonfinite", "autograd", "values", "codegen",
+    "options",
 )  # fmt: skip
 _REQUIRED = {"name", "file", "before", "after", "stands_for"}
 _FIELDS = _REQUIRED | {"below", "seen", "silent", "specs", "compile", "when"}

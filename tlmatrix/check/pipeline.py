@@ -505,7 +505,9 @@ class _Pipeline:
     def _equal_calls(self, count: int) -> Iterator[Tensors]:
         if self._in_a_row:
             streams = self._sanitizers is not None and self._case.seed % _ON_STREAMS == 1
-            yield from self._run_in_a_row([self._problem] * count, streams=streams)
+            # The third call reuses double-buffered memory of the first.
+            calls = max(count, 3) if streams else count
+            yield from self._run_in_a_row([self._problem] * calls, streams=streams)
         else:
             for _ in range(count):
                 yield self._again(self._problem)

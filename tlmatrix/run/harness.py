@@ -44,7 +44,7 @@ _OTHER_OPTIONS = 3
 _HISTORIES = 6
 """Of this many cases, one calls its problem and that with other data in an order of their own."""
 
-_AGAIN = 32
+_AGAIN = 64
 """Of this many cases, one checks what else only one case of a spec does."""
 
 _SAMPLED = 8
