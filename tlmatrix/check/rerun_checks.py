@@ -83,7 +83,7 @@ def pick_autograd_variant(problem: Problem, seed: int) -> AutogradVariant | None
     if len(inputs) > 1:
         some = generator.sample(inputs, generator.randrange(1, len(inputs)))
         variants.append(AutogradVariant("some", tuple(sorted(some))))
-    changeable = _changeable(problem)
+    changeable = changeable_inputs(problem)
     if changeable:
         variants.append(AutogradVariant("changed", (generator.choice(changeable),)))
     outputs = sorted(problem.cotangents)
@@ -95,7 +95,7 @@ def pick_autograd_variant(problem: Problem, seed: int) -> AutogradVariant | None
     return generator.choice(variants)
 
 
-def _changeable(problem: Problem) -> list[str]:
+def changeable_inputs(problem: Problem) -> list[str]:
     """Inputs that can be changed in place without a change of another.
 
     Output gradients are not among them: a backward pass takes their new values.

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend import EntryError, bind, execute, refuse_unknown_axes
+from tlmatrix.check.rerun_checks import changeable_inputs
 from tlmatrix.check.running import OnDevice
 from tlmatrix.extensions import Executors, distributed
 from tlmatrix.matrix.case import seed_from
@@ -204,7 +205,11 @@ class Harness:
 
         Until a case passes, the next ones check it, too.
         """
-        from tlmatrix.problem.relations.other_calls import with_second_derivative, with_two_streams
+        from tlmatrix.problem.relations.other_calls import (
+            with_changed_inputs,
+            with_second_derivative,
+            with_two_streams,
+        )
 
         def due(check: str) -> bool:
             return (spec.path, check) not in self._passed or case.seed % _AGAIN == 0
@@ -215,6 +220,9 @@ class Harness:
         differentiable = bound.binding.differentiable and "gradients" in spec.checks
         if differentiable and problem.cotangents and due("second"):
             problem = with_second_derivative(problem, passed("second"))
+        if differentiable and problem.cotangents and (spec.path, "changed") not in self._passed:
+            names = changeable_inputs(problem)
+            problem = with_changed_inputs(problem, names, passed("changed"))
         if self.backend.simulates_streams and due("streams"):
             problem = with_two_streams(problem, passed("streams"))
         return problem
