@@ -77,6 +77,24 @@ class NotOfOutputGradients(Right):
         return Right.backward(ctx, dy.detach())
 
 
+class KeepsInputs(Right):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.kept = x, w
+        return torch.tanh(x) * w
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        x, w = ctx.kept
+        tanh = torch.tanh(x)
+        return dy * w * (1 - tanh * tanh), (dy * tanh).sum(0)
+
+
+def keeps_inputs(x, w):
+    return KeepsInputs.apply(x, w)
+
+
 def plain(x, w):
     return reference(x, w)
 
@@ -149,3 +167,9 @@ def test_one_case_of_a_spec_is_differentiated_twice(tmp_path, run, monkeypatch):
     for case in plan(spec).cases():
         assert runner.run(spec, case).status is Status.PASSED
     assert len(made) == 1
+
+
+def test_an_input_changed_in_place_is_checked_once_for_each_input(run):
+    titles = [finding.title for finding in run("keeps_inputs").findings]
+    assert titles
+    assert {title.partition(":")[0] for title in titles} == {"changed_input"}

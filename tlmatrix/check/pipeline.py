@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 _RUNS = 3
 """Equal calls that the determinism check compares, including the first run."""
 
-_ON_STREAMS = 4
+_ON_STREAMS = 8
 """Of this many cases on several ranks, one makes equal calls on streams that nothing orders."""
 _OF_RANKS = 3
 """Of this many cases on several ranks, one is called with fewer gradients, too."""
@@ -531,7 +531,10 @@ class _Pipeline:
     def _equal_calls(self, count: int) -> Iterator[Tensors]:
         if self._in_a_row:
             streams = self._sanitizers is not None and self._case.seed % _ON_STREAMS == 1
-            yield from self._run_in_a_row([self._problem] * count, streams=streams)
+            # The host waits in two calls, which allocate halves of double-buffered memory. The
+            # fourth call reuses that of the second.
+            calls = max(count, 4) if streams else count
+            yield from self._run_in_a_row([self._problem] * calls, streams=streams)
         else:
             for _ in range(count):
                 yield self._again(self._problem)

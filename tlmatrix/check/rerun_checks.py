@@ -88,7 +88,7 @@ def pick_autograd_variant(problem: Problem, seed: int) -> AutogradVariant | None
     ]
     if len(inputs) > 1:
         variants.append(AutogradVariant("some", requires=_some(inputs, generator)))
-    changeable = _changeable(problem)
+    changeable = changeable_inputs(problem)
     if changeable:
         variants.append(AutogradVariant("changed", (generator.choice(changeable),)))
     outputs = sorted(problem.cotangents)
@@ -117,7 +117,7 @@ def _some(inputs: Sequence[str], generator: random.Random) -> tuple[str, ...]:
     return tuple(sorted(generator.sample(inputs, generator.randrange(1, most))))
 
 
-def _changeable(problem: Problem) -> list[str]:
+def changeable_inputs(problem: Problem) -> list[str]:
     """Inputs that can be changed in place without a change of another.
 
     Output gradients are not among them: a backward pass takes their new values.

@@ -44,18 +44,17 @@ class SameMemory:
     def place(self, problem: Problem) -> Problem:
         """The problem with inputs in the memory of the inputs of earlier problems.
 
-        With `problem.renewed`, these are new tensors, unless an earlier one is still in use: then
-        its memory could not be reused, and it is refilled.
+        With `problem.renewed`, these are new tensors, in other memory if an earlier one is still in
+        use.
         """
         places = {}
         for name, tensor in problem.inputs.items():
             held = self._held.get(name)
             if held is not None and _same_layout(held.memory, tensor):
-                self._refill(held, tensor, renewed=problem.renewed)
+                held = self._held[name] = _refilled(held, tensor, renewed=problem.renewed)
                 places[id(tensor)] = held.tensor
             elif tensor.is_contiguous():
-                memory = copy_with_offset(tensor)
-                self._held[name] = held = _Held(memory, *_tensor_at(memory))
+                held = self._held[name] = _in_memory(copy_with_offset(tensor))
                 places[id(tensor)] = held.tensor
 
         def placed(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,31 +62,29 @@ class SameMemory:
 
         return replace(problem, names=placed(problem.names), inputs=placed(problem.inputs))
 
-    @staticmethod
-    def _refill(held: _Held, tensor: torch.Tensor, *, renewed: bool) -> None:
-        if renewed and held.storage is not None:
-            held.tensor = held.memory
-            if held.storage() is None:
-                held.memory.copy_(tensor)
-                held.tensor, held.storage = _tensor_at(held.memory)
-                return
-            held.tensor, held.storage = _tensor_at(held.memory)
+
+def _refilled(held: _Held, tensor: torch.Tensor, *, renewed: bool) -> _Held:
+    if not renewed or held.storage is None:
         held.tensor.copy_(tensor)
+        return held
+    held.tensor = held.memory
+    if held.storage() is not None:
+        return _in_memory(copy_with_offset(tensor))
+    held.memory.copy_(tensor)
+    return _in_memory(held.memory)
 
 
-def _tensor_at(memory: torch.Tensor) -> tuple[torch.Tensor, weakref.ref[Any] | None]:
-    """A tensor with a storage of its own at the address of another, which must outlive it.
-
-    The weak reference ends with that storage. On a GPU it is the tensor itself, and None.
-    """
+def _in_memory(memory: torch.Tensor) -> _Held:
+    """A tensor in the memory of another one, on the CPU with a storage of its own."""
     storage = memory.untyped_storage()
     if memory.device.type != "cpu" or not storage.nbytes():
-        return memory, None
-    address = ctypes.c_uint8 * storage.nbytes()
-    content = np.ctypeslib.as_array(address.from_address(storage.data_ptr()))
+        return _Held(memory, memory, None)
+    buffer: Any = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+    buffer.owner = memory  # which lives as long as the tensor
+    content = np.ctypeslib.as_array(buffer)
     flat = torch.frombuffer(content, dtype=memory.dtype)
     tensor = flat.as_strided(memory.shape, memory.stride(), memory.storage_offset())
-    return tensor, weakref.ref(content)
+    return _Held(memory, tensor, weakref.ref(content))
 
 
 def _same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend import EntryError, bind, execute, refuse_unknown_axes
 from tlmatrix.backend.backends import InterpreterBackend
+from tlmatrix.check.rerun_checks import changeable_inputs
 from tlmatrix.check.running import OnDevice
 from tlmatrix.extensions import Executors, distributed
 from tlmatrix.matrix.case import seed_from
@@ -45,7 +46,7 @@ _OTHER_OPTIONS = 3
 _HISTORIES = 6
 """Of this many cases, one calls its problem and that with other data in an order of their own."""
 
-_AGAIN = 32
+_AGAIN = 64
 """Of this many cases, one checks what else only one case of a spec does."""
 
 _SAMPLED = 8
@@ -227,7 +228,11 @@ class Harness:
 
         Until a case passes, the next ones check it, too.
         """
-        from tlmatrix.problem.relations.other_calls import with_second_derivative, with_two_streams
+        from tlmatrix.problem.relations.other_calls import (
+            with_changed_inputs,
+            with_second_derivative,
+            with_two_streams,
+        )
 
         def due(check: str) -> bool:
             return (spec.path, check) not in self._passed or case.seed % _AGAIN == 0
@@ -238,6 +243,9 @@ class Harness:
         differentiable = bound.binding.differentiable and "gradients" in spec.checks
         if differentiable and problem.cotangents and due("second"):
             problem = with_second_derivative(problem, passed("second"))
+        if differentiable and problem.cotangents and (spec.path, "changed") not in self._passed:
+            names = changeable_inputs(problem)
+            problem = with_changed_inputs(problem, names, passed("changed"))
         if self.backend.simulates_streams and due("streams"):
             problem = with_two_streams(problem, passed("streams"))
         return problem

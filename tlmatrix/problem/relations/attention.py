@@ -32,6 +32,7 @@ from tlmatrix.problem.seeded import seeded_random
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from tlmatrix.problem.attention.axes import Setting
     from tlmatrix.problem.attention.build import Attention
     from tlmatrix.problem.model import Relation, RelationKind, Tensors
 
@@ -166,21 +167,37 @@ def _heads(case: Attention, tensors: Tensors, *, group: int) -> Tensors:
 def _repeat(case: Attention) -> Relation:
     operands = generate_replacements(case.setting, case.setup.seed + 3, case.setup.device)
     other = replace(case, operands=operands, distribution="normal")
+    if case.setting.has_cache:  # other pages, too
+        other = replace(other, placement=case.placement + 2)
     because = "a second call with other data must not remember the first, nor the third the second"
     setting, values = case.setting, dict(case.setup.values)
     scale = _other_scale(case)
     if scale is not None:
         setting, values["scale"] = replace(setting, scale=scale), scale
         because = because.replace("other data", "other data and another scale")
-    lengths = {"q": balanced_lengths(setting.lengths_q), "k": balanced_lengths(setting.lengths_k)}
+    lengths = _other_lengths(setting)
     seqlens = {"seqlens": {side: list(each) for side, each in lengths.items()}}
-    if setting.layout == "thd" and case.setup.satisfies_where(values | seqlens):
-        # Tensors of the same sizes, with another longest sequence.
+    if lengths and case.setup.satisfies_where(values | seqlens):
         setting = replace(setting, lengths_q=lengths["q"], lengths_k=lengths["k"])
         values |= seqlens
     if setting != case.setting:
         other = other.with_setting(setting, values, operands)
     return repeated(other.problem(), case.problem(), because)
+
+
+def _other_lengths(setting: Setting) -> dict[str, tuple[int, ...]]:
+    """Lengths of another batch whose tensors have the same sizes, by side; empty if there is none.
+
+    Those of packed sequences have another longest sequence.
+    """
+    if setting.layout == "thd":
+        return {
+            "q": balanced_lengths(setting.lengths_q),
+            "k": balanced_lengths(setting.lengths_k),
+        }
+    if setting.has_cache or setting.padded:
+        return {"q": tuple(setting.lengths_q[::-1]), "k": tuple(setting.lengths_k[::-1])}
+    return {}
 
 
 def _other_scale(case: Attention) -> float | None:

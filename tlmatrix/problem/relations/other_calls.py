@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.problem.model import AutogradVariant, Relation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from tlmatrix.problem.model import Problem, Tensors
 
@@ -62,6 +62,30 @@ def with_second_derivative(problem: Problem, passed: Callable[[], None]) -> Prob
     )
     relation = Relation("second_derivative", "relations", (twice,), left=nothing)
     return problem.with_relations("relations", lambda: (relation,))
+
+
+def with_changed_inputs(
+    problem: Problem, names: Sequence[str], passed: Callable[[], None]
+) -> Problem:
+    """The problem with a call for each input `names`, which changes in place before the backward.
+
+    Autograd refuses that, or the gradients are those of the old values. `passed` is called after
+    the last call.
+    """
+
+    def relations() -> Iterator[Relation]:
+        for name in names:
+            variant = AutogradVariant("changed", (name,))
+            yield Relation(
+                "changed_input",
+                "relations",
+                (replace(problem, autograd=variant, between=(), relations=lambda _kind: ()),),
+                because=f"{variant}; with ctx.save_for_backward autograd refuses such a backward",
+                words="the call without the change",
+            )
+        passed()
+
+    return problem.with_relations("relations", relations)
 
 
 def with_two_streams(problem: Problem, passed: Callable[[], None]) -> Problem:
