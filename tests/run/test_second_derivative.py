@@ -22,6 +22,7 @@ entry: second_derivative_code:{entry}
 returns: [y]
 axes: {{rows: [4]}}
 checks: [numeric, gradients, relations]
+strict_autograd: true
 """
 CODE = """
 import torch

@@ -117,10 +117,11 @@ def _some(inputs: Sequence[str], generator: random.Random) -> tuple[str, ...]:
     return tuple(sorted(generator.sample(inputs, generator.randrange(1, most))))
 
 
-def changeable_inputs(problem: Problem) -> list[str]:
+def changeable_inputs(problem: Problem, *, integers: bool = False) -> list[str]:
     """Inputs that can be changed in place without a change of another.
 
-    Output gradients are not among them: a backward pass takes their new values.
+    Integers are among them only with `integers`: many entries keep lengths and indices without
+    `save_for_backward`. Output gradients never are: a backward pass takes their new values.
     """
     tensors = [*problem.inputs.values(), *problem.cotangents.values()]
     storages = Counter(each.untyped_storage().data_ptr() for each in tensors)
@@ -128,7 +129,7 @@ def changeable_inputs(problem: Problem) -> list[str]:
         name
         for name, each in problem.inputs.items()
         if each.numel()
-        and not each.is_complex()
+        and (each.is_floating_point() or (integers and not each.is_complex()))
         and storages[each.untyped_storage().data_ptr()] == 1
         and all(stride or size < 2 for size, stride in zip(each.shape, each.stride(), strict=True))
     )

@@ -241,10 +241,10 @@ class Harness:
             return lambda: self._passed.add((spec.path, check))
 
         differentiable = bound.binding.differentiable and "gradients" in spec.checks
-        if differentiable and problem.cotangents and due("second"):
+        if spec.strict_autograd and differentiable and problem.cotangents and due("second"):
             problem = with_second_derivative(problem, passed("second"))
         if differentiable and problem.cotangents and (spec.path, "changed") not in self._passed:
-            names = changeable_inputs(problem)
+            names = changeable_inputs(problem, integers=spec.strict_autograd)
             problem = with_changed_inputs(problem, names, passed("changed"))
         if self.backend.simulates_streams and due("streams"):
             problem = with_two_streams(problem, passed("streams"))

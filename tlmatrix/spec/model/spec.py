@@ -275,6 +275,14 @@ class Spec(Model):
         "both `packed` and `selected`: only other heads, columns and tensors must not change.",
         examples=["packed"],
     )
+    strict_autograd: bool = Field(
+        default=False,
+        description="Whether the entry must guard against uses of its gradients that most kernels "
+        "leave unguarded: a second derivative is right or refused, as with PyTorch's "
+        "`once_differentiable`, and integer inputs that are changed in place before the backward "
+        "pass have no effect or are refused, as with `save_for_backward`.",
+        examples=[True],
+    )
     determinism: Annotated[tuple[DeterminismRule, ...], BeforeValidator(determinism_rules)] = Field(
         default=(),
         description="How closely two runs must match: the first matching rule applies, by default "
