@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tlmatrix.check.running import SeveralRanks
+from tlmatrix.distributed.counters import Counters
 from tlmatrix.distributed.gathering import Gathered, gathered, same_on_ranks
 from tlmatrix.distributed.job import Call, Job
 from tlmatrix.distributed.sharding.shards import Sharding
@@ -64,6 +65,10 @@ class EntryOnRanks(SeveralRanks):
         """See `SeveralRanks.captured`."""
         return list(self._run(problems, sanitizers=sanitizers, captured=True)[0])
 
+    def advanced(self, problems: Sequence[Problem], *, far: bool) -> list[Tensors]:
+        """See `SeveralRanks.advanced`."""
+        return list(self._run(problems, counters=Counters(far))[0])
+
     def _run(
         self,
         problems: Sequence[Problem],
@@ -71,10 +76,11 @@ class EntryOnRanks(SeveralRanks):
         poison: bool | None = None,
         sanitizers: SanitizerSession | None = None,
         captured: bool = False,
+        counters: Counters | None = None,
     ) -> tuple[list[Gathered], list[Finding]]:
         sharings = [Sharding.of(self._binding.spec, problem) for problem in problems]
         jobs = _jobs(problems, sharings, poison=poison, turn=self._turns())
-        jobs = [replace(job, captured=captured) for job in jobs]
+        jobs = [replace(job, captured=captured, counters=counters) for job in jobs]
         with self._timed():
             answers = self._executor.run(self._binding, jobs, sanitizers)
         device = _device(problems[0])

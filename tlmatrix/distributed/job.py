@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tlmatrix.check.finding import Finding
+    from tlmatrix.distributed.counters import Counters
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Job:
         turn: the number of this run of the case, which selects an interleaving.
         straggle: seed of the ranks' delays; 0 for none.
         captured: capture the first call to a CUDA graph, and replay it for each call.
+        counters: what the ranks' contexts count, to be advanced before the calls; the same object
+            for all ranks, which share a process.
     """
 
     calls: tuple[Call, ...]
@@ -83,6 +86,7 @@ class Job:
     turn: int = 0
     straggle: int = 0
     captured: bool = False
+    counters: Counters | None = None
 
 
 @dataclass(frozen=True)

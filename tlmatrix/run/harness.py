@@ -182,6 +182,7 @@ class Harness:
                 problem = with_call_between(problem)
             return problem
         from tlmatrix.run.graphs import with_cuda_graph
+        from tlmatrix.run.other_calls import with_many_calls
 
         shard = distributed().shard
         problem = shard(spec, problem)
@@ -189,6 +190,8 @@ class Harness:
             problem = self._with_other_options(
                 bound, spec, case, problem, lambda values: shard(spec, make(values, seed + 2))
             )
+        if self.backend.name == "interpreter":
+            problem = with_many_calls(spec, case, problem)
         return with_cuda_graph(spec, case, problem, self.backend)
 
     def _with_other_options(

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tlmatrix.matrix import known_bug
+from tlmatrix.problem.model import Relation
 from tlmatrix.problem.relations.forms import repeated
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from tlmatrix.matrix import Case
-    from tlmatrix.problem import Problem, Relation, RelationKind
+    from tlmatrix.problem import Problem, RelationKind
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
@@ -33,6 +34,9 @@ _ATTEMPTS = 8
 
 _KEPT = frozenset({WORLD, "values", "storage"})
 """Axes that are no options of a call."""
+
+_MANY = 10
+"""Of this many cases of ranks, one is called as after very many calls."""
 
 _LARGEST = 4
 """How many times larger the tensors of the other call may be."""
@@ -109,6 +113,21 @@ def with_other_options(
         return None
 
     return replace(problem, relations=relations)
+
+
+def with_many_calls(spec: Spec, case: Case, problem: Problem) -> Problem:
+    """Calls after so many that epochs and flags pass 2^31, in one of some cases of ranks."""
+    if spec.context is None or case.values.get(WORLD) == 1 or case.seed // 13 % _MANY:
+        return problem
+    relation = Relation(
+        "many_calls",
+        "repeat",
+        (problem,) * 4,
+        advanced=True,
+        because="what the context counts was advanced to just below 2^31; advanced by a few calls, "
+        "the results are right: compare flags by their signed difference, in 32 bits",
+    )
+    return problem.with_relations("repeat", lambda: (relation,))
 
 
 def with_call_between(problem: Problem) -> Problem:
