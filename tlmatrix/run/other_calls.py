@@ -35,9 +35,6 @@ _ATTEMPTS = 8
 _KEPT = frozenset({WORLD, "values", "storage"})
 """Axes that are no options of a call."""
 
-_MANY = 10
-"""Of this many cases of ranks, one is called as after very many calls."""
-
 _LARGEST = 4
 """How many times larger the tensors of the other call may be."""
 
@@ -116,8 +113,8 @@ def with_other_options(
 
 
 def with_many_calls(spec: Spec, case: Case, problem: Problem) -> Problem:
-    """Calls after so many that epochs and flags pass 2^31, in one of some cases of ranks."""
-    if spec.context is None or case.values.get(WORLD) == 1 or case.seed // 13 % _MANY:
+    """Calls after so many that epochs and flags pass 2^31, on several ranks."""
+    if spec.context is None or case.values.get(WORLD) == 1:
         return problem
     relation = Relation(
         "many_calls",
