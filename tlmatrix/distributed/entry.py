@@ -80,7 +80,7 @@ class EntryOnRanks(SeveralRanks):
         if far and left <= 0:
             raise InapplicableError(())
         self._attempts[spec] = left - 1
-        results = list(self._run(problems, counters=Counters(far))[0])
+        results: list[Tensors] = list(self._run(problems, counters=Counters(far))[0])
         self._attempts[spec] = left - _ATTEMPTS // 2
         return results
 
