@@ -41,7 +41,7 @@ FOLDER = Path(__file__).resolve().parent
 KINDS = (
     "lengths", "masks", "sinks", "heads", "memory", "precision", "state", "barriers", "gemm",
     "decode", "ranks", "alignment", "order", "nonfinite", "autograd", "values", "codegen",
-    "options", "starts", "schedules",
+    "options", "starts", "schedules", "arguments", "sizes",
 )  # fmt: skip
 _REQUIRED = {"name", "file", "before", "after", "stands_for"}
 _FIELDS = _REQUIRED | {"below", "seen", "silent", "specs", "compile", "when"}

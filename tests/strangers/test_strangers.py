@@ -20,6 +20,8 @@ from mutant_catalog import load_mutants  # noqa: E402 - after its folder is on t
 
 SPECS = sorted((FOLDER / "project").glob("*.yaml"))
 BUGS = load_mutants(FOLDER, kinds=["bugs"])
+ARGUMENTS = load_mutants(FOLDER, kinds=["arguments"])
+SILENT = [bug for bug in [*BUGS, *ARGUMENTS] if bug.silent]
 PLAIN = yaml.safe_load((FOLDER / "plain.yaml").read_text())
 
 
@@ -50,14 +52,16 @@ def test_quick_tier_passes(path, fresh):
     assert outcome.code == 0, outcome.out
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", [*BUGS, *ARGUMENTS], ids=lambda bug: bug.name)
 def test_quick_tier_finds_the_bug(bug, fresh):
     outcome = command_line("run", str(planted(bug, fresh)), "-n", "0", "-x")
     assert outcome.code == 1, outcome.out
     assert "tlmatrix repro" in outcome.out
 
 
-@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.silent], ids=lambda bug: bug.name)
+@pytest.mark.parametrize(
+    "bug", [bug for bug in [*BUGS, *ARGUMENTS] if bug.silent], ids=lambda bug: bug.name
+)
 def test_plain_test_passes_with_the_silent_bug(bug, fresh):
     assert plain_test(planted(bug, fresh)) == []
 

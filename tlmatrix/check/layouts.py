@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Execute = Callable[[Problem, SanitizerSession], Tensors]
 
-_TRIES = 3
+_TRIES = 6
 """Sets of layouts tried until the entry takes one."""
 _REFUSALS = re.compile(
     r"contiguous|stride|align|layout|expanded|overlap|multiple of \d+ bytes", re.IGNORECASE
@@ -90,12 +90,15 @@ class _RefusedError(Exception):
 
 
 def _accepted(layouts: Mapping[str, str], refusal: str) -> dict[str, str]:
-    """The layouts without those of tensors that a refusal names; of unnamed ones, half of them."""
-    kept = {name: each for name, each in layouts.items() if not re.search(rf"\b{name}\b", refusal)}
+    """The layouts without those of tensors that a refusal names; without a name, half of them."""
+    words = {re.sub(r"\W|_", "", word).lower() for word in re.findall(r"\w+", refusal)}
+    kept = {
+        name: each for name, each in layouts.items() if name.replace("_", "").lower() not in words
+    }
     if len(kept) < len(layouts):
         return kept
-    offset = {name: each for name, each in layouts.items() if each == "offset"}
-    return offset if len(layouts) > 1 else {}
+    names = sorted(layouts, key=lambda name: layouts[name] != "offset")
+    return {name: layouts[name] for name in names[: len(names) // 2]}
 
 
 def _differences(

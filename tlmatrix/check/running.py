@@ -108,6 +108,14 @@ class SeveralRanks(ABC):
     ) -> list[Tensors]:
         """The results of replays of one call, captured to a CUDA graph with the first problem."""
 
+    @abstractmethod
+    def advanced(self, problems: Sequence[Problem], *, far: bool) -> list[Tensors]:
+        """The results of consecutive calls after very many, or some, that are not made.
+
+        Raises:
+            InapplicableError: what the context counts does not grow by a constant.
+        """
+
 
 def run_guarded(
     execute: Callable[[Problem], Tensors],

@@ -40,6 +40,8 @@ class Executors:
     roots: tuple[Path, ...] = ()
     seconds: float = 120.0
     _executors: dict[str, RankExecutor] = field(default_factory=dict)
+    _attempts: dict[Path, int] = field(default_factory=dict)
+    """How many cases of each spec may still be called as after very many calls."""
 
     def entry(
         self,
@@ -58,7 +60,8 @@ class Executors:
         backend = binding.backend
         if backend.name not in self._executors:
             self._executors[backend.name] = executor_for(backend, self.roots, self.seconds)
-        return EntryOnRanks(binding, self._executors[backend.name], turns, measured)
+        executor = self._executors[backend.name]
+        return EntryOnRanks(binding, executor, turns, measured, self._attempts)
 
     def end_case(self) -> None:
         """Free what belongs to the case that ran."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tlmatrix.check.finding import Finding
+    from tlmatrix.distributed.counters import Counters
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Job:
         straggle: seed of the ranks' delays; 0 for none.
         captured: capture the first call to a CUDA graph, and replay it for each call.
         streams: make each call on a stream of its own; nothing orders these.
+        counters: what the ranks' contexts count, to be advanced before the calls; the same object
+            for all ranks, which share a process.
     """
 
     calls: tuple[Call, ...]
@@ -85,6 +88,7 @@ class Job:
     straggle: int = 0
     captured: bool = False
     streams: bool = False
+    counters: Counters | None = None
 
 
 @dataclass(frozen=True)

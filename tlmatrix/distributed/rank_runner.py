@@ -10,7 +10,9 @@ from tlmatrix.backend.binding import execute
 from tlmatrix.backend.errors import BindingError, EntryError, wrapping_entry_errors
 from tlmatrix.backend.signature import parameters_of
 from tlmatrix.check.guards import Guards, guarded
+from tlmatrix.distributed.counters import FIRST, OBSERVED, NotLinearError
 from tlmatrix.distributed.job import Answer
+from tlmatrix.problem.model import InapplicableError
 from tlmatrix.spec.importing import load
 from tlmatrix.unwinding import unwinds
 from tlmatrix.words import suggestion
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend.binding import Binding
     from tlmatrix.check.finding import Finding
+    from tlmatrix.distributed.counters import Counters
     from tlmatrix.distributed.job import Call, Job
     from tlmatrix.problem.model import Problem
 
@@ -52,6 +55,8 @@ class RankRunner:
 
         if job.captured:
             return self._replay(job)
+        if job.counters is not None:
+            self._advance(job, job.counters)
         held: dict[str, torch.Tensor] = {}
         results, findings = [], []
         single = len(job.calls) == 1
@@ -91,6 +96,31 @@ class RankRunner:
             stream.wait_event(event)
             made.append(torch.cuda.stream(stream))
         return made
+
+    def _advance(self, job: Job, counters: Counters) -> None:
+        """Make some equal calls, and advance what the contexts count.
+
+        Raises:
+            InapplicableError: it does not grow by a constant.
+        """
+        import torch.distributed as dist
+
+        problem = self._problem(job.calls[0])
+        counters.contexts[self.rank] = problem.names.get("context")
+        for number in range(FIRST + OBSERVED):
+            self._call(problem, job, wait=True)
+            dist.barrier()
+            if self.rank == 0 and number >= FIRST:
+                counters.read()
+            dist.barrier()
+        if self.rank == 0:
+            try:
+                counters.advance()
+            except NotLinearError:
+                counters.contexts.clear()
+        dist.barrier()
+        if not counters.contexts:
+            raise InapplicableError(())
 
     def _problem(self, call: Call) -> Problem:
         names = {"rank": self.rank, "world": self.world, "group": self.group}

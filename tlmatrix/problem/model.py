@@ -210,6 +210,8 @@ class Relation:
     With `layouts`, which name the memory layout of tensors, the problem is `laid_out(layouts)`; an
     entry may refuse layouts that it does not promise to take (`promises`: `strides`, `alignment`).
 
+    With `advanced`, the problems are called after so many calls that flags pass 2^31.
+
     With `captured`, the problems are replays of one call that was captured in a CUDA graph; with
     `refused` as well, the entry must raise that exception (its name, words of its message).
     """
@@ -225,6 +227,7 @@ class Relation:
     words: str = "the problem itself"
     sides: Sides | None = None
     captured: bool = False
+    advanced: bool = False
     refused: tuple[str, str] | None = None
     rounded: Callable[[Sequence[Tensors]], Tensors] | None = None
     reach: Reach | None = None

@@ -14,11 +14,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from tlmatrix.matrix import known_bug
-from tlmatrix.problem.model import History
+from tlmatrix.problem.model import History, Relation
 from tlmatrix.problem.relations.forms import repeated
 from tlmatrix.run.other_options import KEPT
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.model.sharding import WORLD
 from tlmatrix.spec.model.spec import has_ranks
 from tlmatrix.spec.values import canonical
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from tlmatrix.matrix import Case
-    from tlmatrix.problem import Problem, Relation, RelationKind
+    from tlmatrix.problem import Problem, RelationKind
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
@@ -110,6 +111,21 @@ def with_other_options(
         return None
 
     return replace(problem, relations=relations)
+
+
+def with_many_calls(spec: Spec, case: Case, problem: Problem) -> Problem:
+    """Calls after so many that epochs and flags pass 2^31, on several ranks."""
+    if spec.context is None or case.values.get(WORLD) == 1:
+        return problem
+    relation = Relation(
+        "many_calls",
+        "repeat",
+        (problem,) * 4,
+        advanced=True,
+        because="what the context counts was advanced to just below 2^31; advanced by a few calls, "
+        "the results are right: compare flags by their signed difference, in 32 bits",
+    )
+    return problem.with_relations("repeat", lambda: (relation,))
 
 
 def with_call_between(problem: Problem, seed: int) -> Problem:

@@ -1,8 +1,8 @@
 """The relation of memory layouts: the same values in other memory give the same results.
 
-In some cases of every spec, which their seeds select, each tensor of a call gets a layout of its
-own: inputs, tables, lengths, scales, flags, output gradients. At most one of them is moved off its
-alignment, so that no slow path that another tensor selects hides that one is not checked.
+In some cases of every spec, tensors of a call get a layout of their own: inputs, tables, lengths,
+scales, flags, output gradients. One of them is moved off its alignment, and no other, so that no
+slow path that another tensor selects hides that it is not checked.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ from tlmatrix.spec.model.spec import has_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import torch
+
     from tlmatrix.problem.model import Problem
     from tlmatrix.spec.model.spec import Spec
 
 RELATION = "other_layouts"
-_SAMPLED = 3
+SAMPLED = 6
 """Of this many cases, one is called with other memory layouts."""
+FIRST = 5
+"""The first cases of a spec in a process, which are called so, too."""
 _STRIDED = frozenset({"sliced", "transposed"})
 """Values of the axis `storage` with which a spec promises to take tensors that have strides."""
 _ALIGNED = frozenset({"offset", "sliced"})
@@ -31,8 +35,8 @@ _ALIGNED = frozenset({"offset", "sliced"})
 
 
 def with_other_layouts(spec: Spec, problem: Problem, seed: int) -> Problem:
-    """The problem with a call whose tensors have other memory layouts, in one of three cases."""
-    if seed // 7 % _SAMPLED or problem.values.get("storage") is not None:
+    """The problem with a call whose tensors have other memory layouts."""
+    if problem.values.get("storage") is not None:
         return problem
     return problem.with_relations("relations", lambda: _relations(spec, problem, seed))
 
@@ -75,3 +79,8 @@ def _relations(spec: Spec, problem: Problem, seed: int) -> Iterator[Relation]:
         promises=promised_layouts(spec),
         words="a call with contiguous, aligned tensors",
     )
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a table, lengths, a scale or the like."""
+    return not tensor.is_floating_point() or tensor.ndim < 2
