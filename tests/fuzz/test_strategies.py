@@ -17,6 +17,7 @@ from tlmatrix.fuzz.generation import generate_cases
 from tlmatrix.fuzz.job import Job
 from tlmatrix.fuzz.strategies import Configuration, case_domain, cases
 from tlmatrix.fuzz.strategies.case_strategy import case_strategy
+from tlmatrix.fuzz.strategies.lengths import climbing_batches
 from tlmatrix.fuzz.strategies.related import related_span
 from tlmatrix.fuzz.strategies.spans import Span
 from tlmatrix.fuzz.tier import tier_fuzz_cases
@@ -164,6 +165,30 @@ def test_windows_begin_at_edges_of_tiles_although_no_length_is_at_one(name: str,
         )
 
     assert sum(begins(case, case["window"]) for case in drawn(spec, 600)) >= 2
+
+
+def test_batches_climb_over_the_edge_of_a_tile() -> None:
+    found = [of(case) for case in drawn(parse_spec(PACKED), 200)]
+    climbs = [
+        (q, k) for q, k in found if len(k) == 5 and k == tuple(range(k[0], k[0] + 5)) and k[0]
+    ]
+    assert len(climbs) > 10
+    assert {(k[0] + 2) % 64 for _, k in climbs} == {0}
+    assert any(q[1::2] == (1, 1) and q[0] > 60 for q, _ in climbs), "a prefill beside decode steps"
+    assert any(q == tuple(reversed(k)) for q, k in climbs)
+
+
+@pytest.mark.parametrize("relation", ["same", "independent", "longer"])
+def test_climbing_batches_stay_in_their_ranges(relation: str) -> None:
+    found = climbing_batches(Span(0, 70), Span(3, 140), [64], relation, None)
+    assert bool(found) == (relation != "longer")
+    for batch in found:
+        assert all(3 <= keys <= 140 for _, keys in batch)
+        if relation == "same":
+            assert all(queries == keys for queries, keys in batch)
+        else:
+            assert all(0 <= queries <= 70 for queries, _ in batch)
+    assert climbing_batches(Span(1, 1), Span(0, 40), [64], "independent", 1) == ()
 
 
 def test_query_lengths_are_drawn_relative_to_keys() -> None:

@@ -234,3 +234,23 @@ def test_factory_can_take_names_of_cache_layouts():
     assert list(family_for(spec).lint(spec)) == []
     problem = family_for(spec).problem(spec, stored(**PAGED), seed=1, device=CPU)
     assert all(name in problem.names or name == "out" for name in spec.call)
+
+
+@pytest.mark.parametrize("freed", [True, False])
+def test_pages_before_the_window_are_not_in_the_table_unless_they_stay(freed):
+    more = {} if freed else {"freed_pages": False}
+    problem = make_problem(stored([70, 20, 0], window=21, **PAGED, **more))
+    pool = problem.inputs["k_pages"].shape[0]
+    table = problem.inputs["block_table"]
+    known = (table >= 0) & (table < pool)
+    # Keys 49 to 69 of 70 are visible: pages 3 and 4; all 20 keys of the second sequence.
+    visible = [[not freed] * 3 + [True] * 2, [True] * 2 + [False] * 3, [False] * 5]
+    assert known.tolist() == visible
+
+
+def test_results_do_not_depend_on_pages_before_the_window():
+    kept, freed = (
+        make_problem(stored([70, 20], window=21, freed_pages=value, **PAGED)).reference()
+        for value in (False, True)
+    )
+    assert all(torch.equal(kept[name], freed[name]) for name in kept)

@@ -99,7 +99,7 @@ ROWS = (
         "sink",
         ("axis", "input", "name"),
         "logit of one more key of each head, whose value is 0; None without a sink",
-        "`true`, `normal`, `absent`, `faint`, `dominant`, `mixed`",
+        "`true`, `normal`, `strong`, `absent`, `faint`, `dominant`, `mixed`",
         _OPTIONAL,
         shapes={"": "[heads]"},
         dtype="sink_dtype",

@@ -457,9 +457,9 @@ def declared_case(setup: CaseSetup) -> Declared:
     values = setup.values.get("values")
     usual = choose_distribution(values, setup.seed, SAFE)
     distribution = choose_distribution(values, setup.seed, SAFE, {"shifted": _SHIFTED})
-    inputs = generate_inputs(setup, declaration, distribution, setup.seed)
-    case = Declared(setup, declaration, reference, inputs, distribution, setup.seed)
-    if distribution == usual or case.suits_shift:
-        return case
     inputs = generate_inputs(setup, declaration, usual, setup.seed)
-    return replace(case, inputs=inputs, distribution=usual)
+    case = Declared(setup, declaration, reference, inputs, usual, setup.seed)
+    if distribution == usual or not case.suits_shift:
+        return case
+    inputs = generate_inputs(setup, declaration, distribution, setup.seed)
+    return replace(case, inputs=inputs, distribution=distribution)
