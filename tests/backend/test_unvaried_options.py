@@ -116,3 +116,13 @@ def test_the_specs_of_the_project_vary_every_option():
     outcome = command_line("check", "specs")
     assert outcome.code == 0
     assert "warning" not in outcome.out
+
+
+def test_check_names_options_that_a_sample_leaves_out(warnings, tmp_path):
+    axes = "side: [left, right], exact: [false, true], how: [one, two, none]"
+    tiers = "tiers: {{quick: {{strategy: {}}}}}"
+    for strategy, missing in (("sample, size: 1", 3), ("1-wise", 0), ("sample, size: 99", 0)):
+        warnings(("sided", axes, "false", tiers.format(strategy).replace("{{", "{")))
+        outcome = command_line("check", str(tmp_path))
+        assert outcome.code == 0, outcome.out
+        assert outcome.out.count("that the tier 'quick' samples has") == missing, outcome.out

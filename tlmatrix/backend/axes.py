@@ -15,11 +15,11 @@ from tlmatrix.spec.model.fields import OPTIONAL_AXES
 from tlmatrix.spec.model.sharding import WORLD
 from tlmatrix.spec.model.spec import DeclaredProblem, has_ranks
 from tlmatrix.spec.sources import parameters_in_source
-from tlmatrix.spec.values import canonical
+from tlmatrix.spec.values import canonical, label
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from tlmatrix.backend.binding import Binding
     from tlmatrix.problem import Family
@@ -113,6 +113,32 @@ def unvaried_options(plans: Iterable[tuple[Spec, Family]]) -> Iterator[Issue]:
                     )
                     yield Issue(spec.path, line, column, message)
                     break
+
+
+def unsampled_options(spec: Spec, tier: str, cases: Iterable[Mapping[str, Value]]) -> list[Issue]:
+    """Values of an entry's options that an axis lists and no case of a tier that samples has.
+
+    `cases` are the axis values of the tier's cases. Sources are read, not imported.
+    """
+    if spec.entry is None:
+        return []
+    given = parameters_in_source(spec.entry, spec.path.resolve().parent)
+    options = spec.axes.keys() & (given.options.keys() if given is not None else ())
+    held: dict[str, set[str]] = {option: set() for option in options}
+    for values in cases:
+        for option in options:
+            held[option].add(canonical(values[option]))
+    found = []
+    for option in sorted(options):
+        missing = [value for value in spec.axes[option] if canonical(value) not in held[option]]
+        if missing:
+            words = " or ".join(f"{option}={label(value)}" for value in missing)
+            message = (
+                f"no case that the tier {tier!r} samples has {words}: sample more, or use the "
+                "strategy 1-wise, which has each value"
+            )
+            found.append(spec.issue(("axes", option), message))
+    return found
 
 
 def _unvaried(option: str, allowed: tuple[Value, ...], specs: Sequence[tuple[Spec, Family]]) -> str:

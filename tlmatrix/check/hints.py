@@ -319,7 +319,9 @@ def _roundoff(dtype: torch.dtype) -> float:
 
 def _factors_of(problem: Problem) -> Iterator[tuple[float, str]]:
     """Factors that a number of the problem gives if it is applied too often or not at all."""
-    value = problem.names.get("scale")
+    value, width = problem.names.get("scale"), problem.names.get("head_dim")
+    if value is None and isinstance(width, int) and width > 0:
+        value = width**-0.5  # the default
     if isinstance(value, int | float) and value not in (0, 1):
         yield float(value), "that is the scale"
         yield 1 / float(value), "that is 1 / scale"
