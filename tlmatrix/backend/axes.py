@@ -41,7 +41,7 @@ def refuse_unknown_axes(binding: Binding, family: Family) -> None:
         BindingError: nothing reads an axis; names the nearest known one.
     """
     spec = binding.spec
-    known = _read_by_family(spec, family)
+    known = read_by_family(spec, family)
     if known is None:
         return
     anything = binding.parameters is None
@@ -237,7 +237,8 @@ def _named_parameters(spec: Spec) -> frozenset[str] | None:
     return None if parameters is None else frozenset(parameters)
 
 
-def _read_by_family(spec: Spec, family: Family) -> frozenset[str] | None:
+def read_by_family(spec: Spec, family: Family) -> frozenset[str] | None:
+    """The axes that problems of a spec may depend on; None if that is not known."""
     if isinstance(spec.problem, DeclaredProblem):
         if spec.problem.reference is None:
             return frozenset({"values", "storage"})
