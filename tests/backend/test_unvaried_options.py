@@ -20,6 +20,8 @@ axes: {{rows: [1, 5], {axes}}}
 CODE = """
 from typing import Literal
 
+import torch
+
 import options_kinds
 from options_kinds import How
 
@@ -36,6 +38,12 @@ def sided(x, *, side: Side = "left", how: "How | None" = None, exact: bool = Fal
 
 def given(x, out=None, y=None, values=None):
     return x
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, exact: bool = False):
+        return x
 """
 
 
@@ -116,3 +124,37 @@ def test_the_specs_of_the_project_vary_every_option():
     outcome = command_line("check", "specs")
     assert outcome.code == 0
     assert "warning" not in outcome.out
+
+
+def test_check_names_options_that_a_sample_leaves_out(warnings, tmp_path):
+    axes = "side: [left, right], exact: [false, true], how: [one, two, none]"
+    tiers = "tiers: {{quick: {{strategy: {}}}}}"
+    for strategy, missing in (("sample, size: 1", 3), ("1-wise", 0), ("sample, size: 99", 0)):
+        warnings(("sided", axes, "false", tiers.format(strategy).replace("{{", "{")))
+        outcome = command_line("check", str(tmp_path))
+        assert outcome.code == 0, outcome.out
+        assert outcome.out.count("that the tier 'quick' samples has") == missing, outcome.out
+
+
+def test_an_autograd_function_has_the_options_of_its_forward(warnings):
+    (message,) = warnings(("Doubled.apply", "", "false", "call: [x]"))
+    assert message.startswith("no case passes exact to options_code:Doubled.apply")
+    assert warnings(("Doubled.apply", "exact: [false, true]", "true", "call: [x, exact]")) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "axes", "expected"),
+    [
+        ("[x, rows]", "", "scale"),
+        ("[x, rows, scale]", "scale: [1.0, 2.0]", ""),
+        ("[x, rows, by]", "by: [1.0, 2.0]", ""),
+        ("{x: x, rows: rows, scale: by}", "by: [1.0, 2.0]", ""),
+        ("{x: x, rows: rows, scale: 2.0}", "", ""),
+        ("{x: x, rows: rows}", "", "scale"),
+    ],
+)
+def test_options_that_a_call_passes_by_position_or_name(warnings, call, axes, expected):
+    found = warnings(("scaled", axes, "false", f"call: {call}"))
+    assert [each.split(" to ")[0] for each in found] == (
+        [f"no case passes {expected}"] if expected else []
+    )

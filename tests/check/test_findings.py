@@ -456,14 +456,14 @@ def test_mask_with_one_key_too_few(monkeypatch):
     assert "the first row attends to none" in forward.hint
 
 
-@pytest.mark.parametrize(("error", "words"), [(1, "too wide"), (-1, "one key too narrow")])
+@pytest.mark.parametrize(("error", "words"), [(1, "too wide, or a tile late"), (-1, "too narrow")])
 def test_a_window_off_by_one(monkeypatch, error, words):
     right = world.visible
     rule = lambda lq, lk, causal, window: right(lq, lk, causal, window + error)  # noqa: E731
     forward = masked_by(monkeypatch, rule, attention(LENGTHS, window=8))[0]
     first = 8 if error > 0 else 7
     assert f"rows {first}-16 of sequence 0" in forward.where
-    assert f"the window of 8 is {words}: only rows" in forward.hint
+    assert forward.hint == f"only rows that the window of 8 limits are wrong: is it {words}?"
 
 
 def test_top_left_alignment(monkeypatch):

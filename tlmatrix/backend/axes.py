@@ -10,20 +10,21 @@ from tlmatrix.backend.signature import parameters_of
 from tlmatrix.spec.expr.expression import Expression
 from tlmatrix.spec.importing import load
 from tlmatrix.spec.issues import Issue
-from tlmatrix.spec.model.calling import names_of
+from tlmatrix.spec.model.calling import items_of, names_of
 from tlmatrix.spec.model.fields import OPTIONAL_AXES
 from tlmatrix.spec.model.sharding import WORLD
 from tlmatrix.spec.model.spec import DeclaredProblem, has_ranks
 from tlmatrix.spec.sources import parameters_in_source
-from tlmatrix.spec.values import canonical
+from tlmatrix.spec.values import canonical, label
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from tlmatrix.backend.binding import Binding
     from tlmatrix.problem import Family
     from tlmatrix.spec.model.spec import Spec
+    from tlmatrix.spec.sources import Parameters
     from tlmatrix.spec.values import Value
 
 _ALIKE = 0.8
@@ -40,7 +41,7 @@ def refuse_unknown_axes(binding: Binding, family: Family) -> None:
         BindingError: nothing reads an axis; names the nearest known one.
     """
     spec = binding.spec
-    known = _read_by_family(spec, family)
+    known = read_by_family(spec, family)
     if known is None:
         return
     anything = binding.parameters is None
@@ -96,45 +97,97 @@ def unvaried_options(plans: Iterable[tuple[Spec, Family]]) -> Iterator[Issue]:
     """
     entries: dict[str, list[tuple[Spec, Family]]] = {}
     for spec, family in plans:
-        if spec.entry is not None and not spec.call and not spec.constructor_args:
+        if spec.entry is not None and not spec.constructor_args:
             entries.setdefault(spec.entry, []).append((spec, family))
     for entry, of_entry in entries.items():
         spec = of_entry[0][0]
         given = parameters_in_source(entry, spec.path.resolve().parent)
         backward = [each for each in of_entry if _checks_gradients(*each)]
         line, column = spec.key_location("entry")
-        for option, allowed in (given.options if given is not None else {}).items():
+        if given is None:
+            continue
+        for option, allowed in given.options.items():
             for checked, where in ((of_entry, ""), (backward, " that checks gradients")):
-                words = _unvaried(option, allowed, checked) if checked else ""
+                words = _unvaried(option, allowed, checked, given) if checked else ""
                 if words:
+                    remedy = "pass it in 'call' and " if spec.call else ""
                     message = (
-                        f"no case{where} passes {words} to {entry}: list its values in an axis "
-                        f"{option!r}, or only one to say that others are not supported"
+                        f"no case{where} passes {words} to {entry}: {remedy}list its values in an "
+                        f"axis {option!r}, or only one to say that others are not supported"
                     )
                     yield Issue(spec.path, line, column, message)
                     break
 
 
-def _unvaried(option: str, allowed: tuple[Value, ...], specs: Sequence[tuple[Spec, Family]]) -> str:
+def unsampled_options(spec: Spec, tier: str, cases: Iterable[Mapping[str, Value]]) -> list[Issue]:
+    """Values of an entry's options that an axis lists and no case of a tier that samples has.
+
+    `cases` are the axis values of the tier's cases. Sources are read, not imported.
+    """
+    if spec.entry is None:
+        return []
+    given = parameters_in_source(spec.entry, spec.path.resolve().parent)
+    options = spec.axes.keys() & (given.options.keys() if given is not None else ())
+    held: dict[str, set[str]] = {option: set() for option in options}
+    for values in cases:
+        for option in options:
+            held[option].add(canonical(values[option]))
+    found = []
+    for option in sorted(options):
+        missing = [value for value in spec.axes[option] if canonical(value) not in held[option]]
+        if missing:
+            words = " or ".join(f"{option}={label(value)}" for value in missing)
+            message = (
+                f"no case that the tier {tier!r} samples has {words}: sample more, or use the "
+                "strategy 1-wise, which has each value"
+            )
+            found.append(spec.issue(("axes", option), message))
+    return found
+
+
+def _unvaried(
+    option: str,
+    allowed: tuple[Value, ...],
+    specs: Sequence[tuple[Spec, Family]],
+    given: Parameters,
+) -> str:
     """What no case passes for an option: `scale`, or `backward='split'`; empty if all is.
 
     An axis with a single value says that the option is meant to keep it.
     """
     listed: dict[str, Value] = {}
     for spec, family in specs:
-        if option not in spec.axes and _is_given(option, spec, family):
+        axis = option
+        if spec.call:
+            item = _passed(option, spec, given)
+            if item is None:
+                continue  # the call leaves the default
+            if not isinstance(item, str) or item not in spec.axes:
+                return ""
+            axis = item
+        elif axis not in spec.axes and _is_given(axis, spec, family):
             return ""
-        if spec.fuzz is not None and option in spec.fuzz.axes:
+        if spec.fuzz is not None and axis in spec.fuzz.axes:
             return ""
-        values = [*spec.axes.get(option, ())]
-        values += [case[option] for case in spec.extra_cases if option in case]
-        if len(values) == 1 and option in spec.axes:
+        values = [*spec.axes.get(axis, ())]
+        values += [case[axis] for case in spec.extra_cases if axis in case]
+        if len(values) == 1 and axis in spec.axes:
             return ""
         listed |= {canonical(value): value for value in values}
     if not listed:
         return option
     missing = [value for value in allowed if canonical(value) not in listed]
     return " or ".join(f"{option}={value!r}" for value in missing)
+
+
+def _passed(option: str, spec: Spec, given: Parameters) -> object:
+    """What the `call` of a spec passes for an option; None if it leaves the default."""
+    items = dict(items_of(spec.call))
+    if option in items:
+        return items[option]
+    if option in given.positional:
+        return items.get(given.positional.index(option))
+    return None
 
 
 def _is_given(option: str, spec: Spec, family: Family) -> bool:
@@ -184,7 +237,8 @@ def _named_parameters(spec: Spec) -> frozenset[str] | None:
     return None if parameters is None else frozenset(parameters)
 
 
-def _read_by_family(spec: Spec, family: Family) -> frozenset[str] | None:
+def read_by_family(spec: Spec, family: Family) -> frozenset[str] | None:
+    """The axes that problems of a spec may depend on; None if that is not known."""
     if isinstance(spec.problem, DeclaredProblem):
         if spec.problem.reference is None:
             return frozenset({"values", "storage"})

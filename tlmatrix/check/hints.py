@@ -98,6 +98,11 @@ class Evidence:
         return self.deviation.expected[wrong], self.deviation.got[wrong].double()
 
     @property
+    def compared_options(self) -> bool:
+        """Whether the results are not those of another value of an option, such as the mask."""
+        return self.problem.other_options is not tuple
+
+    @property
     def row_projection(self) -> Projection | None:
         """The dimension of query rows; None if the tensor has none."""
         if self.name not in ("out", "lse", "dq"):
@@ -319,7 +324,9 @@ def _roundoff(dtype: torch.dtype) -> float:
 
 def _factors_of(problem: Problem) -> Iterator[tuple[float, str]]:
     """Factors that a number of the problem gives if it is applied too often or not at all."""
-    value = problem.names.get("scale")
+    value, width = problem.names.get("scale"), problem.names.get("head_dim")
+    if value is None and isinstance(width, int) and width > 0:
+        value = width**-0.5  # the default
     if isinstance(value, int | float) and value not in (0, 1):
         yield float(value), "that is the scale"
         yield 1 / float(value), "that is 1 / scale"
@@ -359,6 +366,8 @@ def _alignment(evidence: Evidence) -> str | None:
         last = length - 1 if keys.get(r, 0) < length else length
         if not _mostly(rows, last) or last in rows:
             return None
+    if evidence.compared_options:
+        return "only sequences whose query and key lengths differ are wrong"
     words = ["top-left", "bottom-right"]
     if evidence.problem.names.get("alignment") == "top_left":
         words.reverse()
@@ -377,11 +386,11 @@ def _mask(evidence: Evidence) -> str | None:
     rows = {r: set(side.regions.get(r, ())) for r in long}
     window = names.get("window")
     if isinstance(window, int):
-        for first, words in ((window, "too wide"), (window - 1, "one key too narrow")):
+        for first, words in ((window, "too wide, or a tile late"), (window - 1, "too narrow")):
             start = {r: max(first - (keys[r] - length), 0) for r, length in long.items()}
             reached = {r for r in long if start[r] < long[r]}
             if reached and all(_from(rows[r], start[r], long[r]) for r in long) and first > 0:
-                return f"the window of {window} is {words}: only rows that it limits are wrong"
+                return f"only rows that the window of {window} limits are wrong: is it {words}?"
     if all(
         length - 1 not in rows[r] and _mostly(rows[r], length - 1) for r, length in long.items()
     ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from tlmatrix.backend.axes import unvaried_options
+from tlmatrix.backend.axes import unsampled_options, unvaried_options
 from tlmatrix.commands.specs import check_fuzzing, plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.problem.floor_lint import lint_floors
@@ -39,6 +39,11 @@ def check(arguments: argparse.Namespace, config: Config) -> ExitCode:
     for warning in unvaried_options([(each.spec, each.family) for each in together]):
         if warning.path.resolve() in named:
             print(f"warning: {warning}")
+    for each in plans:
+        if each.expansion.strategy.startswith("sample"):
+            cases = (case.values for case in each.expansion.cases)
+            for warning in unsampled_options(each.spec, each.tier, cases):
+                print(f"warning: {warning}")
     print(f"{count(len(plans), 'spec')}, no errors")
     return ExitCode.OK
 

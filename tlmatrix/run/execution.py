@@ -45,7 +45,8 @@ class JudgeOptions:
         keep_going: also make checks that would fail for the reason of an earlier finding.
         masked: make the checks that an earlier finding stopped, as if it did not exist.
         keep_compared: findings keep the tensors that they compared.
-        writers: a finding about values says which block wrote the worst element.
+        explained: findings about values name an option of which they have another value and, on the
+            interpreter, the block that wrote the worst element.
     """
 
     seed: int = 0
@@ -55,7 +56,7 @@ class JudgeOptions:
     keep_going: bool = False
     masked: bool = False
     keep_compared: bool = False
-    writers: bool = False
+    explained: bool = False
 
 
 def execute_case(
@@ -75,7 +76,7 @@ def execute_case(
         bound = harness.bind_case(spec, case)
         with StateGuard("the code of the case", harness.left_changed, patches=True):
             findings = _findings(harness, bound, spec, case, options, measurements)
-            if options.writers and measurements.elements <= _MOST_RECORDED:
+            if options.explained and measurements.elements <= _MOST_RECORDED:
                 findings = _with_writer(harness, bound, spec, case, options, findings)
         findings = _with_target(findings, bound.binding)
         outcome = Outcome(Status.FAILED if findings else Status.PASSED, tuple(findings))
@@ -111,7 +112,7 @@ def _with_writer(
     findings: list[Finding],
 ) -> list[Finding]:
     """The findings, of which the first about values names the block and line that wrote it."""
-    if case.origin == "invalid" or has_ranks(spec):
+    if case.origin == "invalid" or has_ranks(spec) or not harness.backend.measures_coverage:
         return findings
     from tlmatrix.run.writers import with_writer
 
@@ -138,6 +139,8 @@ def _findings(
 ) -> list[Finding]:
     with measurements.phase("problem"):
         problem = harness.problem(bound, spec, case, options.seed)
+        if not options.explained:
+            problem = replace(problem, other_options=tuple)
     measurements.measure_inputs(problem)
     if problem.gradient_of:
         import torch.utils._sympy.functions  # noqa: F401 - outside of the entry's first gradient

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tlmatrix.backend.axes import read_by_family
 from tlmatrix.problem.model import OtherOption
 from tlmatrix.spec.model.sharding import WORLD
 from tlmatrix.spec.values import canonical
@@ -70,10 +71,11 @@ def other_options(
 def _values(spec: Spec, case: Case, family: Family) -> dict[str, Sequence[Value]]:
     """Other values of each axis: those that the spec lists or the family knows, and neighbors."""
     known: Mapping[str, tuple[Value, ...]] = getattr(family, "option_values", {})
+    read = read_by_family(spec, family)
     found: dict[str, Sequence[Value]] = {}
     for axis in dict.fromkeys((*spec.axes, *known)):
-        if axis in KEPT:
-            continue
+        if axis in KEPT or (read is not None and axis not in read):
+            continue  # the reference is the same for all its values
         own = case.values.get(axis)
         values: list[Value] = [*spec.axes.get(axis, ()), *known.get(axis, ())]
         if isinstance(own, bool):

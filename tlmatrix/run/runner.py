@@ -170,7 +170,7 @@ class Runner:
         interrupts = Interrupts()
         limit = TimeLimit(time_limit, lambda frames: self._end_process(unfinished, frames))
         with suppress(CaseTimeout), interrupts.watch(), limit.enforce():
-            judged = self.judge(spec, case, path=path, reruns=reruns, writers=True)
+            judged = self.judge(spec, case, path=path, reruns=reruns, explained=True)
             result = judged if refine is None else refine(judged)
         if interrupts.received:
             raise KeyboardInterrupt
@@ -202,12 +202,12 @@ class Runner:
         path: str | None = None,
         reruns: Reruns = "all",
         masked: bool = False,
-        writers: bool = False,
+        explained: bool = False,
     ) -> CaseResult:
         """Run and judge a case without a record: an attempt of shrinking, or a second pass.
 
         With `masked`, only the checks run that an earlier finding stopped, as if it did not exist.
-        With `writers`, a finding about values says which block wrote the worst element.
+        With `explained`, findings about values name options and blocks, which takes more runs.
         """
         counts = self.coverage and self.backend.measures_coverage
         measurements = Measurements(Recorder() if counts else None)
@@ -220,7 +220,7 @@ class Runner:
             self._keep_going,
             masked,
             self.keep_compared,
-            writers and self.backend.measures_coverage,
+            explained,
         )
         try:
             with ForkGuard() as forks:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.values import Value
 
+_APPLY = ".apply"
 _MAX_REEXPORTS = 5
 """The longest chain of re-exports to follow."""
 _TRANSPARENT = frozenset({"torch", "tilelang", "T"})
@@ -33,20 +34,27 @@ class Parameters:
         anything: whether a `**` parameter accepts any name.
         options: those with a default, by name: the values that a `Literal` or `bool` allows, else
             none.
+        positional: those that may be passed by position, in order.
     """
 
     names: frozenset[str]
     anything: bool
     options: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    positional: tuple[str, ...] = ()
 
 
 def parameters_in_source(target: str, folder: Path) -> Parameters | None:
     """The parameters of `package.module:name`, or None if they cannot be resolved.
 
+    Of `name.apply`, an autograd function, those of its `forward` without the context.
     Modules in `folder`, the spec's, take precedence over installed ones.
     """
     module, _, name = target.partition(":")
-    return _found(module, name, folder, _MAX_REEXPORTS) if name.isidentifier() else None
+    return _found(module, name, folder, _MAX_REEXPORTS) if _is_known(name) else None
+
+
+def _is_known(name: str) -> bool:
+    return name.removesuffix(_APPLY).isidentifier()
 
 
 def _found(module: str, name: str, folder: Path, hops: int) -> Parameters | None:
@@ -58,29 +66,46 @@ def _found(module: str, name: str, folder: Path, hops: int) -> Parameters | None
     except (OSError, SyntaxError, ValueError):
         return None
     last = None
+    function, ending = name.removesuffix(_APPLY), name[len(name.removesuffix(_APPLY)) :]
     for node in body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == function:
             last = node
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                if (alias.asname or alias.name) == name:
+                if (alias.asname or alias.name) == function:
                     origin = _absolute(node, module, package=path.name == "__init__.py")
-                    return _found(origin, alias.name, folder, hops - 1)
+                    return _found(origin, alias.name + ending, folder, hops - 1)
         elif isinstance(node, ast.Assign) and any(
-            isinstance(each, ast.Name) and each.id == name for each in node.targets
+            isinstance(each, ast.Name) and each.id == function for each in node.targets
         ):
             return None
+    scope = _Scope(module, path, body, folder)
+    if ending:
+        return _of_forward(last, scope) if isinstance(last, ast.ClassDef) else None
     if not isinstance(last, ast.FunctionDef) or not all(map(_keeps_signature, last.decorator_list)):
         return None
-    given = last.args
-    positional = [*given.posonlyargs, *given.args]
+    return _of_function(last, scope)
+
+
+def _of_forward(function: ast.ClassDef, scope: _Scope) -> Parameters | None:
+    """The parameters of the `forward` of an autograd function, after its context."""
+    found = [n for n in function.body if isinstance(n, ast.FunctionDef) and n.name == "forward"]
+    bases = {ast.unparse(base).rpartition(".")[2] for base in function.bases}
+    if bases != {"Function"} or len(found) != 1 or not found[0].args.args:
+        return None
+    return _of_function(found[0], scope, skipped=1)
+
+
+def _of_function(function: ast.FunctionDef, scope: _Scope, skipped: int = 0) -> Parameters:
+    given = function.args
+    positional = [*given.posonlyargs, *given.args][skipped:]
     names = [each.arg for each in (*positional, *given.kwonlyargs)]
     optional = positional[len(positional) - len(given.defaults) :]
     pairs = zip(given.kwonlyargs, given.kw_defaults, strict=True)
     optional += [each for each, default in pairs if default is not None]
-    scope = _Scope(module, path, body, folder)
     options = {each.arg: _allowed(each.annotation, scope, _MAX_REEXPORTS) for each in optional}
-    return Parameters(frozenset(names), given.kwarg is not None, options)
+    by_position = tuple(each.arg for each in positional)
+    return Parameters(frozenset(names), given.kwarg is not None, options, by_position)
 
 
 @dataclass(frozen=True)
