@@ -18,7 +18,7 @@ from tlmatrix.unwinding import unwinds
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
 
     import torch
@@ -79,23 +79,31 @@ class RankRunner:
                 self.binding.backend.synchronize()
         return Answer(tuple(results), tuple(findings))
 
-    def _streams(self, job: Job) -> list[AbstractContextManager[object]]:
+    def _streams(self, job: Job) -> Iterator[AbstractContextManager[object]]:
         """For each call the current stream or, with `job.streams`, one of its own.
 
-        These wait for the work so far, which made the arguments, and not for each other.
+        These wait for the work so far, which made the arguments, and not for each other. An entry
+        that does not ask for its stream leaves their order to the caller: it gets the current one.
         """
         import torch
 
         if not job.streams:
-            return [nullcontext() for _ in job.calls]
-        made: list[AbstractContextManager[object]] = []
+            yield from (nullcontext() for _ in job.calls)
+            return
+        from tlmatrix.interpreter.sync.context import current_rank
+
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        for _ in job.calls:
+        rank = current_rank()
+        rank.asks_stream = False
+        yield nullcontext()
+        for _ in job.calls[1:]:
+            if not rank.asks_stream:
+                yield nullcontext()
+                continue
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_event(event)
-            made.append(torch.cuda.stream(stream))
-        return made
+            yield torch.cuda.stream(stream)
 
     def _advance(self, job: Job, counters: Counters) -> None:
         """Make some equal calls, and advance what the contexts count.

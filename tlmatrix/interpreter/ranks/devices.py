@@ -41,6 +41,12 @@ def _stream(*_args: Any, **_options: Any) -> Stream:
     return Stream(rank, str(len(rank.streams)))
 
 
+def _current_stream(*_device: Any) -> Stream:
+    rank = current_rank()
+    rank.asks_stream = True
+    return rank.stream  # type: ignore[no-any-return]
+
+
 @contextmanager
 def _on(stream: Stream | None) -> Iterator[None]:
     rank = current_rank()
@@ -67,7 +73,7 @@ def _capability(*device: Any) -> tuple[int, int]:
 
 
 _CUDA: dict[str, Callable[..., Any]] = {
-    "current_stream": lambda *_device: current_rank().stream,
+    "current_stream": _current_stream,
     "default_stream": lambda *_device: current_rank().streams[0],
     "stream": _on,
     "set_stream": _set_stream,

@@ -47,6 +47,7 @@ class Rank(Agent):
         world: the world.
         free: how many more blocks its multiprocessors can hold.
         streams: its streams, the default one first.
+        asks_stream: whether its program has asked for the current stream.
     """
 
     def __init__(self, world: World, number: int, blocks: int) -> None:
@@ -56,6 +57,7 @@ class Rank(Agent):
         self.free = blocks
         self.streams: list[Any] = []
         self.current: list[Any] = []
+        self.asks_stream = False
         self.done = False
         self.wake = threading.Lock()
         self.wake.acquire()
