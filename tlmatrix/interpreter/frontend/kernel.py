@@ -27,7 +27,7 @@ from .descriptors import may_be_described
 from .environment import environment, without_modes
 from .lowered_code import LoweredCode
 from .program_cache import lowered_key, program_cache
-from .sanitized import run_sanitized
+from .sanitized import misaligned_arguments, run_sanitized
 from .session import current
 from .signature import Signature
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .session import Session
 
 _DEFAULT_ARCH = "sm_90a"
+_ALIGNMENT = frozenset({"alignment"})
 
 
 class InterpretedKernel:
@@ -137,7 +138,9 @@ class InterpretedKernel:
         if session is None:
             return self._programs.variant(arch)
         covered = session.recorder is not None and not traced
-        return self._programs.variant(arch, session.sanitizers, traced=traced, covered=covered)
+        # A program is not instrumented for the alignment of its arguments.
+        watched = frozenset() if session.sanitizers == _ALIGNMENT else session.sanitizers
+        return self._programs.variant(arch, watched, traced=traced, covered=covered)
 
     def _recorded(self, *, wide: bool) -> LoadedProgram:
         return self._programs.variant(self._arch or _DEFAULT_ARCH, recorded=True, wide=wide)
@@ -309,6 +312,11 @@ class InterpretedKernel:
     ) -> Iterator[BlockLaunch]:
         """Run a launch under the session's sanitizers."""
         if session is None or not session.sanitizers:
+            yield from self._run(self.variant(session), session, values, symbols)
+            return
+        if session.sanitizers == _ALIGNMENT:
+            with without_modes():
+                session.add(misaligned_arguments(self, values, symbols))
             yield from self._run(self.variant(session), session, values, symbols)
             return
 

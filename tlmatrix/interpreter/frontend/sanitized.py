@@ -19,6 +19,7 @@ from tlmatrix.interpreter.runtime.tracer import Born, Tracer
 
 from .arguments import LayoutError
 from .needs import over_budget
+from .programs import written_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,7 +78,7 @@ def run_sanitized(
     if "races" in session.sanitizers and program.watch is not None and program.watch.copied_last:
         reports += _faults("races", kernel.frees_early, program)
     if "alignment" in session.sanitizers:
-        reports += _misaligned(kernel, program, values, symbols)
+        reports += misaligned_arguments(kernel, values, symbols, program)
     try:
         yield from execute(values, monitor, False)
     except InterpreterError as error:
@@ -153,18 +154,30 @@ def _traced(
     return []
 
 
-def _misaligned(
-    kernel: InterpretedKernel, program: Program, values: list[Any], symbols: Mapping[str, int]
+def misaligned_arguments(
+    kernel: InterpretedKernel,
+    values: list[Any],
+    symbols: Mapping[str, int],
+    program: Program | None = None,
 ) -> list[Report]:
-    """Arguments that are not aligned to the widest access that TileLang lowers them to."""
-    assert program.watch is not None
+    """Reports of arguments that are not aligned to the widest access that TileLang lowers them to.
+
+    Args:
+        kernel: the launched kernel.
+        values: the argument of each parameter.
+        symbols: the symbolic dimensions of the launch.
+        program: a sanitized variant, which knows the lines of accesses; without one, the reports
+            have the line of the kernel.
+    """
     found = []
     for fault in kernel.misaligned(values, symbols):
-        site = next((s for s in program.watch.sites if s.buffer == fault.name), None)
-        where = source_line(site.location if site is not None else None)
+        sites = program.watch.sites if program is not None and program.watch is not None else ()
+        site = next((s for s in sites if s.buffer == fault.name), None)
+        file, _, line = written_at(kernel.prim_func).rpartition(":")
+        where = source_line(site.location) if site is not None else (file, int(line or 0))
         found.append(
             Report(
-                "alignment", program.name, *where, fault.name, (), None, fault.message,
+                "alignment", kernel.name, *where, fault.name, (), None, fault.message,
                 tensor=fault.tensor,
             )
         )  # fmt: skip

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
 
 RELATION = "other_layouts"
-SAMPLED = 6
+SAMPLED = 4
 """Of this many cases, one is called with other memory layouts."""
 FIRST = 5
 """The first cases of a spec in a process, which are called so, too."""
