@@ -37,6 +37,9 @@ def last_copy(kernel: ir.Kernel) -> tuple[ir.Stmt, ir.Buffer] | None:
     None for a kernel that frees its tensor memory by hand, or in which a later statement is a
     barrier or reads shared memory that one before it, and after the copy, has written.
     """
+    blocks = (node for node in walk(kernel.body) if isinstance(node, ir.Block))
+    if not any(b.scope == _TENSOR_MEMORY for block in blocks for b in block.alloc_buffers):
+        return None
     found: tuple[ir.Stmt, ir.Buffer] | None = None
     written: set[ir.Buffer] = set()
     for node in _simple_statements(kernel.body):
