@@ -137,6 +137,7 @@ class FaultyGpu:
     unsupported_checks: frozenset[str] = frozenset({"sanitizers"})
     measures_coverage: bool = False
     captures_graphs: bool = True
+    simulates_streams: bool = False
     survives_fork: bool = False
     compiles: bool = True
     released: list[int] = field(default_factory=list, compare=False)
