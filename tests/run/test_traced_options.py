@@ -1,0 +1,69 @@
+"""Kernels of combinations that no case runs are traced, and what they need is checked."""
+
+import random
+import textwrap
+
+import pytest
+
+from tlmatrix.backend import backend_named
+from tlmatrix.matrix import Case
+from tlmatrix.run import traced_options
+from tlmatrix.run.harness import Harness
+from tlmatrix.spec import load_spec
+
+KERNEL = """
+import tilelang
+import tilelang.language as T
+
+
+@tilelang.jit
+def copied(width, stages):
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def copied(X: T.Tensor((rows, width), "float32"), Y: T.Tensor((rows, width), "float32")):
+        with T.Kernel(T.ceildiv(rows, 64), threads=128) as block:
+            tile = T.alloc_shared([64 * stages, width], "float32")
+            T.copy(X[block * 64, 0], tile)
+            T.copy(tile, Y[block * 64, 0])
+
+    return copied
+
+
+def copy(x, stages):
+    y = x.new_empty(x.shape)
+    copied(x.shape[1], stages)(x, y)
+    return y
+"""
+SPEC = """
+    name: wide_copy
+    problem:
+      inputs: {x: {shape: [rows, width], dtype: float32}}
+      outputs: [y]
+      reference: torch:clone
+    entry: MODULE:copy
+    call: {x: x, stages: stages}
+    axes: {rows: [64], width: [32, 256], stages: [1, STAGES]}
+    compile_axes: [width, stages]
+"""
+
+
+@pytest.mark.parametrize(("stages", "found"), [(2, False), (8, True)])
+def test_memory_of_a_combination_that_did_not_run(stages, found, tmp_path):
+    (tmp_path / f"wide_copy_{stages}.py").write_text(KERNEL)
+    text = SPEC.replace("MODULE", f"wide_copy_{stages}").replace("STAGES", str(stages))
+    path = tmp_path / "wide_copy.yaml"
+    path.write_text(textwrap.dedent(text))
+    spec = load_spec(path)
+    harness = Harness(backend_named("interpreter"))
+    case = Case(spec.name, {"rows": 64, "width": 32, "stages": 1})
+    others = {
+        tuple(sorted(traced_options._other(harness, spec, case, random.Random(seed)).items()))
+        for seed in range(40)
+    }
+    wide = {"rows": 64, "width": 256, "stages": stages}
+    assert tuple(sorted(wide.items())) in others
+    titles = [each.title for each in traced_options._in_child(harness, spec, wide, "sm_90a")]
+    assert bool(titles) == found
+    for title in titles:
+        assert title.startswith("budget: with width=256, stages=8: the kernel needs about 524288")
