@@ -81,15 +81,15 @@ class _Errors:
 def _deviation(info: TensorInfo, got: torch.Tensor, reference: torch.Tensor) -> Deviation | None:
     stride = -(-got.numel() // _SAMPLES)
     some, exact = got.flatten()[::stride], reference.flatten()[::stride]
-    errors = _errors(info, some, exact)
-    if float((errors.outward.abs() > _HALF).sum()) < _SHARE * 2 * _FEWEST:
+    if int((_outward(info, some, exact).abs_() > _HALF).sum()) < _SHARE * 2 * _FEWEST:
         return None
     if info.dtype in _BITS:
         # Equal values have equal errors, and count once.
         exact, order = exact.sort()
         distinct = torch.ones_like(exact, dtype=torch.bool)
         distinct[1:] = exact.diff() != 0
-        errors = _errors(info, some[order][distinct], exact[distinct])
+        some, exact = some[order][distinct], exact[distinct]
+    errors = _errors(info, some, exact)
     for direction, sign in (("toward zero", -1), ("away from zero", 1)):
         outward = sign * errors.outward
         far = outward > _HALF
@@ -107,29 +107,35 @@ def _all_rounded(far: torch.Tensor, within: torch.Tensor, where: torch.Tensor) -
     return enough and bool(within[where].all())
 
 
+def _outward(info: TensorInfo, got: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """The errors in steps of the dtype; positive if away from zero."""
+    outward = (got.double() - reference).mul_(reference.sign())
+    if info.dtype not in _BITS:
+        return outward
+    bits, lowest = _BITS[info.dtype]
+    exponent = torch.frexp(reference).exponent
+    return outward.ldexp_((bits - exponent).clamp_max_(-lowest))
+
+
 def _errors(info: TensorInfo, got: torch.Tensor, reference: torch.Tensor) -> _Errors:
-    outward = (got.double() - reference) * reference.sign()
-    size = reference.abs()
+    outward, size = _outward(info, got, reference), reference.abs()
     if info.dtype not in _BITS:
         tested = (size >= 1) & (size <= _LARGEST)
         return _Errors(outward, (tested & (reference > 0), tested & (reference < 0)))
-    bits, lowest = _BITS[info.dtype]
     significand, exponent = torch.frexp(size)
-    step = torch.exp2((exponent.double() - bits).clamp_min(lowest))
     tested = outward.isfinite() & (size > 0)
     large = significand > 0.5**0.5
     # The two binades with the most elements.
     values, counts = torch.unique(exponent[tested], return_counts=True)
     common = [exponent == values[at] for at in counts.argsort(descending=True)[:2]]
     common += [torch.zeros_like(tested)] * (2 - len(common))
-    classes = (tested & large, tested & ~large, *(tested & each for each in common))
-    return _Errors(outward / step, classes)
+    return _Errors(outward, (tested & large, tested & ~large, *(tested & each for each in common)))
 
 
 def _described(
     info: TensorInfo, got: torch.Tensor, reference: torch.Tensor, direction: str, share: float
 ) -> Deviation:
-    size = _errors(info, got, reference).outward.abs().nan_to_num(0.0)
+    size = _outward(info, got, reference).abs_().nan_to_num_(0.0)
     mean = float(size.mean())
     amount = "more than half a step" if info.dtype in _BITS else "one"
     return Deviation(

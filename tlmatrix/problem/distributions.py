@@ -34,7 +34,8 @@ DISTRIBUTIONS = {
     "cancelling": "about 1/2, half of the inputs negated (every second head of a cotangent, the "
     "second half of each row of the first input): large parts of a sum that cancel each other",
     "halves": "about 1/2, negated in the second half of the rows of the first input, in attention "
-    "in the values of the second half of each sequence: partial sums over rows that cancel",
+    "in the values and cotangents of the second half of each sequence: sums over rows whose parts "
+    "cancel",
     "shifted": "N(0, 1) / 4 minus 200, in attention a shift of q and k by which all scores are "
     "about -200: reveals a running maximum that begins at 0",
     "zero_rows": "N(0, 1), the first of every four rows 0: reveals division by a norm of 0",

@@ -18,6 +18,8 @@ from tlmatrix.problem.distributions import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tlmatrix.problem.attention.axes import Setting
 
 _STRONGEST_OF_FLOAT16 = 5.0
@@ -62,7 +64,7 @@ def generate_operands(
     if distribution == "cancelling":
         q, k, v, do = _cancelling(setting, (q, k, v, do))
     elif distribution == "halves":
-        q, k, v = _halves(setting, (q, k, v), zigzag=zigzag)
+        q, k, v, do = _halves(setting, (q, k, v, do), zigzag=zigzag)
     elif distribution == "shifted":
         q, k = _shifted(setting, q, k)
     sink = None
@@ -100,23 +102,38 @@ def _cancelling(setting: Setting, tensors: tuple[torch.Tensor, ...]) -> tuple[to
 def _halves(
     setting: Setting, tensors: tuple[torch.Tensor, ...], *, zigzag: bool
 ) -> tuple[torch.Tensor, ...]:
-    """q, k, v for which the keys of each half of a sequence give large parts that cancel.
+    """q, k, v, do for which each half of a sequence gives large parts that cancel.
 
     Keys are all positive and weights nearly equal; v, and so dS, is negative for the second half of
-    the keys that the last query sees. Each half gives a part of out and of dq with terms of one
-    sign. In the order `zigzag`, where a rank has keys of both halves, v is negative for the second
-    and the third quarter.
+    the keys that the last query sees, and do for the second half of the queries. Each half of the
+    keys gives a part of out and of dq with terms of one sign, each half of the queries one of dk
+    and dv. In the order `zigzag`, where a rank has rows of both halves, v and do are negative in
+    the second and the third quarter.
     """
-    q, k, v = (tensor.abs() for tensor in tensors)
-    rows = v if setting.packed else v.movedim(2 if setting.layout == "bhsd" else 1, 0)
-    ends = setting.starts_k[1:] if setting.packed else (len(rows),)
-    for end, length in zip(ends, setting.lengths_k, strict=False):
-        visible = setting.last_visible(length)
+    q, k, v, do = (tensor.abs() for tensor in tensors)
+    _negate_half(setting, v, setting.starts_k, setting.lengths_k, setting.window, zigzag=zigzag)
+    _negate_half(setting, do, setting.starts_q, setting.lengths_q, None, zigzag=zigzag)
+    return q / 4, k, v, do
+
+
+def _negate_half(
+    setting: Setting,
+    tensor: torch.Tensor,
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    window: int | None,
+    *,
+    zigzag: bool,
+) -> None:
+    """Negate the second half of the last `window` rows of each sequence, or two quarters."""
+    rows = tensor if setting.packed else tensor.movedim(2 if setting.layout == "bhsd" else 1, 0)
+    ends = starts[1:] if setting.packed else (len(rows),)
+    for end, length in zip(ends, lengths, strict=False):
+        visible = length if window is None else min(window, length)
         if zigzag:
             rows[end - visible + visible // 4 : end - visible // 4].neg_()
         else:
             rows[end - visible // 2 : end].neg_()
-    return q / 4, k, v
 
 
 def _shifted(
