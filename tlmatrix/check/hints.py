@@ -451,6 +451,8 @@ def _next_sequence(evidence: Evidence) -> str | None:
     side = next((side for side in evidence.pattern.projections if side.segmented), None)
     if side is None or side.full:
         return None
+    if all(len(rows) == side.lengths[region] for region, rows in side.regions.items()):
+        return None  # whole sequences may be wrong for any reason
     if not any(_is_overrun(side, tile) for tile in _tiles_of(side, side.regions)):
         return None
     region = side.dim.region_name
