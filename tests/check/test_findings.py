@@ -865,6 +865,18 @@ def test_heads_that_are_alike_are_no_permutation():
     assert "permuted" not in (only(run(problem, lambda _: {"lse": got})).hint or "")
 
 
+def test_the_gradient_of_a_row_with_one_key_is_no_row_without_keys():
+    problem = attention((17, 1), (10, 1))  # the first seven rows of the first sequence see no key
+    assert float(problem.reference()["dq"][17].abs().max()) < 1e-12
+    exact = {name: tensor.clone() for name, tensor in problem.reference().items()}
+    exact["dq"][17] = 0
+    problem = replace(problem, reference=lambda: exact)
+    of_one = only(run(problem, broken(lambda r: r["dq"][17].fill_(torch.nan))))
+    of_none = only(run(problem, broken(lambda r: r["dq"][0].fill_(torch.nan))))
+    assert "no visible key" not in (of_one.hint or "")
+    assert "no visible key must be 0" in of_none.hint
+
+
 def test_the_tail_of_some_heads_is_no_bound_of_a_tile():
     problem = attention((70, 40))
     last = [*range(64, 70), *range(70 + 32, 70 + 40)]

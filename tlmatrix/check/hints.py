@@ -180,11 +180,28 @@ def _no_visible_key(evidence: Evidence) -> str | None:
         return None
     expected, got = evidence.wrong_values
     empty = expected.isneginf() if evidence.name == "lse" else expected == 0
-    if not bool(empty.all()):
+    # dq of a row that sees one key is 0, too.
+    if not bool(empty.all()) or not _of_empty_rows(evidence, lse):
         return None
     if evidence.name == "lse":
         return "rows with no visible key: their lse must be -inf"
     return "rows with no visible key must be 0" + (", not NaN" if bool(got.isnan().any()) else "")
+
+
+def _of_empty_rows(evidence: Evidence, lse: torch.Tensor) -> bool:
+    """Whether the lse of each wrong element's row is -inf; dimensions have the same names."""
+    info = evidence.problem.outputs.get("lse")
+    names = [dim.name for dim in evidence.dims]
+    own = [dim.name for dim in info.dims] if info is not None else []
+    if not own or not set(own) <= set(names) or len(set(own)) != len(own):
+        return False
+    ordered = sorted(range(len(own)), key=lambda axis: names.index(own[axis]))
+    empty = lse.isneginf().permute(ordered)
+    for axis, name in enumerate(names):
+        if name not in own:
+            empty = empty.unsqueeze(axis)
+    wrong = evidence.deviation.wrong
+    return bool(empty.expand(wrong.shape)[wrong].all())
 
 
 def _of_another_rank(evidence: Evidence) -> str | None:
@@ -434,6 +451,8 @@ def _next_sequence(evidence: Evidence) -> str | None:
     side = next((side for side in evidence.pattern.projections if side.segmented), None)
     if side is None or side.full:
         return None
+    if all(len(rows) == side.lengths[region] for region, rows in side.regions.items()):
+        return None  # whole sequences may be wrong for any reason
     if not any(_is_overrun(side, tile) for tile in _tiles_of(side, side.regions)):
         return None
     region = side.dim.region_name
