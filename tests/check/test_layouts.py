@@ -104,6 +104,11 @@ def test_an_entry_may_refuse_a_layout_in_its_own_words(words):
     assert findings(refusing(words), {"x": "transposed", "scale": "strided"}, {"strides"}) == []
 
 
-def test_other_exceptions_are_findings():
-    (finding,) = findings(refusing("size mismatch"), {"scale": "strided"})
+@pytest.mark.parametrize("words", ["size mismatch", ""])
+def test_a_layout_that_a_spec_does_not_promise_may_be_refused_in_any_way(words):
+    assert findings(refusing(words), {"scale": "strided"}) == []
+
+
+def test_other_exceptions_are_findings_where_the_spec_promises_strides():
+    (finding,) = findings(refusing("size mismatch"), {"scale": "strided"}, {"strides"})
     assert "raised ValueError: size mismatch" in finding.title
