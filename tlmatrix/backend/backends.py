@@ -134,7 +134,7 @@ class _HostBackend:
 class InterpreterBackend(_HostBackend):
     """Interprets TileLang's IR on the CPU; kernels are traced for the architecture `target`.
 
-    `turn` selects among the architectures of a spec: the first for two of three numbers.
+    `turn` selects among the architectures of a spec: the first for five of six numbers.
     """
 
     name: str = "interpreter"
@@ -155,8 +155,8 @@ class InterpreterBackend(_HostBackend):
         if not architectures:
             return replace(self, turn=0)
         first, *others = architectures
-        turn, other = divmod(self.turn, 3)
-        target = others[turn % len(others)] if others and other == 2 else first
+        turn, other = divmod(self.turn, 6)
+        target = others[turn % len(others)] if others and other == 5 else first
         return replace(self, target=target, turn=0)
 
     @contextmanager

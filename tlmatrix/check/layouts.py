@@ -119,7 +119,8 @@ def _differences(
         return []
     assert relation.laid_out is not None
     problem = relation.laid_out(layouts)
-    sanitizers = SanitizerSession(spec, problem, only=frozenset({"alignment"}))
+    only = frozenset({"alignment"}) & relation.promises
+    sanitizers = SanitizerSession(spec, problem, only=only)
     refused: list[str] = []
 
     def run(problem: Problem) -> Tensors:
@@ -144,7 +145,6 @@ def _differences(
             tensor=finding.tensor or (next(iter(layouts)) if len(layouts) == 1 else None),
         ).with_notes(because)
         for finding in sanitizers.findings({}, [], None)
-        if "alignment" in relation.promises
     ]
     return [*reports, *(() if reports else found)]
 

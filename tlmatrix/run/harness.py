@@ -170,7 +170,8 @@ class Harness:
             first[case.key] = None
         if case.key not in first and case.seed // 7 % SAMPLED:
             return problem
-        return with_other_layouts(spec, problem, case.seed)
+        each = next(iter(first)) == case.key
+        return with_other_layouts(spec, problem, case.seed, each=each)
 
     def _problem(self, bound: BoundSpec, spec: Spec, case: Case, seed: int) -> Problem:
         """The problem of a case, with all of its relations but that of memory layouts."""

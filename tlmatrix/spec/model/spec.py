@@ -183,7 +183,7 @@ class Spec(Model):
         default=(),
         min_length=1,
         description="The architectures that the kernels support; by default any. The interpreter "
-        "traces two of three cases for the first and the others for another one, `compile` "
+        "traces five of six cases for the first and the others for another one, `compile` "
         "assembles for each, and GPUs of other architectures skip the cases.",
         examples=[["sm_100a"], ["sm_80", "sm_90a", "sm_100a"]],
     )
