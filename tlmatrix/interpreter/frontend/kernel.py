@@ -79,7 +79,6 @@ class InterpretedKernel:
         program = self.variant(session).program
         self._signature = Signature(program, out_idx)
         self._offsets: Offsets = {}
-        self._takes_aligned = False
         self.name = program.name
         self.waits = program.waits
         self.out_idx = self._signature.out_idx
@@ -192,21 +191,12 @@ class InterpretedKernel:
         with without_modes():
             return requirements(self.prim_func, self._arch or _DEFAULT_ARCH, self._configs)
 
-    def misaligned(
-        self, values: list[Any], symbols: Mapping[str, int], *, also_aligned: bool = False
-    ) -> list[Misaligned]:
-        """The arguments of a launch that some access of the lowered kernel finds misaligned.
-
-        With `also_aligned`, only of a kernel that was launched with aligned arguments, too:
-        lowering takes seconds, and one that is kept for unaligned arguments is likely right.
-        """
+    def misaligned(self, values: list[Any], symbols: Mapping[str, int]) -> list[Misaligned]:
+        """The arguments of a launch that some access of the lowered kernel finds misaligned."""
         parameters = self._signature.parameters
         starts, rows = unaligned(self._arch or _DEFAULT_ARCH, parameters, values)
         suspect = (starts and starts & self._in_parallel) or (rows and rows & self._moved)
         if not suspect:
-            self._takes_aligned = True
-            return []
-        if also_aligned and not self._takes_aligned:
             return []
         return misaligned(self._requirements, parameters, values, symbols)
 

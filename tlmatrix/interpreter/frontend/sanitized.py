@@ -167,10 +167,10 @@ def misaligned_arguments(
         values: the argument of each parameter.
         symbols: the symbolic dimensions of the launch.
         program: a sanitized variant, which knows the lines of accesses; without one, the reports
-            have the line of the kernel, which must have been launched with aligned arguments, too.
+            have the line of the kernel.
     """
     found = []
-    for fault in kernel.misaligned(values, symbols, also_aligned=program is None):
+    for fault in kernel.misaligned(values, symbols):
         sites = program.watch.sites if program is not None and program.watch is not None else ()
         site = next((s for s in sites if s.buffer == fault.name), None)
         file, _, line = written_at(kernel.prim_func).rpartition(":")
