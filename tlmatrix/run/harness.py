@@ -170,8 +170,8 @@ class Harness:
             first[case.key] = None
         if case.key not in first and case.seed // 7 % SAMPLED:
             return problem
-        each = next(iter(first)) == case.key
-        return with_other_layouts(spec, problem, case.seed, each=each)
+        number = list(first).index(case.key) if case.key in first else None
+        return with_other_layouts(spec, problem, case.seed, number)
 
     def _problem(self, bound: BoundSpec, spec: Spec, case: Case, seed: int) -> Problem:
         """The problem of a case, with all of its relations but that of memory layouts."""

@@ -2,8 +2,9 @@
 
 In some cases of every spec, tensors of a call get a layout of their own: inputs, tables, lengths,
 scales, flags, output gradients. One of them is moved off its alignment, and no other, so that no
-slow path that another tensor selects hides that it is not checked. In the first case of a spec,
-each tensor is moved, and what lowered kernels need of them is checked; that takes seconds.
+slow path that another tensor selects hides that it is not checked. In the first case of a spec each
+tensor is moved (on several ranks in the first cases in turn), and what lowered kernels need of it
+is checked, which takes seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
 
 RELATION = "other_layouts"
-SAMPLED = 8
+SAMPLED = 4
 """Of this many cases, one is called with other memory layouts."""
 FIRST = 3
 """The first cases of a spec in a process, which are called so, too."""
@@ -33,14 +34,18 @@ _ALIGNED = frozenset({"offset", "sliced"})
 """Values with which it promises to take tensors that are not aligned."""
 
 
-def with_other_layouts(spec: Spec, problem: Problem, seed: int, *, each: bool) -> Problem:
+def with_other_layouts(spec: Spec, problem: Problem, seed: int, number: int | None) -> Problem:
     """The problem with calls whose tensors have other memory layouts.
 
-    With `each`, every tensor is moved off its alignment in a call of its own.
+    Args:
+        spec: the spec.
+        problem: the problem of a case.
+        seed: the seed of the case.
+        number: which of the first cases of the spec it is; None if it is a later one.
     """
     if problem.values.get("storage") is not None:
         return problem
-    return problem.with_relations("relations", lambda: _relations(spec, problem, seed, each=each))
+    return problem.with_relations("relations", lambda: _relations(spec, problem, seed, number))
 
 
 def promised_layouts(spec: Spec) -> frozenset[str]:
@@ -52,7 +57,7 @@ def promised_layouts(spec: Spec) -> frozenset[str]:
     return frozenset(found | ({"alignment"} if named & _ALIGNED else set()))
 
 
-def _relations(spec: Spec, problem: Problem, seed: int, *, each: bool) -> Iterator[Relation]:
+def _relations(spec: Spec, problem: Problem, seed: int, number: int | None) -> Iterator[Relation]:
     pick = seeded_random(seed + 5)
     tensors = tensors_of(problem)
     movable = sorted(name for name, tensor in tensors.items() if tensor.numel())
@@ -83,5 +88,10 @@ def _relations(spec: Spec, problem: Problem, seed: int, *, each: bool) -> Iterat
         words="a call with contiguous, aligned tensors",
     )
     yield relation
-    for name in movable if each and not has_ranks(spec) else ():
+    alone: Sequence[str] = ()
+    if number is not None and has_ranks(spec):
+        alone = [movable[number % len(movable)]]  # a call takes a second
+    elif number == 0:
+        alone = movable
+    for name in alone:
         yield replace(relation, layouts={name: "offset"}, promises=promises)
