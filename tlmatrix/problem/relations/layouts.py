@@ -18,7 +18,7 @@ from tlmatrix.problem.storage import laid_out, layouts_of, tensors_of
 from tlmatrix.spec.model.spec import has_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tlmatrix.problem.model import Problem
     from tlmatrix.spec.model.spec import Spec
