@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 RELATION = "other_layouts"
 SAMPLED = 4
 """Of this many cases, one is called with other memory layouts."""
-FIRST = 3
+FIRST = 5
 """The first cases of a spec in a process, which are called so, too."""
 _STRIDED = frozenset({"sliced", "transposed"})
 """Values of the axis `storage` with which a spec promises to take tensors that have strides."""
