@@ -18,7 +18,10 @@ from tlmatrix.problem.storage import laid_out, layouts_of, tensors_of
 from tlmatrix.spec.model.spec import has_ranks
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Iterator, Mapping, Sequence
+
+    import torch
 
     from tlmatrix.problem.model import Problem
     from tlmatrix.spec.model.spec import Spec
@@ -63,14 +66,10 @@ def _relations(spec: Spec, problem: Problem, seed: int, number: int | None) -> I
     movable = sorted(name for name, tensor in tensors.items() if tensor.numel())
     if not movable:
         return
-    layouts: dict[str, str] = {}
     moved = pick.choice(movable)
-    if pick.random() < 0.5:
-        for name in movable:
-            found = layouts_of(tensors[name])
-            if found:
-                layouts[name] = pick.choice(found)
-    layouts[moved] = "offset"
+    layouts = {} if pick.random() < 0.25 else _strided(tensors, movable, pick)
+    if not layouts or pick.random() < 0.25:
+        layouts[moved] = "offset"
 
     def made(layouts: Mapping[str, str]) -> Problem:
         alone = replace(problem, relations=lambda _kind: ())
@@ -95,3 +94,11 @@ def _relations(spec: Spec, problem: Problem, seed: int, number: int | None) -> I
         alone = movable
     for name in alone:
         yield replace(relation, layouts={name: "offset"}, promises=promises)
+
+
+def _strided(
+    tensors: Mapping[str, torch.Tensor], names: Sequence[str], pick: random.Random
+) -> dict[str, str]:
+    """A layout other than `offset` for each tensor that has one."""
+    found = {name: layouts_of(tensors[name]) for name in names}
+    return {name: pick.choice(layouts) for name, layouts in found.items() if layouts}
