@@ -18,7 +18,7 @@ problem:
 entry: architectures_code:doubled
 call: [x]
 architectures: [sm_90a, sm_80, sm_100a]
-axes: {rows: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], cols: [1, 2, 3, 4]}
+axes: {rows: [1, 2, 3, 4, 5, 6, 7, 8], cols: [1, 2, 3]}
 tiers: {quick: product}
 checks: [numeric]
 """
@@ -52,3 +52,15 @@ def test_cases_are_traced_for_every_architecture_and_most_for_the_first(
     assert 0 < len(wrong) < len(cases) / 2
     for each in wrong:
         assert "interpreted as traced for sm_80" in str(each.findings[0].detail)
+
+
+def test_a_spec_with_fewer_checks_is_bound_on_its_own(tmp_path, monkeypatch) -> None:
+    (tmp_path / "architectures_code.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "architectures_code", raising=False)
+    text = SPEC.replace("dtype: float32}", "dtype: float32, grad: true}")
+    spec = parse_spec(text.replace("[numeric]", "[numeric, gradients]"), tmp_path / "doubled.yaml")
+    case = next(plan(spec, "quick").cases())
+    with Runner("interpreter") as runner:
+        for checks in (("numeric",), ("numeric", "gradients")):
+            assert runner.run(spec.model_copy(update={"checks": checks}), case).status == "passed"

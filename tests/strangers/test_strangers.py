@@ -85,10 +85,10 @@ def close(found, exact):
     return torch.allclose(found.double(), exact.double(), rtol=1e-2, atol=atol, equal_nan=True)
 
 
-def test_there_are_twelve_kernels_with_two_bugs_each():
+def test_there_are_twelve_kernels_or_more_with_two_bugs_each_or_more():
     assert len(SPECS) >= 12
     for path in SPECS:
-        assert sum(bug.file == f"{path.stem}.py" for bug in BUGS) == 2, path.stem
+        assert sum(bug.file == f"{path.stem}.py" for bug in BUGS) >= 2, path.stem
 
 
 def test_half_of_the_bugs_are_silent_at_aligned_shapes():

@@ -301,6 +301,8 @@ class _Pipeline:
     def _sanitized(self, problem: Problem, sanitizers: SanitizerSession) -> Tensors:
         """Run the entry again with guards, and under these sanitizers if the case has any."""
         session = None if self._sanitizers is None else sanitizers
+        if self._masks_accesses:
+            session = SanitizerSession(self._spec, problem)
         return run_guarded(self._execute, problem, poison=True, sanitizers=session)[0]
 
     def _checks_values(self, name: str) -> bool:

@@ -116,7 +116,7 @@ class Harness:
     rank_seconds: float = 120.0
     keep: Keep | None = None
     left_changed: list[Finding] = field(default_factory=list)
-    _bound: dict[tuple[Path, str, int | None], BoundSpec] = field(default_factory=dict)
+    _bound: dict[tuple[Path, tuple[str, ...], str, int | None], BoundSpec] = field(default_factory=dict)
     _passed: set[tuple[Path, str]] = field(default_factory=set)
     """Specs with the relations of `_with_checks_of_a_spec` that a case of this process passed."""
     _first_cases: dict[Path, dict[str, None]] = field(default_factory=dict)
@@ -138,7 +138,9 @@ class Harness:
         allowed there: the case's own side may read them.
         """
         backend = backend or self.backend
-        key = (spec.path, repr(backend.targeting(spec.architectures)), agreement)
+        # A search that shrinks a case makes some of the spec's checks alone.
+        target = repr(backend.targeting(spec.architectures))
+        key = (spec.path, tuple(spec.checks), target, agreement)
         if key not in self._bound:
             from tlmatrix.problem import family_for
 
