@@ -485,6 +485,12 @@ class _Pipeline:
                 name, why = next(iter(lost.items()))
                 title = f"no gradient {name}: {why}"
                 return [Finding("determinism", title, tensor=name, pattern="shape", hint=hint)]
+        if variant.kind == "some":  # on several ranks, nothing says why a gradient is absent
+            wanted = (n for n, of in self._problem.gradient_of.items() if of in variant.requires)
+            for name in wanted:
+                if name in first and name not in again:
+                    title = f"no gradient {name}: the backward pass gives None for it"
+                    return [Finding("determinism", title, tensor=name, pattern="shape", hint=hint)]
         for name, got in again.items():
             mismatch = name in first and describe_mismatch(name, self._problem.outputs[name], got)
             if mismatch:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.check.finding import Finding
     from tlmatrix.distributed.counters import Counters
+    from tlmatrix.problem.model import AutogradVariant
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Call:
     returns: tuple[str, ...]
     cotangents: Mapping[str, str]
     gradient_of: Mapping[str, str]
+    autograd: AutogradVariant | None = None
 
     @classmethod
     def of(cls, problem: Problem) -> Call:
@@ -46,6 +48,7 @@ class Call:
             problem.returns,
             cotangents,
             dict(problem.gradient_of),
+            problem.autograd,
         )
 
     def given(self) -> dict[str, torch.Tensor]:
@@ -63,6 +66,7 @@ class Call:
             returns=self.returns,
             cotangents={output: names[name] for output, name in self.cotangents.items()},
             gradient_of=self.gradient_of,
+            autograd=self.autograd,
         )
 
 

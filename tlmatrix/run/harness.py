@@ -25,7 +25,7 @@ from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.model.spec import has_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from tlmatrix.backend import Backend, Binding
@@ -116,7 +116,9 @@ class Harness:
     rank_seconds: float = 120.0
     keep: Keep | None = None
     left_changed: list[Finding] = field(default_factory=list)
-    _bound: dict[tuple[Path, tuple[str, ...], str, int | None], BoundSpec] = field(default_factory=dict)
+    _bound: dict[tuple[Path, Sequence[str], str, int | None], BoundSpec] = field(
+        default_factory=dict
+    )
     _passed: set[tuple[Path, str]] = field(default_factory=set)
     """Specs with the relations of `_with_checks_of_a_spec` that a case of this process passed."""
     _first_cases: dict[Path, dict[str, None]] = field(default_factory=dict)
