@@ -92,6 +92,12 @@ def _relations(spec: Spec, problem: Problem, seed: int, number: int | None) -> I
         alone = [movable[number % len(movable)]]  # a call takes a second
     elif number == 0:
         alone = movable
+    for name in movable if number is not None and not has_ranks(spec) else ():
+        # Tables, lengths, scales: the calls of a few cases are cheap.
+        tensor = tensors[name]
+        small = tensor.ndim < 2 or not tensor.is_floating_point()
+        if small and "strided" in layouts_of(tensor):
+            yield replace(relation, layouts={name: "strided"})
     for name in alone:
         yield replace(relation, layouts={name: "offset"}, promises=promises)
 
