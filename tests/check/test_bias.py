@@ -93,6 +93,18 @@ def test_weights_that_are_truncated_make_a_systematic_error():
         assert set(faults(problem, {"out": out.bfloat16()})) == expected
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_equal_rows_share_their_rounding_error(dtype):
+    """With a scale of 0 all keys of a sequence have the same dv, and all queries the same out."""
+    lengths = {"q": [100, 140], "k": [90, 150]}
+    for seed in range(4):
+        problem = attention(seed, dtype, scale=0.0, causal=False, seqlens=lengths)
+        assert not faults(problem, results_of(problem, lambda _, value: value))
+    different = attention(dtype=dtype, causal=False, seqlens=lengths)
+    kind = different.outputs["dv"].dtype
+    assert "dv" in faults(different, {"dv": truncated(different.reference()["dv"], kind)})
+
+
 def test_a_column_multiplied_by_a_rounded_factor_is_found_where_it_is():
     problem = attention(seqlens={"q": [300], "k": [300]})
 

@@ -15,8 +15,9 @@ hold:
 
 The first is improbable without one: a sum of n errors of random sign over the root of its squares
 exceeds t with a probability of at most 2 exp(-t**2 / 2) (Hoeffding 1963), 3e-14 for 8, and never
-if n is less than 65. The second is the size that counts; u, a, M, `lowp` and `factor` are those of
-`tlmatrix.check.tolerance`.
+if n is less than 65. Rows whose reference is equal (one query, or a softmax of equal scores, gives
+all keys the same gradient of v) share their errors, and count as one. The second is the size that
+counts; u, a, M, `lowp` and `factor` are those of `tlmatrix.check.tolerance`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 _SIGMAS = 8.0
 _ROUNDOFFS = 0.25
 _FEWEST = 65
+_EQUAL = 1e-9
+"""The relative difference up to which references are equal: sums of float64 in another order."""
 
 
 def biases(results: Tensors, bounds: ReferenceBounds) -> dict[str, Deviation]:
@@ -110,6 +113,10 @@ class _Bias:
         significant = [sums.abs() > _SIGMAS * (squares * shared).sqrt() for sums, squares in groups]
         if not any(bool(each.any()) for each in significant):
             return None
+        for (sums, _), squares, mask in zip(
+            groups, self._squares_of_equal(self._error * weight), significant, strict=True
+        ):
+            mask &= sums.abs() > _SIGMAS * squares.sqrt()
         limits = self._limits(weight)
         for (sums, _), mask, (size, limit) in zip(groups, significant, limits, strict=True):
             ratio = torch.where(mask, sums.abs() / limit, 0.0)
@@ -133,6 +140,16 @@ class _Bias:
         yield sums.sum(0, True), squares.sum(0, True)
         yield sums, squares
         yield values.sum(1, True), values.square_().sum(1, True)
+
+    def _squares_of_equal(self, values: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The sums of squares as by `_sums`, with values of equal references added up before."""
+        if self._info.independent_errors == "elements":
+            rows, keys = values.flatten(1).unsqueeze(2), self._expected.flatten(1).unsqueeze(2)
+        else:
+            rows, keys = values.sum(2, True), self._expected.sum(2, True)
+        yield _clustered_squares(rows.reshape(1, -1, 1), keys.reshape(1, -1, 1))
+        yield _clustered_squares(rows, keys)
+        yield _clustered_squares(values, self._expected)
 
     def _limits(self, weight: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The size that the sum of a group is compared with, and the largest accepted sum."""
@@ -176,3 +193,12 @@ class _Bias:
             f"{what}, {abs(mean) / self._info.roundoff:.2g} times the unit roundoff, where "
             "rounding to nearest has no preferred sign: truncation, or a factor in few bits?",
         )
+
+
+def _clustered_squares(values: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """The sum of squares [a, 1, c] over dim 1 of sums of the values [a, b, c] with equal keys."""
+    keys, order = keys.sort(1)
+    first = torch.ones_like(keys, dtype=torch.bool)
+    first[:, 1:] = keys.diff(dim=1) > _EQUAL * keys[:, 1:].abs()
+    sums = torch.zeros_like(values).scatter_add_(1, first.cumsum(1) - 1, values.gather(1, order))
+    return sums.square_().sum(1, True)
