@@ -524,11 +524,12 @@ def test_pytest_and_make_run_collect_the_same_specs() -> None:
     from tlmatrix.commands.engine import pytest_arguments
     from tlmatrix.commands.specs import nodes_of
     from tlmatrix.config import load_config
+    from tlmatrix.options.table import TIER
 
     arguments = command_line().parse_args(["run", "specs"])
     config = load_config(Path.cwd())
     paths = [str(path) for path in nodes_of(arguments.paths, config)]
-    words = pytest_arguments(arguments, paths, config.tier, "0")
+    words = pytest_arguments(arguments, paths, config[TIER], "0")
     """
     run = _collected(root, code=textwrap.dedent(code))
     assert plain == run

@@ -4,12 +4,13 @@ import os
 from pathlib import Path
 
 from tlmatrix.config import Config
+from tlmatrix.options.run_options import RunOptions
 from tlmatrix.results_file import make_folder, new_results, shown_path
 
 
 def test_a_given_file_is_used_and_a_folder_gets_a_new_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = Config(root=tmp_path, results="kept")
+    config = Config(tmp_path, RunOptions({"results": "kept"}))
     assert new_results("mine.jsonl", config, "run") == tmp_path / "mine.jsonl"
     for given, folder in ((None, tmp_path / "kept"), ("elsewhere", tmp_path / "elsewhere")):
         path = new_results(given, config, "fuzz")
@@ -19,7 +20,7 @@ def test_a_given_file_is_used_and_a_folder_gets_a_new_file(tmp_path, monkeypatch
 
 
 def test_git_ignores_only_the_results_folder_of_the_project(tmp_path):
-    config = Config(root=tmp_path, results="kept")
+    config = Config(tmp_path, RunOptions({"results": "kept"}))
     make_folder(tmp_path / "elsewhere" / "a.jsonl", config)
     assert not list(tmp_path.iterdir())
     make_folder(tmp_path / "kept" / "a.jsonl", config)

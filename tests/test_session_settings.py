@@ -3,18 +3,14 @@
 import json
 from pathlib import Path
 
+from tlmatrix.options.run_options import RunOptions
 from tlmatrix.plugin.groups_file import GroupsFile, ShardPlan
 from tlmatrix.plugin.settings import Settings
 
 
 def test_settings_survive_conversion_to_plain_data():
     settings = Settings(
-        tier="quick",
-        backend="compile",
-        seed=7,
-        coverage="off",
-        unsupported="skip",
-        architectures=("sm_80", "sm_90a"),
+        RunOptions({"backend": "compile", "seed": 7, "arch": ["sm_80", "sm_90a"]}),
         results_path=Path("/kept/run.jsonl"),
         passed_before=frozenset({("/specs/a.yaml", "rows=1"), ("/specs/a.yaml", "rows=5")}),
     )

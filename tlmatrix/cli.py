@@ -20,6 +20,7 @@ from tlmatrix.commands.screen import print_wrapped
 from tlmatrix.config import ConfigError, load_config
 from tlmatrix.exit_codes import ExitCode, OutputError, UsageError
 from tlmatrix.launchers import idle_rank
+from tlmatrix.options.table import COMMANDS
 
 if TYPE_CHECKING:
     import argparse
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 
     Command = Callable[[argparse.Namespace, Config], ExitCode]
 
-_USING_CACHES = frozenset(
-    {"bench", "cache", "exec", "explain", "fuzz", "listing", "new", "replay", "repro", "run"}
-)
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code (`tlmatrix.exit_codes.ExitCode`)."""
@@ -40,16 +37,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if idle := idle_rank():
         print_wrapped(f"tlmatrix: {idle}", sys.stderr)
         return ExitCode.OK
-    if arguments.command.partition(":")[0] in _USING_CACHES and (note := prepare_caches()):
+    command = COMMANDS[arguments.command]
+    if command.caches and (note := prepare_caches()):
         print_wrapped(f"tlmatrix: {note}", sys.stderr)
-    if arguments.command == "run:run" and _has_workers(arguments):
+    if arguments.command == "run" and _has_workers(arguments):
         from tlmatrix.plugin.forked_workers import start_server
 
         start_server()  # which imports PyTorch while this process imports pytest and plans
     from tlmatrix.spec.issues import SpecError
 
     try:
-        code = command_named(arguments.command)(arguments, load_config(Path.cwd()))
+        code = command_named(command.target)(arguments, load_config(Path.cwd()))
         sys.stdout.flush()
     except SpecError as error:
         print_wrapped(str(error), sys.stderr)

@@ -2,37 +2,32 @@
 
     [tool.tlmatrix]
     backend = "interpreter"
-    tier = "quick"
     specs = ["specs"]
-    results = ".tlmatrix"
     timeout = 300
-    coverage = "summary"
-    unsupported = "fail"
 
-Command-line options override `TLMATRIX_BACKEND`, which overrides this table.
+Its keys are the options that `tlmatrix.options.table` marks with `toml`. Options of the command
+line override `TLMATRIX_BACKEND`, which overrides this table.
 """
 
 from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tlmatrix.option_values import SEED, TIMEOUT
+from tlmatrix.options.run_options import DEFAULTS, RunOptions
+from tlmatrix.options.table import RESULTS, options_of_runs
+from tlmatrix.options.values import OneOf, Paths
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
+    import argparse
     from pathlib import Path
 
-BACKENDS = ("auto", "cuda", "interpreter", "processes", "compile")
-"""Names of backends."""
+    from tlmatrix.options.option import Option
 
-COVERAGE = ("off", "summary", "table")
-"""How much of the kernel coverage a run reports."""
-
-UNSUPPORTED = ("skip", "fail")
-"""Whether cases with kernels that the interpreter does not support are skipped or errors."""
+T = TypeVar("T")
 
 
 class ConfigError(ValueError):
@@ -43,41 +38,26 @@ class ConfigError(ValueError):
 class Config:
     """The configuration of a project.
 
-    `specs` and `results` are relative to `root`, the folder of the `pyproject.toml` (the working
-    directory without one). `timeout` is in seconds per case; 0 means none.
+    Attributes:
+        root: the folder of the `pyproject.toml` (the working directory without one), to which the
+            paths of the options are relative.
+        options: the values of options that the project sets.
     """
 
     root: Path
-    backend: str = "auto"
-    tier: str = "quick"
-    seed: int = 0
-    specs: tuple[str, ...] = ("specs",)
-    results: str = ".tlmatrix"
-    timeout: float = 300.0
-    coverage: str = "off"
-    unsupported: str = "skip"
+    options: RunOptions = DEFAULTS
 
+    def __getitem__(self, option: Option[T]) -> T:
+        return self.options[option]
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "backend": (str,),
-    "tier": (str,),
-    "seed": (int,),
-    "specs": (list, str),
-    "results": (str,),
-    "timeout": (int, float),
-    "coverage": (str,),
-    "unsupported": (str,),
-}
-_EXPECTED = {
-    "backend": "one of " + ", ".join(BACKENDS),
-    "tier": "the name of a tier",
-    "seed": str(SEED),
-    "specs": "a list of paths",
-    "results": "a folder",
-    "timeout": str(TIMEOUT),
-    "coverage": "one of " + ", ".join(COVERAGE),
-    "unsupported": "one of " + ", ".join(UNSUPPORTED),
-}
+    @property
+    def results(self) -> Path:
+        """The folder of results files."""
+        return self.root / self.options[RESULTS]
+
+    def chosen(self, arguments: argparse.Namespace) -> RunOptions:
+        """The options of the project, overridden by those of a command."""
+        return self.options.updated(vars(arguments))
 
 
 def load_config(folder: Path) -> Config:
@@ -91,17 +71,28 @@ def load_config(folder: Path) -> Config:
     for parent in (folder, *folder.parents):
         file = parent / "pyproject.toml"
         if file.is_file():
-            config = _read(file, Config(parent))
+            config = Config(parent, RunOptions(_read(file)))
             break
-    backend = os.environ.get("TLMATRIX_BACKEND", config.backend)
-    if backend not in BACKENDS:
-        raise ConfigError(
-            f"TLMATRIX_BACKEND={backend!r}: unknown{suggestion(backend, BACKENDS, 'There are')}"
-        )
-    return replace(config, backend=backend)
+    return Config(config.root, config.options.updated(_environment()))
 
 
-def _read(file: Path, defaults: Config) -> Config:
+def _environment() -> dict[str, str]:
+    """The values of options that environment variables set."""
+    found = {}
+    for option in options_of_runs():
+        value = os.environ.get(option.variable) if option.variable else None
+        if value is not None and value not in option.kind:
+            names = option.kind.names if isinstance(option.kind, OneOf) else ()
+            raise ConfigError(
+                f"{option.variable}={value!r}: unknown{suggestion(value, names, 'There are')}"
+            )
+        if value is not None:
+            found[option.name] = value
+    return found
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The values of options in a `pyproject.toml`."""
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -110,33 +101,15 @@ def _read(file: Path, defaults: Config) -> Config:
     table: Any = document.get("tool", {}).get("tlmatrix", {})
     if not isinstance(table, dict):
         raise ConfigError(f"{place}: must be a table")
-    known = [item.name for item in fields(Config) if item.name != "root"]
+    known = {option.name: option.kind for option in options_of_runs() if option.toml}
     wrong: list[str] = []
-    values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
             wrong.append(f"{place} {key}: no such key{suggestion(key, known, 'There are')}")
-        elif (
-            not isinstance(value, _TYPES[key])
-            or isinstance(value, bool)
-            or (key == "backend" and value not in BACKENDS)
-            or (key == "coverage" and value not in COVERAGE)
-            or (key == "unsupported" and value not in UNSUPPORTED)
-            or (key == "seed" and value not in SEED)
-            or (key == "timeout" and value not in TIMEOUT)
-            or (key == "specs" and not all(_paths(value)))
-        ):
-            wrong.append(f"{place} {key} = {value!r}: must be {_EXPECTED[key]}")
-        elif key == "specs":
-            values[key] = _paths(value)
-        else:
-            values[key] = value
+        elif value not in known[key]:
+            wrong.append(f"{place} {key} = {value!r}: must be {known[key]}")
+        elif isinstance(known[key], Paths):
+            table[key] = [value] if isinstance(value, str) else value
     if wrong:
         raise ConfigError("\n".join(wrong))
-    return replace(defaults, **values)
-
-
-def _paths(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - any TOML value
-    """The paths of `specs`; "" in place of items that are not strings."""
-    items = [value] if isinstance(value, str) else value
-    return tuple(item if isinstance(item, str) else "" for item in items)
+    return table

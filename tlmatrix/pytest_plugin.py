@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tlmatrix.config import BACKENDS, COVERAGE, UNSUPPORTED, ConfigError, load_config
+from tlmatrix.config import ConfigError, load_config
 from tlmatrix.launchers import idle_rank
-from tlmatrix.option_values import SEED
+from tlmatrix.options.table import BACKEND, ONLY, SPECS, TIMEOUT, plugin_options
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -44,103 +44,8 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of a run; `[tool.tlmatrix]` in pyproject.toml sets their defaults."""
     group = parser.getgroup("tlmatrix", "kernel test matrices from YAML specs")
-    group.addoption(
-        "--tlmatrix-tier",
-        metavar="TIER",
-        default=None,
-        help="which cases: quick (the default), nightly, full, or a tier of the spec",
-    )
-    group.addoption(
-        "--tlmatrix-backend",
-        choices=BACKENDS,
-        default=None,
-        help="where kernels run; auto: cuda if there is a GPU, else interpreter; compile: lower "
-        "and assemble them, and run nothing",
-    )
-    group.addoption(
-        "--tlmatrix-arch",
-        action="append",
-        metavar="ARCH",
-        default=None,
-        help="with --tlmatrix-backend compile: assemble for this architecture only, such as "
-        "sm_90a; repeatable",
-    )
-    group.addoption(
-        "--tlmatrix-seed",
-        type=SEED,
-        metavar="N",
-        default=None,
-        help="other input data and samples (default: 0, the seed of each case)",
-    )
-    group.addoption(
-        "--tlmatrix-only",
-        choices=("regressions",),
-        default=None,
-        help="only the regressions of specs",
-    )
-    group.addoption(
-        "--tlmatrix-no-fuzz",
-        action="store_true",
-        help="leave out the generated cases of the tier (`fuzz.examples` of a spec)",
-    )
-    group.addoption(
-        "--tlmatrix-keep-going",
-        action="store_true",
-        help="after wrong numbers, judge relations and agreements too",
-    )
-    group.addoption(
-        "--tlmatrix-results",
-        metavar="PATH",
-        default=None,
-        help="folder for results files, or a .jsonl file",
-    )
-    group.addoption(
-        "--tlmatrix-resume",
-        metavar="FILE",
-        default=None,
-        help="continue the run of this results file; passed cases are not repeated",
-    )
-    group.addoption(
-        "--tlmatrix-keep",
-        metavar="KINDS",
-        default=None,
-        help="with the backend compile, keep ir,cuda,ptx (or some) of each kernel beside the "
-        "results",
-    )
-    group.addoption(
-        "--tlmatrix-compute-sanitizer",
-        metavar="TOOLS",
-        default=None,
-        help="on a GPU, run each case again under tools of compute-sanitizer: memcheck,racecheck,"
-        "initcheck,synccheck, or all",
-    )
-    group.addoption(
-        "--tlmatrix-shard",
-        metavar="I/N",
-        default=None,
-        help="run part I of N of the cases; cases that share kernels stay together",
-    )
-    group.addoption(
-        "--tlmatrix-times",
-        metavar="FILE",
-        default=None,
-        help="with --tlmatrix-shard: the results file with recorded times, the same for all "
-        "shards (default: the last run)",
-    )
-    group.addoption(
-        "--tlmatrix-coverage",
-        choices=COVERAGE,
-        default=None,
-        help="count the kernel lines and guards that cases exercise on the interpreter, and print "
-        "a line (summary) or a table (default: off)",
-    )
-    group.addoption(
-        "--tlmatrix-unsupported",
-        choices=UNSUPPORTED,
-        default=None,
-        help="skip cases with kernels that the interpreter does not support (the default), or "
-        "fail them",
-    )
+    for option in plugin_options():
+        group.addoption(option.flag_of_pytest, **option.for_pytest())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -224,7 +129,7 @@ def _dangling_specs(folder: pytest.Directory, collected: list[Any]) -> list[pyte
     module = sys.modules.get("tlmatrix.plugin.items")
     has_specs = module is not None and any(isinstance(each, module.SpecFile) for each in collected)
     if not has_specs and not any(
-        folder.path.is_relative_to(project.root / each) for each in project.specs
+        folder.path.is_relative_to(project.root / each) for each in project[SPECS]
     ):
         return []
     from tlmatrix.plugin.items import SpecFile
@@ -268,11 +173,13 @@ def pytest_collection_modifyitems(
 
 def _leave_out_unwanted(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out all cases in an idle process of a launcher, and all but wanted regressions."""
+    from tlmatrix.plugin.state import state_of
+
     if idle_rank():
         left_out = set(_cases(items))
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
-    if config.getoption("tlmatrix_only"):
+    if state_of(config).options[ONLY]:
         kept = {item: None for item in _cases(items) if item.case.origin == "regression"}
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
@@ -283,13 +190,13 @@ def _set_timeouts(config: pytest.Config, cases: list[CaseItem], state: State) ->
 
     if not hasattr(config.option, "timeout"):
         return  # `-p no:timeout`: pytest would refuse the mark under `--strict-markers`
-    if state.settings.backend == "compile" and not config.getoption("timeout", None):
+    if state.options[BACKEND] == "compile" and not config.getoption("timeout", None):
         # A case has many kernels, and every compiler step has its own time limit.
         for item in cases:
             item.add_marker(pytest.mark.timeout(0))
-    elif state.project.timeout and not own_timeout(config):
+    elif state.project[TIMEOUT] and not own_timeout(config):
         for item in cases:
-            item.add_marker(pytest.mark.timeout(state.project.timeout))
+            item.add_marker(pytest.mark.timeout(state.project[TIMEOUT]))
 
 
 def pytest_report_header() -> str | None:

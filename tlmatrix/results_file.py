@@ -26,7 +26,7 @@ def new_results(given: str | None, config: Config, kind: str) -> Path:
     """
     if given is not None and given.endswith(".jsonl"):
         return Path(given).resolve()
-    folder = Path(given) if given is not None else config.root / config.results
+    folder = Path(given) if given is not None else config.results
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return folder.resolve() / f"{kind}-{stamp}-{os.getpid()}.jsonl"
 
@@ -38,7 +38,7 @@ def kept_results(given: str | None, config: Config, kind: str = "") -> list[Path
     """
     if given is not None and given.endswith(".jsonl"):
         return [Path(given)] if Path(given).is_file() else []
-    folder = Path(given) if given is not None else config.root / config.results
+    folder = Path(given) if given is not None else config.results
     return sorted(
         folder.glob(f"{kind}*.jsonl"), key=lambda path: path.stat().st_mtime, reverse=True
     )
@@ -46,7 +46,7 @@ def kept_results(given: str | None, config: Config, kind: str = "") -> list[Path
 
 def make_folder(path: Path, config: Config) -> None:
     """Create the project's results folder if `path` is in it."""
-    folder = (config.root / config.results).resolve()
+    folder = config.results.resolve()
     if folder in path.parents and not folder.exists():
         with suppress(OSError):  # which the writer of results reports
             folder.mkdir(parents=True, exist_ok=True)

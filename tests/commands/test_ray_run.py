@@ -14,7 +14,8 @@ import pytest
 from outside_project import Project, project
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.matrix import Case
-from tlmatrix.plugin.group_task import GroupSettings, run_group
+from tlmatrix.options.run_options import RunOptions
+from tlmatrix.plugin.group_task import run_group
 from tlmatrix.run import Status, read_records
 from tlmatrix.spec import load_spec
 
@@ -35,7 +36,7 @@ def test_a_group_streams_the_start_and_the_result_of_each_case(project: Project)
     spec = load_spec(path)
     values = {"cols": 3, "dtype": "float32", "rows": 5}
     ids = [Case(spec.name, values | {"how": how}).id for how in ("right", "wrong")]
-    events = list(run_group("scale.yaml", ids, GroupSettings("interpreter")))
+    events = list(run_group("scale.yaml", ids, RunOptions({"backend": "interpreter"})))
     assert [(kind, case) for kind, case, _ in events] == [
         (kind, case) for case in ids for kind in ("start", "result")
     ]

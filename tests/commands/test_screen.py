@@ -4,9 +4,9 @@ import io
 import os
 
 from tlmatrix.cli import command_named, main
-from tlmatrix.commands.arguments import command_line
 from tlmatrix.commands.screen import print_wrapped, screen_width
 from tlmatrix.exit_codes import ExitCode
+from tlmatrix.options.table import COMMANDS
 
 
 def test_the_width_of_a_terminal_is_used(monkeypatch):
@@ -56,9 +56,7 @@ def test_errors_of_a_spec_fit_the_terminal(monkeypatch, tmp_path):
     assert all(line.startswith("    ") for line in lines[1:])
 
 
-def test_every_command_of_the_parser_exists():
-    (commands,) = (each for each in command_line()._actions if each.choices)
-    assert {"run", "fuzz", "repro", "report"} <= set(commands.choices)
-    for name, parser in commands.choices.items():
-        target = parser.get_default("command")
-        assert callable(command_named(target)), name
+def test_every_command_of_the_table_exists():
+    assert {"run", "fuzz", "repro", "report"} <= set(COMMANDS)
+    for name, command in COMMANDS.items():
+        assert callable(command_named(command.target)), name

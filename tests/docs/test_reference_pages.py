@@ -9,7 +9,7 @@ import pytest
 
 import tlmatrix
 from tlmatrix.commands.arguments import command_line
-from tlmatrix.config import Config
+from tlmatrix.options.table import options_of_runs, plugin_options
 from tlmatrix.spec.model.fields import CHECKS, SanitizerName
 from tlmatrix.spec.schema import json_schema
 
@@ -60,12 +60,12 @@ def test_options_named_for_a_command_exist(command):
 
 
 def test_options_of_the_pytest_plugin_are_named():
-    source = (DOCS.parent / "tlmatrix/pytest_plugin.py").read_text(encoding="utf-8")
-    assert set(re.findall(r'"(--tlmatrix-[a-z-]+)"', source)) <= named(section("pytest"))
+    flags = {option.flag_of_pytest for option in plugin_options()}
+    assert flags <= named(section("pytest"))
 
 
 def test_every_key_of_the_configuration_is_named():
-    keys = set(Config.__dataclass_fields__) - {"root"}
+    keys = {option.name for option in options_of_runs() if option.toml}
     assert keys <= set(re.findall(r"^\| `(\w+)`", section("Configuration"), re.MULTILINE))
 
 

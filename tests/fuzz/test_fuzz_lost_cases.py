@@ -19,6 +19,7 @@ from tlmatrix.fuzz.lost_cases import (
 )
 from tlmatrix.fuzz.worker import spawn_child
 from tlmatrix.matrix import Case
+from tlmatrix.options.run_options import RunOptions
 from tlmatrix.run import Status
 
 pytestmark = pytest.mark.usefixtures("preloaded")
@@ -110,7 +111,8 @@ def test_spawned_child(tmp_path, runner):
     spec = rows_spec(tmp_path, "dies")
     case, blank = lost_case(runner, spec, 250, crashed)
     small = Case("rows", {**case.values, "rows": 3}, "fuzz")
-    settings = Settings("quick", "interpreter", 1, None, 0, 1, 0.0, tmp_path / "results.jsonl")
+    options = RunOptions({"backend": "interpreter", "timeout": 0.0})
+    settings = Settings(options, 1, None, 1, tmp_path / "results.jsonl")
     children = ChildProcess(lambda: spawn_child(str(spec.path), settings))
     statuses = [children.run(each, "all", blank, 60).status for each in (small, case)]
     children.end()

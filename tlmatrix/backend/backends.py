@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 from tlmatrix.backend.errors import ArchitectureError, BackendUnavailableError
 from tlmatrix.backend.gpus import all_visible_gpus, memory_fraction
-from tlmatrix.config import BACKENDS
+from tlmatrix.options.table import BACKENDS
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:

@@ -249,4 +249,4 @@ def _commit() -> str:
 
 def _new_path(config: Config) -> Path:
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    return config.root / config.results / f"bench-{stamp}-{os.getpid()}.json"
+    return config.results / f"bench-{stamp}-{os.getpid()}.json"

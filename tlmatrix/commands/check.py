@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.backend.axes import unsampled_options, unvaried_options
 from tlmatrix.commands.specs import check_fuzzing, plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode
+from tlmatrix.options.table import TIER
 from tlmatrix.problem.floor_lint import lint_floors
 from tlmatrix.report.text import count
 from tlmatrix.run.plan import plan
@@ -29,7 +30,7 @@ def check(arguments: argparse.Namespace, config: Config) -> ExitCode:
         SpecError: all errors of all specs.
     """
     paths = spec_paths(arguments.paths, config)
-    plans = plan_all(paths, arguments.tier or config.tier, roots=[config.root])
+    plans = plan_all(paths, config.chosen(arguments)[TIER], roots=[config.root])
     check_fuzzing(plans)
     for each in plans:
         for warning in lint_floors(each.spec):

@@ -87,8 +87,8 @@ def _latest(config: Config) -> Path:
     """The results of the last run."""
     found = kept_results(None, config)
     if not found:
-        folder = config.root / config.results
         raise UsageError(
-            f"coverage: no results in {folder}; give a file, or run `tlmatrix run --coverage`"
+            f"coverage: no results in {config.results}; give a file, or run `tlmatrix run "
+            "--coverage`"
         )
     return found[0]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tlmatrix.exit_codes import ExitCode
+from tlmatrix.options.table import BACKEND, SPECS
 
 if TYPE_CHECKING:
     import argparse
@@ -164,7 +165,7 @@ def _machine(config: Config) -> Iterator[Line]:
     yield Line("ok", "memory", f"{pages / 2**30:.0f} GiB")
     yield _folder("cache", configured_folder(), "TLMATRIX_CACHE")
     yield _folder("TileLang cache", tilelang_folder(), "TILELANG_CACHE_DIR")
-    yield _folder("results", config.root / config.results, "results in [tool.tlmatrix]")
+    yield _folder("results", config.results, "results in [tool.tlmatrix]")
 
 
 def _folder(name: str, folder: Path, setting: str) -> Line:
@@ -202,12 +203,12 @@ def _project(config: Config) -> Iterator[Line]:
     where = f"{file}" if file.is_file() else f"no pyproject.toml in {config.root} or above it"
     yield Line("ok" if file.is_file() else "--", "configuration", where)
     try:
-        paths = find_specs([os.path.relpath(config.root / path) for path in config.specs])
+        paths = find_specs([os.path.relpath(config.root / path) for path in config[SPECS]])
     except FileNotFoundError:
         paths = []
     if not paths:
         remedy = "`tlmatrix new` writes a first one; `tlmatrix copy-spec` lists built-in ones"
-        yield Line("--", "specs", f"none in {', '.join(config.specs)}", remedy)
+        yield Line("--", "specs", f"none in {', '.join(config[SPECS])}", remedy)
         return
     wrong = []
     for path in paths:
@@ -219,7 +220,7 @@ def _project(config: Config) -> Iterator[Line]:
         words = f"{len(wrong)} of {len(paths)} have errors: {', '.join(wrong[:3])}"
         yield Line("!!", "specs", words, "`tlmatrix check` prints the errors")
     else:
-        yield Line("ok", "specs", f"{len(paths)} in {', '.join(config.specs)}")
+        yield Line("ok", "specs", f"{len(paths)} in {', '.join(config[SPECS])}")
 
 
 def _backends(config: Config) -> Iterator[Line]:
@@ -228,8 +229,8 @@ def _backends(config: Config) -> Iterator[Line]:
 
     gpus = len(all_visible_gpus())
     toolkit = not any(line.mark != "ok" for line in _toolkit())
-    auto = backend_class(config.backend).name
-    yield Line("ok", config.backend, f"`tlmatrix run` uses the backend {auto}")
+    auto = backend_class(config[BACKEND]).name
+    yield Line("ok", config[BACKEND], f"`tlmatrix run` uses the backend {auto}")
     yield Line("ok", "interpreter", "every kernel it models, with sanitizers and coverage")
     yield Line("ok", "processes", "kernels on several ranks, a CPU process each")
     if gpus:
@@ -243,6 +244,6 @@ def _backends(config: Config) -> Iterator[Line]:
         yield Line("ok", "compile", "registers, spills and instructions of kernels, without a GPU")
     else:
         yield Line("--", "compile", "needs nvcc")
-    if config.backend == "cuda" and not gpus:
+    if config[BACKEND] == "cuda" and not gpus:
         remedy = 'set backend = "auto" in [tool.tlmatrix], or unset TLMATRIX_BACKEND'
         yield Line("!!", "backend", "cuda is configured, and there is no GPU", remedy)

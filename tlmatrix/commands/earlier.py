@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tlmatrix.commands.arguments import LAST_RUN
 from tlmatrix.exit_codes import UsageError
+from tlmatrix.options.table import LAST_RUN
 from tlmatrix.report.text import count
 from tlmatrix.results_file import kept_results, shown_path
 
@@ -116,7 +116,7 @@ def _with_resumed_run(
     if file == LAST_RUN:
         found = last_run(arguments.results, config)
         if found is None:
-            folder = arguments.results or config.root / config.results
+            folder = arguments.results or config.results
             raise UsageError(f"--resume: no results in {folder}; give a results file")
         file = shown_path(found.path)
     else:

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from tlmatrix.exit_codes import ExitCode
+from tlmatrix.options.table import COMMANDS, TIER
 from tlmatrix.run.events import CaseFinished, RunFinished, RunStarted
 from tlmatrix.run.limits import Interrupted
 
@@ -35,32 +36,10 @@ def pytest_arguments(
     words += ["-p", "no:hypothesispytest", "-p", "no:benchmark", "-n", workers]
     # It collects garbage five times at the end: up to a second, for warnings that are not shown.
     words += ["-p", "no:unraisableexception"]
-    words += ["--tlmatrix-tier", tier]
-    for option, value in (
-        ("--tlmatrix-backend", arguments.backend),
-        ("--tlmatrix-seed", arguments.seed),
-        ("--tlmatrix-results", arguments.results),
-        ("--tlmatrix-resume", arguments.resume),
-        ("--tlmatrix-keep", getattr(arguments, "keep", None)),
-        ("--tlmatrix-compute-sanitizer", getattr(arguments, "compute_sanitizer", None)),
-        ("--tlmatrix-shard", getattr(arguments, "shard", None)),
-        ("--tlmatrix-times", getattr(arguments, "times", None)),
-        ("--tlmatrix-coverage", arguments.coverage),
-        ("--tlmatrix-unsupported", arguments.unsupported),
-        ("--timeout", arguments.timeout),
-    ):
-        if value is not None:
-            words += [option, str(value)]
-    for arch in arguments.arch or ():
-        words += ["--tlmatrix-arch", arch]
-    if arguments.select:
-        words += ["-k", arguments.select]
-    if getattr(arguments, "keep_going", False):
-        words.append("--tlmatrix-keep-going")
-    if arguments.no_fuzz:
-        words.append("--tlmatrix-no-fuzz")
-    if arguments.exitfirst:
-        words.append("-x")
+    given = {**vars(arguments), TIER.name: tier}
+    for option in COMMANDS["run"].options:
+        if option.flag_of_pytest:
+            words += option.words(given.get(option.name))
     return words
 
 

@@ -26,8 +26,7 @@ def explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
     from tlmatrix.run.runner import Runner
 
     _, spec, case = named_case(arguments.case, arguments.values, config)
-    seed = arguments.seed if arguments.seed is not None else config.seed
-    runner = Runner("interpreter", seed=seed, roots=(config.root,))
+    runner = Runner("interpreter", config.chosen(arguments), roots=(config.root,))
     options = Options(
         tensor=arguments.tensor,
         index=_numbers(arguments.index, "--index"),

@@ -25,6 +25,7 @@ from tlmatrix.fuzz.pool import (
     jobs_per_configuration,
 )
 from tlmatrix.fuzz.search import examples_of
+from tlmatrix.options.table import BACKEND, SEED, TIER
 from tlmatrix.report.fuzz import FuzzReporter
 from tlmatrix.report.text import count
 from tlmatrix.results_file import PACKAGES, make_folder, new_results, shown_path, versions
@@ -62,12 +63,12 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
 
     if arguments.examples is not None and arguments.minutes is not None:
         raise UsageError("--examples and --minutes: give one of them")
-    tier = arguments.tier or config.tier
+    options = config.chosen(arguments)
+    tier, backend = options[TIER], options[BACKEND]
     plans = plan_all(spec_paths(arguments.paths, config), tier, roots=[config.root])
     folder = Path.cwd() if arguments.ray is None else config.root
     check_fuzzing(plans)
     targets = _targets(plans, tier, folder, limit=arguments.examples or arguments.minutes)
-    backend = arguments.backend or config.backend
     if not backend_class(backend).executes:
         raise UsageError(
             f"--backend {backend} does not run kernels; fuzz on the interpreter or a GPU"
@@ -84,15 +85,11 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
         except BackendUnavailableError as error:
             raise UsageError(str(error)) from error
     settings = Settings(
-        tier=tier,
-        backend=backend,
+        options=options.updated({"backend": backend}),
         examples=arguments.examples,
         seconds=None if arguments.minutes is None else 60 * arguments.minutes,
-        seed=arguments.seed if arguments.seed is not None else config.seed,
         workers=_workers(arguments.workers, cluster),
-        timeout=arguments.timeout if arguments.timeout is not None else config.timeout,
         results=new_results(arguments.results, config, "fuzz"),
-        strict=(arguments.unsupported or config.unsupported) == "fail",
         roots=(config.root,),
         sources=sources_of([each.path for each in targets], folder, (config.root,)),
     )
@@ -103,7 +100,7 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
         if settings.seconds is None:
             planned = {each.path: settings.examples or each.examples for each in targets}
         reporter = FuzzReporter(console, planned, settings.seconds)
-        gpus = GpuAssignment(()) if cluster is not None else assignment_for(settings.backend)
+        gpus = GpuAssignment(()) if cluster is not None else assignment_for(backend)
         reporter.begin(_describe_search(settings, targets, gpus))
         shown = shown_path(settings.results)
         launcher = cluster or LocalWorkers()
@@ -171,10 +168,11 @@ def _job(plans: Sequence[Plan], targets: Sequence[Target], settings: Settings) -
         # The same kernels may depend on lengths: a strategy that is chosen by size.
         cases[Path(plan.spec.path)] = [
             case
-            for mine in _first(list(by_key.values()), configurations, settings.seed)
+            for mine in _first(list(by_key.values()), configurations, settings.options[SEED])
             for case in mine
         ]
-    return job_of(cases, roots=settings.roots, backend=settings.backend, relations=False)
+    backend = settings.options[BACKEND]
+    return job_of(cases, roots=settings.roots, backend=backend, relations=False)
 
 
 def _first(groups: list[list[Case]], count: int, seed: int) -> list[list[Case]]:
@@ -224,8 +222,8 @@ def _write_header(settings: Settings, targets: Sequence[Target], folder: Path) -
     records = RecordsWriter(settings.results)
     records.header(
         RunHeader(
-            tier=settings.tier,
-            backend=settings.backend,
+            tier=settings.options[TIER],
+            backend=settings.options[BACKEND],
             seed=0,
             paths=tuple(target.path for target in targets),
             command=shlex.join(["tlmatrix", *sys.argv[1:]]),

@@ -31,7 +31,7 @@ def history(arguments: argparse.Namespace, config: Config) -> ExitCode:
     """
     from tlmatrix.report.history import HistoryError, opened
 
-    folder = Path(arguments.folder) if arguments.folder else config.root / config.results
+    folder = Path(arguments.folder) if arguments.folder else config.results
     if not folder.is_dir():
         raise UsageError(f"history: no such folder: {folder}")
     console = Console(file=sys.stdout)

@@ -8,6 +8,7 @@ from tlmatrix.commands.screen import print_wrapped
 from tlmatrix.commands.specs import plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.matrix import CaseNotFoundError, explain
+from tlmatrix.options.table import TIER
 from tlmatrix.report.listing import explain_lines, list_lines
 from tlmatrix.report.text import count
 from tlmatrix.spec.loader import load_spec
@@ -27,7 +28,7 @@ def list_cases(arguments: argparse.Namespace, config: Config) -> ExitCode:
     """
     if arguments.explain:
         return _explain_case(arguments, config)
-    tier = arguments.tier or config.tier
+    tier = config.chosen(arguments)[TIER]
     paths = spec_paths(arguments.paths, config)
     plans = plan_all(paths, tier, seed=arguments.seed, roots=[config.root])
     for plan in plans:

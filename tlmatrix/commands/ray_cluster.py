@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.exit_codes import UsageError
+from tlmatrix.options.table import RESULTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +36,7 @@ def connect(address: str, config: Config) -> None:
     """
     import ray
 
-    excluded = [*_EXCLUDED, config.results]
+    excluded = [*_EXCLUDED, config[RESULTS]]
     environment = {"working_dir": str(config.root), "excludes": excluded}
     try:
         ray.init(

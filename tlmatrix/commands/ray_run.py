@@ -22,7 +22,8 @@ from tlmatrix.commands.engine import console_on_output
 from tlmatrix.commands.ray_cluster import connect, path_on_nodes, require_ray
 from tlmatrix.commands.ray_waiting import Resources, Waiting
 from tlmatrix.exit_codes import ExitCode, OutputError, UsageError
-from tlmatrix.plugin.group_task import GroupSettings, run_group
+from tlmatrix.options.table import BACKEND, SEED, TIER, TIMEOUT
+from tlmatrix.plugin.group_task import run_group
 from tlmatrix.report.terminal import TerminalReport
 from tlmatrix.results_file import (
     PACKAGES,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from tlmatrix.commands.workers import SelectedCases
     from tlmatrix.config import Config
     from tlmatrix.matrix import Case
+    from tlmatrix.options.run_options import RunOptions
 
 _TICK = 1.0
 """Most seconds to wait for an event."""
@@ -106,8 +108,8 @@ def run_on_ray(
     require_ray()
     import ray
 
-    backend = arguments.backend or config.backend
-    seed = arguments.seed if arguments.seed is not None else config.seed
+    options = config.chosen(arguments)
+    backend, seed = options[BACKEND], options[SEED]
     compiled = backend_class(backend).compiles
     cases, groups = _grouped(selected, passed, config, seconds, seed, compiled=compiled)
     if arguments.resume is None:
@@ -117,19 +119,13 @@ def run_on_ray(
     make_folder(results, config)
     connect(arguments.ray, config)
     on_gpu = backend == "cuda" or (backend == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
-    settings = GroupSettings(
-        backend="cuda" if on_gpu else backend,
-        seed=seed,
-        timeout=arguments.timeout if arguments.timeout is not None else config.timeout,
-        strict=(arguments.unsupported or config.unsupported) == "fail",
-        keep_going=arguments.keep_going,
-    )
+    options = options.updated({"backend": "cuda" if on_gpu else backend})
     if not on_gpu:
         groups = [replace(group, gpus=0.0) for group in groups]
     header = RunHeader(
-        tier=arguments.tier or config.tier,
+        tier=options[TIER],
         backend=backend,
-        seed=settings.seed,
+        seed=seed,
         paths=tuple(arguments.paths) or tuple(sorted({path for path, _ in cases})),
         command=shlex.join(["tlmatrix", *sys.argv[1:]]),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -141,7 +137,7 @@ def run_on_ray(
     )
     with console_on_output() as console:
         report = TerminalReport(console, verbosity=arguments.verbose - arguments.quiet)
-        engine = _RayRun(cases, settings, RecordsWriter(results), header, report)
+        engine = _RayRun(cases, options, RecordsWriter(results), header, report)
         try:
             code = engine.run(groups, shown_path(results))
         finally:
@@ -201,13 +197,13 @@ class _RayRun:
     def __init__(
         self,
         cases: Mapping[tuple[str, str], Case],
-        settings: GroupSettings,
+        options: RunOptions,
         records: RecordsWriter,
         header: RunHeader,
         report: TerminalReport,
     ) -> None:
         self._cases = cases
-        self._settings = settings
+        self._options = options
         self._records = records
         self._header = header
         self._report = report
@@ -270,7 +266,7 @@ class _RayRun:
                 num_cpus=group.needs.cpus, num_gpus=group.needs.gpus, max_retries=0,
                 num_returns="streaming",
             )  # fmt: skip
-            stream = task.remote(group.path, list(group.cases), self._settings)
+            stream = task.remote(group.path, list(group.cases), self._options)
             self._tasks[stream] = _Task(group)
         ready, _ = ray.wait(list(self._tasks), num_returns=1, timeout=_TICK)
         for stream in ready:
@@ -351,7 +347,7 @@ class _RayRun:
     def _retry_alone(self, task: _Task, error: Exception) -> None:
         """Run the case that was running when its process ended alone; report its second loss."""
         path, case = task.group.path, task.running
-        limit = self._settings.timeout
+        limit = self._options[TIMEOUT]
         if limit and time.monotonic() - task.since >= limit:
             self._add(self._unfinished(path, case, Status.TIMEOUT, out_of_time()))
             return
@@ -375,6 +371,6 @@ class _RayRun:
             path,
             status,
             findings=(finding,),
-            requested=self._settings.backend,
-            seed=self._settings.seed,
+            requested=self._options[BACKEND],
+            seed=self._options[SEED],
         )

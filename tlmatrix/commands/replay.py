@@ -6,7 +6,6 @@ its process may do so again.
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -22,6 +21,7 @@ from tlmatrix.report.text import count
 from tlmatrix.run.events import CaseFinished
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from rich.console import Console
@@ -61,7 +61,7 @@ def replay(arguments: argparse.Namespace, config: Config) -> ExitCode:
     with console_on_output() as console:
         report = _Report(console, plans)
         engine = Engine(report)
-        words = pytest_arguments(_run_arguments(arguments), nodes, _TIER, arguments.workers)
+        words = pytest_arguments(arguments, nodes, _TIER, arguments.workers)
         status = pytest.main([*words, "--tlmatrix-only", "regressions"], plugins=[engine])
         code = exit_code(engine.ending(int(status)), console)
         report.close()
@@ -92,13 +92,6 @@ def _plan_with_regression(plans: Sequence[Plan], case_id: str) -> Plan:
     if not found:
         raise SpecError(issue for problem in problems for issue in problem.issues)
     return found[0]
-
-
-def _run_arguments(arguments: argparse.Namespace) -> argparse.Namespace:
-    """The arguments for `tlmatrix run`, with defaults for options that `replay` lacks."""
-    absent: dict[str, object] = dict.fromkeys(("resume", "arch", "coverage", "unsupported"))
-    absent |= {"select": "", "exitfirst": False, "no_fuzz": True}
-    return argparse.Namespace(**{**absent, **vars(arguments)})
 
 
 def _retire(plan: Plan, case_id: str, result: CaseResult, arguments: argparse.Namespace) -> None:

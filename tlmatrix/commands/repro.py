@@ -47,20 +47,14 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
     path, spec, case = named_case(arguments.case, arguments.values, config)
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)  # A replaced stderr may have no file.
-    seed = arguments.seed if arguments.seed is not None else config.seed
     try:
-        runner = Runner(
-            arguments.backend or config.backend,
-            seed=seed,
-            roots=(config.root,),
-            keep_going=arguments.keep_going,
-        )
+        runner = Runner(options=config.chosen(arguments), roots=(config.root,))
     except BackendUnavailableError as error:
         raise UsageError(str(error)) from error
     runner.keep_compared = arguments.verbose
     backend = runner.backend
     where = backend.name if backend.arch == backend.name else f"{backend.name}, {backend.arch}"
-    print(f"{spec.name}: {case.id}\non {where}, seed {seed}\n")
+    print(f"{spec.name}: {case.id}\non {where}, seed {runner.seed}\n")
     result = runner.run(spec, case, path=path)
     for line in _finding_lines(result):
         print(line)
@@ -115,7 +109,7 @@ def _recorded_lines(result: CaseResult, config: Config) -> Iterator[str]:
 def _last_record(result: CaseResult, config: Config) -> tuple[Path, CaseResult] | None:
     from tlmatrix.run.records import RecordsError, read_records
 
-    files = sorted((config.root / config.results).glob("run-*.jsonl"), reverse=True)
+    files = sorted(config.results.glob("run-*.jsonl"), reverse=True)
     for path in files[:_RECORDS]:
         with suppress(OSError, RecordsError):
             for each in read_records(path).results:

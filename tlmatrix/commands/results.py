@@ -71,8 +71,7 @@ def open_results(command: str, given: str | None, config: Config) -> RunRecords:
     if given is None:
         found = kept_results(None, config)
         if not found:
-            folder = config.root / config.results
-            raise UsageError(f"{command}: no results in {folder}; give a results file")
+            raise UsageError(f"{command}: no results in {config.results}; give a results file")
         path = found[0]
     else:
         path = Path(given)

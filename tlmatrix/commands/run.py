@@ -28,6 +28,7 @@ from tlmatrix.commands.workers import (
 )
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.matrix import CaseNotFoundError, find_case
+from tlmatrix.options.table import BACKEND, TIER
 from tlmatrix.plugin.keywords import KeywordError, selector
 from tlmatrix.report.terminal import TerminalReport
 from tlmatrix.results_file import new_results
@@ -58,13 +59,13 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
     arguments.paths = [*arguments.paths, *builtin_paths(arguments.builtin)]
     arguments, earlier, note = with_earlier_run(arguments, config)
     nodes = nodes_of(arguments.paths, config)
-    tier = arguments.tier or (earlier.header.tier if earlier else config.tier)
+    tier = arguments.tier or (earlier.header.tier if earlier else config[TIER])
     # Errors in specs, in ids of cases and in -k are reported before any process starts.
     plans = plan_all(nodes, tier, seed=arguments.seed, roots=[config.root])
     check_fuzzing(plans)
     selected = list(_selected(plans, nodes.values(), arguments))
     workers = arguments.workers
-    backend = arguments.backend or config.backend
+    backend = config.chosen(arguments)[BACKEND]
     recent = recent_runs(arguments.resume or arguments.results, config, at_most=_LARGE)
     seconds = recorded_seconds(recent, backend)
     if arguments.ray is not None:

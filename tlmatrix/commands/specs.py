@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.fuzz.strategies import case_domain
+from tlmatrix.options.table import SPECS
 from tlmatrix.run.plan import Plan, plan
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import Issue, SpecError
@@ -25,7 +26,7 @@ def spec_paths(given: Sequence[str], config: Config) -> list[Path]:
     Raises:
         UsageError: a path does not exist, or there is no spec.
     """
-    paths = list(given) or [os.path.relpath(config.root / path) for path in config.specs]
+    paths = list(given) or [os.path.relpath(config.root / path) for path in config[SPECS]]
     try:
         found = find_specs(paths)
     except FileNotFoundError as error:

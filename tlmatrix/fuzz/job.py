@@ -11,26 +11,22 @@ if TYPE_CHECKING:
 
     from tlmatrix.fuzz.lost_cases import LostCase
     from tlmatrix.fuzz.search import FuzzFailure
+    from tlmatrix.options.run_options import RunOptions
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a search.
+    """The settings of a search.
 
-    `examples` is the number per spec, `seconds` the time for all specs; without either, the tier
-    of each spec sets the number of examples. `timeout` is in seconds per case; 0 means none. With
-    `strict`, a kernel that the interpreter does not model is an error.
+    `options` are those of a run. `examples` is the number per spec, `seconds` the time for all
+    specs; without either, the tier of each spec sets the number of examples.
     """
 
-    tier: str
-    backend: str
+    options: RunOptions
     examples: int | None
     seconds: float | None
-    seed: int
     workers: int
-    timeout: float
     results: Path
-    strict: bool = False
     roots: tuple[Path, ...] = ()
     sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """The parts of the sources of each spec when the search began (`tlmatrix.run.sources`)."""

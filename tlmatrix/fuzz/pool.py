@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tlmatrix.fuzz.job import Job, Settings
 from tlmatrix.fuzz.lost_cases import LostCase, crashed, exit_words, timed_out
 from tlmatrix.fuzz.worker import worker_main
+from tlmatrix.options.table import BACKEND, SEED, TIER, TIMEOUT
 from tlmatrix.spec.issues import SpecError
 
 if TYPE_CHECKING:
@@ -260,7 +261,8 @@ class WorkerPool:
                         yield self._job(path, size, None, sharing)
             return
         share = settings.seconds * settings.workers / len(self.targets)
-        most = _MAX_SECONDS_COMPILED if _is_compiled(settings.backend) else _MAX_SECONDS
+        compiled = _is_compiled(settings.options[BACKEND])
+        most = _MAX_SECONDS_COMPILED if compiled else _MAX_SECONDS
         share = min(max(share, _MIN_SECONDS), most)
         while len(self._finished) < len(self.targets):
             for target in self.targets:
@@ -269,11 +271,11 @@ class WorkerPool:
     def _job(self, path: str, examples: int | None, seconds: float | None, sharing: int = 1) -> Job:
         from tlmatrix.fuzz.generation import derive_seed
 
-        settings, number = self.settings, self._numbers[path]
+        options, number = self.settings.options, self._numbers[path]
         self._numbers[path] += 1
         return Job(
-            path, settings.tier, derive_seed(settings.seed, number + 1), examples, seconds,
-            configuration=settings.seed + 1 + number // sharing,
+            path, options[TIER], derive_seed(options[SEED], number + 1), examples, seconds,
+            configuration=options[SEED] + 1 + number // sharing,
         )  # fmt: skip
 
     def _next(self) -> Job | None:
@@ -326,9 +328,9 @@ class WorkerPool:
                 self._handle(worker, kind, content)
             except (EOFError, ConnectionResetError):
                 self._lost_worker(worker, records, crashed)
-        now = time.monotonic()
+        now, limit = time.monotonic(), self.settings.options[TIMEOUT]
         for worker in list(self._workers):
-            late = self.settings.timeout and now - worker.since > self.settings.timeout
+            late = limit and now - worker.since > limit
             if worker.running is not None and late:
                 self._lost_worker(worker, records, timed_out)
 
@@ -506,7 +508,9 @@ class WorkerPool:
             return
         mine.append(found)
         self._unshrunk.append(found)
-        limit = min(self.settings.timeout or math.inf, max(_HANG_SECONDS, 4 * self._slowest))
+        limit = min(
+            self.settings.options[TIMEOUT] or math.inf, max(_HANG_SECONDS, 4 * self._slowest)
+        )
         lost = LostCase(result, limit, max(_SHRINK_SECONDS, 6 * limit))
         self._shrink_jobs.append(Job(job.path, job.tier, lost=lost))
 

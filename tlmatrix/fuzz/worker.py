@@ -113,9 +113,9 @@ def _runner(settings: Settings, records: RecordsWriter | None = None) -> Runner:
     _keep_heap()
     began = {str(Path(path).resolve()): parts for path, parts in settings.sources.items()}
     runner = Runner(
-        settings.backend,
+        options=settings.options,
+        seed=0,
         roots=settings.roots,
-        strict=settings.strict,
         records=records,
         worker=f"fuzz{os.getpid()}",
         sources=SourceWatch(settings.roots, began),

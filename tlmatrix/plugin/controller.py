@@ -16,6 +16,7 @@ import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 
 from tlmatrix.cache_files import cache_notes
+from tlmatrix.options.table import BACKEND, COVERAGE, SEED
 from tlmatrix.plugin.crashes import lost_case, unjudged_case
 from tlmatrix.plugin.ctrl_c import CtrlC
 from tlmatrix.results_file import shown_path
@@ -166,7 +167,7 @@ class Controller:
 
             command = f"tlmatrix coverage {shlex.quote(state.shown_results)}"
             for line in coverage_lines(
-                state.covered, command, state.settings.coverage, state.width
+                state.covered, command, state.options[COVERAGE], state.width
             ):
                 terminalreporter.write_line(line)
         if state.unrecorded:
@@ -239,8 +240,8 @@ class Controller:
             self._state.records(),
             path,
             match["case"],
-            requested=settings.backend,
-            seed=settings.seed,
+            requested=settings.options[BACKEND],
+            seed=settings.options[SEED],
         )
         report.longrepr = self._state.describe(result)
         if result.status is Status.KNOWN_BUG:

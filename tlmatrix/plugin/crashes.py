@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.options.table import BACKEND, SEED
+
 if TYPE_CHECKING:
     import pytest
 
@@ -58,7 +60,7 @@ def unjudged_case(
     from tlmatrix.check.finding import Finding
     from tlmatrix.run.result import SkipReason, Status
 
-    run = {"requested": settings.backend, "seed": settings.seed}
+    run = {"requested": settings.options[BACKEND], "seed": settings.options[SEED]}
     if report.skipped:
         longrepr = report.longrepr
         words = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)

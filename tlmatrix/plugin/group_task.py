@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.options.table import TIMEOUT
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from tlmatrix.options.run_options import RunOptions
     from tlmatrix.run.runner import Runner
 
 
-@dataclass(frozen=True)
-class GroupSettings:
-    """The settings of a run that its groups need; the working directory has the project."""
-
-    backend: str
-    seed: int = 0
-    timeout: float = 0.0
-    strict: bool = False
-    keep_going: bool = False
-    rank_seconds: float = 120.0
-
-
 def run_group(
-    path: str, case_ids: Sequence[str], settings: GroupSettings
+    path: str, case_ids: Sequence[str], options: RunOptions
 ) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
-    """Run cases of the spec at `path`; yields (`start`, id, None), then (`result`, id, result).
+    """Run cases of a spec; yields (`start`, id, None), then (`result`, id, result) for each.
 
-    A result is the plain data of `CaseResult.to_json`.
+    The working directory has the project. A result is the plain data of `CaseResult.to_json`.
 
     Raises:
         SpecError: the spec is invalid here.
@@ -45,7 +35,7 @@ def run_group(
 
     make_importable(Path(path), (Path.cwd(),))
     spec = load_spec(path)
-    runner = _runner(settings)
+    runner = _runner(options)
     for case_id in case_ids:
         case = find_case(spec, case_id)
         yield "start", case_id, None
@@ -54,7 +44,7 @@ def run_group(
             case,
             path=path,
             reruns="rotate" if case.origin == "fuzz" else "all",
-            time_limit=settings.timeout or None,
+            time_limit=options[TIMEOUT] or None,
         )
         yield "result", case_id, result.to_json()
         if runner.broken_by:
@@ -62,7 +52,7 @@ def run_group(
 
 
 @cache
-def _runner(settings: GroupSettings) -> Runner:
+def _runner(options: RunOptions) -> Runner:
     """The runner of this process, which keeps kernels and bindings for later groups."""
     import torch
 
@@ -70,14 +60,6 @@ def _runner(settings: GroupSettings) -> Runner:
     from tlmatrix.run.sources import SourceWatch
 
     torch.set_num_threads(1)
-    runner = Runner(
-        settings.backend,
-        seed=settings.seed,
-        roots=(Path.cwd(),),
-        strict=settings.strict,
-        keep_going=settings.keep_going,
-        rank_seconds=settings.rank_seconds,
-        sources=SourceWatch((Path.cwd(),)),
-    )
+    runner = Runner(options=options, roots=(Path.cwd(),), sources=SourceWatch((Path.cwd(),)))
     runner.prepare()
     return runner

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tlmatrix.options.table import BACKEND, SEED, TIER
 from tlmatrix.plugin.keywords import case_keywords
 from tlmatrix.plugin.state import state_of
 from tlmatrix.results_file import shown_path
@@ -61,7 +62,7 @@ class SpecFile(pytest.File):
         spec = load_spec(self.path)
         if state.is_worker:
             state.sources.of(self.path)  # before the first case imports its modules
-        planned = plan(spec, state.settings.tier, seed=state.settings.seed or None)
+        planned = plan(spec, state.options[TIER], seed=state.options[SEED] or None)
         planned.refuse_too_many()
         with_keywords = bool(self.config.option.keyword)
         ids = state.selected_ids(self.path)
@@ -212,9 +213,9 @@ def _all_cases(planned: Plan, state: State) -> Iterator[Case]:
         from tlmatrix.backend import backend_class
         from tlmatrix.fuzz.tier import tier_fuzz_cases
 
-        compiled = backend_class(state.settings.backend).compiles
+        compiled = backend_class(state.options[BACKEND]).compiles
         yield from tier_fuzz_cases(
-            planned.spec, planned.tier, ids, seed=state.settings.seed, compiled=compiled
+            planned.spec, planned.tier, ids, seed=state.options[SEED], compiled=compiled
         )
 
 

@@ -9,13 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tlmatrix.option_values import TIMEOUT
+from tlmatrix.options.run_options import RunOptions
+from tlmatrix.options.table import (
+    ARCH,
+    BACKEND,
+    RESULTS,
+    RESUME,
+    SEED,
+    SHARD,
+    TIER,
+    TIMEOUT,
+    TIMES,
+    plugin_options,
+)
 from tlmatrix.results_file import kept_results, new_results
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tlmatrix.config import Config
+    from tlmatrix.options.option import Option
     from tlmatrix.run.events import RunHeader
     from tlmatrix.run.records import RunRecords
     from tlmatrix.run.shards import Shard
@@ -26,45 +39,29 @@ class Settings:
     """The settings of a session, the same in the controller of pytest-xdist and in every worker.
 
     Attributes:
-        tier: the tier.
-        backend: the name of the backend.
-        seed: the seed of the run.
-        coverage: how much kernel coverage is reported, one of `tlmatrix.config.COVERAGE`.
-        unsupported: one of `tlmatrix.config.UNSUPPORTED`.
-        architectures: the target architectures of `compile`; empty for those of each spec.
+        options: the options of the run.
         results_path: the results file.
         passed_before: cases of the resumed run that need not run again: (absolute path of the spec,
             id).
-        keep_going: whether checks continue after wrong numbers.
         problems: lines of the resumed results file that cannot be used, and why cases run again.
         shard: the part of the plan that runs; None for all of it.
         times: the results file with the times by which the plan is sharded.
-        keep: what the backend `compile` keeps of kernels: `ir,cuda,ptx` or some of them.
-        compute_sanitizer: tools of compute-sanitizer under which each case runs again.
         sources: the parts of the sources with which the run began, by absolute path of the spec;
             empty before it began.
     """
 
-    tier: str
-    backend: str
-    seed: int
-    coverage: str
-    unsupported: str
-    architectures: tuple[str, ...]
+    options: RunOptions
     results_path: Path
     passed_before: frozenset[tuple[str, str]]
-    keep_going: bool = False
     problems: tuple[str, ...] = ()
     shard: Shard | None = None
     times: str = ""
-    compute_sanitizer: str = ""
-    keep: str = ""
     sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
         """The settings as plain data, for a worker."""
         return asdict(self) | {
-            "architectures": list(self.architectures),
+            "options": dict(self.options.values),
             "results_path": str(self.results_path),
             "passed_before": sorted(self.passed_before),
             "problems": [],
@@ -75,7 +72,7 @@ class Settings:
     def from_plain(cls, sent: Mapping[str, Any]) -> Settings:
         """The settings that `to_plain` converted."""
         known = {
-            "architectures": tuple(sent["architectures"]),
+            "options": RunOptions(sent["options"]),
             "results_path": Path(sent["results_path"]),
             "passed_before": frozenset(map(tuple, sent["passed_before"])),
             "problems": tuple(sent["problems"]),
@@ -109,42 +106,44 @@ def settings_of(config: pytest.Config, project: Config) -> Settings:
     Raises:
         UsageError: options exclude each other, or the run to resume does not exist.
     """
-    option = config.option
-    if (seconds := own_timeout(config)) not in TIMEOUT:
-        raise pytest.UsageError(f"--timeout {seconds:g}: must be {TIMEOUT}")
-    resumed = _resumed(option.tlmatrix_resume, option.tlmatrix_results)
+    if (seconds := own_timeout(config)) not in TIMEOUT.kind:
+        raise pytest.UsageError(f"--timeout {seconds:g}: must be {TIMEOUT.kind}")
+    given = {
+        each.name: getattr(config.option, f"tlmatrix_{each.name}") for each in plugin_options()
+    }
+    resumed = _resumed(given[RESUME.name], given[RESULTS.name])
     header = resumed.header if resumed else None
-    given_seed = option.tlmatrix_seed
-    shard = _shard(option.tlmatrix_shard or (header.shard if header else ""))
-    backend = option.tlmatrix_backend or (header.backend if header else project.backend)
-    seed = given_seed if given_seed is not None else header.seed if header else project.seed
-    passed, again = _passed(resumed, config.rootpath, seed, backend)
+    options = project.options.updated(_recorded(header) if header else {}).updated(given)
+    options = options.updated({ARCH.name: _architectures(given[ARCH.name], options[BACKEND])})
+    shard = _shard(options[SHARD] or "")
+    passed, again = _passed(resumed, config.rootpath, options[SEED], options[BACKEND])
     return Settings(
-        tier=option.tlmatrix_tier or (header.tier if header else project.tier),
-        backend=backend,
-        seed=seed,
-        coverage=option.tlmatrix_coverage or project.coverage,
-        unsupported=option.tlmatrix_unsupported or project.unsupported,
-        architectures=_architectures(option.tlmatrix_arch, backend, header),
+        options,
         results_path=(
-            resumed.path.resolve()
-            if resumed
-            else new_results(option.tlmatrix_results, project, "run")
+            resumed.path.resolve() if resumed else new_results(given[RESULTS.name], project, "run")
         ),
         passed_before=passed,
-        keep_going=option.tlmatrix_keep_going,
         problems=(*resumed.problems, *again) if resumed else (),
-        keep=option.tlmatrix_keep or "",
-        compute_sanitizer=option.tlmatrix_compute_sanitizer or "",
         shard=shard,
-        times=_times(option.tlmatrix_times, header, project) if shard else "",
+        times=_times(options[TIMES], project) if shard else "",
     )
 
 
-def _times(given: str | None, header: RunHeader | None, project: Config) -> str:
+def _recorded(header: RunHeader) -> dict[str, Any]:
+    """The options of a resumed run that its header has."""
+    recorded: dict[Option[Any], object] = {
+        TIER: header.tier,
+        BACKEND: header.backend,
+        SEED: header.seed,
+        TIMES: header.times,
+        ARCH: list(header.architectures) or None,
+        SHARD: header.shard or None,
+    }
+    return {option.name: value for option, value in recorded.items()}
+
+
+def _times(given: str | None, project: Config) -> str:
     """The results file with recorded times: the given or resumed one, else the last run here."""
-    if given is None and header is not None:
-        given = header.times
     if given is None:
         return next((str(path.resolve()) for path in kept_results(None, project, "run")), "")
     if given and not Path(given).is_file():
@@ -152,11 +151,10 @@ def _times(given: str | None, header: RunHeader | None, project: Config) -> str:
     return str(Path(given).resolve()) if given else ""
 
 
-def _architectures(
-    given: list[str] | None, backend: str, header: RunHeader | None
-) -> tuple[str, ...]:
+def _architectures(given: Sequence[str] | None, backend: str) -> list[str] | None:
+    """The given architectures, each once."""
     if given is None:
-        return tuple(header.architectures) if header else ()
+        return None
     if backend != "compile":
         raise pytest.UsageError("--arch needs --backend compile")
     from tlmatrix.spec.model.fields import TARGET_ARCH
@@ -167,7 +165,7 @@ def _architectures(
                 f"--arch {arch}: unknown architecture; expected sm_80, sm_90a, sm_100a or similar, "
                 "with a letter from sm_90 on"
             )
-    return tuple(dict.fromkeys(given))
+    return list(dict.fromkeys(given))
 
 
 def _resumed(path: str | None, results: str | None) -> RunRecords | None:

@@ -24,6 +24,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tlmatrix.cache_files import prepare_caches
+from tlmatrix.options.table import (
+    ARCH,
+    BACKEND,
+    COMPUTE_SANITIZER,
+    COVERAGE,
+    KEEP,
+    NO_FUZZ,
+    ONLY,
+    SEED,
+    TIER,
+    TIMEOUT,
+)
 from tlmatrix.parents import end_with
 from tlmatrix.plugin.ctrl_c import CtrlC
 from tlmatrix.plugin.groups_file import GroupsFile, ShardPlan
@@ -88,6 +100,7 @@ class State:
         project: the project's configuration.
         settings: the settings of the run.
         interrupted: whether Ctrl-C ended the run.
+        options: the options of the run.
         select: the expression of `-k` as the user wrote it.
         planned: the number of cases of the run.
         unrecorded: why the results file lacks results; empty if it has all.
@@ -125,6 +138,7 @@ class State:
             self.worker = worker["workerid"]
             self._input = worker["tlmatrix"]
             self.settings = Settings.from_plain(self._input["settings"])
+        self.options = self.settings.options
         self.shard_plan = ShardPlan()
         self.turns = Turns(self._input.get("turns", ""))
         self.groups_file = GroupsFile(self._input.get("groups", ""))
@@ -146,7 +160,7 @@ class State:
         """Assigns GPUs to workers; without GPUs if the backend uses none."""
         from tlmatrix.backend.gpus import assignment_for
 
-        return assignment_for(self.settings.backend)
+        return assignment_for(self.options[BACKEND])
 
     @property
     def workers(self) -> int:
@@ -190,10 +204,10 @@ class State:
     @property
     def runs_fuzz_cases(self) -> bool:
         """Whether the fuzz cases of the tier run; if kernels do not, they add nothing."""
-        wanted = not self.config.option.tlmatrix_no_fuzz and not self.config.option.tlmatrix_only
         from tlmatrix.backend import backend_class
 
-        return wanted and backend_class(self.settings.backend).executes
+        wanted = not self.options[NO_FUZZ] and self.options[ONLY] is None
+        return wanted and backend_class(self.options[BACKEND]).executes
 
     @property
     def is_worker(self) -> bool:
@@ -297,14 +311,9 @@ class State:
         from tlmatrix.run.runner import Runner
 
         runner = Runner(
-            self.settings.backend,
-            architectures=self.settings.architectures,
-            seed=self.settings.seed,
+            options=self.options,
             roots=(self.config.rootpath,),
-            coverage=self.settings.coverage != "off",
             rank_seconds=self._rank_seconds(),
-            strict=self.settings.unsupported == "fail",
-            keep_going=self.settings.keep_going,
             keep=self._keep(),
             records=self.records(),
             worker=self.worker or "main",
@@ -319,14 +328,15 @@ class State:
         Raises:
             UsageError: the backend compiles no kernels, or there is no such kind of file.
         """
-        if not self.settings.keep:
+        kinds = self.options[KEEP]
+        if not kinds:
             return None
-        if self.settings.backend != "compile":
+        if self.options[BACKEND] != "compile":
             raise pytest.UsageError("--keep: only the backend compile keeps kernels")
         from tlmatrix.backend.assembly import Keep
 
         try:
-            return Keep.parse(self.settings.keep, self.settings.results_path)
+            return Keep.parse(kinds, self.settings.results_path)
         except ValueError as error:
             raise pytest.UsageError(f"--keep: {error}") from error
 
@@ -351,7 +361,7 @@ class State:
         Raises:
             UsageError: there is no such tool, or compute-sanitizer is not installed.
         """
-        tools = self.settings.compute_sanitizer
+        tools = self.options[COMPUTE_SANITIZER]
         if not tools:
             return None
         from tlmatrix.run.compute_sanitizer import ComputeSanitizer, ComputeSanitizerError
@@ -363,7 +373,7 @@ class State:
 
     def _rank_seconds(self) -> float:
         """Time limit of one call on several ranks: less than that of a case, to report the call."""
-        allowed = own_timeout(self.config) or self.project.timeout
+        allowed = own_timeout(self.config) or self.project[TIMEOUT]
         return 0.4 * allowed if allowed else RANK_SECONDS
 
     def describe(self, result: CaseResult) -> str:
@@ -425,12 +435,12 @@ class State:
         self.settings = replace(self.settings, sources={**new, **known})
 
     def _require_backend(self) -> None:
-        if self.settings.backend == "auto":
+        if self.options[BACKEND] == "auto":
             return  # Always available, and the check would import PyTorch.
         from tlmatrix.backend import BackendUnavailableError, backend_named
 
         try:
-            backend_named(self.settings.backend)
+            backend_named(self.options[BACKEND])
         except BackendUnavailableError as error:
             raise pytest.UsageError(str(error)) from error
 
@@ -460,7 +470,7 @@ class State:
                     seconds,
                     self.interrupted,
                     self.covered,
-                    self.settings.coverage,
+                    self.options[COVERAGE],
                     stopped or ("their workers ended" if self.missing > 0 else ""),
                     self.unrecorded,
                 )
@@ -469,7 +479,7 @@ class State:
     @cached_property
     def covered(self) -> Coverage | None:
         """The kernel coverage of the recorded cases; None if it was not counted."""
-        if self.settings.coverage == "off" or not self.running or self.is_worker:
+        if self.options[COVERAGE] == "off" or not self.running or self.is_worker:
             return None
         from tlmatrix.run.records import RecordsError, read_records
 
@@ -536,12 +546,12 @@ class State:
         from tlmatrix.run.events import RunHeader
 
         return RunHeader(
-            tier=self.settings.tier,
-            backend=self.settings.backend,
-            seed=self.settings.seed,
-            architectures=self.settings.architectures,
+            tier=self.options[TIER],
+            backend=self.options[BACKEND],
+            seed=self.options[SEED],
+            architectures=tuple(self.options[ARCH]),
             select=self.select,
-            fuzz=not self.config.option.tlmatrix_no_fuzz,
+            fuzz=not self.options[NO_FUZZ],
             paths=tuple(str(arg) for arg in self.config.args),
             command=shlex.join(self.words),
             started=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Self
 from tlmatrix.backend import backend_named
 from tlmatrix.cache_files import prepare_caches
 from tlmatrix.interpreter.recorder import Recorder
+from tlmatrix.options.run_options import DEFAULTS
+from tlmatrix.options.table import ARCH, BACKEND, COVERAGE, KEEP_GOING, SEED, UNSUPPORTED
 from tlmatrix.run.compilation import compile_case
 from tlmatrix.run.coverage import counted
 from tlmatrix.run.execution import JudgeOptions, execute_case
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from tlmatrix.backend.assembly import Keep
     from tlmatrix.check.rerun_checks import Reruns
     from tlmatrix.matrix import Case
+    from tlmatrix.options.run_options import RunOptions
     from tlmatrix.problem import Problem, Tensors
     from tlmatrix.run.records import RecordsWriter
     from tlmatrix.run.sources import SourceWatch
@@ -60,6 +63,7 @@ class Runner:
 
     Attributes:
         backend: where kernels run.
+        options: the options of the run.
         requested: the backend as the user named it, such as `auto`.
         coverage: measure kernel coverage, if the backend can.
         checks: the only checks to make; None makes those of each spec.
@@ -70,15 +74,11 @@ class Runner:
 
     def __init__(
         self,
-        backend: Backend | str = "auto",
+        backend: Backend | str | None = None,
+        options: RunOptions = DEFAULTS,
         *,
-        architectures: Sequence[str] = (),
-        seed: int = 0,
+        seed: int | None = None,
         roots: Sequence[Path] = (),
-        requested: str = "",
-        coverage: bool = False,
-        strict: bool = False,
-        keep_going: bool = False,
         rank_seconds: float = 120.0,
         keep: Keep | None = None,
         records: RecordsWriter | None = None,
@@ -88,14 +88,11 @@ class Runner:
         """Create the backend; nothing runs yet.
 
         Args:
-            backend: a backend or its name.
-            architectures: what the backend `compile` compiles for; by default those of each spec.
-            seed: seed of the run; 0 gives every case its own inputs.
+            backend: a backend or its name, by default that of the options.
+            options: the options of the run.
+            seed: seed of the run, by default that of the options; 0 gives every case its own
+                inputs.
             roots: folders, besides the spec's own, from which entries are imported.
-            requested: the backend as the user named it, if not `backend`.
-            coverage: measure kernel coverage, if the backend can.
-            strict: a kernel that the interpreter does not model is an error, not skipped.
-            keep_going: also make checks that would fail for the reason of an earlier finding.
             rank_seconds: time limit of a call on several ranks, after which they count as hung.
             keep: what the backend `compile` keeps of compiled kernels, and where.
             records: the results file that `run` writes to.
@@ -108,21 +105,23 @@ class Runner:
         """
         if note := prepare_caches():
             logging.getLogger(__name__).warning(note)
+        if backend is None:
+            backend = options[BACKEND]
         if isinstance(backend, str):
-            self.backend = backend_named(backend, architectures)
-            self.requested = requested or backend
+            self.backend = backend_named(backend, options[ARCH])
+            self.requested = backend
         else:
             self.backend = backend
-            self.requested = requested or backend.name
-        self.seed = seed
+            self.requested = backend.name
+        self.options = options
+        self.seed = options[SEED] if seed is None else seed
         self.roots = tuple(roots)
-        self.coverage = coverage
+        self.coverage = options[COVERAGE] != "off"
         self.checks: Collection[str] | None = None
         self.keep_compared = False
         self.broken_by = ""
         self.outdated = ""
-        self._strict = strict
-        self._keep_going = keep_going
+        self._strict = options[UNSUPPORTED] == "fail"
         self._records = records
         self._worker = worker
         self._sources = sources
@@ -212,19 +211,19 @@ class Runner:
         counts = self.coverage and self.backend.measures_coverage
         measurements = Measurements(Recorder() if counts else None)
         path = path or str(spec.path)
-        options = JudgeOptions(
+        judging = JudgeOptions(
             self.seed,
             reruns,
             self.checks,
             self._strict,
-            self._keep_going,
+            self.options[KEEP_GOING],
             masked,
             self.keep_compared,
             explained,
         )
         try:
             with ForkGuard() as forks:
-                outcome = self._outcome(spec, case, path, options, measurements)
+                outcome = self._outcome(spec, case, path, judging, measurements)
         finally:
             self._harness.end_case()
         if forks.returned:

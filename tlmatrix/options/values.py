@@ -1,4 +1,7 @@
-"""Numbers of options and of the configuration, with their limits."""
+"""Kinds of values of options: each reads text of the command line, and checks values of TOML.
+
+`str` of a kind says what it accepts, for error messages.
+"""
 
 from __future__ import annotations
 
@@ -81,12 +84,6 @@ class Number:
         return value
 
 
-SEED = Whole()
-"""`--seed`."""
-TIMEOUT = Number("a number of seconds", 0, 10_000_000, note="; 0: no limit")
-"""`--timeout`."""
-
-
 @dataclass(frozen=True)
 class WorkerProcesses:
     """A number of worker processes as text, or `auto`."""
@@ -106,3 +103,61 @@ class WorkerProcesses:
             return str(allowed(text))
         except argparse.ArgumentTypeError as error:
             raise argparse.ArgumentTypeError(f"{error}, or auto") from None
+
+    def __str__(self) -> str:
+        return f"{Whole(self.least, MAX_WORKERS)}, or auto"
+
+    def __contains__(self, value: object) -> bool:
+        return value == "auto" or value in Whole(self.least, MAX_WORKERS)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of some names; argparse gets them as `choices`."""
+
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "one of " + ", ".join(self.names)
+
+    def __contains__(self, value: object) -> bool:
+        return value in self.names
+
+
+@dataclass(frozen=True)
+class Text:
+    """Any text; `words` say what it means: `the name of a tier`."""
+
+    words: str = "text"
+
+    def __str__(self) -> str:
+        return self.words
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, str)
+
+
+@dataclass(frozen=True)
+class Paths:
+    """A list of paths, or one path, none of them empty."""
+
+    def __str__(self) -> str:
+        return "a list of paths"
+
+    def __contains__(self, value: object) -> bool:
+        paths = value if isinstance(value, list) else [value]
+        return all(isinstance(path, str) and path for path in paths)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Given or not."""
+
+    def __str__(self) -> str:
+        return "true or false"
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, bool)
+
+
+Kind = Whole | Number | WorkerProcesses | OneOf | Text | Paths | Flag

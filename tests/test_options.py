@@ -1,12 +1,22 @@
-"""Numbers of options: each has limits, and an error that names option, value and limits."""
+"""The table of options, what derives from it, and limits of numbers."""
 
 import argparse
+import json
+from dataclasses import replace
 
 import pytest
 
 from tlmatrix.commands.arguments import command_line
+from tlmatrix.commands.engine import pytest_arguments
 from tlmatrix.config import ConfigError, load_config
 from tlmatrix.exit_codes import ExitCode
+from tlmatrix.options.option import Option
+from tlmatrix.options.run_options import RunOptions
+from tlmatrix.options.table import BACKEND, COMMANDS, SEED
+from tlmatrix.options.values import Whole
+from tlmatrix.plugin.settings import Settings
+from tlmatrix.pytest_plugin import pytest_addoption
+from tlmatrix.run.runner import Runner
 
 _NUMBERS = ("--seed", "--timeout", "--workers", "--examples", "--minutes", "--rank", "--seconds",
             "--margin", "--sms", "--grown", "--slower", "--last")  # fmt: skip
@@ -111,3 +121,57 @@ def test_the_help_of_run_has_the_machine_options_in_a_group(capsys):
     _, group = capsys.readouterr().out.split("\nmachines and CI:\n")
     for option in ("arch", "keep", "compute-sanitizer", "ray", "shard", "times", "github"):
         assert f"  --{option} " in group
+
+
+# An option from outside ---------------------------------------------------------------------------
+
+TOY = Option("--toy N", "a toy", Whole(1, 9), default=2, toml=True, pytest="a toy")
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """The table with one more option of `run`."""
+    run = COMMANDS["run"]
+    monkeypatch.setitem(COMMANDS, "run", replace(run, options=(*run.options, TOY)))
+
+
+def _toy_project(folder, value: str):
+    (folder / "pyproject.toml").write_text(f"[tool.tlmatrix]\ntoy = {value}\n")
+    return load_config(folder)
+
+
+@pytest.mark.usefixtures("toy")
+def test_an_option_of_the_table_reaches_the_parser_and_pytest(capsys):
+    arguments = command_line().parse_args(["run", "--toy", "3"])
+    assert arguments.toy == 3
+    words = pytest_arguments(arguments, ["specs"], "quick", "0")
+    parser = pytest.Parser(_ispytest=True)
+    pytest_addoption(parser)
+    at = words.index("--tlmatrix-toy")
+    assert parser.parse_known_args(words[at : at + 2]).tlmatrix_toy == 3
+    assert "'10' is not a whole number from 1 to 9" in _error(["run", "--toy=10"], capsys)
+
+
+@pytest.mark.usefixtures("toy")
+def test_an_option_of_the_table_is_a_key_of_the_configuration(tmp_path):
+    assert load_config(tmp_path)[TOY] == 2
+    assert _toy_project(tmp_path, "5")[TOY] == 5
+    with pytest.raises(ConfigError, match="toy = 10: must be a whole number from 1 to 9"):
+        _toy_project(tmp_path, "10")
+
+
+@pytest.mark.usefixtures("toy")
+def test_an_option_of_the_table_reaches_runners_and_workers(tmp_path):
+    config = _toy_project(tmp_path, "5")
+    for words, expected in ([], 5), (["--toy", "3"], 3):
+        options = config.chosen(command_line().parse_args(["run", "--seed", "7", *words]))
+        sent = json.dumps(Settings(options, tmp_path, frozenset()).to_plain())
+        for known in options, Settings.from_plain(json.loads(sent)).options:
+            runner = Runner("interpreter", known)
+            assert (runner.options[TOY], runner.seed) == (expected, 7)
+
+
+def test_defaults_hold_for_options_without_a_value():
+    options = RunOptions({"seed": 1}).updated({"seed": None, "backend": "cuda", "paths": []})
+    assert (options[SEED], options[BACKEND]) == (1, "cuda")
+    assert "paths" not in options.values
