@@ -113,10 +113,11 @@ class _Bias:
         significant = [sums.abs() > _SIGMAS * (squares * shared).sqrt() for sums, squares in groups]
         if not any(bool(each.any()) for each in significant):
             return None
-        for (sums, _), squares, mask in zip(
-            groups, self._squares_of_equal(self._error * weight), significant, strict=True
-        ):
-            mask &= sums.abs() > _SIGMAS * squares.sqrt()
+        equal = self._squares_of_equal(self._error * weight)
+        significant = [
+            mask & (sums.abs() > _SIGMAS * squares.sqrt())
+            for (sums, _), squares, mask in zip(groups, equal, significant, strict=True)
+        ]
         limits = self._limits(weight)
         for (sums, _), mask, (size, limit) in zip(groups, significant, limits, strict=True):
             ratio = torch.where(mask, sums.abs() / limit, 0.0)

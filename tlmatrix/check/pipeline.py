@@ -563,7 +563,7 @@ class _Pipeline:
         if self._sanitizers is None:
             yield None
             return
-        sanitizers = SanitizerSession(self._spec, self._problem, only=frozenset({"races"}))
+        sanitizers = self._race_detector()
         try:
             yield sanitizers
         finally:
@@ -571,18 +571,24 @@ class _Pipeline:
             found = sanitizers.findings({}, [], None)
             self._races += [finding for finding in found if finding.pattern not in known]
 
+    def _race_detector(self) -> SanitizerSession:
+        return SanitizerSession(self._spec, self._problem, only=frozenset({"races"}))
+
     def _after_many_calls(self, relation: Relation, first: Tensors) -> list[Finding]:
         """Findings about calls near 2^31, if calls after a few that are not made are right."""
         assert isinstance(self._execute, SeveralRanks)
         found: list[Finding] = []
         for far in (True, False):
+            races = None if self._sanitizers is None else self._race_detector()
             try:
-                results = self._execute.advanced(relation.problems, far=far)
+                results = self._execute.advanced(relation.problems, far=far, sanitizers=races)
                 wrong = [
                     replace(each, check=relation.kind)
                     for result in results
                     for each in compare_runs(first, result, self._bounds, exact=False)
                 ]
+                if races is not None:
+                    wrong += races.findings({}, [], None)
             except InapplicableError:
                 return []
             except BaseException as error:

@@ -109,7 +109,13 @@ class SeveralRanks(ABC):
         """The results of replays of one call, captured to a CUDA graph with the first problem."""
 
     @abstractmethod
-    def advanced(self, problems: Sequence[Problem], *, far: bool) -> list[Tensors]:
+    def advanced(
+        self,
+        problems: Sequence[Problem],
+        *,
+        far: bool,
+        sanitizers: SanitizerSession | None = None,
+    ) -> list[Tensors]:
         """The results of consecutive calls after very many, or some, that are not made.
 
         Raises:

@@ -77,14 +77,23 @@ class EntryOnRanks(SeveralRanks):
         """See `SeveralRanks.captured`."""
         return list(self._run(problems, sanitizers=sanitizers, captured=True)[0])
 
-    def advanced(self, problems: Sequence[Problem], *, far: bool) -> list[Tensors]:
+    def advanced(
+        self,
+        problems: Sequence[Problem],
+        *,
+        far: bool,
+        sanitizers: SanitizerSession | None = None,
+    ) -> list[Tensors]:
         """See `SeveralRanks.advanced`; after some cases a spec is left alone."""
         spec = self._binding.spec.path
         left = self._attempts.setdefault(spec, _ATTEMPTS)
         if far and left <= 0:
             raise InapplicableError(())
         self._attempts[spec] = left - 1
-        results: list[Tensors] = list(self._run(problems, counters=Counters(far))[0])
+        counters = Counters(far)
+        results: list[Tensors] = list(
+            self._run(problems, sanitizers=sanitizers, counters=counters)[0]
+        )
         self._attempts[spec] = left - _ATTEMPTS // 2
         return results
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
-_SAMPLED = 8
+_SAMPLED = 12
 """Of this many cases, one traces another combination."""
 _ATTEMPTS = 20
 """Combinations tried, until constraints allow one."""

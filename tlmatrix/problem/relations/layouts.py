@@ -3,8 +3,7 @@
 In some cases of every spec, tensors of a call get a layout of their own: inputs, tables, lengths,
 scales, flags, output gradients. One of them is moved off its alignment, and no other, so that no
 slow path that another tensor selects hides that it is not checked. In the first case of a spec each
-tensor is moved (on several ranks in the first cases in turn), and what lowered kernels need of it
-is checked, which takes seconds.
+tensor is moved, and what lowered kernels need of it is checked, which takes seconds a kernel.
 """
 
 from __future__ import annotations
@@ -87,18 +86,13 @@ def _relations(spec: Spec, problem: Problem, seed: int, number: int | None) -> I
         words="a call with contiguous, aligned tensors",
     )
     yield relation
-    alone: Sequence[str] = ()
-    if number is not None and has_ranks(spec):
-        alone = [movable[number % len(movable)]]  # a call takes a second
-    elif number == 0:
-        alone = movable
     for name in movable if number is not None and not has_ranks(spec) else ():
         # Tables, lengths, scales: the calls of a few cases are cheap.
         tensor = tensors[name]
         small = tensor.ndim < 2 or not tensor.is_floating_point()
         if small and "strided" in layouts_of(tensor):
             yield replace(relation, layouts={name: "strided"})
-    for name in alone:
+    for name in movable if number == 0 else ():
         yield replace(relation, layouts={name: "offset"}, promises=promises)
 
 
