@@ -13,12 +13,14 @@ import argparse
 import os
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from tlmatrix.matrix import Expansion, expand
+from tlmatrix.problem import family_for
 from tlmatrix.spec import Spec, parse_spec
 
 HEAD = "name: covering\nproblem: attention\nentry: none.here:nothing\n"
@@ -73,7 +75,7 @@ def read(path: Path, strength: int) -> Spec:
 def timed(spec: Spec) -> tuple[float, Expansion]:
     """Expand the spec and count its cases: seconds, and the expansion."""
     start = time.perf_counter()
-    expansion = expand(spec, "quick")
+    expansion = expand(spec, "quick", partial(family_for(spec).compile_key, spec))
     expansion.count()
     return time.perf_counter() - start, expansion
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import Phase, find, given, settings
 
-from tlmatrix.extensions import compile_key
 from tlmatrix.fuzz.generation import generate_cases
 from tlmatrix.fuzz.job import Job
 from tlmatrix.fuzz.strategies import Configuration, case_domain, cases
@@ -24,6 +24,7 @@ from tlmatrix.fuzz.tier import tier_fuzz_cases
 from tlmatrix.fuzz.worker import one_configuration
 from tlmatrix.matrix import Case, expand, find_case
 from tlmatrix.matrix.listed_cases import broken_constraints
+from tlmatrix.problem import family_for
 from tlmatrix.problem.attention.axes import Setting
 from tlmatrix.problem.distributions import OF_ATTENTION, SPECIAL, usual_distributions
 from tlmatrix.spec import SpecError, load_spec, parse_spec
@@ -329,8 +330,8 @@ def test_configurations_can_be_chosen() -> None:
 
 def test_jobs_on_gpus_use_one_configuration() -> None:
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
-    key = compile_key(spec)
-    tier = {key(case.values) for case in expand(spec)}
+    key = partial(family_for(spec).compile_key, spec)
+    tier = {key(case.values) for case in expand(spec, compile_key=key)}
     for number in (0, 1, len(tier) + 2):
         strategy = one_configuration(spec, Job("", "quick", configuration=number), gpus=1)
         found = generate_cases(strategy, count=40, first=number)
@@ -354,8 +355,8 @@ def test_domain_of_shared_kernels_has_no_value_that_needs_others() -> None:
 
 def test_fuzz_cases_of_a_tier_need_no_other_kernels_if_they_are_compiled() -> None:
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
-    key = compile_key(spec)
-    tier = {key(case.values) for case in expand(spec)}
+    key = partial(family_for(spec).compile_key, spec)
+    tier = {key(case.values) for case in expand(spec, compile_key=key)}
     found = tier_fuzz_cases(spec, "quick", (), compiled=True)
     assert len(found) == 20
     assert {key(case.values) for case in found} <= tier

@@ -168,7 +168,7 @@ def test_known_bugs_that_depend_on_the_backend_are_undecided_without_it():
     found = explained(head_dim=256)
     assert [bug.issue for bug in found.known_bugs] == ["#1"]
     assert [bug.issue for bug in found.undecided] == ["#2"]
-    found = explain(SPEC, found.case, {"arch": "sm_80"})
+    found = explain(SPEC, found.case, environment={"arch": "sm_80"})
     assert [bug.issue for bug in found.known_bugs] == ["#1", "#2"]
     assert found.undecided == ()
 

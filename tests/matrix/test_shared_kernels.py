@@ -1,4 +1,5 @@
 import json
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -6,10 +7,11 @@ from hypothesis import strategies as st
 from small_matrices import all_rows, held, spaces
 from spec_text import spec_from
 
-from tlmatrix.matrix import expand
+from tlmatrix.matrix import expansion
 from tlmatrix.matrix.covering import covering_rows
 from tlmatrix.matrix.shared_kernels import compile_classes
 from tlmatrix.matrix.space import Space
+from tlmatrix.problem import family_for
 from tlmatrix.spec import load_spec
 from tlmatrix.spec.values import canonical
 
@@ -21,6 +23,10 @@ AXES = {
     "seqlen_k": [1, 16, 17, 64, 65],
 }
 COMPILED = ["dtype", "head_dim", "window is not none"]
+
+
+def expand(spec):
+    return expansion.expand(spec, compile_key=partial(family_for(spec).compile_key, spec))
 
 
 @given(spaces(), st.integers(1, 3), st.data())

@@ -16,7 +16,7 @@ from tlmatrix.check.finding import FindingsError
 from tlmatrix.distributed.executors import ProcessExecutor, executor_for
 from tlmatrix.distributed.gathering import gathered
 from tlmatrix.distributed.job import Call, Job, to_device
-from tlmatrix.distributed.sharding.shards import Sharding
+from tlmatrix.problem.sharding import Sharding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -33,7 +33,7 @@ def named_case(name: str, values: str | None, config: Config) -> tuple[str, Spec
 
 
 def _case(spec: Spec, case_id: str, values: str | None) -> Case:
-    from tlmatrix.matrix import CaseNotFoundError, explain, find_case
+    from tlmatrix.matrix import CaseNotFoundError, case_of, find_case
 
     try:
         if values is None:
@@ -46,6 +46,6 @@ def _case(spec: Spec, case_id: str, values: str | None) -> Case:
             raise UsageError(f"--values: not JSON: {error}") from error
         if not isinstance(data, dict):
             raise UsageError('--values: must be an object, such as {"head_dim": 96}')
-        return explain(spec, data).case
+        return case_of(spec, data)
     except CaseNotFoundError as error:
         raise UsageError(str(error)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tlmatrix.commands.screen import print_wrapped
@@ -9,6 +10,7 @@ from tlmatrix.commands.specs import plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.matrix import CaseNotFoundError, explain
 from tlmatrix.options.table import TIER
+from tlmatrix.problem import family_for
 from tlmatrix.report.listing import explain_lines, list_lines
 from tlmatrix.report.text import count
 from tlmatrix.spec.loader import load_spec
@@ -46,7 +48,8 @@ def _explain_case(arguments: argparse.Namespace, config: Config) -> ExitCode:
     reasons = []
     for found in spec_paths([path] if path else arguments.paths, config):
         try:
-            explanation = explain(load_spec(found), case_id)
+            spec = load_spec(found)
+            explanation = explain(spec, case_id, partial(family_for(spec).compile_key, spec))
         except CaseNotFoundError as error:
             reasons.append(f"{found}: {error}")
             continue

@@ -1,7 +1,6 @@
 """Runs entries on several ranks: simulated in one process, or with one process for each rank.
 
-Central packages load this one with `tlmatrix.extensions.distributed`, for specs with an axis
-`world`, and use what is defined here.
+It serves specs with an axis `world`.
 """
 
 from __future__ import annotations
@@ -9,23 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tlmatrix.words import suggestion
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from pathlib import Path
-
-    import torch
 
     from tlmatrix.backend import Binding
     from tlmatrix.check.running import SeveralRanks
     from tlmatrix.distributed.executors import RankExecutor
-    from tlmatrix.problem import Family, Problem
-    from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.model.spec import Spec
+    from tlmatrix.problem import Problem
 
-__all__ = ["Executors", "lint", "rank_indices", "shard", "trace"]
+__all__ = ["Executors", "trace"]
 
 
 @dataclass
@@ -73,44 +66,6 @@ class Executors:
         for executor in self._executors.values():
             executor.close()
         self._executors = {}
-
-
-def lint(spec: Spec, family: Family) -> Iterator[Issue]:
-    """Issues of a spec's `shards`, found without building a problem.
-
-    A family without the attribute `tensors` may have any tensor.
-    """
-    known: Iterable[str] | None = getattr(family, "tensors", None)
-    for name in spec.shards if known is not None else ():
-        if name not in (names := sorted(known or ())):
-            hint = suggestion(name, names, "Its tensors")
-            message = f"shards: the problem has no tensor {name!r}{hint}"
-            yield spec.issue(("shards", name), message)
-
-
-def shard(spec: Spec, problem: Problem) -> Problem:
-    """Shard a problem: its results name the rank that owns each element.
-
-    Raises:
-        SpecError: the ranks cannot share the tensors as `shards` says.
-    """
-    from tlmatrix.distributed.sharding.ownership import with_owners
-
-    return with_owners(spec, problem)
-
-
-def rank_indices(spec: Spec, problem: Problem, tensor: str, dim: str) -> tuple[torch.Tensor, ...]:
-    """For each rank its indices along a dimension of a tensor; empty if that is not sharded.
-
-    Raises:
-        SpecError: the ranks cannot share the tensors as `shards` says.
-    """
-    from tlmatrix.distributed.sharding.shards import Sharding
-
-    split = Sharding.of(spec, problem).splits.get(tensor)
-    if split is None or problem.dims[tensor][split.axis].name != dim:
-        return ()
-    return split.rows
 
 
 def trace(binding: Binding, problem: Problem) -> None:

@@ -9,8 +9,8 @@ from tlmatrix.check.running import SeveralRanks
 from tlmatrix.distributed.counters import Counters
 from tlmatrix.distributed.gathering import Gathered, gathered, same_on_ranks
 from tlmatrix.distributed.job import Call, Job
-from tlmatrix.distributed.sharding.shards import Sharding
 from tlmatrix.problem.model import InapplicableError
+from tlmatrix.problem.sharding import Sharding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tlmatrix.check.tolerance import ReferenceBounds
-    from tlmatrix.distributed.sharding.shards import Sharding
     from tlmatrix.problem.model import Problem, Tensors
+    from tlmatrix.problem.sharding import Sharding
 
 CHECK = "ranks"
 """The check of findings about ranks."""

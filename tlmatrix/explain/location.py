@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tlmatrix.distributed.sharding.shards import Sharding
     from tlmatrix.problem import Problem, Tensors
+    from tlmatrix.problem.sharding import Sharding
     from tlmatrix.spec.model.spec import Spec
 
 
@@ -73,7 +73,7 @@ def locate(
         if rank is not None:
             raise UsageError(f"--rank: {spec.name} has no axis world: one rank runs its entry")
         return Location(name, index, index, outputs[name], problem.inputs)
-    from tlmatrix.distributed.sharding.shards import Sharding
+    from tlmatrix.problem.sharding import Sharding
 
     sharding = Sharding.of(spec, problem)
     world = sharding.world

@@ -7,6 +7,7 @@ from tlmatrix.matrix.explain import (
     CaseNotFoundError,
     Explanation,
     Membership,
+    case_of,
     explain,
     find_case,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "Membership",
     "Origin",
     "Proof",
+    "case_of",
     "expand",
     "expired",
     "explain",

@@ -11,7 +11,6 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from tlmatrix.extensions import compile_key
 from tlmatrix.matrix.cache import cached_covering_rows
 from tlmatrix.matrix.case import Case
 from tlmatrix.matrix.listed_cases import listed_cases, same_id
@@ -23,12 +22,15 @@ from tlmatrix.spec.values import canonical, label
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from typing import TypeAlias
 
     from tlmatrix.matrix.constraints import Row
     from tlmatrix.matrix.coverage_proof import Proof
     from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.spec import ConstraintDecl, Spec
     from tlmatrix.spec.values import Value
+
+    CompileKey: TypeAlias = Callable[[Mapping[str, Value]], str]
 
 _DRAWS = 10
 """Rows drawn per row of a sample whose space cannot be counted; duplicates are dropped."""
@@ -173,15 +175,27 @@ class _Index:
         return row if len(row) == len(found) else None
 
 
-def expand(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Expansion:
+def expand(
+    spec: Spec,
+    tier: str = "quick",
+    compile_key: CompileKey | None = None,
+    *,
+    seed: int | None = None,
+) -> Expansion:
     """The cases of a tier of `spec`.
 
-    `seed` replaces the tier's own seed, of a sample or a covering array. Otherwise the cases depend
-    on the spec alone; the order of axes changes neither ids nor the choice of t-wise and sample.
+    Args:
+        spec: the spec.
+        tier: the name of the tier.
+        compile_key: from axis values to the key of the kernels that they need; a covering array
+            then has few different keys. Without it, all cases count as sharing their kernels.
+        seed: replaces the tier's own seed, of a sample or a covering array. Otherwise the cases
+            depend on the spec alone; the order of axes changes neither ids nor the choice of t-wise
+            and sample.
 
     Raises:
         ValueError: the spec has no such tier.
-        SpecError: the problem family cannot be loaded, no case is left, two cases have one id, a
+        SpecError: no case is left, two cases have one id, a
             constraint excludes a listed case or cannot be evaluated for some values, or the
             strategy does not fit the axes.
     """
@@ -190,7 +204,7 @@ def expand(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Expan
     ordered = plan.strategy in (Strategy.COVERING, Strategy.SAMPLE)
     names = sorted(plan.axes) if ordered else list(plan.axes)
     space = Space({name: plan.axes[name] for name in names}, plan.constraints)
-    rows, proof = _picked(spec, plan, space)
+    rows, proof = _picked(spec, plan, space, compile_key)
     expansion = Expansion(spec, plan, listed_cases(spec), proof, space, rows)
     if next(expansion.cases, None) is None:
         raise SpecError([_no_cases(expansion)])
@@ -199,7 +213,9 @@ def expand(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Expan
     return expansion
 
 
-def _picked(spec: Spec, plan: Plan, space: Space) -> tuple[tuple[Row, ...] | None, Proof | None]:
+def _picked(
+    spec: Spec, plan: Plan, space: Space, compile_key: CompileKey | None
+) -> tuple[tuple[Row, ...] | None, Proof | None]:
     some = plan.strategy in (Strategy.FIRST, Strategy.SAMPLE)
     if some and space.counts and plan.size >= space.count:
         return None, None  # the whole product, which may be too large to list
@@ -216,8 +232,10 @@ def _picked(spec: Spec, plan: Plan, space: Space) -> tuple[tuple[Row, ...] | Non
         case Strategy.COVERING:
             if plan.strength >= len(space.sizes):
                 return None, None  # the whole product
-            listed = [case.values for case in listed_cases(spec)]
-            classes = compile_classes(space, compile_key(spec), listed)
+            classes = None
+            if compile_key is not None:
+                listed = [case.values for case in listed_cases(spec)]
+                classes = compile_classes(space, compile_key, listed)
             return cached_covering_rows(space, plan.strength, plan.seed, classes)
 
 

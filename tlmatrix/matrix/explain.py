@@ -20,6 +20,7 @@ from tlmatrix.words import suggestion
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from tlmatrix.matrix.expansion import CompileKey
     from tlmatrix.spec.model.spec import ConstraintDecl, KnownBug, Spec
     from tlmatrix.spec.values import Value
 
@@ -63,23 +64,25 @@ class Explanation:
 def explain(
     spec: Spec,
     case: Case | str | Mapping[str, Value],
+    compile_key: CompileKey | None = None,
     environment: Mapping[str, object] | None = None,
 ) -> Explanation:
     """Explain which tiers have a case and why, its violated constraints and its known bugs.
 
-    `case` is a case, an id, or values by axis (missing axes take their first value).
+    `case` is a case, an id, or values by axis (missing axes take their first value). `compile_key`
+    is that with which the tiers are expanded.
 
     Raises:
         CaseNotFoundError: the spec cannot have such a case.
     """
-    case = _as_case(spec, case)
+    case = case_of(spec, case)
     removed_by = broken_constraints(spec, case)
     given = dict(environment or {})
     known = given.keys() | case.values.keys()
     undecided = [bug for bug in spec.known_bugs if not bug.when.names <= known]
     return Explanation(
         case=case,
-        tiers={tier: _membership(spec, tier, case, removed_by) for tier in spec.tiers},
+        tiers={tier: _membership(spec, tier, case, removed_by, compile_key) for tier in spec.tiers},
         removed_by=removed_by,
         known_bugs=tuple(
             bug
@@ -125,7 +128,12 @@ def find_case(spec: Spec, case_id: str, tier: str | None = None) -> Case:
     return Case(spec.name, values, origin)
 
 
-def _as_case(spec: Spec, case: Case | str | Mapping[str, Value]) -> Case:
+def case_of(spec: Spec, case: Case | str | Mapping[str, Value]) -> Case:
+    """A case, the one with an id, or with values by axis; missing axes take their first value.
+
+    Raises:
+        CaseNotFoundError: the spec cannot have such a case.
+    """
     match case:
         case Case():
             return case
@@ -142,7 +150,11 @@ def _no_axis(spec: Spec, name: str) -> str:
 
 
 def _membership(
-    spec: Spec, tier: str, case: Case, removed_by: tuple[ConstraintDecl, ...]
+    spec: Spec,
+    tier: str,
+    case: Case,
+    removed_by: tuple[ConstraintDecl, ...],
+    compile_key: CompileKey | None,
 ) -> Membership:
     for listed in listed_cases(spec):
         if listed == case:
@@ -157,7 +169,7 @@ def _membership(
             offered = ", ".join(map(label, values))
             reason = f"the tier has no {name}={label(case.values[name])}, only {offered}"
             return Membership(included=False, reason=reason)
-    if expand(spec, tier).holds(case):
+    if expand(spec, tier, compile_key).holds(case):
         return Membership(included=True, reason=f"{plan.text} selects it")
     return Membership(included=False, reason=f"{plan.text} does not select it")
 

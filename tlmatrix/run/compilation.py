@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.backend import CompileBackend, EntryError, execute
 from tlmatrix.backend.assembly import check_budgets
 from tlmatrix.check.finding import Finding, FindingsError
-from tlmatrix.extensions import distributed
+from tlmatrix.distributed import trace
 from tlmatrix.run.outcome import Outcome, bug_words, combined, with_bug
 from tlmatrix.run.process_state import StateGuard
 from tlmatrix.run.result import Status
@@ -123,7 +123,7 @@ def _compile(
 def _trace(binding: Binding, problem: Problem) -> None:
     """Call the code under test; the backend records its launches."""
     if has_ranks(binding.spec):
-        distributed().trace(binding, problem)
+        trace(binding, problem)
     else:
         execute(binding, problem)
 

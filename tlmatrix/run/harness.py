@@ -15,8 +15,9 @@ from tlmatrix.backend import EntryError, bind, execute, refuse_unknown_axes
 from tlmatrix.backend.backends import InterpreterBackend
 from tlmatrix.check.rerun_checks import changeable_inputs
 from tlmatrix.check.running import OnDevice
-from tlmatrix.extensions import Executors, distributed
+from tlmatrix.distributed import Executors
 from tlmatrix.matrix.case import seed_from
+from tlmatrix.problem.sharding import with_owners
 from tlmatrix.run.coverage import counting
 from tlmatrix.run.forks import end_returned_child
 from tlmatrix.run.invalid_inputs import invalid_problem
@@ -226,11 +227,10 @@ class Harness:
         from tlmatrix.run.graphs import with_cuda_graph
         from tlmatrix.run.other_calls import with_many_calls
 
-        shard = distributed().shard
-        problem = shard(spec, problem)
+        problem = with_owners(spec, problem)
         if spec.context is not None:
             problem = self._with_other_options(
-                bound, spec, case, problem, lambda values: shard(spec, make(values, seed + 2))
+                bound, spec, case, problem, lambda values: with_owners(spec, make(values, seed + 2))
             )
         if self.backend.name == "interpreter":
             problem = with_many_calls(spec, case, problem)
@@ -383,7 +383,7 @@ class Harness:
     def _ranks(self) -> Executors:
         """The executors of entries on several ranks."""
         if self._executors is None:
-            self._executors = distributed().Executors(self.roots, self.rank_seconds)
+            self._executors = Executors(self.roots, self.rank_seconds)
         return self._executors
 
 

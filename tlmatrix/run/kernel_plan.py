@@ -70,7 +70,7 @@ def traced_kernels(
     from dataclasses import replace
 
     from tlmatrix.backend import CompileBackend, execute
-    from tlmatrix.extensions import distributed
+    from tlmatrix.distributed import trace
     from tlmatrix.matrix import Case
     from tlmatrix.run.agreement import other_cases
     from tlmatrix.spec.model.spec import has_ranks
@@ -91,7 +91,7 @@ def traced_kernels(
         try:
             problem = harness.problem(bound, spec, each, 0)
             if has_ranks(spec):
-                distributed().trace(bound.binding, problem)
+                trace(bound.binding, problem)
             else:
                 execute(bound.binding, problem)
                 if relations and each is case and "relations" in spec.checks:

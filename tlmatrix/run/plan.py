@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend.axes import unread_axes
-from tlmatrix.extensions import distributed
 from tlmatrix.matrix import expand, expired, invalid_cases
 from tlmatrix.problem import family_for
 from tlmatrix.problem.optional_axes import lint_optional_axes
@@ -17,10 +17,11 @@ from tlmatrix.spec.model.spec import has_ranks
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from tlmatrix.matrix import Case, Expansion, InvalidCase
     from tlmatrix.problem import Family
+    from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.spec import Spec
 
 MOST_CASES = 2_000_000
@@ -98,7 +99,7 @@ def plan(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Plan:
         *family.lint(spec),
         *lint_optional_axes(spec, family),
         *lint_relations(spec, family),
-        *(distributed().lint(spec, family) if has_ranks(spec) or spec.shards else ()),
+        *(_lint_shards(spec, family) if has_ranks(spec) or spec.shards else ()),
         *unread_axes(spec, family),
         *expired(spec),
     ]
@@ -107,7 +108,7 @@ def plan(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Plan:
         issues.append(spec.issue(("tiers",), f"the spec has no tier {tier!r}{words}"))
     if issues:
         raise SpecError(issues)
-    expansion = expand(spec, tier, seed=seed)
+    expansion = expand(spec, tier, partial(family.compile_key, spec), seed=seed)
     invalid = invalid_cases(spec)
     issues = [
         spec.issue(
@@ -121,3 +122,16 @@ def plan(spec: Spec, tier: str = "quick", *, seed: int | None = None) -> Plan:
     if issues:
         raise SpecError(issues)
     return Plan(spec, tier, expansion, invalid, family)
+
+
+def _lint_shards(spec: Spec, family: Family) -> Iterator[Issue]:
+    """Issues of a spec's `shards`, found without building a problem.
+
+    A family without the attribute `tensors` may have any tensor.
+    """
+    known: Iterable[str] | None = getattr(family, "tensors", None)
+    for name in spec.shards if known is not None else ():
+        if name not in (names := sorted(known or ())):
+            hint = suggestion(name, names, "Its tensors")
+            message = f"shards: the problem has no tensor {name!r}{hint}"
+            yield spec.issue(("shards", name), message)

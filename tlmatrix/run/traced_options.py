@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.backend import CompileBackend, execute
 from tlmatrix.check.finding import Finding
-from tlmatrix.extensions import distributed
+from tlmatrix.distributed import trace
 from tlmatrix.interpreter.frontend.program_cache import program_cache
 from tlmatrix.matrix import known_bug
 from tlmatrix.problem.seeded import seeded_random
+from tlmatrix.problem.sharding import with_owners
 from tlmatrix.run.sources import digest_of, read_sources
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
@@ -178,7 +179,7 @@ def _traced(
     with suppress(Exception, SpecError):  # another case's, which the entry may refuse
         problem = bound.family.problem(spec, values, seed=1, device=traced.device)
         if has_ranks(spec):
-            distributed().trace(bound.binding, distributed().shard(spec, problem))
+            trace(bound.binding, with_owners(spec, problem))
         else:
             execute(bound.binding, problem)
     compiled = _values(harness, spec, values)

@@ -9,6 +9,7 @@ when `cases` is called.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tlmatrix.fuzz.strategies.case_domain import CaseDomain, Configuration, case_domain
@@ -82,13 +83,13 @@ def sharing_cases(
         ValueError: the spec has no such tier.
         SpecError: the section `fuzz` cannot be satisfied.
     """
-    from tlmatrix.extensions import compile_key
     from tlmatrix.fuzz.strategies.case_domain import tier_sample
     from tlmatrix.fuzz.strategies.case_strategy import case_strategy
+    from tlmatrix.problem import family_for
 
     domain = case_domain(spec, tier, at_most=at_most)
     own = frozenset(domain.configurations)
-    key = compile_key(spec)
+    key = partial(family_for(spec).compile_key, spec)
     by_key: dict[str, dict[Configuration, Mapping[str, Value]]] = {}
     for values in tier_sample(spec, tier):
         configuration = Configuration({name: values[name] for name in domain.fixed})

@@ -188,7 +188,8 @@ def case_domain(
 
 def tier_sample(spec: Spec, tier: str) -> list[Mapping[str, Value]]:
     """The values of the cases of a tier, or of some if there are many."""
-    return [case.values for case in expand(spec, tier).some(_MOST_CASES)]
+    key = partial(family_for(spec).compile_key, spec)
+    return [case.values for case in expand(spec, tier, key).some(_MOST_CASES)]
 
 
 def _lengths(spec: Spec, axis: str, batches: FuzzLengths, tiles: _Tiles) -> Lengths:

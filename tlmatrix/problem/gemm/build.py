@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.dtypes import dtype_named, torch_dtype
-from tlmatrix.extensions import distributed
 from tlmatrix.problem.case_setup import tile_sizes
 from tlmatrix.problem.distributions import (
     SPECIAL,
@@ -23,6 +22,7 @@ from tlmatrix.problem.distributions import (
     generator,
 )
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
+from tlmatrix.problem.sharding import rank_indices
 from tlmatrix.problem.storage import with_storage
 from tlmatrix.problem.tensor_cores import SYSTEMATIC, truncation
 from tlmatrix.spec.model.spec import has_ranks
@@ -177,7 +177,7 @@ class Gemm:
         if not has_ranks(spec):
             return ()
         problem = self.problem()
-        shares = (distributed().rank_indices(spec, problem, name, "k") for name in ("a", "b"))
+        shares = (rank_indices(spec, problem, name, "k") for name in ("a", "b"))
         return next(filter(None, shares), ())
 
     @cached_property

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from tlmatrix.distributed.sharding.ownership import with_owners
-from tlmatrix.distributed.sharding.shards import NotSharedError, Sharding
-from tlmatrix.distributed.sharding.splits import UnevenError, owners, parts
 from tlmatrix.problem import family_for
+from tlmatrix.problem.sharding import NotSharedError, Sharding, with_owners
+from tlmatrix.problem.splits import UnevenError, owners, parts
 from tlmatrix.spec import SpecError, parse_spec
 
 CPU = torch.device("cpu")

@@ -1,6 +1,7 @@
 """Shards a problem over ranks, as the spec's `shards` declares.
 
-Families build whole problems and checks judge whole results; ranks get shards of them.
+Families build whole problems and checks judge whole results; ranks get shards of them. Whole
+problems name the rank that owns each element of their results.
 """
 
 from __future__ import annotations
@@ -11,18 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.distributed.sharding.lengths import local_names
-from tlmatrix.distributed.sharding.splits import Split, UnevenError, owners
+from tlmatrix.problem.lazy_mapping import LazyMapping
 from tlmatrix.problem.model import Dim, InapplicableError, Problem
+from tlmatrix.problem.splits import Split, UnevenError, owners
 from tlmatrix.problem.storage import with_storage
 from tlmatrix.spec.importing import refuse
+from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.fields import FAMILIES
 from tlmatrix.spec.model.sharding import WORLD
+from tlmatrix.spec.model.spec import has_ranks
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from tlmatrix.problem.model import Relation, RelationKind, TensorInfo
     from tlmatrix.spec.model.spec import Shard, Spec
 
 _ALIASES = {"seqlen": "position"}
@@ -100,7 +104,7 @@ class Sharding:
             for output, tensor in problem.cotangents.items()
         }
         names: dict[str, Any] = {**problem.names, **mine, "rank": rank, WORLD: self.world}
-        names |= local_names(problem, self.splits, rank)
+        names |= _local_names(problem, self.splits, rank)
         inputs = {name: mine[name] for name in problem.inputs}
         return replace(
             problem,
@@ -113,6 +117,97 @@ class Sharding:
             cost=None,
             with_inputs=None,
         )
+
+
+def with_owners(spec: Spec, problem: Problem) -> Problem:
+    """Add the owning rank of each element to a problem's results, if its spec has ranks.
+
+    Relations whose problems cannot be sharded are left out: a batch split in two may have lengths
+    that the ranks do not divide.
+
+    Raises:
+        SpecError: the ranks cannot share the tensors as `shards` declares.
+    """
+    if not has_ranks(spec):
+        return problem
+    return _with_owners(spec, problem, Sharding.of(spec, problem))
+
+
+def _with_owners(spec: Spec, problem: Problem, sharding: Sharding) -> Problem:
+    owned: dict[tuple[int, tuple[int, ...]], tuple[Dim, Dim]] = {}
+
+    def info(name: str) -> TensorInfo:
+        made = problem.outputs[name]
+        split = sharding.splits.get(name)
+        if split is None or sharding.world == 1:
+            return made
+        dim = made.dims[split.axis]
+        owner = split.owner(dim.size)
+        # Results may share a dim object, whose regions are counted once.
+        _, mine = owned.setdefault((id(dim), owner), (dim, replace(dim, owner=owner)))
+        dims = (*made.dims[: split.axis], mine, *made.dims[split.axis + 1 :])
+        return replace(made, dims=dims)
+
+    def relations(kind: RelationKind) -> Iterator[Relation]:
+        for relation in problem.relations(kind):
+            made = _sharded_relation(spec, relation)
+            if made is not None:
+                yield made
+
+    outputs: Mapping[str, TensorInfo] = LazyMapping(problem.outputs, info)
+    return replace(problem, outputs=outputs, relations=relations)
+
+
+def _sharded_relation(spec: Spec, relation: Relation) -> Relation | None:
+    """The relation with owners in its problems; None if the ranks cannot share them."""
+    try:
+        made = tuple(with_owners(spec, each) for each in relation.problems)
+    except SpecError:
+        return None
+    return replace(relation, problems=made)
+
+
+def rank_indices(spec: Spec, problem: Problem, tensor: str, dim: str) -> tuple[torch.Tensor, ...]:
+    """For each rank its indices along a dimension of a tensor; empty if that is not sharded.
+
+    Raises:
+        SpecError: the ranks cannot share the tensors as `shards` declares.
+    """
+    split = Sharding.of(spec, problem).splits.get(tensor)
+    if split is None or problem.dims[tensor][split.axis].name != dim:
+        return ()
+    return split.rows
+
+
+def _local_names(problem: Problem, splits: Mapping[str, Split], rank: int) -> dict[str, Any]:
+    """Lengths of a rank's queries and keys, by name.
+
+    `local_seqlens_q`, `local_total_q` and `local_max_seqlen_q`, with `local_cu_seqlens_q` where
+    sequences are packed and `local_seqlen_q` where not; those of keys end with k.
+    """
+    found: dict[str, Any] = {}
+    for tensor, side in (("q", "q"), ("k", "k")):
+        split, lengths = splits.get(tensor), problem.names.get(f"seqlens_{side}")
+        if split is None or lengths is None or tensor not in problem.dims:
+            continue
+        if problem.dims[tensor][split.axis].name != "position":
+            continue
+        rows = split.rows[rank]
+        if problem.dims[tensor][split.axis].starts is None:
+            found[f"local_seqlen_{side}"] = len(rows)
+            found[f"local_max_seqlen_{side}"] = len(rows)
+            found[f"local_seqlens_{side}"] = [len(rows)] * len(lengths)
+            continue
+        ends = torch.tensor(list(itertools.accumulate(lengths)), dtype=torch.int64)
+        counts = torch.bincount(torch.searchsorted(ends, rows, right=True), minlength=len(lengths))
+        mine = [int(count) for count in counts]
+        found[f"local_seqlens_{side}"] = mine
+        found[f"local_total_{side}"] = len(rows)
+        found[f"local_max_seqlen_{side}"] = max(mine, default=0)
+        device = problem.inputs[tensor].device if tensor in problem.inputs else None
+        starts = list(itertools.accumulate(mine, initial=0))
+        found[f"local_cu_seqlens_{side}"] = torch.tensor(starts, dtype=torch.int32, device=device)
+    return found
 
 
 def _given(problem: Problem) -> dict[str, torch.Tensor]:

@@ -1,1 +1,0 @@
-"""Shards the tensors of a whole problem over ranks."""
