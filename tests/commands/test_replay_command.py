@@ -1,4 +1,4 @@
-"""Regressions run first; `tlmatrix replay` reports and retires them."""
+"""Regressions run first; `tlmatrix replay` reports them."""
 
 from __future__ import annotations
 
@@ -70,50 +70,6 @@ def test_specs_without_regressions_need_no_run(project: Project) -> None:
     project.spec()
     outcome = project.tlmatrix("replay", ".")
     assert (outcome.code, outcome.out) == (ExitCode.OK, "no regressions\n")
-
-
-def test_a_fixed_regression_is_retired_with_a_reason(project: Project, spec: str) -> None:
-    case = _id(project, 0)
-    outcome = project.tlmatrix(
-        "replay", ".", "--retire", case, "--because", "the tile is gone", "-n", "0"
-    )
-    assert outcome.code == ExitCode.OK, outcome.out
-    assert "1 regression of 1 spec: 1 fixed" in outcome.out
-    text = (project.folder / "scale.yaml").read_text()
-    gone = "  - {rows: 5, how: right}       # the first\n"
-    kept, _, new = text.partition("\nretired:\n")
-    assert kept == spec.replace(gone, "")
-    assert new.startswith("  - {case: {rows: 5, how: right}, because: the tile is gone, date: 20")
-    assert case not in project.tlmatrix("replay", ".", "-n", "0").out
-
-
-def test_a_failing_regression_is_retired_only_with_unfixed(project: Project, spec: str) -> None:
-    node = f"scale.yaml::{_id(project, 1)}"
-    words = ("replay", "--retire", node, "--because", "nobody uses it", "-n", "0")
-    outcome = project.tlmatrix(*words)
-    assert outcome.code == ExitCode.USAGE
-    number = next(n for n, line in enumerate(spec.splitlines(), 1) if "dx is off" in line)
-    assert f"scale.yaml:{number}:5: {_id(project, 1)} still fails (numeric: y: " in outcome.out
-    assert "--unfixed" in outcome.out
-    assert (project.folder / "scale.yaml").read_text() == spec
-    assert project.tlmatrix(*words, "--unfixed").code == ExitCode.OK
-    retired = load_spec(project.folder / "scale.yaml").retired[0]
-    assert (retired.failed, retired.issue, retired.because) == ("dx is off", "#3", "nobody uses it")
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--retire", "rows=1"], "--retire ID needs --because"),
-        (["--unfixed"], "--unfixed needs --retire"),
-        (["--retire", "rows=9", "--because", "x"], "scale.yaml:17:3: no regression has the id"),
-    ],
-)
-def test_retire_rejects_invalid_arguments(project: Project, words: list[str], text: str) -> None:
-    project.spec(more=_MORE)
-    outcome = project.tlmatrix("replay", ".", *words)
-    assert outcome.code == ExitCode.USAGE
-    assert text in outcome.out, outcome.out
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tlmatrix.fuzz.corpus import retire, save
+from tlmatrix.fuzz.corpus import save
 from tlmatrix.matrix import Case, expand, find_case
 from tlmatrix.matrix.listed_cases import listed_cases
 from tlmatrix.run.harness import case_seed
@@ -268,71 +268,10 @@ def test_regressions_run_first_in_every_tier(file):
         assert list(expand(spec, tier))[:2] == [SECOND, FIRST]
 
 
-RETIRED = {
-    "block": (
-        "regressions:   # found\n  - {a: 1}   # one\n  - a: 2\n    b: y\n  - {a: 3}\n",
-        "regressions:   # found\n  - {a: 1}   # one\n  - {a: 3}\n",
-    ),
-    "line": ("regressions: [{a: 1}, {a: 2, b: y}, {a: 3}]\n", "regressions: [{a: 1}, {a: 3}]\n"),
-    "last": ("regressions: [{a: 1}, {a: 2, b: y}]\n", "regressions: [{a: 1}]\n"),
-    "lines": (
-        "regressions: [\n  {a: 1},  # one\n  {a: 2, b: y}   # two\n]\n",
-        "regressions: [\n  {a: 1}  # one\n]\n",
-    ),
-    "only": ("regressions:   # found\n  - {a: 2, b: y}\n", "regressions: []   # found\n"),
-    "anchored": ("regressions: &r   # found\n  - {a: 2, b: y}\n", "regressions: &r []   # found\n"),
-}
-
-
-@pytest.mark.parametrize("name", RETIRED)
-def test_retire_moves_a_case_with_reason_and_date(file, name):
-    before, after = RETIRED[name]
-    path = file(before + "retired: []  # gone\n")
-    retire(path, "a=2-b=y", "no such kernel", today=date(2027, 3, 1))
-    entry = "  - {case: {a: 2, b: y}, because: no such kernel, date: 2027-03-01}\n"
-    assert text(path) == HEAD + after + "retired:  # gone\n" + entry
-    assert SECOND not in regressions(path)
-
-
-def test_retire_removes_duplicate_entries(file):
-    path = file("regressions:\n  - {a: 2}   # one\n  - {a: 3}\n  - {a: 2, b: x}\n")
-    retire(path, "a=2-b=x", "gone", today=date(2027, 3, 1))
-    entry = "{case: {a: 2}, because: gone, date: 2027-03-01}"
-    assert text(path) == HEAD + f"regressions:\n  - {{a: 3}}\n\nretired:\n  - {entry}\n"
-
-
-def test_retire_with_tabs_before_comments(file):
+def test_save_with_tabs_before_comments(file):
     path = file("regressions:\t# found\n  - {a: 5}\t# five\n")
     save(path, [FIRST])
     assert text(path) == HEAD + "regressions:\t# found\n  - {a: 5}\t# five\n  - {a: 1, b: x}\n"
-
-
-def test_retire_keeps_notes(file):
-    path = file("regressions: [{case: {a: 2, b: y}, failed: dq is NaN, issue: '#12'}]\n")
-    retire(path, "a=2-b=y", "fixed for good")
-    kept = load_spec(path).retired[0]
-    assert (kept.failed, kept.issue, kept.because) == ("dq is NaN", "#12", "fixed for good")
-    # Found once more, it is a regression once more.
-    save(path, [SECOND])
-    assert regressions(path) == [SECOND]
-
-
-@pytest.mark.parametrize(
-    ("rest", "words"),
-    [
-        ("", "the spec has no regressions"),
-        ("regressions: [{a: 2, b: x}]\n", "did you mean 'a=2-b=x'"),
-        ("extra_cases: &all [{a: 2, b: y}]\nregressions: *all\n", "is an alias or merged"),
-        ("regressions: [&two {a: 2, b: y}]\nextra_cases: [*two]\n", "two"),
-    ],
-    ids=["none", "another", "alias", "anchor"],
-)
-def test_retire_errors_leave_the_file_unchanged(file, rest, words):
-    path = file(rest)
-    before = path.read_bytes()
-    with pytest.raises(SpecError, match=words):
-        retire(path, "a=2-b=y", "gone")
-    assert path.read_bytes() == before
 
 
 def test_regression_with_a_seed_has_its_inputs():
@@ -342,7 +281,7 @@ def test_regression_with_a_seed_has_its_inputs():
 
 
 @pytest.mark.parametrize("name", ["gqa_varlen", "sink_dense", "gemm_mixed", "rms_norm"])
-def test_save_and_retire_in_project_specs(tmp_path, name):
+def test_save_in_project_specs(tmp_path, name):
     before = (Path(__file__).parents[2] / "specs" / f"{name}.yaml").read_text()
     path = tmp_path / "ours.yaml"
     path.write_text(before)
@@ -361,12 +300,7 @@ def test_save_and_retire_in_project_specs(tmp_path, name):
         return [
             line
             for line in written.splitlines()
-            if line and "values: ramp" not in line and not line.startswith(("regr", "retired"))
+            if line and "values: ramp" not in line and not line.startswith("regr")
         ]
 
-    assert others(text(path)) == others(before)
-    for case in new:
-        retire(path, case.id, "only tried")
-    assert regressions(path) == had
-    assert [each.case for each in load_spec(path).retired] == [dict(case.values) for case in new]
     assert others(text(path)) == others(before)

@@ -1,4 +1,4 @@
-"""`tlmatrix replay`: runs the regressions of specs and retires fixed ones.
+"""`tlmatrix replay`: runs the regressions of specs.
 
 pytest runs them like any case, by default in a worker process, because a case that once crashed
 its process may do so again.
@@ -6,16 +6,14 @@ its process may do so again.
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tlmatrix.commands.engine import Engine, console_on_output, exit_code, pytest_arguments
 from tlmatrix.commands.specs import plan_all, spec_paths
-from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.exit_codes import ExitCode
 from tlmatrix.fuzz.replay import Verdict, reason, verdict
 from tlmatrix.report.text import count
 from tlmatrix.run.events import CaseFinished
@@ -37,27 +35,19 @@ _TIER = "smoke"
 
 
 def replay(arguments: argparse.Namespace, config: Config) -> ExitCode:
-    """Run the regressions of specs, report a verdict on each, and retire the one of `--retire`.
+    """Run the regressions of specs, and report a verdict on each.
 
     Raises:
-        UsageError: the arguments are invalid.
-        SpecError: a spec is invalid, or the regression to retire does not exist or is not fixed.
+        UsageError: a path does not exist.
+        SpecError: a spec is invalid.
     """
-    if (arguments.retire is None) != (arguments.because is None):
-        raise UsageError("--retire ID needs --because REASON, and the reverse")
-    if arguments.unfixed and arguments.retire is None:
-        raise UsageError("--unfixed needs --retire ID")
-    path, _, named = (arguments.retire or "").rpartition("::")
-    given = [*arguments.paths, *([path] if path and path not in arguments.paths else [])]
-    plans = plan_all(spec_paths(given, config), _TIER, roots=[config.root])
-    if named:
-        plans = [_plan_with_regression(plans, named)]
+    plans = plan_all(spec_paths(arguments.paths, config), _TIER, roots=[config.root])
     plans = [plan for plan in plans if plan.spec.regressions]
     total = sum(len(plan.spec.regressions) for plan in plans)
     if not total:
         print("no regressions")
         return ExitCode.OK
-    nodes = [f"{plan.spec.path}::{named}" if named else str(plan.spec.path) for plan in plans]
+    nodes = [str(plan.spec.path) for plan in plans]
     with console_on_output() as console:
         report = _Report(console, plans)
         engine = Engine(report)
@@ -67,52 +57,8 @@ def replay(arguments: argparse.Namespace, config: Config) -> ExitCode:
         report.close()
     if code not in (ExitCode.OK, ExitCode.FINDINGS):
         return code
-    if named:
-        _retire(plans[0], named, report.results[named], arguments)
-        return ExitCode.OK
     unfixed = report.counts[Verdict.FAILED] + report.counts[Verdict.ERROR]
     return ExitCode.FINDINGS if unfixed else ExitCode.OK
-
-
-def _plan_with_regression(plans: Sequence[Plan], case_id: str) -> Plan:
-    """The only plan whose spec has a regression with this id."""
-    from tlmatrix.fuzz.corpus import regression_number
-    from tlmatrix.spec.issues import SpecError
-
-    found, problems = [], []
-    for plan in plans:
-        try:
-            regression_number(plan.spec, case_id)
-            found.append(plan)
-        except SpecError as error:
-            problems.append(error)
-    if len(found) > 1:
-        paths = ", ".join(str(plan.spec.path) for plan in found)
-        raise UsageError(f"{case_id} is a regression of {paths}; write SPEC.yaml::ID")
-    if not found:
-        raise SpecError(issue for problem in problems for issue in problem.issues)
-    return found[0]
-
-
-def _retire(plan: Plan, case_id: str, result: CaseResult, arguments: argparse.Namespace) -> None:
-    from tlmatrix.fuzz.corpus import regression_number, retire
-    from tlmatrix.spec.issues import SpecError
-
-    state = verdict(result)
-    if state is not Verdict.FIXED and not arguments.unfixed:
-        number = regression_number(plan.spec, case_id)
-        words = {
-            Verdict.FAILED: "still fails",
-            Verdict.ERROR: "ends in an error",
-            Verdict.SKIPPED: "could not be judged here",
-        }[state]
-        message = (
-            f"{case_id} {words} ({reason(result)}), and retired cases do not run; fix it first, "
-            "or give --unfixed"
-        )
-        raise SpecError([plan.spec.issue(("regressions", number), message)])
-    retire(Path(plan.spec.path), case_id, arguments.because)
-    print(f"retired, because {arguments.because}; it is now under `retired` in {plan.spec.path}")
 
 
 class _Report:
@@ -152,14 +98,12 @@ class _Report:
         self._print(text)
 
     def close(self) -> None:
-        """Print the counts, and how to retire a fixed regression."""
+        """Print the counts."""
         total = sum(self.counts.values())
         counts = ", ".join(f"{self.counts[each]} {each.lower()}" for each in Verdict)
         self._print(f"{count(total, 'regression')} of {count(self._specs, 'spec')}: {counts}")
-        fixed = next((r for r in self.results.values() if verdict(r) is Verdict.FIXED), None)
-        if fixed is not None:
-            command = f"tlmatrix replay --retire {shlex.quote(fixed.node)} --because REASON"
-            self._print(f"fixed regressions still run first in all tiers; to retire one: {command}")
+        if self.counts[Verdict.FIXED]:
+            self._print("fixed regressions still run first in all tiers; delete those of no use")
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

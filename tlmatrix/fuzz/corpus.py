@@ -1,4 +1,4 @@
-"""Saves failing cases to `regressions` of a spec's own file, and retires fixed ones.
+"""Saves failing cases to `regressions` of a spec's own file.
 
 Every other byte of the YAML file is preserved. Before writing, the new text is parsed and compared
 with the expected content; it replaces the file atomically and is read again.
@@ -12,30 +12,29 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import contextmanager
-from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tlmatrix.matrix import Case
-from tlmatrix.matrix.listed_cases import completed, listed_cases
+from tlmatrix.matrix.listed_cases import listed_cases
 from tlmatrix.spec.issues import Issue, SpecError
 from tlmatrix.spec.loader import parse_spec
 from tlmatrix.spec.values import canonical, label
-from tlmatrix.spec.yaml.editing import appended, removed
+from tlmatrix.spec.yaml.editing import appended
 from tlmatrix.spec.yaml.flow import flow
 from tlmatrix.spec.yaml.nodes import plain
 from tlmatrix.spec.yaml.parser import read_document
-from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from datetime import date
 
+    from tlmatrix.matrix import Case
     from tlmatrix.spec.model.spec import Spec
 
 _Entry = dict[str, Any]
-_LISTS = ("regressions", "retired")
+_KEY = "regressions"
 
 
 def save(
@@ -67,63 +66,8 @@ def save(
             notes = {"failed": (failed or {}).get(case), "found": found, "seed": seed or None}
             entries.append(_entry(spec, case, {key: each for key, each in notes.items() if each}))
         if new:
-            _write(path, content, _with_entries(content, path, "regressions", entries))
+            _write(path, content, _with_entries(content, path, entries))
     return new
-
-
-def retire(
-    path: Path, case_id: str, because: str, *, today: date | None = None
-) -> Mapping[str, object]:
-    """Move a regression to `retired`, with the reason and the date; return the new entry.
-
-    The caller checks whether it is fixed (`tlmatrix.fuzz.replay`).
-
-    Raises:
-        SpecError: the spec has no such regression, or its list cannot be edited (an alias, or an
-            anchor with references). The file is unchanged.
-    """
-    with _locked(path):
-        content = _read(path)
-        spec = parse_spec(content, path)
-        number = regression_number(spec, case_id)
-        lists = _lists(content, path)
-        old = lists["regressions"][number]
-        entry: _Entry = dict(old) if isinstance(old.get("case"), dict) else {"case": old}
-        entry |= {"because": because, "date": today or datetime.now(UTC).date()}
-        text = _decoded(content)
-        # The case may be listed twice, with and without an axis that has a default.
-        for index in reversed(_indices(spec, case_id)):
-            try:
-                text = removed(text, "regressions", index)
-            except (ValueError, yaml.YAMLError) as error:
-                raise SpecError([spec.issue(("regressions",), str(error))]) from None
-            del lists["regressions"][index]
-        shorter = _first_valid([text], path, content, lists)
-        _write(path, content, _with_entries(shorter, path, "retired", [entry]))
-    return entry
-
-
-def regression_number(spec: Spec, case_id: str) -> int:
-    """The index of the first entry of `regressions` with this id.
-
-    Raises:
-        SpecError: there is no such entry.
-    """
-    if indices := _indices(spec, case_id):
-        return indices[0]
-    ids = _ids(spec)
-    if not ids:
-        raise SpecError([spec.issue(("regressions",), "the spec has no regressions")])
-    message = f"no regression has the id {case_id!r}{nearest(case_id, ids)}"
-    raise SpecError([spec.issue(("regressions",), message)])
-
-
-def _ids(spec: Spec) -> list[str]:
-    return [Case(spec.name, completed(spec, each.case)).id for each in spec.regressions]
-
-
-def _indices(spec: Spec, case_id: str) -> list[int]:
-    return [index for index, each in enumerate(_ids(spec)) if each == case_id]
 
 
 # Entries -------------------------------------------------------------------------------------
@@ -159,41 +103,32 @@ def _refuse_labels(spec: Spec, case: Case) -> None:
 # The text ------------------------------------------------------------------------------------
 
 
-def _with_entries(content: bytes, path: Path, key: str, entries: Iterable[_Entry]) -> bytes:
-    """The file with entries appended to a top-level list."""
-    lists = _lists(content, path)
-    before = [flow(each) for each in lists[key]]
-    lists[key] += entries
-    written = [flow(each) for each in entries]
-    return _first_valid(appended(_decoded(content), key, written, before), path, content, lists)
-
-
-def _first_valid(
-    texts: Iterable[str], path: Path, before: bytes, lists: Mapping[str, list[Any]]
-) -> bytes:
-    """The first text that parses to the data of `before` with these `lists`.
+def _with_entries(content: bytes, path: Path, entries: Iterable[_Entry]) -> bytes:
+    """The file with entries appended to `regressions`.
 
     Raises:
-        SpecError: there is no such text; has the error of the last one.
+        SpecError: no text with them parses to the same data otherwise; has the error of the last.
     """
-    expected = {**_data(before, path), **lists}
+    data = _data(content, path)
+    before = data.get(_KEY, ())
+    expected = _comparable({**data, _KEY: [*before, *entries]})
+    written, there = ([flow(each) for each in some] for some in (entries, before))
     problem: SpecError | None = None
-    for text in _readable(texts, before, path):
-        content = text.encode()
+    for text in _readable(appended(content.decode(), _KEY, written, there), content, path):
+        changed = text.encode()
         try:
             # Raises if a constraint excludes a case, or two cases have the same id.
-            listed_cases(parse_spec(content, path))
-            data = _data(content, path)
+            listed_cases(parse_spec(changed, path))
+            found = _data(changed, path)
         except SpecError as error:
             problem = error
             continue
-        if _comparable(data) == _comparable(expected):
-            return content
+        if _comparable(found) == expected:
+            return changed
     if problem is not None:
         raise problem
-    spec = parse_spec(before, path)
     message = "the entry cannot be added without changing other values; write it by hand"
-    raise SpecError([spec.issue(("regressions",), message)])
+    raise SpecError([parse_spec(content, path).issue((_KEY,), message)])
 
 
 def _readable(texts: Iterable[str], before: bytes, path: Path) -> Iterator[str]:
@@ -203,28 +138,18 @@ def _readable(texts: Iterable[str], before: bytes, path: Path) -> Iterator[str]:
     except yaml.YAMLError as error:
         spec = parse_spec(before, path)
         message = f"the entry cannot be inserted; write it by hand: {error}"
-        raise SpecError([spec.issue(("regressions",), message)]) from None
+        raise SpecError([spec.issue((_KEY,), message)]) from None
 
 
 def _comparable(data: Mapping[str, Any]) -> str:
     """The data of a file as text, so that 1, 1.0 and true differ and two NaN are equal."""
-    given = {key: each for key, each in data.items() if each or key not in _LISTS}
+    given = {key: each for key, each in data.items() if each or key != _KEY}
     return repr(sorted(given.items()))
 
 
 def _data(content: bytes, path: Path) -> dict[str, Any]:
     data: dict[str, Any] = plain(read_document(content, path).root)
     return data
-
-
-def _lists(content: bytes, path: Path) -> dict[str, list[Any]]:
-    """The entries of the two lists as in the file."""
-    data = _data(content, path)
-    return {key: list(data.get(key, ())) for key in _LISTS}
-
-
-def _decoded(content: bytes) -> str:
-    return content.decode()  # UTF-8, because it was parsed as a spec
 
 
 # The file ------------------------------------------------------------------------------------

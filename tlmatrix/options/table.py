@@ -320,16 +320,9 @@ _command(
 )
 _command(
     "replay",
-    "run the regressions of specs, or retire one",
+    "run the regressions of specs",
     "Run the regressions of specs, and print FIXED, FAILED or ERROR for each.",
     _PATHS,
-    Option(
-        "--retire ID",
-        "move this regression (SPEC.yaml::ID, or its id) to `retired` if it is fixed; it no "
-        "longer runs",
-    ),
-    Option("--because REASON", "the reason, required with --retire"),
-    Option("--unfixed", "with --retire: even if it is not fixed"),
     *_as_for_run(BACKEND, SEED),
     replace(
         _WORKERS,

@@ -49,7 +49,6 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("Invalid inputs", models.InvalidInputs),
     ("A known bug", models.KnownBug),
     ("A regression", models.Regression),
-    ("A retired case", models.Retired),
     ("Timing", models.Bench),
 )
 

@@ -1,4 +1,4 @@
-"""The keys `regressions` and `retired`: cases that once failed."""
+"""The key `regressions`: cases that once failed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from pydantic import Field, model_validator
 from tlmatrix.spec.model.fields import CaseValues, Day, Model
 
 
-class _RecordedCase(Model):
+class Regression(Model):
+    """A case that once failed: values of axes, alone or under `case` beside other keys.
+
+    Axes left out take their first value.
+    """
+
     case: CaseValues = Field(
         description="Values of axes.",
         examples=[{"seqlens": {"q": [0, 5], "k": [7, 0]}}],
@@ -35,13 +40,6 @@ class _RecordedCase(Model):
         examples=[7],
     )
 
-
-class Regression(_RecordedCase):
-    """A case that once failed: values of axes, alone or under `case` beside other keys.
-
-    Axes left out take their first value.
-    """
-
     @model_validator(mode="before")
     @classmethod
     def _from_values(cls, value: object) -> object:
@@ -54,13 +52,3 @@ class Regression(_RecordedCase):
         """The JSON Schema of values alone."""
         words = ("type", "additionalProperties", "minProperties")
         return {word: part for word, part in keys["case"].items() if word in words}
-
-
-class Retired(_RecordedCase):
-    """A regression that no longer runs, kept with its reason."""
-
-    because: Annotated[str, Field(min_length=1)] = Field(
-        description="The reason.",
-        examples=["the kernel it broke is gone"],
-    )
-    date: Day = Field(description="The day it was retired.", examples=[calendar_date(2027, 3, 1)])

@@ -55,7 +55,7 @@ from tlmatrix.spec.model.parts import (
     Tier,
     with_default_tiers,
 )
-from tlmatrix.spec.model.regressions import Regression, Retired
+from tlmatrix.spec.model.regressions import Regression
 from tlmatrix.spec.model.relations import Agreement, RelationDecl
 from tlmatrix.spec.model.sanitizers import PackedRows, SanitizerOptions
 from tlmatrix.spec.model.sharding import WORLD, Shard
@@ -99,7 +99,6 @@ __all__ = [
     "Refusal",
     "Regression",
     "RelationDecl",
-    "Retired",
     "SanitizerOptions",
     "Shard",
     "Spec",
@@ -345,14 +344,6 @@ class Spec(Model):
         examples=[
             [{"seqlens": {"q": [0, 5], "k": [7, 0]}}],
             [{"case": {"head_dim": 96}, "failed": "dq is NaN", "issue": "#12"}],
-        ],
-    )
-    retired: tuple[Retired, ...] = Field(
-        default=(),
-        description="Regressions that no longer run, each with a reason. `tlmatrix replay "
-        "--retire` moves them here.",
-        examples=[
-            [{"case": {"head_dim": 96}, "because": "no such kernel", "date": date(2027, 3, 1)}]
         ],
     )
     bench: Bench | None = Field(

@@ -80,26 +80,6 @@ def appended(text: str, key: str, entries: Sequence[str], before: Sequence[str])
         yield _with_lines(_spliced(text, root.after_key, value.end, ""), root.after_key, lines)
 
 
-def removed(text: str, key: str, number: int) -> str:
-    """The text without one entry of a list, counted from 0.
-
-    Raises:
-        ValueError: the list is an alias or merged.
-        yaml.YAMLError: PyYAML's own parser cannot read the text, as libyaml can.
-    """
-    root = _found(text, key)
-    value = root.value
-    if value is None or not value.is_list:
-        raise ValueError(f"the list {key!r} is an alias or merged; write it out to remove an entry")
-    if value.opened < 0:
-        end = _next_line(text, value.items[number][1])
-        lines = text[: _line_start(text, value.dashes[number])] + text[end:]
-        if len(value.items) > 1:
-            return lines
-        return _spliced(lines, root.after_key, root.after_key, " []")
-    return _out_of_flow(text, value, number)
-
-
 # Positions ------------------------------------------------------------------------------------
 
 
@@ -223,24 +203,6 @@ def _in_flow(text: str, value: _Value, entries: Sequence[str]) -> str:
     if comma:
         lines[-1] = lines[-1][:-1]
     return _with_lines(_spliced(text, place, place, comma), place + len(comma), lines)
-
-
-def _out_of_flow(text: str, value: _Value, number: int) -> str:
-    """The text without an entry of a flow list, and without its line if it was alone there."""
-    start, end = value.items[number]
-    before = next((at for at in reversed(value.commas) if at < start), None)
-    after = next((at for at in value.commas if at >= end), None)
-    others = [other for other, _ in value.items[number + 1 :]]
-    line = _line_end(text, end)
-    if not text[_line_start(text, start) : start].strip() and line < min([value.end - 1, *others]):
-        start, end = _line_start(text, start), _next_line(text, end)
-    elif after is not None:
-        end = after + 1
-        end += len(text[end:]) - len(text[end:].lstrip(" "))
-    elif before is not None and not text[before + 1 : start].strip():
-        start = before + 1
-    text = _spliced(text, start, end, "")
-    return _spliced(text, before, before + 1, "") if before is not None and after is None else text
 
 
 def _with_lines(text: str, at: int, lines: Sequence[str]) -> str:
