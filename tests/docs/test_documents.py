@@ -38,7 +38,7 @@ COMMANDS = {
     "docs/guides/attention-layouts.md": 4,
     "docs/guides/kernel-you-did-not-write.md": 6,
     "docs/guides/own-problems.md": 4,
-    "docs/guides/regressions.md": 3,
+    "docs/guides/regressions.md": 1,
     "docs/guides/bench.md": 3,
     "docs/guides/several-gpus.md": 2,
     "docs/guides/simulated-ranks.md": 3,
