@@ -132,12 +132,6 @@ def test_without_a_finding_the_first_element_is_the_default(explain):
     assert "\nout[0, 0]: length 0, dim1 0\n" in explain("none", "--no-inputs")
 
 
-def test_a_picture_is_written(explain, project):
-    text = explain("none", "--index", "55,3", "--no-inputs", "--picture", "causal.svg")
-    assert "picture of launch 1: causal.svg" in text
-    assert "which block wrote Out" in (project / "causal.svg").read_text()
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tlmatrix.commands.cases import named_case
 from tlmatrix.commands.screen import screen_width
 from tlmatrix.exit_codes import ExitCode, UsageError
-from tlmatrix.explain.element import Options, explain_case
 
 if TYPE_CHECKING:
     import argparse
@@ -23,9 +21,10 @@ def explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
         UsageError: the spec, case, tensor or element does not exist.
         SpecError: the spec is invalid.
     """
+    _, spec, case = named_case(arguments.case, arguments.values, config)
+    from tlmatrix.explain.element import Options, explain_case
     from tlmatrix.run.runner import Runner
 
-    _, spec, case = named_case(arguments.case, arguments.values, config)
     runner = Runner("interpreter", config.chosen(arguments), roots=(config.root,))
     options = Options(
         tensor=arguments.tensor,
@@ -35,7 +34,6 @@ def explain(arguments: argparse.Namespace, config: Config) -> ExitCode:
         rank=arguments.rank,
         full=arguments.full,
         inputs=not arguments.no_inputs,
-        picture=Path(arguments.picture) if arguments.picture else None,
         width=screen_width(120),
     )
     for line in explain_case(runner, spec, case, options):

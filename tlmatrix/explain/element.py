@@ -1,28 +1,30 @@
 """Explains one output element of a case, as lines of text.
 
 The case runs once on the interpreter, which logs its launches; up to the call of the finding, if
-that is a later one. A backward slice of the kernel that
-wrote the element follows (`tlmatrix.interpreter.explain`), then a comparison with a float64 run.
-Then parts of the inputs are replaced to measure on which of them the element depends, in the
-kernel and in the reference.
+that is a later one. A backward slice of the kernel that wrote the element follows
+(`tlmatrix.interpreter.explain`), then a comparison with a float64 run. Then parts of the inputs are
+replaced to measure on which of them the element depends, in the kernel and in the reference
+(`influence`).
 """
 
 from __future__ import annotations
 
+import math
 import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tlmatrix.backend import EntryError
 from tlmatrix.check.finding import tensor_index
-from tlmatrix.exit_codes import UsageError, writing
-from tlmatrix.explain.calls import Calls
-from tlmatrix.explain.inputs import influence_lines, poison_lines
-from tlmatrix.explain.location import locate
-from tlmatrix.explain.precision import precision_lines
+from tlmatrix.exit_codes import UsageError
+from tlmatrix.explain.influence import influence_lines, poison_lines
+from tlmatrix.explain.location import Calls, locate
+from tlmatrix.interpreter import NotMadeError, Unsupported, interpret
+from tlmatrix.interpreter.explain import explain_element
+from tlmatrix.interpreter.explain.text import rendered_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tlmatrix.explain.location import Location
     from tlmatrix.interpreter import Explanation, Session
@@ -47,7 +49,6 @@ class Options:
         rank: of several ranks, the one whose kernels to follow.
         full: whether to show every iteration of every loop.
         inputs: whether to replace parts of the inputs.
-        picture: the SVG file to draw.
         width: the number of columns.
     """
 
@@ -58,7 +59,6 @@ class Options:
     rank: int | None = None
     full: bool = False
     inputs: bool = True
-    picture: Path | None = None
     width: int = 120
 
 
@@ -68,9 +68,6 @@ def explain_case(runner: Runner, spec: Spec, case: Case, options: Options) -> It
     Raises:
         UsageError: the tensor or element does not exist, or the case has no output.
     """
-    from tlmatrix.backend import EntryError
-    from tlmatrix.interpreter import NotMadeError, Unsupported, interpret
-
     if case.origin == "invalid":
         raise UsageError(f"{case.id} is an invalid input: the entry refuses it without output")
     problem, run = runner.prepared(spec, case)
@@ -107,18 +104,14 @@ def explain_case(runner: Runner, spec: Spec, case: Case, options: Options) -> It
     except ValueError as error:
         raise UsageError(str(error)) from error
     if explanation is not None:
-        yield from _explanation_lines(explanation, options)
+        yield from rendered_lines(explanation, full=options.full, width=options.width)
     if location is not None:
         if explanation is not None:
             assert session.log is not None
-            yield from precision_lines(explanation, problem, location, session.log)
+            yield from _precision_lines(explanation, problem, location, session.log)
         yield from poison_lines(problem, explanation, location, options.width)
         if options.inputs:
             yield from influence_lines(calls, problem, explanation, location, options.width)
-    if options.picture is not None and explanation is not None:
-        _draw(session, explanation, options.picture)
-        yield ""
-        yield f"picture of launch {explanation.launch}: {options.picture}"
 
 
 @dataclass(frozen=True)
@@ -182,8 +175,6 @@ def _explain_element(
     session: Session, options: Options, location: Location | None, index: tuple[int, ...]
 ) -> Explanation:
     """Explain the element of the output, or of the buffer of a kernel."""
-    from tlmatrix.interpreter.explain import explain_element
-
     assert session.log is not None
     log = session.log
     if location is not None:
@@ -228,19 +219,52 @@ def _heading(problem: Problem, outputs: Tensors, location: Location) -> Iterator
         yield f"  {'of':<{_LABEL}}{location.words}"
 
 
-def _explanation_lines(explanation: Explanation, options: Options) -> Iterator[str]:
-    from tlmatrix.interpreter.explain.text import rendered_lines
+def _precision_lines(
+    explanation: Explanation, problem: Problem, location: Location, log: LaunchLog
+) -> Iterator[str]:
+    """The lines that compare an element and its float64 run with the reference.
 
-    yield from rendered_lines(explanation, full=options.full, width=options.width)
+    Rounding explains the error if the float64 run is closer.
+
+    There are none if the element has several writers, or if other kernels computed its inputs,
+    unless these could be run in float64 as well.
+    """
+    exact, whole = explanation.rounding.exact, True
+    if exact is None:
+        exact, whole = explanation.exact, False
+        if explanation.earlier is not None or len(explanation.writers) != 1:
+            return
+        if any(source.made_by for source in explanation.sources):
+            return
+    if exact is None or not problem.has_reference:
+        return
+    if explanation.index != location.mine and explanation.buffer != location.name:
+        return
+    reference = float(problem.reference()[location.name][location.index])
+    error, wide = abs(explanation.value - reference), abs(exact - reference)
+    yield ""
+    yield f"  {'reference':<{_LABEL}}{reference:.6g}"
+    if error != error or (error > 0 and wide > error / 2):  # noqa: PLR0124 - NaN is unequal to itself
+        rounded = not whole and _inputs_may_be_rounded(explanation, location, log)
+        verdict = "the kernel's inputs may have been rounded before" if rounded else "not precision"
+        far = f"a float64 run is as far from it ({wide:.1e} of {error:.1e})"
+        if not math.isfinite(error):
+            far = f"a float64 run gives {exact}"
+        yield f"  {'':<{_LABEL}}{far}: {verdict}"
+    elif error > 0:
+        yield (
+            f"  {'':<{_LABEL}}a float64 run is close to it ({wide:.1e} of "
+            f"{error:.1e}): the error is precision"
+        )
 
 
-def _draw(session: Session, explanation: Explanation, path: Path) -> None:
-    """Write a picture of the launch to an SVG file."""
-    from tlmatrix.interpreter.explain import mapped
-    from tlmatrix.interpreter.explain.pictures import launch_picture
-
-    assert session.log is not None
-    launch = session.log.launches[explanation.launch - 1]
-    picture = launch_picture(launch, mapped(launch), explanation.buffer, explanation.index)
-    with writing("--picture", path):
-        path.write_text(picture, encoding="utf-8")
+def _inputs_may_be_rounded(explanation: Explanation, location: Location, log: LaunchLog) -> bool:
+    """Whether an earlier kernel may have rounded a tensor that the explained kernel reads."""
+    inputs = {tensor.data_ptr() for tensor in location.given.values()}
+    read = [explanation.tensors(source.buffer) for source in explanation.sources]
+    return any(tensor.data_ptr() not in inputs for tensor in read) and any(
+        launch.live[name].is_floating_point()
+        for launch in log.launches
+        if launch.number < explanation.launch
+        for name in launch.written
+    )

@@ -1,22 +1,56 @@
-"""Locates elements of results, also of those that are gathered from several ranks."""
+"""The calls up to the one that is explained, and the element in its results or those of a rank."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import torch
+
+from tlmatrix.check.relations import consecutive_calls
 from tlmatrix.distributed.gathering import Gathered
 from tlmatrix.exit_codes import UsageError
+from tlmatrix.problem.sharding import Sharding
 from tlmatrix.words import ranks_words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import torch
+    from collections.abc import Callable, Mapping, Sequence
 
     from tlmatrix.problem import Problem, Tensors
-    from tlmatrix.problem.sharding import Sharding
     from tlmatrix.spec.model.spec import Spec
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Makes the calls of a finding again, in the same order and memory.
+
+    Attributes:
+        run: calls the code under test.
+        first: the problem of the case.
+        others: the later calls; the last of all calls is explained.
+        kind: the check of the finding.
+    """
+
+    run: Callable[[Problem], Tensors]
+    first: Problem
+    others: Sequence[Problem]
+    kind: str
+
+    def made(self, last: Problem | None = None) -> tuple[Problem, Tensors]:
+        """The problem of the last call as the entry got it, and its results.
+
+        `last` replaces that problem.
+        """
+        calls = [self.first, *self.others]
+        if last is not None:
+            calls[-1] = replace(
+                last, autograd=calls[-1].autograd, side_stream=calls[-1].side_stream
+            )
+        problem = calls[0]
+        results = self.run(problem)
+        for problem in consecutive_calls(self.kind, calls[1:]):
+            results = self.run(problem)
+        return problem, results
 
 
 @dataclass(frozen=True)
@@ -47,8 +81,6 @@ class Location:
         """The indices of a rank's input in the whole one, flat; None if they are the same."""
         if self._sharding is None or name not in self._sharding.splits:
             return None
-        import torch
-
         assert self._problem is not None
         assert self.rank is not None
         whole = self._problem.inputs[name]
@@ -73,8 +105,6 @@ def locate(
         if rank is not None:
             raise UsageError(f"--rank: {spec.name} has no axis world: one rank runs its entry")
         return Location(name, index, index, outputs[name], problem.inputs)
-    from tlmatrix.problem.sharding import Sharding
-
     sharding = Sharding.of(spec, problem)
     world = sharding.world
     if rank is not None and not 0 <= rank < world:

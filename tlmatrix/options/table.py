@@ -349,10 +349,6 @@ _command(
     *_as_for_run(SEED),
     Option("--full", "print every iteration of every loop"),
     Option("--no-inputs", "do not try other inputs, which runs the case many times"),
-    Option(
-        "--picture FILE.svg",
-        "draw which block wrote which part of the output, and what each block read",
-    ),
     caches=True,
 )
 _command(

@@ -2,7 +2,7 @@
 
 `launches` keeps what ran, `replay` runs a launch again and follows one element back (`slicing` has
 the rules), `carried` measures the rounding of earlier launches, `model` is the answer and `text`
-its printed form; `pictures` draws which block wrote what, and what each block read.
+its printed form.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .model import (
     Trace,
     Writer,
 )
-from .replay import explain_element, mapped, writers_of
+from .replay import explain_element, writers_of
 
 __all__ = [
     "Block",
@@ -37,6 +37,5 @@ __all__ = [
     "Trace",
     "Writer",
     "explain_element",
-    "mapped",
     "writers_of",
 ]

@@ -15,6 +15,7 @@ import torch
 from tlmatrix.interpreter.errors import InterpreterError, Unsupported
 from tlmatrix.interpreter.runtime.tracks import Keeper
 
+from .launches import memory_of
 from .model import Carried, Rounding
 
 if TYPE_CHECKING:
@@ -59,10 +60,6 @@ def _dtype(launch: Launch, name: str) -> str:
     return str(launch.live[name].dtype).removeprefix("torch.")
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage().data_ptr())
-
-
 def _floats(launch: Launch) -> dict[str, torch.Tensor]:
     """The floating-point arguments, as they were before the launch."""
     return {
@@ -76,11 +73,13 @@ def _reads(launch: Launch) -> set[int]:
     """The memory that a launch reads."""
     usage = launch.kernel.usage
     reading = {"read", "atomic", "ordered"}
-    return {_memory(launch.live[n]) for n in _floats(launch) if usage.get(n, frozenset()) & reading}
+    return {
+        memory_of(launch.live[n]) for n in _floats(launch) if usage.get(n, frozenset()) & reading
+    }
 
 
 def _writes(launch: Launch) -> set[int]:
-    return {_memory(launch.live[n]) for n in _floats(launch) if n in launch.written}
+    return {memory_of(launch.live[n]) for n in _floats(launch) if n in launch.written}
 
 
 def _needed(log: LaunchLog, last: Launch) -> list[Launch]:
@@ -98,7 +97,7 @@ def _read_later(at: Stored, launches: Sequence[Launch]) -> bool:
     (maker,) = (each for each in launches if each.number == number)
     if name not in _floats(maker):
         return False
-    memory = _memory(maker.live[name])
+    memory = memory_of(maker.live[name])
     return any(memory in _reads(each) for each in launches if each.number > number)
 
 
@@ -131,13 +130,13 @@ def _element(
                     result = float(array[tuple(index)])
                 continue
             if (launch.number, name) in stored:
-                shadows.pop(_memory(tensor), None)
+                shadows.pop(memory_of(tensor), None)
                 continue
-            known = shadows.get(_memory(tensor))
+            known = shadows.get(memory_of(tensor))
             values = _whole(tensor).double() if known is None else known.values
             view = values.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
             view.copy_(torch.from_numpy(array))
-            shadows[_memory(tensor)] = _Shadow(values, launch.unchanged[name])
+            shadows[memory_of(tensor)] = _Shadow(values, launch.unchanged[name])
     if result is None:
         raise Unsupported(f"a float64 run of {launches[-1]} does not write {buffer}")
     return result
@@ -148,7 +147,7 @@ def _shadowed(launch: Launch, shadows: dict[int, _Shadow]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in _floats(launch).items():
         live = launch.live[name]
-        shadow = shadows.get(_memory(live))
+        shadow = shadows.get(memory_of(live))
         if shadow is not None and shadow.version == launch.unchanged[name]:
             view = shadow.values.as_strided(value.shape, live.stride(), live.storage_offset())
             if _far(view, value.double()):

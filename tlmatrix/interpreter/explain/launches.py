@@ -101,24 +101,24 @@ class LaunchLog:
         """Note a launch that is about to run."""
         usage = kernel.usage
         tensors = {n: v.detach() for n, v in values.items() if isinstance(v, torch.Tensor)}
-        held = {_memory(t) for launch in self.launches for t in _tensors(launch.before.values())}
+        held = {memory_of(t) for launch in self.launches for t in _tensors(launch.before.values())}
         before: dict[str, Any] = dict(values) | tensors
         written = frozenset(n for n, actions in usage.items() if actions & {"write", "atomic"})
         saved: dict[int, torch.Tensor] = {}
         for name in sorted(written & tensors.keys()):
             tensor = tensors[name]
-            names = {n for n, t in tensors.items() if _memory(t) == _memory(tensor)}
+            names = {n for n, t in tensors.items() if memory_of(t) == memory_of(tensor)}
             read = any(usage.get(n, frozenset()) & {"read", "atomic", "ordered"} for n in names)
-            if not read and _memory(tensor) not in held:
+            if not read and memory_of(tensor) not in held:
                 continue
             copy = tensor.clone()
-            saved[_memory(tensor)] = copy
+            saved[memory_of(tensor)] = copy
             if read:
                 before[name] = copy
             self._freeze(tensor, copy)
         for name, tensor in tensors.items():
             # What is read through another name is the same memory, as it was before.
-            if name not in written and _memory(tensor) in saved:
+            if name not in written and memory_of(tensor) in saved:
                 before[name] = tensor.clone()
         launch = Launch(
             len(self.launches) + 1,
@@ -140,7 +140,7 @@ class LaunchLog:
                 if (
                     isinstance(held, torch.Tensor)
                     and held is launch.live[name]
-                    and _memory(held) == _memory(tensor)
+                    and memory_of(held) == memory_of(tensor)
                 ):
                     same = held.shape == tensor.shape and held.stride() == tensor.stride()
                     launch.before[name] = copy if same else held.clone()
@@ -169,12 +169,12 @@ class LaunchLog:
 
     def makers(self, tensor: torch.Tensor, until: int) -> list[tuple[Launch, str]]:
         """The launches before number `until` that wrote memory of a tensor, the last first."""
-        memory = _memory(tensor)
+        memory = memory_of(tensor)
         return [
             (launch, name)
             for launch in reversed(self.launches[: until - 1])
             for name in sorted(launch.written)
-            if _memory(launch.live[name]) == memory
+            if memory_of(launch.live[name]) == memory
         ]
 
 
@@ -182,7 +182,8 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
-def _memory(tensor: torch.Tensor) -> int:
+def memory_of(tensor: torch.Tensor) -> int:
+    """The address of a tensor's storage."""
     return int(tensor.untyped_storage().data_ptr())
 
 

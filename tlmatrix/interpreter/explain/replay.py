@@ -19,10 +19,10 @@ from tlmatrix.interpreter.errors import InterpreterError, Unsupported
 from tlmatrix.interpreter.runtime.tracks import Follower, Mapper
 
 from .carried import carried_rounding
-from .indices import rendered_indices
 from .launches import NotMadeError
 from .model import Block, Explanation, LoopRange, Read, Rounding, Source, Step, Writer
 from .slicing import sliced
+from .text import rendered_indices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -44,8 +44,8 @@ _JUMP = 8.0
 """A step loses precision where its deviation is so many times that of what it read."""
 
 
-def mapped(launch: Launch, target: tuple[str, int] | None = None) -> Mapper:
-    """Run a launch again, to find the writer of every element.
+def _mapped(launch: Launch, target: tuple[str, int]) -> Mapper:
+    """Run a launch again, to find the writers of an element: (memory, flat index).
 
     Raises:
         Unsupported: the kernel's threads have warp roles, its blocks tell each other by flags what
@@ -101,7 +101,7 @@ def explain_element(
     record = launch.kernel.recorded(wide=False)
     memory = record.memories[buffer]
     flat = int(np.ravel_multi_index(tuple(index), shape)) if shape else 0
-    mapper = mapped(launch, (memory, flat))
+    mapper = _mapped(launch, (memory, flat))
     chosen = _chosen(mapper, launch, buffer, index, block)
     follower = Follower(record, (chosen.grid, chosen.index), alone=_alone(launch, record))
     launch.kernel.run_recorded(_arguments(launch), launch.symbols, follower, wide=False)
@@ -143,12 +143,12 @@ def writers_of(launch: Launch, buffer: str, index: Sequence[int]) -> tuple[Write
 
     Raises:
         NotMadeError: the launch did not write the element.
-        Unsupported: as `mapped` does.
+        Unsupported: as for `explain_element`.
     """
     shape = tuple(launch.live[buffer].shape)
     flat = int(np.ravel_multi_index(tuple(index), shape)) if shape else 0
     record = launch.kernel.recorded(wide=False)
-    mapper = mapped(launch, (record.memories[buffer], flat))
+    mapper = _mapped(launch, (record.memories[buffer], flat))
     if not mapper.writes:
         raise NotMadeError(f"{launch} did not write {buffer}{list(index)}")
     return _writers(mapper, record, _initial(launch, buffer, index))

@@ -1,4 +1,7 @@
-"""An explanation as text: a heading, then a table of the statements, iteration by iteration."""
+"""An explanation as text: a heading, then a table of the statements, iteration by iteration.
+
+Sets of elements are index expressions, such as `k[64:128, 0, 0:64]`.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .indices import rendered_indices
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from tlmatrix.interpreter.runtime.codecs import Array
 
     from .model import Explanation, LoopRange, Read, Source, Step, Writer
 
@@ -20,6 +23,8 @@ _LABEL = 10
 _ENDS = 2
 """Iterations shown from the start of a loop, besides its last and those that lose precision."""
 _WRITERS = 6
+_RANGES = 4
+"""Ranges of one dimension that are listed; more are given by their ends."""
 
 
 def element(explanation: Explanation) -> str:
@@ -268,3 +273,29 @@ def _values(step: Step) -> str:
         low, high = float(finite.min()), float(finite.max())
         span = f"{low:.4g}" if low == high else f"{low:.4g} … {high:.4g}"
     return ", ".join([*([span] if span else []), *strange])
+
+
+def rendered_indices(flat: Array, shape: Sequence[int]) -> str:
+    """`[63, 0:64]` for elements numbered by rows; empty for a variable.
+
+    A set that is no box is given by the box around it and the number of its elements.
+    """
+    if not len(shape):
+        return ""
+    parts = [np.unique(i) for i in np.unravel_index(flat, tuple(shape))]
+    text = "[" + ", ".join(rendered_ranges(part) for part in parts) + "]"
+    box = int(np.prod([len(part) for part in parts]))
+    return text if box == len(flat) else f"{len(flat)} elements of {text}"
+
+
+def rendered_ranges(values: Array) -> str:
+    """`3`, `0:64`, `0:64:2` or `0:17 and 64:128` for sorted integers, each once."""
+    if len(values) == 1:
+        return str(int(values[0]))
+    steps = np.diff(values)
+    if len(values) > 2 and steps[0] > 1 and (steps == steps[0]).all():
+        return f"{values[0]}:{values[-1] + 1}:{steps[0]}"
+    runs = np.split(values, np.flatnonzero(steps > 1) + 1)
+    if len(runs) > _RANGES:
+        return f"{len(values)} in {values[0]}:{values[-1] + 1}"
+    return " and ".join(str(r[0]) if len(r) == 1 else f"{r[0]}:{r[-1] + 1}" for r in runs)

@@ -8,13 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from tlmatrix.interpreter.errors import Unsupported
-from tlmatrix.interpreter.explain import (
-    NotMadeError,
-    Trace,
-    explain_element,
-    mapped,
-    writers_of,
-)
+from tlmatrix.interpreter.explain import NotMadeError, Trace, explain_element, writers_of
 from tlmatrix.interpreter.reports import Checks, SanitizerError
 
 if TYPE_CHECKING:
@@ -126,16 +120,6 @@ class Session(Checks):
         """
         launch, name, place = self._launches().find(tensor, index)
         return launch.kernel.name, writers_of(launch, name, place)
-
-    def picture(self, tensor: torch.Tensor, index: Sequence[int]) -> str:
-        """SVG of the launch that wrote an element: what each block wrote and read.
-
-        Args and errors are those of `explain`.
-        """
-        from tlmatrix.interpreter.explain.pictures import launch_picture
-
-        launch, name, place = self._launches().find(tensor, index)
-        return launch_picture(launch, mapped(launch), name, place)
 
     def _launches(self) -> LaunchLog:
         if self.log is None:

@@ -1,9 +1,9 @@
-"""Records every access, for explanations and pictures.
+"""Records every access, for explanations.
 
 A recorder (`runtime.tracks`) notes which block runs and which iteration of which loop, which
 elements a statement reads and which it writes. It answers when a block starts whether to skip it
-(0), to note what it does to global memory (1), or everything (2); so the variant serves to draw
-which block wrote what as well as to follow one element backwards.
+(0), to note what it writes to global memory (1), or everything (2); so the variant serves to find
+the writers of an element as well as to follow it backwards.
 
 Followed are data: what is stored, and what it was computed from. Reads of conditions, loop bounds
 and addresses are no data; integers read on the way to a float are noted as addresses.
@@ -77,7 +77,7 @@ class RecordInstrument(Instrument):
 
     @staticmethod
     def _guard(buf: Buf) -> str:
-        """Accesses that only this block sees are noted only where they are asked for."""
+        """Writes that only this block sees are noted only where they are asked for."""
         return "" if buf.is_global else "on > 1 and "
 
     # -- the grid, statements, loops
@@ -179,7 +179,7 @@ class RecordInstrument(Instrument):
         """Iterations are about to read."""
         buf = access.buf
         e.w.line(
-            f"{self._guard(buf)}rec.read({self._site(e, buf, 'read')}, {buf.code}, "
+            f"on > 1 and rec.read({self._site(e, buf, 'read')}, {buf.code}, "
             f"{access.index_code}, {e.mask_code})"
         )
 
@@ -225,10 +225,9 @@ class RecordInstrument(Instrument):
             for r in found.sources
         )
         buf = found.target.buf
-        visible = buf.is_global or any(r.buf.is_global for r in found.sources)
         more = "".join(f", {code}" for code in found.arguments)
         e.w.line(
-            f"{'' if visible else 'on > 1 and '}rec.tile({self._site(e, buf, found.rule)}, "
+            f"{self._guard(buf)}rec.tile({self._site(e, buf, found.rule)}, "
             f"({sites}), {buf.code}, {found.target.dims_code}{more})"
         )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .memory import clip, load_block
+from .memory import load_block
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,18 +80,6 @@ class IndexArrays:
         found: Array = np.unique(flat[there])
         return found
 
-    def bounds(self) -> tuple[tuple[int, int], ...] | None:
-        """First and last index of each dimension; None where nothing is touched."""
-        extent = self.extent
-        _, there = self.numbered(extent)
-        if not there.any():
-            return None
-        found = []
-        for i in self.index:
-            at = np.broadcast_to(np.asarray(i), extent)[there]
-            found.append((int(at.min()), int(at.max())))
-        return tuple(found)
-
 
 @dataclass(frozen=True)
 class Tile:
@@ -149,19 +137,6 @@ class Tile:
     def elements(self) -> Array:
         """The elements touched."""
         return self.outer(np.meshgrid(*map(np.arange, self.extent), indexing="ij", sparse=True))
-
-    def bounds(self) -> tuple[tuple[int, int], ...] | None:
-        """First and last index of each dimension inside the buffer."""
-        some, place, _, _ = clip(self.dims, self.shape)
-        if not some:
-            return None
-        ends = []
-        for at in place:
-            if isinstance(at, slice):
-                ends.append((at.start, at.start + (at.stop - 1 - at.start) // at.step * at.step))
-            else:
-                ends.append((int(at), int(at)))
-        return tuple(ends)
 
     def matrix(self, array: Array, codec: Codec | None) -> Array:
         """Its values."""

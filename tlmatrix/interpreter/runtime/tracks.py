@@ -1,9 +1,9 @@
-"""What a recorded program calls: the writers of elements, and every access of one block.
+"""What a recorded program calls: the writers of an element, and every access of one block.
 
-A `Mapper` runs with every block and keeps what is needed to draw a launch and to find the writer
-of an element. A `Follower` looks at one block alone: first it keeps the geometry of its accesses
-(which elements each lane reads and writes), which is small; then, in a second run, the values of
-the few elements that matter. Blocks that cannot matter are skipped.
+A `Mapper` runs with every block and finds the writers of an element. A `Follower` looks at one
+block alone: first it keeps the geometry of its accesses (which elements each lane reads and
+writes), which is small; then, in a second run, the values of the few elements that matter. Blocks
+that cannot matter are skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 
 from .codecs import CODECS
 from .elements import Access, IndexArrays, Tile, element_values
-from .memory import clip
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,9 +27,6 @@ __all__ = ["BlockRun", "Event", "Follower", "Iteration", "Keeper", "LoopRun", "M
 
 Iteration = tuple[tuple[int, int], ...]
 """Which iteration of each loop is running, outermost first: (number of the loop, its variable)."""
-
-_BOXES = 200_000
-"""Reads of global memory that a map keeps for a picture."""
 
 
 @dataclass
@@ -55,16 +51,12 @@ class BlockRun:
         grid: the number of its grid.
         index: its index in the grid.
         loops: by number of the loop, in the order in which they started.
-        boxes: reads of global memory: (memory, iteration, first and last index of each dimension).
-        paths: for each iteration of an outermost loop the places of the statements that ran.
     """
 
     number: int
     grid: int
     index: tuple[int, ...]
     loops: dict[int, LoopRun] = field(default_factory=dict)
-    boxes: list[tuple[str, Iteration, tuple[tuple[int, int], ...]]] = field(default_factory=list)
-    paths: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -169,30 +161,22 @@ class _Recorder:
 
 
 class Mapper(_Recorder):
-    """A whole launch: the writer of every element, and which loops and reads each block ran.
+    """A whole launch: the writers of one element, and the loops that each block ran.
 
     Attributes:
         blocks: in the order in which they ran.
-        owners: per memory that is written the number of the block that last wrote an element, or
-            0; `shared` the number of other blocks that wrote it before.
-        writes: all writes of the element looked out for.
-        whole: False where so much was read that only part of it is in `boxes`.
+        writes: all writes of the element `target`: (memory, flat index).
     """
 
-    def __init__(self, record: Record, target: tuple[str, int] | None = None) -> None:
+    def __init__(self, record: Record, target: tuple[str, int]) -> None:
         super().__init__(record)
         self.blocks: list[BlockRun] = []
-        self.owners: dict[str, Array] = {}
-        self.shared: dict[str, Array] = {}
         self.writes: list[Write] = []
-        self.whole = True
-        self._target = target
+        self._memory, self._element = target
         self._block = BlockRun(0, 0, ())
-        self._path: set[int] = set()
-        self._boxes = 0
 
     def enter(self, grid: int, index: tuple[int, ...]) -> int:
-        """A block starts; everything global that it does is noted."""
+        """A block starts; its global writes are noted."""
         self._stack.clear()
         self._block = BlockRun(len(self.blocks) + 1, grid, index)
         self.blocks.append(self._block)
@@ -215,31 +199,14 @@ class Mapper(_Recorder):
         run.iterations += 1
         run.first = at if run.first is None else min(run.first, at)
         run.last = at if run.last is None else max(run.last, at)
-        if len(self._stack) == 1:
-            self._path = set()
-
-    def leave(self, number: int) -> None:
-        """A loop has ended."""
-        super().leave(number)
-        self._path = set()
-
-    def begin(self, line: int) -> None:
-        """A statement starts."""
-        if self._stack and line not in self._path:
-            self._path.add(line)
-            top = self._stack[0]
-            self._block.paths[top[0], top[1]] = frozenset(self._path)
-
-    def read(self, site: int, array: Array, index: tuple[Any, ...], mask: Any) -> None:
-        """Iterations are about to read global memory."""
-        self._box(site, IndexArrays(array.shape, index, mask).bounds())
 
     def wrote(
         self, site: int, array: Array, index: tuple[Any, ...], mask: Any, lanes: tuple[int, ...]
     ) -> None:
         """Iterations have written global memory."""
-        flat = IndexArrays(array.shape, index, mask, lanes).elements()
-        self._own(site, array, flat)
+        if self.record.sites[site].memory == self._memory:
+            flat = IndexArrays(array.shape, index, mask, lanes).elements()
+            self._note(site, array, inside=bool((flat == self._element).any()))
 
     def tile(
         self,
@@ -250,56 +217,16 @@ class Mapper(_Recorder):
         *extra: Any,
     ) -> None:
         """A tile operation is done."""
-        del extra
-        for source, read, region in sources:
-            if self.record.sites[source].is_global:
-                self._box(source, Tile(read.shape, region).bounds())
-        if self.record.sites[site].is_global:
-            self._own(site, array, dims)
+        del sources, extra
+        if self.record.sites[site].memory == self._memory:
+            self._note(site, array, inside=Tile(array.shape, dims).holds(self._element))
 
-    def _box(self, site: int, bounds: tuple[tuple[int, int], ...] | None) -> None:
-        if bounds is None:
+    def _note(self, site: int, array: Array, *, inside: bool) -> None:
+        if not inside:
             return
-        if self._boxes >= _BOXES:
-            self.whole = False
-            return
-        self._boxes += 1
-        self._block.boxes.append((self.record.sites[site].memory, self._iteration(), bounds))
-
-    def _own(self, site: int, array: Array, where: Any) -> None:
-        """Note the writer; `where` is flat indices, or the dims of a tile."""
-        memory = self.record.sites[site].memory
-        if memory not in self.owners:
-            self.owners[memory] = np.zeros(array.shape, np.int32)
-            self.shared[memory] = np.zeros(array.shape, np.uint16)
-        owners, shared = self.owners[memory], self.shared[memory]
-        if isinstance(where, tuple):
-            some, place, _, _ = clip(where, array.shape)
-            if not some:
-                return
-            old = owners[place]
-            shared[place] += (old != 0) & (old != self._block.number)
-            owners[place] = self._block.number
-        else:
-            flat = owners.reshape(-1)
-            old = flat[where]
-            shared.reshape(-1)[where] += (old != 0) & (old != self._block.number)
-            flat[where] = self._block.number
-        if self._target is not None and self._target[0] == memory:
-            self._watch(site, array, where)
-
-    def _watch(self, site: int, array: Array, where: Any) -> None:
-        assert self._target is not None
-        flat = self._target[1]
-        inside = (
-            Tile(array.shape, where).holds(flat)
-            if isinstance(where, tuple)
-            else bool((where == flat).any())
-        )
-        if inside:
-            codec = CODECS.get(self.record.sites[site].codec or "")
-            value = element_values(array, codec, np.array([flat]))[0]
-            self.writes.append(Write(self._block.number, site, self._iteration(), float(value)))
+        codec = CODECS.get(self.record.sites[site].codec or "")
+        value = element_values(array, codec, np.array([self._element]))[0]
+        self.writes.append(Write(self._block.number, site, self._iteration(), float(value)))
 
 
 class Keeper(_Recorder):
