@@ -4,11 +4,12 @@ import pytest
 
 import tlmatrix
 from tlmatrix.backend import backend_named
-from tlmatrix.bench.cases import bench_cases
 from tlmatrix.bench.engine import Machine, bench
-from tlmatrix.bench.ranks import _slowest, variants_on_ranks
+from tlmatrix.bench.ranks import _slowest
 from tlmatrix.bench.results import State
 from tlmatrix.bench.timing import Samples, Schedule, Timing, interleaved
+from tlmatrix.bench.trials import variants_of
+from tlmatrix.commands.bench import bench_cases
 
 pytestmark = pytest.mark.usefixtures("preloaded")
 
@@ -62,6 +63,7 @@ bench:
   cases: [{m: 128}]
   baselines: [torch, "products_on_ranks:one_rank_late", "products_on_ranks:wrong",
               "products_on_ranks:not_here", "products_on_ranks:raising_on_one"]
+  configs: {block: [64]}
 """
 SCHEDULE = Schedule(seconds=0.2, least=5, most=5, warmup=1)
 
@@ -145,6 +147,7 @@ def test_fewer_gpus_than_ranks_are_named(folder, monkeypatch):
     assert "needs 2 GPUs, and 1 is visible" in told.reason
 
 
-def test_names_of_implementations_stay_apart():
-    ways, _ = variants_on_ranks("entry", ["a.b:op", "c.d:op"], [{"block": 64}])
+def test_names_of_implementations_stay_apart(folder):
+    spec = tlmatrix.load(folder / "gathered.yaml")
+    ways = variants_of(spec, ["a.b:op", "c.d:op"], sweep=True)
     assert [way.name for way in ways] == ["entry", "op", "c.d:op", "block=64"]

@@ -17,12 +17,12 @@ import torch
 import tlmatrix
 from outside_project import Outcome, Project, project
 from tlmatrix import cli
-from tlmatrix.bench.cases import bench_cases
 from tlmatrix.bench.engine import Machine
 from tlmatrix.bench.precompile import precompile
 from tlmatrix.bench.results import read_bench
 from tlmatrix.bench.roofs import roof_of
 from tlmatrix.bench.timing import Timing
+from tlmatrix.commands.bench import bench_cases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

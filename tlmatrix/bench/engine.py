@@ -6,47 +6,40 @@ This module prints and writes nothing; it yields each case as soon as it is time
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import product
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from tlmatrix.backend import ArchitectureError, refuse_unknown_axes
 from tlmatrix.backend.binding import bind
 from tlmatrix.bench.baselines import torch_run
-from tlmatrix.bench.candidates import (
-    Candidate,
-    NotApplicableError,
-    entry_run,
-    find_mismatch,
-    prepare_candidate,
-)
-from tlmatrix.bench.errors import first_sentence, summarize_error
+from tlmatrix.bench.candidates import entry_run, find_mismatch
 from tlmatrix.bench.results import CaseTimes, Implementation, PassTimes, State
-from tlmatrix.bench.timing import Clock, Schedule, interleaved
+from tlmatrix.bench.timing import Clock, Samples, Schedule
+from tlmatrix.bench.trials import (
+    ENTRY,
+    Timed,
+    summarize_error,
+    time_passes,
+    try_variants,
+    variants_of,
+)
 from tlmatrix.problem import family_for
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.spec import DeclaredProblem, has_ranks
-from tlmatrix.spec.values import label
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    import torch
-
     from tlmatrix.backend import Backend
-    from tlmatrix.bench.candidates import Run
+    from tlmatrix.bench.candidates import Candidate, Run
     from tlmatrix.bench.roofs import Roof
+    from tlmatrix.bench.trials import Variant
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem
     from tlmatrix.spec.model.spec import Spec
-    from tlmatrix.spec.values import Value
 
 _Pair: TypeAlias = "tuple[Case, Mapping[str, Any]]"
-
-ENTRY = "entry"
-"""The name of the spec's own implementation in tables and files."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +61,16 @@ class Machine:
     roof: Roof | None = None
     clocks: Callable[[], Mapping[str, Any]] = dict
     precompile: Callable[[Spec, Sequence[_Pair], Sequence[Path]], None] | None = None
+
+
+class Timer(Protocol):
+    """Times the implementations of a case."""
+
+    def timed(self, problem: Problem, variants: Sequence[Variant], schedule: Schedule) -> Timed:
+        """Try each implementation, and time those that work."""
+
+    def close(self) -> None:
+        """Free what the cases shared."""
 
 
 def bench(
@@ -102,203 +105,118 @@ def bench(
         refuse_unknown_axes(bind(spec, backend, roots=roots), family)
     except ArchitectureError as error:
         reason = str(error)
-    configs = _configs(spec) if sweep else ()
-    if has_ranks(spec) and not reason:
-        yield from _on_ranks(
-            spec,
-            cases,
-            machine,
-            path,
-            baselines,
-            configs,
-            schedule or Schedule(),
-            roots,
-            distribution,
-        )
-        return
-    pairs = [(case, config) for case in cases for config in ({}, *configs)]
-    if machine.precompile is not None and len(pairs) > 1 and not reason:
+    variants = variants_of(spec, baselines, sweep=sweep)
+    timer = _timer(spec, machine, roots)
+    pairs = [(case, each.config) for case in cases for each in variants if each.target is None]
+    if machine.precompile and len(pairs) > 1 and not reason and not has_ranks(spec):
         machine.precompile(spec, pairs, roots)
-    for case in cases:
-        untimed = CaseTimes(spec.name, path, case.id, dict(case.values))
-        if reason:
-            yield replace(untimed, implementations=(_entry(State.NOT_APPLICABLE, reason),))
-            continue
-        if backend.broken():
-            words = "an earlier case left the CUDA context unusable; time this case separately"
-            yield replace(untimed, implementations=(_entry(State.FAILED, words),))
-            continue
-        try:
-            problem = family.problem(
-                spec, {**distribution, **case.values}, seed=case.seed, device=backend.device
-            )
-        except Exception as error:  # noqa: BLE001 - such as out of memory; reported in the table
-            words = summarize_error(error, backend)
-            yield replace(untimed, implementations=(_entry(State.FAILED, words),))
-            continue
-        variants = _variants(spec, problem, backend, roots, baselines, configs)
-        with backend.active():
-            timed = _timed(untimed, problem, variants, machine, schedule or Schedule())
-        yield timed
-        del problem, variants
-        backend.release()
-
-
-def _on_ranks(
-    spec: Spec,
-    cases: Sequence[Case],
-    machine: Machine,
-    path: str,
-    baselines: Sequence[str] | None,
-    configs: Sequence[Mapping[str, Value]],
-    schedule: Schedule,
-    roots: tuple[Path, ...],
-    distribution: Mapping[str, Value],
-) -> Iterator[CaseTimes]:
-    """Time cases whose entry several ranks call, each in its own process."""
-    from tlmatrix.bench.ranks import RankTimer, variants_on_ranks
-
-    named = spec.bench.baselines if spec.bench is not None else ()
-    variants, refused = variants_on_ranks(ENTRY, named if baselines is None else baselines, configs)
-    family, timer = family_for(spec), RankTimer(machine.backend, roots)
     try:
         for case in cases:
             untimed = CaseTimes(spec.name, path, case.id, dict(case.values))
-            values = {**distribution, **case.values}
-            try:
-                problem = family.problem(
-                    spec, values, seed=case.seed, device=machine.backend.device
-                )
-            except Exception as error:  # noqa: BLE001 - as for one GPU
-                words = summarize_error(error, machine.backend)
-                yield replace(untimed, implementations=(_entry(State.FAILED, words),))
+            if reason:
+                yield _untimed(untimed, State.NOT_APPLICABLE, reason)
                 continue
-            before = dict(machine.clocks())
-            timed = timer.timed(untimed, spec, problem, variants, schedule)
+            if backend.broken():
+                words = "an earlier case left the CUDA context unusable; time this case separately"
+                yield _untimed(untimed, State.FAILED, words)
+                continue
+            try:
+                values = {**distribution, **case.values}
+                problem = family.problem(spec, values, seed=case.seed, device=backend.device)
+            except Exception as error:  # noqa: BLE001 - such as out of memory; reported in the table
+                yield _untimed(untimed, State.FAILED, summarize_error(error, backend))
+                continue
+            timed = timer.timed(problem, variants, schedule or Schedule())
             yield replace(
-                timed,
+                untimed,
                 dtype=str(case.values.get("dtype", "")) or _dtype(problem),
-                implementations=(*timed.implementations, *refused),
-                clocks={"before": before, "after": dict(machine.clocks())},
+                implementations=tuple(timed.implementations),
+                passes=tuple(_passes(problem, timed)),
+                clocks={"before": timed.before, "after": dict(machine.clocks())},
             )
-            del problem
-            machine.backend.release()
+            del problem, timed
+            backend.release()
     finally:
         timer.close()
 
 
-@dataclass(frozen=True)
-class _Variant:
-    """An implementation to time, and its configuration in a sweep."""
+def _timer(spec: Spec, machine: Machine, roots: tuple[Path, ...]) -> Timer:
+    if not has_ranks(spec):
+        return _OneGpu(spec, machine, roots)
+    from tlmatrix.bench.ranks import RankTimer
 
-    make: Callable[[], Run]
-    config: Mapping[str, Value] = field(default_factory=dict)
-
-
-def _entry(state: State, reason: str) -> Implementation:
-    return Implementation(ENTRY, state, reason)
+    return RankTimer(spec, machine.backend, machine.clocks, roots)
 
 
-def _variants(
-    spec: Spec,
-    problem: Problem,
-    backend: Backend,
-    roots: tuple[Path, ...],
-    baselines: Sequence[str] | None,
-    configs: Sequence[Mapping[str, Value]],
-) -> dict[str, _Variant]:
-    """The implementations to time, by their names in tables."""
-    named = spec.bench.baselines if spec.bench is not None else ()
-    own = partial(entry_run, spec, problem, backend, roots=roots)
-    variants = {ENTRY: _Variant(own)}
-    for name in named if baselines is None else baselines:
-        short = name.rpartition(":")[2]
-        variants[name if short in variants else short] = _Variant(
-            partial(own, target=name) if ":" in name else partial(torch_run, name, spec, problem)
-        )
-    for config in configs:
-        name = ",".join(f"{key}={label(value)}" for key, value in config.items())
-        variants[name] = _Variant(partial(own, config=config), config)
-    return variants
+def _untimed(case: CaseTimes, state: State, reason: str) -> CaseTimes:
+    return replace(case, implementations=(Implementation(ENTRY, state, reason),))
 
 
-def _configs(spec: Spec) -> tuple[Mapping[str, Value], ...]:
-    """Every combination of the spec's `configs`."""
-    tried = spec.bench.configs if spec.bench is not None else {}
-    if not tried:
-        return ()
-    return tuple(dict(zip(tried, chosen, strict=True)) for chosen in product(*tried.values()))
-
-
-def _timed(
-    case: CaseTimes,
-    problem: Problem,
-    variants: Mapping[str, _Variant],
-    machine: Machine,
-    schedule: Schedule,
-) -> CaseTimes:
-    """Time a case."""
-    backend = machine.backend
-    ready, implementations = _tried(problem, variants, backend)
-    before = dict(machine.clocks())
-    passes = []
-    cost = problem.cost() if problem.cost is not None else None
-    for name, work in (("forward", cost), ("backward", cost.backward if cost else None)):
-        calls = {
-            variant: call
-            for variant, each in ready.items()
-            if (call := each.forward if name == "forward" else each.backward) is not None
-        }
-        if not calls:
-            continue
-        try:
-            passes.append(PassTimes(name, work, interleaved(calls, machine.clock, schedule)))
-        except Exception as error:  # noqa: BLE001 - GPU errors are asynchronous
-            failed = _entry(State.FAILED, summarize_error(error, backend))
-            implementations = [failed, *implementations[1:]]
-            break
-    return replace(
-        case,
-        dtype=str(case.values.get("dtype", "")) or _dtype(problem),
-        implementations=tuple(implementations),
-        passes=tuple(passes),
-        clocks={"before": before, "after": dict(machine.clocks())},
-    )
-
-
-def _tried(
-    problem: Problem, variants: Mapping[str, _Variant], backend: Backend
-) -> tuple[dict[str, Candidate], list[Implementation]]:
-    """Try every implementation; return those with correct results, and the state of each."""
-    try:
-        expected = problem.lowp()
-    except Exception as error:  # noqa: BLE001 - as for the problem
-        return {}, [_entry(State.FAILED, f"its reference: {summarize_error(error, backend)}")]
-    ready: dict[str, Candidate] = {}
-    implementations: list[Implementation] = []
-    for name, variant in variants.items():
-        state, reason = State.TIMED, ""
-        try:
-            found = prepare_candidate(variant.make(), problem)
-            backend.synchronize()
-            mismatch = find_mismatch(problem, expected, found.results)
-        except (NotApplicableError, NotImplementedError) as error:
-            state, reason = State.NOT_APPLICABLE, first_sentence(str(error))
-        except SpecError:
-            raise
-        except Exception as error:  # noqa: BLE001 - any error is reported in the table
-            state, reason = State.FAILED, summarize_error(error, backend)
-        else:
-            if mismatch is None:
-                ready[name] = found
-            else:
-                state, reason = State.WRONG, mismatch
-        implementations.append(Implementation(name, state, reason, variant.config))
-        if state is State.FAILED and backend.broken():
-            return {}, implementations
-    return ready, implementations
+def _passes(problem: Problem, timed: Timed) -> Iterator[PassTimes]:
+    cost = problem.cost() if problem.cost is not None and timed.samples else None
+    for name, samples in timed.samples.items():
+        work = cost if name == "forward" or cost is None else cost.backward
+        yield PassTimes(name, work, samples)
 
 
 def _dtype(problem: Problem) -> str:
-    first: torch.Tensor | None = next(iter(problem.inputs.values()), None)
+    first = next(iter(problem.inputs.values()), None)
     return "" if first is None else str(first.dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class _OneGpu:
+    """Times the calls of this process."""
+
+    spec: Spec
+    machine: Machine
+    roots: tuple[Path, ...]
+
+    def timed(self, problem: Problem, variants: Sequence[Variant], schedule: Schedule) -> Timed:
+        """See `Timer.timed`."""
+        with self.machine.backend.active():
+            return self._timed(problem, variants, schedule)
+
+    def close(self) -> None:
+        """See `Timer.close`."""
+
+    def _timed(self, problem: Problem, variants: Sequence[Variant], schedule: Schedule) -> Timed:
+        backend = self.machine.backend
+        try:
+            expected = problem.lowp()
+        except Exception as error:  # noqa: BLE001 - as for the problem
+            words = f"its reference: {summarize_error(error, backend)}"
+            return Timed([Implementation(ENTRY, State.FAILED, words)])
+
+        def make(variant: Variant) -> Run:
+            if variant.target is not None and ":" not in variant.target:
+                return torch_run(variant.target, self.spec, problem)
+            return entry_run(
+                self.spec,
+                problem,
+                backend,
+                roots=self.roots,
+                target=variant.target,
+                config=variant.config,
+            )
+
+        def mismatch(_name: str, found: Candidate) -> str | None:
+            return find_mismatch(problem, expected, found.results)
+
+        ready: dict[str, Candidate] = {}
+        implementations: list[Implementation] = []
+        for found, implementation in try_variants(variants, make, problem, backend, mismatch):
+            implementations.append(implementation)
+            if found is not None:
+                ready[implementation.name] = found
+            elif implementation.state is State.FAILED and backend.broken():
+                ready.clear()
+                break
+        before = dict(self.machine.clocks())
+        samples: dict[str, dict[str, Samples]] = {}
+        try:
+            samples.update(time_passes(ready, self.machine.clock, schedule))
+        except Exception as error:  # noqa: BLE001 - GPU errors are asynchronous
+            words = summarize_error(error, backend)
+            implementations[0] = Implementation(ENTRY, State.FAILED, words)
+        return Timed(implementations, samples, before)

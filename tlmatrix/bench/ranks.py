@@ -1,88 +1,93 @@
-"""Times an entry on several ranks, each in its own process; the slowest rank counts."""
+"""Times an entry on several ranks, each in its own process, in lockstep; the slowest rank counts.
+
+`RankTimer` runs in the command's process. The process of each rank
+(`tlmatrix.distributed.process`) calls `time_on_rank` by name.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
+from tlmatrix.backend.binding import bind
 from tlmatrix.backend.errors import DevicesError, EntryError
-from tlmatrix.bench.candidates import find_mismatch
-from tlmatrix.bench.rank_worker import Variant
-from tlmatrix.bench.results import Implementation, PassTimes, State
-from tlmatrix.bench.timing import Samples
+from tlmatrix.bench.candidates import NotApplicableError, entry_run, find_mismatch
+from tlmatrix.bench.results import Implementation, State
+from tlmatrix.bench.timing import Samples, Schedule, Timing, cuda_clock
+from tlmatrix.bench.trials import ENTRY, Timed, time_passes, try_variants
 from tlmatrix.check.finding import FindingsError
 from tlmatrix.distributed.executors import ProcessExecutor, executor_for
 from tlmatrix.distributed.gathering import gathered
 from tlmatrix.distributed.job import Call, Job, to_device
+from tlmatrix.distributed.rank_runner import RankRunner
 from tlmatrix.problem.sharding import Sharding
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from tlmatrix.backend import Backend
-    from tlmatrix.bench.rank_worker import RankTimes
-    from tlmatrix.bench.results import CaseTimes
-    from tlmatrix.bench.timing import Schedule
-    from tlmatrix.problem import Problem, Tensors
+    from tlmatrix.bench.candidates import Candidate, Named, Run
+    from tlmatrix.bench.timing import Call as TimedCall
+    from tlmatrix.bench.timing import Clock
+    from tlmatrix.bench.trials import Variant
+    from tlmatrix.problem import Problem
     from tlmatrix.spec.model.spec import Spec
-    from tlmatrix.spec.values import Value
 
-_WORKER = "tlmatrix.bench.rank_worker:time_on_rank"
+_WORKER = "tlmatrix.bench.ranks:time_on_rank"
 _SECONDS = 900.0
 """Time limit of a case in seconds, including compilation."""
 _ONE_GPU_ONLY = "runs on one GPU; give a function that every rank calls, package.module:name"
 
 
-def variants_on_ranks(
-    entry: str, baselines: Sequence[str], configs: Sequence[Mapping[str, Value]]
-) -> tuple[list[Variant], list[Implementation]]:
-    """The implementations to time, `entry` first; and the baselines that run on one GPU only."""
-    variants, not_applicable = [Variant(entry)], []
-    for name in baselines:
-        if ":" not in name:
-            not_applicable.append(Implementation(name, State.NOT_APPLICABLE, _ONE_GPU_ONLY))
-            continue
-        short = name.rpartition(":")[2]
-        variants.append(
-            Variant(name if any(variant.name == short for variant in variants) else short, name)
-        )
-    for config in configs:
-        name = ",".join(f"{key}={value}" for key, value in config.items())
-        variants.append(Variant(name, None, config))
-    return variants, not_applicable
+@dataclass(frozen=True)
+class RankTimes:
+    """What one rank has of a case: states and results by implementation, samples by pass."""
+
+    implementations: Mapping[str, Implementation] = field(default_factory=dict)
+    results: Mapping[str, Named] = field(default_factory=dict)
+    samples: Mapping[str, Mapping[str, Samples]] = field(default_factory=dict)
 
 
 class RankTimer:
     """Times cases on ranks of a backend: GPUs with NCCL, or CPU processes with gloo."""
 
-    def __init__(self, backend: Backend, roots: tuple[Path, ...]) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        backend: Backend,
+        clocks: Callable[[], Mapping[str, Any]],
+        roots: tuple[Path, ...],
+    ) -> None:
+        self._spec, self._clocks, self._roots = spec, clocks, roots
         self._executor = executor_for(backend, roots, _SECONDS)
-        self._roots = roots
 
     def close(self) -> None:
         """End the processes."""
         self._executor.close()
 
-    def timed(
-        self,
-        case: CaseTimes,
-        spec: Spec,
-        problem: Problem,
-        variants: Sequence[Variant],
-        schedule: Schedule,
-    ) -> CaseTimes:
+    def timed(self, problem: Problem, variants: Sequence[Variant], schedule: Schedule) -> Timed:
         """Time a case; the time of a call is that of the slowest rank."""
+        before = dict(self._clocks())
 
-        def untimed(state: State, reason: str) -> CaseTimes:
-            return replace(case, implementations=(Implementation(variants[0].name, state, reason),))
+        def untimed(state: State, reason: str) -> Timed:
+            return Timed([Implementation(ENTRY, state, reason)], before=before)
 
         if not isinstance(self._executor, ProcessExecutor):
             return untimed(State.NOT_APPLICABLE, "simulated ranks cannot be timed")
+        sharding = Sharding.of(self._spec, problem)
+        host = torch.device("cpu")
+        jobs = [
+            to_device(Job((Call.of(sharding.of_rank(problem, rank)),)), host)
+            for rank in range(sharding.world)
+        ]
+        arguments = [(self._spec, job, list(variants), schedule, self._roots) for job in jobs]
         try:
-            times = self._times(self._executor, spec, problem, variants, schedule)
+            times: list[RankTimes] = self._executor.work(_WORKER, arguments)
         except DevicesError as error:
             return untimed(State.NOT_APPLICABLE, str(error))
         except FindingsError as error:
@@ -92,40 +97,21 @@ class RankTimer:
             return untimed(State.FAILED, words)
         finally:
             self._executor.end()
-        sharding, expected = Sharding.of(spec, problem), problem.lowp()
+        expected = problem.lowp()
         implementations = [
-            _implementation(variant, problem, sharding, expected, times) for variant in variants
+            _judged(variant, problem, sharding, expected, times) for variant in variants
         ]
         correct = {each.name for each in implementations if each.state is State.TIMED}
-        cost = problem.cost() if problem.cost is not None else None
-        passes = []
-        for name in times[0].passes:
-            samples = {
-                variant: _slowest([each.passes[name][variant] for each in times])
-                for variant in times[0].passes[name]
+        samples = {
+            name: {
+                variant: _slowest([each.samples[name][variant] for each in times])
+                for variant in found
                 if variant in correct
             }
-            work = cost if name == "forward" or cost is None else cost.backward
-            if samples:
-                passes.append(PassTimes(name, work, samples))
-        return replace(case, implementations=tuple(implementations), passes=tuple(passes))
-
-    def _times(
-        self,
-        executor: ProcessExecutor,
-        spec: Spec,
-        problem: Problem,
-        variants: Sequence[Variant],
-        schedule: Schedule,
-    ) -> list[RankTimes]:
-        sharding = Sharding.of(spec, problem)
-        host = torch.device("cpu")
-        jobs = [
-            to_device(Job((Call.of(sharding.of_rank(problem, rank)),)), host)
-            for rank in range(sharding.world)
-        ]
-        arguments = [(spec, job, list(variants), schedule, self._roots) for job in jobs]
-        return executor.work(_WORKER, arguments)
+            for name, found in times[0].samples.items()
+            if correct & found.keys()
+        }
+        return Timed(implementations, samples, before)
 
 
 def _slowest(samples: Sequence[Samples]) -> Samples:
@@ -134,25 +120,23 @@ def _slowest(samples: Sequence[Samples]) -> Samples:
     return Samples([max(times) for times in rounds], max(each.host for each in samples))
 
 
-def _implementation(
+def _judged(
     variant: Variant,
     problem: Problem,
     sharding: Sharding,
-    expected: Tensors,
+    expected: Named,
     times: Sequence[RankTimes],
 ) -> Implementation:
-    """The state of an implementation, from its results on all ranks."""
-    of_ranks = [each.results[variant.name] for each in times]
-    for state, reasons in (
-        (State.FAILED, [result.failed for result in of_ranks]),
-        (State.NOT_APPLICABLE, [result.not_applicable for result in of_ranks]),
-    ):
-        rank = next((rank for rank, words in enumerate(reasons) if words), None)
-        if rank is not None:
-            where = "" if len(set(reasons)) == 1 else f"rank {rank}: "
-            return Implementation(variant.name, state, where + reasons[rank], variant.config)
+    """The state of an implementation, from those on all ranks and from its whole results."""
+    of_ranks = [each.implementations[variant.name] for each in times]
+    reasons = {each.reason for each in of_ranks}
+    for state in (State.FAILED, State.NOT_APPLICABLE):
+        for rank, each in enumerate(of_ranks):
+            if each.state is state:
+                where = "" if len(reasons) == 1 else f"rank {rank}: "
+                return Implementation(each.name, state, where + each.reason, each.config)
     try:
-        whole = gathered(problem, sharding, [result.results for result in of_ranks])
+        whole = gathered(problem, sharding, [each.results[variant.name] for each in times])
     except FindingsError as error:
         return Implementation(variant.name, State.WRONG, error.findings[0].title, variant.config)
     device = next(iter(problem.inputs.values())).device
@@ -160,3 +144,88 @@ def _implementation(
     mismatch = find_mismatch(problem, expected, results)
     state = State.WRONG if mismatch else State.TIMED
     return Implementation(variant.name, state, mismatch or "", variant.config)
+
+
+# In the process of a rank --------------------------------------------------------------------
+
+
+def time_on_rank(
+    backend: Backend,
+    rank: int,
+    world: int,
+    spec: Spec,
+    job: Job,
+    variants: Sequence[Variant],
+    schedule: Schedule,
+    roots: tuple[Path, ...],
+) -> RankTimes:
+    """Try every implementation of a case, then time those that work on all ranks.
+
+    Ranks synchronize before each call and run the same number of rounds.
+    """
+    group = dist.group.WORLD
+    runner = RankRunner(bind(spec, backend, roots=roots), rank, world, group)
+    (call,) = to_device(job, backend.device).calls
+    problem = runner.with_context(call.problem({"rank": rank, "world": world, "group": group}))
+    results: dict[str, Named] = {}
+
+    def make(variant: Variant) -> Run:
+        if variant.target is not None and ":" not in variant.target:
+            raise NotApplicableError(_ONE_GPU_ONLY)
+        return entry_run(
+            spec, problem, backend, roots=roots, target=variant.target, config=variant.config
+        )
+
+    def keep(name: str, found: Candidate) -> None:
+        results[name] = {
+            output: tensor.detach().cpu().contiguous() for output, tensor in found.results.items()
+        }
+
+    ready: dict[str, Candidate] = {}
+    implementations: dict[str, Implementation] = {}
+    with backend.active():
+        for found, implementation in try_variants(variants, make, problem, backend, keep):
+            implementations[implementation.name] = implementation
+            if _minimum(found is not None) and found is not None:
+                ready[implementation.name] = found
+        samples = dict(time_passes(ready, _clock(backend), schedule, agree=_maximum))
+    return RankTimes(implementations, results, samples)
+
+
+def _minimum(value: float) -> float:
+    """The minimum over all ranks; also a barrier."""
+    mine = torch.tensor([float(value)], dtype=torch.float64)
+    dist.all_reduce(mine, op=dist.ReduceOp.MIN)
+    return float(mine)
+
+
+def _maximum(value: float) -> float:
+    """The maximum over all ranks."""
+    return -_minimum(-value)
+
+
+def _clock(backend: Backend) -> Clock:
+    """A clock for calls that all ranks start together."""
+    if backend.name != "cuda":
+        return _synchronized(_host_clock)
+    one = torch.ones(1, device=backend.device)
+
+    def begin() -> None:
+        dist.all_reduce(one, op=dist.ReduceOp.MAX)
+
+    return _synchronized(cuda_clock(backend.device, begin))
+
+
+def _synchronized(clock: Clock) -> Clock:
+    def timed(call: TimedCall, lead: float) -> Timing:
+        _minimum(0)
+        return clock(call, lead)
+
+    return timed
+
+
+def _host_clock(call: TimedCall, _lead: float) -> Timing:
+    begin = time.perf_counter()
+    call()
+    spent = (time.perf_counter() - begin) * 1e3
+    return Timing(spent, spent)

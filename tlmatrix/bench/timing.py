@@ -50,15 +50,11 @@ class Samples:
     host: float = 0.0
 
 
-def _identity(value: float) -> float:
-    return value
-
-
 def interleaved(
     calls: Mapping[str, Call],
     clock: Clock,
     schedule: Schedule,
-    agree: Callable[[float], float] = _identity,
+    agree: Callable[[float], float] | None = None,
 ) -> dict[str, Samples]:
     """Time each call once per round; each round starts with another call.
 
@@ -77,7 +73,8 @@ def interleaved(
         median(max(timing.device, timing.host) for timing in timings) + 0.5
         for timings in warm.values()
     )
-    rounds = min(max(int(schedule.seconds * 1e3 / agree(once)), schedule.least), schedule.most)
+    once = once if agree is None else agree(once)
+    rounds = min(max(int(schedule.seconds * 1e3 / once), schedule.least), schedule.most)
     names = list(calls)
     for number in range(rounds):
         first = number % len(names)

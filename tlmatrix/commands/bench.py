@@ -23,10 +23,13 @@ from tlmatrix.bench.roofs import roof_of
 from tlmatrix.bench.statistics import CONFIDENCE, Verdict
 from tlmatrix.commands.specs import spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.matrix import Case
 from tlmatrix.report.text import count
 from tlmatrix.results_file import versions
 from tlmatrix.spec.importing import make_importable
+from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.loader import load_spec
+from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
     import argparse
@@ -35,8 +38,8 @@ if TYPE_CHECKING:
     from tlmatrix.bench.engine import Machine
     from tlmatrix.bench.results import CaseTimes
     from tlmatrix.config import Config
-    from tlmatrix.matrix import Case
     from tlmatrix.spec.model.spec import Spec
+    from tlmatrix.spec.values import Value
 
 
 def bench(arguments: argparse.Namespace, config: Config) -> ExitCode:
@@ -153,8 +156,6 @@ def _machine() -> Machine:
 
 def _specs(arguments: argparse.Namespace, config: Config) -> list[tuple[Path, Spec, list[Case]]]:
     """The specs and their cases to time; of several specs those with a section `bench`."""
-    from tlmatrix.bench.cases import bench_cases
-
     given = [_case_values(text) for text in arguments.case or ()]
     found = []
     paths = spec_paths(arguments.paths, config)
@@ -170,6 +171,28 @@ def _specs(arguments: argparse.Namespace, config: Config) -> list[tuple[Path, Sp
         message = "no case matches -k" if arguments.select else "no spec has a section `bench`"
         raise UsageError(message)
     return found
+
+
+def bench_cases(spec: Spec, given: Sequence[Mapping[str, Value]] = ()) -> list[Case]:
+    """The cases to time: those `given`, or else those of the spec's section `bench`.
+
+    Raises:
+        SpecError: the spec has no such section, or lacks an axis of a given case.
+    """
+    written = given or (spec.bench.cases if spec.bench is not None else ())
+    if not written:
+        message = "the spec lists no cases to time: add a section `bench`, or give --case"
+        raise SpecError([spec.issue((), message)])
+    for values in given:
+        for axis in values:
+            if axis not in spec.axes:
+                message = (
+                    f"--case: the spec has no axis {axis!r}{suggestion(axis, spec.axes, 'Axes')}"
+                )
+                raise SpecError([spec.issue(("axes",), message)])
+    first = {name: values[0] for name, values in spec.axes.items()}
+    cases = [Case(spec.name, {**first, **values}, "extra") for values in written]
+    return list(dict.fromkeys(cases))
 
 
 def _selected(cases: list[Case], expression: str) -> list[Case]:
