@@ -7,7 +7,7 @@ import pytest
 
 from tlmatrix.backend.errors import BindingError, EntryError
 from tlmatrix.check.finding import Finding, FindingsError
-from tlmatrix.distributed.failure import Failure, raise_failures
+from tlmatrix.distributed.failures import Failure, raise_failures
 from tlmatrix.spec.issues import Issue
 
 ISSUES = [Issue(Path("a.yaml"), 5, 8, "entry: no gradient"), Issue(Path("a.yaml"), 7, 1, "axes")]

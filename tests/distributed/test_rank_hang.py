@@ -2,7 +2,7 @@
 
 import pytest
 
-from tlmatrix.distributed.hang import hang_error
+from tlmatrix.distributed.failures import hang_error
 
 ON_GPU = """Thread 0x00007f1 (most recent call first):
   File "/usr/lib/python3.12/threading.py", line 355 in wait

@@ -127,7 +127,7 @@ class EntryOnRanks(SeveralRanks):
 
 def trace_on_ranks(binding: Binding, problem: Problem) -> None:
     """See `tlmatrix.distributed.trace`."""
-    from tlmatrix.distributed.simulated import SimulatedExecutor
+    from tlmatrix.distributed.executors import SimulatedExecutor
 
     SimulatedExecutor().run(binding, _jobs([problem], [Sharding.of(binding.spec, problem)]))
 

@@ -6,20 +6,29 @@ An executor owns what the cases of this process share, such as pools of rank pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
+from zlib import crc32
 
 import torch
+import torch.distributed as dist
 
-from tlmatrix.backend.backends import CudaBackend, ProcessesBackend
-from tlmatrix.backend.errors import DevicesError
+from tlmatrix.backend.backends import CudaBackend, InterpreterBackend, ProcessesBackend
+from tlmatrix.backend.errors import DevicesError, EntryError
 from tlmatrix.backend.gpus import all_visible_gpus
+from tlmatrix.check.finding import Finding, FindingsError
+from tlmatrix.distributed.failures import CHECK, Failure, raise_failures
 from tlmatrix.distributed.job import to_device
 from tlmatrix.distributed.lock import machine_slot
 from tlmatrix.distributed.pool import RankPool
+from tlmatrix.distributed.rank_runner import RankRunner
+from tlmatrix.tracebacks import user_traceback
+from tlmatrix.words import ranks_words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
     from tlmatrix.check.sanitizers import SanitizerSession
     from tlmatrix.distributed.job import Answer, Job
 
+_RANK = re.compile(r"simulated rank (\d+)")
 _FIRST_RUN = 2
 """Factor of the time limit for the first run of a case on GPUs, which compiles kernels."""
 _POOLS = 2
@@ -147,12 +157,90 @@ class ProcessExecutor:
         self._pools = {}
 
 
+@dataclass(frozen=True)
+class _OnRank(InterpreterBackend):
+    """The backend of calls on a simulated rank, while the simulation's own is active."""
+
+    @contextmanager
+    def active(self, run_index: int = 0) -> Iterator[object]:  # noqa: ARG002
+        """Do nothing: the simulation's backend is active already."""
+        yield self
+
+    def synchronize(self) -> None:
+        """Wait for the rank's streams."""
+        torch.cuda.synchronize()
+
+
+class SimulatedExecutor:
+    """Runs each job in a new simulation in this process, under a seeded scheduler.
+
+    Each has its own memory, streams and contexts. Its interleaving depends on the case and on the
+    number of the run.
+    """
+
+    def run(
+        self, binding: Binding, jobs: Sequence[Job], sanitizers: SanitizerSession | None = None
+    ) -> list[Answer]:
+        """See `RankExecutor.run`."""
+        from tlmatrix.interpreter import simulate
+        from tlmatrix.interpreter.errors import DeadlockError, SynchronizationError
+
+        world, first = len(jobs), jobs[0]
+        failures: dict[int, Failure] = {}
+        bound = replace(binding, backend=_OnRank(target=binding.backend.target))  # type: ignore[attr-defined]
+
+        def program(rank: int) -> Answer:
+            try:
+                return RankRunner(bound, rank, world, dist.group.WORLD).run(jobs[rank])
+            except Exception as error:
+                failures[rank] = Failure.of(error)
+                raise
+
+        watching = nullcontext() if sanitizers is None else sanitizers.enabled_on_ranks(world)
+        try:
+            with watching, binding.backend.active(first.turn):
+                found = simulate(program, world, seed=_seed(first), stragglers=bool(first.straggle))
+        except (DeadlockError, SynchronizationError) as error:
+            raise _deadlock(error) from error
+        except Exception as error:
+            raise_failures(failures, world)
+            raise _stream_error(error, world) from error
+        return list(found.results)
+
+    def end(self) -> None:
+        """Do nothing: no state outlives a run."""
+
+    def close(self) -> None:
+        """Do nothing: no state outlives a run."""
+
+
 def executor_for(backend: Backend, roots: tuple[Path, ...], seconds: float) -> RankExecutor:
     """Create the executor for a backend; `seconds` is the time limit of a job."""
     if isinstance(backend, CudaBackend):
         return ProcessExecutor("cuda", roots, seconds)
     if isinstance(backend, ProcessesBackend):
         return ProcessExecutor("gloo", roots, seconds)
-    from tlmatrix.distributed.simulated import SimulatedExecutor
-
     return SimulatedExecutor()
+
+
+def _seed(job: Job) -> int:
+    """The scheduler's seed: different for each case and each run of it."""
+    return crc32(repr(sorted(job.calls[0].values.items())).encode()) ^ (job.turn * 0x9E3779B1)
+
+
+def _deadlock(error: Exception) -> FindingsError:
+    """The error for ranks that deadlock."""
+    title, _, detail = str(error).partition("\n")
+    hint = "a signal that no rank sends, a flag not reset, or a collective that not all ranks call"
+    finding = Finding(CHECK, title, pattern="deadlock", hint=hint, detail=detail or None)
+    return FindingsError([finding])
+
+
+def _stream_error(error: Exception, world: int) -> Exception:
+    """The error of a kernel or a copy on a stream, with its rank."""
+    notes = " ".join(getattr(error, "__notes__", ()))
+    rank = _RANK.search(notes)
+    if rank is None:
+        return error
+    where = ranks_words([int(rank[1])], world) if world > 1 else ""
+    return EntryError(error, where=where, trace=user_traceback(error))

@@ -15,6 +15,7 @@ from tlmatrix.check.bits import same_bits
 from tlmatrix.check.determinism import compare_runs
 from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.check.results import Results
+from tlmatrix.distributed.failures import CHECK
 from tlmatrix.words import ranks_words
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from tlmatrix.check.tolerance import ReferenceBounds
     from tlmatrix.problem.model import Problem, Tensors
     from tlmatrix.problem.sharding import Sharding
-
-CHECK = "ranks"
-"""The check of findings about ranks."""
 
 
 class Gathered(Results):

@@ -21,8 +21,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.distributed.failure import Failure, raise_failures
-from tlmatrix.distributed.hang import exit_error, hang_error
+from tlmatrix.distributed.failures import Failure, exit_error, hang_error, raise_failures
 from tlmatrix.launchers import without_launcher
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.distributed.failure import Failure
+from tlmatrix.distributed.failures import Failure
 from tlmatrix.parents import end_with
 
 if TYPE_CHECKING:
