@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tlmatrix.fuzz.corpus import save
-from tlmatrix.fuzz.replay import Verdict, verdict
+from tlmatrix.fuzz.corpus import Verdict, save, verdict
 from tlmatrix.fuzz.search import fuzz_spec
 from tlmatrix.matrix import Case
 from tlmatrix.run.plan import plan

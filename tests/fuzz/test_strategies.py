@@ -15,12 +15,11 @@ from hypothesis import Phase, find, given, settings
 
 from tlmatrix.fuzz.generation import generate_cases
 from tlmatrix.fuzz.job import Job
+from tlmatrix.fuzz.search import tier_fuzz_cases
 from tlmatrix.fuzz.strategies import Configuration, case_domain, cases
 from tlmatrix.fuzz.strategies.case_strategy import case_strategy
+from tlmatrix.fuzz.strategies.integers import Span, related_span
 from tlmatrix.fuzz.strategies.lengths import climbing_batches
-from tlmatrix.fuzz.strategies.related import related_span
-from tlmatrix.fuzz.strategies.spans import Span
-from tlmatrix.fuzz.tier import tier_fuzz_cases
 from tlmatrix.fuzz.worker import one_configuration
 from tlmatrix.matrix import Case, expand, find_case
 from tlmatrix.matrix.listed_cases import broken_constraints

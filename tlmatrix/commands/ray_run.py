@@ -164,7 +164,7 @@ def _grouped(
     Raises:
         UsageError: a spec is outside of the project's root, which travels to the nodes.
     """
-    from tlmatrix.fuzz.tier import tier_fuzz_cases
+    from tlmatrix.fuzz.search import tier_fuzz_cases
 
     cases: dict[tuple[str, str], Case] = {}
     members: dict[tuple[str, str], list[str]] = defaultdict(list)

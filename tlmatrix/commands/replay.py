@@ -14,7 +14,7 @@ import pytest
 from tlmatrix.commands.engine import Engine, console_on_output, exit_code, pytest_arguments
 from tlmatrix.commands.specs import plan_all, spec_paths
 from tlmatrix.exit_codes import ExitCode
-from tlmatrix.fuzz.replay import Verdict, reason, verdict
+from tlmatrix.fuzz.corpus import Verdict, reason, verdict
 from tlmatrix.report.text import count
 from tlmatrix.run.events import CaseFinished
 

@@ -1,4 +1,4 @@
-"""Saves failing cases to `regressions` of a spec's own file.
+"""Saves failing cases to `regressions` of a spec's own file; verdicts on them.
 
 Every other byte of the YAML file is preserved. Before writing, the new text is parsed and compared
 with the expected content; it replaces the file atomically and is read again.
@@ -12,12 +12,14 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from tlmatrix.matrix.listed_cases import listed_cases
+from tlmatrix.run.result import Status
 from tlmatrix.spec.issues import Issue, SpecError
 from tlmatrix.spec.loader import parse_spec
 from tlmatrix.spec.values import canonical, label
@@ -31,10 +33,50 @@ if TYPE_CHECKING:
     from datetime import date
 
     from tlmatrix.matrix import Case
+    from tlmatrix.run.result import CaseResult
     from tlmatrix.spec.model.spec import Spec
 
 _Entry = dict[str, Any]
 _KEY = "regressions"
+
+
+class Verdict(StrEnum):
+    """The state of a regression after a run."""
+
+    FIXED = "FIXED"
+    FAILED = "FAILED"
+    """A check has a finding, known bug or not."""
+    ERROR = "ERROR"
+    """The code raised, crashed or timed out, or the spec does not match it."""
+    SKIPPED = "SKIPPED"
+    """The case cannot run here, or is quarantined."""
+
+
+_OF_STATUS = {
+    Status.PASSED: Verdict.FIXED,
+    Status.FAILED: Verdict.FAILED,
+    Status.KNOWN_BUG: Verdict.FAILED,
+    Status.ERROR: Verdict.ERROR,
+    Status.CRASHED: Verdict.ERROR,
+    Status.TIMEOUT: Verdict.ERROR,
+    Status.SKIPPED: Verdict.SKIPPED,
+    Status.QUARANTINED: Verdict.SKIPPED,
+}
+
+
+def verdict(result: CaseResult) -> Verdict:
+    """The verdict on a regression with this result."""
+    if any(finding.check == "known_bugs" for finding in result.findings):
+        return Verdict.FIXED  # it passed, so its entry in known_bugs is stale
+    return _OF_STATUS[result.status]
+
+
+def reason(result: CaseResult) -> str:
+    """The first finding and the message of a result, in one line; empty if it has neither."""
+    parts = [finding.summary for finding in result.findings[:1]]
+    if len(result.findings) > 1:
+        parts.append(f"and {len(result.findings) - 1} more")
+    return "; ".join([*parts, *([result.message] if result.message else [])])
 
 
 def save(

@@ -12,20 +12,18 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tlmatrix.fuzz.guidance import Guidance
-from tlmatrix.fuzz.region import wrong_region
-from tlmatrix.fuzz.shrink import shrink
+from tlmatrix.fuzz.shrink import shrink, wrong_region
 from tlmatrix.run.result import Status
 from tlmatrix.triage.cause import VALUE_CHECKS, Cause, cause_of, known_fault, same_fault
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from hypothesis.strategies import SearchStrategy
 
     from tlmatrix.check.rerun_checks import Reruns
-    from tlmatrix.interpreter.coverage import Coverage
+    from tlmatrix.interpreter.coverage import Coverage, Feature
     from tlmatrix.matrix import Case
     from tlmatrix.run.result import CaseResult
     from tlmatrix.run.runner import Runner
@@ -39,6 +37,10 @@ _MAX_DUPLICATES = 300
 """Duplicates in a row after which the search counts as exhausted."""
 _SHRINK_SECONDS = 20.0
 """Time limit of shrinking one failure."""
+_STALE = 50
+"""Measured examples in a row without a new feature after which the coverage of fewer is measured,
+which costs about a seventh of a case's time."""
+_ONE_IN = 4
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,33 @@ def examples_of(spec: Spec, tier: str) -> int:
     if tier not in spec.tiers:
         raise ValueError(f"unknown tier {tier!r} of {spec.path}{suggestion(tier, spec.tiers, '')}")
     return spec.fuzz.examples.get(tier, 0) if spec.fuzz is not None else 0
+
+
+def tier_fuzz_cases(
+    spec: Spec, tier: str, others: Iterable[str], *, seed: int = 0, compiled: bool = False
+) -> list[Case]:
+    """The fuzz cases that a tier runs under pytest, after the cases of its axes.
+
+    They are generated at collection, the same ones in every worker. So each is a pytest item with a
+    stable id, which workers distribute like any other and `--last-failed` runs again. Unlike in
+    `tlmatrix fuzz`, coverage does not guide the generation. There are as many as `fuzz.examples`
+    says, without cases whose ids are in `others`.
+
+    If kernels are `compiled`, the cases need no other kernels than the tier.
+
+    Raises:
+        ValueError: the spec has no such tier.
+        SpecError: the spec's section `fuzz` cannot be satisfied.
+    """
+    count = examples_of(spec, tier)
+    if not count:
+        return []
+    from tlmatrix.fuzz.generation import derive_seed, generate_cases
+    from tlmatrix.fuzz.strategies import cases, sharing_cases
+
+    first = derive_seed(spec.name, seed)
+    strategy = (sharing_cases if compiled else cases)(spec, tier)
+    return generate_cases(strategy, count=count, first=first, known=frozenset(others))
 
 
 def fuzz_spec(
@@ -182,6 +211,46 @@ class _Budget:
         )
 
 
+class _Guidance:
+    """Scores that reward large error ratios and rare coverage, and when to measure coverage.
+
+    `coverage` is that of the `counted` examples, None if there are none.
+    """
+
+    def __init__(self) -> None:
+        self.coverage: Coverage | None = None
+        self.counted = 0
+        self._seen: Counter[Feature] = Counter()
+        self._stale = 0
+        self._examples = 0
+
+    def counts(self) -> bool:
+        """Whether to measure the coverage of the next example."""
+        self._examples += 1
+        return self._stale < _STALE or self._examples % _ONE_IN == 0
+
+    def scores(self, result: CaseResult) -> Mapping[str, float]:
+        """The scores of an example, which Hypothesis maximizes.
+
+        `error` is its error ratio; `rare` is the sum of 1/n over its coverage features, where n
+        counts the examples with that feature.
+        """
+        scores = {} if result.error_ratio is None else {"error": result.error_ratio}
+        if result.coverage is not None:
+            scores["rare"] = self._rarity(result.coverage)
+        return scores
+
+    def _rarity(self, coverage: Coverage) -> float:
+        self.counted += 1
+        self.coverage = coverage if self.coverage is None else self.coverage + coverage
+        # Guards determine which lines run.
+        features = [found for found in coverage.features() if found.what != "line"]
+        new = any(not self._seen[feature] for feature in features)
+        self._stale = 0 if new else self._stale + 1
+        self._seen.update(features)
+        return sum(1 / self._seen[feature] for feature in features)
+
+
 @dataclass
 class _Search:
     """A search of one spec; `fuzz_spec` describes the parameters."""
@@ -196,7 +265,7 @@ class _Search:
     _on_start: Callable[[Case, bool], None] | None
     _on_result: Callable[[CaseResult], None] | None
     _on_found: Callable[[FuzzFailure], None] | None
-    _guidance: Guidance = field(default_factory=Guidance)
+    _guidance: _Guidance = field(default_factory=_Guidance)
     _seen: set[int] = field(default_factory=set)
     _counts: Counter[Status] = field(default_factory=Counter)
     _examples: int = 0

@@ -211,7 +211,7 @@ def _all_cases(planned: Plan, state: State) -> Iterator[Case]:
         yield case
     if state.runs_fuzz_cases:
         from tlmatrix.backend import backend_class
-        from tlmatrix.fuzz.tier import tier_fuzz_cases
+        from tlmatrix.fuzz.search import tier_fuzz_cases
 
         compiled = backend_class(state.options[BACKEND]).compiles
         yield from tier_fuzz_cases(

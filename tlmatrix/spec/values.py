@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 type_of_scalar = str | int | float | bool | None
 Value = type_of_scalar | Sequence["Value"] | Mapping[str, "Value"]
@@ -30,3 +30,17 @@ def label(value: Value) -> str:
             return "_".join(f"{label(key)}{label(item)}" for key, item in value.items())
         case _:
             return ".".join(label(item) for item in value)
+
+
+def numbers_in(value: Value) -> Iterator[float]:
+    """All numbers in a value, at any depth."""
+    match value:
+        case bool() | str() | None:
+            return
+        case int() | float():
+            yield value
+        case Mapping():
+            yield from numbers_in(list(value.values()))
+        case _:
+            for item in value:
+                yield from numbers_in(item)

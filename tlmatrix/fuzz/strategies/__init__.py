@@ -12,8 +12,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tlmatrix.fuzz.strategies.case_domain import CaseDomain, Configuration, case_domain
-from tlmatrix.fuzz.strategies.summary import summarize
+from tlmatrix.fuzz.strategies.case_domain import (
+    CaseDomain,
+    Configuration,
+    case_domain,
+    summarize,
+    tier_sample,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,7 +88,6 @@ def sharing_cases(
         ValueError: the spec has no such tier.
         SpecError: the section `fuzz` cannot be satisfied.
     """
-    from tlmatrix.fuzz.strategies.case_domain import tier_sample
     from tlmatrix.fuzz.strategies.case_strategy import case_strategy
     from tlmatrix.problem import family_for
 

@@ -9,6 +9,10 @@ There are three kinds of axes:
 - *fixed* axes: kernels are compiled for them. A combination of their values is a *configuration*;
   most cases have a configuration of the tier, so that a few compiled kernels serve many cases.
 
+Besides, cases have *optional* axes that the spec does not list: values, storage, maximum lengths
+(`tlmatrix.problem.optional_axes`). A case has one only if its value is not the default, except
+`values`: its default depends on the case's seed, and would change while shrinking.
+
 Constraints hold by construction: every constrained axis takes a value with which the other axes
 can still satisfy all constraints (`tlmatrix.matrix.space` computes these).
 """
@@ -22,17 +26,18 @@ from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from tlmatrix.fuzz.strategies.axis_domain import AxisDomain, axis_domain
+from tlmatrix.fuzz.strategies.integers import AxisDomain, Span, axis_domain, edges_of
 from tlmatrix.fuzz.strategies.lengths import Lengths, lengths_of
-from tlmatrix.fuzz.strategies.optional_axes import OptionalAxes, optional_axes_of
-from tlmatrix.fuzz.strategies.related import edges_of
 from tlmatrix.fuzz.strategies.traces import requests_of
 from tlmatrix.matrix import expand
 from tlmatrix.matrix.constraints import UNBOUND
 from tlmatrix.matrix.space import Space
 from tlmatrix.matrix.tiers import plan_of
 from tlmatrix.problem import family_for
+from tlmatrix.problem.distributions import usual_distributions
+from tlmatrix.problem.optional_axes import optional_axes
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
+from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.fields import FAMILIES
 from tlmatrix.spec.model.fuzz import Fuzz, FuzzLengths
 from tlmatrix.spec.model.packed import is_packed, packed_axes
@@ -49,6 +54,25 @@ if TYPE_CHECKING:
 _MOST_CASES = 512
 """Most cases of a tier that configurations are taken from."""
 _MOST_TILES = 8
+SIDES: Mapping[str, int] = {"max_seqlen_q": 0, "max_seqlen_k": 1}
+"""The axes of maximum lengths, each with its index in a pair (queries, keys)."""
+
+EXCESS = (Span(0, 130), *[Span(0, 0)] * 7, Span(1, 1), Span(1, 16), Span(1, 130))
+"""Spans of the difference between a maximum length and the longest sequence; mostly 0."""
+
+
+@dataclass(frozen=True)
+class OptionalAxes:
+    """Values of optional axes, the simplest first; empty for an axis that is not generated.
+
+    `larger` are maximum lengths that may exceed the longest sequence. `raised` are those listed in
+    the spec, which are raised to the longest generated sequence.
+    """
+
+    values: tuple[str, ...] = ()
+    storage: tuple[str | None, ...] = ()
+    larger: tuple[str, ...] = ()
+    raised: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +192,7 @@ def case_domain(
     found = dict.fromkeys(Configuration({name: case[name] for name in fixed}) for case in sample)
     configurations = tuple(each for each in found if _possible(each, fixed, space))
     lengths = {axis: _lengths(spec, axis, batches, tiles) for axis, batches in packed.items()}
-    optional = optional_axes_of(spec, fuzz, family, lengths.get("seqlens"))
+    optional = _optional_axes(spec, fuzz, family, lengths.get("seqlens"))
     edges = _edges(fuzz, tiles, free, packed)
     combined = _combined(free, lengths, edges)
     return CaseDomain(
@@ -269,6 +293,45 @@ def _space(plan: Plan, domains: Mapping[str, AxisDomain], packed: Collection[str
     return Space({name: domains[name].values for name in domains if name in named}, constraints)
 
 
+def _optional_axes(spec: Spec, fuzz: Fuzz, family: Family, lengths: Lengths | None) -> OptionalAxes:
+    """The optional axes of a spec's cases.
+
+    Raises:
+        SpecError: a constraint names a maximum length that would have to be raised.
+    """
+    free = optional_axes(family) - spec.axes.keys()
+    names = usual_distributions(getattr(family, "special_values", ()))
+    longest = SIDES.keys() if lengths is not None else ()
+    raised = tuple(axis for axis in longest if axis in spec.axes)
+    if lengths is not None:
+        _check_raised(spec, raised, lengths)
+    return OptionalAxes(
+        values=(*names[:1] * len(names), *names[1:]) if "values" in free else (),
+        storage=(*[None] * 2 * len(fuzz.storage), *fuzz.storage) if "storage" in free else (),
+        larger=tuple(axis for axis in longest if axis in free and not _fixed(axis, lengths)),
+        raised=raised,
+    )
+
+
+def _fixed(axis: str, lengths: Lengths | None) -> bool:
+    """Whether all sequences have the same number of queries."""
+    return SIDES[axis] == 0 and lengths is not None and lengths.fixed is not None
+
+
+def _check_raised(spec: Spec, raised: tuple[str, ...], lengths: Lengths) -> None:
+    constrained = {name for constraint in spec.constraints for name in constraint.expression.names}
+    for axis in raised:
+        most = lengths.longest(SIDES[axis])
+        for index, value in enumerate(spec.axes[axis]):
+            if axis in constrained and isinstance(value, int) and value < most:
+                message = (
+                    f"{axis} is {value}, but 'fuzz' generates lengths up to {most}; it cannot be "
+                    "raised because a constraint names it: list larger numbers, or generate "
+                    "shorter lengths"
+                )
+                raise SpecError([spec.issue(("axes", axis, index), message)])
+
+
 class _Tiles:
     """The sizes of a kernel's tiles; expressions are evaluated for a sample of cases."""
 
@@ -294,3 +357,40 @@ class _Tiles:
                 continue  # it names values of the problem, which does not exist yet
             if type(edge) is int and edge > 0:
                 yield edge
+
+
+def summarize(domain: CaseDomain) -> Iterator[str]:
+    """Yield a line for each of: lengths, free axes, and axes that kernels are compiled for."""
+    for axis, lengths in domain.lengths.items():
+        yield f"{axis}: {_length_words(lengths)}"
+    parts = [f"{name} {_axis_words(each)}" for name, each in domain.free.items() if each.count > 1]
+    if domain.optional.values:
+        parts.append("values of all distributions")
+    parts += [f"{name} larger than the longest" for name in domain.optional.larger]
+    storage = [name for name in dict.fromkeys(domain.optional.storage) if name is not None]
+    if storage:
+        parts.append(f"storage {', '.join(storage)}")
+    if parts:
+        yield f"each time: {'; '.join(parts)}"
+    if domain.fixed:
+        many = len(domain.configurations)
+        yield f"mostly as in the tier ({many}): {', '.join(domain.fixed)}"
+
+
+def _length_words(lengths: Lengths) -> str:
+    text = f"{_span_words(lengths.sequences)} sequences of {_span_words(lengths.whole)}"
+    if lengths.separate_queries:
+        text += f" keys, beside {_span_words(lengths.queries[0])} queries each"
+    elif lengths.relation != "same":
+        text += f", keys {lengths.relation}"
+    count = len(lengths.requests)
+    return f"{text}; half of them from {count} requests of a trace" if count else text
+
+
+def _axis_words(axis: AxisDomain) -> str:
+    named = [label(value) for value in axis.named]
+    return ", ".join([*named, *(_span_words(span) for span in axis.spans[:1])])
+
+
+def _span_words(span: Span) -> str:
+    return str(span.low) if span.low == span.high else f"{span.low}..{span.high}"

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 from hypothesis import reject
 from hypothesis import strategies as st
 
+from tlmatrix.fuzz.strategies.case_domain import EXCESS, SIDES
+from tlmatrix.fuzz.strategies.integers import Span, combined, related_span
 from tlmatrix.fuzz.strategies.lengths import Lengths, Profile, batch_value, key_span
-from tlmatrix.fuzz.strategies.optional_axes import EXCESS, SIDES, OptionalAxes
-from tlmatrix.fuzz.strategies.related import combined, related_span
-from tlmatrix.fuzz.strategies.spans import Span
 from tlmatrix.matrix import Case
 from tlmatrix.matrix.constraints import UNBOUND
 from tlmatrix.spec.expr.expression import ExpressionError
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 
     from hypothesis.strategies import DrawFn, SearchStrategy
 
-    from tlmatrix.fuzz.strategies.axis_domain import AxisDomain
-    from tlmatrix.fuzz.strategies.case_domain import CaseDomain
+    from tlmatrix.fuzz.strategies.case_domain import CaseDomain, OptionalAxes
+    from tlmatrix.fuzz.strategies.integers import AxisDomain
     from tlmatrix.matrix.space import Space
     from tlmatrix.spec.values import Value
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tlmatrix.fuzz.strategies.related import edges_of, related_span
-from tlmatrix.fuzz.strategies.spans import Span, clip, edges
+from tlmatrix.fuzz.strategies.integers import Span, clip, edges, edges_of, related_span
 from tlmatrix.spec.model.fuzz import Range
 
 if TYPE_CHECKING:

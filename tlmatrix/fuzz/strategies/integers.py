@@ -1,23 +1,121 @@
-"""The domain of one axis: listed values, and the integers of a range."""
+"""The domain of one axis: listed values, and spans of integers at which kernels tend to fail.
+
+An integer is drawn in two steps: a span, then a number in it. The first span is the whole range and
+contains all others, so Hypothesis can shrink the span without changing the number.
+
+Kernels combine lengths: the first key that a window shows is `seqlen_k - window`, the shift of a
+causal mask `seqlen_k - seqlen_q`. Such a sum can be at the edge of a tile although no length is. So
+some spans are relative to values of other axes (`related_span`).
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import TYPE_CHECKING
 
-from tlmatrix.fuzz.strategies.spans import Span, clip, edges
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tlmatrix.spec.model.fuzz import FuzzAxis
     from tlmatrix.spec.values import Value
 
+_MULTIPLES = 4
+"""Number of multiples of a tile that count as edges."""
+_ALIGNED = (4, 8, 16)
+"""Alignments that vector instructions, TMA boxes and MMA rows need."""
+_STRIDE = 7919
+"""A prime: successive numbers of spans differ in all that they select."""
+_SIGNS = 4
+"""One span in so many is of a sum; the others are of differences, which kernels form more often."""
+_LEAST = 8
+"""The least tile with edges: nearly every integer is near a multiple of a smaller one."""
 _MOST_TESTED = 4096
 """Most integers of a span that a predicate is tested for."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """The integers from `low` to `high`, both included."""
+
+    low: int
+    high: int
+
+
+def clip(span: Span, low: int, high: int) -> Span:
+    """The part of a span between two bounds, or the nearest bound if there is none."""
+    return Span(min(max(span.low, low), high), max(min(span.high, high), low))
+
+
+def edges(whole: Span, tiles: Iterable[int], around: Iterable[int] = ()) -> tuple[Span, ...]:
+    """Spans of three integers around tile sizes, their multiples, `around`, and alignments.
+
+    Those of tiles and `around` are repeated, so that they are drawn more often.
+    """
+    found: list[Span] = []
+    for tile in dict.fromkeys(tiles):
+        for at in range(tile, (_MULTIPLES + 1) * tile, tile):
+            found += [*_near(whole, at)] * (3 if at == tile else 2)
+    for at in dict.fromkeys(around):
+        found += [*_near(whole, at)] * 3
+    for step in _ALIGNED:
+        for at in (step, 3 * step):
+            found += _near(whole, at)
+    return tuple(found)
+
+
+def _near(whole: Span, at: int) -> Iterator[Span]:
+    if at - 1 <= whole.high and at + 1 >= whole.low:
+        yield clip(Span(at - 1, at + 1), whole.low, whole.high)
+
+
+def edges_of(tiles: Iterable[int]) -> tuple[int, ...]:
+    """The sizes of tiles at whose multiples sums and differences are put, the smallest first.
+
+    Half of them divide no other size: their multiples are edges of several tiles.
+    """
+    found = sorted({tile for tile in tiles if tile >= _LEAST})
+    largest = [
+        tile for tile in found if not any(other % tile == 0 < other - tile for other in found)
+    ]
+    return (*found, *largest * (len(found) // len(largest) if largest else 0))
+
+
+def combined(numbers: Sequence[int]) -> tuple[int, ...]:
+    """The numbers above 1, each as often as there are such, and sums and differences of two."""
+    numbers = [number for number in numbers if number > 1] or numbers
+    pairs = [each for a, b in combinations(numbers, 2) for each in (a + b, a - b)]
+    return (*numbers, *list(numbers) * (len(numbers) - 1), *pairs)
+
+
+def related_span(whole: Span, others: Sequence[int], tiles: Sequence[int], number: int) -> Span:
+    """A span of integers n with n - other, or rarely n + other, at a tile's edge or beside it.
+
+    Args:
+        whole: the bounds of n.
+        others: values of other axes, at least one.
+        tiles: sizes of tiles, at least one; their multiples, 0 included, are edges.
+        number: selects one of these spans.
+
+    Returns:
+        The span, or `whole` if it has no such integer.
+    """
+    index, at = divmod((number + 1) * _STRIDE, len(others))
+    other = others[at]
+    index, at = divmod(index, len(tiles))
+    tile = tiles[at]
+    index, sign = divmod(index, _SIGNS)
+    index, exact = divmod(index, 2)
+    base = (other if sign else -other) % tile
+    first, last = -((base - whole.low) // tile), (whole.high - base) // tile
+    if last < first:
+        return whole
+    center = base + (first + index % (last - first + 1)) * tile
+    return clip(Span(center - 1 + exact, center + 1 - exact), whole.low, whole.high)
 
 
 @dataclass(frozen=True)
