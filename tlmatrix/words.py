@@ -86,6 +86,11 @@ def shortened(text: str, length: int) -> str:
     return f"{text[:length]} [... {len(text) - length:,} more characters]"
 
 
+def ellipsis(text: str, length: int) -> str:
+    """Cut a text to `length` characters, with an ellipsis as the last one."""
+    return text if len(text) <= length else text[: max(length - 1, 0)] + "…"
+
+
 def listed(words: Iterable[str]) -> str:
     """Join words: `a`, `a and b`, `a, b and c`."""
     *others, last = words

@@ -48,7 +48,7 @@ def test_each_change_is_in_its_list(tmp_path: Path) -> None:
         return [change.after.values["n"] for change in changes]
 
     assert numbers(found.failing) == [1]
-    assert numbers(found.failing_added) == [10]
+    assert [result.values["n"] for result in found.failing_added] == [10]
     assert numbers(found.fixed) == [2]
     assert found.still == 1
     assert numbers(found.grown) == [4]

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from report.synthetic import case, many, pictured, recorded
 from tlmatrix.check.finding import Finding
 from tlmatrix.report.html import render
-from tlmatrix.report.html.drawing import caption, svg
-from tlmatrix.report.html.payload import size_of
+from tlmatrix.report.html.tables import size_of
 from tlmatrix.run import Status, read_records
 
 if TYPE_CHECKING:
@@ -118,14 +117,16 @@ def test_a_fault_has_its_pictures_and_the_lines_of_its_spec(tmp_path: Path) -> N
     assert "Wrong elements of out" in text
 
 
-def test_a_picture_draws_cells_tiles_sequences_and_the_worst_element() -> None:
-    first, second = pictured().pictures
-    drawn = svg(first)
-    assert drawn.count('class="wrong"') == 1
-    assert 'class="tile"' in drawn
-    assert 'class="start"' in drawn
-    assert 'class="worst"' in drawn
-    assert caption(second).startswith("head by position: 4 by 100; a cell covers 1 by 2 elements")
+def test_a_picture_draws_cells_tiles_sequences_and_the_worst_element(tmp_path: Path) -> None:
+    text, _ = _page(tmp_path, [case(1, Status.FAILED, findings=(pictured(),))])
+    first, second = text.split('<svg class="picture"')[2:]
+    assert first.count('class="wrong"') == 1
+    # Rows 88 to 99 of dims 0 to 31, in cells of two rows.
+    assert 'd="M0 88H32v2H0zM0 90H32v2H0z' in first
+    assert 'class="tile" d="M0 16H32M0 32H32M0 56H32M0 72H32M0 88H32"' in first
+    assert 'class="start" d="M0 40H32"' in first
+    assert 'class="worst"' in first
+    assert "head by position: 4 by 100; a cell covers 1 by 2 elements" in second
 
 
 def test_many_cases_are_written_fast_and_small(tmp_path: Path) -> None:

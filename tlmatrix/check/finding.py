@@ -103,6 +103,17 @@ class Finding:
         """Equal for two findings of the same fault."""
         return (self.check, self.tensor, self.pattern)
 
+    @property
+    def summary(self) -> str:
+        """The check and the title, in one line."""
+        return f"{self.check}: {self.title}"
+
+    @property
+    def line(self) -> tuple[str, int] | None:
+        """The file and the line of `source`."""
+        file, _, line = (self.source or "").rpartition(":")
+        return (file, int(line)) if file and line.isdigit() else None
+
     def with_notes(self, *notes: str) -> Finding:
         """The finding with further lines of detail."""
         return replace(self, detail="\n".join(filter(None, (self.detail, *notes))) or None)

@@ -264,7 +264,7 @@ def _save(found: Sequence[FuzzFailure], folder: Path) -> list[str]:
         for each in mine:
             result = each.smallest
             case = Case(result.spec, result.values, "fuzz")
-            failed[case] = f"{result.findings[0].check}: {result.findings[0].title}"
+            failed[case] = result.findings[0].summary
         try:
             new = save(folder / path, list(failed), failed=failed, found=date.today())  # noqa: DTZ011 - a day where the user is
         except SpecError as error:

@@ -103,7 +103,7 @@ def _recorded_lines(result: CaseResult, config: Config) -> Iterator[str]:
         yield f"  {'recorded':<10}the same finding as in {shown}"
     else:
         first = before.findings[0]
-        yield f"  {'recorded':<10}another finding in {shown}: {first.check}: {first.title}"
+        yield f"  {'recorded':<10}another finding in {shown}: {first.summary}"
 
 
 def _last_record(result: CaseResult, config: Config) -> tuple[Path, CaseResult] | None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
+from tlmatrix.report.tally import Tally
 from tlmatrix.report.text import count, describe_group, describe_result
-from tlmatrix.run.result import FAILURES, CaseResult, Status
+from tlmatrix.run.result import CaseResult, Status
 from tlmatrix.triage.groups import group_failures
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ _OUTPUT = 20_000
 """Characters of the text of a failure."""
 _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 forbids."""
-_SKIPPED = frozenset({Status.SKIPPED, Status.QUARANTINED, Status.KNOWN_BUG})
 
 
 def junit_xml(records: RunRecords) -> str:
@@ -54,12 +53,13 @@ def junit_xml(records: RunRecords) -> str:
 
 
 def _counts(element: ET.Element, results: Sequence[CaseResult]) -> None:
-    statuses = Counter(result.status for result in results)
-    element.set("tests", str(len(results)))
-    element.set("failures", str(statuses[Status.FAILED]))
-    element.set("errors", str(sum(statuses[each] for each in FAILURES - {Status.FAILED})))
-    element.set("skipped", str(sum(statuses[each] for each in _SKIPPED)))
-    element.set("time", f"{sum(result.seconds for result in results):.3f}")
+    tally = Tally(results)
+    failures = tally.counts[Status.FAILED]
+    element.set("tests", str(tally.cases))
+    element.set("failures", str(failures))
+    element.set("errors", str(tally.failed - failures))
+    element.set("skipped", str(tally.other))
+    element.set("time", f"{tally.seconds:.3f}")
 
 
 def _case(result: CaseResult) -> ET.Element:
@@ -73,7 +73,7 @@ def _case(result: CaseResult) -> ET.Element:
         tag = "failure" if result.status is Status.FAILED else "error"
         found = ET.SubElement(case, tag, type=str(result.status), message=_xml(_title(result)))
         found.text = _xml("\n".join(describe_result(result, full=True))[:_OUTPUT])
-    elif result.status in _SKIPPED:
+    elif result.status is not Status.PASSED:
         words = f"{result.status}: {result.message}" if result.message else str(result.status)
         ET.SubElement(case, "skipped", message=_xml(words))
     return case
@@ -84,9 +84,7 @@ def _xml(text: str) -> str:
 
 
 def _title(result: CaseResult) -> str:
-    if not result.findings:
-        return str(result.status)
-    return f"{result.findings[0].check}: {result.findings[0].title}"
+    return result.findings[0].summary if result.findings else str(result.status)
 
 
 def error_annotations(records: RunRecords, root: Path) -> Iterator[str]:
@@ -110,10 +108,9 @@ def error_annotations(records: RunRecords, root: Path) -> Iterator[str]:
 
 def _place(result: CaseResult) -> tuple[str, int]:
     """The file of a finding and its line; the spec and 0 if no check knows the line."""
-    for finding in (result.smaller or result).findings:
-        file, _, line = (finding.source or "").rpartition(":")
-        if file and line.isdigit():
-            return file, int(line)
+    for finding in result.shown.findings:
+        if finding.line is not None:
+            return finding.line
     return result.path, 0
 
 
@@ -127,23 +124,19 @@ def _property(text: str) -> str:
 
 def job_summary(records: RunRecords) -> str:
     """The run as Markdown: a table of specs, then each fault in a section that folds."""
-    counts = records.counts()
-    failed = sum(counts[status] for status in FAILURES)
-    words = ", ".join(f"{counts[status]:,} {status}" for status in Status if counts[status])
-    cases = count(len(records.results), "case")
-    lines = [f"### tlmatrix: {count(failed, 'failure') if failed else 'no failure'} in {cases}", ""]
+    whole = Tally(records.results)
+    words = ", ".join(f"{whole.counts[each]:,} {each}" for each in Status if whole.counts[each])
+    failed = count(whole.failed, "failure") if whole.failed else "no failure"
+    lines = [f"### tlmatrix: {failed} in {count(whole.cases, 'case')}", ""]
     lines += [f"{words or 'nothing ran'}. `{records.header.command}`", ""]
     lines += ["| spec | cases | passed | failed | other | seconds |"]
     lines += ["| --- | ---: | ---: | ---: | ---: | ---: |"]
-    for path in sorted({result.path for result in records.results}):
-        mine = [result for result in records.results if result.path == path]
-        passed = sum(result.status is Status.PASSED for result in mine)
-        bad = sum(result.failed for result in mine)
-        seconds = sum(result.seconds for result in mine)
-        name = mine[0].spec.replace("|", "\\|")
-        mark = f"**{bad}**" if bad else "0"
-        other = len(mine) - passed - bad
-        lines.append(f"| {name} | {len(mine)} | {passed} | {mark} | {other} | {seconds:.1f} |")
+    names = {result.path: result.spec.replace("|", "\\|") for result in records.results}
+    for path in sorted(names):
+        mine = Tally(result for result in records.results if result.path == path)
+        bad = f"**{mine.failed}**" if mine.failed else "0"
+        numbers = f"{mine.cases} | {mine.passed} | {bad} | {mine.other} | {mine.seconds:.1f}"
+        lines.append(f"| {names[path]} | {numbers} |")
     groups = group_failures(records.results)
     for group in groups[:_FAULTS]:
         lines += _folded(group)

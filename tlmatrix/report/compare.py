@@ -12,7 +12,7 @@ from tlmatrix.triage.cause import cause_of
 from tlmatrix.triage.groups import group_failures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from tlmatrix.run.records import RunRecords
     from tlmatrix.triage.groups import Group
@@ -26,10 +26,38 @@ _UNJUDGED = (Status.SKIPPED, Status.QUARANTINED)
 
 @dataclass(frozen=True)
 class Change:
-    """A case of both runs; `before` is None if only the later run has it."""
+    """A case of both runs."""
 
-    before: CaseResult | None
+    before: CaseResult
     after: CaseResult
+
+    def grown(self, factor: float) -> bool:
+        """Whether its error ratio is that many times as large, although it passes."""
+        if self.after.failed or self.before.failed:
+            return False
+        old, new = self.before.error_ratio, self.after.error_ratio
+        if old is None or new is None:
+            return False
+        return new > factor * old and new - old > _SMALL_RATIO
+
+    def slower(self, factor: float) -> bool:
+        """Whether it takes that many times as long on the same backend."""
+        old, new = self.before, self.after
+        if (old.backend, old.arch) != (new.backend, new.arch) or not (
+            _passed(old) and _passed(new)
+        ):
+            return False
+        return new.seconds > factor * old.seconds and new.seconds - old.seconds > _SMALL_SECONDS
+
+    @property
+    def growth(self) -> float:
+        """How many times as large its error ratio is."""
+        return (self.after.error_ratio or 0.0) / max(self.before.error_ratio or 0.0, 1e-9)
+
+    @property
+    def delay(self) -> float:
+        """How many seconds longer it takes."""
+        return self.after.seconds - self.before.seconds
 
 
 class Comparison:
@@ -48,18 +76,17 @@ class Comparison:
         old = {(result.path, result.case): result for result in before.results}
         new = {(result.path, result.case): result for result in after.results}
         common = [Change(old[key], result) for key, result in new.items() if key in old]
-        added = [Change(None, result) for key, result in new.items() if key not in old]
+        added = [result for key, result in new.items() if key not in old]
         self.before, self.after = before, after
-        self.common = len(common)
+        self.common, self.added = len(common), len(added)
         self.removed = [result for key, result in old.items() if key not in new]
-        self.failing = [c for c in common if c.after.failed and not _failed(c.before)]
-        self.failing_added = [c for c in added if c.after.failed]
-        self.added = len(added)
-        self.fixed = [c for c in common if _failed(c.before) and _passed(c.after)]
+        self.failing = [c for c in common if c.after.failed and not c.before.failed]
+        self.failing_added = [result for result in added if result.failed]
+        self.fixed = [c for c in common if c.before.failed and _passed(c.after)]
         self.unjudged = [c for c in common if _passed(c.before) and c.after.status in _UNJUDGED]
-        self.still = sum(_failed(c.before) and c.after.failed for c in common)
-        self.grown = sorted((c for c in common if _grown(c, grown)), key=_growth, reverse=True)
-        self.slower = sorted((c for c in common if _slower(c, slower)), key=_slowdown, reverse=True)
+        self.still = sum(c.before.failed and c.after.failed for c in common)
+        self.grown = sorted((c for c in common if c.grown(grown)), key=lambda c: -c.growth)
+        self.slower = sorted((c for c in common if c.slower(slower)), key=lambda c: -c.delay)
         known = {(r.path, cause_of(r)) for r in before.results if r.failed}
         self.new_faults: list[Group] = [
             group
@@ -74,40 +101,8 @@ class Comparison:
         return bool(self.failing or self.failing_added or self.unjudged or incomplete)
 
 
-def _failed(result: CaseResult | None) -> bool:
-    return result is not None and result.failed
-
-
-def _passed(result: CaseResult | None) -> bool:
-    return result is not None and result.status is Status.PASSED
-
-
-def _grown(change: Change, factor: float) -> bool:
-    if change.before is None or change.after.failed or change.before.failed:
-        return False
-    old, new = change.before.error_ratio, change.after.error_ratio
-    if old is None or new is None:
-        return False
-    return new > factor * old and new - old > _SMALL_RATIO
-
-
-def _growth(change: Change) -> float:
-    assert change.before is not None
-    return (change.after.error_ratio or 0.0) / max(change.before.error_ratio or 0.0, 1e-9)
-
-
-def _slower(change: Change, factor: float) -> bool:
-    old, new = change.before, change.after
-    if old is None or (old.backend, old.arch) != (new.backend, new.arch):
-        return False
-    if not (_passed(old) and _passed(new)):
-        return False
-    return new.seconds > factor * old.seconds and new.seconds - old.seconds > _SMALL_SECONDS
-
-
-def _slowdown(change: Change) -> float:
-    assert change.before is not None
-    return change.after.seconds - change.before.seconds
+def _passed(result: CaseResult) -> bool:
+    return result.status is Status.PASSED
 
 
 def comparison_lines(found: Comparison, most: int = 20) -> Iterator[str]:
@@ -125,19 +120,22 @@ def comparison_lines(found: Comparison, most: int = 20) -> Iterator[str]:
     places = [{r.backend for r in run.results if r.backend} for run in (old, new)]
     if places[0] != places[1]:
         yield f"the backends differ: {_names(places[0])} and {_names(places[1])}"
-    yield from _listed("newly failing", found.failing, most, _failure)
-    yield from _listed("failing, only in the later run", found.failing_added, most, _failure)
-    yield from _listed("passed before, not judged now", found.unjudged, most, _reason)
-    yield from _listed("fixed", found.fixed, most, _was)
-    yield from _listed("error ratio grown", found.grown, most, _ratios)
-    yield from _listed("slower", found.slower, most, _seconds)
+    for name, rows in _changes(found):
+        if rows:
+            yield ""
+            yield f"{name}: {len(rows):,}"
+        for result, words in rows[:most]:
+            yield f"  {result.node}"
+            yield f"    {words}"
+        if len(rows) > most:
+            yield f"  … and {len(rows) - most:,} more (--all)"
     if found.new_faults:
         yield ""
         yield f"new faults: {len(found.new_faults)}"
         for group in found.new_faults[:most]:
             result = group.example
             yield f"  {result.spec}: {_finding(result)}, in {count(len(group.results), 'case')}"
-            yield f"    {(result.smaller or result).command}"
+            yield f"    {result.shown.command}"
     yield ""
     yield (
         f"{len(found.failing) + len(found.failing_added):,} newly failing, {len(found.fixed):,} "
@@ -146,47 +144,25 @@ def comparison_lines(found: Comparison, most: int = 20) -> Iterator[str]:
     )
 
 
-def _listed(name: str, changes: Sequence[Change], most: int, words: object) -> Iterator[str]:
-    assert callable(words)
-    if not changes:
-        return
-    yield ""
-    yield f"{name}: {len(changes):,}"
-    for change in changes[:most]:
-        yield f"  {change.after.node}"
-        yield f"    {words(change)}"
-    if len(changes) > most:
-        yield f"  … and {len(changes) - most:,} more (--all)"
+def _changes(found: Comparison) -> Iterator[tuple[str, list[tuple[CaseResult, str]]]]:
+    """Each kind of change, with its cases and what changed."""
+    yield "newly failing", [(c.after, _finding(c.after)) for c in found.failing]
+    added = [(result, _finding(result)) for result in found.failing_added]
+    yield "failing, only in the later run", added
+    unjudged = [(c.after, f"{c.after.status}: {c.after.message}") for c in found.unjudged]
+    yield "passed before, not judged now", unjudged
+    yield "fixed", [(c.after, f"was {_finding(c.before)}") for c in found.fixed]
+    words = "{:.3g} -> {:.3g} of the error bound"
+    ratios = [(c, words.format(c.before.error_ratio, c.after.error_ratio)) for c in found.grown]
+    yield "error ratio grown", [(c.after, text) for c, text in ratios]
+    seconds = [(c, f"{c.before.seconds:.2f} s -> {c.after.seconds:.2f} s") for c in found.slower]
+    yield "slower", [(c.after, text) for c, text in seconds]
 
 
 def _finding(result: CaseResult) -> str:
-    shown = result.smaller or result
-    if not shown.findings:
-        return f"{result.status}{f': {result.message}' if result.message else ''}"
-    return f"{shown.findings[0].check}: {shown.findings[0].title}"
-
-
-def _failure(change: Change) -> str:
-    return _finding(change.after)
-
-
-def _reason(change: Change) -> str:
-    return f"{change.after.status}: {change.after.message}"
-
-
-def _was(change: Change) -> str:
-    assert change.before is not None
-    return f"was {_finding(change.before)}"
-
-
-def _ratios(change: Change) -> str:
-    assert change.before is not None
-    return f"{change.before.error_ratio:.3g} -> {change.after.error_ratio:.3g} of the error bound"
-
-
-def _seconds(change: Change) -> str:
-    assert change.before is not None
-    return f"{change.before.seconds:.2f} s -> {change.after.seconds:.2f} s"
+    if result.shown.findings:
+        return result.headline
+    return f"{result.status}{f': {result.message}' if result.message else ''}"
 
 
 def _names(names: set[str]) -> str:

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from tlmatrix.report.text import count
+from tlmatrix.words import ellipsis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -72,7 +73,7 @@ def gap_lines(coverage: Coverage, width: int) -> Iterator[str]:
             yield gap.file
             last = gap.file
         place = str(gap.first) if gap.first == gap.last else f"{gap.first}-{gap.last}"
-        yield _keep_start(f"  {place:<9} {_gap_words(gap)}", width)
+        yield ellipsis(f"  {place:<9} {_gap_words(gap)}", width)
 
 
 def annotated_lines(
@@ -99,13 +100,13 @@ def annotated_lines(
         mark = "!" if number in gaps and hits is not None else " "
         text = source[number - 1].rstrip() if number <= len(source) else ""
         left = f"{'' if hits is None else hits:>{size}}  {alone:<5}  {loops.get(number, ''):<7}"
-        yield _keep_start(f"{left} {mark}{number:>{digits}}  {text}".rstrip(), width)
+        yield ellipsis(f"{left} {mark}{number:>{digits}}  {text}".rstrip(), width)
         if len(here) > 1:
             for site, guard in here:
                 mark = "!" if guard.never else " "
                 name = site.name.replace(" 1", "", 1)
                 shown = f"{'':>{size}}  {guard.letters:<5}  {'':<7} {mark}{'':>{digits}}    {name}"
-                yield _keep_start(shown, width)
+                yield ellipsis(shown, width)
 
 
 def _first(source: Sequence[str], line: int) -> int:
@@ -145,10 +146,6 @@ def _gap_words(gap: Gap) -> str:
         words = {"false": "never clipped", "true": "never wholly inside", "partly": "never partly"}
         return f"edge of {buffers}: {' and '.join(words[name] for name in gap.never)}"
     return f"{gap.what}: never {never}"
-
-
-def _keep_start(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _keep_end(text: str, width: int) -> str:

@@ -8,22 +8,21 @@ from __future__ import annotations
 import shlex
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
 from tlmatrix.report.coverage import gap_lines, summary
 from tlmatrix.report.forecast import Forecast, duration_text
-from tlmatrix.report.text import count, describe_result, unsupported_text
+from tlmatrix.report.tally import Tally, numbers_table
+from tlmatrix.report.text import count, describe_result
 from tlmatrix.run.events import Summary
-from tlmatrix.run.result import FAILURES, SkipReason, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rich.console import Console
+    from rich.table import Table
 
     from tlmatrix.fuzz.search import FuzzFailure, FuzzReport
     from tlmatrix.interpreter.coverage import Coverage
@@ -35,19 +34,6 @@ _REASONS = 3
 """Reasons for skipped examples that are shown per spec."""
 _GAPS = 12
 """Coverage gaps that are shown; `tlmatrix coverage` shows all."""
-
-
-@dataclass
-class _Searched:
-    """Counts of one spec's search."""
-
-    name: str
-    counts: Counter[Status] = field(default_factory=Counter)
-    seconds: float = 0.0
-    counted: int = 0
-    exhausted: bool = False
-    skipped: Counter[str] = field(default_factory=Counter)
-    """Skipped examples by reason."""
 
 
 class FuzzReporter:
@@ -72,11 +58,13 @@ class FuzzReporter:
         self.failures: list[FuzzFailure] = []
         self._console = console
         self._width = min(console.width, 120)
-        self._specs: dict[str, _Searched] = {}
+        self._names: dict[str, str] = {}
+        self._specs: dict[str, Tally] = {}
+        self._all = Tally()
+        self._counted = 0
+        self._exhausted: set[str] = set()
         self._coverage: Coverage | None = None
         self._begin = self._last = time.monotonic()
-        self._targets: dict[str, None] = {}
-        self._unsupported = 0
 
     def begin(self, text: str) -> None:
         """Print what is about to run."""
@@ -85,16 +73,9 @@ class FuzzReporter:
 
     def ended(self, result: CaseResult) -> None:
         """Count an example that ended."""
-        searched = self._specs.setdefault(result.path, _Searched(result.spec))
-        searched.counts[result.status] += 1
-        searched.seconds += result.seconds
+        self._of(result.path, result.spec).add(result)
+        self._all.add(result)
         self._forecast.ended(result.path, result.seconds, time.monotonic())
-        if result.status is Status.SKIPPED:
-            searched.skipped[result.message] += 1
-            self._unsupported += result.reason is SkipReason.UNSUPPORTED
-        place = result.backend if result.arch in ("", result.backend) else result.arch
-        if place:
-            self._targets[place] = None
         self.tick()
 
     def found(self, found: FuzzFailure) -> None:
@@ -112,9 +93,10 @@ class FuzzReporter:
 
     def searched(self, report: FuzzReport) -> None:
         """Add the report of a job."""
-        searched = self._specs.setdefault(report.path, _Searched(report.spec))
-        searched.exhausted |= report.exhausted
-        searched.counted += report.counted
+        self._of(report.path, report.spec)
+        self._counted += report.counted
+        if report.exhausted:
+            self._exhausted.add(report.path)
         if report.coverage is not None:
             more = report.coverage
             self._coverage = more if self._coverage is None else self._coverage + more
@@ -128,7 +110,7 @@ class FuzzReporter:
         now = time.monotonic()
         if now - self._last >= _INTERVAL:
             self._last = now
-            words = f"{count(self._examples, 'example')}  {now - self._begin:.0f} s"
+            words = f"{count(self._all.cases, 'example')}  {now - self._begin:.0f} s"
             if self.failures:
                 words += f"  {count(len(self.failures), 'fault')}"
             left = self._time_left(now)
@@ -153,9 +135,9 @@ class FuzzReporter:
         self._console.print()
         self._console.print(self._table())
         self._lines(
-            (f"{searched.name}: {count(number, 'example')} skipped: {reason}", "yellow")
-            for searched in self._specs.values()
-            for reason, number in searched.skipped.most_common(_REASONS)
+            (f"{self._names[path]}: {count(number, 'example')} skipped: {reason}", "yellow")
+            for path, tally in self._specs.items()
+            for reason, number in tally.messages.most_common(_REASONS)
         )
         if self._coverage is not None:
             self._print_coverage(self._coverage, results)
@@ -165,55 +147,40 @@ class FuzzReporter:
     @property
     def failed(self) -> bool:
         """Whether anything failed."""
-        return any(self._counts[status] for status in FAILURES)
+        return self._all.failed > 0
 
     @property
     def nothing_judged(self) -> bool:
         """Whether the interpreter supports none of the kernels, so that no example was checked."""
-        return 0 < self._unsupported == self._examples
+        return 0 < self._all.unsupported == self._all.cases
 
     def summary(self, exit_status: int) -> Summary:
         """The summary for the results file."""
-        counts = {str(status): number for status, number in self._counts.items()}
+        counts = {str(status): number for status, number in self._all.counts.items()}
         return Summary(counts, round(time.monotonic() - self._begin, 3), exit_status)
 
-    @property
-    def _counts(self) -> Counter[Status]:
-        counts: Counter[Status] = Counter()
-        for searched in self._specs.values():
-            counts += searched.counts
-        return counts
-
-    @property
-    def _examples(self) -> int:
-        return self._counts.total()
+    def _of(self, path: str, name: str) -> Tally:
+        """The counts of one spec."""
+        self._names[path] = name
+        return self._specs.setdefault(path, Tally())
 
     def _table(self) -> Table:
-        table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
-        table.add_column("spec", overflow="fold")
-        for name in ("examples", "passed", "failed", "known", "skipped", "faults", "seconds"):
-            table.add_column(name, justify="right", no_wrap=True)
+        numbers = ("examples", "passed", "failed", "known", "skipped", "faults", "seconds")
+        table = numbers_table("spec", numbers)
         table.add_column("")
-        for path, searched in sorted(self._specs.items()):
-            counts = searched.counts
-            failed = sum(counts[status] for status in FAILURES)
-            faults = sum(found.smallest.path == path for found in self.failures)
+        faults = Counter(found.smallest.path for found in self.failures)
+        for path, tally in sorted(self._specs.items()):
             table.add_row(
-                searched.name,
-                str(counts.total()),
-                str(counts[Status.PASSED]),
-                Text(str(failed), style="bold red" if failed else ""),
-                str(counts[Status.KNOWN_BUG] + counts[Status.QUARANTINED]),
-                str(counts[Status.SKIPPED]),
-                str(faults),
-                f"{searched.seconds:.1f}",
-                "exhausted" if searched.exhausted else "",
+                self._names[path],
+                *tally.cells(),
+                str(faults[path]),
+                f"{tally.seconds:.1f}",
+                "exhausted" if path in self._exhausted else "",
             )
         return table
 
     def _print_coverage(self, coverage: Coverage, results: str) -> None:
-        counted = sum(searched.counted for searched in self._specs.values())
-        title = f"coverage of {count(counted, 'measured example')}: "
+        title = f"coverage of {count(self._counted, 'measured example')}: "
         gaps = list(gap_lines(coverage, self._width))
         lines = [f"\n{title}{summary(coverage)}"]
         if gaps:
@@ -224,29 +191,22 @@ class FuzzReporter:
         self._lines((line, "") for line in lines)
 
     def _totals(self, *, interrupted: bool) -> Text:
-        counts = self._counts
-        missing = max(0, (self._planned or 0) - self._examples)
-        words = count(self._examples, "example")
-        if missing:
-            words = f"{self._examples:,} of {count(self._planned or 0, 'example')}"
-        words += f" in {time.monotonic() - self._begin:.1f} s"
-        if self._targets:
-            words += f" on {', '.join(self._targets)}"
-        parts = [f"{counts[status]} {status}" for status in Status if counts[status]]
-        words += f": {', '.join(parts)}" if parts else ""
-        if self.failures:
-            words += f"; {count(len(self.failures), 'fault')}"
-        if interrupted:
-            words += "; interrupted"
-        if missing:
+        planned = self._planned or 0
+        notes = [count(len(self.failures), "fault")] if self.failures else []
+        notes += ["interrupted"] if interrupted else []
+        if planned > self._all.cases:
             reasons = [f"{path}: {reason}" for path, reason in sorted(self._stopped.items())]
-            words += f"; {missing:,} not run"
-            words += f" ({'; '.join(reasons)})" if reasons else ""
-        if self._unsupported:
-            words += f"; {unsupported_text(self._unsupported, nothing=self.nothing_judged)}"
-        partial = interrupted or self._unsupported
-        style = "bold red" if self.failed else "bold yellow" if partial else "bold green"
-        return Text(f"\n{words}", style=style)
+            words = f"{planned - self._all.cases:,} not run"
+            notes.append(f"{words} ({'; '.join(reasons)})" if reasons else words)
+        return self._all.last_line(
+            "example",
+            planned,
+            time.monotonic() - self._begin,
+            # The architecture says which backend it was.
+            (arch or backend for backend, arch in self._all.places),
+            notes,
+            partial=interrupted,
+        )
 
     def _lines(self, lines: Iterable[tuple[str, str]]) -> None:
         for line, style in lines:

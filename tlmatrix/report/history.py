@@ -217,6 +217,5 @@ def _case_rows(records: RunRecords) -> Iterator[Sequence[Any]]:
             result.seconds,
             result.ratio,
             result.arch,
-            f"{finding.check}: {finding.title}" if finding and result.status is not Status.PASSED
-            else result.message,
-        )  # fmt: skip
+            finding.summary if finding and result.status is not Status.PASSED else result.message,
+        )

@@ -9,25 +9,26 @@ import shlex
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from tlmatrix.report.coverage import coverage_lines
 from tlmatrix.report.forecast import Forecast, duration_text
-from tlmatrix.report.kernels import kernel_table
-from tlmatrix.report.text import count, describe_group, unsupported_text
+from tlmatrix.report.tally import Tally, numbers_table
+from tlmatrix.report.text import count, describe_group
 from tlmatrix.run.events import CaseFinished, Event, Preparing, RunFinished, RunStarted
-from tlmatrix.run.result import FAILURES, CaseResult, SkipReason, Status
+from tlmatrix.run.result import CaseResult, Status
 from tlmatrix.triage.groups import Group, group_failures
+from tlmatrix.words import ellipsis
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rich.console import Console
+    from rich.table import Table
 
     from tlmatrix.run.records import RunRecords
 
@@ -39,6 +40,7 @@ _COLUMNS = 62
 """Width of the columns of numbers."""
 _MIN_ID = 24
 """Least width of the column of case ids."""
+_KERNEL_COLUMNS = ("kernels", "failed", "registers", "spills", "shared", "tensor", "seconds")
 
 
 class TerminalReport:
@@ -218,19 +220,21 @@ class TerminalReport:
             self._console.print(kernels)
 
     def _table(self) -> Table:
-        table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
-        table.add_column("spec", overflow="fold")
         paths = sorted({result.path for result in self._results})
+        tallies = [Tally(each for each in self._results if each.path == path) for path in paths]
         names = {result.path: result.spec for result in self._results}
+        columns = ["cases", "passed", "failed", "known", "skipped", "seconds", "slowest"]
         # A wide terminal has room for the id of the slowest case.
         left = self._console.width - max(map(len, names.values())) - _COLUMNS
-        columns = ["cases", "passed", "failed", "known", "skipped", "seconds", "slowest"]
-        for name in columns if left >= 0 else columns[:-1]:
-            table.add_column(name, justify="right", no_wrap=True)
+        table = numbers_table("spec", columns if left >= 0 else columns[:-1])
         if left >= _MIN_ID:
             table.add_column("slowest case", no_wrap=True)
-        for path in paths:
-            table.add_row(*_row([item for item in self._results if item.path == path], left))
+        for path, tally in zip(paths, tallies, strict=True):
+            assert tally.slowest is not None
+            row = [names[path], *tally.cells(), f"{tally.seconds:.1f}"]
+            row += [f"{tally.slowest.seconds:.2f}"] if left >= 0 else []
+            row += [ellipsis(tally.slowest.case, left)] if left >= _MIN_ID else []
+            table.add_row(*row)
         return table
 
     def _print_groups(self, groups: Sequence[Group]) -> None:
@@ -274,64 +278,27 @@ class TerminalReport:
         return self._total - len(self._results)
 
     def _last_words(self, event: RunFinished) -> Text:
-        counts = Counter(result.status for result in self._results)
-        reasons = Counter(str(result.reason or "") for result in self._results)
-        del reasons[""]
-        parts = [f"{cases} {status}" for status in Status if (cases := counts[status])]
-        if reasons:
-            words = ", ".join(f"{cases} {reason}" for reason, cases in reasons.most_common())
-            skipped = f"{counts[Status.SKIPPED]} {Status.SKIPPED}"
-            parts = [f"{part} ({words})" if part == skipped else part for part in parts]
-        bad = any(counts[status] for status in FAILURES)
-        words = count(len(self._results), "case")
-        if self.missing > 0:
-            words = f"{len(self._results):,} of {count(self._total, 'case')}"
-        words += f" in {event.seconds:.1f} s"
-        places = dict.fromkeys(_place(result) for result in self._results if result.backend)
-        if places:
-            words += f" on {', '.join(places)}"
-        if parts:
-            words += ": " + ", ".join(parts)
+        tally, missing = Tally(self._results), self.missing
+        notes = []
         # Workers may stop before their last results arrive.
-        missing = self.missing
-        if event.interrupted:
-            words += f"; stopped early, {missing} not run"
-        elif missing > 0:
-            words += f"; {missing} not run"
-        if missing > 0 and event.stopped:
-            words += f" ({event.stopped})"
-        refused = sum(result.reason is SkipReason.UNSUPPORTED for result in self._results)
-        if refused:
-            words += f"; {unsupported_text(refused, nothing=refused == len(self._results))}"
-        partial = event.interrupted or missing > 0 or refused > 0
-        style = "bold red" if bad else "bold yellow" if partial else "bold green"
-        return Text(f"\n{words}", style=style)
+        if event.interrupted or missing > 0:
+            early = "stopped early, " if event.interrupted else ""
+            stopped = f" ({event.stopped})" if missing > 0 and event.stopped else ""
+            notes.append(f"{early}{missing} not run{stopped}")
+        return tally.last_line(
+            "case",
+            self._total,
+            event.seconds,
+            map(_place, tally.places),
+            notes,
+            reasons=True,
+            partial=bool(notes),
+        )
 
     def _lines(self, lines: Iterable[tuple[str, str]]) -> None:
         for line, style in lines:
             # Without wrapping, so that commands can be copied.
             self._console.print(Text(line, style=style), soft_wrap=True, highlight=False)
-
-
-def _row(results: Sequence[CaseResult], left: int) -> list[str | Text]:
-    counts = Counter(result.status for result in results)
-    failed = sum(counts[status] for status in FAILURES)
-    slowest = max(results, key=lambda result: result.seconds)
-    row: list[str | Text] = [
-        results[0].spec,
-        str(len(results)),
-        str(counts[Status.PASSED]),
-        Text(str(failed), style="bold red" if failed else ""),
-        str(counts[Status.KNOWN_BUG] + counts[Status.QUARANTINED]),
-        str(counts[Status.SKIPPED]),
-        f"{sum(result.seconds for result in results):.1f}",
-        f"{slowest.seconds:.2f}",
-    ]
-    if left < 0:
-        return row[:-1]
-    if left < _MIN_ID:
-        return row
-    return [*row, slowest.case if len(slowest.case) <= left else slowest.case[: left - 1] + "…"]
 
 
 def _group_lines(
@@ -343,8 +310,65 @@ def _group_lines(
         yield f"   {line}", "cyan" if line.startswith("  repro ") else ""
 
 
-def _place(result: CaseResult) -> str:
+def _place(place: tuple[str, str]) -> str:
     """`interpreter`, or `cuda (sm_90)`."""
-    if result.arch in ("", result.backend):
-        return result.backend
-    return f"{result.backend} ({result.arch})"
+    backend, arch = place
+    return backend if arch in ("", backend) else f"{backend} ({arch})"
+
+
+# Kernels of the backend `compile` -------------------------------------------------------------
+
+
+def kernel_table(results: Iterable[CaseResult]) -> Table | None:
+    """The table of compiled kernels, by name and architecture; None if there are none.
+
+    A row has the number of distinct kernels of one name (dtypes, head dims, masks) and the maximum
+    that any of them uses: registers and bytes of spills per thread, bytes of shared memory and
+    columns of tensor memory per block. `seconds` is the time of lowering and assembling all of
+    them, also of those from the cache.
+    """
+    rows = kernel_rows(results)
+    if not rows:
+        return None
+    table = numbers_table("kernel", ("arch", *_KERNEL_COLUMNS))
+    table.columns[1].justify = "left"
+    for row in rows:
+        failed = Text(str(row["failed"]), style="bold red" if row["failed"] else "")
+        table.add_row(
+            row["kernel"],
+            row["arch"],
+            str(row["kernels"]),
+            failed,
+            *(str(row[name]) for name in ("registers", "spills", "shared_memory", "tensor_memory")),
+            f"{row['seconds']:.0f}",
+        )
+    return table
+
+
+def kernel_rows(results: Iterable[CaseResult]) -> list[dict[str, Any]]:
+    """The rows of the table, by kernel name and architecture; equal kernels count once."""
+    seen: dict[tuple[str, str], dict[str, list[Mapping[str, Any]]]] = {}
+    for result in results:
+        for fact in result.kernels:
+            by_key = seen.setdefault((fact["kernel"], fact["arch"]), {})
+            parts = by_key.setdefault(fact["key"], [])
+            if fact not in parts:
+                parts.append(fact)
+    rows = []
+    for (kernel, arch), by_key in sorted(seen.items(), key=lambda item: _order(*item[0])):
+        facts = [fact for parts in by_key.values() for fact in parts]
+        row: dict[str, Any] = {"kernel": kernel, "arch": arch, "kernels": len(by_key)}
+        row["failed"] = sum(bool(parts[0].get("error")) for parts in by_key.values())
+        for name in ("registers", "spills", "shared_memory", "tensor_memory"):
+            row[name] = max(fact.get(name, 0) for fact in facts)
+        row["seconds"] = sum(
+            parts[0].get("lower_seconds", 0) + parts[0].get("assemble_seconds", 0)
+            for parts in by_key.values()
+        )
+        rows.append(row)
+    return rows
+
+
+def _order(kernel: str, arch: str) -> tuple[str, int, str]:
+    digits = "".join(letter for letter in arch if letter.isdigit())
+    return (kernel, int(digits or 0), arch)

@@ -41,7 +41,7 @@ def unsupported_text(cases: int, *, nothing: bool) -> str:
 
 def describe_finding(finding: Finding, *, width: int = 100, full: bool = False) -> list[str]:
     """The lines of a finding, beginning with its title; `full` does not shorten details."""
-    lines = _wrap(_title(finding), width, "", "  ")
+    lines = _wrap(finding.summary, width, "", "  ")
     for name, text in _facts(finding):
         lines += _wrap(text, width, f"  {name:<{_LABEL}}", _UNDER)
     if finding.detail:
@@ -66,7 +66,7 @@ def describe_result(
     lines = []
     for number, finding in enumerate(result.findings):
         if brief and number:
-            lines += _wrap(_title(finding), width, f"  {'also':<{_LABEL}}", _UNDER)
+            lines += _wrap(finding.summary, width, f"  {'also':<{_LABEL}}", _UNDER)
         else:
             lines += describe_finding(finding, width=width, full=full)
     if not lines:
@@ -131,7 +131,7 @@ def _second_pass(group: Group, width: int) -> list[str]:
         for finding in result.findings:
             if MASKED in (finding.detail or "") and finding.check not in known:
                 known.add(finding.check)
-                words = f"{_title(finding)} (in {result.case})"
+                words = f"{finding.summary} (in {result.case})"
                 lines += _wrap(words, width, f"  {'also':<{_LABEL}}", _UNDER)
     return lines
 
@@ -151,10 +151,6 @@ def _other_patterns(group: Group, width: int) -> list[str]:
         else:
             lines.append(start + select)
     return lines
-
-
-def _title(finding: Finding) -> str:
-    return f"{finding.check}: {finding.title}"
 
 
 def _facts(finding: Finding) -> list[tuple[str, str]]:

@@ -148,6 +148,12 @@ class CaseResult:
         return self.smaller or self
 
     @property
+    def headline(self) -> str:
+        """What is wrong, in one line: the first finding that reports show, else the message."""
+        findings = self.shown.findings
+        return findings[0].summary if findings else self.message
+
+    @property
     def ratio(self) -> float | None:
         """The error ratio that reports show: that of the first finding with one, if it failed."""
         ratios = (finding.ratio for finding in self.shown.findings if finding.ratio is not None)

@@ -11,24 +11,28 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from tlmatrix.report.html.faults import fault_page
-from tlmatrix.report.html.payload import all_rows, is_search, newest_results, payload
 from tlmatrix.report.html.tables import (
+    all_rows,
     bench_rows,
+    is_search,
     kernel_coverage,
     matrices,
+    newest_results,
     pairs,
+    payload,
     ratio_rows,
     run_rows,
     spec_rows,
 )
+from tlmatrix.report.tally import Tally
 from tlmatrix.report.text import count
-from tlmatrix.run.result import FAILURES, Status
+from tlmatrix.run.result import Status
 from tlmatrix.triage.groups import group_failures
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tlmatrix.report.html.payload import Row
+    from tlmatrix.report.html.tables import Row
     from tlmatrix.run.records import RunRecords
     from tlmatrix.spec.model.spec import Spec
 
@@ -56,6 +60,7 @@ def render(runs: Sequence[RunRecords], bench: Sequence[Mapping[str, Any]] = ()) 
         fault_page(number, group, folder_of[id(group.example)], specs)
         for number, group in enumerate(groups[:_FAULTS], 1)
     ]
+    tally = Tally(row.result for row in rows)
     times = [row for data in bench for row in bench_rows(data)]
     failing = [row for row in rows if row.result.failed]
     judged = [row for row in rows if row.result.seconds > 0]
@@ -68,14 +73,14 @@ def render(runs: Sequence[RunRecords], bench: Sequence[Mapping[str, Any]] = ()) 
     )
     environment.globals["count"] = count
     environment.filters["number"] = _number
-    environment.filters["ratio"] = _ratio
+    environment.filters["ratio"] = lambda value: "-" if value is None else f"{value:.3g}"
     return environment.get_template("report.html.j2").render(
         runs=runs,
         run_rows=run_rows(runs, rows),
-        counts=_counts(rows),
+        tally=tally,
+        statuses=[status for status in Status if tally.counts[status]],
         total=len(rows),
         failed=len(failing),
-        seconds=sum(row.result.seconds for row in rows),
         specs=spec_rows(rows),
         faults=faults,
         more_faults=len(groups) - len(faults),
@@ -91,7 +96,6 @@ def render(runs: Sequence[RunRecords], bench: Sequence[Mapping[str, Any]] = ()) 
         style=Markup(_text("report.css")),  # noqa: S704 - a file of this package
         scripts=[Markup(_text(name)) for name in _SCRIPTS],  # noqa: S704 - likewise
         data=Markup(_json(payload(runs, rows, times))),  # noqa: S704 - escaped
-        safe=Markup,
     )
 
 
@@ -107,18 +111,6 @@ def _json(data: object) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
-
-
-def _counts(rows: Iterable[Row]) -> list[tuple[str, int, bool]]:
-    """(status, cases, whether it makes a run fail) of the statuses that occur."""
-    found = dict.fromkeys(Status, 0)
-    for row in rows:
-        found[row.result.status] += 1
-    return [(str(each), cases, each in FAILURES) for each, cases in found.items() if cases]
 
 
 def _kernels(runs: Iterable[RunRecords]) -> list[tuple[str, int, int, int]]:

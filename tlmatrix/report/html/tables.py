@@ -1,24 +1,105 @@
-"""The tables of a report, which are readable without scripts."""
+"""The cases of results files: rows of tables without scripts, and columns for the scripts."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.report.html.payload import axis_values
-from tlmatrix.run.result import FAILURES, Status
+from tlmatrix.report.tally import Tally
+from tlmatrix.run.result import Status
+from tlmatrix.spec.values import label, numbers_in
+from tlmatrix.words import ellipsis
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from tlmatrix.report.html.payload import Row
     from tlmatrix.run.records import RunRecords
+    from tlmatrix.run.result import CaseResult
+    from tlmatrix.spec.values import Value
+    from tlmatrix.triage.groups import Group
 
 _STATIC_VALUES = 24
 """Most values of an axis in a table without scripts."""
+_LONGEST = 60
+"""Characters of the label of a value."""
+
+
+class Row:
+    """A case of a report: its result, the number of its run, its fault, and labels of its values.
+
+    `fault` counts from 1; 0 if the case did not fail. An invalid input has no labels: it is in no
+    matrix.
+    """
+
+    __slots__ = ("fault", "labels", "ratio", "result", "run", "size")
+
+    def __init__(self, result: CaseResult, run: int, fault: int) -> None:
+        self.result = result
+        self.run = run
+        self.fault = fault
+        values = {} if result.origin == "invalid" else result.values
+        self.labels = {axis: ellipsis(label(value), _LONGEST) for axis, value in values.items()}
+        self.ratio = result.ratio
+        self.size = size_of(result.values)
+
+
+def size_of(values: Mapping[str, Value]) -> int:
+    """The longest length among the values of a case; 0 if none is a whole number."""
+    numbers = (number for value in values.values() for number in numbers_in(value))
+    return max((number for number in numbers if isinstance(number, int)), default=0)
+
+
+def newest_results(runs: Sequence[RunRecords]) -> list[tuple[int, CaseResult]]:
+    """The results of all runs, each with the number of its run, in the order of the files.
+
+    Of a case that several runs judged on the same backend and GPU with the same seed, it is the
+    result of the run that started last.
+    """
+    found = [(number, result) for number, run in enumerate(runs) for result in run.results]
+    last: dict[tuple[object, ...], CaseResult] = {}
+    for _, result in sorted(found, key=lambda each: runs[each[0]].header.started):
+        last[_identity(result)] = result
+    return [(number, result) for number, result in found if last[_identity(result)] is result]
+
+
+def _identity(result: CaseResult) -> tuple[object, ...]:
+    backend = result.backend or result.requested
+    return result.path, result.case, backend, result.arch, result.seed
+
+
+def all_rows(results: Sequence[tuple[int, CaseResult]], groups: Sequence[Group]) -> list[Row]:
+    """The rows of results, each given with the number of its run."""
+    faults = {
+        id(result): number for number, group in enumerate(groups, 1) for result in group.results
+    }
+    return [Row(result, number, faults.get(id(result), 0)) for number, result in results]
+
+
+def axis_values(rows: Iterable[Row]) -> dict[str, list[str]]:
+    """The labels of the values of each axis that cases have, in natural order."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        for axis, text in row.labels.items():
+            found[axis].add(text)
+    return {axis: sorted(labels, key=_natural) for axis, labels in sorted(found.items())}
+
+
+def _natural(text: str) -> tuple[object, ...]:
+    """A sort key: numbers by size, within text too."""
+    parts = re.split(r"(\d+)", text)
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part)
+
+
+def is_search(run: RunRecords) -> bool:
+    """Whether the records are those of `tlmatrix fuzz`."""
+    return bool(run.results) and all(result.origin == "fuzz" for result in run.results)
+
+
+# Tables --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -36,50 +117,31 @@ class Matrix:
 def run_rows(runs: Sequence[RunRecords], rows: Sequence[Row]) -> list[dict[str, Any]]:
     """A row for each run: its cases by status, and how many have a newer result in another run."""
     counted = Counter(row.run for row in rows)
-    found = []
-    for number, run in enumerate(runs):
-        counts = run.counts()
-        cases = len(run.results)
-        failed = sum(counts[status] for status in FAILURES)
-        found.append(
-            {
-                "name": run.path.name,
-                "started": run.header.started.replace("T", " ").removesuffix("+00:00"),
-                "backend": ", ".join(sorted({r.backend for r in run.results if r.backend})),
-                "cases": cases,
-                "passed": counts[Status.PASSED],
-                "failed": failed,
-                "other": cases - counts[Status.PASSED] - failed,
-                "replaced": cases - counted[number],
-                "incomplete": run.incomplete,
-            }
-        )
-    return found
+    return [
+        {
+            "name": run.path.name,
+            "started": run.header.started.replace("T", " ").removesuffix("+00:00"),
+            "backend": ", ".join(sorted({r.backend for r in run.results if r.backend})),
+            "tally": Tally(run.results),
+            "replaced": len(run.results) - counted[number],
+            "incomplete": run.incomplete,
+        }
+        for number, run in enumerate(runs)
+    ]
 
 
 def spec_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """A row for each spec: cases by status, seconds, the largest error ratio."""
-    found = []
-    for path, mine in _by_spec(rows).items():
-        counts = Counter(row.result.status for row in mine)
-        ratios = [row.ratio for row in mine if row.ratio is not None]
-        failed = sum(counts[status] for status in FAILURES)
-        found.append(
-            {
-                "spec": mine[0].result.spec,
-                "path": path,
-                "cases": len(mine),
-                "passed": counts[Status.PASSED],
-                "failed": failed,
-                "known": counts[Status.KNOWN_BUG] + counts[Status.QUARANTINED],
-                "skipped": counts[Status.SKIPPED],
-                "seconds": sum(row.result.seconds for row in mine),
-                "slowest": max(row.result.seconds for row in mine),
-                "ratio": max(ratios, default=None),
-                "faults": len({row.fault for row in mine if row.fault}),
-            }
-        )
-    return sorted(found, key=lambda row: (-row["failed"], row["spec"]))
+    """A row for each spec: cases by status, the largest error ratio; the most failures first."""
+    found = [
+        {
+            "spec": mine[0].result.spec,
+            "path": path,
+            "tally": Tally(row.result for row in mine),
+            "ratio": max((row.ratio for row in mine if row.ratio is not None), default=None),
+        }
+        for path, mine in _by_spec(rows).items()
+    ]
+    return sorted(found, key=lambda row: (-row["tally"].failed, row["spec"]))
 
 
 def _by_spec(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -233,3 +295,49 @@ def bench_rows(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                     "flops": times.get("flops", 0),
                     **{key: found[key] for key in ("median", "low", "high")},
                 }
+
+
+# For the scripts -----------------------------------------------------------------------------
+
+
+def payload(runs: Sequence[RunRecords], rows: Sequence[Row], bench: list[Any]) -> dict[str, Any]:
+    """Plain data: columns of indices into lists of names."""
+    axes = axis_values(rows)
+    index = {axis: {text: at for at, text in enumerate(labels)} for axis, labels in axes.items()}
+    paths = list(dict.fromkeys(row.result.path for row in rows))
+    place = {path: at for at, path in enumerate(paths)}
+    names = {row.result.path: row.result.spec for row in rows}
+    statuses = [str(status) for status in Status]
+    used: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        used[row.result.path].update(row.labels)
+    return {
+        "runs": [
+            {"name": run.path.name, "search": is_search(run), "started": run.header.started}
+            for run in runs
+        ],
+        "specs": [{"name": names[p], "path": p, "axes": sorted(used[p])} for p in paths],
+        "statuses": statuses,
+        "axes": axes,
+        "bench": bench,
+        "cases": {
+            "run": [row.run for row in rows],
+            "spec": [place[row.result.path] for row in rows],
+            "id": [row.result.case for row in rows],
+            "status": [statuses.index(row.result.status) for row in rows],
+            "seconds": [round(row.result.seconds, 4) for row in rows],
+            "ratio": [None if row.ratio is None else float(f"{row.ratio:.4g}") for row in rows],
+            "size": [row.size for row in rows],
+            "fault": [row.fault for row in rows],
+            "note": {str(at): note for at, row in enumerate(rows) if (note := _note(row.result))},
+            "values": {
+                axis: [index[axis].get(row.labels.get(axis, ""), -1) for row in rows]
+                for axis in axes
+            },
+        },
+    }
+
+
+def _note(result: CaseResult) -> str:
+    """Why a case did not pass."""
+    return "" if result.status is Status.PASSED else (result.message or result.headline)[:300]
