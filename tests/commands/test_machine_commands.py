@@ -11,10 +11,10 @@ import pytest
 
 from outside_project import project
 from tlmatrix.backend import gpus
-from tlmatrix.commands import doctor as doctor_module
+from tlmatrix.commands import machine
+from tlmatrix.commands.specs import builtin_specs
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.run import read_records
-from tlmatrix.spec.builtin import builtin_specs
 
 if TYPE_CHECKING:
     from outside_project import Project
@@ -90,7 +90,7 @@ def test_doctor_finds_problems(project: Project, monkeypatch: pytest.MonkeyPatch
     (project.folder / "specs/two.yaml").write_text(text + "wrong_key: 1\n")
     monkeypatch.setenv("TLMATRIX_BACKEND", "cuda")
     monkeypatch.setattr(gpus, "count_gpus", lambda: 0)
-    monkeypatch.setitem(doctor_module._TESTED, "no-such-package", ("1",))
+    monkeypatch.setitem(machine._TESTED, "no-such-package", ("1",))
     outcome = project.tlmatrix("doctor")
     assert outcome.code == ExitCode.FINDINGS
     assert "!!  no-such-package not installed" in outcome.out
@@ -103,10 +103,10 @@ def test_doctor_reports_a_gpu_that_pytorch_does_not_see(monkeypatch: pytest.Monk
     monkeypatch.setattr(gpus, "count_gpus", lambda: 2)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (line,) = doctor_module._gpus()
+    (line,) = machine._gpus()
     assert (line.mark, line.text[:9]) == ("!!", "2 by NVML")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    (line,) = doctor_module._gpus()
+    (line,) = machine._gpus()
     assert line.mark == "--"
     assert "hidden by CUDA_VISIBLE_DEVICES=''" in line.text
 

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tlmatrix.backend import backend_class
-from tlmatrix.commands.builtin import builtin_paths
 from tlmatrix.commands.child import can_fork, run_in_child
 from tlmatrix.commands.compile_ahead import compiling_ahead, dry_run_lines, job_of
 from tlmatrix.commands.earlier import kept_cases, recent_runs, with_earlier_run
 from tlmatrix.commands.engine import Engine, console_on_output, exit_code, pytest_arguments
 from tlmatrix.commands.results import open_results, publish
-from tlmatrix.commands.specs import check_fuzzing, nodes_of, plan_all
+from tlmatrix.commands.specs import builtin_paths, check_fuzzing, nodes_of, plan_all
 from tlmatrix.commands.workers import (
     SelectedCases,
     mean_seconds,

@@ -1,21 +1,35 @@
-"""Finds, loads and plans the specs of a command."""
+"""`tlmatrix list`, `check`, `copy-spec`, `schema`; and the specs that other commands get."""
 
 from __future__ import annotations
 
 import os
+import shlex
+from contextlib import suppress
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tlmatrix.exit_codes import UsageError
+from tlmatrix.backend.axes import unsampled_options, unvaried_options
+from tlmatrix.commands.screen import print_wrapped
+from tlmatrix.exit_codes import ExitCode, UsageError, writing
 from tlmatrix.fuzz.strategies import case_domain
-from tlmatrix.options.table import SPECS
+from tlmatrix.matrix import CaseNotFoundError, explain
+from tlmatrix.options.table import SPECS, TIER
+from tlmatrix.problem import family_for
+from tlmatrix.problem.floor_lint import lint_floors
+from tlmatrix.report.listing import explain_lines, list_lines
+from tlmatrix.report.text import count
+from tlmatrix.results_file import shown_path
 from tlmatrix.run.plan import Plan, plan
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import Issue, SpecError
 from tlmatrix.spec.loader import find_specs, load_spec
+from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    import argparse
+    from collections.abc import Iterable, Iterator, Sequence
 
     from tlmatrix.config import Config
 
@@ -94,3 +108,176 @@ def check_fuzzing(plans: Iterable[Plan]) -> None:
             issues += error.issues
     if issues:
         raise SpecError(issues)
+
+
+# list -------------------------------------------------------------------------------------------
+
+
+def list_cases(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    """Print the number of cases of each spec; with `--explain`, why one case is in its tiers.
+
+    Raises:
+        UsageError: the spec or case does not exist.
+        SpecError: a spec is invalid.
+    """
+    if arguments.explain:
+        return _explain_case(arguments, config)
+    tier = config.chosen(arguments)[TIER]
+    paths = spec_paths(arguments.paths, config)
+    plans = plan_all(paths, tier, seed=arguments.seed, roots=[config.root])
+    for each in plans:
+        for line in list_lines(each, cases=arguments.cases):
+            print_wrapped(line)
+    total = sum(each.count() for each in plans)
+    known = [each.configurations() for each in plans]
+    compiled = "" if None in known else f", compiled for {sum(filter(None, known))} configurations"
+    print(f"{count(total, 'case')} of {count(len(plans), 'spec')} in the tier {tier}{compiled}")
+    return ExitCode.OK
+
+
+def _explain_case(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    path, _, case_id = arguments.explain.rpartition("::")
+    reasons = []
+    for found in spec_paths([path] if path else arguments.paths, config):
+        try:
+            spec = load_spec(found)
+            explanation = explain(spec, case_id, partial(family_for(spec).compile_key, spec))
+        except CaseNotFoundError as error:
+            reasons.append(f"{found}: {error}")
+            continue
+        for line in explain_lines(explanation):
+            print_wrapped(line)
+        return ExitCode.OK
+    raise UsageError("\n".join(reasons))
+
+
+# check ------------------------------------------------------------------------------------------
+
+
+def check(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    """Load and expand specs, and check that fuzz cases can be generated.
+
+    Raises:
+        UsageError: a spec does not exist.
+        SpecError: all errors of all specs.
+    """
+    paths = spec_paths(arguments.paths, config)
+    plans = plan_all(paths, config.chosen(arguments)[TIER], roots=[config.root])
+    check_fuzzing(plans)
+    for each in plans:
+        for warning in lint_floors(each.spec):
+            print(f"warning: {warning}")
+    named = {each.spec.path.resolve() for each in plans}
+    together = [*plans, *_beside(plans)]
+    for warning in unvaried_options([(each.spec, each.family) for each in together]):
+        if warning.path.resolve() in named:
+            print(f"warning: {warning}")
+    for each in plans:
+        if each.expansion.strategy.startswith("sample"):
+            cases = (case.values for case in each.expansion.cases)
+            for warning in unsampled_options(each.spec, each.tier, cases):
+                print(f"warning: {warning}")
+    print(f"{count(len(plans), 'spec')}, no errors")
+    return ExitCode.OK
+
+
+def _beside(plans: Sequence[Plan]) -> Iterator[Plan]:
+    """Plans of the other specs in the folders of `plans` that have one of their entries."""
+    named = {each.spec.path.resolve() for each in plans}
+    entries = {each.spec.entry for each in plans if each.spec.entry is not None}
+    with suppress(SpecError):
+        for path in find_specs({path.parent for path in named}):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            if path.resolve() not in named and any(entry in text for entry in entries):
+                with suppress(SpecError):  # of a spec that was not named
+                    yield plan(load_spec(path))
+
+
+# Specs of tlmatrix's own kernels, and their schema ----------------------------------------------
+
+
+def builtin_specs() -> dict[str, Path]:
+    """The specs by name; empty if the kernels are not installed.
+
+    In a wheel they are in `tlmatrix_kernels/specs`; in a clone, beside the kernels.
+    """
+    found = find_spec("tlmatrix_kernels")
+    if found is None or found.origin is None:
+        return {}
+    kernels = Path(found.origin).parent
+    folders = (kernels / "specs", kernels.parent / "specs")
+    folder = next((each for each in folders if each.is_dir()), None)
+    return {} if folder is None else {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def _builtin_path(name: str) -> Path:
+    """The path of a built-in spec.
+
+    Raises:
+        LookupError: there is no spec of that name.
+    """
+    known = builtin_specs()
+    if name not in known:
+        raise LookupError(
+            f"no built-in spec {name!r}{suggestion(name, sorted(known), 'There are')}"
+        )
+    return known[name]
+
+
+def builtin_paths(names: Iterable[str]) -> list[str]:
+    """The paths of built-in specs.
+
+    Raises:
+        UsageError: there is no spec of a name.
+    """
+    try:
+        return [shown_path(_builtin_path(name)) for name in names]
+    except LookupError as error:
+        raise UsageError(f"--builtin: {error.args[0]}; `tlmatrix copy-spec` lists them") from error
+
+
+def copy_spec(arguments: argparse.Namespace, _config: Config) -> ExitCode:
+    """Copy built-in specs to files of the project; without names, list them.
+
+    Raises:
+        UsageError: there is no such spec, or a file exists.
+    """
+    if not arguments.names:
+        known = builtin_specs()
+        width = max(map(len, known), default=0)
+        for name, path in known.items():
+            print(f"{name:<{width}}  {load_spec(path).summary}".rstrip())
+        return ExitCode.OK
+    try:
+        sources = [_builtin_path(name) for name in arguments.names]
+    except LookupError as error:
+        raise UsageError(f"copy-spec: {error.args[0]}") from error
+    target = Path(arguments.output)
+    one_file = target.suffix in (".yaml", ".yml")
+    if one_file and len(sources) > 1:
+        raise UsageError(f"-o {target}: is one file; give a folder for {len(sources)} specs")
+    for source in sources:
+        path = target if one_file else target / source.name
+        if path.exists():
+            raise UsageError(f"copy-spec: {path} exists; give another -o, or remove it")
+        with writing("-o", path):
+            path.write_text(_portable(source.read_text(encoding="utf-8")), encoding="utf-8")
+        command = f"tlmatrix run {shlex.quote(shown_path(path))}"
+        print(f"{shown_path(path)}: run it with `{command}`")
+    return ExitCode.OK
+
+
+def _portable(text: str) -> str:
+    """A spec without a path of the schema, which holds in a checkout of tlmatrix alone."""
+    from tlmatrix.spec.schema import EDITOR_COMMENT, MODELINE
+
+    first, _, rest = text.partition("\n")
+    return EDITOR_COMMENT + rest if first.startswith(MODELINE) else text
+
+
+def schema(_arguments: argparse.Namespace, _config: Config) -> ExitCode:
+    """Print the stored schema."""
+    from tlmatrix.spec.schema import SCHEMA_PATH
+
+    print(SCHEMA_PATH.read_text(encoding="utf-8"), end="")
+    return ExitCode.OK

@@ -268,7 +268,7 @@ _command(
     *_as_for_run(SEED),
     Option("--cases", "also print the id of every case"),
     Option("--explain CASE", "print why a case is in the tier: SPEC.yaml::ID, or an id"),
-    target="listing:list_cases",
+    target="specs:list_cases",
     caches=True,
 )
 _command(
@@ -277,6 +277,7 @@ _command(
     "Print every error in specs with its line and column. Imports no entry.",
     _PATHS,
     replace(TIER, help="the tier that must have cases (default: quick)"),
+    target="specs:check",
 )
 _command(
     "repro",
@@ -287,6 +288,7 @@ _command(
     *_as_for_run(BACKEND, SEED),
     replace(_VERBOSE, help="print tensors around the worst elements"),
     KEEP_GOING,
+    target="cases:repro",
     caches=True,
 )
 _command(
@@ -349,6 +351,7 @@ _command(
     *_as_for_run(SEED),
     Option("--full", "print every iteration of every loop"),
     Option("--no-inputs", "do not try other inputs, which runs the case many times"),
+    target="cases:explain",
     caches=True,
 )
 _command(
@@ -359,6 +362,7 @@ _command(
     Option("results RESULTS.jsonl?", "the results file of a run (default: the last run)"),
     Option("--source", "print the kernels' source with the counts of every line"),
     Option("--file PART", "only files with this in their name", default=""),
+    target="results:coverage",
 )
 _command(
     "merge",
@@ -411,6 +415,7 @@ _command(
         "results files of `run` or `fuzz` (.jsonl), and of `bench` (.json); default: the last run",
     ),
     Option("-o --output FILE", "(default: report.html)", default="report.html"),
+    target="results:report",
 )
 _command(
     "history",
@@ -421,6 +426,7 @@ _command(
     Option("--last N", "runs (default: 20)", Whole(1), default=20),
     Option("--case SPEC.yaml::ID", "print the results of one case in all runs"),
     Option("--sql QUERY", "print the rows of a query over the tables runs and cases"),
+    target="results:history",
 )
 _command(
     "bench",
@@ -525,6 +531,7 @@ _command(
     Option(
         "--prune SIZE", "remove what was used longest ago until SIZE is left, such as 500M or 10G"
     ),
+    target="machine:cache",
     caches=True,
 )
 _command(
@@ -532,6 +539,7 @@ _command(
     "show what this machine has, what runs where, and what is missing",
     "Print software, GPUs, CUDA toolkit, caches, specs and backends, with a remedy for what is "
     "missing. Exit code 1 if there is a problem.",
+    target="machine:doctor",
 )
 _command(
     "copy-spec",
@@ -544,7 +552,7 @@ _command(
         "a folder, or for one spec a .yaml file (default: specs)",
         default="specs",
     ),
-    target="builtin:copy_spec",
+    target="specs:copy_spec",
 )
 _command(
     "completion",
@@ -552,11 +560,13 @@ _command(
     "Print a script with which a shell completes commands, options and files: tlmatrix completion "
     "bash > ~/.local/share/bash-completion/completions/tlmatrix",
     Option("shell", "", OneOf(("bash", "zsh", "tcsh"))),
+    target="machine:completion",
 )
 _command(
     "schema",
     "print the JSON Schema of specs, for editors",
     "Print the JSON Schema of specs, with which editors complete and check them.",
+    target="specs:schema",
 )
 
 

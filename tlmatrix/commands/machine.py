@@ -1,10 +1,12 @@
-"""`tlmatrix doctor`: what this machine has, what will run where, and how to get what is missing."""
+"""`tlmatrix doctor`, `cache`, `completion`: what this machine has and keeps, and its shell."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -12,12 +14,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tlmatrix.exit_codes import ExitCode
+from tlmatrix.cache_files import cache_folder, configured_folder, folder_problem, tilelang_folder
+from tlmatrix.commands.arguments import command_line
+from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.options.table import BACKEND, SPECS
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from tlmatrix.config import Config
 
@@ -157,8 +160,6 @@ def _toolkit() -> Iterator[Line]:
 
 
 def _machine(config: Config) -> Iterator[Line]:
-    from tlmatrix.cache_files import configured_folder, tilelang_folder
-
     cores = len(os.sched_getaffinity(0))
     yield Line("ok", "cores", f"{cores}; `-n auto` starts up to {cores} workers")
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -169,8 +170,6 @@ def _machine(config: Config) -> Iterator[Line]:
 
 
 def _folder(name: str, folder: Path, setting: str) -> Line:
-    from tlmatrix.cache_files import folder_problem
-
     if problem := folder_problem(folder, private=name == "cache"):
         remedy = f"make it a folder that only you can write, or set {setting}"
         return Line("!!", name, f"{folder}: {problem}", remedy)
@@ -247,3 +246,133 @@ def _backends(config: Config) -> Iterator[Line]:
     if config[BACKEND] == "cuda" and not gpus:
         remedy = 'set backend = "auto" in [tool.tlmatrix], or unset TLMATRIX_BACKEND'
         yield Line("!!", "backend", "cuda is configured, and there is no GPU", remedy)
+
+
+# Caches -----------------------------------------------------------------------------------------
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file or folder of a cache: its bytes, and when it was last written or read."""
+
+    path: Path
+    bytes: int
+    used: float
+
+
+def cache(arguments: argparse.Namespace, _config: Config) -> ExitCode:
+    """Print the caches; with `--prune SIZE`, remove the entries used longest ago beyond that size.
+
+    Raises:
+        UsageError: the size is invalid.
+    """
+    folders = _folders()
+    found = {name: list(entries_of(path)) for name, path in folders.items()}
+    width = max(map(len, found))
+    for name, entries in found.items():
+        size = _shown(sum(entry.bytes for entry in entries))
+        print(f"{name:<{width}}  {len(entries):>7,} entries  {size:>9}  {folders[name]}")
+    total = [entry for entries in found.values() for entry in entries]
+    print(f"{'total':<{width}}  {len(total):>7,} entries  {_shown(sum(e.bytes for e in total)):>9}")
+    if arguments.prune is not None:
+        removed = prune(total, _bytes(arguments.prune))
+        freed = _shown(sum(entry.bytes for entry in removed))
+        print(f"removed {len(removed):,} entries, {freed}")
+    return ExitCode.OK
+
+
+def entries_of(folder: Path) -> Iterator[Entry]:
+    """The entries of a cache; temporary files and locks of other processes are none."""
+    try:
+        children = sorted(folder.iterdir())
+    except OSError:
+        return
+    for child in children:
+        if child.suffix in {".lock", ".tmp"} or child.name.startswith("."):
+            continue
+        files = [each for each in child.rglob("*") if each.is_file()] if child.is_dir() else [child]
+        try:
+            facts = [each.stat() for each in files]
+        except OSError:
+            continue  # removed meanwhile
+        used = max((max(fact.st_mtime, fact.st_atime) for fact in facts), default=0.0)
+        yield Entry(child, sum(fact.st_size for fact in facts), used)
+
+
+def prune(entries: list[Entry], most: int) -> list[Entry]:
+    """Remove the entries used longest ago until at most `most` bytes are left; the removed ones.
+
+    A kernel of a running process stays loaded; a later one compiles it again.
+    """
+    left = sum(entry.bytes for entry in entries)
+    removed = []
+    for entry in sorted(entries, key=lambda each: each.used):
+        if left <= most:
+            break
+        if entry.path.is_dir():
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            entry.path.unlink(missing_ok=True)
+        left -= entry.bytes
+        removed.append(entry)
+    return removed
+
+
+def _folders(environment: Mapping[str, str] = os.environ) -> dict[str, Path]:
+    """The caches: those of tlmatrix, and TileLang's compiled kernels of each of its versions."""
+    own = cache_folder(environment)
+    found = {
+        "covering arrays": own / "covering",
+        "interpreted programs": own / "programs",
+        "assembled kernels": own / "assembly",
+    }
+    tilelang = tilelang_folder(environment)
+    for path in sorted((*tilelang.glob("*/*/kernels"), *tilelang.glob("*/cuda-binaries"))):
+        parts = path.relative_to(tilelang).parts
+        found[f"TileLang {parts[0]} {parts[-1]}"] = path
+    return found
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise UsageError(f"--prune {text}: must be a size such as 500M or 10G")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _shown(size: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1 << 10 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1 << 10
+    raise AssertionError
+
+
+# Completion -------------------------------------------------------------------------------------
+
+_FILES = ("PATH", "FILE", "RESULTS", "SPEC", "PROGRAM", "BEFORE", "AFTER", "SCRIPT")
+"""The first words of metavars that stand for files."""
+
+
+def completion(arguments: argparse.Namespace, _config: Config) -> ExitCode:
+    """Print the script."""
+    import shtab
+
+    parser = command_line()
+    _complete_files(parser)
+    print(shtab.complete(parser, shell=arguments.shell))
+    return ExitCode.OK
+
+
+def _complete_files(parser: argparse.ArgumentParser) -> None:
+    """Let arguments whose metavar names a file complete to files."""
+    import shtab
+
+    for action in parser._actions:  # noqa: SLF001 - argparse has no public list
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - likewise
+            for command in action.choices.values():
+                _complete_files(command)
+        elif str(action.metavar or "").startswith(_FILES):
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
