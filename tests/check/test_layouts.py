@@ -7,7 +7,7 @@ from tlmatrix.check.layouts import check_layouts
 from tlmatrix.check.tolerance import ReferenceBounds
 from tlmatrix.problem.model import Dim, Problem, Relation, TensorInfo
 from tlmatrix.problem.storage import laid_out, layouts_of, tensors_of
-from tlmatrix.spec.model.tolerance import Tolerance
+from tlmatrix.spec.model.checks import Tolerance
 
 
 def problem_of(**inputs):

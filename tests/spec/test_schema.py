@@ -12,9 +12,8 @@ from json_schema import accepts
 from tlmatrix.spec import SpecError, parse_spec
 from tlmatrix.spec.reference import SECTIONS
 from tlmatrix.spec.schema import json_schema
-from tlmatrix.spec.yaml.flow import flow
-from tlmatrix.spec.yaml.nodes import plain
-from tlmatrix.spec.yaml.parser import read_document
+from tlmatrix.spec.yaml.text import flow
+from tlmatrix.spec.yaml.tree import plain, read_document
 
 SPECS = sorted(Path(__file__).parents[2].joinpath("specs").glob("*.yaml"))
 SCHEMA = json_schema()

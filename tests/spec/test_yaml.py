@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tlmatrix.spec import Spec, SpecError, load_spec, parse_spec
-from tlmatrix.spec.yaml.parser import MAX_BYTES, MAX_NODES
+from tlmatrix.spec.yaml.tree import MAX_BYTES, MAX_NODES
 
 HEAD = "name: trial\nproblem: attention\nentry: mypkg.ops:attention\n"
 

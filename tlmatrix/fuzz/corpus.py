@@ -23,10 +23,8 @@ from tlmatrix.run.result import Status
 from tlmatrix.spec.issues import Issue, SpecError
 from tlmatrix.spec.loader import parse_spec
 from tlmatrix.spec.values import canonical, label
-from tlmatrix.spec.yaml.editing import appended
-from tlmatrix.spec.yaml.flow import flow
-from tlmatrix.spec.yaml.nodes import plain
-from tlmatrix.spec.yaml.parser import read_document
+from tlmatrix.spec.yaml.text import appended, flow
+from tlmatrix.spec.yaml.tree import plain, read_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tlmatrix.spec.issues import Issue
+    from tlmatrix.spec.model.checks import AllowanceChange
     from tlmatrix.spec.model.spec import Spec
-    from tlmatrix.spec.model.tolerance import AllowanceChange
 
 _LARGEST = 128.0
 """A bound on the elements of inputs: 16 standard deviations of 8 (`values: large`)."""

@@ -15,8 +15,7 @@ from tlmatrix.spec.issues import Issue, SpecError
 from tlmatrix.spec.lint.messages import issue_of, show
 from tlmatrix.spec.lint.semantics import GivenNames, faults
 from tlmatrix.spec.model.spec import Spec
-from tlmatrix.spec.yaml.nodes import MapNode, ScalarNode, plain
-from tlmatrix.spec.yaml.parser import MAX_BYTES, read_document
+from tlmatrix.spec.yaml.tree import MAX_BYTES, MapNode, ScalarNode, plain, read_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
     from tlmatrix.spec.lint.semantics import Fault
-    from tlmatrix.spec.yaml.nodes import Document
+    from tlmatrix.spec.yaml.tree import Document
 
 
 def load_spec(path: str | os.PathLike[str]) -> Spec:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.spec.model import spec as models
 from tlmatrix.spec.model.spec import Spec
 from tlmatrix.spec.schema import json_schema
-from tlmatrix.spec.yaml.flow import flow
+from tlmatrix.spec.yaml.text import flow
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.problem.case_setup import listed_axis_values
 from tlmatrix.spec.expr.expression import Expression, ExpressionError, shorten
 from tlmatrix.spec.model.spec import DeclaredProblem
-from tlmatrix.spec.yaml.flow import flow
+from tlmatrix.spec.yaml.text import flow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.problem.model import Pair, Problem, Relation
 from tlmatrix.problem.seeded import permutation, seeded_random
 from tlmatrix.spec.importing import load, refuse
+from tlmatrix.spec.model.checks import FINITE
 from tlmatrix.spec.model.parts import OutputDecl
-from tlmatrix.spec.model.relations import FINITE
 from tlmatrix.spec.model.spec import DeclaredProblem
 from tlmatrix.unwinding import unwinds
 from tlmatrix.words import nearest, suggestion

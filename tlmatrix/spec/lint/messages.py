@@ -14,8 +14,8 @@ from tlmatrix.spec.expr.expression import ExpressionError, shorten
 from tlmatrix.spec.issues import Issue
 from tlmatrix.spec.model import fields
 from tlmatrix.spec.model import spec as models
-from tlmatrix.spec.yaml.flow import flow
-from tlmatrix.spec.yaml.nodes import ScalarNode
+from tlmatrix.spec.yaml.text import flow
+from tlmatrix.spec.yaml.tree import ScalarNode
 from tlmatrix.words import guess, suggestion
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-    from tlmatrix.spec.yaml.nodes import Document
+    from tlmatrix.spec.yaml.tree import Document
 
 Path = tuple[str | int, ...]
 

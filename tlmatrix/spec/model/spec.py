@@ -22,7 +22,20 @@ from tlmatrix.spec.model.calling import (
     results_of,
     written_by,
 )
-from tlmatrix.spec.model.codegen import CodegenRule
+from tlmatrix.spec.model.checks import (
+    Agreement,
+    Allowance,
+    AllowanceChange,
+    CodegenRule,
+    CudaGraph,
+    DeterminismRule,
+    PackedRows,
+    Refusal,
+    RelationDecl,
+    SanitizerOptions,
+    Tolerance,
+    determinism_rules,
+)
 from tlmatrix.spec.model.fields import (
     CHECKS,
     FAMILIES,
@@ -41,7 +54,6 @@ from tlmatrix.spec.model.fields import (
     allow_single_entry,
 )
 from tlmatrix.spec.model.fuzz import Fuzz, FuzzAxis, FuzzLengths, FuzzTrace, Range
-from tlmatrix.spec.model.graphs import CudaGraph, Refusal
 from tlmatrix.spec.model.invalid_inputs import InvalidInputs, tables_of
 from tlmatrix.spec.model.parts import (
     Bench,
@@ -52,23 +64,14 @@ from tlmatrix.spec.model.parts import (
     InputDecl,
     KnownBug,
     OutputDecl,
+    Regression,
     Tier,
     with_default_tiers,
 )
-from tlmatrix.spec.model.regressions import Regression
-from tlmatrix.spec.model.relations import Agreement, RelationDecl
-from tlmatrix.spec.model.sanitizers import PackedRows, SanitizerOptions
 from tlmatrix.spec.model.sharding import WORLD, Shard
-from tlmatrix.spec.model.tolerance import (
-    Allowance,
-    AllowanceChange,
-    DeterminismRule,
-    Tolerance,
-    determinism_rules,
-)
 
 if TYPE_CHECKING:
-    from tlmatrix.spec.yaml.nodes import Document
+    from tlmatrix.spec.yaml.tree import Document
 
 __all__ = [
     "CHECKS",

@@ -1,24 +1,169 @@
-"""A YAML parser for specs: plain data only, as a tree of nodes with line and column.
+"""The tree of a YAML file: plain data only, as nodes with line and column.
 
-The tree is built from PyYAML's parser events. Unlike `safe_load` it keeps the location of each key
-and value, reports duplicate keys, limits size, depth and the expansion of aliases, and rejects
-ambiguous scalars (`scalars`).
+It is built from PyYAML's parser events. Unlike `safe_load` it keeps the location of each key and
+value, reports duplicate keys, limits size, depth and the expansion of aliases, and rejects
+ambiguous scalars.
+
+YAML 1.1 reads `no` as false, `010` as 8 and `1:30` as 90; YAML 1.2 does not. Such scalars are
+errors here, with a message that says what to write.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field, replace
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tlmatrix.spec.expr.expression import shorten
 from tlmatrix.spec.issues import Issue, SpecError
-from tlmatrix.spec.yaml.nodes import Document, Entry, MapNode, Node, ScalarNode, SequenceNode
-from tlmatrix.spec.yaml.scalars import scalar_meaning
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
+
+
+@dataclass(slots=True)
+class Node:
+    """A value of the file; `line` and `column` of its first character, from 1."""
+
+    line: int
+    column: int
+    weight: int = field(default=1, kw_only=True)
+    """The number of nodes in the subtree, with aliases expanded."""
+
+
+@dataclass(slots=True)
+class ScalarNode(Node):
+    """A value that is neither a list nor a mapping: its text and its value."""
+
+    text: str
+    value: str | int | float | bool | date | None
+    quoted: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the value is absent, as after `key:`."""
+        return not self.quoted and not self.text
+
+
+@dataclass(slots=True)
+class SequenceNode(Node):
+    """A list."""
+
+    items: list[Node] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Entry:
+    """One `key: value` of a mapping, with the location of the key."""
+
+    line: int
+    column: int
+    node: Node
+
+
+@dataclass(slots=True)
+class MapNode(Node):
+    """A mapping, merge keys (`<<`) already merged."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Document:
+    """The tree of a file, its lines, and the issues of its scalars and keys."""
+
+    path: Path
+    root: Node
+    lines: list[str]
+    issues: list[Issue]
+
+    def find(self, *path: str | int) -> tuple[Node, Entry | None]:
+        """The node at a path of keys and indices, and its entry if the last part is a key.
+
+        Parts that the file lacks, such as keys that a short form omits, are skipped.
+        """
+        node, entry = self.root, None
+        for part in path:
+            if isinstance(node, MapNode) and part in node.entries:
+                entry = node.entries[str(part)]
+                node = entry.node
+            elif isinstance(node, SequenceNode) and part in range(len(node.items)):
+                node, entry = node.items[int(part)], None
+        return node, entry
+
+    def location(self, *path: str | int, at_key: bool = False) -> tuple[int, int]:
+        """Line and column of the value at a path, with `at_key` of its key if it has one."""
+        node, entry = self.find(*path)
+        place = entry if at_key and entry is not None else node
+        return place.line, place.column
+
+    def path_in_file(self, *path: str | int) -> tuple[str | int, ...]:
+        """The parts of a path that the file has.
+
+        For `tiers.quick.strategy` and the short form `quick: pairwise`: `("tiers", "quick")`.
+        """
+        parts: list[str | int] = []
+        for part in path:
+            if self.find(*parts, part)[0] is not self.find(*parts)[0]:
+                parts.append(part)
+        return tuple(parts)
+
+    def without(self, paths: Collection[tuple[str | int, ...]]) -> Document:
+        """The document without the nodes at some paths; other nodes keep their locations."""
+        return replace(self, root=_without(self.root, [path for path in paths if path]))
+
+    def inside(self, node: Node, offset: int) -> tuple[int, int]:
+        """Line and column of a character of a scalar, or of the scalar if it is folded."""
+        if isinstance(node, ScalarNode):
+            start = node.column - 1 + node.quoted
+            line = self.lines[node.line - 1] if node.line <= len(self.lines) else ""
+            if line[start : start + len(node.text)] == node.text:
+                return node.line, start + offset + 1
+        return node.line, node.column
+
+
+def _without(node: Node, paths: Collection[tuple[str | int, ...]]) -> Node:
+    if not paths:
+        return node
+    below: dict[str | int, list[tuple[str | int, ...]]] = {}
+    for path in paths:
+        below.setdefault(path[0], []).append(path[1:])
+    gone = {part for part, rests in below.items() if () in rests}
+    match node:
+        case MapNode(entries=entries):
+            kept = {
+                key: replace(entry, node=_without(entry.node, below.get(key, ())))
+                for key, entry in entries.items()
+                if key not in gone
+            }
+            return replace(node, entries=kept)
+        case SequenceNode(items=items):
+            rest = [
+                _without(item, below.get(index, ()))
+                for index, item in enumerate(items)
+                if index not in gone
+            ]
+            return replace(node, items=rest)
+    return node
+
+
+def plain(node: Node) -> Any:  # noqa: ANN401 - a document may be any plain data
+    """A node as new dicts, lists and scalars; aliases do not share them."""
+    match node:
+        case ScalarNode():
+            return node.value
+        case SequenceNode():
+            return [plain(item) for item in node.items]
+        case MapNode():
+            return {key: plain(entry.node) for key, entry in node.entries.items()}
+    raise AssertionError(node)
+
+
+# Reading ----------------------------------------------------------------------------------------
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 50
@@ -242,3 +387,70 @@ _SYNTAX_HINTS = {
     "did not find expected '-' indicator": "check indentation",
 }
 """Remedies for error messages of libyaml."""
+
+
+# Scalars ----------------------------------------------------------------------------------------
+
+_WORDS: dict[str, str | bool | None] = {"": None, "~": None}
+for _word in ("none", "null"):
+    _WORDS |= dict.fromkeys((_word, _word.capitalize(), _word.upper()))
+for _word, _meaning in (("true", True), ("false", False)):
+    _WORDS |= dict.fromkeys((_word, _word.capitalize(), _word.upper()), _meaning)
+
+_OLD_BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]*)$")
+_OTHER_BASE = re.compile(r"[-+]?0(x[0-9a-fA-F_]+|o[0-7_]+|b[01_]+)$")
+_LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+$")
+_SEXAGESIMAL = re.compile(r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?$")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
+_SPECIAL_FLOAT = re.compile(r"(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}$")
+_LONGEST_NUMBER = 400
+
+
+def scalar_meaning(text: str) -> tuple[str | int | float | bool | date | None, str | None]:
+    """The value of an unquoted scalar, and an error message or None."""
+    if text in _WORDS:
+        return _WORDS[text], None
+    first = text[0]
+    if first.isalpha():  # most scalars are words
+        if (meant := _OLD_BOOLEANS.get(text.lower())) and text in (
+            text.lower(),
+            text.upper(),
+            text.capitalize(),
+        ):
+            message = f"YAML parsers disagree on {text!r}: write {meant}, or quote it: '{text}'"
+            return text, message
+        return text, None
+    if not (first.isdigit() or first in "+-."):
+        return text, None
+    return _number_meaning(text)
+
+
+def _number_meaning(text: str) -> tuple[str | int | float | date | None, str | None]:
+    if len(text) > _LONGEST_NUMBER:
+        if text.strip("+-0123456789_.") == "":
+            return text, f"the number {shorten(text, 20)} is too long"
+        return text, None
+    if _INTEGER.match(text):
+        return int(text.replace("_", "")), None
+    if _OTHER_BASE.match(text):
+        return int(text.replace("_", ""), 0), None
+    if _LEADING_ZERO.match(text):
+        sign = "-" if text.startswith("-") else ""
+        decimal = sign + (text.lstrip("+-0_").replace("_", "") or "0")
+        message = f"YAML parsers disagree on {text!r}: write {decimal}, or quote it: '{text}'"
+        return text, message
+    if _FLOAT.match(text):
+        return float(text), None
+    if _SPECIAL_FLOAT.match(text):
+        return float(text.replace(".", "", 1)), None
+    if _SEXAGESIMAL.match(text):
+        return text, f"YAML parsers disagree on {text!r} (a number, base 60): quote it: '{text}'"
+    if _DATE.match(text):
+        year, month, day = map(int, text.split("-"))
+        try:
+            return date(year, month, day), None
+        except ValueError as problem:
+            return text, f"{text!r} is not a date: {problem}"
+    return text, None

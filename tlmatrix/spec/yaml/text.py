@@ -1,19 +1,74 @@
-"""Edits of a list in YAML text that preserve every other byte: comments, layout, line ends.
+"""Values as YAML text, and edits of a list in a text that preserve every other byte.
 
-The text is spliced at the positions of PyYAML's marks, because loading and dumping would lose
-comments. The caller parses the result and compares it (`tlmatrix.fuzz.corpus`).
+Comments, layout and line ends stay: the text is spliced at the positions of PyYAML's marks. The
+caller parses the result and compares it (`tlmatrix.fuzz.corpus`).
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tlmatrix.spec.yaml.tree import scalar_meaning
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
+
+    from tlmatrix.spec.values import Value
+
+
+def flow(value: Value | date) -> str:
+    """A value in flow style, `{q: [17, 64], k: same}`; ambiguous text is quoted."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case float():
+            return _number(value)
+        case date():
+            return value.isoformat()
+        case str():
+            return _quoted(value)
+        case Mapping():
+            return "{" + ", ".join(f"{_quoted(k)}: {flow(each)}" for k, each in value.items()) + "}"
+        case Sequence():
+            return "[" + ", ".join(flow(each) for each in value) + "]"
+    raise TypeError(f"cannot write {value!r} to a spec: expected plain data")
+
+
+def _number(value: float) -> str:
+    text = repr(value)
+    return {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(text, text)
+
+
+def _quoted(value: str) -> str:
+    if not value.isprintable():
+        return f'"{"".join(map(_escaped, value))}"'
+    if scalar_meaning(value) != (value, None):
+        return f"'{value}'"
+    dumped: str = yaml.safe_dump(
+        [value], default_flow_style=True, width=1 << 30, allow_unicode=True
+    )
+    return dumped.strip()[1:-1]
+
+
+def _escaped(character: str) -> str:
+    """A character inside double quotes, escaped as in JSON, above U+FFFF as in YAML."""
+    if character.isprintable() and character not in '"\\':
+        return character
+    return f"\\U{ord(character):08x}" if ord(character) > 0xFFFF else json.dumps(character)[1:-1]
+
+
+# Edits ------------------------------------------------------------------------------------------
 
 _BREAK = re.compile(r"\r\n|\n|\r")
 _LOADER = yaml.SafeLoader
