@@ -23,7 +23,7 @@ from tlmatrix.cache_files import (
     read_private,
     write_file,
 )
-from tlmatrix.interpreter.frontend.program_cache import ProgramCache
+from tlmatrix.interpreter.frontend.programs import ProgramCache
 
 _KERNEL = """\
 import tilelang

@@ -6,7 +6,7 @@ import tilelang.language as T
 from tilelang import tvm
 
 from tlmatrix.interpreter.compiler_output import without_warnings
-from tlmatrix.interpreter.frontend.descriptors import lowered
+from tlmatrix.interpreter.frontend.lowered import lowered
 
 
 @T.prim_func

@@ -49,11 +49,9 @@ if TYPE_CHECKING:
     )
     from .explain import Explanation, NotMadeError, Trace
     from .frontend.intercept import interpreted
-    from .frontend.interpret import interpret, traced
-    from .frontend.kernel import InterpretedKernel
+    from .frontend.interpret import Simulation, interpret, simulate, traced
+    from .frontend.kernel import InterpretedKernel, TracedKernel
     from .frontend.session import Session
-    from .frontend.simulation import Simulation, simulate
-    from .frontend.tracing import TracedKernel
     from .recorder import Recorder
     from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
     from .sync.externs import model_extern, until
@@ -111,11 +109,9 @@ _NAMES = {
     ),
     "explain": ("Explanation", "NotMadeError", "Trace"),
     "frontend.intercept": ("interpreted",),
-    "frontend.interpret": ("interpret", "traced"),
-    "frontend.kernel": ("InterpretedKernel",),
+    "frontend.interpret": ("Simulation", "interpret", "simulate", "traced"),
+    "frontend.kernel": ("InterpretedKernel", "TracedKernel"),
     "frontend.session": ("Session",),
-    "frontend.simulation": ("simulate", "Simulation"),
-    "frontend.tracing": ("TracedKernel",),
     "recorder": ("Recorder",),
     "reports": (
         "DEFAULT_SANITIZERS",

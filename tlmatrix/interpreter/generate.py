@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.interpreter import ops
 from tlmatrix.interpreter.analysis.budget import shared_memory, tensor_memory
 from tlmatrix.interpreter.analysis.initialization import definitely_initialized
 from tlmatrix.interpreter.analysis.ownership import may_be_misplaced
@@ -17,12 +18,10 @@ from tlmatrix.interpreter.analysis.thread_order import (
 )
 from tlmatrix.interpreter.analysis.threads import needs_threads
 from tlmatrix.interpreter.analysis.usage import addressed_buffers, kernel_usage, mixed_views
-from tlmatrix.interpreter.emit.agents import Agents
-from tlmatrix.interpreter.emit.buffers import Buf
-from tlmatrix.interpreter.emit.emitter import Emitter, Facts, Rules
-from tlmatrix.interpreter.emit.integers import bits_of
-from tlmatrix.interpreter.emit.invariants import Invariants
-from tlmatrix.interpreter.emit.source import unwrapped
+from tlmatrix.interpreter.emit.access import Buf
+from tlmatrix.interpreter.emit.emitter import Agents, Emitter, Facts, Rules
+from tlmatrix.interpreter.emit.numbers import bits_of
+from tlmatrix.interpreter.emit.sharing import Invariants
 from tlmatrix.interpreter.emit.threads import Threads
 from tlmatrix.interpreter.emit.threads.races import RaceInstrument
 from tlmatrix.interpreter.emit.threads.statements import rules_of_threads
@@ -37,20 +36,9 @@ from tlmatrix.interpreter.instruments.repeats import RepeatSanitizer
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.interpreter.ir.rewrites import normalized, widened
-from tlmatrix.interpreter.ir.rewrites.builtins import extern_name
+from tlmatrix.interpreter.ir.rewrites.externs import extern_name
 from tlmatrix.interpreter.ir.walk import walk
-from tlmatrix.interpreter.ops import (
-    ASYNCHRONOUS,
-    EACH_THREAD,
-    FUNCTIONS,
-    RULES,
-    SYNCHRONIZING,
-    THREAD_OPERATIONS,
-    THREAD_RULES,
-)
-from tlmatrix.interpreter.ops import overwritten as overwritten_by
-from tlmatrix.interpreter.ops.control import CALLS
-from tlmatrix.interpreter.ops.extern import calls_models, rules_of_models
+from tlmatrix.interpreter.ops.control import call_extern, calls_models, rules_of_models
 from tlmatrix.interpreter.program import GlobalLayout, Parameter, Program
 from tlmatrix.interpreter.runtime import environment
 from tlmatrix.interpreter.sync.externs import is_modelled
@@ -101,23 +89,24 @@ def generate(func: Any, text: str, options: Options) -> Program:
     Raises:
         Unsupported: naming the operation and the user's line, if something is not modelled.
     """
+    tables = ops.TABLES
     kernel, shapes, inferred = _read(func, text, options)
     kernel = normalized(kernel, is_modelled)
     if options.wide:
         kernel = widened(kernel)
-    threads = needs_threads(kernel, THREAD_OPERATIONS, EACH_THREAD)
+    threads = needs_threads(kernel, tables.thread_operations, tables.each_thread)
     calls = calls_models(kernel, is_modelled)
     waits = calls and not threads
     if options.recorded and threads:
         raise Unsupported(f"kernel {kernel.name} cannot be traced: its threads have warp roles")
     instruments, finish = _instruments(kernel, options)
     agents: Agents = Agents()
-    rules = RULES
+    rules = tables.rules
     if threads:
-        agents = Threads(ASYNCHRONOUS)
+        agents = Threads(tables.asynchronous)
         instruments = [RaceInstrument(agents), *instruments]
-        role_rules = rules_of_threads(agents, rules, SYNCHRONIZING)
-        rules = rules.overlaid(role_rules).overlaid(THREAD_RULES)
+        role_rules = rules_of_threads(agents, rules, tables.synchronizing)
+        rules = rules.overlaid(role_rules).overlaid(tables.of_threads)
         if calls:
             rules = rules.overlaid(rules_of_models(is_modelled, roles=True))
     elif waits and options.recorded:
@@ -129,13 +118,14 @@ def generate(func: Any, text: str, options: Options) -> Program:
         usage,
         addressed_buffers(kernel),
         mixed_views(kernel, LOW_PRECISION),
-        definitely_initialized(kernel, overwritten_by),
+        definitely_initialized(kernel, tables.overwritten),
         lambda loop: thread_order(loop, inferred),
     )
     e = Emitter(kernel, rules, instruments, agents, facts, options.guard)
     if not threads and not waits and not any(i.sees_every_read for i in instruments):
         first_use = not options.guard or any(i.sees_reads for i in instruments)
-        e.invariants = Invariants(from_first_use=first_use)
+        by_mask = options.sanitizers is not None and not options.traced
+        e.invariants = Invariants(from_first_use=first_use, by_mask=by_mask)
     program = _emit(e, shapes)
     return replace(finish(e, program), waits=waits and not options.recorded)
 
@@ -267,7 +257,7 @@ def _recorded_flags() -> Any:
 
     def value(e: Emitter, call: ir.Call) -> Val:
         if call.op == "tirx.call_extern":
-            return CALLS[call.op](e, call)
+            return call_extern(e, call)
         if not is_flag(call):
             raise e.refuse(f"the operation {call.op} of {extern_name(call)}")
         return e.expr(call.args[3])  # `tlm_given_*`: the number that it gives
@@ -280,7 +270,9 @@ def _recorded_flags() -> Any:
 
 
 def _emit(e: Emitter, shapes: Any) -> Program:
-    e.w.reserve(*environment(), *FUNCTIONS, "kernel", "range", "min", "max", "abs", "int", "bool")
+    e.w.reserve(
+        *environment(), *ops.TABLES.functions, "kernel", "range", "min", "max", "abs", "int", "bool"
+    )
     e.w.reserve("if", "in", "is", "or", "and", "not", "for", "def", "else", "lambda", "as")
     e.w.reserve("kept_at", "fit", "cta", "me", "launch", "LOCATIONS")
     for instrument in e.instruments:
@@ -298,7 +290,7 @@ def _emit(e: Emitter, shapes: Any) -> Program:
     body = [*e.prologue.lines, *e.w.lines] or ["pass"]
     return Program(
         name=e.kernel.name,
-        source="\n".join([*head, *("    " + unwrapped(text) for text in body)]) + "\n",
+        source="\n".join([*head, *("    " + text for text in body)]) + "\n",
         locations=(*[None] * len(head), *e.prologue.locations, *e.w.locations),
         parameters=tuple(parameters),
         symbols=tuple(symbols),
@@ -358,9 +350,8 @@ def _bind_tensor(
         strides = [ir.IntImm("int32", 1)]
         for extent in reversed(buffer.shape[1:]):
             strides.insert(0, ir.Mul(extent.dtype, strides[0], extent))
-    e.host_integers = True
-    shape, steps = (tuple(map(e.expr, sizes)) for sizes in (buffer.shape, strides))
-    e.host_integers = False
+    with e.inside(host_integers=True):
+        shape, steps = (tuple(map(e.expr, sizes)) for sizes in (buffer.shape, strides))
     buf = Buf(name, code, dtype, shape, "global", codec=LOW_PRECISION.get(dtype))
     if is_float(dtype) and dtype != "float64":
         buf.safe = "F32(0)"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.backend import CompileBackend, execute
 from tlmatrix.check.finding import Finding
 from tlmatrix.distributed import trace
-from tlmatrix.interpreter.frontend.program_cache import program_cache
+from tlmatrix.interpreter.frontend.programs import program_cache
 from tlmatrix.matrix import known_bug
 from tlmatrix.problem.seeded import seeded_random
 from tlmatrix.problem.sharding import with_owners
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from tlmatrix.interpreter.frontend.tracing import TracedKernel
+    from tlmatrix.interpreter.frontend.kernel import TracedKernel
     from tlmatrix.matrix import Case
     from tlmatrix.run.harness import Harness
     from tlmatrix.spec.model.spec import Spec
@@ -188,7 +188,7 @@ def _traced(
 
 
 def _over_budget(kernel: TracedKernel, backend: CompileBackend, options: str) -> list[Finding]:
-    from tlmatrix.interpreter.frontend.needs import memory_faults
+    from tlmatrix.interpreter.frontend.lowered import memory_faults
 
     return [
         Finding(

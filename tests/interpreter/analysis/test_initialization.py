@@ -8,7 +8,7 @@ import torch
 from tlmatrix.interpreter import interpret
 from tlmatrix.interpreter.analysis.initialization import definitely_initialized
 from tlmatrix.interpreter.ir.read import read_all, saved
-from tlmatrix.interpreter.ops import overwritten
+from tlmatrix.interpreter.ops import TABLES
 
 
 def program(body):
@@ -125,7 +125,7 @@ def run(body, turns, **options):
 )
 def test_what_may_be_read_before_it_is_written_starts_as_nan(body, turns, poisoned):
     kernel, _, y, _ = run(body, turns)
-    written = definitely_initialized(read_all(saved(kernel.prim_func)), overwritten)
+    written = definitely_initialized(read_all(saved(kernel.prim_func)), TABLES.overwritten)
     assert "".join(sorted({"a", "b"} - {data.name for data in written})) == poisoned
     assert bool(y.isnan().any()) is bool(poisoned)
 

@@ -2,66 +2,55 @@
 
 import numpy as np
 import pytest
+import tilelang
+import tilelang.language as T
 import torch
 
 from tlmatrix.interpreter import interpret
-from tlmatrix.interpreter.emit.masks import form_of_mask
 from tlmatrix.interpreter.runtime import masks
 from tlmatrix_kernels.attention import varlen_attention
 
-IOTAS = {"i0": ("64", 0, 2), "i1_rows": ("rows", 1, 2)}
+
+@tilelang.jit(out_idx=[2])
+def masked(extent, test):
+    @T.prim_func
+    def kernel(
+        Length: T.Tensor((1,), "int32"),
+        X: T.Tensor((extent,), "int32"),
+        Y: T.Tensor((extent,), "int32"),
+    ):
+        with T.Kernel(1, threads=32):
+            length = Length[0]
+            for i in T.Parallel(extent):
+                Y[i] = T.if_then_else(test(X, i, length), i, -1)
+
+    return kernel
 
 
 @pytest.mark.parametrize(
-    ("code", "form"),
+    ("test", "form"),
     [
-        ("((query + i0) < length)", ("a0 + i0of2_64 < a1", ["query", "length"])),
-        ("(query + i0 < query)", ("a0 + i0of2_64 < a0", ["query"])),
-        (
-            "(i1_rows < 3) & ~(i0 > length)",
-            ("(i1of2_a0 < 3) & ~(i0of2_64 > a1)", ["rows", "length"]),
-        ),
-        ("(wrap(i0 * length, 32, True) < 5)", ("wrap(i0of2_64 * a0, 32, True) < 5", ["length"])),
-        (
-            "(i0 < (s if s is not None else (s := seen.one(3, (b,), item(cuts, b, 0)))))",
-            (
-                "i0of2_64 < a0",
-                ["(s if s is not None else (s := seen.one(3, (b,), item(cuts, b, 0))))"],
-            ),
-        ),
-        (
-            "(i0 < (fit if -8 <= (fit := (query + length)) <= 7 else watch.left(0, fit, 4)))",
-            (
-                "i0of2_64 < a0",
-                ["(fit if -8 <= (fit := (query + length)) <= 7 else watch.left(0, fit, 4))"],
-            ),
-        ),
-        (
-            "(i0 < (query if query_seen.full else query_seen.one(1, (), query)))",
-            ("i0of2_64 < a0", ["(query if query_seen.full else query_seen.one(1, (), query))"]),
-        ),
+        (lambda x, i, n: i + n < 40, "((i0of1_64 + a0) < 40)"),
+        (lambda x, i, n: (i < n) & (i > 3), "((i0of1_64 < a0) & (i0of1_64 > 3))"),
+        (lambda x, i, n: (i & 3) < n, "((i0of1_64 & 3) < a0)"),
     ],
 )
-def test_a_mask_of_integers_and_positions_has_a_form(code, form):
-    assert form_of_mask(code, {"query", "length"}, {"s"}, IOTAS) == form
+def test_a_mask_of_integers_and_positions_has_a_form(test, form):
+    with interpret():
+        assert f"kept_at := ({form!r}, " in masked(64, test).source
 
 
 @pytest.mark.parametrize(
-    "code",
+    "test",
     [
-        "(tile[:, None] == i0)",
-        "(tile == i0)",
-        "(gather(cuts, i0) < length)",
-        "(i0 < item(cuts, query, 0))",
-        "(i0 < (query if length else 3))",
-        "(i0 < (fit if -8 <= (fit := cuts[0]) <= 7 else watch.left(0, fit, 4)))",
-        "(length > 3 and i0 < query)",
-        "np.logical_not(mask)",
-        "(mask & (i0 < length))",
+        lambda x, i, n: x[i] < n,
+        lambda x, i, n: T.min(i, n) < 3,
+        lambda x, i, n: (i < n) & (x[i] > 0),
     ],
 )
-def test_a_mask_that_looks_at_memory_or_evaluates_in_part_has_none(code):
-    assert form_of_mask(code, {"query", "length"}, {"s"}, IOTAS) is None
+def test_a_mask_that_looks_at_memory_has_none(test):
+    with interpret():
+        assert "KEPT" not in masked(64, test).source
 
 
 def attention(cuts):

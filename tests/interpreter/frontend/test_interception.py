@@ -215,7 +215,7 @@ def test_threads_may_interpret_at_the_same_time():
 
 
 def test_a_factory_that_is_gone_is_forgotten():
-    from tlmatrix.interpreter.frontend import jit_copies
+    from tlmatrix.interpreter.frontend import intercept
 
     @tilelang.jit(out_idx=[-1])
     def short_lived():
@@ -229,12 +229,12 @@ def test_a_factory_that_is_gone_is_forgotten():
     with interpret():
         short_lived()
     identity = id(short_lived)
-    assert identity in jit_copies._copies
+    assert identity in intercept._copies
     del short_lived
     import gc
 
     gc.collect()
-    assert identity not in jit_copies._copies
+    assert identity not in intercept._copies
 
 
 _COMPILED = """

@@ -11,7 +11,7 @@ import tilelang.language as T
 import torch
 
 from tlmatrix.interpreter import interpret
-from tlmatrix.interpreter.frontend import alignment, program_cache, programs
+from tlmatrix.interpreter.frontend import alignment, programs
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_only_the_variant_that_runs_is_generated(folder, generated):
 
 def test_other_sources_of_the_interpreter_have_other_programs(folder, generated, monkeypatch):
     run()
-    monkeypatch.setattr(program_cache, "_interpreter", lambda: "changed")
+    monkeypatch.setattr(programs, "_interpreter", lambda: "changed")
     run()
     assert len(generated) == 2
 
@@ -158,10 +158,10 @@ def test_the_cache_can_be_turned_off(folder, generated, monkeypatch):
 def test_programs_that_were_used_longest_ago_are_removed(folder, monkeypatch):
     run()
     (first,) = folder.iterdir()
-    content = program_cache.ProgramCache(folder).find(first.name, object)
+    content = programs.ProgramCache(folder).find(first.name, object)
     size = first.stat().st_size
-    monkeypatch.setattr(program_cache, "_WRITES", 1)
-    store = program_cache.ProgramCache(folder, limit=5 * size)
+    monkeypatch.setattr(programs, "_WRITES", 1)
+    store = programs.ProgramCache(folder, limit=5 * size)
     for number in range(1, 8):
         store.add(f"key {number}", content)
         for age, file in enumerate([first, *(folder / f"key {n}" for n in range(1, number + 1))]):

@@ -16,7 +16,7 @@ import numpy as np
 
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.ir.rewrites.fragments import is_thread_index
+from tlmatrix.interpreter.ir.rewrites.threads import is_thread_index
 from tlmatrix.interpreter.ir.walk import children, walk
 
 from .constants import number

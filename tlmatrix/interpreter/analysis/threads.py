@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.ir.rewrites.fragments import is_thread_index
-from tlmatrix.interpreter.ir.rewrites.thread_loops import launched_threads
+from tlmatrix.interpreter.ir.rewrites.threads import is_thread_index, launched_threads
 from tlmatrix.interpreter.ir.walk import calls, inner_statements, walk
 
 from .evaluate import ARITHMETIC, BITS, COMPARISONS

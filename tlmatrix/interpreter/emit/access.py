@@ -1,4 +1,4 @@
-"""Accesses: which become slices, which are provably inside, and what guards the rest.
+"""Buffers and accesses: which become slices, which are provably inside, what guards the rest.
 
 TileLang guards every dimension of a global access that it cannot prove inside: a load outside
 yields the safe value, a store outside is skipped. Constant indices are never guarded, nor is
@@ -7,8 +7,7 @@ any access to shared, fragment or local memory: there, outside is an error.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.analysis.constants import is_constant_index
@@ -21,14 +20,68 @@ from tlmatrix.interpreter.analysis.intervals import (
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
 
-from .integers import add, times
+from .numbers import add, times
 from .values import Affine, Val, literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
+    from contextlib import AbstractContextManager
 
-    from .buffers import Buf
     from .emitter import Emitter
+
+
+@dataclass
+class Buf:
+    """A buffer of the kernel and how the generated source holds it.
+
+    Attributes:
+        name: the user's name, for messages.
+        code: the NumPy array in the generated source.
+        dtype: the IR's dtype.
+        shape: extents, literals where static.
+        scope: TileLang's memory scope.
+        codec: name of the codec of low-precision memory that holds what the GPU's would: global
+            memory, and what the kernel also views under another dtype.
+        rounding: name of the codec to round with when a low-precision local is written, else None.
+        variable: whether the buffer is a Python variable (a `T.alloc_var`).
+        safe: code of what a guarded load outside yields.
+        private_axes: axes along which a local buffer has one copy for each iteration.
+        per_thread: whether those axes are the threads of a role.
+        views: names of views of it that never change, by their code.
+    """
+
+    name: str
+    code: str
+    dtype: str
+    shape: tuple[Val, ...]
+    scope: str
+    codec: str | None = None
+    rounding: str | None = None
+    variable: bool = False
+    safe: str = "0"
+    private_axes: tuple[int, ...] = ()
+    per_thread: bool = False
+    views: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_global(self) -> bool:
+        """Whether it lies in global memory, where TileLang guards accesses."""
+        return self.scope == "global"
+
+    @property
+    def narrows(self) -> bool:
+        """Whether packing an element is its conversion; it keeps infinities of `float8_e5m2`."""
+        return self.codec is not None and self.codec != "e5m2"
+
+    @property
+    def static_shape(self) -> tuple[int, ...] | None:
+        """The shape in the kernel, where all of it is known when the program is emitted."""
+        if any(n.lit is None for n in self.shape):
+            return None
+        return tuple(n.lit for n in self.shape)
+
+
+# Accesses ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -122,18 +175,12 @@ def access_at(e: Emitter, buf: Buf, nodes: Sequence[Any]) -> Access:
     return classify(e, buf, indices, [is_constant_index(i) for i in nodes])
 
 
-@contextmanager
-def index_width(e: Emitter, buf: Buf) -> Iterator[None]:
+def index_width(e: Emitter, buf: Buf) -> AbstractContextManager[None]:
     """Emit indices of `buf`: where an extent has 64 bits, so have they and the bounds check.
 
     Where all extents are int32, TileLang computes the offset in 64 bits, the bounds check in 32.
     """
-    outer = e.wide_indices
-    e.wide_indices = any(n.dtype == "int64" or (n.lit or 0) >> 31 for n in buf.shape)
-    try:
-        yield
-    finally:
-        e.wide_indices = outer
+    return e.inside(wide_indices=any(n.dtype == "int64" or (n.lit or 0) >> 31 for n in buf.shape))
 
 
 def classify(e: Emitter, buf: Buf, indices: Sequence[Val], constant: Sequence[bool]) -> Access:

@@ -2,26 +2,76 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 from tlmatrix.interpreter.errors import Unsupported
-from tlmatrix.interpreter.ir.text import text_of
+from tlmatrix.interpreter.ir.walk import text_of
 from tlmatrix.interpreter.remedies import remedy
 
 from .source import Writer
-from .values import Affine, Val, literal, numpy_name
+from .values import Affine, Code, Val, literal, numpy_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tlmatrix.interpreter.ir.nodes import Buffer, Call, Kernel, Layout, Var
 
-    from .agents import Agents
-    from .buffers import Buf
+    from .access import Buf
     from .instrument import Instrument
-    from .invariants import Invariants
+    from .sharing import Invariants
+
+
+# How the threads of a block run: as one agent, or as several with waits between them --------------
+
+
+class Agents:
+    """One agent: what the threads of a block do has one order, and threads have no index.
+
+    `threads.Threads` is the other kind.
+    """
+
+    several = False
+
+    def in_threads(self, e: Emitter) -> bool:
+        """Whether statements are run for every thread, along the thread axis."""
+        del e
+        return False
+
+    def statement(self, e: Emitter, node: Any, write: Callable[[Emitter, Any], None]) -> None:
+        """Write a statement."""
+        write(e, node)
+
+    def fold(self, e: Emitter, node: Any) -> Val | None:
+        """The value of an expression that is the same for all threads; None for any other."""
+        del e, node
+        return None
+
+    def uniform(self, e: Emitter, value: Val, what: str) -> Val:
+        """A value that differs between iterations as one that does not.
+
+        Raises:
+            Unsupported: where there is no such value.
+        """
+        del value
+        raise e.refuse(f"{what} that differs between iterations of a parallel loop")
+
+    def varies(self, var: Any) -> None:
+        """Note that the iterations in force, or threads, have different values of a variable."""
+
+    def jump(self, e: Emitter, call: Any) -> bool:
+        """Write a jump of the active threads; False where the whole block jumps."""
+        del e, call
+        return False
+
+    def untracked(self) -> AbstractContextManager[None]:
+        """Inside, accesses are not noted for race detection."""
+        return nullcontext()
+
+
+# The emitter: the state of one emission, and dispatch to the rules for each kind of node ----------
 
 
 @dataclass(frozen=True)
@@ -35,10 +85,10 @@ class Rules:
         effects: by operation, for a call that is a statement.
     """
 
-    statements: Mapping[type, Callable[[Emitter, Any], None]]
-    expressions: Mapping[type, Callable[[Emitter, Any], Val]]
-    calls: Mapping[str, Callable[[Emitter, Call], Val]]
-    effects: Mapping[str, Callable[[Emitter, Call], None]]
+    statements: Mapping[type, Callable[[Emitter, Any], None]] = field(default_factory=dict)
+    expressions: Mapping[type, Callable[[Emitter, Any], Val]] = field(default_factory=dict)
+    calls: Mapping[str, Callable[[Emitter, Call], Val]] = field(default_factory=dict)
+    effects: Mapping[str, Callable[[Emitter, Call], None]] = field(default_factory=dict)
 
     def overlaid(self, other: Rules) -> Rules:
         """These rules, with those of `other` in place of them where it has some."""
@@ -109,6 +159,53 @@ class Atomic:
     reorderable: bool = False
 
 
+class Stored(NamedTuple):
+    """Of a value that is about to be stored, the iterations whose store is not skipped.
+
+    Attributes:
+        every: code of whether they are all; "" where that is not known.
+        iterations: a mask of them.
+    """
+
+    every: str
+    iterations: Val
+
+
+class Scope(TypedDict, total=False):
+    """What holds where a statement or an expression stands; see `Emitter`."""
+
+    axes: list[Axis]
+    rank: int
+    mask: Val | None
+    dest: Dest | None
+    stored: Stored | None
+    conditions: tuple[tuple[Any, bool], ...]
+    atomic: Atomic
+    host_integers: bool
+    wide_indices: bool
+    speculative: bool
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is known of a program, to go back to where code is emitted a second time.
+
+    Attributes:
+        tables: what the emitter knows by name, by its attribute.
+        views: the views that are made once, of each buffer.
+        lines: how many lines the prologue has.
+        instruments: their own.
+    """
+
+    tables: dict[str, Any]
+    views: list[tuple[Buf, dict[str, str]]]
+    lines: int
+    instruments: list[Any]
+
+
+_TABLES = ("buffers", "vars", "deferred", "fixed", "iotas", "_made")
+
+
 @dataclass
 class Emitter:
     """The state of one emission.
@@ -128,8 +225,7 @@ class Emitter:
         axes: the parallel loops in force; `rank` how many dimensions their arrays have.
         mask: the iterations that are active; None for all.
         dest: the view that the value at hand is stored to.
-        stored: of the value at hand, code of whether all iterations store it, or nothing, and
-            those that do; None for all.
+        stored: the iterations that store the value at hand; None for all.
         host_integers: whether integers have 64 bits, as shapes and strides on the host.
         speculative: whether an operand is emitted for all iterations that another one may exclude.
         wide_indices: whether an index is emitted that TileLang computes in 64 bits.
@@ -158,7 +254,7 @@ class Emitter:
     rank: int = 0
     mask: Val | None = None
     dest: Dest | None = None
-    stored: tuple[str, Val] | None = None
+    stored: Stored | None = None
     host_integers: bool = False
     wide_indices: bool = False
     speculative: bool = False
@@ -181,9 +277,7 @@ class Emitter:
         )
         self.decides_comparisons = not any(i.sees_comparisons for i in self.instruments)
         self.reuses_stores = not any(i.sees_values for i in self.instruments)
-        self._tensors: dict[tuple[str, str], str] = {}
-        self._constants: dict[tuple[str, str], str] = {}
-        self._transposed: dict[str, str] = {}
+        self._made: dict[tuple[str, str], str] = {}
 
     # -- dispatch
 
@@ -211,6 +305,24 @@ class Emitter:
         value = self.expr(node)
         return value if value.scalar else self.agents.uniform(self, value, what)
 
+    @contextmanager
+    def inside(self, **scope: Unpack[Scope]) -> Iterator[None]:
+        """Inside, other things hold than around it."""
+        outer = {name: getattr(self, name) for name in scope}
+        self._set(scope)
+        try:
+            yield
+        finally:
+            self._set(outer)
+
+    def _set(self, scope: Mapping[str, Any]) -> None:
+        for name, value in scope.items():
+            setattr(self, name, value)
+
+    def where(self, condition: Any, *, holds: bool) -> AbstractContextManager[None]:
+        """Inside, a condition holds, or does not."""
+        return self.inside(conditions=(*self.conditions, (condition, holds)))
+
     # -- names and errors
 
     def refuse(self, what: str) -> Unsupported:
@@ -237,39 +349,29 @@ class Emitter:
         """
         if code not in self.fixed:
             return f"torch.from_numpy({code})"
-        if (code, scratch) not in self._tensors:
-            made = f"torch.from_numpy({code})"
-            if scratch:
-                made = f"torch.empty_like({self.tensor(code)}, dtype=torch.{scratch})"
-            name = self.prologue.fresh(f"{code}_{scratch or 't'}")
-            self.prologue.line(f"{name} = {made}")
-            self._tensors[code, scratch] = name
-        return self._tensors[code, scratch]
-
-    @contextmanager
-    def where(self, condition: Any, *, holds: bool) -> Iterator[None]:
-        """Inside, a condition holds, or does not."""
-        outer = self.conditions
-        self.conditions = (*outer, (condition, holds))
-        yield
-        self.conditions = outer
+        made = f"torch.from_numpy({code})"
+        if scratch:
+            made = f"torch.empty_like({self.tensor(code)}, dtype=torch.{scratch})"
+        return self._once(self.prologue, f"{code}_{scratch or 't'}", made)
 
     def constant(self, value: Val) -> str:
         """Code of a constant as an array of its own precision, which NumPy need not convert."""
-        key = value.code, numpy_name(value.dtype)
-        if key not in self._constants:
-            name = self._constants[key] = self.launch_prologue.fresh("c")
-            self.launch_prologue.line(f"{name} = np.array({value.code}, '{key[1]}')")
-        return self._constants[key]
+        made = f"np.array({value.code}, {numpy_name(value.dtype)!r})"
+        return self._once(self.launch_prologue, "c", made)
 
     def transposed(self, code: str) -> str | None:
         """Code of torch's transposed view of an array; None where it would be made at every use."""
         if code not in self.fixed:
             return None
-        if code not in self._transposed:
-            name = self._transposed[code] = self.prologue.fresh(f"{code}_turned")
-            self.prologue.line(f"{name} = {self.tensor(code)}.t()")
-        return self._transposed[code]
+        return self._once(self.prologue, f"{code}_turned", f"{self.tensor(code)}.t()")
+
+    def _once(self, writer: Writer, stem: str, code: str) -> str:
+        """The name of what `code` makes, made where the lines of `writer` stand."""
+        key = stem, code
+        if key not in self._made:
+            name = self._made[key] = writer.fresh(stem)
+            writer.line(f"{name} = {code}")
+        return self._made[key]
 
     def hoisted(self, buf: Buf, code: str) -> str:
         """A view that never changes, made once."""
@@ -299,7 +401,7 @@ class Emitter:
             if key not in self.iotas:
                 name = self.iotas[key] = self.prologue.fresh(f"i{position}_{extent.code}")
                 self.prologue.line(f"{name} = iota({extent.code}, {position}, {self.rank})")
-            code = self.iotas[key]
+            code: str = Code(self.iotas[key], (f"i{position}of{self.rank}_{extent.code}",))
         else:
             code = self.temp(f"i{position}")
             self.w.line(f"{code} = iota({extent.code}, {position}, {self.rank})")
@@ -333,31 +435,23 @@ class Emitter:
 
     # -- repeated emission
 
-    def snapshot(self) -> Any:
+    def snapshot(self) -> Snapshot:
         """The state to go back to, where code is emitted a second time."""
-        return (
-            dict(self.buffers),
-            dict(self.vars),
-            dict(self.deferred),
-            set(self.fixed),
-            dict(self._tensors),
-            dict(self._constants),
-            dict(self._transposed),
-            dict(self.iotas),
-            len(self.prologue.lines),
+        return Snapshot(
+            {name: copy(getattr(self, name)) for name in _TABLES},
             [(buf, dict(buf.views)) for buf in self.buffers.values()],
+            len(self.prologue.lines),
             [instrument.snapshot() for instrument in self.instruments],
         )
 
-    def restore(self, saved: Any) -> None:
+    def restore(self, saved: Snapshot) -> None:
         """Go back to a state."""
-        self.buffers, self.vars, self.deferred = map(dict, saved[:3])
-        self.fixed, self._tensors, self._constants = set(saved[3]), dict(saved[4]), dict(saved[5])
-        self._transposed, self.iotas = dict(saved[6]), dict(saved[7])
-        self.prologue.take(saved[8])
-        for buf, views in saved[9]:
+        for name, table in saved.tables.items():
+            setattr(self, name, copy(table))
+        self.prologue.take(saved.lines)
+        for buf, views in saved.views:
             buf.views = dict(views)
-        for instrument, state in zip(self.instruments, saved[10], strict=True):
+        for instrument, state in zip(self.instruments, saved.instruments, strict=True):
             instrument.restore(state)
 
 

@@ -1,24 +1,34 @@
-"""Serial loops, the loops of a grid, while loops."""
+"""Loops: of a grid, serial, parallel, while."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.analysis.loops import is_grid, is_parallel
+from tlmatrix.interpreter.analysis.loops import (
+    is_grid,
+    is_parallel,
+    local_writes,
+    nested_statements,
+    parallel_depth,
+)
 from tlmatrix.interpreter.analysis.usage import adds_in_any_order
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.runtime.launching import GRID_YZ
 
-from .casts import keep
-from .logic import both
-from .masks import keep_mask
-from .parallel import emit_parallel
-from .values import Val
+from .expressions import both
+from .memory import buffer
+from .numbers import affine_of, keep
+from .sharing import keep_mask
+from .values import Val, expression, integer_code, literal, numpy_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
+    from .access import Buf
     from .emitter import Emitter
+
 
 # No grid and no loop that an interpreter could finish is longer.
 _LONGEST = 1 << 24
@@ -121,14 +131,27 @@ def emit_serial(e: Emitter, node: ir.For) -> None:
     arguments = stop if plain else f"{start.code}, {stop}"
     if width != 1:
         arguments += f", {width}"
-    for instrument in e.instruments:
-        instrument.before_loop(e, node, arguments)
-    with e.w.block(f"for {name} in range({arguments})"):
-        for instrument in e.instruments:
-            instrument.iteration(e, node, name)
+    with loop(e, node, f"for {name} in range({arguments})", arguments):
+        start_iteration(e, node, name)
         e.stmt(node.body)
+
+
+@contextmanager
+def loop(e: Emitter, node: ir.For | ir.While, header: str, ranged: str = "") -> Iterator[None]:
+    """Inside, lines are the body of a loop; a mask that is set there ends with it."""
+    with e.inside(mask=e.mask):
+        for instrument in e.instruments:
+            instrument.before_loop(e, node, ranged)
+        with e.w.block(header):
+            yield
+        for instrument in e.instruments:
+            instrument.after_loop(e, node)
+
+
+def start_iteration(e: Emitter, node: ir.For | ir.While, name: str = "") -> None:
+    """An iteration starts here; `name` is the variable of the loop, if it has one."""
     for instrument in e.instruments:
-        instrument.after_loop(e, node)
+        instrument.iteration(e, node, name)
 
 
 def _stop(start: Val, extent: Val, width: int) -> str:
@@ -145,53 +168,151 @@ def _serial_by_iteration(
 ) -> None:
     """A serial loop whose bounds differ between parallel iterations, or between threads."""
     first, limit = keep(e, start, "start"), keep(e, extent, "extent")
-    begin = first.code if first.scalar else "0"
+    begin = first if first.scalar else literal(0, "int32")
     value = name if first.scalar else f"({first.code} + {name})"
     e.vars[node.loop_var] = Val(value, node.loop_var.dtype, first.axes, lo=start.lo)
     if first.axes:
         e.agents.varies(node.loop_var)
     longest = limit.code if limit.scalar else f"int({limit.code}.max(initial=0))"
-    outer = e.mask
-    arguments = f"{begin}, {begin} + {longest} * {width}, {width}"
-    for instrument in e.instruments:
-        instrument.before_loop(e, node, arguments)
-    with e.w.block(f"for {name} in range({arguments})"):
-        for instrument in e.instruments:
-            instrument.iteration(e, node, name)
+    arguments = f"{begin.code}, {begin.code} + {longest} * {width}, {width}"
+    with loop(e, node, f"for {name} in range({arguments})", arguments):
+        start_iteration(e, node, name)
         if not limit.scalar:
-            test = Val(f"({name} - {begin} < {limit.code} * {width})", "bool", limit.axes)
-            e.mask = keep_mask(e, both(e, outer, test))
+            counter = Val(integer_code(name), "int32")
+            code = expression(f"({{}} - {{}} < {{}} * {width})", counter, begin, limit)
+            test = Val(code, "bool", limit.axes)
+            e.mask = keep_mask(e, both(e, e.mask, test))
         e.stmt(node.body)
-    for instrument in e.instruments:
-        instrument.after_loop(e, node)
-    e.mask = outer
 
 
 def emit_while(e: Emitter, node: ir.While) -> None:
     """A `While`."""
-    for instrument in e.instruments:
-        instrument.before_loop(e, node, "")
-    outer = e.mask
-    with e.w.block("while True"):
-        break_unless(e, node.condition, outer)
-        for instrument in e.instruments:
-            instrument.iteration(e, node, "")
+    with loop(e, node, "while True"):
+        break_unless(e, node.condition)
+        start_iteration(e, node)
         e.stmt(node.body)
-    for instrument in e.instruments:
-        instrument.after_loop(e, node)
-    e.mask = outer
 
 
-def break_unless(e: Emitter, condition: Any, outer: Val | None) -> None:
+def break_unless(e: Emitter, condition: Any) -> None:
     """Leave the loop where no iteration goes on; those that do become the mask."""
     test = e.expr(condition)
     if test.scalar:
         with e.w.block(f"if not {test.code}"):
             e.w.line("break")
         return
-    e.mask = keep_mask(e, both(e, outer, test))
+    e.mask = keep_mask(e, both(e, e.mask, test))
     with e.w.block(f"if not {e.mask.code}.any()"):
         e.w.line("break")
 
 
-RULES: dict[type, Callable[[Emitter, Any], None]] = {ir.For: emit_for, ir.While: emit_while}
+# Parallel loops, and the local variables that have one value per iteration inside them ------------
+
+
+def emit_parallel(e: Emitter, node: ir.For) -> None:
+    """A parallel loop: its iterations execute each statement together, along an axis."""
+    layout = None if e.axes else e.facts.loop_layout(node)
+    if layout is not None:
+        _emit_by_thread(e, layout)
+        return
+    start = e.scalar(node.min, "a parallel loop whose start")
+    extent = e.scalar(node.extent, "a parallel loop whose extent")
+    if e.axes:
+        _emit_axis(e, node, start, extent, {})
+        return
+    e.rank = parallel_depth(node)
+    _emit_axis(e, node, start, extent, local_writes(node))
+    e.rank = 0
+
+
+def _emit_axis(
+    e: Emitter,
+    node: ir.For,
+    start: Val,
+    extent: Val,
+    private: Mapping[ir.Buffer, tuple[int, ...]],
+) -> None:
+    axis = e.push_axis(extent)
+    index = axis.iota
+    if start.lit != 0:
+        affine = affine_of("+", start, index)
+        code = expression("({} + {})", start, index)
+        index = Val(code, "int32", index.axes, affine=affine)
+    e.vars[node.loop_var] = replace(index, dtype=node.loop_var.dtype)
+    if private:
+        _emit_with_copies(e, node, private)
+    else:
+        e.stmt(node.body)
+    e.axes.pop()
+
+
+def _emit_by_thread(e: Emitter, layout: Any) -> None:
+    """A loop over the first, second, ... iteration of each thread: its axis are the threads."""
+    names = [e.w.fresh(var.name) for var in layout.variables]
+    parameters = ", ".join(f"i{k}" for k in range(len(names)))
+    order = e.prologue.fresh("steps")
+    e.prologue.line(
+        f"{order} = thread_steps({layout.extents}, lambda {parameters}: {layout.thread}, "
+        f"lambda {parameters}: {layout.position})"
+    )
+    e.rank = 1
+    with e.w.block(f"for {', '.join(names)}{',' * (len(names) == 1)} in {order}"):
+        e.push_axis(Val(f"len({names[0]})", "int32", lo=1, hi=layout.threads))
+        for var, name, extent in zip(layout.variables, names, layout.extents, strict=True):
+            e.vars[var] = Val(name, var.dtype, frozenset({0}), lo=0, hi=extent - 1)
+        e.stmt(layout.body)
+        e.axes.pop()
+    e.rank = 0
+
+
+def _emit_with_copies(
+    e: Emitter, node: ir.For, private: Mapping[ir.Buffer, tuple[int, ...]]
+) -> None:
+    """A parallel body with one copy of each written local buffer for each iteration.
+
+    The copies are made along the axes that are known when the outermost loop is entered; the
+    extents of inner axes are read ahead.
+    """
+    extents = _nested_extents(e, node)
+    saved: dict[ir.Buffer, Buf] = {}
+    for key, axes in private.items():
+        buf = saved[key] = buffer(e, key)
+        shape = ", ".join(extents[p] for p in axes)
+        code = e.temp(f"{buf.code}_lanes")
+        source = f"np.array([{buf.code}], {numpy_name(buf.dtype)!r})" if buf.variable else buf.code
+        if buf.private_axes:
+            # Every thread has one: the value they agree on goes in, and comes out again.
+            source = f"collapse({buf.code}, {len(buf.shape)})"
+        e.w.line(f"{code} = lanes({source}, ({shape},))")
+        copies = replace(
+            buf, code=code, variable=False, private_axes=axes, per_thread=False, views={}
+        )
+        e.buffers[key] = copies
+        for instrument in e.instruments:
+            instrument.private_copies(e, buf, copies)
+    e.stmt(node.body)
+    for key, buf in saved.items():
+        copies = e.buffers[key]
+        if buf.variable:
+            e.w.line(f"{buf.code} = agreed({copies.code})")
+        else:
+            last = "[..., None]" if buf.private_axes else ""
+            e.w.line(f"{buf.code}[...] = collapse({copies.code}, {len(buf.shape)}){last}")
+        for instrument in e.instruments:
+            instrument.merged_copies(e, buf, copies)
+        e.buffers[key] = buf
+
+
+def _nested_extents(e: Emitter, node: ir.For) -> list[str]:
+    extents: dict[int, str] = {}
+    for child, depth in nested_statements(node):
+        if isinstance(child, ir.For) and is_parallel(child):
+            code = e.scalar(child.extent, "a parallel loop whose extent").code
+            if extents.setdefault(depth, code) != code:
+                raise e.refuse("local variables written in parallel loops of different extents")
+    return [extents[k] for k in range(len(extents))]
+
+
+STATEMENTS: dict[type, Callable[[Emitter, Any], None]] = {
+    ir.For: emit_for,
+    ir.While: emit_while,
+}

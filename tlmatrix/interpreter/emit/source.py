@@ -88,22 +88,3 @@ class Writer:
         """Keep names of helpers and keywords from being given out."""
         for name in names:
             self._names.setdefault(name, 0)
-
-
-def unwrapped(text: str) -> str:
-    """A line with the calls `wrap(x, bits, signed)` written out: a call costs as much as a tile."""
-    start = text.find("wrap(")
-    while start >= 0:
-        if start and (text[start - 1].isalnum() or text[start - 1] in "._"):
-            start = text.find("wrap(", start + 1)
-            continue
-        end, depth = start + 5, 1
-        while depth:
-            depth += {"(": 1, ")": -1}.get(text[end], 0)
-            end += 1
-        value, bits, signed = text[start + 5 : end - 1].rsplit(", ", 2)
-        half, most = 1 << (int(bits) - 1), (1 << int(bits)) - 1
-        code = f"((({value}) + {half} & {most}) - {half})" if signed == "True" else ""
-        text = f"{text[:start]}{code or f'(({value}) & {most})'}{text[end:]}"
-        start = text.find("wrap(", start)
-    return text

@@ -1,4 +1,4 @@
-"""Sequences, bindings, branches, attributes, assertions, and calls for their effect."""
+"""Sequences, bindings, branches, attributes, assertions, calls for their effect, and blocks."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.analysis.initialization import sums_from_zero
 from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.ir.rewrites.fragments import is_thread_index
+from tlmatrix.interpreter.ir.rewrites.threads import is_thread_index
 from tlmatrix.interpreter.ir.walk import walk
+from tlmatrix.interpreter.runtime.memory import poison
 
-from .casts import keep
-from .integers import settle
-from .logic import both, invert, uniform
-from .masks import keep_mask
+from .access import Buf
+from .expressions import both, invert, uniform
+from .numbers import cast, keep, settle
+from .sharing import keep_mask
+from .values import LOW_PRECISION, is_float, is_value, literal, memory_name, numpy_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .emitter import Emitter
     from .values import Val
+
+
+# Sequences, bindings, branches, attributes, assertions, and calls for their effect ----------------
 
 # Hints to the compiler that do not change what a kernel computes.
 _IGNORED_ATTRIBUTES = frozenset(
@@ -110,12 +115,11 @@ def _emit_masked(e: Emitter, node: ir.IfThenElse, test: Val, outer: Val | None) 
     inverted = invert(e, test) if node.else_case is not None else None
     if inverted is not None and test.inverse is None:
         inverted = keep_mask(e, inverted)
-    e.mask = test if outer is None else keep_mask(e, both(e, outer, test))
-    e.stmt(node.then_case)
-    if node.else_case is not None and inverted is not None:
-        e.mask = inverted if outer is None else keep_mask(e, both(e, outer, inverted))
-        e.stmt(node.else_case)
-    e.mask = outer
+    for case, holds in ((node.then_case, test), (node.else_case, inverted)):
+        if case is not None and holds is not None:
+            mask = holds if outer is None else keep_mask(e, both(e, outer, holds))
+            with e.inside(mask=mask):
+                e.stmt(case)
 
 
 def emit_attribute(e: Emitter, node: ir.AttrStmt) -> None:
@@ -154,11 +158,144 @@ def emit_call(e: Emitter, node: ir.Call) -> Val:
     return rule(e, node)
 
 
-RULES: dict[type, Callable[[Emitter, Any], None]] = {
+# Blocks: their buffers, fresh for every block of the grid, and their annotations ------------------
+
+_SCOPES = frozenset(
+    {"global", "shared", "shared.dyn", "shared.tmem"}
+    | {"local", "local.fragment", "local.var", "local.reducer"}
+)
+
+
+def emit_block(
+    e: Emitter, node: ir.Block, allocate: Callable[[Emitter, ir.Buffer], None] | None = None
+) -> None:
+    """A block: its annotations, its buffers, its body."""
+    outer = [(buf, buf.safe) for buf in e.buffers.values()]
+    _annotate(e, node)
+    for buffer in node.alloc_buffers:
+        (allocate or allocate_buffer)(e, buffer)
+    e.stmt(node.body)
+    for buf, safe in outer:
+        buf.safe = safe  # an annotation holds in its block
+
+
+def _annotate(e: Emitter, node: ir.Block) -> None:
+    """Take note of reducers, safe values and layouts."""
+    allocated = {buffer.data: buffer for buffer in node.alloc_buffers}
+    for key in ("reducer_info", "reducer_info_v2"):
+        for data, info in node.annotations.get(key, {}).items():
+            if data in allocated:
+                e.reducers[allocated[data].name] = str(_plain(info["op"]))
+    for data, value in node.annotations.get("safe_value_map", {}).items():
+        for buffer, buf in e.buffers.items():
+            if buffer.data is data:
+                buf.safe = _safe_value(e, value, buf.dtype)
+        if data in allocated:
+            e.safe_values[allocated[data].name] = value
+    for data, layout in node.annotations.get("layout_map", {}).items():
+        if data not in allocated:
+            e.layouts[_global_name(e, data)] = layout
+
+
+def _plain(value: Any) -> Any:
+    return getattr(value, "value", value)
+
+
+def _safe_value(e: Emitter, value: Any, dtype: str) -> str:
+    if isinstance(value, (bool, int, float)):
+        return literal(value, dtype).code
+    return cast(e, e.scalar(value, "a safe value"), dtype).code
+
+
+def _global_name(e: Emitter, data: Any) -> str:
+    for buffer, buf in e.buffers.items():
+        if buffer.data is data:
+            return buf.name
+    raise e.refuse(f"a layout of {data.name}, which is not a buffer of the kernel")
+
+
+def allocate_buffer(e: Emitter, buffer: ir.Buffer) -> None:
+    """Make a buffer, poisoned anew for every block that might read what it did not write."""
+    e.w.location = buffer.location or e.w.location
+    scope, dtype, name = buffer.scope, buffer.dtype, buffer.name
+    if scope not in _SCOPES:
+        raise e.refuse(f"memory of scope {scope} ({name})")
+    if not is_value(dtype):
+        raise e.refuse(f"a buffer of dtype {dtype} ({name})")
+    shape = tuple(e.scalar(n, "a buffer shape") for n in buffer.shape)
+    code = e.w.fresh(name)
+    low = LOW_PRECISION.get(dtype)
+    packed = buffer.data in e.facts.mixed_views and low is not None
+    np_dtype = memory_name(dtype) if packed else numpy_name(dtype)
+    variable = scope == "local.var" and buffer not in e.facts.addressed and not packed
+    buf = Buf(
+        name,
+        code,
+        dtype,
+        shape,
+        scope,
+        codec=low if packed else None,
+        rounding=None if packed else low,
+        variable=variable,
+    )
+    if name in e.safe_values:
+        buf.safe = _safe_value(e, e.safe_values[name], dtype)
+    e.buffers[buffer] = buf
+    extents = "(" + ", ".join(n.code for n in shape) + ",)"
+    # TileLang defines a variable with the value 0 where the user gives it none.
+    blank = "0" if scope == "local.var" else poison_code(np_dtype, packed=packed)
+    if variable:
+        e.w.line(f"{code} = {f'np.{np_dtype}({blank})' if is_float(dtype) else blank}")
+    elif scope == "global":
+        # A workspace of the whole launch, which every block sees.
+        e.launch_prologue.line(f"{code} = allocate({extents}, {np_dtype!r})")
+    elif buf.static_shape is not None:
+        e.fixed.add(code)
+        e.prologue.line(f"{code} = np.empty({extents}, {np_dtype!r})")
+        if not (e.may_shorten and buffer.data in e.facts.initialized):
+            e.w.line(f"{code}.fill({blank})")
+    else:
+        e.w.line(f"{code} = allocate({extents}, {np_dtype!r})")
+    for instrument in e.instruments:
+        instrument.allocated(e, buf)
+
+
+def private_buffer(e: Emitter, buffer: ir.Buffer, threads: str) -> None:
+    """Make memory of which each of `threads` threads has a copy, along axis 0."""
+    dtype, name = buffer.dtype, buffer.name
+    shape = tuple(e.scalar(n, "a buffer shape") for n in buffer.shape)
+    code = e.w.fresh(name)
+    extents = ", ".join([*(n.code for n in shape), threads])
+    e.w.line(f"{code} = allocate(({extents},), {numpy_name(dtype)!r})")
+    buf = e.buffers[buffer] = Buf(
+        name,
+        code,
+        dtype,
+        shape,
+        buffer.scope,
+        rounding=LOW_PRECISION.get(dtype),
+        private_axes=(0,),
+        per_thread=True,
+    )
+    for instrument in e.instruments:
+        instrument.allocated(e, buf)
+
+
+def poison_code(np_dtype: str, *, packed: bool = False) -> str:
+    """Code of what uninitialized memory holds (`runtime.memory.poison`)."""
+    if packed and np_dtype in ("int16", "uint8"):
+        # All bits set is NaN in every low-precision dtype that lies as integers.
+        return "-1" if np_dtype == "int16" else "255"
+    value = poison(np_dtype)
+    return "NAN" if is_float(np_dtype) else repr(value.item() if hasattr(value, "item") else value)
+
+
+STATEMENTS: dict[type, Callable[[Emitter, Any], None]] = {
     ir.SeqStmt: emit_sequence,
     ir.Bind: emit_bind,
     ir.IfThenElse: emit_branch,
     ir.AttrStmt: emit_attribute,
     ir.AssertStmt: _emit_assertion,
     ir.Evaluate: emit_evaluate,
+    ir.Block: emit_block,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.runtime.codecs import CODECS
@@ -17,9 +17,6 @@ from tlmatrix.interpreter.runtime.codecs import CODECS
 _INTERPRETED = {name: dtype for name, dtype in TILE_DTYPES.items() if dtype.interpreted}
 LOW_PRECISION = {name: dtype.codec for name, dtype in _INTERPRETED.items() if dtype.codec}
 FLOATS = frozenset(name for name, dtype in _INTERPRETED.items() if dtype.floating)
-TESTED = "(fit if "
-"""How code of a scalar integer begins that is tested to fit its dtype, and wrapped if not."""
-WRAPPED = ("wrap(", TESTED)
 INTEGERS = frozenset(n for n, dtype in _INTERPRETED.items() if dtype.kind in ("int", "uint"))
 
 
@@ -56,6 +53,65 @@ def memory_name(dtype: str) -> str:
 def numpy_type(dtype: str) -> str:
     """The name of the NumPy scalar type (NumPy has no `np.bool` before 2)."""
     return "bool_" if dtype == "bool" else numpy_name(dtype)
+
+
+@dataclass(frozen=True)
+class Integer:
+    """Code of a scalar integer, in the parts of other code: a name, or as good as one."""
+
+    code: str
+
+
+class Code(str):
+    """Code whose origin is known.
+
+    Attributes:
+        parts: text and integers, of code that follows from scalar integers and positions along
+            parallel loops; None for other code.
+        wrapped: whether it is an integer in two's complement.
+        key: by which a block shares the integer; None if it does not (`sharing.Invariants`).
+    """
+
+    __slots__ = ("key", "parts", "wrapped")
+
+    parts: tuple[str | Integer, ...] | None
+    wrapped: bool
+    key: Any
+
+    def __new__(
+        cls,
+        text: str,
+        parts: tuple[str | Integer, ...] | None = None,
+        *,
+        wrapped: bool = False,
+        key: Any = None,
+    ) -> Self:
+        """Code with this text."""
+        code = super().__new__(cls, text)
+        code.parts, code.wrapped, code.key = parts, wrapped, key
+        return code
+
+
+def integer_code(text: str) -> Code:
+    """Code of a scalar integer that other code refers to by its name."""
+    return Code(text, (Integer(text),))
+
+
+def parts_of(code: str) -> tuple[str | Integer, ...] | None:
+    """The parts of code; None if they are not known."""
+    return code.parts if isinstance(code, Code) else None
+
+
+def expression(template: str, *operands: Val) -> str:
+    """Code of an expression: operands in the place of `{}`."""
+    text = template.format(*[operand.code for operand in operands])
+    parts: list[str | Integer] = []
+    for between, operand in zip(template.split("{}"), operands, strict=False):
+        found = parts_of(operand.code)
+        if found is None:
+            return text
+        parts += [between, *found]
+    return Code(text, (*parts, template.rpartition("{}")[2]))
 
 
 @dataclass(frozen=True)
@@ -127,4 +183,4 @@ def literal(value: Any, dtype: str) -> Val:
 @lru_cache(maxsize=1 << 12)
 def _integer(number: int, dtype: str) -> Val:
     code = repr(number) if number >= 0 else f"({number})"
-    return Val(code, dtype, lit=number, lo=number, hi=number)
+    return Val(Code(code, (code,)), dtype, lit=number, lo=number, hi=number)

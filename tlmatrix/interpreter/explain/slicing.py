@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tlmatrix.interpreter.ops import SLICES
+from tlmatrix.interpreter.ops import TABLES
 from tlmatrix.interpreter.runtime.elements import IndexArrays, Tile
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def _collapsed(event: Event, write: Tile, hit: Array, read: Tile, number: int) -
 
 
 _RULES: dict[str, Callable[[Event, Tile, Array, Tile, int], Array]] = {
-    **SLICES,
+    **TABLES.slices,
     "spread": _spread,
     "collapse": _collapsed,
 }

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.ir.read import saved
 
-from .descriptors import Lowered, lowered, positions
-from .program_cache import lowered_key, program_cache
+from .lowered import Lowered, lowered, positions
+from .programs import lowered_key, program_cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

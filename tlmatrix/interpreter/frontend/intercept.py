@@ -5,49 +5,214 @@ Threads outside of it call TileLang as ever.
 
 from __future__ import annotations
 
+import ast
+import copy
 import functools
 import math
 import sys
+import weakref
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.locks import TRACING
+from tlmatrix.interpreter.patching import Shared, replace_in
 
-from .environment import without_modes
-from .jit_copies import copy_of, is_copy, known_kernel, target_of
-from .kernel import InterpretedKernel
-from .parsing import keeping_parsed
+from .kernel import InterpretedKernel, TracedKernel
 from .programs import programs_of
-from .session import current, local
-from .tracing import TracedKernel
+from .session import current, local, without_modes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-_GUARDS_OFF = "tl.disable_safe_memory_legalize"
+    from .session import Session
 
-_installed = ExitStack()
-_users = 0
-"""How many contexts need the entry points, in all threads."""
+
+# Copies of `@tilelang.jit` objects, with caches of their own --------------------------------------
+#
+# Inside `interpret()` calls go to the copy of an object, so nothing interpreted is found outside,
+# nor the reverse. A copy lives as long as its original: a second context finds its kernels traced.
+
+# By identity, as jit objects are not hashable: their copies by architecture and use.
+_copies: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
+
+
+def is_copy(jit: Any) -> bool:
+    """Whether a jit object is a copy."""
+    return getattr(jit, "_tlmatrix_copy", False)
+
+
+def copy_of(jit: Any, session: Session) -> Any:
+    """The copy of a jit object for the architecture of a session."""
+    with TRACING:
+        found = _copies.get(id(jit))
+        if found is None or found[0]() is not jit:
+            identity = id(jit)
+            found = (weakref.ref(jit, lambda _: _copies.pop(identity, None)), {})
+            _copies[identity] = found
+        # Kernels that are only traced must not be found by a session that runs them.
+        key = session.arch if session.launched is None else f"{session.arch} traced"
+        if key not in found[1]:
+            found[1][key] = _copied(jit)
+        return found[1][key]
+
+
+def _copied(jit: Any) -> Any:
+    copied = copy.copy(jit)
+    copied.func = copy.copy(jit.func)
+    if hasattr(copied.func, "p1_cache"):
+        copied.func.p1_cache = {}
+    copied._kernel_cache = {}  # noqa: SLF001
+    copied._call_form_cache = type(jit._call_form_cache)()  # noqa: SLF001
+    copied._tuner_cache = {}  # noqa: SLF001
+    # The interpreter's own target, whatever machine the kernel names.
+    copied.target = None
+    copied._tlmatrix_copy = True  # noqa: SLF001
+    return copied
+
+
+def known_kernel(copied: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The kernel of a call that a copy has had, without entering TileLang; None of others."""
+    if copied.mode != "lazy":
+        return None
+    try:
+        return copied._call_form_cache.entries.get((args, tuple(kwargs.items())))  # noqa: SLF001
+    except TypeError:  # an argument that cannot be a key
+        return None
 
 
 @contextmanager
-def entry_points() -> Iterator[None]:
-    """Redirect TileLang's entry points, for the threads that are in an `interpret()`."""
-    global _users  # noqa: PLW0603
-    with TRACING:
-        if _users == 0:
-            _install(_installed)
-        _users += 1
-    try:
+def target_of(copied: Any, session: Session) -> Iterator[None]:
+    """The target and pass configs under which TileLang traces a copy."""
+    from tilelang import tvm
+    from tilelang.transform.pass_config import normalize_pass_configs
+
+    target = tvm.target.Target({"kind": "cuda", "arch": session.arch})
+    configs = normalize_pass_configs(copied.pass_configs) or {}
+    with target, tvm.transform.PassContext(opt_level=3, config=configs):
         yield
+
+
+# Parsed kernels kept: TileLang parses the source of a PrimFunc each time a factory is called ------
+#
+# What it makes of the source depends on the code, and on the objects that some names in it stand
+# for (`T.Tensor`, `T.Kernel`); where both are those of an earlier call, the parsed function is used
+# again with the new closure.
+
+_MOST = 4096
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class _Parsed:
+    """A parsed function.
+
+    Attributes:
+        names: the dotted names that TileLang looked up, and the objects they stood for.
+        make_closure: makes the function of the values of its free variables.
+        source: TileLang's rendering of it.
+        hints: types of arguments that it found in the body.
+    """
+
+    names: tuple[tuple[str, Any], ...]
+    make_closure: Callable[..., Any]
+    source: str
+    hints: dict[str, Any]
+
+
+_kept: dict[tuple[Any, ...], _Parsed] = {}
+
+
+@cache
+def keeping_parsed(mutate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """TileLang's `mutate` (`language/eager/ast.py`), which parses a function, with a memory.
+
+    Where TileLang's internals are not those that this relies on, `mutate` itself.
+    """
+    from tilelang.language.eager import ast as eager
+    from tilelang.language.eager import utils
+
+    needed = ("_try_eval", "IRGenerator")
+    if not all(hasattr(eager, name) for name in needed) or not hasattr(
+        utils, "get_compiled_object"
+    ):
+        return mutate
+
+    def parsed(func: Any) -> Any:
+        code = getattr(func, "__code__", None)
+        if code is None:
+            return mutate(func)
+        values = utils.get_func_nonlocals(func)
+        key = (code, id(func.__globals__), tuple(values))
+        known = _kept.get(key)
+        if known is not None and all(
+            _resolved(name, values, func.__globals__) is found for name, found in known.names
+        ):
+            function = known.make_closure(**values)
+            return eager.IRGenerator(
+                gen=function, source=known.source, extra_type_hints=dict(known.hints)
+            )
+        made, names, make_closure = _observed(mutate, func, eager, utils)
+        if make_closure is not None and len(_kept) < _MOST:
+            hints = dict(made.extra_type_hints)
+            _kept[key] = _Parsed(names, make_closure, made.source, hints)
+        return made
+
+    return parsed
+
+
+def _observed(
+    mutate: Callable[[Any], Any], func: Any, eager: Any, utils: Any
+) -> tuple[Any, tuple[tuple[str, Any], ...], Callable[..., Any] | None]:
+    """Parse a function; with the names that were looked up, and the maker of its closure.
+
+    The maker is None where something else than a dotted name was evaluated.
+    """
+    looked_up: dict[str, Any] = {}
+    made: list[Any] = []
+    plain = True
+    evaluate, compiled = eager._try_eval, utils.get_compiled_object  # noqa: SLF001
+
+    def watched(node: Any, nonlocals: Any, global_names: Any) -> Any:
+        nonlocal plain
+        name = ast.unparse(node)
+        if all(part.isidentifier() for part in name.split(".")):
+            looked_up[name] = _resolved(name, nonlocals, global_names)
+        else:
+            plain = False
+        return evaluate(node, nonlocals, global_names)
+
+    def kept(*args: Any, **options: Any) -> Any:
+        made.append(compiled(*args, **options))
+        return made[-1]
+
+    # TileLang looks both up when it is called; the caller holds the lock of tracing.
+    eager._try_eval, utils.get_compiled_object = watched, kept  # noqa: SLF001
+    try:
+        result = mutate(func)
     finally:
-        with TRACING:
-            _users -= 1
-            if _users == 0:
-                _installed.close()
+        eager._try_eval, utils.get_compiled_object = evaluate, compiled  # noqa: SLF001
+    maker = made[-1] if plain and len(made) == 1 else None
+    return result, tuple(looked_up.items()), maker
+
+
+def _resolved(name: str, nonlocals: Mapping[str, Any], global_names: Mapping[str, Any]) -> Any:
+    """The object that a dotted name stands for."""
+    first, *rest = name.split(".")
+    found = nonlocals.get(first, global_names.get(first, _MISSING))
+    for part in rest:
+        found = getattr(found, part, _MISSING)
+    return found
+
+
+# TileLang's entry points, redirected while a thread is inside of `interpret()` --------------------
+#
+# Threads outside of it call TileLang as ever.
+
+_GUARDS_OFF = "tl.disable_safe_memory_legalize"
 
 
 def interpreted(
@@ -73,13 +238,19 @@ def interpreted(
 def _install(stack: ExitStack) -> None:
     import torch
 
-    for owner, name, replacement in _replacements():
-        original = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
-        setattr(owner, name, replacement(original))
-        stack.callback(setattr, owner, name, original)
+    replace_in(stack, _entry_points())
     if "torch._dynamo" in sys.modules:
         # A function compiled before runs as written: Dynamo would trace into generated programs.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
+
+
+entry_points = Shared(_install, TRACING).installed
+"""Redirects TileLang's entry points, for the threads that are in an `interpret()`."""
+
+
+def _entry_points() -> Iterator[tuple[Any, str, Any]]:
+    for owner, name, replacement in _replacements():
+        yield owner, name, replacement(getattr(owner, name))
 
 
 @functools.cache

@@ -17,9 +17,9 @@ from tlmatrix.interpreter.reports import Report, element_name, source_line
 from tlmatrix.interpreter.runtime.monitor import Monitor
 from tlmatrix.interpreter.runtime.tracer import Born, Tracer
 
-from .arguments import LayoutError
-from .needs import over_budget
+from .lowered import over_budget
 from .programs import written_at
+from .signature import LayoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -15,9 +15,9 @@ from tlmatrix.interpreter.analysis.loops import has_jumps
 from tlmatrix.interpreter.analysis.threads import comparisons
 from tlmatrix.interpreter.coverage import GuardSite, LoopSite
 from tlmatrix.interpreter.emit.access import is_guarded
+from tlmatrix.interpreter.emit.expressions import uniform
 from tlmatrix.interpreter.emit.instrument import Instrument
-from tlmatrix.interpreter.emit.logic import uniform
-from tlmatrix.interpreter.emit.masks import keep_mask
+from tlmatrix.interpreter.emit.sharing import keep_mask
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
 from tlmatrix.interpreter.program import Counted

@@ -11,8 +11,7 @@ from tlmatrix.interpreter.emit.values import Val
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tlmatrix.interpreter.emit.access import Access, Dim
-    from tlmatrix.interpreter.emit.buffers import Buf
+    from tlmatrix.interpreter.emit.access import Access, Buf, Dim
     from tlmatrix.interpreter.emit.emitter import Emitter
 
 

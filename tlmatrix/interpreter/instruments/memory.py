@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.emit.access import conditions, is_guarded
+from tlmatrix.interpreter.emit.expressions import both
 from tlmatrix.interpreter.emit.instrument import Instrument
-from tlmatrix.interpreter.emit.logic import both
-from tlmatrix.interpreter.emit.values import is_float, is_int
+from tlmatrix.interpreter.emit.values import integer_code, is_float, is_int, parts_of
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
 
@@ -21,11 +21,9 @@ from .sites import SiteTable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tlmatrix.interpreter.emit.access import Access, Dim
-    from tlmatrix.interpreter.emit.buffers import Buf
+    from tlmatrix.interpreter.emit.access import Access, Buf, Dim
     from tlmatrix.interpreter.emit.emitter import Emitter
-    from tlmatrix.interpreter.emit.regions import BufferRegion
-    from tlmatrix.interpreter.emit.tiles import TileOperation
+    from tlmatrix.interpreter.emit.tiles import BufferRegion, TileOperation
     from tlmatrix.interpreter.emit.values import Val
 
 
@@ -250,7 +248,8 @@ class MemorySanitizer(Instrument):
         if seen is None:
             return code
         site = self.sites.number(e, buf, "read")
-        return f"({code} if {seen}.full else {seen}.one({site}, (), {code}))"
+        text = f"({code} if {seen}.full else {seen}.one({site}, (), {code}))"
+        return text if parts_of(code) is None else integer_code(text)
 
     def before_assignment(self, e: Emitter, buf: Buf, result: Val) -> None:
         """A variable is about to be assigned."""

@@ -17,8 +17,7 @@ from .elements import mask_of
 from .sites import SiteTable
 
 if TYPE_CHECKING:
-    from tlmatrix.interpreter.emit.access import Access
-    from tlmatrix.interpreter.emit.buffers import Buf
+    from tlmatrix.interpreter.emit.access import Access, Buf
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.emit.tiles import TileOperation
 

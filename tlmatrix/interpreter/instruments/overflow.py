@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tlmatrix.interpreter.emit.instrument import Instrument
-from tlmatrix.interpreter.emit.integers import add, bits_of, times
-from tlmatrix.interpreter.emit.values import TESTED, literal
+from tlmatrix.interpreter.emit.numbers import add, bits_of, times
+from tlmatrix.interpreter.emit.values import literal
 
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
@@ -39,7 +39,7 @@ class OverflowSanitizer(Instrument):
         report = f"watch.left({self._sites.arithmetic(e)}, fit, {bits}{mask})"
         least, most = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
         test = f"{least} <= (fit := {value.code}) <= {most}"
-        return replace(wrapped, code=f"{TESTED}{test} else {report})")
+        return replace(wrapped, code=f"(fit if {test} else {report})")
 
     def integers(self, e: Emitter, value: Val) -> None:
         """Test the ends of an affine value, and if they are outside the iterations of the mask."""

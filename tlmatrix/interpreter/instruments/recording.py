@@ -21,8 +21,7 @@ from tlmatrix.interpreter.ir.walk import walk
 from tlmatrix.interpreter.program import AccessSite, Loop, Record
 
 if TYPE_CHECKING:
-    from tlmatrix.interpreter.emit.access import Access
-    from tlmatrix.interpreter.emit.buffers import Buf
+    from tlmatrix.interpreter.emit.access import Access, Buf
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.emit.tiles import TileOperation
     from tlmatrix.interpreter.emit.values import Val

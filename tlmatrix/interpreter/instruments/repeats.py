@@ -14,7 +14,7 @@ from tlmatrix.interpreter.emit.instrument import Instrument
 from tlmatrix.interpreter.emit.threads import Threads
 from tlmatrix.interpreter.emit.values import Val
 from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.ir.rewrites.thread_loops import launched_threads
+from tlmatrix.interpreter.ir.rewrites.threads import launched_threads
 from tlmatrix.interpreter.ir.walk import walk
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from tlmatrix.interpreter.emit.values import is_float
 from tlmatrix.interpreter.program import Site, Watch
 
 if TYPE_CHECKING:
-    from tlmatrix.interpreter.emit.buffers import Buf
+    from tlmatrix.interpreter.emit.access import Buf
     from tlmatrix.interpreter.emit.emitter import Emitter
 
 _ACQUIRING = ("acquire", "both", "unsaid")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,22 +11,21 @@ from tlmatrix.interpreter.emit.access import (
     classify,
     skips_outside,
 )
-from tlmatrix.interpreter.emit.casts import cast
-from tlmatrix.interpreter.emit.emitter import Atomic
-from tlmatrix.interpreter.emit.floats import rounded
-from tlmatrix.interpreter.emit.integers import add, affine_of
-from tlmatrix.interpreter.emit.memory import buffer, load_access, to_dims
-from tlmatrix.interpreter.emit.regions import matched, operand, region
-from tlmatrix.interpreter.emit.stores import store
+from tlmatrix.interpreter.emit.emitter import Atomic, Rules
+from tlmatrix.interpreter.emit.memory import buffer, load_access, store, to_dims
+from tlmatrix.interpreter.emit.numbers import add, affine_of, cast, rounded
 from tlmatrix.interpreter.emit.threads import threads_of
-from tlmatrix.interpreter.emit.tiles import Effect, TileOperation
+from tlmatrix.interpreter.emit.tiles import Effect, TileOperation, matched, operand, region
 from tlmatrix.interpreter.emit.values import Val, is_float, literal
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.rewrites.vectors import TOGETHER
 from tlmatrix.interpreter.runtime.atomics import atomic_block, atomic_lanes
 
+from .tables import Operations
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from tlmatrix.interpreter.emit.access import Access
     from tlmatrix.interpreter.emit.emitter import Emitter
@@ -88,13 +86,9 @@ class TileAtomic(TileOperation):
 # Single elements --------------------------------------------------------------------------
 
 
-@contextmanager
-def _ordering(e: Emitter, call: ir.Call, *, is_access: bool) -> Iterator[None]:
+def _ordering(e: Emitter, call: ir.Call, *, is_access: bool) -> AbstractContextManager[None]:
     """Inside, accesses belong to an atomic operation with a memory order."""
-    outer = e.atomic
-    e.atomic = Atomic(is_access or outer.is_access, _memory_order(call))
-    yield
-    e.atomic = outer
+    return e.inside(atomic=Atomic(is_access or e.atomic.is_access, _memory_order(call)))
 
 
 def _memory_order(call: ir.Call) -> str:
@@ -160,11 +154,10 @@ def emit_atomic(e: Emitter, access: Access, value: Val, kind: str, *, previous: 
     """Write an atomic on an element for each iteration; returns its previous values."""
     value = rounded(e, value)
     check_constants(e, access)
-    outer = e.atomic
-    e.atomic = replace(outer, kind=kind, reorderable=value.lit is not None)
-    for instrument in e.instruments:
-        instrument.before_atomic(e, access, value, previous=previous)
-    e.atomic = outer
+    atomic = replace(e.atomic, kind=kind, reorderable=value.lit is not None)
+    with e.inside(atomic=atomic):
+        for instrument in e.instruments:
+            instrument.before_atomic(e, access, value, previous=previous)
     found = _emit_atomic(e, access, value, kind, previous=previous)
     for instrument in e.instruments:
         instrument.after_write(e)
@@ -207,9 +200,12 @@ def _atomic_store(e: Emitter, call: ir.Call) -> None:
         store(e, buffer(e, load.buffer), load.indices, call.args[1])
 
 
-TILES = {f"tl.tileop.atomic{kind}": TileAtomic for kind in ("add", "max", "min")}
-CALLS = {**dict.fromkeys(_ELEMENT, _element_atomic), "tl.atomic_load_elem_op": _atomic_load}
-EACH_THREAD = frozenset(_ELEMENT)
-"""Operations that every thread does where no parallel loop distributes them."""
-EFFECTS = {"tl.atomic_store_elem_op": _atomic_store}
-FUNCTIONS = (atomic_block, atomic_lanes)
+OPERATIONS = Operations(
+    tiles={f"tl.tileop.atomic{kind}": TileAtomic for kind in ("add", "max", "min")},
+    rules=Rules(
+        calls={**dict.fromkeys(_ELEMENT, _element_atomic), "tl.atomic_load_elem_op": _atomic_load},
+        effects={"tl.atomic_store_elem_op": _atomic_store},
+    ),
+    each_thread=_ELEMENT,
+    functions=(atomic_block, atomic_lanes),
+)

@@ -1,20 +1,23 @@
-"""`T.gemm`: `C = A @ B` or `C += A @ B`."""
+"""Matrix products of one block, of sparse factors, of two blocks of a cluster."""
 
 from __future__ import annotations
 
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from tlmatrix.interpreter.analysis.constants import is_true
-from tlmatrix.interpreter.emit.floats import round_into
-from tlmatrix.interpreter.emit.regions import checked_view, matrix, operand
-from tlmatrix.interpreter.emit.tiles import TileOperation
+from tlmatrix.interpreter.emit.numbers import round_into
+from tlmatrix.interpreter.emit.threads.axis import cluster_of, rank_in_cluster, refuse_sanitizers
+from tlmatrix.interpreter.emit.tiles import TileOperation, checked_view, matrix, operand
 from tlmatrix.interpreter.emit.values import is_float, is_float8, is_int
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.runtime.elements import Tile
+
+from .tables import Operations
 
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.ir.nodes import Call, Region
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.runtime.tracks import Event
+    from tlmatrix.interpreter.sync.clusters import Cluster
+
+
+# `T.gemm`: `C = A @ B` or `C += A @ B` ------------------------------------------------------------
 
 
 class Gemm(TileOperation):
@@ -218,6 +225,129 @@ def _multiplied(event: Event, write: Tile, hit: Array, read: Tile, number: int) 
     return read.outer([of, at] if turned_b else [at, of])
 
 
-TILES = {"tl.tileop.gemm": Gemm}
-FUNCTIONS = (gemm, gemm_float8, gemm_int, gemm_tf32)
-SLICES = {"gemm": _multiplied}
+# `T.gemm_sp`: a product whose left factor is stored without its zeros -----------------------------
+#
+# Of four neighbours along K two are stored, of two of 32 bits one. The metadata have 4 bits for
+# each group, the first group lowest: where the first and the second stored element stand (2 bits
+# each).
+
+
+class SparseGemm(Gemm):
+    """`T.gemm_sp(A, E, B, C, transpose_A, transpose_E, transpose_B, clear_accum)`."""
+
+    name, rule = "gemm_sp", ""
+    reads = ("metadata", "a", "b")
+
+    def __init__(self, e: Emitter, call: ir.Call) -> None:
+        a, metadata, b, c, turn_a, turn_e, turn_b = call.args[:7]
+        rest = (a, b, c, turn_a, turn_b, *call.args[7:12])
+        super().__init__(e, ir.Call(call.dtype, call.op, rest, call.annotations))
+        self.call = call
+        self.metadata = matrix(e, metadata)
+        self._turns = [e.scalar(turn, "a transposition").code for turn in (turn_a, turn_e)]
+
+    @staticmethod
+    def overwritten(call: ir.Call) -> ir.Region | None:
+        """The accumulator, where it is cleared."""
+        target: ir.Region = call.args[3]
+        return target if is_true(call.args[11]) else None
+
+    def factors(self, e: Emitter) -> list[str]:
+        """The left factor with its zeros, not transposed, and the right one."""
+        wide = self.a.buf.dtype.endswith("32")
+        dense = e.temp("dense")
+        e.w.line(
+            f"{dense} = with_zeros({operand(e, self.a)}, {operand(e, self.metadata)}, "
+            f"{', '.join(self._turns)}, {wide})"
+        )
+        self.transposes[0] = "False"
+        return [dense, operand(e, self.b)]
+
+
+def with_zeros(
+    stored: Array, metadata: Array, turn_stored: Any, turn_metadata: Any, wide: bool
+) -> Array:
+    """A sparse matrix with its zeros, rows first; `wide` for elements of 32 bits."""
+    stored = stored.T if turn_stored else stored
+    metadata = np.ascontiguousarray(metadata.T if turn_metadata else metadata)
+    group, kept = (2, 1) if wide else (4, 2)
+    rows, count = stored.shape
+    nibbles = metadata.view(np.uint8).reshape(rows, -1, 1) >> np.array([0, 4], np.uint8) & 15
+    nibbles = nibbles.reshape(rows, -1)[:, : count // kept, None]
+    places = nibbles >> np.array([0, 2], np.uint8)[:kept] & 3
+    if wide:
+        places = places >> 1
+    dense = np.zeros((rows, count // kept, group), stored.dtype)
+    np.put_along_axis(dense, places.astype(np.intp), stored.reshape(rows, -1, kept), axis=2)
+    return dense.reshape(rows, -1)
+
+
+# `T.tcgen05_gemm(use_2cta=True)`: one product of two blocks of a cluster --------------------------
+#
+# Each block has its rows of A, half of the columns of B, and its rows of C. The first block issues
+# the product for both.
+
+
+class PairGemm(Gemm):
+    """A product of two blocks."""
+
+    name, rule = "gemm", ""
+
+    def __init__(self, e: Emitter, call: ir.Call) -> None:
+        super().__init__(e, of_one_block(e, call))
+        operands = (self.a.buf, self.b.buf, self.c.buf)
+        if any(buf.codec for buf in operands) or self.c.buf.dtype != "float32":
+            names = ", ".join(f"{buf.name} ({buf.dtype})" for buf in operands)
+            raise e.refuse(f"T.gemm over two blocks (use_2cta) of {names}")
+
+    def emit(self, e: Emitter) -> None:
+        """Write the product."""
+        operands = (f"({r.buf.code!r}, {r.dims_code})" for r in (self.a, self.b, self.c))
+        e.w.line(
+            f"gemm_of_pair({cluster_of(e)}, {rank_in_cluster(e)}, {', '.join(operands)}, "
+            f"{', '.join(self.transposes)}, {self.clear.code})"
+        )
+
+
+def of_one_block(e: Emitter, call: ir.Call) -> ir.Call:
+    """The product of two blocks as one of one block with the same operands."""
+    refuse_sanitizers(e, "T.gemm over two blocks (use_2cta)")
+    alone = {k: v for k, v in call.annotations.items() if k != "use_2cta"}
+    return replace(call, annotations=alone)
+
+
+def part_of(cluster: Cluster, operand: tuple[str, Any], block: int) -> Array:
+    """A region, given by its array's name and its dims, of a block of the cluster."""
+    name, dims = operand
+    index = (slice(d[0], d[0] + d[1] * d[2], d[2]) if isinstance(d, tuple) else d for d in dims)
+    found: Array = cluster.array(name, block)[tuple(index)]
+    return found
+
+
+def gemm_of_pair(
+    cluster: Cluster,
+    rank: int,
+    a: tuple[str, Any],
+    b: tuple[str, Any],
+    c: tuple[str, Any],
+    transpose_a: bool,
+    transpose_b: bool,
+    clear: Any,
+) -> None:
+    """`c = a @ b` or `c += a @ b` of the block with a rank and its neighbour."""
+    pair = (rank & ~1, rank | 1)
+
+    right = np.concatenate([part_of(cluster, b, block) for block in pair], 0 if transpose_b else 1)
+    factor = torch.from_numpy(right.T if transpose_b else right)
+    for block in pair:
+        left, target = (part_of(cluster, operand, block) for operand in (a, c))
+        left = np.ascontiguousarray(left.T if transpose_a else left)
+        product = torch.mm(torch.from_numpy(left), factor).numpy()
+        np.copyto(target, product if clear else target + product)
+
+
+OPERATIONS = Operations(
+    tiles={"tl.tileop.gemm": Gemm, "tl.tileop.gemm_sp": SparseGemm},
+    functions=(gemm, gemm_float8, gemm_int, gemm_tf32, with_zeros, gemm_of_pair),
+    slices={"gemm": _multiplied},
+)

@@ -1,9 +1,4 @@
-"""Memory at an address: `T.make_tensor` of a number that the kernel has loaded (`T.ptr`).
-
-    Src = memory_at(src_ptrs[bx], (8,), 'float16', 'Src')
-
-The address has to lie in a tensor that PyTorch has, for all elements that `T.make_tensor` declares.
-"""
+"""Memory at an address (`T.make_tensor` of a number, `T.ptr`), and words of memory by address."""
 
 from __future__ import annotations
 
@@ -11,22 +6,36 @@ import ctypes
 import gc
 import math
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tlmatrix.interpreter.emit.buffers import Buf
+from tlmatrix.interpreter.emit.access import Buf
+from tlmatrix.interpreter.emit.emitter import Rules
 from tlmatrix.interpreter.emit.statements import emit_bind
 from tlmatrix.interpreter.emit.values import LOW_PRECISION, is_float, memory_name
 from tlmatrix.interpreter.errors import InterpreterError
 from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.rewrites.memory import CHECKED_INDEX
 from tlmatrix.interpreter.ir.walk import walk
+
+from .tables import Operations
 
 if TYPE_CHECKING:
     import torch
 
     from tlmatrix.interpreter.emit.emitter import Emitter
+    from tlmatrix.interpreter.emit.values import Val
+    from tlmatrix.interpreter.ir.nodes import Call
     from tlmatrix.interpreter.runtime.codecs import Array
+
+
+# Memory at an address: `T.make_tensor` of a number that the kernel has loaded (`T.ptr`) -----------
+#
+#     Src = memory_at(src_ptrs[bx], (8,), 'float16', 'Src')
+#
+# The address has to lie in a tensor that PyTorch has, for all elements that `T.make_tensor`
+# declares.
 
 
 def _bind(e: Emitter, node: ir.Bind) -> None:
@@ -56,9 +65,6 @@ def _bind(e: Emitter, node: ir.Bind) -> None:
         held = memory_name(buffer.dtype) if low else buffer.dtype
         extents = "".join(f"{n.code}, " for n in shape)
         e.w.line(f"{code} = memory_at({address}, ({extents}), {held!r}, {buf.name!r})")
-
-
-STATEMENTS = {ir.Bind: _bind}
 
 
 _tensors: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -111,4 +117,29 @@ def _holds(tensor: torch.Tensor, address: int, size: int) -> bool:
     return first <= address and address + size <= first + storage.nbytes()
 
 
-FUNCTIONS = (memory_at,)
+# Indices of loads and stores by address, which nothing guards (`T.ldg64`, `T.sts128`) -------------
+
+
+def _checked_index(e: Emitter, call: Call) -> Val:
+    index, extent, name = e.expr(call.args[0]), e.expr(call.args[1]), call.args[2].value
+    e.w.line(f"check_word({index.code}, {extent.code}, {e.mask_code}, {name!r})")
+    return index
+
+
+def check_word(index: Any, extent: int, mask: Any, name: str) -> None:
+    """Raise where an active iteration accesses words outside of a buffer."""
+    outside = (np.asarray(index) < 0) | (np.asarray(index) >= extent)
+    if mask is not None:
+        outside = outside & mask
+    if outside.any():
+        at = int(np.broadcast_to(index, outside.shape)[outside].flat[0])
+        raise InterpreterError(
+            f"index out of bounds: {name} has {extent} words of 32 bits, "
+            f"and word {at} is accessed by its address"
+        )
+
+
+OPERATIONS = Operations(
+    rules=Rules(statements={ir.Bind: _bind}, calls={CHECKED_INDEX: _checked_index}),
+    functions=(memory_at, check_word),
+)

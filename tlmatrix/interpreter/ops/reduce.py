@@ -1,25 +1,40 @@
-"""`T.reduce_*` along one dimension."""
+"""Reductions and scans along a dimension of a tile, and reducers."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from tlmatrix.interpreter.analysis.constants import is_true
-from tlmatrix.interpreter.emit.regions import checked_view, operand, region
-from tlmatrix.interpreter.emit.tiles import TileOperation
-from tlmatrix.interpreter.emit.values import is_float
+from tlmatrix.interpreter.emit.access import access_at
+from tlmatrix.interpreter.emit.emitter import Rules
+from tlmatrix.interpreter.emit.memory import buffer, emit_store
+from tlmatrix.interpreter.emit.numbers import cast
+from tlmatrix.interpreter.emit.tiles import TileOperation, checked_view, operand, region
+from tlmatrix.interpreter.emit.values import Val, is_float, literal
 from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.walk import same
+
+from .atomic import emit_atomic
+from .copy import Copy
+from .tables import Operations
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tlmatrix.interpreter.emit.access import Buf
     from tlmatrix.interpreter.emit.emitter import Emitter
-    from tlmatrix.interpreter.emit.values import Val
     from tlmatrix.interpreter.ir.nodes import Call, Region
     from tlmatrix.interpreter.runtime.codecs import Array, Codec
     from tlmatrix.interpreter.runtime.elements import Tile
     from tlmatrix.interpreter.runtime.tracks import Event
+
+
+# `T.reduce_*` along one dimension -----------------------------------------------------------------
 
 
 class Reduce(TileOperation):
@@ -188,6 +203,167 @@ def _reduced(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> 
     return read.outer(spread)
 
 
-TILES = {"tl.tileop.reduce": Reduce}
-FUNCTIONS = (reduce_float, reduce_int)
-SLICES = {"reduce": _reduced}
+# `T.cumsum` and `T.cummax` along one dimension ----------------------------------------------------
+
+
+class Scan(TileOperation):
+    """`T.cumsum(src, dst, dim, reverse)`, `T.cummax`."""
+
+    name = rule = "scan"
+    reads = ("src",)
+
+    def __init__(self, e: Emitter, call: Call) -> None:
+        self.call = call
+        self.kind = call.op.removeprefix("tl.tileop.")
+        self.src, self.dst = (region(e, arg, keep_units=True) for arg in call.args[:2])
+        self.axis = int(call.args[2].value)
+        self.reverse = e.scalar(call.args[3], "reverse")
+        self.arguments = (str(self.axis), self.reverse.code)
+
+    def emit(self, e: Emitter) -> None:
+        """Write the scan."""
+        dst = self.dst.buf
+        if dst.codec:
+            raise e.refuse(f"T.{self.kind} into the global buffer {dst.name}")
+        source = operand(e, self.src)
+        e.w.line(
+            f"scan({self.kind!r}, {source}, {self.axis}, {self.reverse.code}, "
+            f"{checked_view(e, self.dst)}, {dst.rounding})"
+        )
+
+
+def scan(
+    kind: str, src: Array, axis: int, reverse: bool, dst: Array, rounding: Codec | None
+) -> None:
+    """`T.cumsum` and `T.cummax` along `axis`."""
+    source = np.flip(src, axis) if reverse else src
+    if kind == "cumsum":
+        value = np.cumsum(source, axis, dtype=src.dtype)
+    else:
+        value = np.maximum.accumulate(source, axis)
+    if reverse:
+        value = np.flip(value, axis)
+    if rounding is not None:
+        value = rounding.round(np.ascontiguousarray(value))
+    np.copyto(dst, value.reshape(dst.shape))
+
+
+def _scanned(event: Event, write: Tile, hit: Array, read: Tile, number: int) -> Array:
+    del number
+    axis, backwards = int(event.extra[0]), bool(event.extra[1])
+    places, _ = write.inner(hit)
+    along = np.arange(read.extent[axis])[None, :]
+    limit = places[axis][:, None]
+    which, at = np.nonzero(along >= limit if backwards else along <= limit)
+    spread = [p[which] for p in places]
+    spread[axis] = at
+    return read.outer(spread)
+
+
+# Reducers: buffers to which iterations contribute and whose result exists when finalized ----------
+
+# A reducer's operation: how contributions combine, and the node of a contribution by assignment.
+_KINDS: dict[str, tuple[str, type | None]] = {
+    "sum": ("add", ir.Add),
+    "max": ("max", ir.Max),
+    "min": ("min", ir.Min),
+    "bitand": ("and", None),
+    "bitor": ("or", None),
+    "bitxor": ("xor", None),
+}
+
+
+class ReducerInit(TileOperation):
+    """`T.reducer_init`: the identity, or one logical starting value."""
+
+    name = "reducer_init"
+    rule = "fill"
+
+    def __init__(self, e: Emitter, call: ir.Call) -> None:
+        self.call = call
+        self.dst = region(e, call.args[0])
+
+    def emit(self, e: Emitter) -> None:
+        """Write the fill."""
+        buf = self.dst.buf
+        if len(self.call.args) > 1:
+            value = cast(e, e.scalar(self.call.args[1], "a start of a reducer"), buf.dtype)
+        else:
+            value = _identity(buf, e.reducers[buf.name])
+        view = checked_view(e, self.dst)
+        e.w.line(f"{view}.fill({value.code})" if self.dst.ranges else f"{view} = {value.code}")
+
+
+class Finalize(TileOperation):
+    """`T.finalize_reducer`: the contributions of all iterations are already in one buffer."""
+
+    name = "finalize_reducer"
+    reads = writes = ("region",)
+    rule = "copy"
+
+    def __init__(self, e: Emitter, call: ir.Call) -> None:
+        self.call = call
+        self.region = region(e, call.args[0])
+
+    def emit(self, e: Emitter) -> None:
+        """Write nothing."""
+
+
+def _identity(buf: Buf, op: str) -> Val:
+    if op in ("sum", "bitor", "bitxor"):
+        return literal(0, buf.dtype)
+    if op == "bitand":
+        return literal(-1 if not buf.dtype.startswith("uint") else _limit(buf, 1), buf.dtype)
+    return literal(_limit(buf, -1 if op == "max" else 1), buf.dtype)
+
+
+def _limit(buf: Buf, sign: int) -> float | int:
+    """The largest or smallest value of a dtype."""
+    if is_float(buf.dtype):
+        return math.inf * sign
+    info = np.iinfo(buf.dtype)
+    return info.max if sign > 0 else info.min
+
+
+def _update(e: Emitter, call: ir.Call) -> None:
+    """`T.reducer_update(acc[indices], value)`: a contribution of each iteration."""
+    target = call.args[0]
+    _contribute(e, buffer(e, target.buffer), target.indices, call.args[1])
+
+
+def _contribute(e: Emitter, buf: Buf, nodes: Sequence[Any], value: Any) -> None:
+    kind, _ = _KINDS[e.reducers[buf.name]]
+    contribution = cast(e, e.expr(value), buf.dtype)
+    emit_atomic(e, access_at(e, buf, nodes), contribution, kind, previous=False)
+
+
+def _store(e: Emitter, node: ir.BufferStore) -> None:
+    """A store; `acc[i] = acc[i] + value` of a reducer is a contribution."""
+    op = e.reducers.get(node.buffer.name) if e.reducers else None
+    if op is not None and type(node.value) is _KINDS[op][1]:
+        assert isinstance(node.value, ir.Binary)
+        a, b = node.value.a, node.value.b
+        for old, new in ((a, b), (b, a)):
+            if (
+                isinstance(old, ir.BufferLoad)
+                and old.buffer is node.buffer
+                and same(old.indices, node.indices)
+            ):
+                _contribute(e, buffer(e, node.buffer), node.indices, new)
+                return
+    emit_store(e, node)
+
+
+OPERATIONS = Operations(
+    tiles={
+        "tl.tileop.reduce": Reduce,
+        "tl.tileop.cumsum": Scan,
+        "tl.tileop.cummax": Scan,
+        "tl.tileop.reducer_init": ReducerInit,
+        "tl.tileop.finalize_reducer": Finalize,
+        "tl.tileop.finalize_reducer_v2": Copy,
+    },
+    rules=Rules(statements={ir.BufferStore: _store}, effects={"tl.reducer_update": _update}),
+    functions=(reduce_float, reduce_int, scan),
+    slices={"reduce": _reduced, "scan": _scanned},
+)

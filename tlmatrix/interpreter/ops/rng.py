@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tlmatrix.interpreter.emit.emitter import Rules
 from tlmatrix.interpreter.emit.threads import threads_of
 from tlmatrix.interpreter.emit.values import Val
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import calls, walk
+
+from .tables import Operations
 
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
@@ -184,6 +187,7 @@ def _normal_doubles(x0: Any, x1: Any, y0: Any, y1: Any) -> tuple[Any, Any]:
     return np.sin(angle) * size, np.cos(angle) * size
 
 
-CALLS = dict.fromkeys(_DRAWS, _draw)
-EFFECTS = {"tl.rng_init": _init}
-FUNCTIONS = (Philox,)
+OPERATIONS = Operations(
+    of_threads=Rules(calls=dict.fromkeys(_DRAWS, _draw), effects={"tl.rng_init": _init}),
+    functions=(Philox,),
+)

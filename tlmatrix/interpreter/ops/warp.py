@@ -5,14 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tlmatrix.interpreter.emit.arrays import named
-from tlmatrix.interpreter.emit.floats import as_scalar, rounded
+from tlmatrix.interpreter.emit.emitter import Rules, Stored
+from tlmatrix.interpreter.emit.memory import buffer
+from tlmatrix.interpreter.emit.numbers import as_scalar, named, rounded
 from tlmatrix.interpreter.emit.threads import threads_of
-from tlmatrix.interpreter.emit.values import Val, is_float, numpy_name
+from tlmatrix.interpreter.emit.threads.statements import emit_attribute
+from tlmatrix.interpreter.emit.values import Val, expression, is_float, numpy_name
+from tlmatrix.interpreter.ir import nodes as ir
+
+from .tables import Operations
 
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
+
 
 _SHUFFLES = {
     "tl.shfl_xor_sync": "xor",
@@ -44,7 +50,8 @@ def _index(e: Emitter, call: Call) -> Val:
         size *= sizes[1] if sizes[1:] else 4
     symbol = "%" if call.op == "tl.get_lane_idx" else "//"
     hi = size - 1 if symbol == "%" else None
-    return Val(f"({linear.code} {symbol} {size})", "int32", linear.axes, lo=0, hi=hi)
+    code = expression(f"({{}} {symbol} {size})", linear)
+    return Val(code, "int32", linear.axes, lo=0, hi=hi)
 
 
 def _of_each_thread(e: Emitter, code: str, dtype: str) -> Val:
@@ -67,15 +74,13 @@ def _shuffle(e: Emitter, call: Call) -> Val:
     kind = _SHUFFLES[call.op]
     delta = e.expr(call.args[2])
     width = e.scalar(call.args[3], "the width of a shuffle").code
-    outer = e.stored
+    stored = None
     if kind == "idx" and delta.scalar:
         # The values of other threads have no effect.
-        lane = axis.iota
-        e.stored = "", Val(f"({lane.code} % {width} == {delta.code} % {width})", "bool", lane.axes)
-    else:
-        e.stored = None
-    value = e.expr(call.args[1])
-    e.stored = outer
+        code = f"({axis.iota.code} % {width} == {delta.code} % {width})"
+        stored = Stored("", Val(code, "bool", axis.iota.axes))
+    with e.inside(stored=stored):
+        value = e.expr(call.args[1])
     code = f"shuffle({kind!r}, {_array(value)}, {delta.code}, {width}, {{}})"
     return _of_each_thread(e, code, value.dtype)
 
@@ -120,14 +125,68 @@ def _elect(e: Emitter, call: Call) -> Val:
     return named(e, f"elect({size}, {low}, {axis.extent.code})", "bool", (axis.iota,))
 
 
-CALLS = {
-    **dict.fromkeys(_INDICES, _index),
-    **dict.fromkeys(_SHUFFLES, _shuffle),
-    **dict.fromkeys(_VOTES, _vote),
-    **dict.fromkeys(_REDUCTIONS, _reduce),
-    **dict.fromkeys(
-        ("tl.ballot", "tl.ballot_sync", "tl.activemask", "tirx.tvm_warp_activemask"), _ballot
+# `T.tvm_thread_allreduce`: combines a value of threads in some dimensions of the block ------------
+
+_COMBINERS = {ir.Add: "add", ir.Mul: "multiply", ir.Max: "fmax", ir.Min: "fmin"}
+
+
+def _attribute(e: Emitter, node: ir.AttrStmt) -> None:
+    """The attribute around a reduction says how it combines values."""
+    if node.attr_key != "reduce_scope":
+        emit_attribute(e, node)
+        return
+    kind = node.node.combiner
+    if kind not in _COMBINERS:
+        raise e.refuse(f"a reduction over threads by {kind.__name__}")
+    t = threads_of(e, "a reduction over threads")
+    outer, t.combiner = t.combiner, _COMBINERS[kind]
+    e.stmt(node.body)
+    t.combiner = outer
+
+
+def _allreduce(e: Emitter, call: ir.Call) -> None:
+    """The reduction of one value."""
+    t = threads_of(e, "T.tvm_thread_allreduce")
+    axis = t.thread_axis(e, "T.tvm_thread_allreduce")
+    if not t.combiner or int(call.args[0].value) != 1 or len(t.intervals) > 1:
+        raise e.refuse("T.tvm_thread_allreduce of several values or in a role")
+    value = e.expr(call.args[1])
+    reduced = {t.index.axis_of(v) for v in call.args[4:] if t.index.is_axis(v)}
+    load = call.args[3]
+    buf = buffer(e, load.buffer)
+    if not buf.private_axes:
+        raise e.refuse(f"T.tvm_thread_allreduce into {buf.name}")
+    index = ", ".join(e.scalar(i, "an index").code for i in load.indices)
+    groups = e.prologue.fresh("groups")
+    x, y, _ = t.index.extents
+    linear = f"np.arange({t.index.count})"
+    parts = [f"{linear} % {x}", f"{linear} // {x} % {y}", f"{linear} // {x * y}"]
+    kept = [k for k in range(3) if k not in reduced]
+    key = " + ".join(f"({parts[k]}) * {t.index.count**n}" for n, k in enumerate(kept))
+    e.prologue.line(f"{groups} = np.unique({key or '0 * ' + linear}, return_inverse=True)[1]")
+    code = value.code
+    if value.scalar:
+        code = f"np.full({axis.extent.code}, {value.code}, np.{numpy_name(value.dtype)})"
+    e.w.line(f"{buf.code}[{index}] = over_threads(np.{t.combiner}, {code}, {groups})")
+    for instrument in e.instruments:
+        instrument.overwritten(e, buf)
+
+
+OPERATIONS = Operations(
+    of_threads=Rules(
+        statements={ir.AttrStmt: _attribute},
+        calls={
+            **dict.fromkeys(_INDICES, _index),
+            **dict.fromkeys(_SHUFFLES, _shuffle),
+            **dict.fromkeys(_VOTES, _vote),
+            **dict.fromkeys(_REDUCTIONS, _reduce),
+            **dict.fromkeys(
+                ("tl.ballot", "tl.ballot_sync", "tl.activemask", "tirx.tvm_warp_activemask"),
+                _ballot,
+            ),
+            **dict.fromkeys(("tl.match_any_sync", "tl.match_all_sync"), _match),
+            "tl.tl_shuffle_elect": _elect,
+        },
+        effects={"tirx.tvm_thread_allreduce": _allreduce},
     ),
-    **dict.fromkeys(("tl.match_any_sync", "tl.match_all_sync"), _match),
-    "tl.tl_shuffle_elect": _elect,
-}
+)

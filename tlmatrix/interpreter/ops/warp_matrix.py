@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tlmatrix.dtypes import TILE_DTYPES
+from tlmatrix.interpreter.emit.emitter import Rules
 from tlmatrix.interpreter.emit.memory import buffer
 from tlmatrix.interpreter.emit.threads import threads_of
 from tlmatrix.interpreter.emit.values import Val, is_float, literal
@@ -22,9 +23,10 @@ from tlmatrix.interpreter.runtime.memory import outside
 
 from .atomic import pointed_to
 from .gemm import TF32, gemm_int
+from .tables import Operations
 
 if TYPE_CHECKING:
-    from tlmatrix.interpreter.emit.buffers import Buf
+    from tlmatrix.interpreter.emit.access import Buf
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
     from tlmatrix.interpreter.runtime.codecs import Array, Codec
@@ -121,9 +123,6 @@ def _check_fragment(e: Emitter, buf: Buf) -> Buf:
     if not buf.private_axes or len(buf.shape) != 1 or buf.scope != "local":
         raise e.refuse(f"a matrix instruction on {buf.name}")
     return buf
-
-
-CALLS = {"tl.ptx_ldmatrix": _ldmatrix, "tirx.ptx_mma": _mma}
 
 
 _WARP = 32
@@ -273,4 +272,7 @@ def mma(
     target[start : start + 4, warps] = total[:, place[0], place[1]].swapaxes(0, 1)
 
 
-FUNCTIONS = (ldmatrix, mma)
+OPERATIONS = Operations(
+    of_threads=Rules(calls={"tl.ptx_ldmatrix": _ldmatrix, "tirx.ptx_mma": _mma}),
+    functions=(ldmatrix, mma),
+)

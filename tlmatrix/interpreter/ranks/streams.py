@@ -85,7 +85,48 @@ class Done(Request):
         return self.what
 
 
-class Stream(Dispatcher):
+class HostStream:
+    """`torch.cuda.Stream`: outside of a simulation work is done in the order it is given.
+
+    An entry may keep one that it made there, and use it on a simulated rank: there it stands for a
+    stream of the rank (`of_this_rank`).
+    """
+
+    def __enter__(self) -> Self:
+        own = of_this_rank(self)
+        if own is not None:
+            own.host.current.append(own)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        own = of_this_rank(self)
+        if own is not None:
+            own.host.current.remove(own)
+
+    def wait_event(self, event: Event) -> None:
+        """Later work of the stream waits for an event."""
+        stream, operation = of_this_rank(self), getattr(event, "operation", None)
+        if stream is not None and operation is not None and operation.world is stream.world:
+            stream.wait_for(operation, f"for {event}")
+
+    def wait_stream(self, stream: HostStream) -> None:
+        """Later work of the stream waits for the earlier work of another."""
+        before = of_this_rank(stream)
+        if before is not None:
+            self.wait_event(before.record_event())
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """An event that happens when the earlier work of the stream is over."""
+        event = event if event is not None else Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        """The host waits for the work of the stream."""
+        synchronize(self)
+
+
+class Stream(HostStream, Dispatcher):
     """A simulated stream of a rank.
 
     Attributes:
@@ -133,17 +174,6 @@ class Stream(Dispatcher):
 
     # -- as torch.cuda.Stream
 
-    def __enter__(self) -> Self:
-        own = of_this_rank(self)
-        if own is not None:
-            own.host.current.append(own)
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        own = of_this_rank(self)
-        if own is not None:
-            own.host.current.remove(own)
-
     @property
     def default(self) -> bool:
         """Whether it is the default stream of its rank."""
@@ -161,12 +191,6 @@ class Stream(Dispatcher):
 
         return torch.device("cuda", self.rank)
 
-    def wait_event(self, event: Event) -> None:
-        """Later work of the stream waits for an event."""
-        stream, operation = of_this_rank(self), getattr(event, "operation", None)
-        if stream is not None and operation is not None and operation.world is stream.world:
-            stream.wait_for(operation, f"for {event}")
-
     def wait_for(self, target: Operation, what: str) -> None:
         """Later work of the stream waits for an operation."""
         capture = self.capture or target.capture
@@ -174,22 +198,6 @@ class Stream(Dispatcher):
             capture.wait(self, target, what)
         else:
             enqueue(f"wait {what}", waiting(target, what), self)
-
-    def wait_stream(self, stream: Stream) -> None:
-        """Later work of the stream waits for the earlier work of another."""
-        before = of_this_rank(stream)
-        if before is not None:
-            self.wait_event(before.record_event())
-
-    def record_event(self, event: Event | None = None) -> Event:
-        """An event that happens when the earlier work of the stream is over."""
-        event = event if event is not None else Event()
-        event.record(self)
-        return event
-
-    def synchronize(self) -> None:
-        """The host waits for the work of the stream."""
-        synchronize(self)
 
     def query(self) -> bool:
         """Whether nothing is left to do."""
@@ -203,11 +211,15 @@ def of_this_rank(stream: Any) -> Stream | None:
     """The stream of this thread's rank that an object of an entry means; None outside a simulation.
 
     An entry may keep a stream that it made before, outside of the simulation or in another one. It
-    means a stream of its own here, and the default stream if it was that one.
+    means a stream of its own here, and the default stream if it was that one. None is the current
+    stream.
     """
     rank = context.rank()
     if rank is None:
         return None
+    if stream is None:
+        current: Stream = rank.stream
+        return current
     if isinstance(stream, Stream) and stream.world is rank.world:
         return stream
     if getattr(stream, "default", False):
@@ -231,23 +243,25 @@ def waiting(target: Operation, what: str) -> Callable[[Stream], Iterator[Request
 
 
 class Event:
-    """A simulated `torch.cuda.Event`."""
+    """`torch.cuda.Event`: outside of a simulation everything has happened already."""
 
     def __init__(self, *_args: Any, **_options: Any) -> None:
         self.operation: Operation | None = None
         self._of = ""
 
-    def record(self, stream: Stream | None = None) -> None:
+    def record(self, stream: HostStream | None = None) -> None:
         """It happens when the earlier work of `stream` is over."""
-        stream = of_this_rank(stream if stream is not None else current_rank().stream)
-        if stream is None:
+        own = of_this_rank(stream)
+        if own is None:
             return
-        self._of = f"an event of {stream.name} recorded at {rendered(caller())}"
-        self.operation = enqueue("event", lambda _stream: None, stream)
+        self._of = f"an event of {own.name} recorded at {rendered(caller())}"
+        self.operation = enqueue("event", lambda _stream: None, own)
 
-    def wait(self, stream: Stream | None = None) -> None:
+    def wait(self, stream: HostStream | None = None) -> None:
         """Later work of `stream` waits for it."""
-        (stream if stream is not None else current_rank().stream).wait_event(self)
+        own = of_this_rank(stream)
+        if own is not None:
+            own.wait_event(self)
 
     def synchronize(self) -> None:
         """The host waits for it."""
@@ -312,7 +326,7 @@ def enqueue_kernel(kernel: Any, running: Callable[[], Iterator[BlockLaunch]]) ->
     enqueue(f"kernel {kernel.name}", work)
 
 
-def synchronize(stream: Stream | None = None) -> None:
+def synchronize(stream: HostStream | None = None) -> None:
     """The host waits for a stream, or for all streams of its rank."""
     own = of_this_rank(stream) if stream is not None else None
     if stream is not None and own is None:

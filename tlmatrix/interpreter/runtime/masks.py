@@ -32,7 +32,7 @@ _LARGEST_KEPT = 2**14
 def kept(place: tuple[Any, ...], mask: Array) -> tuple[Array, Array]:
     """A mask and its negation, kept for the next time that they are asked for.
 
-    Neither may be written. `emit.masks` decides which masks come here.
+    Neither may be written. `emit.sharing` decides which masks come here.
     """
     pair = mask, np.logical_not(mask)
     if mask.size <= _LARGEST_KEPT:

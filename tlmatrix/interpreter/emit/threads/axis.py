@@ -1,20 +1,26 @@
-"""The thread axis of a warp role: values that each thread has for itself."""
+"""The thread axis of a warp role, and the clusters of blocks."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import math
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.analysis.threads import ThreadIndex
-from tlmatrix.interpreter.emit.agents import Agents
-from tlmatrix.interpreter.emit.integers import affine_of
-from tlmatrix.interpreter.emit.values import Val, literal
+from tlmatrix.interpreter.emit.emitter import Agents
+from tlmatrix.interpreter.emit.numbers import affine_of
+from tlmatrix.interpreter.emit.values import Val, expression, literal
 from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.walk import walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from tlmatrix.interpreter.emit.emitter import Axis, Emitter
+
+
+# The thread axis of a warp role: values that each thread has for itself ---------------------------
 
 DEFAULT_THREADS = (128, 1, 1)
 """What TileLang launches where a kernel does not say."""
@@ -57,24 +63,19 @@ class ThreadAxis(Agents):
         if not self.in_threads(e):
             yield
             return
-        saved, outer = (e.axes, e.rank, e.mask), self.left
-        e.axes, e.rank, e.mask = [], 0, None
-        mask = self.left = saved[2]
-        if mask is None:
+        outer = self.left
+        mask = self.left = e.mask
+        with e.inside(axes=[], rank=0, mask=None), ExitStack() as guard:
+            if mask is not None:
+                code = mask.code if mask.scalar else f"{mask.code}.any()"
+                guard.enter_context(e.w.block(f"if {code}"))
             yield
-        else:
-            with e.w.block(f"if {mask.code if mask.scalar else f'{mask.code}.any()'}"):
-                yield
-        (e.axes, e.rank, e.mask), self.left = saved, outer
+        self.left = outer
 
-    @contextmanager
-    def with_threads(self, e: Emitter) -> Iterator[None]:
+    def with_threads(self, e: Emitter) -> AbstractContextManager[None]:
         """Return to the thread axis for a value of which every thread has its own."""
         assert self.axis is not None
-        saved = e.axes, e.rank, e.mask
-        e.axes, e.rank, e.mask = [self.axis], 1, self.left
-        yield
-        e.axes, e.rank, e.mask = saved
+        return e.inside(axes=[self.axis], rank=1, mask=self.left)
 
     def uniform(self, e: Emitter, value: Val, what: str) -> Val:
         """A value that all threads must agree on, checked when the program runs."""
@@ -124,7 +125,7 @@ class ThreadAxis(Agents):
         if low == 0:
             return iota
         affine = affine_of("+", literal(low, "int32"), iota)
-        code = f"({low} + {iota.code})"
+        code = expression("({} + {})", literal(low, "int32"), iota)
         return Val(code, "int32", iota.axes, affine=affine, lo=low, hi=high - 1)
 
     def thread_index(self, e: Emitter, number: int) -> Val:
@@ -133,11 +134,8 @@ class ThreadAxis(Agents):
         linear = self.linear_index(e)
         if y == z == 1:
             return linear if number == 0 else literal(0, "int32")
-        code = (
-            f"({linear.code} % {x})",
-            f"({linear.code} // {x} % {y})",
-            f"({linear.code} // {x * y})",
-        )[number]
+        template = (f"({{}} % {x})", f"({{}} // {x} % {y})", f"({{}} // {x * y})")[number]
+        code = expression(template, linear)
         return Val(code, "int32", linear.axes, lo=0, hi=(x, y, z)[number] - 1)
 
     def active_threads(self, e: Emitter) -> str:
@@ -148,3 +146,79 @@ class ThreadAxis(Agents):
         if e.mask.scalar:
             return f"{high - low} * {e.mask.code}"
         return f"np.broadcast_to({e.mask.code}, ({high - low},)).sum()"
+
+
+# Clusters of blocks: which blocks make one, and the rank of a block in it -------------------------
+
+_CLUSTER = "the cluster of a block"
+
+
+def _extents(e: Emitter) -> tuple[int, ...]:
+    """How many blocks a cluster has along x, y and z."""
+    for node in walk(e.kernel.body):
+        if isinstance(node, ir.Block) and "cluster_dims" in node.annotations:
+            return tuple(int(getattr(n, "value", n)) for n in node.annotations["cluster_dims"])
+    return (1, 1, 1)
+
+
+def _indices(e: Emitter) -> list[str]:
+    """Code of the block's index along x, y and z."""
+    found = ["0", "0", "0"]
+    for node in walk(e.kernel.body):
+        if isinstance(node, ir.For) and node.thread_tag.startswith("blockIdx."):
+            found["xyz".index(node.thread_tag[-1])] = e.vars[node.loop_var].code
+    return found
+
+
+def grid_of_clusters(e: Emitter) -> list[tuple[str, int]]:
+    """For each dim of the grid, outermost first, its axis and the blocks of a cluster along it."""
+    tags = (n.thread_tag for n in walk(e.kernel.body) if isinstance(n, ir.For))
+    axes = [tag[-1] for tag in tags if tag.startswith("blockIdx.")]
+    return [(axis, _extents(e)["xyz".index(axis)]) for axis in axes]
+
+
+def blocks_of_cluster(e: Emitter) -> int:
+    """How many blocks a cluster has."""
+    return math.prod(_extents(e))
+
+
+def refuse_sanitizers(e: Emitter, what: str) -> None:
+    """Raise Unsupported under sanitizers, which know the memory of one block alone."""
+    if any(i.argument == "watch" for i in e.instruments):
+        raise e.refuse(f"{what} under sanitizers")
+
+
+def has_cluster(e: Emitter) -> bool:
+    """Whether blocks come in clusters."""
+    return blocks_of_cluster(e) > 1
+
+
+def has_pairs(e: Emitter) -> bool:
+    """Whether a product takes the memory of two blocks."""
+    return has_cluster(e) and any(
+        isinstance(n, ir.Call) and n.annotations.get("use_2cta") for n in walk(e.kernel.body)
+    )
+
+
+def rank_in_cluster(e: Emitter) -> str:
+    """Code of the rank of a block in its cluster: x runs fastest."""
+    terms, step = [], 1
+    for index, extent in zip(_indices(e), _extents(e), strict=False):
+        if extent > 1:
+            terms.append(f"{index} % {extent} * {step}")
+        step *= extent
+    return f"({' + '.join(terms)})" if terms else "0"
+
+
+def cluster_of(e: Emitter) -> str:
+    """The name of the block's cluster, which is joined before the block starts."""
+    if _CLUSTER not in e.vars:
+        extents = _extents(e)
+        number = [f"{i} // {n}" for i, n in zip(_indices(e), extents, strict=False)]
+        name = e.vars[_CLUSTER] = e.prologue.fresh("cluster")
+        e.prologue.line(
+            f"{name} = cta.join_cluster(({', '.join(number)}), {blocks_of_cluster(e)}, "
+            f"{rank_in_cluster(e)})"
+        )
+    found: str = e.vars[_CLUSTER]
+    return found

@@ -10,7 +10,7 @@ from tlmatrix.interpreter.emit.memory import buffer
 from tlmatrix.interpreter.emit.tiles import perform
 from tlmatrix.interpreter.ir import nodes as ir
 
-from .clusters import rank_in_cluster
+from .axis import rank_in_cluster
 from .races import raced_regions
 from .roles import threads_of
 

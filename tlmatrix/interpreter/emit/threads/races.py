@@ -9,11 +9,9 @@ from tlmatrix.interpreter.emit.instrument import Instrument
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tlmatrix.interpreter.emit.access import Access
-    from tlmatrix.interpreter.emit.buffers import Buf
+    from tlmatrix.interpreter.emit.access import Access, Buf
     from tlmatrix.interpreter.emit.emitter import Emitter
-    from tlmatrix.interpreter.emit.regions import BufferRegion
-    from tlmatrix.interpreter.emit.tiles import TileOperation
+    from tlmatrix.interpreter.emit.tiles import BufferRegion, TileOperation
 
     from .roles import Threads
 

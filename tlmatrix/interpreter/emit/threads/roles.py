@@ -9,16 +9,23 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.analysis.proxies import fenced_statements
 from tlmatrix.interpreter.analysis.shared import SharedAccesses, shared_accesses
 from tlmatrix.interpreter.analysis.threads import ThreadIndex
-from tlmatrix.interpreter.emit.blocks import allocate_buffer, private_buffer
-from tlmatrix.interpreter.emit.buffers import Buf
+from tlmatrix.interpreter.emit.access import Buf
 from tlmatrix.interpreter.emit.loops import bind_grid_index, check_grid, grid_loops
+from tlmatrix.interpreter.emit.statements import allocate_buffer, private_buffer
 from tlmatrix.interpreter.emit.values import literal
 from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.ir.rewrites.thread_loops import launched_threads
+from tlmatrix.interpreter.ir.rewrites.threads import launched_threads
 from tlmatrix.interpreter.ir.walk import walk
 
-from .axis import DEFAULT_THREADS, NeedsThreadAxis, ThreadAxis
-from .clusters import cluster_of, has_cluster, has_pairs, rank_in_cluster
+from .axis import (
+    DEFAULT_THREADS,
+    NeedsThreadAxis,
+    ThreadAxis,
+    cluster_of,
+    has_cluster,
+    has_pairs,
+    rank_in_cluster,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -26,7 +33,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.emit.source import Writer
 
-    from .jumps import Jumps
+    from .statements import Jumps
 
 LOCAL = frozenset({"local", "local.var"})
 _THREAD_SCOPES = ("local.fragment", "local.reducer")
@@ -184,28 +191,26 @@ class Threads(ThreadAxis):
         for with_axis in (False, True):
             self._of_block = set()
             e.w = e.prologue.sharing_names()
-            self._start_role(e)
+            self._start_role()
             try:
-                if with_axis:
-                    low, high = self.intervals[self.role]
-                    e.rank = 1
-                    self.axis = e.push_axis(literal(high - low, "int32"))
-                e.stmt(body)
-                self._end_role(e)
+                with e.inside(axes=[], rank=int(with_axis), mask=None, dest=None, stored=None):
+                    if with_axis:
+                        low, high = self.intervals[self.role]
+                        self.axis = e.push_axis(literal(high - low, "int32"))
+                    e.stmt(body)
+                    self._end_role(e)
             except NeedsThreadAxis:
                 e.restore(saved)
                 self.arrivals = {name: list(found) for name, found in arrivals.items()}
                 continue
             break
-        self._start_role(e)
+        self._start_role()
         # What is private to this role is not known to the next.
-        known = saved[0]
+        known = saved.tables["buffers"]
         e.buffers = {k: b for k, b in e.buffers.items() if k in known or k in self._of_block}
         return e.w
 
-    def _start_role(self, e: Emitter) -> None:
-        e.axes, e.rank, e.mask = [], 0, None
-        e.dest = e.stored = None
+    def _start_role(self) -> None:
         self.axis = self.jumps = self.left = None
         self.tracked, self.case_groups = True, []
         self.group = tuple(range(len(self.intervals)))

@@ -7,21 +7,83 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.analysis.loops import is_grid, is_parallel
 from tlmatrix.interpreter.analysis.shared import SharedAccesses, conflict
 from tlmatrix.interpreter.analysis.threads import reads_flags
-from tlmatrix.interpreter.emit import arithmetic, blocks, loops, memory, statements
+from tlmatrix.interpreter.emit import expressions, loops, memory, statements
 from tlmatrix.interpreter.emit.emitter import Rules
-from tlmatrix.interpreter.emit.parallel import emit_parallel
+from tlmatrix.interpreter.emit.expressions import both
+from tlmatrix.interpreter.emit.loops import emit_parallel
+from tlmatrix.interpreter.emit.sharing import keep_mask
 from tlmatrix.interpreter.emit.values import Val
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
 
-from .jumps import Jumps, leaves_iteration
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from tlmatrix.interpreter.emit.emitter import Emitter
+    from tlmatrix.interpreter.emit.emitter import Axis, Emitter
 
     from .roles import Threads
+
+
+# `break` and `continue` that only some threads take: masks of the threads that go on --------------
+
+_BREAKS = frozenset({"tl.loop_break", "tirx.break_loop"})
+_JUMPS = frozenset({*_BREAKS, "tirx.continue_loop"})
+
+
+class Jumps:
+    """A loop that threads leave one by one: those that stay in it, and in its iteration."""
+
+    def __init__(self, e: Emitter, body: ir.Stmt, axis: Axis, outer: Jumps | None) -> None:
+        self.outer = outer
+        self._axis = axis
+        self._body: ir.Stmt | None = body
+        self._stay, self._iteration = e.temp("stay"), e.temp("turn")
+        e.w.line(f"{self._stay} = np.ones({axis.extent.code}, bool)")
+
+    def is_body(self, node: Any) -> bool:
+        """Whether a statement is the body of the loop."""
+        return node is self._body
+
+    def emit_body(self, e: Emitter, node: ir.Stmt, write: Callable[[Emitter, Any], None]) -> None:
+        """The body, for the threads that stay in the loop."""
+        body, self._body = self._body, None
+        e.w.line(f"{self._iteration} = {self._stay}")
+        with e.inside(mask=self.mask(e, e.mask)):
+            with e.w.block(f"if not {e.mask_code}.any()"):
+                e.w.line("break")
+            write(e, node)
+        self._body = body
+
+    def mask(self, e: Emitter, outer: Val | None) -> Val:
+        """The mask of the threads that are still in the iteration."""
+        staying = Val(self._iteration, "bool", self._axis.iota.axes)
+        return keep_mask(e, both(e, outer, staying))
+
+    def jump(self, e: Emitter, call: ir.Call) -> None:
+        """A jump of the active threads."""
+        assert e.mask is not None
+        if call.op in _BREAKS:
+            e.w.line(f"{self._stay} = {self._stay} & ~{e.mask.code}")
+        e.w.line(f"{self._iteration} = {self._iteration} & ~{e.mask.code}")
+
+
+def leaves_iteration(node: Any) -> bool:
+    """Whether a statement leaves an iteration of the loop around it."""
+    if isinstance(node, ir.SeqStmt):
+        return any(map(leaves_iteration, node.seq))
+    if isinstance(node, ir.IfThenElse):
+        other = node.else_case is not None and leaves_iteration(node.else_case)
+        return other or leaves_iteration(node.then_case)
+    if isinstance(node, (ir.AttrStmt, ir.Block)):
+        return leaves_iteration(node.body)
+    return (
+        isinstance(node, ir.Evaluate)
+        and isinstance(node.value, ir.Call)
+        and node.value.op in _JUMPS
+    )
+
+
+# The rules of statements and expressions in a block of several roles ------------------------------
 
 
 def rules_of_threads(t: Threads, rules: Rules, synchronizing: Collection[str]) -> Rules:
@@ -70,7 +132,7 @@ def rules_of_threads(t: Threads, rules: Rules, synchronizing: Collection[str]) -
     def emit_variable(e: Emitter, node: ir.Var) -> Val:
         if t.index.is_axis(node):
             return t.thread_index(e, t.index.axis_of(node))
-        value = arithmetic.variable(e, node)
+        value = expressions.variable(e, node)
         if node in t.thread_vars and t.axis is not None and not t.in_threads(e):
             # What threads do together may only use what is the same for all of them.
             return t.uniform_of_threads(e, lambda: value, node.name)
@@ -84,7 +146,7 @@ def rules_of_threads(t: Threads, rules: Rules, synchronizing: Collection[str]) -
             ir.Bind: lambda e, node: _emit_bind(e, t, node, bind),
             ir.IfThenElse: lambda e, node: _emit_branch(e, t, node),
             ir.AttrStmt: emit_attribute,
-            ir.Block: lambda e, node: t.emit_block(e, node, blocks.emit_block),
+            ir.Block: lambda e, node: t.emit_block(e, node, statements.emit_block),
         },
         {ir.BufferLoad: emit_load, ir.Var: emit_variable},
         {},
@@ -103,11 +165,11 @@ def _emit_sequence(e: Emitter, t: Threads, node: ir.SeqStmt) -> None:
         statements.emit_sequence(e, node)
     else:
         outer = e.mask
-        for child in node.seq:
-            e.stmt(child)
-            if leaves_iteration(child):
-                jumps.mask(e, outer)
-        e.mask = outer
+        with e.inside(mask=outer):
+            for child in node.seq:
+                e.stmt(child)
+                if leaves_iteration(child):
+                    e.mask = jumps.mask(e, outer)
 
 
 def _emit_shared_sequence(e: Emitter, t: Threads, node: ir.SeqStmt) -> None:
@@ -161,19 +223,13 @@ def _emit_while(e: Emitter, t: Threads, node: ir.While) -> None:
             assert t.jumps is not None
             t.jumps = t.jumps.outer
         return
-    outer = e.mask
-    for instrument in e.instruments:
-        instrument.before_loop(e, node, "")
-    with e.w.block("while True"):
-        if outer is not None:
-            with e.w.block(f"if not {outer.code}.any()"):
+    with loops.loop(e, node, "while True"):
+        if e.mask is not None:
+            with e.w.block(f"if not {e.mask.code}.any()"):
                 e.w.line("break")
-        loops.break_unless(e, node.condition, outer)
+        loops.break_unless(e, node.condition)
         e.stmt(node.body)
         e.w.line("yield me.spin()")
-    for instrument in e.instruments:
-        instrument.after_loop(e, node)
-    e.mask = outer
 
 
 def _emit_bind(e: Emitter, t: Threads, node: ir.Bind, bind: Callable[[Emitter, Any], None]) -> None:

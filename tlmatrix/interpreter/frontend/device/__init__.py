@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.meta_utils import MetaTensorDescriber
 
 from tlmatrix.interpreter.gpu import device_properties
+from tlmatrix.interpreter.patching import replaced
 
-from .cuda import torch_answers
-from .drivers import tilelang_answers
+from .answers import tilelang_answers, torch_answers
 from .tensors import (
     TensorsOnTheCpu,
     described,
@@ -31,7 +31,7 @@ from .tensors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 __all__ = ["stand_in"]
 
@@ -47,7 +47,7 @@ def stand_in(*, arch: str = "sm_90a", sms: int = 8) -> Iterator[None]:
     Raises:
         ValueError: for an `arch` that is not like `sm_90a`.
     """
-    with _replaced(_of_torch(arch, sms)):
+    with replaced(_of_torch(arch, sms)):
         # TileLang reads whether there is a device when it is imported: after torch answers.
         answers = list(_of_tilelang(arch, sms, len(sys.modules)))
         register = registering(CustomOpDef.register_kernel)
@@ -60,7 +60,7 @@ def stand_in(*, arch: str = "sm_90a", sms: int = 8) -> Iterator[None]:
             (MetaTensorDescriber, "describe_tensor", describe),
             (TensorsOnTheCpu, "entered", True),
         ]
-        with _replaced(answers), TensorsOnTheCpu():
+        with replaced(answers), TensorsOnTheCpu():
             yield
 
 
@@ -74,21 +74,3 @@ def _of_tilelang(arch: str, sms: int, modules: int) -> list[tuple[Any, str, Any]
     """Made anew for another number of modules, which may have imported what is replaced."""
     del modules
     return list(tilelang_answers(device_properties(arch, sms)))
-
-
-_MISSING = object()
-
-
-@contextmanager
-def _replaced(answers: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
-    originals = [(owner, name, getattr(owner, name, _MISSING)) for owner, name, _ in answers]
-    for owner, name, value in answers:
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for owner, name, original in reversed(originals):
-            if original is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)

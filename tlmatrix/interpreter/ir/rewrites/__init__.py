@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .builtins import without_builtins
-from .conditions import with_boolean_conditions
-from .copies import with_named_copies
-from .fragments import with_thread_fragments
-from .packed_views import without_packed_views
-from .pointers import without_pointers
-from .returns import without_returns
-from .templates import without_templates
-from .thread_loops import without_thread_loops
-from .vector_memory import without_vector_memory
-from .vectors import without_vectors
-from .widen import widened
-from .words import without_words
+from .externs import without_builtins, without_templates
+from .memory import with_named_copies, without_packed_views, without_pointers, without_words
+from .threads import (
+    with_boolean_conditions,
+    with_thread_fragments,
+    without_returns,
+    without_thread_loops,
+)
+from .vectors import widened, without_vector_memory, without_vectors
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""Vector loads and stores (`B[T.Ramp(i, 1, 8)] = ...`) become loops over their elements.
-
-A vector store is a vectorized loop whose iterations do not see each other's stores.
-"""
+"""Vectors as their elements, and every float as float64."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import calls, same, transform, walk
@@ -16,6 +14,11 @@ from tlmatrix.interpreter.remedies import remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+# Vector loads and stores (`B[T.Ramp(i, 1, 8)] = ...`) become loops over their elements ------------
+#
+# A vector store is a vectorized loop whose iterations do not see each other's stores.
 
 WRAPPED_INDEX = "tlmatrix.wrapped_index"
 """The operation (index, extent) of an index that counts from the end where it is negative."""
@@ -244,3 +247,119 @@ def lanes_of(value: Any) -> int:
     """How many elements a vector has, or an element of a buffer of vectors; 1 for others."""
     _, _, lanes = str(getattr(value, "dtype", "")).partition("x")
     return int(lanes) if lanes.isdigit() else 1
+
+
+# Memory whose elements are vectors (`float16x2`, `float4_e2m1fnx2`) -------------------------------
+#
+# It becomes memory of as many more elements along its last dimension, and an access of an element
+# of it an access of a vector.
+
+
+def without_vector_memory(kernel: ir.Kernel) -> ir.Kernel:
+    """The kernel with memory of numbers alone; PyTorch has parameters of packed pairs alone."""
+    flat: dict[ir.Buffer, ir.Buffer] = {}
+    for buffer in kernel.buffer_map.values():
+        if lanes_of(buffer) > 1 and TILE_DTYPES[_scalar_dtype(buffer)].packed_as:
+            flat[buffer] = _flattened(buffer)
+    for node in walk(kernel.body):
+        if isinstance(node, ir.Block):
+            found = (b for b in node.alloc_buffers if lanes_of(b) > 1)
+            flat |= {b: _flattened(b) for b in found if _scalar_dtype(b) in TILE_DTYPES}
+    if not flat:
+        return kernel
+
+    def rewritten(node: Any) -> Any:
+        if isinstance(node, ir.Block):
+            allocated = tuple(flat.get(b, b) for b in node.alloc_buffers)
+            return replace(node, alloc_buffers=allocated)
+        if not isinstance(node, (ir.BufferLoad, ir.BufferStore, ir.Region)):
+            return None
+        buffer = flat.get(node.buffer)
+        if buffer is None:
+            return None
+        lanes = lanes_of(node.buffer)
+        first = _times(node.indices[-1], lanes)
+        if isinstance(node, ir.Region):
+            extents = (*node.extents[:-1], _times(node.extents[-1], lanes))
+            indices = (*node.indices[:-1], first)
+            return replace(node, buffer=buffer, indices=indices, extents=extents)
+        index = ir.Ramp(f"int32x{lanes}", first, ir.IntImm("int32", 1), lanes)
+        return replace(node, buffer=buffer, indices=(*node.indices[:-1], index))
+
+    buffer_map = {param: flat.get(b, b) for param, b in kernel.buffer_map.items()}
+    return replace(kernel, buffer_map=buffer_map, body=transform(kernel.body, rewritten))
+
+
+def _scalar_dtype(buffer: ir.Buffer) -> str:
+    return buffer.dtype.removesuffix(f"x{lanes_of(buffer)}")
+
+
+def _flattened(buffer: ir.Buffer) -> ir.Buffer:
+    lanes = lanes_of(buffer)
+    return replace(
+        buffer,
+        dtype=_scalar_dtype(buffer),
+        shape=(*buffer.shape[:-1], _times(buffer.shape[-1], lanes)),
+        strides=tuple(_times(n, lanes) for n in buffer.strides[:-1]) + buffer.strides[-1:],
+        scope="local" if buffer.scope == "local.var" else buffer.scope,
+    )
+
+
+def _times(value: ir.Expr, lanes: int) -> ir.Expr:
+    if isinstance(value, ir.IntImm):
+        return ir.IntImm(value.dtype, value.value * lanes)
+    return ir.Mul(value.dtype, value, ir.IntImm(value.dtype, lanes))
+
+
+# The same kernel with float64 in place of every float dtype: its exact twin -----------------------
+
+
+def widened(kernel: ir.Kernel) -> ir.Kernel:
+    """The kernel with float64 in place of every float dtype.
+
+    Raises:
+        Unsupported: if it looks at the bits of a float.
+    """
+    kernel = without_vectors(kernel)  # a vector's dtype has another name
+    for node in walk(kernel.body):
+        if isinstance(node, ir.Call) and node.op.endswith("reinterpret") and _is_float(node.dtype):
+            raise Unsupported(
+                "float64 has no place for a float that is made of bits (T.reinterpret)"
+            )
+    buffers: dict[ir.Buffer, ir.Buffer] = {}
+    variables: dict[ir.Var, ir.Var] = {}
+
+    def buffer(old: ir.Buffer) -> ir.Buffer:
+        if old not in buffers:
+            buffers[old] = replace(old, dtype="float64") if _is_float(old.dtype) else old
+        return buffers[old]
+
+    def variable(old: ir.Var) -> ir.Var:
+        if not _is_float(old.dtype):
+            return old
+        return variables.setdefault(old, ir.Var("float64", old.name))
+
+    def wide(node: Any) -> Any:
+        changes: dict[str, Any] = {}
+        if isinstance(node, ir.Var):
+            return variable(node)
+        if isinstance(node, ir.Block):
+            changes["alloc_buffers"] = tuple(map(buffer, node.alloc_buffers))
+        if isinstance(node, (ir.BufferLoad, ir.BufferStore, ir.Region)):
+            changes["buffer"] = buffer(node.buffer)
+        if isinstance(node, (ir.Bind, ir.Let)):
+            changes["var"] = variable(node.var)
+        if isinstance(node, ir.Expr) and _is_float(node.dtype):
+            changes["dtype"] = "float64"
+        return replace(node, **changes) if changes else None
+
+    return ir.Kernel(
+        kernel.name,
+        tuple(map(variable, kernel.params)),
+        {variable(k): buffer(b) for k, b in kernel.buffer_map.items()},
+        transform(kernel.body, wide),
+    )
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat"))

@@ -1,0 +1,266 @@
+"""What TileLang's lowered code does with a kernel, and the memory that it needs of a block."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tlmatrix.interpreter.analysis.budget import shared_memory, tensor_memory
+from tlmatrix.interpreter.analysis.ownership import (
+    Fault,
+    conjuncts,
+    misguarded,
+    scalar_accesses,
+    without_a_thread,
+)
+from tlmatrix.interpreter.analysis.repeats import unguarded
+from tlmatrix.interpreter.analysis.tensor_memory import early_free, is_freed_early, last_copy
+from tlmatrix.interpreter.analysis.threads import ThreadIndex
+from tlmatrix.interpreter.compiler_output import without_warnings
+from tlmatrix.interpreter.gpu import shared_memory_per_block
+from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.read import read_all, saved
+from tlmatrix.interpreter.ir.rewrites import normalized
+from tlmatrix.interpreter.ir.walk import walk
+from tlmatrix.interpreter.locks import TRACING
+from tlmatrix.interpreter.reports import Report, source_line
+from tlmatrix.interpreter.sync.externs import is_modelled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tlmatrix.interpreter.program import MemoryNeed
+
+
+# TileLang's lowered IR, and the parameters of which its host code makes TMA descriptors -----------
+#
+# CUDA has no descriptor of an empty tensor, and host code makes all descriptors of a kernel before
+# its first launch. Which copies become TMA is decided by TileLang's passes, by layouts, strides,
+# pipelines and options; so they are asked, and only for a kernel that is called with an empty
+# tensor.
+
+_FIRST = 90
+"""The first architecture that has TMA."""
+
+
+def may_be_described(func: Any, arch: str) -> frozenset[int]:
+    """Positions of the parameters that a tile operation moves from or to shared memory."""
+    from tilelang import tvm
+
+    known = re.match(r"sm_(\d+)", arch)
+    if known is None or int(known[1]) < _FIRST:
+        return frozenset()
+    moved: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tvm.tirx.Call) and str(getattr(node.op, "name", "")).startswith(
+            "tl.tileop."
+        ):
+            if (node.annotations or {}).get("disable_tma"):
+                return
+            buffers = [buffer for buffer in map(_buffer, node.args) if buffer is not None]
+            if any(str(buffer.scope()).startswith("shared") for buffer in buffers):
+                moved.extend(buffer.data for buffer in buffers)
+
+    tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
+    return positions(func, moved)
+
+
+def _buffer(argument: Any) -> Any:
+    """The buffer that an argument of a tile operation is a region of."""
+    inner = getattr(argument, "args", None)
+    return getattr(inner[0], "buffer", None) if inner else None
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A PrimFunc after TileLang's passes.
+
+    Attributes:
+        device: the IRModule of the functions that run on a GPU.
+        descriptors: the arguments of each TMA descriptor that host code makes: name, descriptor,
+            dtype, rank, address of the tensor, shape, strides in bytes, ...
+        inferred: the PrimFunc with the layouts of its fragments.
+    """
+
+    device: Any
+    descriptors: tuple[Any, ...]
+    inferred: Any
+
+
+def lowered(func: Any, arch: str, configs: Mapping[str, Any]) -> Lowered | None:
+    """Run TileLang's passes up to code generation; takes seconds.
+
+    None for a kernel that TileLang cannot lower, which other checks report.
+    """
+    from tilelang import tvm
+    from tilelang.backend.module import create_backend_context
+    from tilelang.engine.lower import lower_to_host_device_ir
+
+    target = tvm.target.Target({"kind": "cuda", "arch": arch})
+    inferred: list[Any] = []
+
+    def keep(_self: Any, module: Any, info: Any) -> None:
+        if info.name == "tl.LayoutInference":
+            inferred.extend(f for f in module.functions.values() if hasattr(f, "body"))
+
+    instrument = tvm.ir.instrument.pass_instrument(type("Keep", (), {"run_after_pass": keep}))()
+    options = {"config": dict(configs), "instruments": [instrument]}
+    try:
+        with (
+            TRACING,
+            without_warnings(),
+            target,
+            tvm.transform.PassContext(opt_level=3, **options),
+        ):
+            context = create_backend_context(target, None, "auto")
+            host, device = lower_to_host_device_ir(func, context)[:2]
+    except Exception:  # noqa: BLE001 - whatever the compiler raises
+        return None
+    made: list[Any] = []
+    for function in host.functions.values():
+        made += (function.attrs or {}).get("tma_descriptor_args", {}).values()
+    return Lowered(device, tuple(made), inferred[-1] if inferred else None)
+
+
+def positions(func: Any, bases: list[Any]) -> frozenset[int]:
+    """The parameters that begin where one of the variables points to."""
+    buffers = func.buffer_map
+    return frozenset(
+        position
+        for position, parameter in enumerate(func.params)
+        if parameter in buffers and any(buffers[parameter].data.same_as(base) for base in bases)
+    )
+
+
+# What TileLang's lowered code does with statements that are not in a `T.Parallel` -----------------
+#
+# Some of them it gives to one thread, and between some it puts barriers: only its passes know. The
+# same holds for the barriers before the end of a block, where it frees tensor memory.
+
+_AXES = {"threadIdx.x": 0, "threadIdx.y": 1, "threadIdx.z": 2}
+_NAMES = {"tx": 0, "ty": 1, "tz": 2}
+"""Of the variables that TileLang makes for the thread index."""
+_WARP = 32
+
+
+class LoweredCode:
+    """The functions of a lowered kernel; none of one that TileLang cannot lower."""
+
+    def __init__(self, func: Any, arch: str, configs: Mapping[str, Any]) -> None:
+        code = lowered(func, arch, configs)
+        self._traced = normalized(read_all(saved(func)), is_modelled)
+        functions = code.device.functions.values() if code is not None else ()
+        self._kernels = [read_all(saved(function)) for function in functions]
+        inferred = code.inferred if code is not None else None
+        self._inferred = read_all(saved(inferred)) if inferred is not None else None
+
+    def is_unguarded(self, data: str, line: int) -> bool:
+        """Whether several warps store to memory, by its name, at a line of the user's source.
+
+        That is after a read of it, and with no barrier since.
+        """
+        return any(unguarded(kernel, data, line, _Guards(kernel).warps) for kernel in self._kernels)
+
+    def misplaced(self) -> list[Fault]:
+        """Statements that access elements of fragments in threads that do not have them."""
+        if self._inferred is None:
+            return []
+        found = []
+        for kernel in self._kernels:
+            threads = _launched(kernel)
+            found += without_a_thread(self._inferred, math.prod(threads))
+            for statement in scalar_accesses(self._traced):
+                fault = misguarded(statement, kernel, self._inferred, threads)
+                if fault is not None:
+                    found.append(fault)
+        return list({(f.location, f.buffer): f for f in reversed(found)}.values())[::-1]
+
+    def frees_early(self) -> list[Fault]:
+        """The last copy of tensor memory, if the block frees that while other warps may copy."""
+        copy = last_copy(self._traced)
+        if copy is None:
+            return []
+        early = any(
+            math.prod(_launched(kernel)) > _WARP
+            and is_freed_early(kernel, _Guards(kernel).depends_on_thread)
+            for kernel in self._kernels
+        )
+        return [early_free(*copy)] if early else []
+
+
+def _launched(kernel: ir.Kernel) -> tuple[int, int, int]:
+    """The extents of a block."""
+    extents = [1, 1, 1]
+    for node in walk(kernel.body):
+        if isinstance(node, ir.AttrStmt) and node.node in _AXES:
+            extents[_AXES[node.node]] = int(node.value.value)
+    return extents[0], extents[1], extents[2]
+
+
+class _Guards:
+    """Conditions on the thread index in a lowered kernel."""
+
+    def __init__(self, kernel: ir.Kernel) -> None:
+        self._index = ThreadIndex(_launched(kernel))
+        for node in walk(kernel.body):
+            if isinstance(node, ir.Var) and node.name in _NAMES:
+                number = ir.IntImm("int32", _NAMES[node.name])
+                call = ir.Call("int32", "tl.launch_thread_idx", (number,), {})
+                self._index.define(node, call)
+
+    def depends_on_thread(self, condition: Any) -> bool:
+        """Whether a condition mentions the thread index."""
+        return self._index.mentions(condition)
+
+    def warps(self, condition: Any) -> int | None:
+        """In how many warps a condition holds for a thread; None if that is not known."""
+        holds = np.ones(self._index.count, bool)
+        for part in conjuncts(condition):
+            if self._index.mentions(part):
+                values = self._index.evaluate(part, 0, self._index.count)
+                if values is None:
+                    return None
+                holds &= values != 0
+        return len(np.unique(np.flatnonzero(holds) // _WARP))
+
+
+# What a kernel needs of a block's memory, and what no GPU of an architecture has ------------------
+
+_TENSOR_COLUMNS = 512
+"""Columns of tensor memory that a multiprocessor has (PTX ISA, "Tensor Memory")."""
+
+
+def memory_faults(func: Any, arch: str) -> list[Report]:
+    """Reports of `budget` about a traced PrimFunc, which is neither generated nor run."""
+    kernel = normalized(read_all(saved(func)), is_modelled)
+    return over_budget(kernel.name, shared_memory(kernel), tensor_memory(kernel), arch)
+
+
+def over_budget(
+    name: str, shared: MemoryNeed | None, tensor: MemoryNeed | None, arch: str
+) -> list[Report]:
+    """Reports about memory that the kernel `name` needs and no block can have."""
+    found = []
+    limit = shared_memory_per_block(arch)
+    if shared is not None and shared.size > limit:
+        message = (
+            f"the kernel needs about {shared.size} bytes of shared memory at once, {arch} "
+            f"has {limit}: {', '.join(shared.buffers)}"
+        )
+        found.append(_report(name, shared, message))
+    if tensor is not None and tensor.size > _TENSOR_COLUMNS:
+        message = (
+            f"the kernel needs {tensor.size} columns of tensor memory, there are "
+            f"{_TENSOR_COLUMNS}: {', '.join(tensor.buffers)}"
+        )
+        found.append(_report(name, tensor, message))
+    return found
+
+
+def _report(name: str, need: MemoryNeed, message: str) -> Report:
+    return Report("budget", name, *source_line(need.location), need.largest, (), None, message)
