@@ -38,7 +38,7 @@ from overhead import Clock, guards_counted
 from rich.console import Console
 from rich.table import Table
 
-from tlmatrix.check import pipeline, relations, sanitizers
+from tlmatrix.check import pipeline, registry, relations, sanitizers
 from tlmatrix.check.guards import Guards
 from tlmatrix.fuzz.generation import without_hook
 from tlmatrix.interpreter.frontend.kernel import InterpretedKernel
@@ -227,7 +227,6 @@ def patched(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
 @contextmanager
 def clocked(clock: Clock) -> Iterator[None]:
     """Charge the parts of every example to the clock."""
-    judge = pipeline._Pipeline  # noqa: SLF001 - it runs the checks of a case
     watch = sanitizers.SanitizerSession
 
     def timed(part: str, place: Any, name: str) -> tuple[Any, str, Any]:
@@ -260,16 +259,16 @@ def clocked(clock: Clock) -> Iterator[None]:
         timed("guards: buffers", Guards, "move"),
         timed("guards: canaries and inputs", Guards, "findings"),
         timed("sanitizers: reports", watch, "findings"),
-        timed("numeric, gradients and poison: values", judge, "_numeric"),
-        timed("determinism: comparing", judge, "_repeatable"),
+        timed("numeric, gradients and poison: values", pipeline, "check_values"),
+        timed("determinism: comparing", registry, "check_equal_calls"),
         by_name(relations, "_compare_with_reference", lambda check, *_: f"{check}: own reference"),
         by_name(
-            judge,
+            registry.RelationCheck,
             "_related",
-            lambda _, relation, *__, **___: f"{relation.kind}: comparing",
+            lambda _, __, relation, **___: f"{relation.kind}: comparing",
         ),
-        timed("relations: their problems", judge, "_one_in_rotation"),
-        timed("relations: their problems", judge, "_all"),
+        timed("relations: their problems", pipeline, "_one_in_rotation"),
+        timed("relations: their problems", pipeline, "_all"),
         timed("records", RecordsWriter, "case"),
     ]
     with patched(changes), guards_counted(clock):

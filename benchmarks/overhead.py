@@ -35,7 +35,7 @@ from rich.table import Table
 from tlmatrix.backend import backend_named, bind, execute
 from tlmatrix.check import guards, judge
 from tlmatrix.problem import Problem, Relation, RelationKind, TensorInfo, family_for
-from tlmatrix.problem.lazy_mapping import LazyMapping
+from tlmatrix.problem.tensors import LazyMapping
 from tlmatrix.run.harness import case_seed
 from tlmatrix.run.plan import plan
 from tlmatrix.run.records import RecordsWriter

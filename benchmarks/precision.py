@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tlmatrix.api import cases, load
-from tlmatrix.check.bias import biases
 from tlmatrix.check.numeric import deviations
+from tlmatrix.check.rounding import biases
 from tlmatrix.check.tolerance import ReferenceBounds
 from tlmatrix.problem import family_for
 

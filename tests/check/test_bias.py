@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tlmatrix.check.bias import biases
 from tlmatrix.check.numeric import deviations
+from tlmatrix.check.rounding import biases
 from tlmatrix.check.tolerance import ReferenceBounds
 from tlmatrix.problem import family_for
 from tlmatrix.spec import load_spec

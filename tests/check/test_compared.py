@@ -8,7 +8,7 @@ from packed_attention import run
 
 from tlmatrix.check.compared import describe_call, element_of
 from tlmatrix.problem.model import Dim, Problem, Relation, TensorInfo
-from tlmatrix.problem.relations.forms import repeated
+from tlmatrix.problem.relations import repeated
 
 
 def doubled(lengths, seed=0, **more):

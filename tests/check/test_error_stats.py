@@ -8,8 +8,7 @@ import torch
 from packed_attention import attention
 
 from tlmatrix.check.error_stats import Comparison, measure_errors
-from tlmatrix.check.region_subset import select_regions
-from tlmatrix.check.regions import Regions
+from tlmatrix.check.regions import Regions, select_regions
 from tlmatrix.check.tolerance import ReferenceBounds, error_bound
 from tlmatrix.problem.model import Dim, TensorInfo
 from tlmatrix.spec.model.spec import Tolerance

@@ -8,7 +8,7 @@ import pytest
 import torch
 from packed_attention import DTYPES, attention, flash, run
 
-from tlmatrix.check.bits import same_bits
+from tlmatrix.check.memory import same_bits
 from tlmatrix.check.sanitizers import _hint
 from tlmatrix.interpreter import Report
 from tlmatrix.problem.model import Dim, Problem, Relation, TensorInfo

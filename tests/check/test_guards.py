@@ -10,7 +10,7 @@ import torch
 from packed_attention import DTYPES, attention, flash, run
 
 from tlmatrix.check.guards import ALIGNMENT, guarded
-from tlmatrix.check.poison import poison_mask
+from tlmatrix.check.memory import poison_mask
 from tlmatrix.problem.model import Dim, Problem, TensorInfo
 
 ALL_FLOATS = (*DTYPES, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)

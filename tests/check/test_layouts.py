@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tlmatrix.check.layouts import check_layouts
-from tlmatrix.check.tolerance import ReferenceBounds
-from tlmatrix.problem.model import Dim, Problem, Relation, TensorInfo
+from tlmatrix.check import judge
+from tlmatrix.matrix.case import Case
+from tlmatrix.problem.model import Dim, LayoutRelation, Problem, TensorInfo
 from tlmatrix.problem.storage import laid_out, layouts_of, tensors_of
 from tlmatrix.spec.model.checks import Tolerance
 
@@ -45,19 +45,21 @@ def refusing(words):
 
 def findings(entry, layouts, promises=()):
     problem = problem_of(x=torch.randn(6, 4), scale=torch.arange(1.0, 7.0))
-    bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
-    relation = Relation(
+    relation = LayoutRelation(
         "other_layouts", "relations", layouts=layouts, promises=frozenset(promises),
         laid_out=lambda layouts: laid_out(problem, layouts),
     )  # fmt: skip
-    return check_layouts(
-        relation, right(problem), bounds, lambda each, _sanitizers: entry(each),
-        lambda each, _results: ReferenceBounds(each, Tolerance(), "interpreter"), SPEC,
+    problem = problem.with_relations("relations", lambda: (relation,))
+    return judge(
+        SPEC, Case("layouts", {}), problem, entry, checks=("relations",), arch="interpreter",
+        deterministic=True,
     )  # fmt: skip
 
 
 class SPEC:
-    """What the sanitizers ask of a spec; nothing is sanitized here."""
+    """What the checks ask of a spec; nothing is sanitized here."""
+
+    tolerance = Tolerance()
 
     class sanitizers:  # noqa: N801
         also = ()

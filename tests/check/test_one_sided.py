@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tlmatrix.check.numeric import deviations
-from tlmatrix.check.one_sided import one_sided
+from tlmatrix.check.rounding import one_sided
 from tlmatrix.check.tolerance import ReferenceBounds
 from tlmatrix.problem import family_for
 from tlmatrix.spec.model.spec import Spec, Tolerance

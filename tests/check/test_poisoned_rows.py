@@ -10,7 +10,7 @@ from packed_attention import run
 from tlmatrix.backend import backend_named
 from tlmatrix.matrix import explain
 from tlmatrix.problem.model import Dim, Problem, TensorInfo, UnusedRows
-from tlmatrix.problem.relations.forms import repeated
+from tlmatrix.problem.relations import repeated
 from tlmatrix.run.runner import run_case
 from tlmatrix.spec.loader import load_spec
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tlmatrix.check.same_memory import SameMemory
+from tlmatrix.check.memory import SameMemory
 from tlmatrix.problem.model import Problem
 
 

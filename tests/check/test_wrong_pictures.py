@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tlmatrix.check.finding import Finding
-from tlmatrix.check.pictures import LEVELS, cells_of, pictures
+from tlmatrix.check.patterns import LEVELS, cells_of, pictures
 from tlmatrix.problem.model import Dim
 
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from problem_cases import CPU, by_sdpa, dense, heads_first, make_problem, make_spec, packed
 
-from tlmatrix.problem.attention import build, reference
+from tlmatrix.problem.attention import AttentionFamily, build, reference
 from tlmatrix.problem.attention.axes import Setting
-from tlmatrix.problem.attention.family import AttentionFamily
 from tlmatrix.problem.attention.reference import Operands, Precision, attend
 
 MASKS = [

@@ -3,7 +3,7 @@
 import torch
 
 from tlmatrix.problem.declared.carried import DetachedMaximum
-from tlmatrix.problem.declared.terms import term_sizes
+from tlmatrix.problem.declared.operators import term_sizes
 
 
 def sizes_of(function, *inputs, seed=0):

@@ -15,8 +15,8 @@ from tlmatrix.problem.distributions import (
     choose_distribution,
     draw,
     generator,
+    poison_scale,
 )
-from tlmatrix.problem.poison import poison_scale
 from tlmatrix.spec import load_spec
 from tlmatrix.spec.model.spec import Tolerance
 

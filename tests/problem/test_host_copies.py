@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tlmatrix.problem.host_copies import on_cpu
 from tlmatrix.problem.storage import with_storage
+from tlmatrix.problem.tensors import on_cpu
 from tlmatrix.spec.model.fields import STORAGES
 
 

@@ -7,7 +7,7 @@ import torch
 from problem_cases import CPU, make_spec
 
 from tlmatrix.problem import family_for
-from tlmatrix.problem.attention.axis_values import LAYOUTS
+from tlmatrix.problem.attention.names import LAYOUTS
 from tlmatrix.problem.collective.axes import OPERATIONS
 from tlmatrix.problem.name_table import names_of
 from tlmatrix.problem.names import DOCUMENTS, FOLDER

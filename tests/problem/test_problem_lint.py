@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tlmatrix.problem import family_for
-from tlmatrix.problem.floor_lint import lint_floors
+from tlmatrix.problem.lint import lint_floors
 from tlmatrix.spec import load_spec
 
 GOOD = """\
@@ -184,7 +184,7 @@ def test_lint_and_compile_keys_import_no_torch(tmp_path):
 import sys
 from tlmatrix.spec import load_spec
 from tlmatrix.problem import family_for
-from tlmatrix.problem.floor_lint import lint_floors
+from tlmatrix.problem.lint import lint_floors
 spec = load_spec({str(tmp_path / "spec.yaml")!r})
 family = family_for(spec)
 assert family.lint(spec) == []

@@ -7,7 +7,7 @@ from problem_cases import CPU, dense, make_problem, make_spec, packed
 
 from tlmatrix.check.guards import ALIGNMENT, guarded
 from tlmatrix.problem import family_for
-from tlmatrix.problem.optional_axes import lint_optional_axes
+from tlmatrix.problem.lint import lint_optional_axes
 from tlmatrix.spec.model.fields import STORAGES
 
 NORM = {

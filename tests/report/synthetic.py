@@ -79,7 +79,7 @@ def pictured() -> Finding:
     """Wrong rows of a packed output, with pictures."""
     import torch
 
-    from tlmatrix.check.pictures import pictures
+    from tlmatrix.check.patterns import pictures
     from tlmatrix.problem.model import Dim
 
     region = [0] * 40 + [1] * 60

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tlmatrix.check import pipeline
-from tlmatrix.check.rerun_checks import pick_autograd_variant
+from tlmatrix.check import determinism
+from tlmatrix.check.determinism import pick_autograd_variant
 from tlmatrix.matrix import Case
 from tlmatrix.problem.model import AutogradVariant, Problem
 from tlmatrix.run import Status
@@ -253,7 +253,7 @@ def folder(tmp_path_factory):
 def run(folder, monkeypatch):
     def run(entry, variant, text=SPEC, **names):
         chosen = VARIANTS.get(variant) if isinstance(variant, str) else variant
-        monkeypatch.setattr(pipeline, "pick_autograd_variant", lambda *_: chosen)
+        monkeypatch.setattr(determinism, "pick_autograd_variant", lambda *_: chosen)
         spec = parse_spec(text.format(entry=entry, **names), folder / "scaled.yaml")
         return Runner("interpreter").run(spec, Case("scaled", {"rows": 4}))
 
@@ -295,7 +295,7 @@ def test_autograd_may_refuse_inputs_that_are_changed_before_the_backward_pass(ru
 
 def test_sums_of_pytorch_may_round_in_another_order(folder, monkeypatch):
     """torch.sum adds in an order that depends on the strides of its argument."""
-    monkeypatch.setattr(pipeline, "pick_autograd_variant", lambda *_: VARIANTS["transposed"])
+    monkeypatch.setattr(determinism, "pick_autograd_variant", lambda *_: VARIANTS["transposed"])
     text = SPEC.format(entry="summed").replace("w: {shape: [rows, 8]", "w: {shape: [8]")
     spec = parse_spec(text.replace("rows: [4]", "rows: [999]"), folder / "scaled.yaml")
     case = Case("scaled", {"rows": 999})

@@ -7,7 +7,8 @@ import pytest
 
 from tlmatrix.backend import backend_named
 from tlmatrix.backend.backends import InterpreterBackend, ProcessesBackend
-from tlmatrix.problem.relations.forms import repeated
+from tlmatrix.problem.model import CapturedRelation
+from tlmatrix.problem.relations import repeated
 from tlmatrix.run import Status
 from tlmatrix.run.graphs import with_cuda_graph
 from tlmatrix.run.plan import plan
@@ -107,7 +108,7 @@ def test_a_declared_refusal_is_tested_without_other_data_for_the_capture(runner)
         (case,) = plan(spec).cases()
         problem = replace(runner.prepared(spec, case)[0], relations=lambda _kind: [])
         found = with_cuda_graph(spec, case, problem, runner.backend).relations("repeat")
-        assert [each.captured for each in found] == tried
+        assert [isinstance(each, CapturedRelation) for each in found] == tried
 
 
 def test_an_undeclared_refusal_is_a_finding(runner):
@@ -122,7 +123,8 @@ def test_a_backend_without_graphs_captures_nothing(runner):
     problem = replace(problem, relations=_one_repeat(problem))
     for backend, graphs in ((ProcessesBackend(), 0), (InterpreterBackend(), 1)):
         found = with_cuda_graph(spec, case, problem, backend)
-        assert sum(each.captured for each in found.relations("repeat")) == graphs
+        relations = found.relations("repeat")
+        assert sum(isinstance(each, CapturedRelation) for each in relations) == graphs
 
 
 def _one_repeat(problem):

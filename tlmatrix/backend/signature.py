@@ -16,9 +16,9 @@ def is_tilelang_factory(function: object) -> bool:
 
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
     """Parameters by name; None if they are unknown, as for some builtins."""
-    from tlmatrix.problem import callables
+    from tlmatrix.problem import calling
 
-    return callables.parameters_of(undecorated(function))
+    return calling.parameters_of(undecorated(function))
 
 
 def undecorated(function: Callable[..., Any]) -> Callable[..., Any]:

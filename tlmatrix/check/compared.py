@@ -3,51 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.check.bits import same_bits
+from tlmatrix.check.finding import Element, Finding
+from tlmatrix.check.memory import same_bits
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tlmatrix.problem.model import Problem, Relation, Tensors
+    from tlmatrix.problem.model import Pair, Problem, Relation, Tensors
 
 _LISTED = 16
 """Most elements of a tensor of integers whose values are printed."""
-
-
-@dataclass(frozen=True)
-class Element:
-    """An element of the results of one of several calls: `call` is the number of the call."""
-
-    call: int
-    name: str
-    index: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Compared:
-    """The two tensors that a finding compared, and where the worst element came from.
-
-    Attributes:
-        expected: what the tensor should hold.
-        got: the tensor, of the same shape.
-        index: the worst element of both.
-        calls: the problems of the calls after the first one, in order; empty if the finding is
-            about the first call.
-        element: the same element in the results of one of `calls`; None if it is one of the first
-            call, or was computed from the results of several.
-    """
-
-    expected: torch.Tensor
-    got: torch.Tensor
-    index: tuple[int, ...]
-    calls: tuple[Problem, ...] = ()
-    element: Element | None = None
 
 
 def describe_call(call: Problem, first: Problem) -> str:
@@ -131,3 +102,34 @@ def element_of(
         return None
     index = torch.unravel_index(torch.tensor(at), source.shape)
     return Element(call, each, tuple(int(i) for i in index))
+
+
+def about(
+    finding: Finding, calls: Sequence[Problem], element: Element | None, first: Problem
+) -> Finding:
+    """Add the calls that a finding is about, and the element of their results."""
+    compared = finding.compared and replace(finding.compared, calls=tuple(calls), element=element)
+    return replace(finding, call=describe_calls(calls, element, first), compared=compared)
+
+
+def of_call(finding: Finding, calls: Sequence[Problem], number: int, first: Problem) -> Finding:
+    """Add the call number `number`, whose whole result a finding is about."""
+    if finding.compared is None:  # of another shape
+        return replace(finding, call=describe_calls(calls[number : number + 1], None, first))
+    element = Element(number, str(finding.tensor), finding.compared.index)
+    return about(finding, calls, element, first)
+
+
+def of_pair(
+    finding: Finding,
+    pair: Pair,
+    calls: Sequence[Problem],
+    results: Sequence[Tensors],
+    first: Problem,
+) -> Finding:
+    """Add the call whose result is the second of a pair; other pairs are about the first call."""
+    name = str(finding.tensor)
+    for number, tensors in enumerate(results):
+        if name in tensors and tensors[name] is pair.got[name]:
+            return of_call(finding, calls, number, first)
+    return about(finding, calls, None, first) if calls else finding

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tlmatrix.check.compared import Compared
-from tlmatrix.check.finding import Finding
+from tlmatrix.check.finding import Compared, Finding
 from tlmatrix.check.hints import Evidence, hint
+from tlmatrix.check.memory import poison_mask
 from tlmatrix.check.numeric import compare
-from tlmatrix.check.patterns import recognise
-from tlmatrix.check.pictures import pictures
-from tlmatrix.check.poison import poison_mask
+from tlmatrix.check.patterns import pictures, recognise
 from tlmatrix.problem.model import Dim
 from tlmatrix.words import listed
 

@@ -11,8 +11,9 @@ from tlmatrix.words import bounded
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tlmatrix.check.compared import Compared
-    from tlmatrix.problem import Dim, TensorInfo
+    import torch
+
+    from tlmatrix.problem import Dim, Problem, TensorInfo
 
 NOT_RUN = "not run: "
 """Begins the note of a finding that stopped other checks."""
@@ -39,6 +40,36 @@ KEEPS_STATE = "the entry keeps state"
 
 
 @dataclass(frozen=True)
+class Element:
+    """An element of the results of one of several calls: `call` is the number of the call."""
+
+    call: int
+    name: str
+    index: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The two tensors that a finding compared, and where the worst element came from.
+
+    Attributes:
+        expected: what the tensor should hold.
+        got: the tensor, of the same shape.
+        index: the worst element of both.
+        calls: the problems of the calls after the first one, in order; empty if the finding is
+            about the first call.
+        element: the same element in the results of one of `calls`; None if it is one of the first
+            call, or was computed from the results of several.
+    """
+
+    expected: torch.Tensor
+    got: torch.Tensor
+    index: tuple[int, ...]
+    calls: tuple[Problem, ...] = ()
+    element: Element | None = None
+
+
+@dataclass(frozen=True)
 class Finding:
     """A failed check.
 
@@ -61,7 +92,7 @@ class Finding:
         kernel: its kernel.
         block: its block.
         against: the other access of a race.
-        pictures: grids of the wrong elements (`tlmatrix.check.pictures`).
+        pictures: grids of the wrong elements (`tlmatrix.check.patterns`).
         message: the whole text of an exception, if the title has a part of it; only for records.
         compared: the tensors that were compared, if `judge` keeps them; never in records.
 

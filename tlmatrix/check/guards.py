@@ -2,7 +2,7 @@
 
 Inside `guarded`, inputs are copied to buffers with canaries on both sides, and so is everything
 that the entry allocates through PyTorch (`torch.empty`, `zeros`, `new_empty`, ..., also in a
-backward pass and in TileLang). Uninitialized memory holds poison (`tlmatrix.check.poison`).
+backward pass and in TileLang). Uninitialized memory holds poison (`tlmatrix.check.memory`).
 Afterwards the canaries and the inputs must be unchanged.
 
 Canaries are NaN in every floating dtype, so a read beyond a buffer makes results NaN.
@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tlmatrix.check.bits import same_bits, which_differ
 from tlmatrix.check.finding import Finding
-from tlmatrix.check.poison import CANARY, as_row, extent_of, fill_poison
+from tlmatrix.check.memory import CANARY, as_row, extent_of, fill_poison, same_bits, which_differ
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tlmatrix.check.memory import poison_mask
 from tlmatrix.check.patterns import ranges
-from tlmatrix.check.poison import poison_mask
 from tlmatrix.spec.values import label
 
 if TYPE_CHECKING:

@@ -10,20 +10,17 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tlmatrix.check.relations import check_relation
+from tlmatrix.check.relations import check_calls
 from tlmatrix.check.sanitizers import SanitizerSession
 from tlmatrix.problem.model import InapplicableError, Relation
 from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
+    from tlmatrix.check.case_run import CaseRun
     from tlmatrix.check.finding import Finding
-    from tlmatrix.check.tolerance import ReferenceBounds
-    from tlmatrix.problem.model import Problem, Tensors
-    from tlmatrix.spec.model.spec import Spec
-
-    Execute = Callable[[Problem, SanitizerSession], Tensors]
+    from tlmatrix.problem.model import LayoutRelation, Problem, Tensors
 
 _TRIES = 6
 """Sets of layouts tried until the entry takes one."""
@@ -41,39 +38,19 @@ _WORDS = {
 }
 
 
-def check_layouts(
-    relation: Relation,
-    first: Tensors,
-    bounds: ReferenceBounds,
-    execute: Execute,
-    make_bounds: Callable[[Problem, Tensors], ReferenceBounds],
-    spec: Spec,
-) -> list[Finding]:
-    """Findings about a call with the layouts of `relation`, narrowed down to one tensor.
-
-    Args:
-        relation: with `layouts`.
-        first: the results of the call with contiguous tensors.
-        bounds: the error bounds of these.
-        execute: runs the entry, sanitized by the session.
-        make_bounds: the error bounds of another call.
-        spec: the spec of the case.
-    """
-
-    def tried(layouts: Mapping[str, str]) -> list[Finding]:
-        return _differences(relation, layouts, first, bounds, execute, make_bounds, spec)
-
+def check_layouts(relation: LayoutRelation, run: CaseRun) -> list[Finding]:
+    """Findings about a call with the layouts of `relation`, narrowed down to one tensor."""
     layouts = dict(relation.layouts)
     found: list[Finding] = []
     for _ in range(_TRIES):
         try:
-            found = tried(layouts)
+            found = _differences(relation, layouts, run)
             break
         except _RefusedError as error:
             layouts = _accepted(layouts, error.words)
     for name in layouts if found and len(layouts) > 1 else ():
         try:
-            alone = tried({name: layouts[name]})
+            alone = _differences(relation, {name: layouts[name]}, run)
         except _RefusedError:
             continue
         if alone:
@@ -102,13 +79,7 @@ def _accepted(layouts: Mapping[str, str], refusal: str) -> dict[str, str]:
 
 
 def _differences(
-    relation: Relation,
-    layouts: Mapping[str, str],
-    first: Tensors,
-    bounds: ReferenceBounds,
-    execute: Execute,
-    make_bounds: Callable[[Problem, Tensors], ReferenceBounds],
-    spec: Spec,
+    relation: LayoutRelation, layouts: Mapping[str, str], run: CaseRun
 ) -> list[Finding]:
     """Findings about one call.
 
@@ -117,15 +88,14 @@ def _differences(
     """
     if not layouts:
         return []
-    assert relation.laid_out is not None
     problem = relation.laid_out(layouts)
     only = frozenset({"alignment"}) & relation.promises
-    sanitizers = SanitizerSession(spec, problem, only=only)
+    sanitizers = SanitizerSession(run.spec, problem, only=only)
     refused: list[str] = []
 
-    def run(problem: Problem) -> Tensors:
+    def execute(problem: Problem) -> Tensors:
         try:
-            return execute(problem, sanitizers)
+            return run.sanitized(problem, sanitizers)
         except BaseException as error:
             if not unwinds(error) and _may_refuse(error, relation.promises):
                 refused.append(str(error))
@@ -134,8 +104,8 @@ def _differences(
 
     words = [f"{name} {_WORDS[layout]}" for name, layout in layouts.items()]
     because = f"{'; '.join(words)}: with contiguous, aligned tensors the call was right"
-    call = replace(relation, problems=(problem,), layouts={}, laid_out=None, because=because)
-    found = check_relation(call, first, bounds, run, make_bounds, deterministic=False)
+    call = Relation(relation.name, relation.kind, (problem,), because=because, words=relation.words)
+    found = check_calls(call, run, exact=False, execute=execute)
     if refused:
         raise _RefusedError(refused[0])
     reports = [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from tlmatrix.check.error_stats import CHUNK
-from tlmatrix.check.region_subset import select_regions
+from tlmatrix.check.regions import select_regions
 from tlmatrix.check.tolerance import error_bound
 
 if TYPE_CHECKING:
@@ -40,6 +40,18 @@ class Deviation:
     worst: int
     distance: Literal["element", "rms", "mean"]
     note: str | None = None
+
+    @classmethod
+    def of_elements(
+        cls,
+        expected: torch.Tensor,
+        got: torch.Tensor,
+        wrong: torch.Tensor,
+        note: str | None = None,
+    ) -> Deviation:
+        """The deviation of elements that are wrong whatever their error; some are."""
+        worst = int(wrong.flatten().int().argmax())
+        return cls(expected, got, wrong, float("inf"), worst, "element", note)
 
 
 def describe_mismatch(name: str, info: TensorInfo, got: torch.Tensor | None) -> str | None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.check.finding import Finding
     from tlmatrix.check.tolerance import ReferenceBounds
-    from tlmatrix.problem.model import Relation, Tensors
+    from tlmatrix.problem.model import ReachRelation, Tensors
 
 
 _MULTIPLIED = (
@@ -30,13 +30,12 @@ _MASKED = (
 
 
 def compare_reach(
-    relation: Relation, first: Tensors, got: Tensors, bounds: ReferenceBounds
+    relation: ReachRelation, first: Tensors, got: Tensors, bounds: ReferenceBounds
 ) -> Iterator[Finding]:
     """Findings about results that swallow a NaN or an infinity, or that it must not reach.
 
     `first` are the results without it. Each result may differ from them by its error bound.
     """
-    assert relation.reach is not None
     for name, must in relation.reach.must.items():
         if name not in got or name not in first or got[name].shape != must.shape:
             continue
@@ -71,12 +70,10 @@ def compare_reach(
 
 
 def _finding(
-    relation: Relation,
+    relation: ReachRelation,
     name: str,
     sides: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     bounds: ReferenceBounds,
 ) -> Finding:
-    expected, got, wrong = sides
-    worst = int(wrong.flatten().int().argmax())
-    deviation = Deviation(expected, got, wrong, float("inf"), worst, "element")
+    deviation = Deviation.of_elements(*sides)
     return diagnose(relation.kind, name, deviation, bounds, against=relation.words)

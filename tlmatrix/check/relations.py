@@ -1,4 +1,4 @@
-"""Runs and compares metamorphic relations: isolation, repeated calls, agreements.
+"""Makes the calls of metamorphic relations, and compares them: isolation, repeats, agreements.
 
 A family defines the relations of a problem (`Problem.relations`). Unless the relation and the case
 require equal bits, both sides may differ by the sum of their error bounds. The right side's is
@@ -12,151 +12,113 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.check.bits import INT_OF_SIZE, same_bits
-from tlmatrix.check.compared import Element, describe_calls, element_of
+from tlmatrix.check.compared import about, describe_calls, element_of, of_call, of_pair
+from tlmatrix.check.dependence import poisoned_row_hints
+from tlmatrix.check.determinism import compare_runs, raised
 from tlmatrix.check.diagnose import diagnose
-from tlmatrix.check.finding import KEEPS_STATE, Finding, FindingsError
-from tlmatrix.check.history import check_history
+from tlmatrix.check.finding import KEEPS_STATE, Finding
+from tlmatrix.check.memory import INT_OF_SIZE, SameMemory, same_bits
 from tlmatrix.check.numeric import Deviation, beyond_limits, describe_mismatch, deviations
-from tlmatrix.check.poisoned_rows import poisoned_row_hints
 from tlmatrix.check.propagation import compare_reach
-from tlmatrix.check.same_memory import SameMemory
-from tlmatrix.check.sanitizers import finding_of
+from tlmatrix.check.running import SeveralRanks, results_of_call
 from tlmatrix.check.tolerance import error_bound
-from tlmatrix.problem.lazy_mapping import LazyMapping
-from tlmatrix.problem.model import Dim, InapplicableError
+from tlmatrix.problem.model import (
+    CapturedRelation,
+    Dim,
+    InapplicableError,
+    PairRelation,
+    ReachRelation,
+)
+from tlmatrix.problem.tensors import LazyMapping
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from tlmatrix.check.case_run import CaseRun
     from tlmatrix.check.tolerance import ReferenceBounds
-    from tlmatrix.problem.model import Pair, Problem, Relation, Tensors
-
+    from tlmatrix.problem.model import (
+        History,
+        HistoryRelation,
+        ManyCallsRelation,
+        Pair,
+        Problem,
+        Relation,
+        Tensors,
+    )
 
 _SAME_NUMBERS = "the numbers are equal: signs of zeros or bits of NaNs differ (`exact: bits`)"
+_ALONE = "the call alone"
 
 
-def check_relation(
+def check_calls(
     relation: Relation,
-    first: Tensors,
-    bounds: ReferenceBounds,
-    execute: Callable[[Problem], Tensors],
-    make_bounds: Callable[[Problem, Tensors], ReferenceBounds],
+    run: CaseRun,
     *,
-    deterministic: bool,
-    in_a_row: Callable[[Sequence[Problem]], list[Tensors]] | None = None,
+    exact: bool,
+    execute: Callable[[Problem], Tensors] | None = None,
 ) -> list[Finding]:
     """Run the problems of a relation and return the findings.
 
-    `first` are the results of the problem itself; it ran, so an exception in another problem is a
-    finding. `in_a_row` makes repeated calls on several ranks (`SeveralRanks.in_a_row`).
-    """
-    if relation.history is not None:
-        return check_history(
-            relation, first, bounds, execute, make_bounds, deterministic=deterministic
-        )
-    check = relation.kind
-    results: list[Tensors] = []
-    calls = list(relation.problems)
-    pair = None
+    The problem itself ran, so an exception in another problem is a finding.
 
-    def run(problem: Problem) -> Tensors:
-        if relation.sides is not None:
+    Args:
+        relation: the relation.
+        run: the case; its results are those of the problem itself.
+        exact: whether the case demands equal bits, if the relation does.
+        execute: runs the entry; by default as the case does.
+    """
+    refused = relation.refused if isinstance(relation, CapturedRelation) else None
+    results: list[Tensors] = []
+    calls, pair = list(relation.problems), None
+    execute = execute or run.again
+
+    def call(problem: Problem) -> Tensors:
+        if isinstance(relation, PairRelation):
             calls.append(problem)
         results.append(execute(problem))
         return results[-1]
 
     try:
-        if relation.sides is not None:
-            pair = relation.sides(first, run)
+        if isinstance(relation, PairRelation):
+            pair = relation.sides(run.results, call)
             if pair is None:
                 return []
-        elif relation.kind == "repeat" and in_a_row is not None:
+        elif relation.kind == "repeat" and run.on_ranks:
             # On one context, the third call reuses double-buffered memory.
-            results.extend(in_a_row([bounds.problem, *relation.problems])[1:])
+            problems = [run.problem, *relation.problems]
+            results += run.in_a_row(problems, captured=isinstance(relation, CapturedRelation))[1:]
         else:
             for problem in consecutive_calls(relation.kind, relation.problems):
-                run(problem)
+                call(problem)
                 del problem  # the next call may get new tensors at the addresses of these
     except InapplicableError:
         return []  # the problem of the relation cannot be sharded
     except BaseException as error:
         if unwinds(error):
             raise
-        if relation.refused is not None:
-            return _refused(relation, error)
+        if refused is not None:
+            return _refused(relation, refused, error)
         if relation.stale is not None and not results:
             return []  # a call with other options fails by itself, and is a case of its own
-        if relation.reach is not None and _refuses_nonfinite(error):
+        if isinstance(relation, ReachRelation) and _refuses_nonfinite(error):
             return []
-        if isinstance(error, SpecError) and relation.sides is not None:
+        if isinstance(error, SpecError) and isinstance(relation, PairRelation):
             raise  # the spec is wrong, not the entry
-        failing = calls[len(results) : len(results) + 1] if in_a_row is None else calls
-        words = describe_calls(failing, None, bounds.problem)
-        finding = _named(raised(check, error), relation, relation.because)
+        failing = calls if run.on_ranks else calls[len(results) : len(results) + 1]
+        words = describe_calls(failing, None, run.problem)
+        finding = _named(raised(relation.kind, error), relation, relation.because)
         return [replace(finding, call=words)]
-    if relation.refused is not None:
-        return _refused(relation, None)
-    exact = bool(relation.exact) and deterministic
-    if relation.reach is not None:
-        differing = [
-            of_call(finding, calls, 0, bounds.problem)
-            for finding in compare_reach(relation, first, results[0], bounds)
-        ]
-    elif pair is not None:
-        differing = [
-            _of_pair(finding, pair, calls, results, bounds.problem)
-            for finding in _compare_pair(relation, pair, first, bounds, exact=exact)
-        ]
-    else:
-        differing = _differences(relation, first, results, bounds, exact=exact)
+    if refused is not None:
+        return _refused(relation, refused, None)
+    differing = _differing(relation, pair, calls, results, run, exact=exact)
     found = [_named(finding, relation, relation.because) for finding in differing]
     for number in relation.judge:
-        own = make_bounds(relation.problems[number], results[number])
-        wrong = _compare_with_reference(check, own, results[number])
-        because = relation.because
-        if wrong and relation.stale is not None:
-            stale = make_bounds(relation.stale(), results[number])
-            if _compare_with_reference(check, stale, results[number]):
-                continue
-            because = f"the results are right with the options of the first call: {KEEPS_STATE}"
-        elif wrong and relation.kind == "repeat":
-            names = [finding.tensor for finding in wrong if finding.tensor in first]
-            returned = [
-                name for name in names if name and _same(first[name], results[number].get(name))
-            ]
-            because = _cause_of_repeat(returned, reproducible=not differing)
-            if relation.name != "repeat":
-                because = f"{relation.because}\n{because}"
-        found += [
-            of_call(_named(finding, relation, because), calls, number, bounds.problem)
-            for finding in wrong
-        ]
-    if relation.reach is not None:
+        found += _judged(relation, number, results, run, reproducible=not differing)
+    if isinstance(relation, ReachRelation):
         return found  # its inputs hold NaN that results may show
-    return [_with_row_hint(finding, results, execute, make_bounds) for finding in found]
-
-
-def _with_row_hint(
-    finding: Finding,
-    results: Sequence[Tensors],
-    execute: Callable[[Problem], Tensors],
-    make_bounds: Callable[[Problem, Tensors], ReferenceBounds],
-) -> Finding:
-    """Name the poisoned row that made a result of a later call wrong, if one did."""
-    compared = finding.compared
-    element = compared.element if compared is not None else None
-    if compared is None or element is None:
-        return finding
-    call, got = compared.calls[element.call], results[element.call]
-    if not call.has_reference or element.name not in call.outputs:
-        return finding
-    own = make_bounds(call, got)
-    wrong = deviations({element.name: got[element.name]}, own)
-    hints = poisoned_row_hints(wrong, own, execute)
-    return replace(finding, hint=hints.get(element.name, finding.hint))
+    return [_with_row_hint(finding, results, execute, run) for finding in found]
 
 
 def consecutive_calls(kind: str, problems: Sequence[Problem]) -> Iterable[Problem]:
@@ -167,35 +129,87 @@ def consecutive_calls(kind: str, problems: Sequence[Problem]) -> Iterable[Proble
     return (memory.place(problem) for problem in problems)
 
 
-def _about(
-    finding: Finding, calls: Sequence[Problem], element: Element | None, first: Problem
-) -> Finding:
-    """Add the calls that a finding is about, and the element of their results."""
-    compared = finding.compared and replace(finding.compared, calls=tuple(calls), element=element)
-    return replace(finding, call=describe_calls(calls, element, first), compared=compared)
-
-
-def of_call(finding: Finding, calls: Sequence[Problem], number: int, first: Problem) -> Finding:
-    """Add the call number `number`, whose whole result a finding is about."""
-    if finding.compared is None:  # of another shape
-        return replace(finding, call=describe_calls(calls[number : number + 1], None, first))
-    element = Element(number, str(finding.tensor), finding.compared.index)
-    return _about(finding, calls, element, first)
-
-
-def _of_pair(
-    finding: Finding,
-    pair: Pair,
+def _differing(
+    relation: Relation,
+    pair: Pair | None,
     calls: Sequence[Problem],
     results: Sequence[Tensors],
-    first: Problem,
+    run: CaseRun,
+    *,
+    exact: bool,
+) -> list[Finding]:
+    """Findings about the two sides of a relation, each with the calls that it is about."""
+    exact = bool(relation.exact) and exact
+    if isinstance(relation, ReachRelation):
+        reach = compare_reach(relation, run.results, results[0], run.bounds)
+        return [of_call(finding, calls, 0, run.problem) for finding in reach]
+    if pair is None:
+        return _differences(relation, results, run, exact=exact)
+    return [
+        of_pair(finding, pair, calls, results, run.problem)
+        for finding in _compare_pair(relation, pair, run, exact=exact)
+    ]
+
+
+def _judged(
+    relation: Relation,
+    number: int,
+    results: Sequence[Tensors],
+    run: CaseRun,
+    *,
+    reproducible: bool,
+) -> Iterator[Finding]:
+    """Findings about one call of a relation against its own reference."""
+    got, because = results[number], relation.because
+    own = run.bounds_of(relation.problems[number], got)
+    wrong = _compare_with_reference(relation.kind, own, got)
+    if wrong and relation.stale is not None:
+        stale = run.bounds_of(relation.stale(), got)
+        if _compare_with_reference(relation.kind, stale, got):
+            return
+        because = f"the results are right with the options of the first call: {KEEPS_STATE}"
+    elif wrong and relation.kind == "repeat":
+        first = run.results
+        names = [finding.tensor for finding in wrong if finding.tensor in first]
+        returned = [name for name in names if name and _same(first[name], got.get(name))]
+        because = _cause_of_repeat(returned, reproducible=reproducible)
+        if relation.name != "repeat":
+            because = f"{relation.because}\n{because}"
+    for finding in wrong:
+        named = _named(finding, relation, because)
+        yield of_call(named, relation.problems, number, run.problem)
+
+
+def _with_row_hint(
+    finding: Finding,
+    results: Sequence[Tensors],
+    execute: Callable[[Problem], Tensors],
+    run: CaseRun,
 ) -> Finding:
-    """Add the call whose result is the second of a pair; other pairs are about the first call."""
-    name = str(finding.tensor)
-    for number, tensors in enumerate(results):
-        if name in tensors and tensors[name] is pair.got[name]:
-            return of_call(finding, calls, number, first)
-    return _about(finding, calls, None, first) if calls else finding
+    """Name the poisoned row that made a result of a later call wrong, if one did."""
+    compared = finding.compared
+    element = compared.element if compared is not None else None
+    if compared is None or element is None:
+        return finding
+    call, got = compared.calls[element.call], results[element.call]
+    if not call.has_reference or element.name not in call.outputs:
+        return finding
+    own = run.bounds_of(call, got)
+    wrong = deviations({element.name: got[element.name]}, own)
+    hints = poisoned_row_hints(wrong, own, execute)
+    return replace(finding, hint=hints.get(element.name, finding.hint))
+
+
+def _named(finding: Finding, relation: Relation, because: str) -> Finding:
+    """Add the name of the relation to the title, and a reason to the detail."""
+    title = finding.title
+    if relation.name != finding.check:
+        title = f"{relation.name}: {title}"
+    detail = "\n".join(filter(None, (because, finding.detail)))
+    return replace(finding, title=title, detail=detail or None)
+
+
+# Exceptions ---------------------------------------------------------------------------------------
 
 
 def _refuses_nonfinite(error: BaseException) -> bool:
@@ -204,40 +218,24 @@ def _refuses_nonfinite(error: BaseException) -> bool:
     return any(word in words for word in ("nan", "inf", "finite"))
 
 
-def _refused(relation: Relation, error: BaseException | None) -> list[Finding]:
+def _refused(
+    relation: Relation, refused: tuple[str, str], error: BaseException | None
+) -> list[Finding]:
     """Findings about an entry that must raise when a call is captured to a CUDA graph."""
-    assert relation.refused is not None
-    name, words = relation.refused
+    name, words = refused
     wanted = f"{name} with {words!r} in its message"
-    check = relation.kind
     if error is None:
         title = f"the call was captured without an exception; expected {wanted}"
         hint = (
             "a replay repeats what the host decided when it was captured: raise, or restrict `when`"
         )
-        return [_named(Finding(check, title, pattern="accepted", hint=hint), relation, "")]
+        return [_named(Finding(relation.kind, title, pattern="accepted", hint=hint), relation, "")]
     inner = getattr(error, "error", error)
     kinds = [each.__name__ for each in type(inner).__mro__]
     if name.rpartition(":")[2] in kinds and words in str(inner):
         return []
-    found = raised(check, error, f"expected {wanted} when the call was captured: ")
+    found = raised(relation.kind, error, f"expected {wanted} when the call was captured: ")
     return [_named(found, relation, "")]
-
-
-def raised(check: str, error: BaseException, words: str = "") -> Finding:
-    """The finding of a run that raised although an earlier one did not; `words` name the run."""
-    if isinstance(error, FindingsError):
-        first = error.findings[0]
-        title = f"{words.strip()}: {first.title}" if words else first.title
-        return replace(first, check=check, title=title)
-    reports = getattr(getattr(error, "error", error), "reports", ())
-    if reports:
-        finding = finding_of(reports[0])
-        title = f"{words.strip(' :')}: {finding.title}" if words else finding.title
-        return replace(finding, check=check, title=title)
-    title = f"{words}raised {type(error).__name__}: {error}"
-    trace: str = getattr(error, "trace", "")
-    return Finding(check, title, pattern="raised", detail=trace or None)
 
 
 def _cause_of_repeat(stale: list[str], *, reproducible: bool) -> str:
@@ -264,14 +262,13 @@ def _same(first: torch.Tensor, later: torch.Tensor | None) -> bool:
     )
 
 
+# Two sides ----------------------------------------------------------------------------------------
+
+
 def _differences(
-    relation: Relation,
-    first: Tensors,
-    results: list[Tensors],
-    bounds: ReferenceBounds,
-    *,
-    exact: bool,
+    relation: Relation, results: Sequence[Tensors], run: CaseRun, *, exact: bool
 ) -> list[Finding]:
+    first, bounds = run.results, run.bounds
     left, right = relation.left(first), relation.right(results)
     found = []
     for name, tensor in left.items():
@@ -279,30 +276,64 @@ def _differences(
         if tensor.shape != other.shape:
             title = f"{name} has shape {list(other.shape)}, expected {list(tensor.shape)}"
             differing = Finding(relation.kind, title, tensor=name)
-            found.append(_about(differing, relation.problems, None, bounds.problem))
+            found.append(about(differing, relation.problems, None, bounds.problem))
             continue
-        if same_bits(tensor, other):
-            continue
-        nothing = torch.zeros_like(tensor, dtype=torch.float64)
-        limits = [nothing] if exact else _limits(name, relation, first, results, bounds)
-        deviation = beyond_limits(other, tensor, limits)
-        if deviation is None and exact and relation.exact == "bits":
-            deviation = _other_bits(other, tensor)
+        limits = [_nothing(tensor)] if exact else _limits(name, relation, first, results, bounds)
+        deviation = _deviation(relation, tensor, other, limits, exact=exact)
         if deviation is not None:
             element = element_of(relation, results, name, deviation.worst)
             deviation = _in_whole_tensor(name, deviation, relation, first)
             against = relation.words
             finding = diagnose(relation.kind, name, deviation, bounds, against=against, exact=exact)
-            found.append(_about(finding, relation.problems, element, bounds.problem))
+            found.append(about(finding, relation.problems, element, bounds.problem))
     return found
 
 
-def _other_bits(got: torch.Tensor, expected: torch.Tensor) -> Deviation:
-    """The deviation of numbers that are equal and differ in bits: zeros or NaNs."""
-    kind = INT_OF_SIZE[got.element_size()]
-    wrong = got.contiguous().view(kind) != expected.contiguous().view(kind)
-    worst = int(wrong.flatten().int().argmax())
-    return Deviation(expected.double(), got, wrong, float("inf"), worst, "element", _SAME_NUMBERS)
+def _compare_pair(relation: Relation, pair: Pair, run: CaseRun, *, exact: bool) -> list[Finding]:
+    """Findings about tensors whose two sides differ by more than their error bounds."""
+    check, bounds = relation.kind, run.bounds
+    found = []
+    for name, expected in pair.expected.items():
+        if name not in pair.got:
+            continue
+        got = pair.got[name]
+        if got.shape != expected.shape or got.dtype != expected.dtype:
+            title = f"{name} is {_type(got)}, expected {_type(expected)}"
+            found.append(Finding(check, title, tensor=name))
+            continue
+        limits = _pair_limits(name, expected, run.results, bounds, exact=exact)
+        deviation = _deviation(relation, expected, got, limits, exact=exact)
+        if deviation is None:
+            continue
+        finding = diagnose(check, name, deviation, bounds, against=relation.words, exact=exact)
+        if check == "agreement" and bounds.problem.has_reference:
+            finding = _with_errors(finding, deviation, name, relation, bounds)
+        found.append(finding)
+    return found
+
+
+def _deviation(
+    relation: Relation,
+    expected: torch.Tensor,
+    got: torch.Tensor,
+    limits: Iterable[torch.Tensor],
+    *,
+    exact: bool,
+) -> Deviation | None:
+    """The deviation of one side from the other beyond the limits, or in bits if these count."""
+    if same_bits(expected, got):
+        return None
+    deviation = beyond_limits(got, expected, limits)
+    if deviation is None and exact and relation.exact == "bits":
+        # Numbers that are equal and differ in bits: zeros or NaNs.
+        kind = INT_OF_SIZE[got.element_size()]
+        wrong = got.contiguous().view(kind) != expected.contiguous().view(kind)
+        return Deviation.of_elements(expected.double(), got, wrong, _SAME_NUMBERS)
+    return deviation
+
+
+def _nothing(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(tensor, dtype=torch.float64)
 
 
 def _in_whole_tensor(
@@ -375,41 +406,12 @@ def _limits(
         yield limit if more is None else limit.abs() + more
 
 
-def _compare_pair(
-    relation: Relation, pair: Pair, first: Tensors, bounds: ReferenceBounds, *, exact: bool
-) -> list[Finding]:
-    """Findings about tensors whose two sides differ by more than their error bounds."""
-    check = relation.kind
-    found = []
-    for name, expected in pair.expected.items():
-        if name not in pair.got:
-            continue
-        got = pair.got[name]
-        if got.shape != expected.shape or got.dtype != expected.dtype:
-            title = f"{name} is {_type(got)}, expected {_type(expected)}"
-            found.append(Finding(check, title, tensor=name))
-            continue
-        if same_bits(expected, got):
-            continue
-        limits = _pair_limits(name, expected, first, bounds, exact=exact)
-        deviation = beyond_limits(got, expected, limits)
-        if deviation is None and exact and relation.exact == "bits":
-            deviation = _other_bits(got, expected)
-        if deviation is None:
-            continue
-        finding = diagnose(check, name, deviation, bounds, against=relation.words, exact=exact)
-        if check == "agreement" and bounds.problem.has_reference:
-            finding = _with_errors(finding, deviation, name, relation, bounds)
-        found.append(finding)
-    return found
-
-
 def _pair_limits(
     name: str, expected: torch.Tensor, first: Tensors, bounds: ReferenceBounds, *, exact: bool
 ) -> Iterator[torch.Tensor]:
     """Limits of the difference of two sides by element."""
     if exact:
-        yield torch.zeros_like(expected, dtype=torch.float64)
+        yield _nothing(expected)
     elif expected is first.get(name):
         yield from bounds.limits_of_two_runs(name)
     else:
@@ -459,10 +461,106 @@ def _compare_with_reference(check: str, bounds: ReferenceBounds, results: Tensor
     ]
 
 
-def _named(finding: Finding, relation: Relation, because: str) -> Finding:
-    """Add the name of the relation to the title, and a reason to the detail."""
-    title = finding.title
-    if relation.name != finding.check:
-        title = f"{relation.name}: {title}"
-    detail = "\n".join(filter(None, (because, finding.detail)))
-    return replace(finding, title=title, detail=detail or None)
+# Many calls ---------------------------------------------------------------------------------------
+
+
+def check_history(relation: HistoryRelation, run: CaseRun, *, exact: bool) -> list[Finding]:
+    """Make the calls of a history: every call has the results that it has alone.
+
+    The history that a finding shows is a shortest one: without any of its calls, the others are
+    right. The other problem is called alone before; if that fails, there is no finding: it is a
+    case of its own.
+    """
+    try:
+        alone = run.again(relation.history.other)
+    except BaseException as error:
+        if unwinds(error):
+            raise
+        return []
+    other_bounds = run.bounds_of(relation.history.other, alone)
+
+    def findings(history: History) -> list[Finding]:
+        def named(finding: Finding, title: str, because: str = "") -> Finding:
+            return replace(
+                finding,
+                check=relation.kind,
+                title=f"{relation.name}: {title} in {history}",
+                call=f"{history}; b has {history.difference}",
+                detail="\n".join(filter(None, (because, finding.detail))) or None,
+            )
+
+        try:
+            results = run.again(replace(run.problem, history=history))
+        except InapplicableError:
+            return []
+        except BaseException as error:
+            if unwinds(error):
+                raise
+            finding = raised(relation.kind, error)
+            return [named(finding, finding.title)]
+        for number, name in enumerate(history.calls):
+            got, call = results_of_call(results, number), history.name(number)
+            if name == "a":
+                found = compare_runs(run.results, got, run.bounds, exact=exact, against=_ALONE)
+            elif history.exact and exact:
+                found = compare_runs(alone, got, other_bounds, exact=True, against=_ALONE)
+            else:
+                continue
+            if found:
+                because = f"the results of {call} differ from those alone: {KEEPS_STATE}"
+                return [
+                    named(replace(each, hint=None), f"{each.title}, of {call}", because)
+                    for each in found
+                ]
+        return []
+
+    history, found = relation.history, findings(relation.history)
+    while found:
+        shorter = next(_shorter(history, findings), None)
+        if shorter is None:
+            break
+        history, found = shorter
+    return found
+
+
+def _shorter(
+    history: History, findings: Callable[[History], list[Finding]]
+) -> Iterator[tuple[History, list[Finding]]]:
+    """Histories with one call less that have findings too, and these findings."""
+    for call in range(len(history.calls)):
+        shorter = history.without(call)
+        if shorter.calls and (found := findings(shorter)):
+            yield shorter, found
+
+
+def check_many_calls(relation: ManyCallsRelation, run: CaseRun) -> list[Finding]:
+    """Findings about calls near 2^31, if calls after a few that are not made are right."""
+    execute = run.execute
+    assert isinstance(execute, SeveralRanks)
+
+    def wrong(*, far: bool) -> list[Finding]:
+        races = run.race_detector()
+        try:
+            results = execute.advanced(relation.problems, far=far, sanitizers=races)
+        except InapplicableError:
+            raise
+        except BaseException as error:
+            if unwinds(error):
+                raise
+            return [raised(relation.kind, error)]
+        differing = [
+            replace(each, check=relation.kind)
+            for result in results
+            for each in compare_runs(run.results, result, run.bounds, exact=False)
+        ]
+        return differing + ([] if races is None else races.findings({}, [], None))
+
+    try:
+        found = wrong(far=True)[:1]
+        if not found or wrong(far=False):
+            return []
+    except InapplicableError:
+        return []
+    (finding,) = found
+    named = replace(finding, title=f"{relation.name}: {finding.title}")
+    return [named.with_notes(relation.because)]

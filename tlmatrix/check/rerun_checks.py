@@ -10,17 +10,13 @@ only the checks that failed.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Collection
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
-
-from tlmatrix.problem.model import AutogradVariant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tlmatrix.problem.model import Problem, Relation, RelationKind
+    from tlmatrix.problem.model import Relation, RelationKind
 
 Reruns = Literal["all", "rotate"] | Collection[str]
 """Which checks run the entry again: `all`, one of them in rotation (`rotate`), or these names."""
@@ -39,11 +35,6 @@ RERUN_CHECKS: tuple[str, ...] = ("determinism", *RELATION_KINDS)
 """The checks that run the entry again, in the order in which they run."""
 
 
-_WITH_FEWER_GRADIENTS = frozenset(
-    {"strided", "transposed", "twice", "shared", "expanded", "absent"}
-)
-"""Autograd variants that may ask for the gradients of some inputs alone."""
-
 _LATER = "propagation"
 
 
@@ -57,84 +48,18 @@ def is_selected(check: str, reruns: Reruns) -> bool:
 def rotation_order(checks: Collection[str], seed: int) -> list[str]:
     """The rerun checks among `checks`, in the order in which a case with this seed tries them."""
     order = [check for check in RERUN_CHECKS if check in checks and check != _LATER]
-    _generator(seed).shuffle(order)
+    seeded_generator(seed).shuffle(order)
     if _LATER in checks:
         # Inserted, so that the order of the others does not depend on it.
-        order.insert(_generator(seed + 3).randrange(len(order) + 1), _LATER)
+        order.insert(seeded_generator(seed + 3).randrange(len(order) + 1), _LATER)
     return order
 
 
 def pick_relation(relations: Sequence[Relation], seed: int) -> Relation:
     """One of the relations of a kind, selected by the case's seed."""
-    return _generator(seed + 1).choice(relations)
+    return seeded_generator(seed + 1).choice(relations)
 
 
-def pick_autograd_variant(problem: Problem, seed: int) -> AutogradVariant | None:
-    """Another way to call a differentiable entry, selected by the case's seed.
-
-    None if the problem has no gradients.
-    """
-    inputs = sorted(set(problem.gradient_of.values()))
-    if not problem.cotangents or not inputs:
-        return None
-    generator = _generator(seed + 2)
-    variants = [
-        AutogradVariant("strided"),
-        AutogradVariant("transposed"),
-        AutogradVariant("twice"),
-        AutogradVariant("shared"),
-        AutogradVariant("expanded"),
-        AutogradVariant("no_grad"),
-    ]
-    if len(inputs) > 1:
-        variants.append(AutogradVariant("some", requires=_some(inputs, generator)))
-    changeable = changeable_inputs(problem)
-    if changeable:
-        variants.append(AutogradVariant("changed", (generator.choice(changeable),)))
-    outputs = sorted(problem.cotangents)
-    if len(outputs) > 1:
-        absent = generator.sample(outputs, generator.randrange(1, len(outputs)))
-        variants.append(AutogradVariant("absent", tuple(sorted(absent))))
-    if set(problem.returns) - set(outputs):
-        variants.append(AutogradVariant("claimed"))
-    variant = generator.choice(variants)
-    if variant.kind in _WITH_FEWER_GRADIENTS and len(inputs) > 1 and generator.random() < 0.5:
-        return replace(variant, requires=_some(inputs, generator))
-    return variant
-
-
-def pick_fewer_gradients(problem: Problem, seed: int) -> AutogradVariant | None:
-    """A call that asks for the gradients of some inputs; None if the problem has fewer than two."""
-    inputs = sorted(set(problem.gradient_of.values()))
-    if not problem.cotangents or len(inputs) < 2:
-        return None
-    return AutogradVariant("some", requires=_some(inputs, _generator(seed + 2)))
-
-
-def _some(inputs: Sequence[str], generator: random.Random) -> tuple[str, ...]:
-    """Some of the inputs, but not all: half the time a single one."""
-    most = generator.choice([2, len(inputs)])
-    return tuple(sorted(generator.sample(inputs, generator.randrange(1, most))))
-
-
-def changeable_inputs(problem: Problem, *, integers: bool = False) -> list[str]:
-    """Inputs that can be changed in place without a change of another.
-
-    Integers are among them only with `integers`: many entries keep lengths and indices without
-    `save_for_backward`. Output gradients never are: a backward pass takes their new values.
-    """
-    tensors = [*problem.inputs.values(), *problem.cotangents.values()]
-    storages = Counter(each.untyped_storage().data_ptr() for each in tensors)
-    return sorted(
-        name
-        for name, each in problem.inputs.items()
-        if each.numel()
-        and (each.is_floating_point() or (integers and not each.is_complex()))
-        and storages[each.untyped_storage().data_ptr()] == 1
-        and all(stride or size < 2 for size, stride in zip(each.shape, each.stride(), strict=True))
-    )
-
-
-def _generator(seed: int) -> random.Random:
+def seeded_generator(seed: int) -> random.Random:
     """Independent of the one that picks a relation's sequence or head, which has the same seed."""
     return random.Random(seed ^ 0x70A7E)  # noqa: S311 - test data, not secrets

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tlmatrix.check.cross_sequence import depends_on_other_sequences
+from tlmatrix.check.dependence import depends_on_other_sequences
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.guards import guarded
-from tlmatrix.check.poison import MARKS, poison_mask
+from tlmatrix.check.memory import MARKS, poison_mask
 from tlmatrix.check.tensor_map import TensorMap, name_of
 from tlmatrix.tracebacks import short_path
 from tlmatrix.unwinding import unwinds

@@ -17,7 +17,7 @@ from tlmatrix.fuzz.strategies import case_domain
 from tlmatrix.matrix import CaseNotFoundError, explain
 from tlmatrix.options.table import SPECS, TIER
 from tlmatrix.problem import family_for
-from tlmatrix.problem.floor_lint import lint_floors
+from tlmatrix.problem.lint import lint_floors
 from tlmatrix.report.listing import explain_lines, list_lines
 from tlmatrix.report.text import count
 from tlmatrix.results_file import shown_path

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.check.bits import same_bits
 from tlmatrix.check.determinism import compare_runs
 from tlmatrix.check.finding import Finding, FindingsError
-from tlmatrix.check.results import Results
+from tlmatrix.check.memory import same_bits
+from tlmatrix.check.running import Results
 from tlmatrix.distributed.failures import CHECK
 from tlmatrix.words import ranks_words
 

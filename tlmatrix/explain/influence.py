@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tlmatrix.check.bits import same_bits
+from tlmatrix.check.memory import same_bits
 from tlmatrix.interpreter.explain.text import fact_lines, rendered_indices, rendered_loops
 
 if TYPE_CHECKING:

@@ -278,7 +278,7 @@ def wrong_region(spec: Spec, runner: Runner, case: Case, tensor: str) -> str | N
     cannot run again.
     """
     from tlmatrix.check.numeric import deviations
-    from tlmatrix.check.results import Results
+    from tlmatrix.check.running import Results
     from tlmatrix.check.tolerance import ReferenceBounds
 
     wrong: torch.Tensor | None = None

@@ -13,6 +13,7 @@ from tlmatrix.problem.model import (
     Dim,
     Family,
     Pair,
+    PairRelation,
     Problem,
     Relation,
     RelationKind,
@@ -32,6 +33,7 @@ __all__ = [
     "Dim",
     "Family",
     "Pair",
+    "PairRelation",
     "Problem",
     "Relation",
     "RelationKind",
@@ -43,11 +45,11 @@ __all__ = [
 ]
 
 _BUILT_IN = {
-    "attention": "tlmatrix.problem.attention.family:AttentionFamily",
-    "collective": "tlmatrix.problem.collective.family:CollectiveFamily",
-    "gemm": "tlmatrix.problem.gemm.family:GemmFamily",
+    "attention": "tlmatrix.problem.attention:AttentionFamily",
+    "collective": "tlmatrix.problem.collective:CollectiveFamily",
+    "gemm": "tlmatrix.problem.gemm:GemmFamily",
 }
-_DECLARED = "tlmatrix.problem.declared.family:DeclaredFamily"
+_DECLARED = "tlmatrix.problem.declared:DeclaredFamily"
 _PROTOCOL = ("lint", "compile_key", "problem")
 
 

@@ -1,4 +1,4 @@
-"""Distributions of input values, seeded and identical on every device.
+"""Distributions of input values, and choices that follow from a seed, identical on every device.
 
 N(0, 1) alone hides kernels that permute rows, let a masked logit win, or sum in the wrong
 precision. Values are generated on the CPU in float32 and then cast, so that all backends get the
@@ -12,7 +12,6 @@ import random
 from typing import TYPE_CHECKING
 
 from tlmatrix.dtypes import dtype_named
-from tlmatrix.problem.seeded import seeded_random
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
@@ -267,3 +266,26 @@ def _integers(source: torch.Generator, shape: tuple[int, ...], dtype: torch.dtyp
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=source).bool()
     return torch.randint(-8 if dtype.is_signed else 0, 8, shape, generator=source).to(dtype)
+
+
+def seeded_random(seed: int) -> random.Random:
+    """A random number generator for choices (which sequence, row, order), not for tensors."""
+    return random.Random(seed ^ 0x5EED)  # noqa: S311 - test data, not secrets
+
+
+def permutation(pick: random.Random, count: int) -> list[int]:
+    """A random permutation of range(count); never the identity if `count` is 2 or more."""
+    order = list(range(count))
+    pick.shuffle(order)
+    return order if order != sorted(order) else order[1:] + order[:1]
+
+
+def poison_scale(dtype: str) -> float:
+    """A power of two to multiply N(0, 1) by: leaks become visible, and no product overflows.
+
+    Infinity would turn a harmless `0 * x` into NaN. The largest product that a kernel stores in
+    `dtype` is that of two poisoned tensors summed over a head (dS from do and v): about
+    sqrt(256) * scale**2, and 4 times that must be finite. That gives 32 for float16. The scale is
+    at most 2**40, so that float32 sums of three such factors are finite.
+    """
+    return 2.0 ** min(40, round(math.log2(math.sqrt(dtype_named(dtype).largest / 64))))

@@ -189,31 +189,17 @@ class Relation:
     `left` selects the compared part of the results of the original problem; `right` computes the
     same part, under the same names, from the results of `problems`, in order. With `exact` the
     numbers must be equal (-0.0 is 0.0, and a NaN any NaN), with "bits" these bits too; otherwise
-    the difference must be within the tolerance of the numeric check.
+    the difference must be within the tolerance of the numeric check. `words` describe the expected
+    side in findings.
+
     `judge` lists the indices of `problems` whose results are also checked against their own
     reference. With `stale`, which makes a problem of the same data with the options of the
     original, wrong results are findings only if they are right for that: else they may be wrong
     without the original call, too.
 
-    If the expected results depend on the first results, `sides` computes both sides, in place of
-    `problems`, `left` and `right`. `words` describe the expected side in findings.
-
     If `right` sums results that the entry rounded one by one, `rounded` returns, from the same
     results and by name, the sum of their absolute values: the bound grows by the tensor's roundoff
     times that.
-
-    With `reach`, one input of the problem holds a NaN or an infinity, and only the elements that it
-    names are compared.
-
-    With `history`, calls of the problem and of another one are made in that order, and each must
-    have the results that it has alone; `problems` are not used then.
-    With `layouts`, which name the memory layout of tensors, the problem is `laid_out(layouts)`; an
-    entry may refuse layouts that it does not promise to take (`promises`: `strides`, `alignment`).
-
-    With `advanced`, the problems are called after so many calls that flags pass 2^31.
-
-    With `captured`, the problems are replays of one call that was captured in a CUDA graph; with
-    `refused` as well, the entry must raise that exception (its name, words of its message).
     """
 
     name: str
@@ -225,17 +211,63 @@ class Relation:
     judge: tuple[int, ...] = ()
     because: str = ""
     words: str = "the problem itself"
-    sides: Sides | None = None
-    captured: bool = False
-    advanced: bool = False
-    refused: tuple[str, str] | None = None
     rounded: Callable[[Sequence[Tensors]], Tensors] | None = None
-    reach: Reach | None = None
     stale: Callable[[], Problem] | None = None
-    history: History | None = None
-    layouts: Mapping[str, str] = field(default_factory=dict)
-    laid_out: Callable[[Mapping[str, str]], Problem] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairRelation(Relation):
+    """A relation whose expected results depend on the first results.
+
+    `sides` computes both sides, in place of `problems`, `left` and `right`.
+    """
+
+    sides: Sides
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReachRelation(Relation):
+    """One input of the problem holds a NaN or an infinity; only the elements of `reach` count."""
+
+    reach: Reach
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryRelation(Relation):
+    """Calls of the problem and of another one, in an order of their own.
+
+    Each must have the results that it has alone; `problems` are not called.
+    """
+
+    history: History
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutRelation(Relation):
+    """A call whose tensors have the memory layouts `layouts`: of the problem `laid_out(layouts)`.
+
+    An entry may refuse layouts that it does not promise to take (`promises`: `strides`,
+    `alignment`).
+    """
+
+    layouts: Mapping[str, str]
+    laid_out: Callable[[Mapping[str, str]], Problem]
     promises: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class ManyCallsRelation(Relation):
+    """The problems are called after so many calls that flags pass 2^31."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapturedRelation(Relation):
+    """The problems are replays of one call that was captured in a CUDA graph.
+
+    With `refused`, the entry must raise that exception: its name, and words of its message.
+    """
+
+    refused: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)

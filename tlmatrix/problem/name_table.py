@@ -5,14 +5,30 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from tlmatrix.dtypes import explain_dtype
+from tlmatrix.problem.distributions import explain_distribution
+from tlmatrix.problem.storage import explain_storage
+from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from tlmatrix.spec.values import Value
 
 Role = Literal["axis", "name", "input", "output", "gradient"]
 """`axis`: a spec may list its values. `name`: entries and expressions have it in every case."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """The valid values of an axis: in words, and why another value is none of them."""
+
+    words: str
+    explain: Callable[[Value], str | None]
 
 
 @dataclass(frozen=True)
@@ -34,7 +50,7 @@ class Name:
     name: str
     roles: tuple[Role, ...]
     means: str
-    values: str = ""
+    values: Values | None = None
     default: str = ""
     shapes: Mapping[str, str] = field(default_factory=dict)
     dtype: str = ""
@@ -42,11 +58,97 @@ class Name:
     optional: str = ""
 
 
-VALUES = Name(
+def axis(name: str, means: str, values: Values, default: str = "", **more: Any) -> Name:  # noqa: ANN401 - fields
+    """An axis whose value is a name of the case."""
+    return Name(name, ("axis", "name"), means, values, default, **more)
+
+
+def setting(name: str, means: str, values: Values, default: str = "", **more: Any) -> Name:  # noqa: ANN401 - fields
+    """An axis whose value no entry gets."""
+    return Name(name, ("axis",), means, values, default, **more)
+
+
+def tensor(
+    name: str,
+    means: str,
+    shapes: Mapping[str, str] | str,
+    dtype: str,
+    optional: str = "",
+    *,
+    roles: tuple[Role, ...] = ("input",),
+) -> Name:
+    """A tensor, with its shapes by layout or its only one."""
+    shapes = {"": shapes} if isinstance(shapes, str) else shapes
+    return Name(name, roles, means, shapes=shapes, dtype=dtype, optional=optional)
+
+
+def names_of(rows: Sequence[Name], *roles: Role) -> frozenset[str]:
+    """The names that have one of the roles."""
+    return frozenset(row.name for row in rows if set(roles) & set(row.roles))
+
+
+# Values of axes -----------------------------------------------------------------------------------
+
+
+def _shown(value: Value) -> str:
+    return "none" if value is None else repr(value)
+
+
+def whole(
+    least: int, *, same: bool = False, optional: bool = False, want: str | None = None
+) -> Values:
+    """Integers from `least`, and `same` or none if these are allowed; `want` names them all."""
+    want = want or f"{'none or ' if optional else ''}an integer >= {least}"
+
+    def explain(value: Value) -> str | None:
+        if (value is None and optional) or (value == "same" and same):
+            return None
+        fine = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        return None if fine else f"{_shown(value)} is not {want}"
+
+    return Values(f"{least} or more" + (", `same`" if same else ""), explain)
+
+
+def choice(what: str, options: Sequence[str]) -> Values:
+    """One of the names of something: a layout, an operation."""
+
+    def explain(value: Value) -> str | None:
+        if isinstance(value, str) and value in options:
+            return None
+        return f"unknown {what} {value!r}{nearest(value, options)}"
+
+    return Values(", ".join(f"`{option}`" for option in options), explain)
+
+
+def dtypes(*, floating: bool = False, same: bool = False, optional: bool = False) -> Values:
+    """Dtypes, or floating ones alone; `same` as another axis or none if these are allowed."""
+
+    def explain(value: Value) -> str | None:
+        if (same and value == "same") or (optional and value is None):
+            return None
+        return explain_dtype(value, floating=floating)
+
+    return Values(f"{'floating ' if floating else ''}dtypes{', `same`' if same else ''}", explain)
+
+
+def _explain_flag(value: Value) -> str | None:
+    return None if isinstance(value, bool) else f"{value!r} is not true or false"
+
+
+def _explain_number(value: Value) -> str | None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fine = value is None or (number and math.isfinite(float(value)))  # type: ignore[arg-type]
+    return None if fine else f"{value!r} is not none or a finite number"
+
+
+FLAG = Values("booleans", _explain_flag)
+NUMBER = Values("a finite number", _explain_number)
+VALUES = axis(
     "values",
-    ("axis", "name"),
     "distribution of the inputs",
-    "[distributions](../../guides/own-problems.md#what-the-inputs-hold)",
+    Values(
+        "[distributions](../../guides/own-problems.md#what-the-inputs-hold)", explain_distribution
+    ),
     "the seed picks one",
 )
 DEVICE = Name("device", ("name",), "device of the tensors, a `torch.device`")
@@ -54,12 +156,11 @@ DEVICE = Name("device", ("name",), "device of the tensors, a `torch.device`")
 
 def storage(layouts: str) -> Name:
     """The axis `storage` of a problem that has these memory layouts."""
-    return Name("storage", ("axis",), "memory layout of the inputs", layouts, "contiguous")
+    means, values = "memory layout of the inputs", Values(layouts, explain_storage)
+    return setting("storage", means, values, "contiguous")
 
 
-def names_of(rows: Sequence[Name], *roles: Role) -> frozenset[str]:
-    """The names that have one of the roles."""
-    return frozenset(row.name for row in rows if set(roles) & set(row.roles))
+# Pages --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -72,6 +173,19 @@ class Document:
     rows: tuple[Name, ...]
     more: str = ""
     relations: tuple[str, ...] = ()
+
+    def explain(self, axis: str, value: Value) -> str | None:
+        """Why `value` is invalid for an axis; None if it is valid, or if the axis is unknown."""
+        for row in self.rows:
+            if row.name == axis and row.values is not None:
+                return row.values.explain(value)
+        return None
+
+    def refuse_invalid(self, values: Mapping[str, Value]) -> None:
+        """Raise ValueError if an axis has an invalid value."""
+        for axis, value in values.items():
+            if reason := self.explain(axis, value):
+                raise ValueError(f"{axis}: {reason}")
 
     def text(self) -> str:
         """The page as Markdown."""
@@ -90,7 +204,16 @@ class Document:
             yield from _heading("Axes")
             yield from _table(
                 ("axis", "values", "default", "layouts", "meaning"),
-                [(_code(r.name), r.values, r.default or "required", _in(r), r.means) for r in axes],
+                [
+                    (
+                        _code(row.name),
+                        row.values.words if row.values else "",
+                        row.default or "required",
+                        _in(row),
+                        row.means,
+                    )
+                    for row in axes
+                ],
             )
         if names:
             yield from _heading("Other names")

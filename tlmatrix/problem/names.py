@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tlmatrix.problem.attention.names import DOCUMENT as ATTENTION
-from tlmatrix.problem.collective.names import DOCUMENT as COLLECTIVE
-from tlmatrix.problem.declared.names import DOCUMENT as DECLARED
-from tlmatrix.problem.gemm.names import DOCUMENT as GEMM
+from tlmatrix.problem.attention.names import PAGE as ATTENTION
+from tlmatrix.problem.collective.axes import PAGE as COLLECTIVE
+from tlmatrix.problem.declared import PAGE as DECLARED
+from tlmatrix.problem.gemm.axes import PAGE as GEMM
 
 DOCUMENTS = (ATTENTION, GEMM, COLLECTIVE, DECLARED)
 FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "problems"

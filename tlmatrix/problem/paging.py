@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tlmatrix.problem.distributions import seeded_random
 from tlmatrix.problem.model import UnusedRows
-from tlmatrix.problem.seeded import seeded_random
 from tlmatrix.spec.expr.closures import SPARE_PAGES
 
 if TYPE_CHECKING:

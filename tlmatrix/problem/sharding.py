@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.problem.lazy_mapping import LazyMapping
 from tlmatrix.problem.model import Dim, InapplicableError, Problem
 from tlmatrix.problem.splits import Split, UnevenError, owners
 from tlmatrix.problem.storage import with_storage
+from tlmatrix.problem.tensors import LazyMapping
 from tlmatrix.spec.importing import refuse
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.fields import FAMILIES

@@ -20,9 +20,10 @@ begin at multiples of 16 bytes) and `strided` (every second element of the last 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from tlmatrix.problem.poison import poison_scale
+from tlmatrix.problem.distributions import poison_scale
 from tlmatrix.spec.model.fields import STORAGES
 from tlmatrix.words import nearest
 
@@ -90,6 +91,24 @@ def tensors_of(problem: Problem) -> dict[str, torch.Tensor]:
     found |= {f"d{output}": tensor for output, tensor in problem.cotangents.items()}
     once = {id(tensor): name for name, tensor in reversed(found.items())}
     return {name: tensor for name, tensor in found.items() if once[id(tensor)] == name}
+
+
+def changeable_inputs(problem: Problem, *, integers: bool = False) -> list[str]:
+    """Inputs that can be changed in place without a change of another.
+
+    Integers are among them only with `integers`: many entries keep lengths and indices without
+    `save_for_backward`. Output gradients never are: a backward pass takes their new values.
+    """
+    tensors = [*problem.inputs.values(), *problem.cotangents.values()]
+    storages = Counter(each.untyped_storage().data_ptr() for each in tensors)
+    return sorted(
+        name
+        for name, each in problem.inputs.items()
+        if each.numel()
+        and (each.is_floating_point() or (integers and not each.is_complex()))
+        and storages[each.untyped_storage().data_ptr()] == 1
+        and all(stride or size < 2 for size, stride in zip(each.shape, each.stride(), strict=True))
+    )
 
 
 def layouts_of(tensor: torch.Tensor) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from tlmatrix.backend import (
     backend_named,
 )
 from tlmatrix.interpreter import Unsupported
-from tlmatrix.problem import Pair, Relation, with_changed_arguments
+from tlmatrix.problem import Pair, PairRelation, with_changed_arguments
 from tlmatrix.spec.importing import refuse
 from tlmatrix.spec.values import canonical, label
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend import Backend
     from tlmatrix.matrix import Case
-    from tlmatrix.problem import Family, Problem, RelationKind, Tensors
+    from tlmatrix.problem import Family, Problem, Relation, RelationKind, Tensors
     from tlmatrix.run.harness import Harness
     from tlmatrix.spec.model.spec import Agreement, Spec
     from tlmatrix.spec.values import Value
@@ -141,7 +141,7 @@ class _Other:
 
     def relation(self) -> Relation:
         """The relation: both sides' results are equal within the sum of their error bounds."""
-        return Relation(
+        return PairRelation(
             self.words[0],
             "agreement",
             sides=self._sides,
@@ -170,7 +170,7 @@ class _Other:
 
     def _problem(self, family: Family) -> Problem:
         """Build the other side's problem and check that its inputs are this one's."""
-        from tlmatrix.check.bits import same_bits
+        from tlmatrix.check.memory import same_bits
 
         made = family.problem(
             self.other, self.values, seed=self.others.seed, device=self.backend.device

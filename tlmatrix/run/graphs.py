@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.problem.relations.forms import repeated
+from tlmatrix.problem.model import CapturedRelation
+from tlmatrix.problem.relations import repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,10 +43,15 @@ def with_cuda_graph(spec: Spec, case: Case, problem: Problem, backend: Backend) 
             other = next((each.problems[0] for each in repeats), None)
         if other is not None and _differ_in_data_alone(problem, other):
             because = "the call was captured to a CUDA graph once, and replayed with other data"
-            relation = repeated(other, problem, because)
-            refused = None if refusal is None else (refusal.raises, refusal.message)
-            exact = rule.mode != "bounded"
-            yield replace(relation, name=CUDA_GRAPH, captured=True, refused=refused, exact=exact)
+            yield repeated(
+                other,
+                problem,
+                because,
+                of=CapturedRelation,
+                name=CUDA_GRAPH,
+                refused=None if refusal is None else (refusal.raises, refusal.message),
+                exact=rule.mode != "bounded",
+            )
 
     return replace(problem, relations=relations)
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend import EntryError, bind, execute, refuse_unknown_axes
 from tlmatrix.backend.backends import InterpreterBackend
-from tlmatrix.check.rerun_checks import changeable_inputs
 from tlmatrix.check.running import OnDevice
 from tlmatrix.distributed import Executors
 from tlmatrix.matrix.case import seed_from
 from tlmatrix.problem.sharding import with_owners
+from tlmatrix.problem.storage import changeable_inputs
 from tlmatrix.run.coverage import counting
 from tlmatrix.run.forks import end_returned_child
 from tlmatrix.run.invalid_inputs import invalid_problem
@@ -164,7 +164,7 @@ class Harness:
 
     def problem(self, bound: BoundSpec, spec: Spec, case: Case, seed: int) -> Problem:
         """Build the problem of a case, with the metamorphic relations that its spec adds."""
-        from tlmatrix.problem.relations.layouts import FIRST, SAMPLED, with_other_layouts
+        from tlmatrix.problem.relations.calls import FIRST, SAMPLED, with_other_layouts
 
         problem = self._problem(bound, spec, case, seed)
         if case.origin == "invalid" or self.backend.compiles:
@@ -195,7 +195,7 @@ class Harness:
             return invalid_problem(
                 spec, case, invalid_input_of(spec, case), make, bound.binding.parameters
             )
-        from tlmatrix.problem.relations.other_calls import with_given_output, with_side_stream
+        from tlmatrix.problem.relations.calls import with_given_output, with_side_stream
         from tlmatrix.problem.relations.propagation import with_propagation
         from tlmatrix.problem.relations.user import with_user_relations
         from tlmatrix.run.other_options import other_options
@@ -243,7 +243,7 @@ class Harness:
 
         Until a case passes, the next ones check it, too.
         """
-        from tlmatrix.problem.relations.other_calls import (
+        from tlmatrix.problem.relations.calls import (
             with_changed_inputs,
             with_second_derivative,
             with_two_streams,

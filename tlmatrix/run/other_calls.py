@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from tlmatrix.matrix import known_bug
-from tlmatrix.problem.model import History, Relation
-from tlmatrix.problem.relations.forms import repeated
+from tlmatrix.problem.model import History, HistoryRelation, ManyCallsRelation
+from tlmatrix.problem.relations import repeated
 from tlmatrix.run.other_options import KEPT
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from tlmatrix.matrix import Case
-    from tlmatrix.problem import Problem, RelationKind
+    from tlmatrix.problem import Problem, Relation, RelationKind
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
@@ -71,11 +71,12 @@ def with_other_options(
                 because = f"a call with {changed} came before"
                 if again.between:
                     because += ", and between the forward and the backward pass"
-                relation = repeated(call, again, because)
-                yield replace(
-                    relation,
+                yield repeated(
+                    call,
+                    again,
+                    because,
                     name="other_options",
-                    judge=relation.judge if problem.has_reference else (),
+                    judge=(0,) if problem.has_reference else (),
                     stale=None if has_ranks(spec) else lambda: make(case.values),
                 )
 
@@ -117,11 +118,10 @@ def with_many_calls(spec: Spec, case: Case, problem: Problem) -> Problem:
     """Calls after so many that epochs and flags pass 2^31, on several ranks."""
     if spec.context is None or case.values.get(WORLD) == 1:
         return problem
-    relation = Relation(
+    relation = ManyCallsRelation(
         "many_calls",
         "repeat",
         (problem,) * 4,
-        advanced=True,
         because="what the context counts was advanced to just below 2^31; advanced by a few calls, "
         "the results are right: compare flags by their signed difference, in 32 bits",
     )
@@ -166,9 +166,13 @@ def with_history(problem: Problem, seed: int, *, backward: bool, exact: bool) ->
             if relation.name != "repeat":
                 yield relation
                 continue
-            other = replace(relation.problems[0], renewed=bool(seed & 8))
+            first, again = relation.problems
             calls, steps = _drawn_steps(seed, backward=backward)
-            yield replace(relation, name="history", history=History(other, calls, steps, exact))
+            history = History(replace(first, renewed=bool(seed & 8)), calls, steps, exact)
+            because = relation.because
+            yield repeated(
+                first, again, because, of=HistoryRelation, name="history", history=history
+            )
 
     return replace(problem, relations=relations)
 

@@ -91,7 +91,7 @@ def _values(spec: Spec, case: Case, family: Family) -> dict[str, Sequence[Value]
 
 def _same_inputs(problem: Problem, other: Problem) -> bool:
     """Whether all inputs of the other problem are inputs of the first, bit for bit."""
-    from tlmatrix.check.bits import same_bits
+    from tlmatrix.check.memory import same_bits
 
     def known(name: str, tensor: torch.Tensor) -> bool:
         own = problem.inputs.get(name)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.backend.axes import unread_axes
 from tlmatrix.matrix import expand, expired, invalid_cases
 from tlmatrix.problem import family_for
-from tlmatrix.problem.optional_axes import lint_optional_axes
-from tlmatrix.problem.relations.user import lint_relations
+from tlmatrix.problem.lint import lint_optional_axes, lint_relations
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.spec import has_ranks
 from tlmatrix.words import suggestion

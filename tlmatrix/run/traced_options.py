@@ -23,7 +23,7 @@ from tlmatrix.check.finding import Finding
 from tlmatrix.distributed import trace
 from tlmatrix.interpreter.frontend.programs import program_cache
 from tlmatrix.matrix import known_bug
-from tlmatrix.problem.seeded import seeded_random
+from tlmatrix.problem.distributions import seeded_random
 from tlmatrix.problem.sharding import with_owners
 from tlmatrix.run.sources import digest_of, read_sources
 from tlmatrix.spec.expr.expression import ExpressionError

@@ -11,7 +11,7 @@ from tlmatrix.backend.binding.factories import Factory, JitEntry
 from tlmatrix.backend.binding.modules import module_entry
 from tlmatrix.backend.errors import BindingError
 from tlmatrix.backend.signature import is_tilelang_factory, parameters_of
-from tlmatrix.problem.callables import takes_any_keyword
+from tlmatrix.problem.calling import takes_any_keyword
 from tlmatrix.spec.importing import load, make_importable
 from tlmatrix.spec.model.calling import names_of
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from tlmatrix.backend.errors import BindingError
-from tlmatrix.check.poison import unwritten
+from tlmatrix.check.memory import unwritten
 from tlmatrix.problem.calling import ArgumentSource, named_results
 
 if TYPE_CHECKING:

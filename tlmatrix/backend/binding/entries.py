@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.backend.binding.calls import argument_source, binding_error, error_at, prepared_call
-from tlmatrix.problem.callables import by_name, takes_any_keyword
-from tlmatrix.problem.calling import Arguments, arguments_of
+from tlmatrix.problem.calling import Arguments, arguments_of, by_name, takes_any_keyword
 from tlmatrix.spec.model.calling import names_of
 from tlmatrix.words import suggestion
 

@@ -14,8 +14,8 @@ from tlmatrix.backend.binding.second_derivative import check_second_derivative
 from tlmatrix.backend.binding.side_stream import on_side_stream
 from tlmatrix.backend.binding.two_streams import check_two_streams
 from tlmatrix.backend.errors import EntryError, wrapping_entry_errors
-from tlmatrix.check.results import Results, history_result
-from tlmatrix.check.same_memory import SameMemory
+from tlmatrix.check.memory import SameMemory
+from tlmatrix.check.running import Results, history_result
 from tlmatrix.problem.model import InapplicableError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import torch
 from tlmatrix.backend.binding.calls import binding_error, error_at, prepared_call
 from tlmatrix.backend.binding.entries import entry_arguments
 from tlmatrix.backend.errors import wrapping_entry_errors
-from tlmatrix.problem.callables import by_name, parameters_of, takes_any_keyword
+from tlmatrix.problem.calling import by_name, parameters_of, takes_any_keyword
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.model.calling import expression
 from tlmatrix.spec.values import canonical

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.check.guards import lead_of
-from tlmatrix.check.poison import as_row, extent_of, fill_poison
+from tlmatrix.check.memory import as_row, extent_of, fill_poison
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

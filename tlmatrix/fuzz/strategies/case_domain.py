@@ -10,7 +10,7 @@ There are three kinds of axes:
   most cases have a configuration of the tier, so that a few compiled kernels serve many cases.
 
 Besides, cases have *optional* axes that the spec does not list: values, storage, maximum lengths
-(`tlmatrix.problem.optional_axes`). A case has one only if its value is not the default, except
+(`tlmatrix.problem.lint`). A case has one only if its value is not the default, except
 `values`: its default depends on the case's seed, and would change while shrinking.
 
 Constraints hold by construction: every constrained axis takes a value with which the other axes
@@ -35,7 +35,7 @@ from tlmatrix.matrix.space import Space
 from tlmatrix.matrix.tiers import plan_of
 from tlmatrix.problem import family_for
 from tlmatrix.problem.distributions import usual_distributions
-from tlmatrix.problem.optional_axes import optional_axes
+from tlmatrix.problem.lint import optional_axes
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.fields import FAMILIES

@@ -10,14 +10,16 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.problem.attention.axis_values import CACHE_LAYOUTS, explain_value, whole
-from tlmatrix.problem.attention.sinks import sink_kind
+from tlmatrix.problem.attention.names import CACHE_LAYOUTS, PAGE, sink_kind
 from tlmatrix.spec.lengths import sides_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tlmatrix.spec.values import Value
+
+
+_MAY_BE_EMPTY = frozenset({"heads", "kv_heads", "groups", "head_dim", "head_dim_v"})
 
 
 class AxisError(ValueError):
@@ -70,14 +72,15 @@ class Setting:
             AxisError: a value is invalid, or missing, or does not fit other values.
         """
         for axis, value in values.items():
-            if reason := explain_value(axis, value, empty=True):
+            empty = value == 0 and axis in _MAY_BE_EMPTY and not isinstance(value, bool)
+            if not empty and (reason := PAGE.explain(axis, value)):
                 raise AxisError(axis, f"{axis}: {reason}")
         for axis in ("dtype", "head_dim"):
             if values.get(axis) is None:
                 raise AxisError(axis, f"attention needs the axis {axis}")
         layout, lengths_q, lengths_k = _layout(values)
         kv_heads, groups = _heads(values)
-        head_dim = whole(values["head_dim"])
+        head_dim = _whole(values["head_dim"])
         head_dim_v = values.get("head_dim_v")
         causal = bool(values.get("causal", False))
         window = values.get("window")
@@ -94,7 +97,7 @@ class Setting:
             ("max_seqlen_k", max(lengths_k, default=0)),
         ):
             given = values.get(axis)
-            if given is not None and whole(given) < longest:
+            if given is not None and _whole(given) < longest:
                 raise AxisError(
                     axis, f"{axis} is {given}, less than the longest sequence ({longest})"
                 )
@@ -106,12 +109,12 @@ class Setting:
             kv_heads=kv_heads,
             groups=groups,
             head_dim=head_dim,
-            head_dim_v=head_dim if head_dim_v in (None, "same") else whole(head_dim_v),
+            head_dim_v=head_dim if head_dim_v in (None, "same") else _whole(head_dim_v),
             dtype=str(values["dtype"]),
             # With a KV cache, the one query is aligned with the last key and sees all keys: a
             # causal mask matters only with a window.
             causal=window is not None if layout in CACHE_LAYOUTS else causal,
-            window=None if window is None else whole(window),
+            window=None if window is None else _whole(window),
             sink=sink_kind(values.get("sink")),
             sink_dtype=_sink_dtype(values),
             scale=None if scale is None else float(scale),  # type: ignore[arg-type]
@@ -282,10 +285,10 @@ def _layout(values: Mapping[str, Value]) -> tuple[str, tuple[int, ...], tuple[in
         raise AxisError("layout", "layout padded needs the axis seqlens, for its masks")
     if "seqlen_q" not in values:
         raise AxisError("seqlen_q", "attention needs the axis seqlens (packed) or seqlen_q (dense)")
-    batch = whole(values.get("batch", 1))
-    seqlen_q = whole(values["seqlen_q"])
+    batch = _whole(values.get("batch", 1))
+    seqlen_q = _whole(values["seqlen_q"])
     seqlen_k = values.get("seqlen_k")
-    seqlen_k = seqlen_q if seqlen_k in (None, "same") else whole(seqlen_k)
+    seqlen_k = seqlen_q if seqlen_k in (None, "same") else _whole(seqlen_k)
     return str(layout or "bshd"), (seqlen_q,) * batch, (seqlen_k,) * batch
 
 
@@ -351,4 +354,10 @@ def _sink_dtype(values: Mapping[str, Value]) -> str:
 
 
 def _optional(value: Value) -> int | None:
-    return None if value is None else whole(value)
+    return None if value is None else _whole(value)
+
+
+def _whole(value: Value) -> int:
+    """A value as an int, which `Setting.of` has checked."""
+    assert isinstance(value, int)
+    return value

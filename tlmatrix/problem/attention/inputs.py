@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 import torch
 
 from tlmatrix.dtypes import torch_dtype
 from tlmatrix.problem.attention.reference import Operands
-from tlmatrix.problem.attention.sinks import generate_sink
 from tlmatrix.problem.distributions import (
     SHIFT,
     draw,
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.attention.axes import Setting
 
+# In the range of float16, and far from all logits of `tlmatrix.problem.distributions`.
+_FAR = {"absent": float("-inf"), "faint": -1e4, "dominant": 1e4}
+_MIXED = ("usual", "absent", "faint", "dominant")
+_STRONG = (5.0, 16.0)
 _STRONGEST_OF_FLOAT16 = 5.0
 _LARGEST_SHIFT = 16.0
 """The largest shift of q and k: products of more than a small scale stay in float16's range."""
@@ -77,6 +81,23 @@ def generate_operands(
             sink = torch.where(sink.abs() < SHIFT, sink - SHIFT, sink)
         sink = sink.to(device)
     return Operands(q, k, v, do, sink)
+
+
+def generate_sink(
+    name: str, source: torch.Generator, heads: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """A sink [heads] of a kind in `SINKS`, or `usual` (normal or strong), on the CPU."""
+    sink = torch.randn(heads, generator=source, dtype=torch.float32)
+    low, high = _STRONG
+    strong = torch.rand(heads, generator=source) * (high - low) + low
+    usual = "strong" if bool(torch.rand((), generator=source) < 0.5) else "normal"
+    kinds = _MIXED if name == "mixed" else (name,)
+    for head, each in enumerate(islice(cycle(kinds), heads)):
+        if each in _FAR:
+            sink[head] = _FAR[each]
+        elif "strong" in (each, usual if each == "usual" else ""):
+            sink[head] = strong[head]
+    return sink.to(dtype)
 
 
 def cotangent_size(distribution: str, dtype: torch.dtype) -> float:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.problem.attention.chunks import Piece, Rows, pieces
-from tlmatrix.problem.host_copies import on_cpu
+from tlmatrix.problem.tensors import on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Builds the problem of a collective: tensors, references and error bounds."""
+"""The problem of a collective: tensors, references, error bounds and relations."""
 
 from __future__ import annotations
 
@@ -10,14 +10,27 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.dtypes import dtype_named, torch_dtype
-from tlmatrix.problem.case_setup import tile_sizes
-from tlmatrix.problem.distributions import SPECIAL, choose_distribution, draw, generator
-from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
+from tlmatrix.problem.distributions import (
+    SPECIAL,
+    choose_distribution,
+    draw,
+    generator,
+    permutation,
+    poison_scale,
+    seeded_random,
+)
+from tlmatrix.problem.family import tile_sizes
+from tlmatrix.problem.model import Cost, Dim, Problem, Relation, TensorInfo
+from tlmatrix.problem.relations import repeated, untouched
+from tlmatrix.problem.relations.batch import inverse, select, singles, without
 from tlmatrix.problem.storage import with_storage
 
 if TYPE_CHECKING:
-    from tlmatrix.problem.case_setup import CaseSetup
+    from collections.abc import Iterator
+
     from tlmatrix.problem.collective.axes import CollectiveSetting
+    from tlmatrix.problem.family import CaseSetup
+    from tlmatrix.problem.model import RelationKind, Tensors
 
 
 @dataclass(frozen=True)
@@ -98,3 +111,72 @@ def generate_collective(
     if distribution == "extreme" and setting.adds:
         x /= 2.0 ** math.ceil(math.log2(setting.world))  # so that their sum is finite
     return Collective(setup, setting, x.to(setup.device), distribution)
+
+
+# Relations ----------------------------------------------------------------------------------------
+
+
+def collective_relations(case: Collective, kind: RelationKind) -> Iterator[Relation]:
+    """The relations of one kind for a case of a collective."""
+    match kind:
+        case "isolation":
+            yield from _disturbed(case, kind, 1.0, "other values in")
+        case "poison":
+            yield from _disturbed(case, kind, poison_scale(case.setting.dtype), "huge values in")
+        case "relations":
+            yield from _identities(case)
+        case "repeat":
+            other = generate_collective(case.setup, case.setting, "normal", case.setup.seed + 1)
+            yield repeated(
+                other.problem(), case.problem(), "a second call must not remember the first"
+            )
+
+
+def _disturbed(case: Collective, kind: RelationKind, size: float, what: str) -> Iterator[Relation]:
+    """New values, N(0, 1) times `size`, in one row on every rank; the other rows of y must stay."""
+    setting = case.setting
+    if setting.rows < 2:
+        return
+    index = seeded_random(case.setup.seed).randrange(setting.rows)
+    changed = case.x.clone()
+    line = changed[..., index, :]
+    noise = torch.randn(line.shape, generator=generator(case.setup.seed + 1))
+    line.copy_(noise * size)
+
+    def other_rows(results: Tensors) -> Tensors:
+        return {"y": without(results["y"], 0, index)}
+
+    because = f"{what} row {index} of x must change no other row of y"
+    yield untouched(f"{kind}_row", kind, replace(case, x=changed).problem(), other_rows, because)
+
+
+def _identities(case: Collective) -> Iterator[Relation]:
+    setting, pick = case.setting, seeded_random(case.setup.seed)
+    if setting.rows > 1:
+        order = permutation(pick, setting.rows)
+        moved = select(case.x, singles(case.x, case.x.ndim - 2), order)
+        yield Relation(
+            "rows_permuted",
+            "relations",
+            (replace(case, x=moved).problem(),),
+            right=lambda results: {
+                "y": select(results[0]["y"], singles(results[0]["y"], 0), inverse(order))
+            },
+            because="permuting the rows of x permutes the rows of y",
+        )
+    if setting.adds and setting.world > 1:
+        moved = select(case.x, singles(case.x, 0), permutation(pick, setting.world))
+        yield Relation(
+            "ranks_permuted",
+            "relations",
+            (replace(case, x=moved).problem(),),
+            because="the sum does not depend on which rank has which term",
+        )
+    if float(case.x.double().abs().max() if case.x.numel() else 0) < poison_scale(setting.dtype):
+        yield Relation(
+            "doubled",
+            "relations",
+            (replace(case, x=case.x + case.x).problem(),),
+            right=lambda results: {"y": results[0]["y"] / 2},
+            because="doubling every term doubles the result",
+        )

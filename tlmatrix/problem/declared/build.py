@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.dtypes import DTYPES, torch_dtype
-from tlmatrix.problem.case_setup import tile_sizes
 from tlmatrix.problem.declared.carried import (
     Carried,
     DetachedMaximum,
@@ -21,13 +20,19 @@ from tlmatrix.problem.declared.carried import (
     delta_errors,
     product_errors,
 )
-from tlmatrix.problem.declared.packed import packed_dim, packing_of, paging_of
+from tlmatrix.problem.declared.inputs import (
+    dtype_declared,
+    generate_inputs,
+    packed_dim,
+    packing_of,
+    paging_of,
+    sizes_of,
+)
+from tlmatrix.problem.declared.operators import UNITS, TermSizes, suits_shift, term_sizes
 from tlmatrix.problem.declared.reference import reference_of
-from tlmatrix.problem.declared.shifts import suits_shift
-from tlmatrix.problem.declared.sizes import declared
-from tlmatrix.problem.declared.tensors import dtype_declared, generate_inputs, sizes_of
-from tlmatrix.problem.declared.terms import UNITS, TermSizes, term_sizes
 from tlmatrix.problem.distributions import SAFE, choose_distribution, draw, generator
+from tlmatrix.problem.family import tile_sizes
+from tlmatrix.problem.lint import declared
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
 from tlmatrix.problem.storage import expandable, with_storage
 from tlmatrix.spec.importing import refuse
@@ -36,8 +41,8 @@ from tlmatrix.spec.model.spec import OutputDecl
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tlmatrix.problem.case_setup import CaseSetup
     from tlmatrix.problem.declared.reference import ReferenceCall
+    from tlmatrix.problem.family import CaseSetup
     from tlmatrix.problem.model import UnusedRows
     from tlmatrix.spec.expr.expression import Expression
     from tlmatrix.spec.model.spec import DeclaredProblem, InputDecl

@@ -23,7 +23,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from tlmatrix.problem.operator_mode import OperatorMode
+from tlmatrix.problem.declared.operators import OperatorMode
 from tlmatrix.problem.tensor_cores import SYSTEMATIC, truncation
 
 if TYPE_CHECKING:

@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.problem.callables import by_name, parameters_of, takes_any_keyword
-from tlmatrix.problem.calling import Arguments, ArgumentSource, arguments_of, named_results
-from tlmatrix.problem.declared.tensors import dtype_declared, sizes_of
+from tlmatrix.problem.calling import (
+    Arguments,
+    ArgumentSource,
+    arguments_of,
+    by_name,
+    named_results,
+    parameters_of,
+    takes_any_keyword,
+)
+from tlmatrix.problem.declared.inputs import dtype_declared, sizes_of
 from tlmatrix.problem.model import ReferenceFailedError
 from tlmatrix.spec.importing import load, refuse
 from tlmatrix.spec.model.parts import OutputDecl
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tlmatrix.problem.calling import Path
-    from tlmatrix.problem.case_setup import CaseSetup
+    from tlmatrix.problem.family import CaseSetup
     from tlmatrix.spec.model.calling import Fill
     from tlmatrix.spec.model.spec import DeclaredProblem, Reference
 

@@ -1,4 +1,4 @@
-"""Builds the problem of a matrix product: tensors, references and error bounds.
+"""The problem of a matrix product: tensors, references, error bounds and relations.
 
 If k is sharded over ranks, each rank may round its partial sum to the dtype of the result, as in a
 16-bit reduce-scatter. An element is then a sum of one rounded term per rank; the terms may cancel.
@@ -13,25 +13,32 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.dtypes import dtype_named, torch_dtype
-from tlmatrix.problem.case_setup import tile_sizes
 from tlmatrix.problem.distributions import (
     SPECIAL,
     choose_distribution,
     draw,
     extreme_size,
     generator,
+    permutation,
+    poison_scale,
+    seeded_random,
 )
-from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
+from tlmatrix.problem.family import tile_sizes
+from tlmatrix.problem.model import Cost, Dim, Problem, Relation, TensorInfo
+from tlmatrix.problem.relations import repeated, untouched
+from tlmatrix.problem.relations.batch import inverse, select, singles, without
 from tlmatrix.problem.sharding import rank_indices
 from tlmatrix.problem.storage import with_storage
 from tlmatrix.problem.tensor_cores import SYSTEMATIC, truncation
 from tlmatrix.spec.model.spec import has_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from tlmatrix.problem.case_setup import CaseSetup
+    from tlmatrix.problem.family import CaseSetup
     from tlmatrix.problem.gemm.axes import GemmSetting
+    from tlmatrix.problem.model import RelationKind, Tensors
+    from tlmatrix.spec.values import Value
 
 _FLOAT8_UNIT = 2.0**-15
 """Unit roundoff of float8 sums. Hopper's tensor cores keep about 14 bits of a sum of float8
@@ -266,3 +273,134 @@ def generate_gemm(setup: CaseSetup, setting: GemmSetting, distribution: str, see
         scale = ((torch.rand(setting.n, generator=source) + 0.5) / 64).to(setup.device)
     case = Gemm(setup, setting, tensors["a"], tensors["b"], tensors.get("c"), scale, distribution)
     return case.within_range() if distribution == "extreme" else case
+
+
+# Relations ----------------------------------------------------------------------------------------
+
+
+def gemm_relations(case: Gemm, kind: RelationKind) -> Iterator[Relation]:
+    """The relations of one kind for a gemm case."""
+    match kind:
+        case "isolation":
+            yield from _disturbed(case, kind, 1.0, "other values in")
+        case "poison":
+            yield from _disturbed(case, kind, None, "huge values in")
+        case "relations":
+            yield from _rows_permuted(case)
+            if case.scale is not None:
+                yield _scale_doubled(case, case.scale)
+            else:  # The transposed product of a scaled one would have scaled rows.
+                yield from _transposed(case)
+        case "repeat":
+            other = generate_gemm(case.setup, case.setting, "normal", case.setup.seed + 1)
+            yield repeated(
+                other.problem(), case.problem(), "a second call must not remember the first"
+            )
+
+
+def _disturbed(case: Gemm, kind: RelationKind, size: float | None, what: str) -> Iterator[Relation]:
+    """New values in one row of op(a), then in one column of op(b); the rest of c must stay.
+
+    New values are N(0, 1) times `size`; if `size` is None, times the largest safe size of the
+    dtype.
+    """
+    setting, pick = case.setting, seeded_random(case.setup.seed)
+    source = generator(case.setup.seed + 1)
+    for name, dim, count in (("row", 0, setting.m), ("column", 1, setting.n)):
+        if count < 2:
+            continue
+        index = pick.randrange(count)
+        of_a = dim == 0
+        mine = case.a if of_a else case.b
+        stored = dim ^ int(setting.transpose_a if of_a else setting.transpose_b)
+        changed = mine.clone()
+        line = changed.select(stored, index)
+        line.copy_(_new_values(source, line, case.operand_dtypes[dim], size))
+        other = replace(case, a=changed) if of_a else replace(case, b=changed)
+
+        def rest(results: Tensors, dim: int = dim, index: int = index) -> Tensors:
+            return {"c": without(results["c"], dim, index)}
+
+        matrix = "a" if of_a else "b"
+        because = f"{what} {name} {index} of {matrix} must change no other {name} of c"
+        yield untouched(f"{kind}_{name}", kind, other.problem(), rest, because)
+
+
+def _rows_permuted(case: Gemm) -> Iterator[Relation]:
+    setting = case.setting
+    if setting.m < 2:
+        return
+    order = permutation(seeded_random(case.setup.seed), setting.m)
+
+    def rows(tensor: torch.Tensor, order: list[int], dim: int = 0) -> torch.Tensor:
+        return select(tensor, singles(tensor, dim), order)
+
+    a = rows(case.a, order, int(setting.transpose_a))
+    other = replace(case, a=a, c=None if case.c is None else rows(case.c, order))
+    yield Relation(
+        "rows_permuted",
+        "relations",
+        (other.problem(),),
+        right=lambda results: {"c": rows(results[0]["c"], inverse(order))},
+        because="permuting the rows of a permutes the rows of c",
+    )
+
+
+def _transposed(case: Gemm) -> Iterator[Relation]:
+    """(A B)^T = B^T A^T, if the spec allows the sizes, flags and dtypes that this needs."""
+    setting, setup = case.setting, case.setup
+    swapped = replace(
+        setting,
+        a_dtype=setting.b_dtype,
+        b_dtype=setting.a_dtype,
+        m=setting.n,
+        n=setting.m,
+        transpose_a=not setting.transpose_b,
+        transpose_b=not setting.transpose_a,
+    )
+    flags = {"transpose_a": swapped.transpose_a, "transpose_b": swapped.transpose_b}
+    needed: dict[str, Value] = {
+        name: flag for name, flag in flags.items() if flag != getattr(setting, name)
+    }
+    if swapped.a_dtype != swapped.b_dtype:
+        needed |= {"a_dtype": swapped.a_dtype, "b_dtype": swapped.b_dtype}
+    sizes = {"m": swapped.m, "n": swapped.n}
+    if not (setup.covers(needed) and setup.satisfies_where({**setup.values, **sizes, **flags})):
+        return
+    other = Gemm(
+        replace(setup, values={**setup.values, **sizes, **needed}),
+        swapped,
+        case.b,
+        case.a,
+        None if case.c is None else case.c.T.contiguous(),
+        None,
+        case.distribution,
+    )
+    yield Relation(
+        "transposed",
+        "relations",
+        (other.problem(),),
+        right=lambda results: {"c": results[0]["c"].T},
+        because="the transposed product of b and a is the transpose of c",
+    )
+
+
+def _scale_doubled(case: Gemm, scale: torch.Tensor) -> Relation:
+    c = None if case.c is None else case.c + case.c
+    return Relation(
+        "scale_doubled",
+        "relations",
+        (replace(case, scale=scale + scale, c=c).problem(),),
+        right=lambda results: {"c": results[0]["c"] / 2},
+        because="doubling scale, and c if it is accumulated into, doubles the result",
+    )
+
+
+def _new_values(
+    source: torch.Generator, line: torch.Tensor, dtype: str, size: float | None
+) -> torch.Tensor:
+    """Other values in the shape of `line`."""
+    if not line.is_floating_point():
+        return random_integers(source, line.shape, line.dtype)
+    size = poison_scale(dtype) if size is None else size
+    return draw("normal", source, line.shape, torch.float32) * size

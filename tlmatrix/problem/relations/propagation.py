@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.problem.declared.carried import as_products
-from tlmatrix.problem.model import Reach, ReferenceFailedError, Relation
-from tlmatrix.problem.operator_mode import OperatorMode
-from tlmatrix.problem.seeded import seeded_random
+from tlmatrix.problem.declared.operators import OperatorMode
+from tlmatrix.problem.distributions import seeded_random
+from tlmatrix.problem.model import Reach, ReachRelation, ReferenceFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ def with_propagation(spec: Spec, problem: Problem, seed: int) -> Problem:
     )
 
 
-def _propagation(problem: Problem, seed: int, extent: str | None) -> Iterator[Relation]:
+def _propagation(problem: Problem, seed: int, extent: str | None) -> Iterator[ReachRelation]:
     pick = seeded_random(seed + 4)
     results = [info.dtype for info in problem.outputs.values() if info.dtype.is_floating_point]
     names = sorted(
@@ -82,7 +82,7 @@ def _propagation(problem: Problem, seed: int, extent: str | None) -> Iterator[Re
 
 def _relation(
     problem: Problem, name: str, index: Sequence[int], value: float, extent: str | None
-) -> Relation | None:
+) -> ReachRelation | None:
     """The relation of one element; None if it is padding, or no result depends on it."""
     assert problem.with_inputs is not None
     other = _changed(problem, name, index, value)
@@ -106,7 +106,7 @@ def _relation(
         nothing = {name: torch.zeros_like(mask) for name, mask in reach.must.items()}
         reach = replace(reach, must=nothing)
     place = f"{name}[{', '.join(map(str, index))}]"
-    return Relation(
+    return ReachRelation(
         "propagation",
         "propagation",
         (other,),

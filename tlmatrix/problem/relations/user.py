@@ -11,38 +11,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.problem.model import Pair, Problem, Relation
-from tlmatrix.problem.seeded import permutation, seeded_random
+import torch
+
+from tlmatrix.problem.distributions import permutation, seeded_random
+from tlmatrix.problem.model import Pair, PairRelation, Problem, Relation
+from tlmatrix.problem.relations.batch import inverse, select, singles
 from tlmatrix.spec.importing import load, refuse
 from tlmatrix.spec.model.checks import FINITE
 from tlmatrix.spec.model.parts import OutputDecl
 from tlmatrix.spec.model.spec import DeclaredProblem
 from tlmatrix.unwinding import unwinds
-from tlmatrix.words import nearest, suggestion
+from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    import torch
+    from collections.abc import Callable, Iterator, Sequence
 
     from tlmatrix.problem.model import Family, RelationKind, Tensors
-    from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.spec import RelationDecl, Spec
-
-
-def lint_relations(spec: Spec, family: Family) -> Iterator[Issue]:
-    """An issue for each name under `relations:` that the family does not have.
-
-    Any name passes if the family has no attribute `relation_names`.
-    """
-    known: Iterable[str] | None = getattr(family, "relation_names", None)
-    for number, each in enumerate(spec.relations):
-        name = each.name
-        if known is None or name is None or ":" in name or name in (FINITE, *known):
-            continue
-        hint = suggestion(name, [FINITE, *known], "There are")
-        message = f"unknown relation {name!r}{hint}, or package.module:name"
-        yield spec.issue(("relations", number), message)
 
 
 def with_user_relations(
@@ -103,7 +88,8 @@ class _UserRelation:
 
     def _relation(self, name: str, because: str, **parts: Any) -> Relation:  # noqa: ANN401 - Relation's own
         because = self.decl.because or because
-        return Relation(name, "relations", exact=self.decl.exact, because=because, **parts)
+        of = PairRelation if "sides" in parts else Relation
+        return of(name, "relations", exact=self.decl.exact, because=because, **parts)
 
     def _error(self, message: str) -> Exception:
         return refuse(self.spec, ("relations", self.number), message)
@@ -220,49 +206,41 @@ class _UserRelation:
     # Along a dimension -----------------------------------------------------------------------
 
     def _permuted(self, dim: str) -> Iterator[Relation]:
-        import torch
-
         named = _NamedDim(self.spec, self.problem, dim)
-        size = named.size()
-        if size < 2:
+        if named.size() < 2:
             return
-        order = torch.tensor(permutation(seeded_random(self.seed), size))
-
-        def moved(name: str, tensor: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-            for axis in named.axes(name):
-                tensor = tensor.index_select(axis, by.to(tensor.device))
-            return tensor
-
+        order = permutation(seeded_random(self.seed), named.size())
         tensors = {**self.problem.inputs, **_cotangents(self.problem)}
         changed = {
-            name: moved(name, tensor, order) for name, tensor in tensors.items() if named.axes(name)
+            name: named.select(name, tensor, order)
+            for name, tensor in tensors.items()
+            if named.axes(name)
         }
         yield self._relation(
             f"{dim}_permuted",
             f"permuting {dim} must permute the results",
             problems=(self._called_with(changed),),
             right=lambda results: {
-                name: moved(name, tensor, order.argsort()) for name, tensor in results[0].items()
+                name: named.select(name, tensor, inverse(order))
+                for name, tensor in results[0].items()
             },
         )
 
     def _split(self, dim: str) -> Iterator[Relation]:
-        import torch
-
         named = _NamedDim(self.spec, self.problem, dim)
         size = named.size()
         if size < 2:
             return
         cut = seeded_random(self.seed).randrange(1, size)
-        parts = (slice(0, cut), slice(cut, size))
-        values = [{**self.problem.values, dim: part.stop - part.start} for part in parts]
+        parts = (range(cut), range(cut, size))
+        values = [{**self.problem.values, dim: len(part)} for part in parts]
         if not all(
             rule.expression.evaluate(each) for rule in self.spec.constraints for each in values
         ):
             return
         of = self.problem.gradient_of
 
-        def together(results: Any) -> Tensors:  # noqa: ANN401 - two mappings of tensors
+        def together(results: Sequence[Tensors]) -> Tensors:
             first, second = results
             found = {}
             for name, tensor in first.items():
@@ -285,21 +263,18 @@ class _UserRelation:
             right=together,
         )
 
-    def _part(self, dim: str, values: Mapping[str, Any], part: slice, named: _NamedDim) -> Problem:
-        def cut(name: str, tensor: torch.Tensor) -> torch.Tensor:
-            for axis in named.axes(name):
-                tensor = tensor.narrow(axis, part.start, part.stop - part.start)
-            return tensor.contiguous()
+    def _part(self, dim: str, values: Mapping[str, Any], part: range, named: _NamedDim) -> Problem:
+        def cut(tensors: Tensors) -> dict[str, torch.Tensor]:
+            return {n: named.select(n, tensor, part).contiguous() for n, tensor in tensors.items()}
 
         device = next(iter(self.problem.inputs.values())).device
         made = self.family.problem(self.spec, values, seed=self.seed, device=device)
-        inputs = {name: cut(name, tensor) for name, tensor in self.problem.inputs.items()}
+        inputs = cut(self.problem.inputs)
         for name, tensor in inputs.items():
             if made.inputs[name].shape != tensor.shape:
                 raise self._error(f"split: {name} has a dimension that is computed from {dim}")
         assert made.with_inputs is not None
-        cotangents = {name: cut(name, tensor) for name, tensor in _cotangents(self.problem).items()}
-        return _with_cotangents(made.with_inputs(inputs), cotangents)
+        return _with_cotangents(made.with_inputs(inputs), cut(_cotangents(self.problem)))
 
 
 @dataclass(frozen=True)
@@ -309,6 +284,10 @@ class _NamedDim:
     spec: Spec
     problem: Problem
     dim: str
+
+    def select(self, name: str, tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+        """The indices `order` of the dimension, of a tensor that may have it or not."""
+        return select(tensor, singles(tensor, *self.axes(name)), order)
 
     def size(self) -> int:
         """The size of the dimension; 0 if no input has it."""
@@ -337,8 +316,6 @@ class _NamedDim:
 
 def _cotangents(problem: Problem) -> dict[str, torch.Tensor]:
     """The cotangents by the names under which entries and kernels take them (`dy`)."""
-    import torch
-
     known = {id(tensor) for tensor in problem.cotangents.values()}
     return {
         name: value

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tlmatrix.check.pictures import LEVELS, cells_of
+from tlmatrix.check.patterns import LEVELS, cells_of
 from tlmatrix.report.text import count, describe_finding, describe_group
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.values import canonical, label
@@ -47,7 +47,7 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture of wrong elements (`tlmatrix.check.pictures`), as the template draws it.
+    """A picture of wrong elements (`tlmatrix.check.patterns`), as the template draws it.
 
     Paths are in elements, all other lengths in pixels.
 

@@ -1,10 +1,15 @@
-"""Estimates the sizes of the terms that a reference sums, by Monte Carlo arithmetic.
+"""The operators that a reference calls: the sizes of their terms, and whether it is a softmax.
 
 A result may be tiny because large terms cancel (`w * dy - x_hat * mean(w * dy * x_hat)` in a row
 of one column). Its rounding error is proportional to the size of the terms, which the result does
 not show. Monte Carlo arithmetic (Parker, "Monte Carlo Arithmetic", UCLA CSD-970002, 1997) estimates
 it: if every operation has a random relative error of at most `unit`, the result changes by about
-`unit` times the size of its terms.
+`unit` times the size of its terms (`term_sizes`).
+
+A shift of all logits changes no softmax, and shifts a log of sums of exponentials by as much
+(`suits_shift`). A reference of which this holds for all results, and that calls an exponential,
+may have its running maximum begin at any number but -inf in a wrong kernel. Not if it divides by a
+norm: a variance of shifted values is a difference of large numbers.
 """
 
 from __future__ import annotations
@@ -13,13 +18,45 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tlmatrix.problem.operator_mode import OperatorMode
+from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     Tensors = dict[str, torch.Tensor]
+
+    from tlmatrix.problem.declared.reference import ReferenceCall
+
+
+class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Calls `run` in place of each operator."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: skipping dynamo would import all of torch.compile, which takes seconds."""
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401 - an operator overload, which torch does not name
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Call `run`."""
+        return self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        """Call the operator."""
+        return func(*args, **kwargs)
+
+
+# Sizes of terms -----------------------------------------------------------------------------------
 
 
 UNITS = {torch.float64: 2.0**-24, torch.float32: 2.0**-12}
@@ -116,3 +153,65 @@ def term_sizes(
 
 def _finite(values: torch.Tensor) -> torch.Tensor:
     return torch.nan_to_num(values.double(), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+# Shifts -------------------------------------------------------------------------------------------
+
+
+_SHIFT = -16.0
+_CLOSE = 1e-9
+_EXPONENTIALS = ("softmax", "logsumexp", "exp")
+_NORMS = ("norm", "var", "std", "sqrt", "rsqrt")
+
+
+def suits_shift(
+    reference: ReferenceCall, inputs: Mapping[str, torch.Tensor], axes: Mapping[str, Any]
+) -> bool:
+    """Whether a shift of the first input leaves all results as they are, or shifts them.
+
+    Args:
+        reference: what computes the results, in float64.
+        inputs: by name; the first one is shifted.
+        axes: the other arguments of the reference.
+    """
+    first = next(iter(inputs))
+    if reference.exact_dtype != torch.float64 or not inputs[first].is_floating_point():
+        return False
+    exact = {
+        name: each.double() if each.is_floating_point() else each for name, each in inputs.items()
+    }
+    with torch.no_grad(), _Names() as names:
+        try:
+            plain = reference({**exact}, axes)
+            moved = reference({**exact, first: exact[first] + _SHIFT}, axes)
+        except Exception as error:
+            if unwinds(error):
+                raise
+            return False
+    if not names.any_of(_EXPONENTIALS) or names.any_of(_NORMS):
+        return False
+    return all(
+        _close(moved[name], plain[name]) or _close(moved[name], plain[name] + _SHIFT)
+        for name in plain
+    )
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.allclose(one.double(), other.double(), rtol=_CLOSE, atol=_CLOSE, equal_nan=True)
+
+
+class _Names(OperatorMode):  # type: ignore[no-untyped-call]
+    """Collects the names of operators, without overloads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._names: set[str] = set()
+
+    def any_of(self, words: tuple[str, ...]) -> bool:
+        """Whether an operator has one of the words in its name, between underscores."""
+        return any(not set(words).isdisjoint(name.split("_")) for name in self._names)
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        """Call the operator, and keep its name."""
+        self._names.add(str(func.overloadpacket.__name__))
+        return func(*args, **kwargs)

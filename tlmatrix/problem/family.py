@@ -1,19 +1,30 @@
-"""The spec, axis values, seed and device of a case, and helpers of all families."""
+"""What families share: the setting-up of a case, and checks and keys from a table of names.
+
+Importing this module does not import torch.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from tlmatrix.dtypes import DTYPES, torch_dtype
+from tlmatrix.problem.distributions import SPECIAL
+from tlmatrix.problem.lint import lint_arguments, lint_results
+from tlmatrix.problem.name_table import names_of
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import torch
 
+    from tlmatrix.problem.model import Problem
+    from tlmatrix.problem.name_table import Document
+    from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
@@ -119,3 +130,98 @@ def listed_axis_values(spec: Spec) -> Iterator[tuple[tuple[str | int, ...], str,
             yield ("fuzz", "axes", axis, "values", number), axis, value
         for value in {drawn.range.low, drawn.range.high} if drawn.range else ():
             yield ("fuzz", "axes", axis, "range"), axis, value
+
+
+# Built-in families --------------------------------------------------------------------------------
+
+
+class Named(Protocol):
+    """The axis values of a case as plain data."""
+
+    def names(self) -> dict[str, Any]:
+        """The names for entries and expressions, without tensors."""
+
+
+Setting = TypeVar("Setting", bound=Named)
+
+
+class BuiltInFamily(ABC, Generic[Setting]):
+    """A problem family with a page of its names; see `Family` for the attributes.
+
+    Class attributes:
+        page: its names, with the valid values of axes.
+        required: axes that every spec lists, each with an example.
+        data_axes: axes that do not affect the compiled kernel, which takes them at run time.
+        kept: axes that the compiler sees in the tensors.
+    """
+
+    page: ClassVar[Document]
+    required: ClassVar[Mapping[str, str]]
+    data_axes: ClassVar[frozenset[str]]
+    kept: ClassVar[tuple[str, ...]]
+    optional_axes: ClassVar[frozenset[str]] = frozenset({"values", "storage"})
+    special_values: ClassVar[tuple[str, ...]] = SPECIAL
+    cotangents: ClassVar[bool] = False
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The axes that the family reads; an entry may take others."""
+        return names_of(self.page.rows, "axis")
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All names that its problems give an entry."""
+        return names_of(self.page.rows, "name", "input", "output", "gradient")
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """All tensors that a case may have, results included."""
+        return tuple(sorted(names_of(self.page.rows, "input", "output", "gradient")))
+
+    @property
+    def relation_names(self) -> tuple[str, ...]:
+        """The relations that a spec may list."""
+        return self.page.relations
+
+    @abstractmethod
+    def setting(self, values: Mapping[str, Value]) -> Setting:
+        """The setting of a case; raises ValueError if axis values are invalid or missing."""
+
+    @abstractmethod
+    def build(self, setup: CaseSetup, setting: Setting) -> Problem:
+        """The problem of a case, with its relations; imports torch."""
+
+    def lint_axes(self, spec: Spec) -> Iterator[Issue]:  # noqa: ARG002
+        """Issues of axes that depend on each other."""
+        yield from ()
+
+    def lint(self, spec: Spec) -> Iterable[Issue]:
+        """See `Family.lint`. Axes that the family does not know belong to the entry."""
+        return list(self._issues(spec))
+
+    def _issues(self, spec: Spec) -> Iterator[Issue]:
+        for path, axis, value in listed_axis_values(spec):
+            if reason := self.page.explain(axis, value):
+                yield spec.issue(path, f"{axis}: {reason}")
+        for axis, example in self.required.items():
+            if axis not in spec.axes:
+                message = f"{self.page.file} needs the axis {axis}; add {axis}: {example}"
+                yield spec.issue(("axes",), message)
+        yield from self.lint_axes(spec)
+        known = names_of(self.page.rows, "name").difference(self.tensors)
+        yield from lint_arguments(spec, known, self.tensors)
+        yield from lint_results(spec, names_of(self.page.rows, "output", "gradient"))
+
+    def compile_key(self, spec: Spec, values: Mapping[str, Value]) -> str:
+        """See `Family.compile_key`."""
+        names: Mapping[str, Any] = {}
+        if not spec.compile_axes:  # which are expressions of axis values alone
+            with suppress(ValueError):
+                names = self.setting(values).names()
+        return compile_key(spec, values, names, data=self.data_axes, kept=self.kept)
+
+    def problem(
+        self, spec: Spec, values: Mapping[str, Value], *, seed: int, device: torch.device
+    ) -> Problem:
+        """See `Family.problem`; raises ValueError if axis values are invalid."""
+        return self.build(CaseSetup(spec, values, seed, device), self.setting(values))

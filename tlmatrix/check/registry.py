@@ -1,0 +1,132 @@
+"""The checks that are made after the first call of a case, in their order.
+
+A check is a class here or in a module of its own, and an entry of `CHECKS`. Those of the first
+call itself (`numeric`, `gradients`, `poison`, `guards`, `sanitizers`) are made by
+`tlmatrix.check.values`, and by the guards and sanitizers of that call.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from tlmatrix.check.determinism import check_equal_calls
+from tlmatrix.check.layouts import check_layouts
+from tlmatrix.check.relations import check_calls, check_history, check_many_calls
+from tlmatrix.check.rerun_checks import RELATION_KINDS, pick_relation
+from tlmatrix.problem.model import HistoryRelation, LayoutRelation, ManyCallsRelation
+
+if TYPE_CHECKING:
+    from tlmatrix.check.case_run import CaseRun
+    from tlmatrix.check.finding import Finding
+    from tlmatrix.problem.model import Relation, RelationKind
+
+
+class Check(ABC):
+    """A check of a case after its first call, whose results are `CaseRun.results`.
+
+    Attributes:
+        name: as `checks` of a spec has it.
+        masked: when it is made if the findings of the first call are masked: before the others,
+            after them if they have no findings, or not at all.
+        noted: whether a finding notes that it was not made after wrong values.
+    """
+
+    name: str
+    masked: Literal["before", "after"] | None = None
+    noted: bool = True
+
+    @abstractmethod
+    def findings(self, run: CaseRun) -> list[Finding]:
+        """Make the check."""
+
+    def rotated(self, run: CaseRun) -> list[Finding] | None:
+        """Make the cheapest part of the check, as the case's seed selects; None if none applies."""
+        return self.findings(run)
+
+    def applies(self, run: CaseRun) -> bool:  # noqa: ARG002
+        """Whether the check has something to do."""
+        return True
+
+    def useful(self, run: CaseRun, *, keep_going: bool) -> bool:  # noqa: ARG002
+        """Whether it may say more after wrong values, or is made anyway with `keep_going`."""
+        return True
+
+
+class Determinism(Check):
+    """Equal calls have equal results."""
+
+    name = "determinism"
+    masked = "before"
+
+    def findings(self, run: CaseRun) -> list[Finding]:
+        """See `Check`."""
+        run.on_check(self.name)
+        found = check_equal_calls(run)
+        run.stable = not found
+        return found
+
+    def rotated(self, run: CaseRun) -> list[Finding] | None:
+        """Two calls instead of three."""
+        run.on_check(self.name)
+        return check_equal_calls(run, 2)
+
+    def useful(self, run: CaseRun, *, keep_going: bool) -> bool:  # noqa: ARG002
+        """The bound of wrong sums in any order is not known."""
+        return run.deterministic
+
+
+class RelationCheck(Check):
+    """The metamorphic relations of one kind hold."""
+
+    _USEFUL: ClassVar[dict[RelationKind, bool]] = {
+        # A later call has its own reference, which says nothing if the first call was wrong.
+        "repeat": False, "propagation": False,
+        "isolation": True, "poison": True,
+    }  # fmt: skip
+    """Whether a kind says more after wrong values; others do with `keep_going`."""
+
+    def __init__(self, kind: RelationKind) -> None:
+        self.name = self.kind = kind
+        self.masked = "after" if kind in ("isolation", "poison", "relations") else None
+        self.noted = kind != "propagation"
+
+    def findings(self, run: CaseRun) -> list[Finding]:
+        """See `Check`."""
+        found = []
+        for relation in run.problem.relations(self.kind):
+            found += self._related(run, relation, exact=run.stable)
+        return found
+
+    def rotated(self, run: CaseRun) -> list[Finding] | None:
+        """One of the relations."""
+        relations = list(run.problem.relations(self.kind))
+        if not relations:
+            return None
+        return self._related(run, pick_relation(relations, run.case.seed), exact=True)
+
+    def applies(self, run: CaseRun) -> bool:
+        """See `Check`."""
+        return next(iter(run.problem.relations(self.kind)), None) is not None
+
+    def useful(self, run: CaseRun, *, keep_going: bool) -> bool:  # noqa: ARG002
+        """See `Check`."""
+        return self._USEFUL.get(self.kind, keep_going)
+
+    def _related(self, run: CaseRun, relation: Relation, *, exact: bool) -> list[Finding]:
+        run.on_check(relation.name)
+        exact = exact and run.deterministic
+        match relation:
+            case ManyCallsRelation():
+                return check_many_calls(relation, run)
+            case LayoutRelation():
+                return check_layouts(relation, run)
+            case HistoryRelation():
+                return check_history(relation, run, exact=exact)
+        return check_calls(relation, run, exact=exact)
+
+
+CHECKS: dict[str, Check] = {
+    check.name: check for check in (Determinism(), *map(RelationCheck, RELATION_KINDS))
+}
+"""The checks by name, the most informative first."""

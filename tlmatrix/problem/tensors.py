@@ -1,0 +1,66 @@
+"""Tensors by name, computed on first access, and copies of a GPU's tensors on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Made = TypeVar("Made")
+
+
+class LazyMapping(Mapping[str, Made]):
+    """A mapping with the keys `names`; calls `make(name)` once, on first access."""
+
+    def __init__(self, names: Iterable[str], make: Callable[[str], Made]) -> None:
+        self._names = dict.fromkeys(names)
+        self._make = make
+        self._made: dict[str, Made] = {}
+
+    def __getitem__(self, name: str) -> Made:
+        """The value, computed on first access; raises KeyError if the name is unknown."""
+        if name not in self._made:
+            if name not in self._names:
+                raise KeyError(name)
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Whether the name is a key; computes nothing."""
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        """The names, in order."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """The number of names."""
+        return len(self._names)
+
+
+def on_cpu(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Contiguous copies of tensors of one device, in one transfer: each transfer waits for it."""
+    if not tensors:
+        return []
+    # The widest dtype first: each begins at a multiple of its width.
+    order = sorted(range(len(tensors)), key=lambda number: -tensors[number].element_size())
+    rows = [flat_bytes(tensors[number]) for number in order]
+    memory = torch.cat(rows).cpu()
+    copies = list(tensors)
+    split = torch.split(memory, [len(row) for row in rows])
+    for number, row in zip(order, split, strict=True):
+        copies[number] = row.view(tensors[number].dtype).view(tensors[number].shape)
+    return copies
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor in the order of its elements, [bytes]; a view if it is contiguous.
+
+    A contiguous tensor of one element or none may have any strides, with which `view` fails.
+    """
+    dense = tensor.detach().contiguous()
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
