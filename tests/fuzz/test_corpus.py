@@ -1,4 +1,4 @@
-"""Saving and retiring regressions in a spec's file."""
+"""Saving regressions in a spec's file."""
 
 import math
 import stat
@@ -91,6 +91,14 @@ TEXTS = {
     "empty brackets over lines": (
         "regressions: [   # none yet\n]\n",
         "regressions: [{A}, {B}   # none yet\n]\n",
+    ),
+    "an anchored block list": (
+        "regressions: &r   # a - b\n  - # c - d\n    {a: 5}\nextra_cases: []\n",
+        "regressions: &r   # a - b\n  - # c - d\n    {a: 5}\n  - {A}\n  - {B}\nextra_cases: []\n",
+    ),
+    "brackets and a comment with a comma": (
+        "regressions: [{a: 5}   # a, b\n]\n",
+        "regressions: [{a: 5}, {A}, {B}   # a, b\n]\n",
     ),
     "an alias": (
         "extra_cases: &all [{a: 5}]\nregressions: *all\n",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -71,41 +71,86 @@ def _escaped(character: str) -> str:
 # Edits ------------------------------------------------------------------------------------------
 
 _BREAK = re.compile(r"\r\n|\n|\r")
+_COMMA = re.compile(r"(?:\s|#[^\r\n]*+)*+,")
+"""A comma after an entry, perhaps behind comments."""
 _LOADER = yaml.SafeLoader
 """Not libyaml's: its marks count bytes that a text with a byte order mark does not have."""
+
+
+def _at(mark: Any) -> int:  # noqa: ANN401 - PyYAML's types say that a mark may be missing
+    index: int = mark.index
+    return index
 
 
 @dataclass(frozen=True)
 class _Value:
     """The position of a value: indices `start` and `end` into the text.
 
-    `opened` is the index after the `[` of a flow list, else -1. `items` are the spans of a list's
-    entries, `dashes` the indices of the dashes of a block list, `commas` those of a flow list.
+    Of a list `opened` is the index after `[`, or that of its first dash; `last` the span of its
+    last entry, None if it is empty.
     """
 
     start: int
     end: int
     opened: int = -1
     is_list: bool = False
-    items: tuple[tuple[int, int], ...] = ()
-    dashes: tuple[int, ...] = ()
-    commas: tuple[int, ...] = ()
+    is_flow: bool = False
+    last: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, event: Any, events: Iterator[Any], text: str) -> _Value:  # noqa: ANN401
+        """The value that begins with a parser event; consumes its events."""
+        start, end = event.start_mark.index, event.end_mark.index
+        if not isinstance(event, yaml.CollectionStartEvent):
+            return cls(start, end)
+        opened, last = end, None
+        while not isinstance(inner := next(events), yaml.CollectionEndEvent):
+            item = cls.of(inner, events, text)
+            last, end = (item.start, item.end), item.end
+        is_list = isinstance(event, yaml.SequenceStartEvent)
+        if event.flow_style:
+            return cls(start, _at(inner.end_mark), opened, is_list, is_flow=True, last=last)
+        dash = opened if text[opened : opened + 1] == "-" else opened - 1
+        return cls(start, end, dash, is_list, last=last)
 
 
 @dataclass(frozen=True)
 class _Root:
     """The position of the root mapping, and of the value of one key.
 
-    `after_key` is the index after the colon of the key, or after the anchor of its value.
+    `after_key` is the index after the colon of the key, or after the anchor of its value; `last`
+    the index after the last value.
     """
 
     column: int
     start: int
     end: int
     is_flow: bool
-    commas: tuple[int, ...]
+    last: int
     after_key: int = -1
     value: _Value | None = None
+
+    @classmethod
+    def of(cls, text: str, key: str) -> _Root:
+        events: Iterator[Any] = iter(yaml.parse(text, Loader=_LOADER))
+        root: Any = next(event for event in events if isinstance(event, yaml.MappingStartEvent))
+        column, start, last = root.start_mark.column, root.end_mark.index, root.end_mark.index
+        after, value, first = -1, None, True
+        while not isinstance(name := next(events), yaml.MappingEndEvent):
+            if first:
+                column, start, first = name.start_mark.column, name.start_mark.index, False
+            event = next(events)
+            found = _Value.of(event, events, text)
+            last = found.end
+            if isinstance(name, yaml.ScalarEvent) and name.value == key:
+                value, after = found, text.index(":", _at(name.end_mark)) + 1
+                if found.is_list and event.anchor:
+                    after = found.start + 1 + len(event.anchor)
+        end = _at(name.start_mark)
+        if not root.flow_style:
+            closing = next(events)
+            end = closing.start_mark.index if closing.explicit else len(text)
+        return cls(column, start, end, bool(root.flow_style), last, after, value)
 
 
 def appended(text: str, key: str, entries: Sequence[str], before: Sequence[str]) -> Iterator[str]:
@@ -117,17 +162,21 @@ def appended(text: str, key: str, entries: Sequence[str], before: Sequence[str])
     Raises:
         yaml.YAMLError: PyYAML's own parser cannot read the text, as libyaml can.
     """
-    root = _found(text, key)
+    try:
+        root = _Root.of(text, key)
+    except yaml.YAMLError:
+        # libyaml accepts tabs before a comment, this parser does not; positions stay the same.
+        root = _Root.of(text.replace("\t", " "), key)
     value = root.value
     if value is None:
         yield from _with_key(text, root, key, [*before, *entries])
     elif not value.is_list:
         yield _spliced(text, value.start, value.end, f"[{', '.join([*before, *entries])}]")
-    elif value.opened < 0:
-        column = _column(text, value.dashes[0])
-        yield _with_lines(text, value.items[-1][1], [f"{' ' * column}- {each}" for each in entries])
-    elif value.items:
-        yield _in_flow(text, value, entries)
+    elif not value.is_flow:
+        column = _column(text, value.opened)
+        yield _with_lines(text, value.end, [f"{' ' * column}- {each}" for each in entries])
+    elif value.last is not None:
+        yield _in_flow(text, value.last, value.end - 1, entries)
     elif root.is_flow or _BREAK.search(text, root.after_key, value.end):
         yield _spliced(text, value.opened, value.opened, ", ".join(entries))
     else:
@@ -135,101 +184,10 @@ def appended(text: str, key: str, entries: Sequence[str], before: Sequence[str])
         yield _with_lines(_spliced(text, root.after_key, value.end, ""), root.after_key, lines)
 
 
-# Positions ------------------------------------------------------------------------------------
-
-
-def _at(mark: Any) -> int:  # noqa: ANN401 - PyYAML's types say that a mark may be missing
-    index: int = mark.index
-    return index
-
-
-@dataclass
-class _Reader:
-    """Reads parser events, and commas and dashes from tokens."""
-
-    events: Iterator[Any]
-    dashes: list[int] = field(default_factory=list)
-    commas: list[int] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, text: str) -> _Reader:
-        reader = cls(iter(yaml.parse(text, Loader=_LOADER)))
-        tokens: Iterator[Any] = yaml.scan(text, Loader=_LOADER)
-        for token in tokens:
-            if isinstance(token, yaml.BlockEntryToken):
-                reader.dashes.append(_at(token.start_mark))
-            elif isinstance(token, yaml.FlowEntryToken):
-                reader.commas.append(_at(token.start_mark))
-        return reader
-
-    def value(self, event: Any) -> _Value:  # noqa: ANN401 - PyYAML has no types for events
-        """The node that begins with an event; consumes its events."""
-        start, end = _at(event.start_mark), _at(event.end_mark)
-        if not isinstance(event, yaml.CollectionStartEvent):
-            return _Value(start, end)
-        items = []
-        while not isinstance(inner := next(self.events), yaml.CollectionEndEvent):
-            item = self.value(inner)
-            items.append((item.start, item.end))
-            end = item.end
-        is_list = isinstance(event, yaml.SequenceStartEvent)
-        if not event.flow_style:
-            dashes = [max(at for at in self.dashes if at < start) for start, _ in items if is_list]
-            return _Value(start, end, -1, is_list, tuple(items), tuple(dashes))
-        commas = self.between(items, _at(inner.start_mark))
-        return _Value(
-            start, _at(inner.end_mark), _at(event.end_mark), is_list, tuple(items), (), commas
-        )
-
-    def between(self, items: Sequence[tuple[int, int]], end: int) -> tuple[int, ...]:
-        """The commas after items, up to the bracket that closes them."""
-        starts = [start for start, _ in items[1:]] + [end]
-        spans = [(mine, start) for (_, mine), start in zip(items, starts, strict=False)]
-        return tuple(at for at in self.commas if any(low <= at < high for low, high in spans))
-
-
-def _found(text: str, key: str) -> _Root:
-    try:
-        return _read(text, key)
-    except yaml.YAMLError:
-        # libyaml accepts tabs before a comment, this parser does not; positions stay the same.
-        return _read(text.replace("\t", " "), key)
-
-
-def _read(text: str, key: str) -> _Root:
-    reader = _Reader.of(text)
-    for event in reader.events:
-        if isinstance(event, yaml.MappingStartEvent):
-            break
-    after, value, items, column = -1, None, [], event.start_mark.column
-    while not isinstance(name := next(reader.events), yaml.MappingEndEvent):
-        items.append((_at(name.start_mark), _at(name.end_mark)))
-        first = next(reader.events)
-        found = reader.value(first)
-        items.append((found.start, found.end))
-        if isinstance(name, yaml.ScalarEvent) and name.value == key:
-            value = found
-            after = text.index(":", _at(name.end_mark)) + 1
-            if getattr(first, "anchor", None) and found.is_list:
-                after = found.start + 1 + len(first.anchor)
-        if len(items) == 2:
-            column = name.start_mark.column
-    end = _at(name.start_mark)
-    if not event.flow_style:
-        closing = next(reader.events)
-        end = _at(closing.start_mark) if closing.explicit else len(text)
-    commas = reader.between(items, end)
-    start = items[0][0] if items else _at(event.end_mark)
-    return _Root(column, start, end, bool(event.flow_style), commas, after, value)
-
-
-# Changing the text ---------------------------------------------------------------------------
-
-
 def _with_key(text: str, root: _Root, key: str, entries: Sequence[str]) -> Iterator[str]:
     """Texts with a new key: at the end of the root, then before its first key."""
     if root.is_flow:
-        comma = "" if any(not text[at + 1 : root.end].strip() for at in root.commas) else ", "
+        comma = "" if _COMMA.match(text, root.last) else ", "
         yield _spliced(text, root.end, root.end, f"{comma}{key}: [{', '.join(entries)}]")
         return
     indent = " " * root.column
@@ -243,13 +201,12 @@ def _with_key(text: str, root: _Root, key: str, entries: Sequence[str]) -> Itera
     yield text[:start] + _joined(_ending(text), lines) + text[start:]
 
 
-def _in_flow(text: str, value: _Value, entries: Sequence[str]) -> str:
+def _in_flow(text: str, last: tuple[int, int], closing: int, entries: Sequence[str]) -> str:
     """A text with entries added to a flow list: on the same line, or one a line as the others."""
-    start, end = value.items[-1]
-    closing = value.end - 1
-    trailing = [at for at in value.commas if at >= end]
+    start, end = last
+    trailing = _COMMA.match(text, end)
     comma = "" if trailing else ","
-    place = trailing[-1] + 1 if trailing else end
+    place = trailing.end() if trailing else end
     line = _line_end(text, place)
     if line >= closing or text[_line_start(text, start) : start].strip():
         return _spliced(text, place, place, f"{comma} {', '.join(entries)}")
