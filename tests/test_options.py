@@ -13,7 +13,7 @@ from tlmatrix.exit_codes import ExitCode
 from tlmatrix.options.option import Option
 from tlmatrix.options.run_options import RunOptions
 from tlmatrix.options.table import BACKEND, COMMANDS, SEED
-from tlmatrix.options.values import Whole
+from tlmatrix.options.values import whole
 from tlmatrix.plugin.settings import Settings
 from tlmatrix.pytest_plugin import pytest_addoption
 from tlmatrix.run.runner import Runner
@@ -125,7 +125,7 @@ def test_the_help_of_run_has_the_machine_options_in_a_group(capsys):
 
 # An option from outside ---------------------------------------------------------------------------
 
-TOY = Option("--toy N", "a toy", Whole(1, 9), default=2, toml=True, pytest="a toy")
+TOY = Option("--toy N", "a toy", whole(1, 9), default=2, toml=True, pytest="a toy")
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tlmatrix.options.run_options import DEFAULTS, RunOptions
-from tlmatrix.options.table import RESULTS, options_of_runs
-from tlmatrix.options.values import OneOf, Paths
+from tlmatrix.options.table import RESULTS, SPECS, options_of_runs
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
@@ -82,10 +81,8 @@ def _environment() -> dict[str, str]:
     for option in options_of_runs():
         value = os.environ.get(option.variable) if option.variable else None
         if value is not None and value not in option.kind:
-            names = option.kind.names if isinstance(option.kind, OneOf) else ()
-            raise ConfigError(
-                f"{option.variable}={value!r}: unknown{suggestion(value, names, 'There are')}"
-            )
+            hint = suggestion(value, option.kind.names, "There are")
+            raise ConfigError(f"{option.variable}={value!r}: unknown{hint}")
         if value is not None:
             found[option.name] = value
     return found
@@ -108,8 +105,8 @@ def _read(file: Path) -> dict[str, Any]:
             wrong.append(f"{place} {key}: no such key{suggestion(key, known, 'There are')}")
         elif value not in known[key]:
             wrong.append(f"{place} {key} = {value!r}: must be {known[key]}")
-        elif isinstance(known[key], Paths):
-            table[key] = [value] if isinstance(value, str) else value
+        elif known[key] == SPECS.kind and isinstance(value, str):
+            table[key] = [value]
     if wrong:
         raise ConfigError("\n".join(wrong))
     return table

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from tlmatrix.options.values import Flag, Kind, OneOf, Text
+from tlmatrix.options.values import FLAG, Kind, text
 
-_TEXT = Text()
+_TEXT = text()
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -62,7 +62,7 @@ class Option(Generic[T_co]):
         }
         has_value = self.is_positional or words != self.flags or self.const is not None
         if self.kind is _TEXT and not has_value:
-            derived |= {"kind": Flag(), "default": self.default or False}
+            derived |= {"kind": FLAG, "default": self.default or False}
         for name, value in derived.items():
             object.__setattr__(self, name, value)
 
@@ -89,7 +89,7 @@ class Option(Generic[T_co]):
         if not positional:
             default = None if self.of_run else self.default
             words |= {"dest": self.name, "required": self.required, "default": default}
-        if self.kind == Flag():
+        if self.kind == FLAG:
             return words | {"action": "store_true"}
         if not self.value and self.const is not None:
             return words | {"action": "store_const", "const": self.const}
@@ -107,7 +107,7 @@ class Option(Generic[T_co]):
     def for_pytest(self) -> dict[str, Any]:
         """The arguments of `addoption` after `--tlmatrix-NAME`."""
         words: dict[str, Any] = {"help": self.pytest, "default": None}
-        if self.kind == Flag():
+        if self.kind == FLAG:
             return words | {"action": "store_true"}
         words |= self._value_for_argparse()
         return words if "choices" in words else words | {"metavar": self.value.strip("[]")}
@@ -115,9 +115,9 @@ class Option(Generic[T_co]):
     def _value_for_argparse(self) -> dict[str, Any]:
         if self.repeatable:
             return {"action": "append"}
-        if isinstance(self.kind, OneOf):
+        if self.kind.names:
             return {"choices": self.kind.names}
-        return {"type": self.kind} if callable(self.kind) else {}
+        return {} if self.kind.read is str else {"type": self.kind}
 
     @property
     def flag_of_pytest(self) -> str:
@@ -128,7 +128,7 @@ class Option(Generic[T_co]):
         """The words with which pytest gets a value of the option; none if it was not given."""
         if value is None or (value == self.default and not self.of_run):
             return []
-        if self.kind == Flag():
+        if self.kind == FLAG:
             return [self.flag_of_pytest] if value else []
         values = value if isinstance(value, list) else [value]
         return [word for each in values for word in (self.flag_of_pytest, str(each))]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.options.option import Command, Option
-from tlmatrix.options.values import Number, OneOf, Paths, Text, Whole, WorkerProcesses
+from tlmatrix.options.values import number, one_of, paths, text, whole, worker_processes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ BACKENDS = ("auto", "cuda", "interpreter", "processes", "compile")
 TIER = Option(
     "--tier TIER",
     "quick (the default), nightly, full, or a tier of the spec",
-    Text("the name of a tier"),
+    text("the name of a tier"),
     default="quick",
     toml=True,
     pytest="which cases: quick (the default), nightly, full, or a tier of the spec",
@@ -37,7 +37,7 @@ BACKEND = Option(
     "--backend NAME",
     "auto (cuda if there is a GPU, else interpreter), cuda, interpreter, processes (ranks on "
     "CPUs), or compile (run nothing)",
-    OneOf(BACKENDS),
+    one_of(*BACKENDS),
     default="auto",
     toml=True,
     variable="TLMATRIX_BACKEND",
@@ -47,16 +47,16 @@ BACKEND = Option(
 SEED = Option(
     "--seed N",
     "other data and samples (default: 0)",
-    Whole(),
+    whole(),
     default=0,
     toml=True,
     pytest="other input data and samples (default: 0, the seed of each case)",
 )
-SPECS = Option("", "where specs are", Paths(), default=("specs",), name="specs", toml=True)
+SPECS = Option("", "where specs are", paths(), default=("specs",), name="specs", toml=True)
 RESULTS = Option(
     "--results PATH",
     "folder of the results files, or a .jsonl file",
-    Text("a folder"),
+    text("a folder"),
     default=".tlmatrix",
     toml=True,
     pytest="folder for results files, or a .jsonl file",
@@ -64,7 +64,7 @@ RESULTS = Option(
 TIMEOUT = Option(
     "--timeout SECONDS",
     "time limit of a case; 0: none",
-    Number("a number of seconds", 0, 10_000_000, note="; 0: no limit"),
+    number("a number of seconds", 0, 10_000_000, note="; 0: no limit"),
     default=300.0,
     toml=True,
     pytest_flag="--timeout",
@@ -72,7 +72,7 @@ TIMEOUT = Option(
 UNSUPPORTED = Option(
     "--unsupported",
     "kernels that the interpreter does not model",
-    OneOf(("skip", "fail")),
+    one_of("skip", "fail"),
     default="skip",
     toml=True,
     pytest="skip cases with kernels that the interpreter does not support (the default), or fail "
@@ -81,7 +81,7 @@ UNSUPPORTED = Option(
 COVERAGE = Option(
     "--coverage",
     "print the kernel lines and guards that cases exercise (interpreter)",
-    OneOf(("off", "summary", "table")),
+    one_of("off", "summary", "table"),
     default="off",
     const="table",
     toml=True,
@@ -103,7 +103,7 @@ NO_FUZZ: Option[bool] = Option(
 ONLY: Option[str | None] = Option(
     "",
     "only the regressions of specs",
-    OneOf(("regressions",)),
+    one_of("regressions"),
     name="only",
     of_run=True,
     pytest="only the regressions of specs",
@@ -172,7 +172,7 @@ _SELECT = Option(
 _WORKERS = Option(
     "-n --workers N",
     "processes; auto (default): one per core, or none for short runs; 0: this one",
-    WorkerProcesses(),
+    worker_processes(),
     default="auto",
 )
 _QUIET: Option[Any] = Option("-q --quiet", "print only findings and the last line")
@@ -300,14 +300,14 @@ _command(
     replace(TIER, help="the tier whose values and number of examples apply (default: quick)"),
     *_as_for_run(BACKEND),
     replace(SEED, help="generate other cases (default: 0)"),
-    Option("--examples N", "examples for every spec", Whole(1)),
+    Option("--examples N", "examples for every spec", whole(1)),
     Option(
         "--minutes M",
         "time for all specs together, instead of a number of examples",
-        Number("a number of minutes", 0, 1_000_000, above=True),
+        number("a number of minutes", 0, 1_000_000, above=True),
     ),
     Option("--save", "append the smallest cases to `regressions` of the specs"),
-    replace(_WORKERS, help="worker processes (default: one per core)", kind=WorkerProcesses(1)),
+    replace(_WORKERS, help="worker processes (default: one per core)", kind=worker_processes(1)),
     RESULTS,
     TIMEOUT,
     UNSUPPORTED,
@@ -347,7 +347,7 @@ _command(
     Option("--index I,J,…", "the element (default: the worst one of the finding, else the first)"),
     Option("--buffer NAME", "take --index in this parameter of the last kernel that writes it"),
     Option("--block I,J,…", "if several blocks wrote the element, the one to follow"),
-    Option("--rank R", "of several ranks, the one whose kernels to follow", Whole()),
+    Option("--rank R", "of several ranks, the one whose kernels to follow", whole()),
     *_as_for_run(SEED),
     Option("--full", "print every iteration of every loop"),
     Option("--no-inputs", "do not try other inputs, which runs the case many times"),
@@ -392,13 +392,13 @@ _command(
     Option(
         "--grown FACTOR",
         "list cases whose error ratio is this many times as large (default: 2)",
-        Number("a number", 1, 1_000_000),
+        number("a number", 1, 1_000_000),
         default=2.0,
     ),
     Option(
         "--slower FACTOR",
         "list cases that take this many times as long (default: 1.5)",
-        Number("a number", 1, 1_000_000),
+        number("a number", 1, 1_000_000),
         default=1.5,
     ),
     Option("--all", "list every case, not 20 of each kind"),
@@ -423,7 +423,7 @@ _command(
     "Print the runs of a folder with their failures, and cases whose outcome changes from run to "
     "run. The results are kept in history.sqlite beside them.",
     Option("folder FOLDER?", "the folder of the results files (default: that of the project)"),
-    Option("--last N", "runs (default: 20)", Whole(1), default=20),
+    Option("--last N", "runs (default: 20)", whole(1), default=20),
     Option("--case SPEC.yaml::ID", "print the results of one case in all runs"),
     Option("--sql QUERY", "print the rows of a query over the tables runs and cases"),
     target="results:history",
@@ -453,13 +453,13 @@ _command(
     Option(
         "--seconds S",
         "time for each pass of a case (default: 2); more narrows the intervals",
-        Number("a number of seconds", 0, 100_000, above=True),
+        number("a number of seconds", 0, 100_000, above=True),
         default=2.0,
     ),
     Option(
         "--margin SHARE",
         "the largest difference that counts as none (default: 0.02)",
-        Number("a share", 0, 1),
+        number("a share", 0, 1),
         default=0.02,
     ),
     Option("--output FILE", "store the timings here"),
@@ -500,7 +500,7 @@ _command(
     Option(
         "--sms N",
         "its multiprocessors (default: 8); persistent kernels launch that many blocks",
-        Whole(1, 65536),
+        whole(1, 65536),
         default=8,
     ),
     Option("--sanitize", "run the kernels with the interpreter's sanitizers"),
@@ -559,7 +559,7 @@ _command(
     "print the script with which a shell completes commands",
     "Print a script with which a shell completes commands, options and files: tlmatrix completion "
     "bash > ~/.local/share/bash-completion/completions/tlmatrix",
-    Option("shell", "", OneOf(("bash", "zsh", "tcsh"))),
+    Option("shell", "", one_of("bash", "zsh", "tcsh")),
     target="machine:completion",
 )
 _command(

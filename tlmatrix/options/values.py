@@ -1,7 +1,4 @@
-"""Kinds of values of options: each reads text of the command line, and checks values of TOML.
-
-`str` of a kind says what it accepts, for error messages.
-"""
+"""The kinds of values that options accept, on the command line and in TOML."""
 
 from __future__ import annotations
 
@@ -9,155 +6,115 @@ import argparse
 import math
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-MAX_WORKERS = 1024
-"""The most worker processes of a run."""
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MAX_WORKERS = 1024
 _MAX_WHOLE = 2**63 - 1
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A whole number between two limits; reads text, as a `type` of argparse."""
-
-    least: int = 0
-    most: int = _MAX_WHOLE
-
-    def __str__(self) -> str:
-        if self.most == _MAX_WHOLE:
-            return f"a whole number, {self.least} or more"
-        return f"a whole number from {self.least} to {self.most:,}"
-
-    def __contains__(self, value: object) -> bool:
-        return type(value) is int and self.least <= value <= self.most
-
-    def __call__(self, text: str) -> int:
-        """The number.
-
-        Raises:
-            argparse.ArgumentTypeError: the text is not such a number.
-        """
-        # Not all of `int`: 1_000, and digits of other scripts.
-        value = int(text) if re.fullmatch("[0-9]{1,19}", text) else -1
-        if value not in self:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {self}")
-        return value
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number between two limits, such as seconds; reads text, as a `type` of argparse.
+class Kind:
+    """The values that an option accepts; `value in kind` tells whether it accepts one.
 
     Attributes:
-        words: what it is, for messages: `a number of seconds`.
-        least: the least number, included unless `above`.
-        most: the largest number.
-        note: the end of the message.
+        words: what they are, for messages: `a number of seconds from 0 to 10`.
+        holds: whether it accepts a value.
+        read: the value of a text of the command line; raises ValueError for one without.
+        names: the values, if there are few.
     """
 
     words: str
-    least: float
-    most: float
-    above: bool = False
-    note: str = ""
-
-    def __str__(self) -> str:
-        low = f"above {self.least:g} and up to" if self.above else f"from {self.least:g} to"
-        return f"{self.words} {low} {self.most:,.12g}{self.note}"
-
-    def __contains__(self, value: object) -> bool:
-        if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
-            return False
-        return self.least <= value <= self.most and not (self.above and value == self.least)
-
-    def __call__(self, text: str) -> float:
-        """The number.
-
-        Raises:
-            argparse.ArgumentTypeError: the text is not such a number.
-        """
-        try:
-            value = math.nan if "_" in text else float(text)
-        except ValueError:
-            value = math.nan
-        if value not in self:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {self}")
-        return value
-
-
-@dataclass(frozen=True)
-class WorkerProcesses:
-    """A number of worker processes as text, or `auto`."""
-
-    least: int = 0
-
-    def __call__(self, text: str) -> str:
-        """The number of processes, or `auto`.
-
-        Raises:
-            argparse.ArgumentTypeError: the text is neither.
-        """
-        if text == "auto":
-            return text
-        allowed = Whole(self.least, MAX_WORKERS)
-        try:
-            return str(allowed(text))
-        except argparse.ArgumentTypeError as error:
-            raise argparse.ArgumentTypeError(f"{error}, or auto") from None
-
-    def __str__(self) -> str:
-        return f"{Whole(self.least, MAX_WORKERS)}, or auto"
-
-    def __contains__(self, value: object) -> bool:
-        return value == "auto" or value in Whole(self.least, MAX_WORKERS)
-
-
-@dataclass(frozen=True)
-class OneOf:
-    """One of some names; argparse gets them as `choices`."""
-
-    names: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return "one of " + ", ".join(self.names)
-
-    def __contains__(self, value: object) -> bool:
-        return value in self.names
-
-
-@dataclass(frozen=True)
-class Text:
-    """Any text; `words` say what it means: `the name of a tier`."""
-
-    words: str = "text"
+    holds: Callable[[object], bool]
+    read: Callable[[str], object] = str
+    names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.words
 
     def __contains__(self, value: object) -> bool:
-        return isinstance(value, str)
+        return self.holds(value)
+
+    def __call__(self, text: str) -> object:
+        """The value of a text, as a `type` of argparse.
+
+        Raises:
+            argparse.ArgumentTypeError: the kind does not accept it.
+        """
+        try:
+            value = self.read(text)
+        except ValueError:
+            value = None
+        if value not in self:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {self}")
+        return value
 
 
-@dataclass(frozen=True)
-class Paths:
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+"""An option without a value."""
+
+
+def text(words: str = "text") -> Kind:
+    """Any text; `words` say what it means: `the name of a tier`."""
+    return Kind(words, lambda value: isinstance(value, str))
+
+
+def one_of(*names: str) -> Kind:
+    """One of some names."""
+    return Kind(f"one of {', '.join(names)}", lambda value: value in names, names=names)
+
+
+def paths() -> Kind:
     """A list of paths, or one path, none of them empty."""
 
-    def __str__(self) -> str:
-        return "a list of paths"
+    def holds(value: object) -> bool:
+        given = value if isinstance(value, list) else [value]
+        return all(isinstance(path, str) and path for path in given)
 
-    def __contains__(self, value: object) -> bool:
-        paths = value if isinstance(value, list) else [value]
-        return all(isinstance(path, str) and path for path in paths)
-
-
-@dataclass(frozen=True)
-class Flag:
-    """Given or not."""
-
-    def __str__(self) -> str:
-        return "true or false"
-
-    def __contains__(self, value: object) -> bool:
-        return isinstance(value, bool)
+    return Kind("a list of paths", holds)
 
 
-Kind = Whole | Number | WorkerProcesses | OneOf | Text | Paths | Flag
+def whole(least: int = 0, most: int = _MAX_WHOLE) -> Kind:
+    """A whole number between two limits."""
+    words = f", {least} or more" if most == _MAX_WHOLE else f" from {least} to {most:,}"
+
+    def read(text: str) -> int:
+        # Not all of `int`: 1_000, and digits of other scripts.
+        return int(text) if re.fullmatch("[0-9]{1,19}", text) else -1
+
+    return Kind(
+        f"a whole number{words}", lambda value: type(value) is int and least <= value <= most, read
+    )
+
+
+def number(words: str, least: float, most: float, *, above: bool = False, note: str = "") -> Kind:
+    """A number between two limits, the least one included unless `above`.
+
+    `words` say what it is, as `a number of seconds`; `note` ends messages.
+    """
+    low = f"above {least:g} and up to" if above else f"from {least:g} to"
+
+    def holds(value: object) -> bool:
+        if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
+            return False
+        return least <= value <= most and not (above and value == least)
+
+    def read(text: str) -> float:
+        return math.nan if "_" in text else float(text)
+
+    return Kind(f"{words} {low} {most:,.12g}{note}", holds, read)
+
+
+def worker_processes(least: int = 0) -> Kind:
+    """A number of worker processes as text, or `auto`."""
+    count = whole(least, _MAX_WORKERS)
+
+    def holds(value: object) -> bool:
+        return value == "auto" or (isinstance(value, str) and count.read(value) in count)
+
+    def read(text: str) -> str:
+        return text if text == "auto" else str(count.read(text))
+
+    return Kind(f"{count}, or auto", holds, read)
