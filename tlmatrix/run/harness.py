@@ -165,9 +165,10 @@ class Harness:
     def problem(self, bound: BoundSpec, spec: Spec, case: Case, seed: int) -> Problem:
         """Build the problem of a case, with the metamorphic relations that its spec adds."""
         from tlmatrix.problem.relations.calls import FIRST, SAMPLED, with_other_layouts
+        from tlmatrix.run.other_calls import many_ranks
 
         problem = self._problem(bound, spec, case, seed)
-        if case.origin == "invalid" or self.backend.compiles:
+        if case.origin == "invalid" or self.backend.compiles or many_ranks(spec, case):
             # On a GPU another layout would take kernels of its own, and could end the process.
             return problem
         first = self._first_cases.setdefault(spec.path, {})

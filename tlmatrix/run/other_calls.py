@@ -36,6 +36,8 @@ _Step = Literal["forward", "backward", "free"]
 _ATTEMPTS = 8
 """Other cases that are tried: constraints exclude some, and some cannot be sharded."""
 
+_MANY_RANKS = 4
+
 _LARGEST = 4
 """How many times larger the tensors of the other call may be."""
 
@@ -114,9 +116,19 @@ def with_other_options(
     return replace(problem, relations=relations)
 
 
+def many_ranks(spec: Spec, case: Case) -> bool:
+    """Whether a case has many ranks, and others of its spec have fewer.
+
+    Calls whose outcome hardly depends on the number of ranks take time in proportion to it.
+    """
+    world = case.values.get(WORLD, 1)
+    fewer = [value for value in spec.axes.get(WORLD, ()) if isinstance(value, int) and value > 1]
+    return isinstance(world, int) and world > max(_MANY_RANKS, min(fewer, default=_MANY_RANKS))
+
+
 def with_many_calls(spec: Spec, case: Case, problem: Problem) -> Problem:
     """Calls after so many that epochs and flags pass 2^31, on several ranks."""
-    if spec.context is None or case.values.get(WORLD) == 1:
+    if spec.context is None or case.values.get(WORLD) == 1 or many_ranks(spec, case):
         return problem
     relation = ManyCallsRelation(
         "many_calls",
