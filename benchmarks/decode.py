@@ -103,15 +103,13 @@ GATHERED = tuple(
 class Build:
     """A kernel factory with its arguments except out_dtype; `tiles` None for the default."""
 
-    kernel: str
     dtype: str
     static: tuple[object, ...]
     tiles: DecodeTiles | None
 
     def __call__(self, out_dtype: str) -> object:
         """The compiled kernel."""
-        build = getattr(kernels, self.kernel)
-        return build(self.dtype, out_dtype, *self.static, tiles=self.tiles)
+        return kernels.decode(self.dtype, out_dtype, *self.static, tiles=self.tiles)
 
 
 @dataclass(frozen=True)
@@ -220,7 +218,7 @@ def planned(
         static = (*static, size)
     usual = splits_for_call(call, q, k.shape[1], tiles or tiles_for(*static[1:3], size))
     splits = max(1, int(usual * factor))
-    build = Build("cache_decode" if size is None else "paged_decode", call.dtype, static, tiles)
+    build = Build(call.dtype, static, tiles)
     calls, builds = plan
     name = store if tiles is None else f"{store}: {shape_of(tiles)}, {splits} splits"
     calls[name] = partial(launch, call, q, stored, None, splits, build)

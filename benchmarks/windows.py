@@ -25,7 +25,7 @@ from decode import timed
 from rich.console import Console
 from rich.table import Table
 
-from tlmatrix_kernels.attention import dense
+from tlmatrix_kernels.attention.kernels import forward
 from tlmatrix_kernels.attention.tiles import Tiles, tiles_for
 
 if TYPE_CHECKING:
@@ -83,9 +83,7 @@ def chosen_tiles(dim: int, *, windowed: bool) -> Tiles:
 def build(dim: int, windowed: bool, sink: bool, tiles: Tiles) -> Callable[..., object]:
     """The compiled forward kernel."""
     static = ("bshd", "bfloat16", HEADS // KV_HEADS, dim, dim, True, windowed)
-    if sink:
-        return dense.forward_with_sink(*static, "float32", tiles)
-    return dense.forward(*static, tiles)
+    return forward(*static, "float32" if sink else None, tiles)
 
 
 def compile_all(dim: int) -> None:

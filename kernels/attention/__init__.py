@@ -4,13 +4,13 @@
 `operators`               the two autograd operators: the public API
 `validate`                argument checks
 `cu_seqlens`              host copies of cu_seqlens
-`dense`, `packed`         the kernels: signatures and grids
+`kernels`, `launch`       the kernels: parameters and grids; `dense` has one of them for specs
 `forward`, `backward`     the algorithm of one thread block
 `softmax`                 online softmax, and the initial state with or without a sink
 `combine`, `reordered`    backward post-passes; the dq accumulator in register order
 `sink`                    the gradient of the sinks
 `masks`                   the causal and window mask
-`rows`                    the memory layout of a sequence
+`rows`                    the memory layout of sequences: dense and packed
 `tiles`, `options`        tile sizes and compiler options, with their reasons
 `sm100`                   dense attention on Blackwell: an operator of its own
 `padded`                  attention of padded tensors with masks: an operator of its own

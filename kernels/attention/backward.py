@@ -43,12 +43,12 @@ by multiplication: what such a row reads may be huge, and its product infinite. 
 with no visible key; all pairs of such a row are masked.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tilelang.language as T
 
 from tlmatrix_kernels.attention.reordered import add_tile
-from tlmatrix_kernels.attention.rows import bind_rows
+from tlmatrix_kernels.attention.rows import bind_block
 from tlmatrix_kernels.attention.softmax import LOG2_E
 from tlmatrix_kernels.attention.tiles import padded
 
@@ -85,17 +85,23 @@ class KeyGradients:
     """The outputs of a key block.
 
     dk and dv are [parts, ...], of which the block writes index `part`; `heads` query heads
-    contribute. With `part` None they are float32 accumulators with the shapes of k and v. `dq`, if
-    not None, is a float32 accumulator with the shape of q, or in the order `order` of `reordered`.
-    Accumulators must be zero-initialized.
+    contribute, and ``blocks`` blocks have all heads. With `parts` 0 dk and dv are float32
+    accumulators with the shapes of k and v. `dq`, if not None, is a float32 accumulator with the
+    shape of q, or in the order `order` of `reordered`. Accumulators must be zero-initialized.
     """
 
     dk: object
     dv: object
+    blocks: object
+    heads: int = 1
+    parts: int = 0
     dq: object = None
     order: str | None = None
     part: object = None
-    heads: int = 1
+
+    def of_head(self, head):
+        """The same for the block of the query heads from `head` on."""
+        return replace(self, part=head % self.parts if self.parts else None)
 
 
 @T.macro
@@ -173,17 +179,16 @@ def compute_p_dp(a, b, a_v, b_v, s, dp, lse, mask, query, key, scale, tiles, tra
 
 @T.macro
 def key_block(
-    q, k, v, do, row_lse, row_delta, gradients,
-    queries, keys, mask, key, head, kv_head, scale, dims, tiles,
+    q, k, v, do, row_lse, row_delta, scale, cfg,
+    gradients, queries, keys, mask, key, head, kv_head,
 ):  # fmt: skip
     """Compute dk and dv of the tile of keys from `key`, for query heads from `head` on.
 
     `gradients` holds the outputs and the number of heads. At least one tile of queries must attend
     to the keys.
     """
-    queries, keys = bind_rows(queries), bind_rows(keys)
-    mask = mask.with_lengths(queries.length, keys.length)
-    head_dim, head_dim_v = dims
+    queries, keys, mask = bind_block(queries, keys, mask)
+    (head_dim, head_dim_v), tiles = cfg.dims, cfg.tiles
     width, width_v = padded(head_dim), padded(head_dim_v)
     rows, columns = tiles.queries, tiles.keys
     dtype = q.dtype
@@ -249,13 +254,13 @@ def key_block(
 
 
 @T.macro
-def zero_key_block(gradients, keys, key, kv_head, dims, tiles):
+def zero_key_block(cfg, gradients, keys, key, kv_head):
     """Write zero gradients of keys that no query attends to; `key_block` needs a query tile."""
-    head_dim, head_dim_v = dims
-    for i, d in T.Parallel(tiles.keys, head_dim):
+    (head_dim, head_dim_v), columns = cfg.dims, cfg.tiles.keys
+    for i, d in T.Parallel(columns, head_dim):
         if keys.contains(key + i):
             gradients.dk[gradients.part, *keys.index(kv_head, key + i, d)] = 0.0
-    for i, d in T.Parallel(tiles.keys, head_dim_v):
+    for i, d in T.Parallel(columns, head_dim_v):
         if keys.contains(key + i):
             gradients.dv[gradients.part, *keys.index(kv_head, key + i, d)] = 0.0
 
@@ -280,16 +285,15 @@ def accumulated(dq_out, index, value, dtype):
 
 @T.macro
 def query_block(
-    q, k, v, do, row_lse, row_delta, dq_out,
-    queries, keys, mask, query, head, kv_head, scale, dims, tiles,
+    q, k, v, do, row_lse, row_delta, dq_out, scale, cfg,
+    queries, keys, mask, query, head, kv_head,
 ):  # fmt: skip
     """Compute dq of the tile of queries from `query`; stored in the dtype of q or added in float32.
 
     At least one tile of keys must be visible.
     """
-    queries, keys = bind_rows(queries), bind_rows(keys)
-    mask = mask.with_lengths(queries.length, keys.length)
-    head_dim, head_dim_v = dims
+    queries, keys, mask = bind_block(queries, keys, mask)
+    (head_dim, head_dim_v), tiles = cfg.dims, cfg.tiles
     width, width_v = padded(head_dim), padded(head_dim_v)
     rows, columns = tiles.queries, tiles.keys
     dtype = q.dtype
@@ -331,8 +335,8 @@ def query_block(
 
 
 @T.macro
-def zero_query_block(dq_out, queries, query, head, head_dim, tiles):
+def zero_query_block(dq_out, cfg, queries, query, head):
     """Write zero dq of queries with no visible key; `query_block` needs at least one tile."""
-    for i, d in T.Parallel(tiles.queries, head_dim):
+    for i, d in T.Parallel(cfg.tiles.queries, cfg.dims[0]):
         if queries.contains(query + i):
             dq_out[queries.index(head, query + i, d)] = 0

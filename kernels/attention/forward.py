@@ -19,9 +19,10 @@ denominator of a row, in float32, which only the backward pass needs.
 
 import tilelang.language as T
 
-from tlmatrix_kernels.attention.rows import bind_rows
+from tlmatrix_kernels.attention.rows import bind_block
 from tlmatrix_kernels.attention.softmax import (
     LOG2_E,
+    alloc_state,
     apply_mask,
     init_state,
     load_state,
@@ -34,18 +35,18 @@ from tlmatrix_kernels.attention.tiles import padded
 
 @T.macro
 def forward_block(
-    q, k, v, initial, out, lse, queries, keys, mask, query, head, kv_head, scale, dims, tiles
+    q, k, v, initial_of, out, lse, scale, cfg, queries, keys, mask, query, head, kv_head
 ):
     """Compute out and lse of the tile of queries from `query`.
 
-    `initial` is the initial softmax state, `queries` and `keys` are the `Rows` of the sequence,
-    `dims` is (head_dim, head_dim_v). At least one tile of keys must be visible. If `out` is
+    `initial_of(head, scale)` is the initial softmax state, `cfg` a `launch.Config`; `queries` and
+    `keys` are the `Rows` of the sequence. At least one tile of keys must be visible. If `out` is
     float32, a later kernel continues with other keys.
     """
     dtype = q.dtype
-    queries, keys = bind_rows(queries), bind_rows(keys)
-    mask = mask.with_lengths(queries.length, keys.length)
-    head_dim, head_dim_v = dims
+    initial = initial_of(head, scale)
+    queries, keys, mask = bind_block(queries, keys, mask)
+    (head_dim, head_dim_v), tiles = cfg.dims, cfg.tiles
     width, width_v = padded(head_dim), padded(head_dim_v)
     rows, columns = tiles.queries, tiles.keys
 
@@ -54,15 +55,8 @@ def forward_block(
     v_shared = T.alloc_shared([columns, width_v], dtype)
     if out.dtype == dtype:
         out_shared = T.alloc_shared([rows, width_v], dtype)
-    s = T.alloc_fragment([rows, columns], "float32")
-    p = T.alloc_fragment([rows, columns], dtype)
-    acc = T.alloc_fragment([rows, width_v], "float32")
-    m = T.alloc_fragment([rows], "float32")
-    m_before = T.alloc_fragment([rows], "float32")
-    shift = T.alloc_fragment([rows], "float32")
-    decay = T.alloc_fragment([rows], "float32")
-    added = T.alloc_fragment([rows], "float32")
-    l = T.alloc_fragment([rows], "float32")
+    state = alloc_state(rows, columns, width_v, dtype)
+    s, p, acc, m, l = state.s, state.p, state.acc, state.m, state.l
 
     scale_log2 = scale * LOG2_E
     T.copy(queries.tile(q, head, query, rows, width), q_shared)
@@ -80,9 +74,9 @@ def forward_block(
         T.clear(s)
         T.gemm(q_shared, k_shared, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
         apply_mask(s, mask.for_key_tile(key), query, key)
-        online_softmax(s, m, m_before, shift, decay, added, l, scale_log2)
+        online_softmax(state, scale_log2)
         for i, d in T.Parallel(rows, width_v):
-            acc[i, d] *= decay[i]
+            acc[i, d] *= state.decay[i]
 
         T.copy(s, p)
         T.copy(keys.tile(v, kv_head, row, columns, width_v), v_shared)
@@ -107,7 +101,7 @@ def forward_block(
 
 
 @T.macro
-def masked_block(initial, out, lse, queries, query, head, head_dim_v, tiles):
+def masked_block(initial_of, out, lse, scale, cfg, queries, query, head):
     """Write out = 0 and lse = -inf, or the sink, of queries with no visible key.
 
     These blocks must not run `forward_block`: TileLang waits for the asynchronous copy of q inside
@@ -115,9 +109,9 @@ def masked_block(initial, out, lse, queries, query, head, head_dim_v, tiles):
     copy completes.
     """
     rows = T.alloc_var("int32", init=queries.length - query)  # see `apply_mask`
-    for i, d in T.Parallel(tiles.queries, head_dim_v):
+    for i, d in T.Parallel(cfg.tiles.queries, cfg.dims[1]):
         if i < rows:
             out[queries.index(head, query + i, d)] = 0
-    for i in T.Parallel(tiles.queries):
+    for i in T.Parallel(cfg.tiles.queries):
         if i < rows:
-            lse[queries.statistic(head, query + i)] = initial.lse
+            lse[queries.statistic(head, query + i)] = initial_of(head, scale).lse

@@ -69,6 +69,10 @@ class Mask:
         """The same mask with other expressions for the lengths."""
         return replace(self, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
 
+    def bound(self):
+        """The same mask, with all but the lengths bound to kernel variables: see `rows`."""
+        return self
+
     def for_key_tile(self, _key):
         """The mask of the key tile at `_key`; subclasses with several key ranges override it."""
         return self

@@ -2,22 +2,23 @@
 
 Each operator is an autograd function of q, k, v and sink with the outputs out and lse. lse is for
 use outside of autograd (merging, diagnostics) and has no gradient. The algorithm is in `forward`
-and `backward`, the kernels are in `dense` and `packed`.
+and `backward`, the kernels are in `kernels`.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from tlmatrix_kernels.alignment import aligned
-from tlmatrix_kernels.attention import dense, packed
+from tlmatrix_kernels.attention import kernels
 from tlmatrix_kernels.attention.combine import UNIT, combine_parts
 from tlmatrix_kernels.attention.reordered import ORDERS, block_shape
-from tlmatrix_kernels.attention.rows import PADDING, padded_start
+from tlmatrix_kernels.attention.rows import PADDING, padded_start, statistic_shape
 from tlmatrix_kernels.attention.sink import PART, sink_parts, sink_total
 from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, PREPARE_THREADS
-from tlmatrix_kernels.attention.validate import Attention, Lengths, check_dense, check_packed
+from tlmatrix_kernels.attention.validate import Attention, check_dense, check_packed
 from tlmatrix_kernels.dtypes import dtype_name
 
 
@@ -64,7 +65,7 @@ def dense_attention(
         ValueError: an invalid argument; the message names it, the rule and the value.
     """
     call = check_dense(q, k, v, causal, window, scale, layout, backward, sink, alignment)
-    return _DenseAttention.apply(q, k, v, sink, call)
+    return attention(q, k, v, sink, call)
 
 
 def varlen_attention(
@@ -118,14 +119,15 @@ def varlen_attention(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         causal, window, scale, backward, sink, alignment,
     )  # fmt: skip
-    return _PackedAttention.apply(q, k, v, sink, cu_seqlens_q, cu_seqlens_k, lengths, call)
+    bounds = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
+    return attention(q, k, v, sink, call, bounds, (lengths.max_seqlen_q, lengths.max_seqlen_k))
 
 
-def attention_buffers(q: torch.Tensor, call: Attention) -> tuple[torch.Tensor, torch.Tensor]:
-    """Uninitialized out and lse of dense attention."""
-    rows, heads = (1, 2) if call.layout == "bshd" else (2, 1)
-    out = torch.empty((*q.shape[:3], call.head_dim_v), dtype=q.dtype, device=q.device)
-    shape = (q.shape[0], q.shape[heads], q.shape[rows])
+def _buffers(q: torch.Tensor, call: Attention) -> tuple[torch.Tensor, torch.Tensor]:
+    """Uninitialized out and lse."""
+    out = torch.empty((*q.shape[:-1], call.head_dim_v), dtype=q.dtype, device=q.device)
+    rows, heads = (-2, -3) if call.layout == "bhsd" else (-3, -2)
+    shape = statistic_shape(call.layout, q.shape[0], q.shape[rows], q.shape[heads])
     return out, torch.empty(shape, dtype=torch.float32, device=q.device)
 
 
@@ -182,6 +184,7 @@ def _sink_gradient(
 def static_of(call: Attention) -> tuple:
     """The compile-time parameters of the forward and backward kernels."""
     return (
+        call.layout,
         call.dtype,
         call.groups,
         call.head_dim,
@@ -191,20 +194,19 @@ def static_of(call: Attention) -> tuple:
     )
 
 
-def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
+def gradients(family, call, tensors, bounds, lengths, wanted):
     """Compute dq, dk, dv by the strategy of the call, and dsink; None for each not wanted.
 
-    `kernels` is the module `dense` or `packed` (or one with the same factories), `prefix` the
-    leading arguments of its factories. `bounds` are the cu_seqlens and `lengths` (max_seqlen_q,
-    max_seqlen_k); both are empty for dense attention.
+    `family` is the module `kernels`, or one with the same factories. `bounds` are the cu_seqlens
+    and `lengths` (max_seqlen_q, max_seqlen_k); both are empty for dense attention.
     """
     q, k, v, sink, out, lse, do = tensors
-    static = (*prefix, *static_of(call))
+    static = static_of(call)
     longest_q, longest_k = lengths[:1], lengths[1:]
     scalars = (call.scale, call.window or 0)
 
     row_lse, row_delta = _padded_rows(lse, bounds)
-    prepare = kernels.prepare(*prefix, call.dtype, call.head_dim_v, PADDING, PREPARE_THREADS)
+    prepare = family.prepare(call.layout, call.dtype, call.head_dim_v, PADDING, PREPARE_THREADS)
     prepare(out, do, lse, *bounds[:1], row_lse, row_delta, *longest_q)
     read = (q, k, v, do, row_lse, row_delta, *bounds)
     dsink = _sink_gradient(sink, row_lse, row_delta) if wanted[3] else None
@@ -213,14 +215,14 @@ def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
 
     if call.backward == "atomic":
         dq, dk, dv = _zeros(q), _zeros(k), _zeros(v)
-        kernel = kernels.atomic_gradients(*static)
+        kernel = family.atomic_gradients(*static)
         kernel(*read, dq, dk, dv, *longest_k, *scalars)
         sums = zip((dq, dk, dv), (q, k, v), wanted[:3], strict=True)
         dq, dk, dv = (_combine(part, like, call) if want else None for part, like, want in sums)
     elif call.backward == "reordered":
-        dq_sum = reordered_sum(row_lse, call.head_dim, kernels.ORDER)
-        kernel = kernels.reordered_gradients(*static)
-        if kernels.SHARED_KEYS and call.groups > 1:
+        dq_sum = reordered_sum(row_lse, call.head_dim, family.ORDER)
+        kernel = family.reordered_gradients(*static)
+        if family.SHARED_KEYS and call.groups > 1:
             dk, dv = _zeros(k), _zeros(v)
             kernel(*read, dq_sum, dk, dv, *longest_k, *scalars)
             dk, dv = _combine(dk, k, call), _combine(dv, v, call)
@@ -228,20 +230,19 @@ def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
             dk, dv = torch.empty_like(k), torch.empty_like(v)
             kernel(*read, dq_sum, dk[None], dv[None], *longest_k, *scalars)
         dq = torch.empty_like(q)
-        kernels.restore(*prefix, call.dtype, call.head_dim, kernels.ORDER)(
-            dq_sum, *bounds[:1], dq, *longest_q, call.scale
-        )
+        restore = family.restore(call.layout, call.dtype, call.head_dim, family.ORDER)
+        restore(dq_sum, *bounds[:1], dq, *longest_q, call.scale)
     else:
         dq = dk = dv = None
         if wanted[0]:
             dq = torch.empty_like(q)
-            kernel = kernels.query_gradients(*static)
+            kernel = family.query_gradients(*static)
             kernel(*read, dq, *longest_q, *scalars)
         if wanted[1] or wanted[2]:
             split = call.backward == "split"
             parts = (_parts(t, call.groups) if split else torch.empty_like(t)[None] for t in (k, v))
             dk_parts, dv_parts = parts
-            kernel = kernels.key_gradients(*static, call.backward)
+            kernel = family.key_gradients(*static, call.backward)
             kernel(*read, dk_parts, dv_parts, *longest_k, *scalars)
             dk = _combine(dk_parts, k, call) if split else dk_parts[0]
             dv = _combine(dv_parts, v, call) if split else dv_parts[0]
@@ -249,14 +250,7 @@ def gradients(kernels, prefix, call, tensors, bounds, lengths, wanted):
     return tuple(gradient if want else None for gradient, want in found)
 
 
-def forward_kernel(kernels, sink: torch.Tensor | None, static: tuple):
-    """The forward kernel of the module `kernels`, with or without sinks."""
-    if sink is None:
-        return kernels.forward(*static)
-    return kernels.forward_with_sink(*static, dtype_name(sink.dtype))
-
-
-def no_gradients(tensors, wanted):
+def _no_gradients(tensors, wanted):
     """Zero gradients, for calls without queries or without keys."""
     return tuple(
         torch.zeros_like(tensor) if want else None
@@ -264,74 +258,47 @@ def no_gradients(tensors, wanted):
     )
 
 
-def no_keys(sink: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor) -> None:
+def _no_keys(sink: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor) -> None:
     """Fill out and lse [.., heads, rows] for queries that all have no visible key."""
     out.zero_()
     lse.fill_(float("-inf")) if sink is None else lse.copy_(sink[:, None])
 
 
-def forward_pass(ctx, q, k, v, sink, call: Attention, build):
-    """Compute out and lse of dense attention; save the tensors for backward in `ctx`.
+def attention(q, k, v, sink, call: Attention, bounds=(), lengths=(), build=None, family=kernels):
+    """Compute out and lse, after the argument checks.
 
-    `build` returns the kernel; it is only called if there is something to compute.
+    Args:
+        q: as the operator has it, and so k, v and sink.
+        k: keys.
+        v: values.
+        sink: logits, or None.
+        call: the checked options.
+        bounds: cu_seqlens_q and cu_seqlens_k of packed attention, contiguous.
+        lengths: max_seqlen_q and max_seqlen_k of packed attention.
+        build: returns the forward kernel; it is only called if there is something to compute.
+        family: the module of the backward kernels.
     """
-    q, k, v = aligned(q), aligned(k), aligned(v)
-    sinks = () if sink is None else (sink.contiguous(),)
-    out, lse = attention_buffers(q, call)
-    if k.numel() == 0:
-        no_keys(sink, out, lse)
-    elif lse.numel():
-        build()(q, k, v, *sinks, out, lse, call.scale, call.window or 0)
-    ctx.call = call
-    ctx.save_for_backward(q, k, v, *(sinks or (None,)), out, lse)
-    ctx.mark_non_differentiable(lse)
-    return out, lse
+    if build is None:
+        sinks = () if sink is None else (dtype_name(sink.dtype),)
+        build = partial(kernels.forward, *static_of(call), *sinks)
+    return _Attention.apply(q, k, v, sink, call, bounds, lengths, build, family)
 
 
-def backward_pass(ctx, do, kernels):
-    """Compute dq, dk, dv and dsink of a `forward_pass`, with the kernels of `kernels`."""
-    q, k, v, sink, out, lse = ctx.saved_tensors
-    wanted = ctx.needs_input_grad[:4]
-    if out.numel() == 0 or k.numel() == 0:
-        return no_gradients((q, k, v, sink), wanted)
-    tensors = (q, k, v, sink, out, lse, aligned(do))
-    return gradients(kernels, (ctx.call.layout,), ctx.call, tensors, (), (), wanted)
-
-
-class _DenseAttention(torch.autograd.Function):
-    """Autograd function of `dense_attention`, after the argument checks."""
+class _Attention(torch.autograd.Function):
+    """The autograd function of all operators on one GPU."""
 
     @staticmethod
-    def forward(ctx, q, k, v, sink, call: Attention):
-        build = partial(forward_kernel, dense, sink, (call.layout, *static_of(call)))
-        return forward_pass(ctx, q, k, v, sink, call, build)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, do, _dlse):
-        return *backward_pass(ctx, do, dense), None
-
-
-class _PackedAttention(torch.autograd.Function):
-    """Autograd function of `varlen_attention`, after the argument checks."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, sink, cu_seqlens_q, cu_seqlens_k, lengths: Lengths, call: Attention):
+    def forward(ctx, q, k, v, sink, call: Attention, bounds, lengths, build: Callable, family):
         q, k, v = aligned(q), aligned(k), aligned(v)
         sinks = () if sink is None else (sink.contiguous(),)
-        cu_seqlens_q, cu_seqlens_k = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
-        out = torch.empty((*q.shape[:2], call.head_dim_v), dtype=q.dtype, device=q.device)
-        lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
-        if k.shape[0] == 0:
-            no_keys(sink, out, lse)
-        elif q.shape[0]:
-            kernel = forward_kernel(packed, sink, static_of(call))
-            kernel(
-                q, k, v, *sinks, cu_seqlens_q, cu_seqlens_k, out, lse,
-                lengths.max_seqlen_q, call.scale, call.window or 0,
-            )  # fmt: skip
-        ctx.call, ctx.lengths = call, lengths
-        ctx.save_for_backward(q, k, v, *(sinks or (None,)), out, lse, cu_seqlens_q, cu_seqlens_k)
+        out, lse = _buffers(q, call)
+        if k.numel() == 0:
+            _no_keys(sink, out, lse)
+        elif lse.numel():
+            scalars = (*lengths[:1], call.scale, call.window or 0)
+            build()(q, k, v, *sinks, *bounds, out, lse, *scalars)
+        ctx.call, ctx.lengths, ctx.family = call, lengths, family
+        ctx.save_for_backward(q, k, v, *(sinks or (None,)), out, lse, *bounds)
         ctx.mark_non_differentiable(lse)
         return out, lse
 
@@ -339,10 +306,8 @@ class _PackedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, do, _dlse):
         q, k, v, sink, out, lse, *bounds = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:4]
-        rest = (None,) * 4
+        wanted, rest = ctx.needs_input_grad[:4], (None,) * 5
         if out.numel() == 0 or k.numel() == 0:
-            return *no_gradients((q, k, v, sink), wanted), *rest
-        lengths = (ctx.lengths.max_seqlen_q, ctx.lengths.max_seqlen_k)
+            return *_no_gradients((q, k, v, sink), wanted), *rest
         tensors = (q, k, v, sink, out, lse, aligned(do))
-        return *gradients(packed, (), ctx.call, tensors, bounds, lengths, wanted), *rest
+        return *gradients(ctx.family, ctx.call, tensors, bounds, ctx.lengths, wanted), *rest

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 import tilelang.language as T
 
-from tlmatrix_kernels.attention.rows import PADDING, bind_rows, statistic_shape
+from tlmatrix_kernels.attention.rows import PADDING, bind_rows
 
 LANES = 32
 ELEMENTS = 4
@@ -80,11 +80,6 @@ SKEW = 8
 def block_shape(order, head_dim):
     """The shape of one row block of the accumulator."""
     return (head_dim // ORDERS[order].columns, LANES, ELEMENTS)
-
-
-def accumulator_shape(order, layout, batch, blocks, heads, head_dim):
-    """The shape of the accumulator, with `blocks` = padded rows / rows of a block."""
-    return (*statistic_shape(layout, batch, blocks, heads), *block_shape(order, head_dim))
 
 
 def block_index(order, queries, head, row, further=0):

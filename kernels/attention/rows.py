@@ -1,4 +1,4 @@
-"""The memory layout of one sequence: the only difference between dense and packed attention.
+"""The memory layout of sequences: the only difference between dense and packed attention.
 
 =======  ==================================  ===============================  ==================
 layout   q, k, v, out and their gradients    lse, delta (float32)             a sequence's rows
@@ -17,11 +17,17 @@ TileLang guards each dimension: past the end of a tensor a tile reads zeros and 
 past the end of its sequence a packed tile is inside the tensor, in the rows of the next sequence.
 What it reads there may be huge and must be masked by select, not by arithmetic; stores are guarded
 by `contains`.
+
+A `Batch` has the sequences of a launch: the parameters that a kernel has for them, and the `Rows`
+of each.
 """
 
 from dataclasses import dataclass, replace
 
 import tilelang.language as T
+
+from tlmatrix_kernels.attention.masks import Mask
+from tlmatrix_kernels.parameters import absent, named
 
 LAYOUTS = ("bshd", "bhsd", "thd")
 PADDING = 64
@@ -136,6 +142,110 @@ class Rows:
         )
 
 
+class Batch:
+    """The parameters that a kernel has for the sequences of a launch, in their layout.
+
+    All sizes are symbolic: one compiled kernel serves every batch. A packed kernel also has
+    ``cu_seqlens_q`` and ``cu_seqlens_k``, [sequences + 1] int32, and the length of the longest
+    query or key sequence, which is the extent of its grid.
+    """
+
+    def __init__(self, layout):
+        self.layout = layout
+        self.packed = layout == "thd"
+        self.heads, self.kv_heads = T.dynamic("heads, kv_heads")
+        self._padded_q, self._blocks = T.dynamic("padded_q, blocks")
+        if self.packed:
+            self.rows_q, self.rows_k, self._bounds = T.dynamic("total_q, total_k, bounds")
+            self.count = self._bounds - 1
+        else:
+            self.rows_q, self.rows_k, self.count = T.dynamic("seqlen_q, seqlen_k, batch")
+
+    def named(self, kernel):
+        """Decorator of a kernel: the name of the layout, then `kernel`."""
+        return named(f"{'packed' if self.packed else 'dense'}_{kernel}")
+
+    def like_q(self, dim, dtype):
+        """A tensor with the rows and heads of q."""
+        return T.Tensor(matrix_shape(self.layout, self.count, self.rows_q, self.heads, dim), dtype)
+
+    def like_k(self, dim, dtype, *parts):
+        """A tensor with the rows and heads of k, after dimensions `parts`."""
+        shape = matrix_shape(self.layout, self.count, self.rows_k, self.kv_heads, dim)
+        return T.Tensor((*parts, *shape), dtype)
+
+    def statistic(self):
+        """The tensor lse."""
+        return self._statistic(self.rows_q)
+
+    def padded_statistic(self):
+        """A tensor of lse or delta in padded rows."""
+        return self._statistic(self._padded_q)
+
+    def blocks(self, shape):
+        """A float32 tensor of row blocks (see `reordered`) of this shape."""
+        return self._statistic(self._blocks, shape)
+
+    def _statistic(self, rows, inner=()):
+        shape = statistic_shape(self.layout, self.count, rows, self.heads)
+        return T.Tensor((*shape, *inner), "float32")
+
+    @property
+    def cu_seqlens(self):
+        """cu_seqlens_q or cu_seqlens_k."""
+        return T.Tensor((self._bounds,), "int32") if self.packed else absent
+
+    @property
+    def max_seqlen(self):
+        """The length of the longest query or key sequence."""
+        return T.int32 if self.packed else absent
+
+    def sequences(
+        self, cu_seqlens_q=None, cu_seqlens_k=None, *, max_seqlen_q=None, max_seqlen_k=None
+    ):
+        """The sequences, in the body of a kernel with these parameters."""
+        return Sequences(self, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The sequences of a launch, and the rows of each."""
+
+    batch: Batch
+    cu_seqlens_q: object
+    cu_seqlens_k: object
+    max_seqlen_q: object
+    max_seqlen_k: object
+
+    @property
+    def longest_q(self):
+        """The length of the longest query sequence."""
+        return self.max_seqlen_q if self.batch.packed else self.batch.rows_q
+
+    @property
+    def longest_k(self):
+        """The length of the longest key sequence."""
+        return self.max_seqlen_k if self.batch.packed else self.batch.rows_k
+
+    def queries(self, index):
+        """The query rows of one sequence."""
+        return self._rows(index, self.cu_seqlens_q, self.batch.rows_q)
+
+    def keys(self, index):
+        """The key rows of one sequence."""
+        return self._rows(index, self.cu_seqlens_k, self.batch.rows_k)
+
+    def _rows(self, index, cu_seqlens, rows):
+        if not self.batch.packed:
+            return Rows(self.batch.layout, index, 0, rows)
+        start = cu_seqlens[index]
+        return Rows("thd", index, start, cu_seqlens[index + 1] - start, rows)
+
+    def mask(self, _index, cfg, queries, keys, window):
+        """The mask of one sequence, of which a block uses these `queries` and `keys`."""
+        return Mask(cfg.causal, cfg.windowed, queries.length, keys.length, window)
+
+
 @T.macro
 def bind_rows(rows):
     """The same rows, with start and length bound to kernel variables.
@@ -151,3 +261,11 @@ def bind_rows(rows):
         T.assume(start >= 0)
         T.assume(start + length <= rows.total)
     return replace(rows, start=start, length=length)
+
+
+@T.macro
+def bind_block(queries, keys, mask):
+    """The same queries, keys and mask, with all that they have bound to kernel variables."""
+    mask = mask.bound()
+    queries, keys = bind_rows(queries), bind_rows(keys)
+    return queries, keys, mask.with_lengths(queries.length, keys.length)

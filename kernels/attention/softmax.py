@@ -27,6 +27,7 @@ merge pass.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import tilelang.language as T
 
@@ -61,6 +62,44 @@ def with_sink(logits, head, scale):
     """
     logit = T.cast(logits[head], "float32")
     return InitialState(m=logit / scale, l=1, lse=logit)
+
+
+def initial_state_of(sink):
+    """`with_sink` of the logits, or `no_sink` for None."""
+    return no_sink if sink is None else partial(with_sink, sink)
+
+
+@dataclass(frozen=True)
+class State:
+    """The fragments of a block: s and p [queries, keys], acc [queries, width], others [queries].
+
+    p is s in 16 bits, the operand of the second product.
+    """
+
+    s: object
+    p: object
+    acc: object
+    m: object
+    m_before: object
+    shift: object
+    decay: object
+    added: object
+    l: object
+
+
+@T.macro
+def alloc_state(rows, columns, width, dtype):
+    """Allocate the fragments of `rows` queries and `columns` keys."""
+    s = T.alloc_fragment([rows, columns], "float32")
+    p = T.alloc_fragment([rows, columns], dtype)
+    acc = T.alloc_fragment([rows, width], "float32")
+    m = T.alloc_fragment([rows], "float32")
+    m_before = T.alloc_fragment([rows], "float32")
+    shift = T.alloc_fragment([rows], "float32")
+    decay = T.alloc_fragment([rows], "float32")
+    added = T.alloc_fragment([rows], "float32")
+    l = T.alloc_fragment([rows], "float32")
+    return State(s, p, acc, m, m_before, shift, decay, added, l)
 
 
 @T.macro
@@ -105,8 +144,10 @@ def apply_mask(s, mask, query, key):
 
 
 @T.macro
-def online_softmax(s, m, m_before, shift, decay, added, l, scale_log2):
-    """Replace a tile of scores by weights, and update m and l."""
+def online_softmax(state, scale_log2):
+    """Replace a tile of scores by weights, and update m and l; `decay` is the factor of acc."""
+    s, m, l, added = state.s, state.m, state.l, state.added
+    m_before, shift, decay = state.m_before, state.shift, state.decay
     rows, columns = s.shape
     T.copy(m, m_before)
     T.reduce_max(s, m, dim=1, clear=False)

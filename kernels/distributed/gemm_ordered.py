@@ -24,45 +24,20 @@ the consumers add to the flags (see `signals`). The cost per tile is the load of
 nearly always set, and one atomic.
 """
 
-from dataclasses import dataclass
-from typing import Any
-
 import tilelang
 import tilelang.language as T
 
 from tlmatrix_kernels.distributed import signals
 from tlmatrix_kernels.distributed.swizzle import ordered_tile
-from tlmatrix_kernels.gemm.operands import NO_TMA, op_shapes, op_tile, row_multiple, symbolic_mnk
-from tlmatrix_kernels.gemm.tiles import Tiles, gemm_tiles
+from tlmatrix_kernels.gemm.operands import loaded_operands, sum_products
+from tlmatrix_kernels.gemm.tiles import gemm_tiles
 from tlmatrix_kernels.target import capability
 
 
-@dataclass(frozen=True)
-class _Config:
-    """Compile-time configuration of a kernel; M, N and K are symbolic."""
-
-    tiles: Tiles
-    transpose_b: bool
-    M: Any
-    N: Any
-    K: Any
-    a_shape: Any
-    b_shape: Any
-    a_tile_shape: Any
-    b_tile_shape: Any
-    options: Any
-
-
-def _config(dtype, transpose_b, whole_rows, size):
-    orientation = (False, transpose_b)
+def _sizes(dtype, transpose_b, whole_rows, size):
+    """The tiles and operands of a kernel."""
     tiles = gemm_tiles(capability(), size, whole_rows=whole_rows)
-    M, N, K = symbolic_mnk(orientation, *([row_multiple(dtype)] * 2 if whole_rows else []))
-    return _Config(
-        tiles, transpose_b, M, N, K,
-        *op_shapes(orientation, M, N, K),
-        *op_shapes(orientation, tiles.block_m, tiles.block_n, tiles.block_k),
-        {} if whole_rows else NO_TMA,
-    )  # fmt: skip
+    return tiles, loaded_operands(dtype, (False, transpose_b), tiles, whole_rows=whole_rows)
 
 
 def _begin(rows, world, rank):
@@ -70,26 +45,10 @@ def _begin(rows, world, rank):
     return rank * (rows // world) + T.min(rank, rows % world)
 
 
-def _ordered(tile, first, panel, cfg):
+def _ordered(tile, first, panel, operands, tiles):
     """The tile row and tile column of block `tile`, as expressions."""
-    tiles_m, tiles_n = T.ceildiv(cfg.M, cfg.tiles.block_m), T.ceildiv(cfg.N, cfg.tiles.block_n)
+    tiles_m, tiles_n = T.ceildiv(operands.M, tiles.block_m), T.ceildiv(operands.N, tiles.block_n)
     return ordered_tile(tile, tiles_m, tiles_n, first, panel, T.min)
-
-
-@T.macro
-def _sum_tile(A, B, a_tile, b_tile, acc, m, n, cfg):
-    """Accumulate the tile of A @ op(B) at [m, n] into `acc`."""
-    tiles, turned = cfg.tiles, cfg.transpose_b
-    T.clear(acc)
-    for step in T.Pipelined(T.ceildiv(cfg.K, tiles.block_k), num_stages=tiles.num_stages):
-        k = step * tiles.block_k
-        T.copy(
-            op_tile(A, False, m, tiles.block_m, k, tiles.block_k), a_tile, annotations=cfg.options
-        )
-        T.copy(
-            op_tile(B, turned, k, tiles.block_k, n, tiles.block_n), b_tile, annotations=cfg.options
-        )
-        T.gemm(a_tile, b_tile, acc, transpose_B=turned)
 
 
 @tilelang.jit
@@ -97,32 +56,30 @@ def gemm_on_arrival(
     dtype: str, out_dtype: str, transpose_b: bool, whole_rows: bool, size: str = "wide"
 ):
     """Build the kernel, called with (A, B, C, ready, epoch, first, panel)."""
-    cfg = _config(dtype, transpose_b, whole_rows, size)
-    M, N, world = cfg.M, cfg.N, T.dynamic("world")
-    block_m, block_n = cfg.tiles.block_m, cfg.tiles.block_n
+    tiles, operands = _sizes(dtype, transpose_b, whole_rows, size)
+    M, N, K, world = operands.M, operands.N, operands.K, T.dynamic("world")
+    block_m, block_n = tiles.block_m, tiles.block_n
 
     @T.prim_func
     def gemm_arrival(
-        A: T.Tensor(cfg.a_shape, dtype),
-        B: T.Tensor(cfg.b_shape, dtype),
+        A: T.Tensor(operands.a_shape, dtype),
+        B: T.Tensor(operands.b_shape, dtype),
         C: T.Tensor([M, N], out_dtype),
         ready: T.Tensor([world], "int32"),
         epoch: T.int32,
         first: T.int32,
         panel: T.int32,
     ):
-        with T.Kernel(
-            T.ceildiv(N, block_n) * T.ceildiv(M, block_m), threads=cfg.tiles.threads
-        ) as tile:
+        with T.Kernel(T.ceildiv(N, block_n) * T.ceildiv(M, block_m), threads=tiles.threads) as tile:
             T.annotate_restrict_buffers(A)
-            T.import_source(signals.source(cfg.tiles.threads))
-            a_tile = T.alloc_shared(cfg.a_tile_shape, dtype)
-            b_tile = T.alloc_shared(cfg.b_tile_shape, dtype)
+            T.import_source(signals.source(tiles.threads))
+            a_tile = T.alloc_shared(operands.a_tile, dtype)
+            b_tile = T.alloc_shared(operands.b_tile, dtype)
             acc = T.alloc_fragment([block_m, block_n], "float32")
             T.assume(panel > 0)
             T.assume(first >= 0)
             T.assume(world > 0)
-            at_m, at_n = _ordered(tile, first, panel, cfg)
+            at_m, at_n = _ordered(tile, first, panel, operands, tiles)
             # Variables, or TileLang would repeat the divisions at each use.
             bm = T.alloc_var("int32", init=at_m)
             bn = T.alloc_var("int32", init=at_n)
@@ -131,7 +88,10 @@ def gemm_on_arrival(
                 begin, end = _begin(M, world, owner), _begin(M, world, owner + 1)
                 if begin < m + block_m and end > m and begin < end:
                     signals.wait(ready, owner, epoch)
-            _sum_tile(A, B, a_tile, b_tile, acc, m, n, cfg)
+            T.clear(acc)
+            sum_products(
+                A, B, a_tile, b_tile, acc, m, n, 0, T.ceildiv(K, tiles.block_k), operands, tiles
+            )
             T.copy(acc, C[bm * block_m, bn * block_n])
 
     return gemm_arrival
@@ -142,15 +102,15 @@ def gemm_signalling(
     dtype: str, out_dtype: str, transpose_b: bool, whole_rows: bool, size: str = "wide"
 ):
     """Build the kernel, called with (A, B, C, done, made, first, panel, rank, base, step)."""
-    cfg = _config(dtype, transpose_b, whole_rows, size)
-    M, N = cfg.M, cfg.N
+    tiles, operands = _sizes(dtype, transpose_b, whole_rows, size)
+    M, N, K = operands.M, operands.N, operands.K
     world, segments = T.dynamic("world"), T.dynamic("segments")
-    block_m, block_n = cfg.tiles.block_m, cfg.tiles.block_n
+    block_m, block_n = tiles.block_m, tiles.block_n
 
     @T.prim_func
     def gemm_signals(
-        A: T.Tensor(cfg.a_shape, dtype),
-        B: T.Tensor(cfg.b_shape, dtype),
+        A: T.Tensor(operands.a_shape, dtype),
+        B: T.Tensor(operands.b_shape, dtype),
         C: T.Tensor([M, N], out_dtype),
         done: T.Tensor([world], "int32"),
         made: T.Tensor([segments], "int32"),
@@ -160,23 +120,24 @@ def gemm_signalling(
         base: T.int32,
         step: T.int32,
     ):
-        with T.Kernel(
-            T.ceildiv(N, block_n) * T.ceildiv(M, block_m), threads=cfg.tiles.threads
-        ) as tile:
-            T.import_source(signals.source(cfg.tiles.threads))
-            a_tile = T.alloc_shared(cfg.a_tile_shape, dtype)
-            b_tile = T.alloc_shared(cfg.b_tile_shape, dtype)
+        with T.Kernel(T.ceildiv(N, block_n) * T.ceildiv(M, block_m), threads=tiles.threads) as tile:
+            T.import_source(signals.source(tiles.threads))
+            a_tile = T.alloc_shared(operands.a_tile, dtype)
+            b_tile = T.alloc_shared(operands.b_tile, dtype)
             acc = T.alloc_fragment([block_m, block_n], "float32")
             T.assume(panel > 0)
             T.assume(first >= 0)
             T.assume(world > 0)
             T.assume(step > 0)
-            at_m, at_n = _ordered(tile, first, panel, cfg)
+            at_m, at_n = _ordered(tile, first, panel, operands, tiles)
             # Variables, or TileLang would repeat the divisions at each use.
             bm = T.alloc_var("int32", init=at_m)
             bn = T.alloc_var("int32", init=at_n)
             m, n = bm * block_m, bn * block_n
-            _sum_tile(A, B, a_tile, b_tile, acc, m, n, cfg)
+            T.clear(acc)
+            sum_products(
+                A, B, a_tile, b_tile, acc, m, n, 0, T.ceildiv(K, tiles.block_k), operands, tiles
+            )
             T.copy(acc, C[bm * block_m, bn * block_n])
             for owner in T.serial(world):
                 begin, end = _begin(M, world, owner), _begin(M, world, owner + 1)

@@ -20,7 +20,7 @@ elements), loaded by TMA or `cp.async`; and one for rows of any length (see `ope
 import tilelang
 import tilelang.language as T
 
-from tlmatrix_kernels.gemm.operands import NO_TMA, op_shapes, op_tile, row_multiple, symbolic_mnk
+from tlmatrix_kernels.gemm.operands import loaded_operands, sum_products
 from tlmatrix_kernels.gemm.tiles import Tiles, gemm_tiles
 from tlmatrix_kernels.target import capability
 
@@ -44,23 +44,22 @@ def gemm_kernel(
     `size` selects the tiles for the target (see `tiles`) if `tiles` is None.
     """
     tiles = tiles or gemm_tiles(capability(), size, whole_rows=whole_rows)
-    orientation = (transpose_a, transpose_b)
-    M, N, K = symbolic_mnk(orientation, *([row_multiple(dtype)] * 2 if whole_rows else []))
+    operands = loaded_operands(dtype, (transpose_a, transpose_b), tiles, whole_rows=whole_rows)
+    M, N, K = operands.M, operands.N, operands.K
     block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
-    a_shape, b_shape = op_shapes(orientation, M, N, K)
-    a_tile_shape, b_tile_shape = op_shapes(orientation, block_m, block_n, block_k)
-    options = {} if whole_rows else NO_TMA
 
     @T.prim_func
     def gemm(
-        A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), C: T.Tensor([M, N], out_dtype)
+        A: T.Tensor(operands.a_shape, dtype),
+        B: T.Tensor(operands.b_shape, dtype),
+        C: T.Tensor([M, N], out_dtype),
     ):
         with T.Kernel(T.ceildiv(N, block_n), T.ceildiv(M, block_m), threads=tiles.threads) as (
             bn,
             bm,
         ):
-            a_tile = T.alloc_shared(a_tile_shape, dtype)
-            b_tile = T.alloc_shared(b_tile_shape, dtype)
+            a_tile = T.alloc_shared(operands.a_tile, dtype)
+            b_tile = T.alloc_shared(operands.b_tile, dtype)
             acc = T.alloc_fragment([block_m, block_n], "float32")
             T.use_swizzle(PANEL)
 
@@ -68,18 +67,10 @@ def gemm_kernel(
                 T.copy(C[bm * block_m, bn * block_n], acc)
             else:
                 T.clear(acc)
-            for bk in T.Pipelined(T.ceildiv(K, block_k), num_stages=tiles.num_stages):
-                T.copy(
-                    op_tile(A, transpose_a, bm * block_m, block_m, bk * block_k, block_k),
-                    a_tile,
-                    annotations=options,
-                )
-                T.copy(
-                    op_tile(B, transpose_b, bk * block_k, block_k, bn * block_n, block_n),
-                    b_tile,
-                    annotations=options,
-                )
-                T.gemm(a_tile, b_tile, acc, transpose_A=transpose_a, transpose_B=transpose_b)
+            sum_products(
+                A, B, a_tile, b_tile, acc, bm * block_m, bn * block_n, 0, T.ceildiv(K, block_k),
+                operands, tiles,
+            )  # fmt: skip
             T.copy(acc, C[bm * block_m, bn * block_n])
 
     return gemm

@@ -34,8 +34,9 @@ import tilelang
 import tilelang.language as T
 
 from tlmatrix_kernels.gemm.kernel import PANEL
-from tlmatrix_kernels.gemm.operands import NO_TMA, op_shapes, op_tile, row_multiple, symbolic_mnk
+from tlmatrix_kernels.gemm.operands import op_shapes, op_tile, operands_of, row_multiple
 from tlmatrix_kernels.gemm.tiles import Tiles, mixed_tiles
+from tlmatrix_kernels.parameters import absent, named
 from tlmatrix_kernels.target import capability
 
 BITS = {"float16": 16, "bfloat16": 16, "int8": 8, "float8_e4m3fn": 8, "float8_e5m2": 8}
@@ -95,26 +96,29 @@ def mixed_kernel(
         capability(), size, product_dtype=product_dtype, converted=convert_a or convert_b,
         whole_rows=whole_rows,
     )  # fmt: skip
-    options = {} if whole_rows else NO_TMA
     block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
-    M, N, K = symbolic_mnk(
-        orientation, *((row_multiple(a_dtype), row_multiple(b_dtype)) if whole_rows else ())
-    )
-    a_shape, b_shape = op_shapes(orientation, M, N, K)
-    a_tile_shape, b_tile_shape = op_shapes(orientation, block_m, block_n, block_k)
+    steps = (row_multiple(a_dtype), row_multiple(b_dtype)) if whole_rows else ()
+    operands = operands_of(orientation, (block_m, block_n, block_k), steps, tma=whole_rows)
+    M, N, K, options = operands.M, operands.N, operands.K, operands.copied
     # The shapes that the tensor cores read: 8-bit operands are K-major.
     a_factors, b_factors = op_shapes(
         (transpose_a and not is_8bit, transpose_b or is_8bit), block_m, block_n, block_k
     )
 
-    @T.macro
-    def multiply(A, B, scale, C):
+    @T.prim_func
+    @named("gemm_mixed_scaled" if scaled else "gemm_mixed")
+    def gemm_mixed(
+        A: T.Tensor(operands.a_shape, a_dtype),
+        B: T.Tensor(operands.b_shape, b_dtype),
+        scale: T.Tensor([N], "float32") if scaled else absent,
+        C: T.Tensor([M, N], out_dtype),
+    ):
         with T.Kernel(T.ceildiv(N, block_n), T.ceildiv(M, block_m), threads=tiles.threads) as (
             bn,
             bm,
         ):
-            a_tile = T.alloc_shared(a_tile_shape, a_dtype)
-            b_tile = T.alloc_shared(b_tile_shape, b_dtype)
+            a_tile = T.alloc_shared(operands.a_tile, a_dtype)
+            b_tile = T.alloc_shared(operands.b_tile, b_dtype)
             a_converted = T.alloc_shared(a_factors, product_dtype)
             b_converted = T.alloc_shared(b_factors, product_dtype)
             acc = T.alloc_fragment([block_m, block_n], sums)
@@ -129,9 +133,9 @@ def mixed_kernel(
                 T.copy(op_tile(A, transpose_a, m, block_m, k, block_k), a_tile, annotations=options)
                 T.copy(op_tile(B, transpose_b, k, block_k, n, block_n), b_tile, annotations=options)
                 if convert_a:
-                    _convert(a_tile, a_converted, a_tile_shape, transpose_tile_a)
+                    _convert(a_tile, a_converted, operands.a_tile, transpose_tile_a)
                 if convert_b:
-                    _convert(b_tile, b_converted, b_tile_shape, transpose_tile_b)
+                    _convert(b_tile, b_converted, operands.b_tile, transpose_tile_b)
                 left, right = (
                     a_converted if convert_a else a_tile,
                     b_converted if convert_b else b_tile,
@@ -157,26 +161,5 @@ def mixed_kernel(
                     if accumulate:
                         total[i, j] += T.cast(C[m + i, n + j], "float32")
                 T.copy(total, C[m, n])
-
-    if scaled:
-
-        @T.prim_func
-        def gemm_mixed_scaled(
-            A: T.Tensor(a_shape, a_dtype),
-            B: T.Tensor(b_shape, b_dtype),
-            scale: T.Tensor([N], "float32"),
-            C: T.Tensor([M, N], out_dtype),
-        ):
-            multiply(A, B, scale, C)
-
-        return gemm_mixed_scaled
-
-    @T.prim_func
-    def gemm_mixed(
-        A: T.Tensor(a_shape, a_dtype),
-        B: T.Tensor(b_shape, b_dtype),
-        C: T.Tensor([M, N], out_dtype),
-    ):
-        multiply(A, B, None, C)
 
     return gemm_mixed

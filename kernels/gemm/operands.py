@@ -1,4 +1,4 @@
-"""Shapes of A and B as stored, and the tiles of op(A) and op(B) that the GEMM kernels load.
+"""A and B of the GEMM kernels as stored, their tiles, and the loop over K.
 
 TMA and `cp.async` copy 16 bytes at a time, from rows that start at multiples of 16 bytes. For rows
 of a symbolic length, TileLang does not check that: it uses TMA regardless, and never `cp.async`. A
@@ -6,6 +6,9 @@ kernel with `whole_rows` therefore declares it in its shapes: the length of a ro
 symbol times the elements in 16 bytes (8 of 16-bit elements). TileLang then uses both, and checks
 the lengths at the call.
 """
+
+from dataclasses import dataclass
+from typing import Any
 
 import tilelang.language as T
 from tvm import DataType
@@ -47,3 +50,61 @@ def op_tile(tensor, transposed, row, rows, column, columns):
     """The region [row : row + rows, column : column + columns] of op(tensor)."""
     wide_row, wide_column = slice(row, row + rows), slice(column, column + columns)
     return tensor[wide_column, wide_row] if transposed else tensor[wide_row, wide_column]
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A and B in one orientation, with symbolic M, N and K, and the shapes of a block's tiles.
+
+    `copied` are the annotations of the copies from and to global memory.
+    """
+
+    transpose_a: bool
+    transpose_b: bool
+    M: Any
+    N: Any
+    K: Any
+    a_shape: tuple
+    b_shape: tuple
+    a_tile: tuple
+    b_tile: tuple
+    copied: dict[str, bool]
+
+
+def operands_of(orientation, blocks, row_steps, *, tma):
+    """The operands of a kernel.
+
+    Args:
+        orientation: (transpose_a, transpose_b).
+        blocks: block_m, block_n and block_k, the sizes of the tiles.
+        row_steps: the elements of which rows of A, B and C are multiples, see `symbolic_mnk`.
+        tma: whether TMA copies, which needs rows of multiples of 16 bytes.
+    """
+    sizes = symbolic_mnk(orientation, *row_steps)
+    a_shape, b_shape = op_shapes(orientation, *sizes)
+    a_tile, b_tile = op_shapes(orientation, *blocks)
+    return Operands(*orientation, *sizes, a_shape, b_shape, a_tile, b_tile, {} if tma else NO_TMA)
+
+
+def loaded_operands(dtype, orientation, tiles, *, whole_rows):
+    """The operands of a kernel with `tiles.Tiles`, of one dtype; `whole_rows` as in the module."""
+    steps = [row_multiple(dtype)] * 2 if whole_rows else []
+    blocks = tiles.block_m, tiles.block_n, tiles.block_k
+    return operands_of(orientation, blocks, steps, tma=whole_rows)
+
+
+@T.macro
+def sum_products(A, B, a_tile, b_tile, acc, m, n, first, steps, operands, tiles):
+    """Add `steps` K steps from `first` on of the tile of op(A) @ op(B) at [m, n] to `acc`."""
+    transpose_a, transpose_b, options = (
+        operands.transpose_a, operands.transpose_b, operands.copied,
+    )  # fmt: skip
+    for step in T.Pipelined(steps, num_stages=tiles.num_stages):
+        k = (first + step) * tiles.block_k
+        T.copy(
+            op_tile(A, transpose_a, m, tiles.block_m, k, tiles.block_k), a_tile, annotations=options
+        )
+        T.copy(
+            op_tile(B, transpose_b, k, tiles.block_k, n, tiles.block_n), b_tile, annotations=options
+        )
+        T.gemm(a_tile, b_tile, acc, transpose_A=transpose_a, transpose_B=transpose_b)

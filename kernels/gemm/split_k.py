@@ -24,7 +24,7 @@ outside A and B, and stores nothing outside P. `whole_rows` as in `kernel`.
 import tilelang
 import tilelang.language as T
 
-from tlmatrix_kernels.gemm.operands import NO_TMA, op_shapes, op_tile, row_multiple, symbolic_mnk
+from tlmatrix_kernels.gemm.operands import loaded_operands, sum_products
 from tlmatrix_kernels.gemm.tiles import split_tiles
 from tlmatrix_kernels.target import capability
 
@@ -32,55 +32,32 @@ COMBINED = 1024
 """Elements of C per block of `combine_kernel`: 8 per thread, two 16-byte loads per slice."""
 
 
-@T.macro
-def _sum_slice(A, B, a_tile, b_tile, acc, place, orientation, whole_rows, tiles):
-    """Accumulate slice s of K, `steps` K steps, of the tile at (m, n) into `acc`.
-
-    `place` is (m, n, s, steps).
-    """
-    m, n, s, steps = place
-    transpose_a, transpose_b = orientation
-    options = {} if whole_rows else NO_TMA
-    T.clear(acc)
-    for step in T.Pipelined(steps, num_stages=tiles.num_stages):
-        k = (s * steps + step) * tiles.block_k
-        T.copy(
-            op_tile(A, transpose_a, m, tiles.block_m, k, tiles.block_k), a_tile, annotations=options
-        )
-        T.copy(
-            op_tile(B, transpose_b, k, tiles.block_k, n, tiles.block_n), b_tile, annotations=options
-        )
-        T.gemm(a_tile, b_tile, acc, transpose_A=transpose_a, transpose_B=transpose_b)
-
-
 @tilelang.jit
 def partial_sums_kernel(
     dtype: str, transpose_a: bool, transpose_b: bool, whole_rows: bool, size: str
 ):
     """Build the kernel that writes the partial sums of every slice; called with (A, B, P)."""
-    orientation = (transpose_a, transpose_b)
-    M, N, K = symbolic_mnk(orientation, *([row_multiple(dtype)] * 2 if whole_rows else []))
-    splits = T.dynamic("splits")
     tiles = split_tiles(capability(), size, whole_rows=whole_rows)
+    operands = loaded_operands(dtype, (transpose_a, transpose_b), tiles, whole_rows=whole_rows)
+    M, N, K, splits = operands.M, operands.N, operands.K, T.dynamic("splits")
     block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
-    a_shape, b_shape = op_shapes(orientation, M, N, K)
-    a_tile_shape, b_tile_shape = op_shapes(orientation, block_m, block_n, block_k)
 
     @T.prim_func
     def gemm_partial_sums(
-        A: T.Tensor(a_shape, dtype),
-        B: T.Tensor(b_shape, dtype),
+        A: T.Tensor(operands.a_shape, dtype),
+        B: T.Tensor(operands.b_shape, dtype),
         P: T.Tensor([splits, M, N], "float32"),
     ):
         with T.Kernel(
             T.ceildiv(N, block_n), T.ceildiv(M, block_m), splits, threads=tiles.threads
         ) as (bn, bm, s):
-            a_tile = T.alloc_shared(a_tile_shape, dtype)
-            b_tile = T.alloc_shared(b_tile_shape, dtype)
+            a_tile = T.alloc_shared(operands.a_tile, dtype)
+            b_tile = T.alloc_shared(operands.b_tile, dtype)
             acc = T.alloc_fragment([block_m, block_n], "float32")
             steps = T.ceildiv(T.ceildiv(K, block_k), splits)
             m, n = bm * block_m, bn * block_n
-            _sum_slice(A, B, a_tile, b_tile, acc, (m, n, s, steps), orientation, whole_rows, tiles)
+            T.clear(acc)
+            sum_products(A, B, a_tile, b_tile, acc, m, n, s * steps, steps, operands, tiles)
             T.copy(acc, P[s, m : m + block_m, n : n + block_n])
 
     return gemm_partial_sums
@@ -91,29 +68,28 @@ def atomic_sums_kernel(
     dtype: str, transpose_a: bool, transpose_b: bool, whole_rows: bool, size: str
 ):
     """Build the kernel that adds every slice to S by atomics; called with (A, B, S, splits)."""
-    orientation = (transpose_a, transpose_b)
-    M, N, K = symbolic_mnk(orientation, *([row_multiple(dtype)] * 2 if whole_rows else []))
     tiles = split_tiles(capability(), size, whole_rows=whole_rows)
+    operands = loaded_operands(dtype, (transpose_a, transpose_b), tiles, whole_rows=whole_rows)
+    M, N, K = operands.M, operands.N, operands.K
     block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
-    a_shape, b_shape = op_shapes(orientation, M, N, K)
-    a_tile_shape, b_tile_shape = op_shapes(orientation, block_m, block_n, block_k)
 
     @T.prim_func
     def gemm_atomic_sums(
-        A: T.Tensor(a_shape, dtype),
-        B: T.Tensor(b_shape, dtype),
+        A: T.Tensor(operands.a_shape, dtype),
+        B: T.Tensor(operands.b_shape, dtype),
         S: T.Tensor([M, N], "float32"),
         splits: T.int32,
     ):
         with T.Kernel(
             T.ceildiv(N, block_n), T.ceildiv(M, block_m), splits, threads=tiles.threads
         ) as (bn, bm, s):
-            a_tile = T.alloc_shared(a_tile_shape, dtype)
-            b_tile = T.alloc_shared(b_tile_shape, dtype)
+            a_tile = T.alloc_shared(operands.a_tile, dtype)
+            b_tile = T.alloc_shared(operands.b_tile, dtype)
             acc = T.alloc_fragment([block_m, block_n], "float32")
             steps = T.ceildiv(T.ceildiv(K, block_k), splits)
             m, n = bm * block_m, bn * block_n
-            _sum_slice(A, B, a_tile, b_tile, acc, (m, n, s, steps), orientation, whole_rows, tiles)
+            T.clear(acc)
+            sum_products(A, B, a_tile, b_tile, acc, m, n, s * steps, steps, operands, tiles)
             for i, j in T.Parallel(block_m, block_n):
                 if m + i < M and n + j < N:
                     T.atomic_add(S[m + i, n + j], acc[i, j])

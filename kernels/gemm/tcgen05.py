@@ -44,7 +44,7 @@ from dataclasses import dataclass
 import tilelang
 import tilelang.language as T
 
-from tlmatrix_kernels.gemm.operands import NO_TMA, op_shapes, op_tile, row_multiple, symbolic_mnk
+from tlmatrix_kernels.gemm.operands import NO_TMA, op_tile, operands_of, row_multiple
 
 
 @dataclass(frozen=True)
@@ -126,22 +126,22 @@ def tcgen05_kernel(
     """Build the plain kernel; with `tma`, rows of A, B and C are 16-byte multiples."""
     orientation = (transpose_a, transpose_b)
     steps = (row_multiple(dtype), row_multiple(dtype), row_multiple(out_dtype)) if tma else ()
-    M, N, K = symbolic_mnk(orientation, *steps)
     block_m, block_n, block_k = tiles.block_m, tiles.block_n, tiles.block_k
-    a_shape, b_shape = op_shapes(orientation, M, N, K)
-    a_tile_shape, b_tile_shape = op_shapes(orientation, block_m, block_n, block_k)
-    options = {} if tma else NO_TMA
+    operands = operands_of(orientation, (block_m, block_n, block_k), steps, tma=tma)
+    M, N, K = operands.M, operands.N, operands.K
 
     @T.prim_func
     def gemm_tcgen05(
-        A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), C: T.Tensor([M, N], out_dtype)
+        A: T.Tensor(operands.a_shape, dtype),
+        B: T.Tensor(operands.b_shape, dtype),
+        C: T.Tensor([M, N], out_dtype),
     ):
         with T.Kernel(T.ceildiv(N, block_n), T.ceildiv(M, block_m), threads=PLAIN_THREADS) as (
             bn,
             bm,
         ):
-            a_tiles = T.alloc_shared((2, *a_tile_shape), dtype)
-            b_tiles = T.alloc_shared((2, *b_tile_shape), dtype)
+            a_tiles = T.alloc_shared((2, *operands.a_tile), dtype)
+            b_tiles = T.alloc_shared((2, *operands.b_tile), dtype)
             sums = T.alloc_tmem([block_m, block_n], "float32")
             acc = T.alloc_fragment([block_m, block_n], "float32")
             c_tile = T.alloc_shared([block_m, block_n], out_dtype)
@@ -167,7 +167,7 @@ def tcgen05_kernel(
                 )  # fmt: skip
                 T.mbarrier_wait_parity(done, step % 2)
             T.copy(sums, acc)
-            _store(C, acc, c_tile, bm * block_m, bn * block_n, accumulate, tiles, options)
+            _store(C, acc, c_tile, bm * block_m, bn * block_n, accumulate, tiles, operands.copied)
 
     return gemm_tcgen05
 
@@ -189,22 +189,21 @@ def tcgen05_ws_kernel(
     """
     orientation = (transpose_a, transpose_b)
     step_c = row_multiple(out_dtype) if tma_store else 1
-    M, N, K = symbolic_mnk(orientation, row_multiple(dtype), row_multiple(dtype), step_c)
     block_m, block_n, block_k, stages = tiles.block_m, tiles.block_n, tiles.block_k, tiles.stages
-    a_shape, b_shape = op_shapes(orientation, M, N, K)
-    a_tile_shape, b_tile_shape = op_shapes(orientation, block_m, block_n, block_k)
-    options = {} if tma_store else NO_TMA
+    steps = row_multiple(dtype), row_multiple(dtype), step_c
+    operands = operands_of(orientation, (block_m, block_n, block_k), steps, tma=tma_store)
+    M, N, K = operands.M, operands.N, operands.K
 
     @T.prim_func
     def gemm_tcgen05_ws(
-        A: T.Tensor(a_shape, dtype),
-        B: T.Tensor(b_shape, dtype),
+        A: T.Tensor(operands.a_shape, dtype),
+        B: T.Tensor(operands.b_shape, dtype),
         C: T.Tensor([M, N], out_dtype),
         blocks: T.int32,
     ):
         with T.Kernel(blocks, threads=256) as block:
-            a_tiles = T.alloc_shared((stages, *a_tile_shape), dtype)
-            b_tiles = T.alloc_shared((stages, *b_tile_shape), dtype)
+            a_tiles = T.alloc_shared((stages, *operands.a_tile), dtype)
+            b_tiles = T.alloc_shared((stages, *operands.b_tile), dtype)
             sums = T.alloc_tmem([_ACCUMULATORS, block_m, block_n], "float32")
             acc = T.alloc_fragment([block_m, block_n], "float32")
             c_tile = T.alloc_shared([block_m, block_n], out_dtype)
@@ -253,7 +252,7 @@ def tcgen05_ws_kernel(
                     T.mbarrier_arrive(drained[t])
                     _store(
                         C, acc, c_tile, tile // columns * block_m, tile % columns * block_n,
-                        accumulate, tiles, options,
+                        accumulate, tiles, operands.copied,
                     )  # fmt: skip
             # The first warp deallocates tensor memory when it ends; all warps must have read it.
             T.sync_threads()

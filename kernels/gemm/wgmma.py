@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import tilelang
 import tilelang.language as T
 
-from tlmatrix_kernels.gemm.operands import NO_TMA, op_shapes, op_tile, row_multiple, symbolic_mnk
+from tlmatrix_kernels.gemm.operands import op_tile, operands_of, row_multiple
 
 
 @dataclass(frozen=True)
@@ -129,22 +129,21 @@ def wgmma_ws_kernel(
     """
     orientation = (transpose_a, transpose_b)
     step_c = row_multiple(out_dtype) if tma_store else 1
-    M, N, K = symbolic_mnk(orientation, row_multiple(dtype), row_multiple(dtype), step_c)
     half_m, block_n, block_k, stages = tiles.half_m, tiles.block_n, tiles.block_k, tiles.stages
-    a_shape, b_shape = op_shapes(orientation, M, N, K)
-    a_tile_shape, b_tile_shape = op_shapes(orientation, half_m, block_n, block_k)
-    options = {} if tma_store else NO_TMA
+    steps = row_multiple(dtype), row_multiple(dtype), step_c
+    operands = operands_of(orientation, (half_m, block_n, block_k), steps, tma=tma_store)
+    M, N, K = operands.M, operands.N, operands.K
 
     @T.prim_func
     def gemm_wgmma_ws(
-        A: T.Tensor(a_shape, dtype),
-        B: T.Tensor(b_shape, dtype),
+        A: T.Tensor(operands.a_shape, dtype),
+        B: T.Tensor(operands.b_shape, dtype),
         C: T.Tensor([M, N], out_dtype),
         blocks: T.int32,
     ):
         with T.Kernel(blocks, threads=384) as block:
-            a_tiles = T.alloc_shared((stages, 2, *a_tile_shape), dtype)
-            b_tiles = T.alloc_shared((stages, *b_tile_shape), dtype)
+            a_tiles = T.alloc_shared((stages, 2, *operands.a_tile), dtype)
+            b_tiles = T.alloc_shared((stages, *operands.b_tile), dtype)
             c_tiles = T.alloc_shared((2, half_m, block_n), out_dtype)
             full = T.alloc_barrier([128] * stages)
             empty = T.alloc_barrier([256] * stages)
@@ -184,13 +183,13 @@ def wgmma_ws_kernel(
                 T.inc_max_nreg(_CONSUMER_REGISTERS)
                 _consume(
                     C, a_tiles, b_tiles, c_tiles, full, empty, work, 1,
-                    orientation, accumulate, tiles, options,
+                    orientation, accumulate, tiles, operands.copied,
                 )  # fmt: skip
             else:
                 T.inc_max_nreg(_CONSUMER_REGISTERS)
                 _consume(
                     C, a_tiles, b_tiles, c_tiles, full, empty, work, 0,
-                    orientation, accumulate, tiles, options,
+                    orientation, accumulate, tiles, operands.copied,
                 )  # fmt: skip
 
     return gemm_wgmma_ws

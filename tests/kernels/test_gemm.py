@@ -1,110 +1,75 @@
-"""The GEMM operator is right for every orientation and off the tile, and checks its arguments."""
+"""What specs of the GEMM operators cannot say: words of refusal, exactness, choices by shape."""
 
 import pytest
 import torch
 
 from tlmatrix.interpreter import interpret
-from tlmatrix_kernels.gemm import gemm
+from tlmatrix_kernels.gemm import gemm, gemm_mixed
 from tlmatrix_kernels.gemm.kernel import gemm_kernel
-
-DTYPES = [torch.float16, torch.bfloat16]
-
-
-def operand(rows, cols, dtype, *, transposed, seed):
-    generator = torch.Generator().manual_seed(seed)
-    shape = (cols, rows) if transposed else (rows, cols)
-    return torch.randn(shape, generator=generator).to(dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("transpose_b", [False, True])
-@pytest.mark.parametrize("transpose_a", [False, True])
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (64, 64, 32), (65, 129, 40), (63, 1, 100)])
-def test_product_is_the_float64_product_rounded_once(m, n, k, transpose_a, transpose_b, dtype):
-    a = operand(m, k, dtype, transposed=transpose_a, seed=1)
-    b = operand(k, n, dtype, transposed=transpose_b, seed=2)
-    with interpret():
-        c = gemm(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
-    wide_a = (a.T if transpose_a else a).double()
-    wide_b = (b.T if transpose_b else b).double()
-    exact = wide_a @ wide_b
-    allowed = exact.abs() * torch.finfo(dtype).eps / 2 + (wide_a.abs() @ wide_b.abs()) * 2.0**-20
-    assert c.dtype == dtype
-    assert ((c.double() - exact).abs() <= allowed).all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_accumulate_adds_c_before_rounding_and_leaves_c_alone(dtype):
-    a = operand(65, 40, dtype, transposed=False, seed=3)
-    b = operand(40, 30, dtype, transposed=False, seed=4)
-    c = torch.randn(65, 30, generator=torch.Generator().manual_seed(5))
-    before = c.clone()
-    with interpret():
-        out = gemm(a, b, c, accumulate=True)
-    assert out.dtype == torch.float32
-    assert torch.equal(c, before)
-    torch.testing.assert_close(
-        out.double(), a.double() @ b.double() + c.double(), rtol=1e-5, atol=1e-5
-    )
-
-
-def test_out_dtype_float32_is_not_rounded_to_the_inputs():
-    a = operand(16, 40, torch.float16, transposed=False, seed=6)
-    b = operand(40, 16, torch.float16, transposed=False, seed=7)
-    with interpret():
-        out = gemm(a, b, out_dtype=torch.float32)
-    torch.testing.assert_close(out.double(), a.double() @ b.double(), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(("m", "n", "k"), [(0, 3, 4), (3, 0, 4), (3, 4, 0)])
-def test_empty_dimensions_give_empty_or_zero(m, n, k):
-    a, b = torch.ones(m, k, dtype=torch.float16), torch.ones(k, n, dtype=torch.float16)
-    with interpret():
-        c = gemm(a, b)
-    assert torch.equal(c, torch.zeros(m, n, dtype=torch.float16))
-
-
-def test_noncontiguous_operands_are_accepted():
-    a = operand(20, 30, torch.float16, transposed=True, seed=8).T
-    b = operand(30, 20, torch.float16, transposed=False, seed=9)
-    with interpret():
-        assert torch.equal(gemm(a, b), gemm(a.contiguous(), b))
-
+from tlmatrix_kernels.gemm.mixed import products
+from tlmatrix_kernels.gemm.mixed_operator import PARTNERS
+from tlmatrix_kernels.gemm.split_operator import MAX_SPLITS, MIN_STEPS, choose_splits
 
 A, B = torch.ones(4, 8, dtype=torch.float16), torch.ones(8, 6, dtype=torch.float16)
+INTEGERS = B.to(torch.int8)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"a": A[0], "b": B}, r"a must have 2 dimensions, got shape \(8,\)"),
-        ({"a": A.float(), "b": B}, "a must be one of float16, bfloat16, got torch.float32"),
-        ({"a": A, "b": B.bfloat16()}, "b must have the dtype of a, torch.float16"),
-        ({"a": A, "b": B.T}, r"a and b must agree in k: .* has k = 8, .* has k = 6"),
-        ({"a": A, "b": B.to("meta")}, "b must be on the device of a, cpu, got meta"),
-        ({"a": A, "b": B, "accumulate": True}, "c must be given with accumulate=True"),
-        ({"a": A, "b": B, "c": A}, "c is only used with accumulate=True"),
-        ({"a": A, "b": B, "c": A, "accumulate": True}, r"c must have shape \(4, 6\), got \(4, 8\)"),
-        ({"a": A, "b": B, "out_dtype": torch.int8}, "out_dtype must be one of"),
+        ({"a": A[0]}, r"a must have 2 dimensions, got shape \(8,\)"),
+        ({"a": A.float()}, "a must be one of float16, bfloat16, got torch.float32"),
+        ({"b": B.bfloat16()}, "b must have the dtype of a, torch.float16"),
+        ({"b": B.T}, r"a and b must agree in k: .* has k = 8, .* has k = 6"),
+        ({"b": B.to("meta")}, "b must be on the device of a, cpu, got meta"),
+        ({"accumulate": True}, "c must be given with accumulate=True"),
+        ({"c": A}, "c is only used with accumulate=True"),
+        ({"c": A, "accumulate": True}, r"c must have shape \(4, 6\), got \(4, 8\)"),
+        ({"out_dtype": torch.int8}, "out_dtype must be one of"),
+        ({"variant": "tcgen06"}, r"variant must be one of .*wgmma_ws, got 'tcgen06'"),
+        (
+            {"variant": "tcgen05", "tiles": "wide"},
+            "tiles must be None for variant 'tcgen05', got 'wide'",
+        ),
+        (
+            {"a": torch.ones(4, 17).half(), "b": torch.ones(17, 8).half(), "variant": "tcgen05_ws"},
+            r"a must have rows .* 8 elements \(16 bytes\) for variant 'tcgen05_ws', got 17: use v",
+        ),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused_by_name(arguments, message):
+def test_gemm_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
-        gemm(**arguments)
+        gemm(**({"a": A, "b": B} | arguments))
 
 
-ROWS = [((64, 40), (40, 72)), ((64, 41), (41, 72)), ((64, 40), (40, 71)), ((1, 33), (33, 72))]
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"a": A.float()}, "a must be one of float16, .*int8, got torch.float32"),
+        ({"b": B}, "b must be one of int8, .* beside float16, got torch.float16"),
+        ({"b": INTEGERS.T}, "a and b must agree in k"),
+        ({"scale": torch.ones(5)}, r"scale must have shape \(6,\), got \(5,\)"),
+        ({"scale": torch.ones(6).half()}, "scale must be float32, got torch.float16"),
+        ({"scale": torch.ones(6, device="meta")}, "scale must be on the device of a, cpu"),
+        ({"scale": torch.ones(12)[::2]}, "scale must be contiguous, got stride 2"),
+        ({"out_dtype": torch.int32}, "out_dtype must be one of float16, bfloat16, float32"),
+        ({"a": A.to(torch.int8), "scale": torch.ones(6), "out_dtype": torch.int32}, "out_dtype"),
+    ],
+)
+def test_gemm_mixed_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        gemm_mixed(**({"a": A, "b": INTEGERS} | arguments))
 
 
-@pytest.mark.parametrize("shapes", ROWS)
-def test_rows_off_16_bytes_take_the_kernel_that_loads_any_row(shapes):
+@pytest.mark.parametrize(("rows", "k"), [(64, 40), (64, 41), (1, 33)])
+def test_rows_off_16_bytes_take_the_kernel_that_loads_any_row(rows, k):
     """A kernel for whole rows refuses others, so a wrong choice is an error, not wrong values."""
-    a, b = (torch.ones(shape, dtype=torch.float16) for shape in shapes)
+    a, b = (torch.ones(shape, dtype=torch.float16) for shape in ((rows, k), (k, 72)))
     with interpret():
         assert (gemm(a, b) == a.shape[1]).all()
         whole = gemm_kernel("float16", "float16", False, False, False, True)
         c = torch.empty(a.shape[0], b.shape[1], dtype=torch.float16)
-        if shapes == ROWS[0]:
+        if a.shape[1] % 8 == 0:
             whole(a, b, c)
             assert torch.equal(c, gemm(a, b))
         else:
@@ -112,9 +77,42 @@ def test_rows_off_16_bytes_take_the_kernel_that_loads_any_row(shapes):
                 whole(a, b, c)
 
 
-def test_one_row_with_a_wider_stride():
-    a = torch.ones(4, 40, dtype=torch.float16)[:1, :33]
-    assert a.is_contiguous()
-    assert a.stride(0) == 40
-    with interpret():
-        assert (gemm(a, torch.ones(33, 8, dtype=torch.float16)) == 33).all()
+def every_value(dtype):
+    """All 256 of 8 bits that are numbers, zeros in the place of others; of 16 bits the integers."""
+    numbers = torch.arange(-128, 128)
+    if dtype.itemsize == 2:
+        return numbers.to(dtype)
+    values = numbers.to(torch.int8).view(dtype)
+    return torch.where(values.double().isfinite(), values.double(), 0.0).to(dtype)
+
+
+@pytest.mark.parametrize("a_dtype", PARTNERS)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_every_8_bit_value_is_exact(a_dtype, arch):
+    with interpret(arch=arch):
+        for b_dtype in PARTNERS[a_dtype]:
+            b = every_value(b_dtype).view(1, 256).expand(256, 256).T.contiguous()
+            c = gemm_mixed(torch.eye(256).to(a_dtype), b, out_dtype=torch.float32)
+            assert torch.equal(c.double(), b.double())
+        a = every_value(a_dtype).view(256, 1).contiguous()
+        c = gemm_mixed(a, torch.ones(1, 8).to(PARTNERS[a_dtype][0]), out_dtype=torch.float32)
+        assert torch.equal(c.double(), a.double().expand(256, 8))
+
+
+def test_factors_are_multiplied_in_a_dtype_that_holds_both_on_that_gpu():
+    e4m3, e5m2 = "float8_e4m3fn", "float8_e5m2"
+    assert products(e4m3, e4m3, 80) == "float16"
+    assert products(e4m3, e4m3, 90) == e4m3
+    assert products(e5m2, e4m3, 90) == "float16"
+    assert products("bfloat16", e5m2, 90) == "bfloat16"
+    assert products("int8", "int8", 80) == "int8"
+
+
+def test_one_wave_has_enough_k_steps_per_block():
+    assert choose_splits(64, 128, 64 * 1000, 132) == MAX_SPLITS, "one tile, a long K"
+    assert choose_splits(512, 1024, 65536, 132) == 132 // 16, "what a wave holds"
+    assert choose_splits(4096, 4096, 65536, 132) == 1, "tiles enough for every multiprocessor"
+    assert choose_splits(16, 4096, 14336, 132) == 2, "a decoded batch: 64 tiles"
+    assert choose_splits(1, 1, 128 * 3 * MIN_STEPS, 132) == 3, "no slice of too few steps"
+    assert choose_splits(1, 1, 0, 132) == 1
+    assert choose_splits(64, 4096, 8192, 148) > choose_splits(64, 4096, 8192, 64)

@@ -61,8 +61,8 @@ def test_call_graph_of_an_entry_is_exact():
     sources = mutant_reach.Sources()
     attention = "tlmatrix_kernels.attention"
     packed = {name for _, name in sources.reached(f"{attention}:varlen_attention")}
-    assert {"varlen_attention", "_PackedAttention", "Mask", "restore_block"} <= packed
-    assert not {"_DenseAttention", "decode_attention", "gemm"} & packed
+    assert {"varlen_attention", "_Attention", "Mask", "restore_block"} <= packed
+    assert not {"dense_attention", "decode_attention", "gemm"} & packed
     norm = sources.reached("tlmatrix_kernels.norm:rms_norm")
     assert {module.split(".")[1] for module, _ in norm} == {"norm", "dtypes"}
 

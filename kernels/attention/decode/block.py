@@ -15,8 +15,6 @@ for `combine` (Dao, Haziza, Massa and Sizov, Flash-Decoding, 2023,
 https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
 """
 
-from dataclasses import dataclass
-
 import tilelang.language as T
 
 from tlmatrix_kernels.attention.decode.keys import (
@@ -29,6 +27,7 @@ from tlmatrix_kernels.attention.decode.keys import (
 )
 from tlmatrix_kernels.attention.softmax import (
     LOG2_E,
+    alloc_state,
     init_state,
     no_sink,
     normalize,
@@ -37,33 +36,16 @@ from tlmatrix_kernels.attention.softmax import (
 from tlmatrix_kernels.attention.tiles import padded
 
 
-@dataclass(frozen=True)
-class State:
-    """The fragments of a block; see the module and `softmax.online_softmax`."""
-
-    s: object
-    p: object
-    acc: object
-    m: object
-    m_before: object
-    shift: object
-    decay: object
-    added: object
-    l: object
-
-
 @T.macro
 def _softmax_step(state, key, span, scale):
     """Mask a tile of scores, replace it by weights, and update m, l and acc."""
-    s, acc, decay = state.s, state.acc, state.decay
+    s, acc = state.s, state.acc
     if span.needs_mask(key):
         for i, j in T.Parallel(*s.shape):
             s[i, j] = T.if_then_else(span.visible(key + j), s[i, j], -T.infinity("float32"))
-    online_softmax(
-        s, state.m, state.m_before, state.shift, decay, state.added, state.l, scale * LOG2_E
-    )
+    online_softmax(state, scale * LOG2_E)
     for i, d in T.Parallel(*acc.shape):
-        acc[i, d] *= decay[i]
+        acc[i, d] *= state.decay[i]
     T.copy(s, state.p)
 
 
@@ -153,16 +135,8 @@ def decode_block(
     rows, columns = tiles.rows, tiles.keys
 
     q_shared = T.alloc_shared([rows, width], dtype)
-    s = T.alloc_fragment([rows, columns], "float32")
-    p = T.alloc_fragment([rows, columns], dtype)
-    acc = T.alloc_fragment([rows, width_v], "float32")
-    m = T.alloc_fragment([rows], "float32")
-    m_before = T.alloc_fragment([rows], "float32")
-    shift = T.alloc_fragment([rows], "float32")
-    decay = T.alloc_fragment([rows], "float32")
-    added = T.alloc_fragment([rows], "float32")
-    l = T.alloc_fragment([rows], "float32")
-    state = State(s, p, acc, m, m_before, shift, decay, added, l)
+    state = alloc_state(rows, columns, width_v, dtype)
+    acc, m, l = state.acc, state.m, state.l
 
     # Rows past the group are other heads or zeros; they are computed but not stored.
     T.copy(q[sequence, head : head + rows, 0:width], q_shared)

@@ -20,6 +20,7 @@ from tlmatrix_kernels.attention.decode.tiles import (
     COMBINE_PARTS,
     COMBINE_THREADS,
 )
+from tlmatrix_kernels.parameters import absent, named
 
 
 @T.macro
@@ -68,45 +69,27 @@ def _combine(parts, lse_parts, out, lse, sink_of, sequence, head, column, max_sp
 
 
 @tilelang.jit
-def combine(dtype, head_dim_v, max_splits):
-    """Build the kernel: parts and lse_parts to out and lse, for at most `max_splits` splits."""
+def combine(dtype, head_dim_v, max_splits, *, with_sink=False):
+    """Build the kernel: parts and lse_parts to out and lse, for at most `max_splits` splits.
+
+    With `with_sink` it also has one sink per head.
+    """
     splits, batch, heads = T.dynamic("splits, batch, heads")
 
     @T.prim_func
-    def decode_combine(
+    @named("decode_combine_with_sink" if with_sink else "decode_combine")
+    def combine(
         parts: T.Tensor((splits, batch, heads, head_dim_v), "float32"),
         lse_parts: T.Tensor((splits, batch, heads), "float32"),
+        sink: T.Tensor((heads,), "float32") if with_sink else absent,
         out: T.Tensor((batch, heads, head_dim_v), dtype),
         lse: T.Tensor((batch, heads), "float32"),
     ):
         columns = T.ceildiv(head_dim_v, COMBINE_COLUMNS)
         with T.Kernel(columns, heads, batch, threads=COMBINE_THREADS) as (tile, head, sequence):
             _combine(
-                parts, lse_parts, out, lse, -T.infinity("float32"), sequence, head,
-                tile * COMBINE_COLUMNS, max_splits,
+                parts, lse_parts, out, lse, sink[head] if with_sink else -T.infinity("float32"),
+                sequence, head, tile * COMBINE_COLUMNS, max_splits,
             )  # fmt: skip
 
-    return decode_combine
-
-
-@tilelang.jit
-def combine_with_sink(dtype, head_dim_v, max_splits):
-    """Build the same kernel with one sink per head."""
-    splits, batch, heads = T.dynamic("splits, batch, heads")
-
-    @T.prim_func
-    def decode_combine_with_sink(
-        parts: T.Tensor((splits, batch, heads, head_dim_v), "float32"),
-        lse_parts: T.Tensor((splits, batch, heads), "float32"),
-        sink: T.Tensor((heads,), "float32"),
-        out: T.Tensor((batch, heads, head_dim_v), dtype),
-        lse: T.Tensor((batch, heads), "float32"),
-    ):
-        columns = T.ceildiv(head_dim_v, COMBINE_COLUMNS)
-        with T.Kernel(columns, heads, batch, threads=COMBINE_THREADS) as (tile, head, sequence):
-            _combine(
-                parts, lse_parts, out, lse, sink[head], sequence, head,
-                tile * COMBINE_COLUMNS, max_splits,
-            )  # fmt: skip
-
-    return decode_combine_with_sink
+    return combine

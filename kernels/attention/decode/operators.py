@@ -8,7 +8,7 @@ import torch
 
 from tlmatrix_kernels.alignment import aligned
 from tlmatrix_kernels.attention.decode import kernels
-from tlmatrix_kernels.attention.decode.combine import combine, combine_with_sink
+from tlmatrix_kernels.attention.decode.combine import combine
 from tlmatrix_kernels.attention.decode.splits import MAX_SPLITS, choose_splits
 from tlmatrix_kernels.attention.decode.tiles import tiles_for
 from tlmatrix_kernels.attention.decode.validate import Decode, check_cache, check_pages
@@ -57,7 +57,7 @@ def decode_attention(
     static = _static_of(call)
     return _decode(
         call, q, (k_cache, v_cache, seqlens_k.contiguous()), sink, k_cache.shape[1],
-        lambda out_dtype: kernels.cache_decode(call.dtype, out_dtype, *static),
+        lambda out_dtype: kernels.decode(call.dtype, out_dtype, *static),
     )  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def paged_attention(
     return _decode(
         call, q, (k_pages, v_pages, block_table.contiguous(), seqlens_k.contiguous()), sink,
         block_table.shape[1] * page_size,
-        lambda out_dtype: kernels.paged_decode(call.dtype, out_dtype, *static, page_size),
+        lambda out_dtype: kernels.decode(call.dtype, out_dtype, *static, page_size),
     )  # fmt: skip
 
 
@@ -150,9 +150,7 @@ def launch(call: Decode, q, stored, sink, splits: int, build):
     parts = torch.empty((splits, *out.shape), dtype=torch.float32, device=q.device)
     lse_parts = torch.empty((splits, *lse.shape), dtype=torch.float32, device=q.device)
     build("float32")(q, *stored, parts, lse_parts, *scalars)
-    if sink is None:
-        combine(call.dtype, call.head_dim_v, MAX_SPLITS)(parts, lse_parts, out, lse)
-    else:
-        kernel = combine_with_sink(call.dtype, call.head_dim_v, MAX_SPLITS)
-        kernel(parts, lse_parts, sink.float().contiguous(), out, lse)
+    sinks = () if sink is None else (sink.float().contiguous(),)
+    kernel = combine(call.dtype, call.head_dim_v, MAX_SPLITS, with_sink=bool(sinks))
+    kernel(parts, lse_parts, *sinks, out, lse)
     return out, lse

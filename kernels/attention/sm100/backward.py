@@ -36,7 +36,7 @@ import tilelang.language as T
 
 from tlmatrix_kernels.attention.backward import load_statistic, store_key_gradient
 from tlmatrix_kernels.attention.reordered import add_tile
-from tlmatrix_kernels.attention.rows import bind_rows
+from tlmatrix_kernels.attention.rows import bind_block
 from tlmatrix_kernels.attention.sm100.forward import load
 from tlmatrix_kernels.attention.softmax import LOG2_E
 from tlmatrix_kernels.attention.tiles import padded
@@ -65,17 +65,16 @@ def write_keys(gradients, target, sums, acc, keys, head, key, factor, head_dim):
 
 @T.macro
 def key_block(
-    q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key, head, kv_head, scale,
-    dims, tiles,
+    q, k, v, do, row_lse, row_delta, scale, cfg,
+    gradients, queries, keys, mask, key, head, kv_head,
 ):  # fmt: skip
     """Write dk and dv of the tile of keys from `key`, for one query head, and add its dq.
 
     At least one tile of queries must attend to the keys.
     """
     dtype = q.dtype
-    queries, keys = bind_rows(queries), bind_rows(keys)
-    mask = mask.with_lengths(queries.length, keys.length)
-    head_dim, head_dim_v = dims
+    queries, keys, mask = bind_block(queries, keys, mask)
+    (head_dim, head_dim_v), tiles = cfg.dims, cfg.tiles
     width, width_v = padded(head_dim), padded(head_dim_v)
     rows, columns = tiles.queries, tiles.keys
     shared_columns = max(columns, width)

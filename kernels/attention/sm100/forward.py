@@ -50,9 +50,10 @@ they are read before p is computed.
 
 import tilelang.language as T
 
-from tlmatrix_kernels.attention.rows import bind_rows
+from tlmatrix_kernels.attention.rows import bind_block
 from tlmatrix_kernels.attention.softmax import (
     LOG2_E,
+    alloc_state,
     apply_mask,
     init_state,
     no_sink,
@@ -101,7 +102,7 @@ def store_out(out, out_shared, sums, acc, l, queries, query, head, head_dim_v):
 
 @T.macro
 def uniform_block(
-    q, k, v, out, lse, queries, keys, mask, query, head, kv_head, scale, dims, tiles, p_in_tmem
+    q, k, v, out, lse, scale, cfg, p_in_tmem, queries, keys, mask, query, head, kv_head
 ):
     """Variants `ss` and `ts` (`p_in_tmem`), without warp specialization.
 
@@ -109,9 +110,8 @@ def uniform_block(
     visible.
     """
     dtype = q.dtype
-    queries, keys = bind_rows(queries), bind_rows(keys)
-    mask = mask.with_lengths(queries.length, keys.length)
-    head_dim, head_dim_v = dims
+    queries, keys, mask = bind_block(queries, keys, mask)
+    (head_dim, head_dim_v), tiles = cfg.dims, cfg.tiles
     width, width_v = padded(head_dim), padded(head_dim_v)
     rows, columns = tiles.queries, tiles.keys
 
@@ -128,15 +128,8 @@ def uniform_block(
     v_full = T.alloc_barrier(tiles.threads)
     scored = T.alloc_barrier(1)
     summed = T.alloc_barrier(1)
-    s = T.alloc_fragment([rows, columns], "float32")
-    p = T.alloc_fragment([rows, columns], dtype)
-    acc = T.alloc_fragment([rows, tiles.part], "float32")
-    m = T.alloc_fragment([rows], "float32")
-    m_before = T.alloc_fragment([rows], "float32")
-    shift = T.alloc_fragment([rows], "float32")
-    decay = T.alloc_fragment([rows], "float32")
-    added = T.alloc_fragment([rows], "float32")
-    l = T.alloc_fragment([rows], "float32")
+    state = alloc_state(rows, columns, tiles.part, dtype)
+    s, p, acc, m, l = state.s, state.p, state.acc, state.m, state.l
 
     first, count = mask.key_tiles(query, rows, columns)
     load(queries.tile(q, head, query, rows, width), q_shared, q_full)
@@ -153,11 +146,11 @@ def uniform_block(
             load(keys.tile(k, kv_head, key + columns, columns, width), k_shared, k_full)
         T.copy(scores, s)
         apply_mask(s, mask, query, key)
-        online_softmax(s, m, m_before, shift, decay, added, l, scale * LOG2_E)
+        online_softmax(state, scale * LOG2_E)
         T.copy(s, p)
         T.copy(p, weights)
         if step > 0:
-            rescale(sums, acc, decay)
+            rescale(sums, acc, state.decay)
         T.mbarrier_wait_parity(v_full, step % 2)
         T.tcgen05_gemm(weights, v_shared, sums, mbar=summed, clear_accum=step == 0)
         T.mbarrier_wait_parity(summed, step % 2)
@@ -170,7 +163,7 @@ def uniform_block(
 
 @T.macro
 def warp_specialized_block(
-    q, k, v, out, lse, queries, keys, mask, query, head, kv_head, scale, dims, tiles
+    q, k, v, out, lse, scale, cfg, queries, keys, mask, query, head, kv_head
 ):
     """Variant `wasp`, warp-specialized; see the module.
 
@@ -178,9 +171,8 @@ def warp_specialized_block(
     visible.
     """
     dtype = q.dtype
-    queries, keys = bind_rows(queries), bind_rows(keys)
-    mask = mask.with_lengths(queries.length, keys.length)
-    head_dim, head_dim_v = dims
+    queries, keys, mask = bind_block(queries, keys, mask)
+    (head_dim, head_dim_v), tiles = cfg.dims, cfg.tiles
     width, width_v = padded(head_dim), padded(head_dim_v)
     rows, columns, stages = tiles.queries, tiles.keys, tiles.stages
 
@@ -197,15 +189,8 @@ def warp_specialized_block(
     scored = T.alloc_barrier([1] * stages)
     weighed = T.alloc_barrier(128)
     summed = T.alloc_barrier([1] * stages)
-    s = T.alloc_fragment([rows, columns], "float32")
-    p = T.alloc_fragment([rows, columns], dtype)
-    acc = T.alloc_fragment([rows, tiles.part], "float32")
-    m = T.alloc_fragment([rows], "float32")
-    m_before = T.alloc_fragment([rows], "float32")
-    shift = T.alloc_fragment([rows], "float32")
-    decay = T.alloc_fragment([rows], "float32")
-    added = T.alloc_fragment([rows], "float32")
-    l = T.alloc_fragment([rows], "float32")
+    state = alloc_state(rows, columns, tiles.part, dtype)
+    s, p, acc, m, l = state.s, state.p, state.acc, state.m, state.l
 
     first, count = mask.key_tiles(query, rows, columns)
     thread = T.get_thread_binding()
@@ -216,11 +201,11 @@ def warp_specialized_block(
             T.mbarrier_wait_parity(scored[stage], step // stages % 2)
             T.copy(scores[stage, :, :], s)
             apply_mask(s, mask, query, (first + step) * columns)
-            online_softmax(s, m, m_before, shift, decay, added, l, scale * LOG2_E)
+            online_softmax(state, scale * LOG2_E)
             T.copy(s, p)
             if step > 0:
                 T.mbarrier_wait_parity(summed[(step - 1) % stages], (step - 1) // stages % 2)
-                rescale(sums, acc, decay)
+                rescale(sums, acc, state.decay)
             T.copy(p, weights)
             T.mbarrier_arrive(weighed)
         T.mbarrier_wait_parity(summed[(count - 1) % stages], (count - 1) // stages % 2)

@@ -3,12 +3,9 @@
 import warnings
 from functools import partial
 
-import torch
-from torch.autograd.function import once_differentiable
-
-from tlmatrix_kernels.attention.operators import backward_pass, forward_pass, static_of
+from tlmatrix_kernels.attention.operators import attention, static_of
 from tlmatrix_kernels.attention.sm100 import kernels
-from tlmatrix_kernels.attention.validate import Attention, check_sm100
+from tlmatrix_kernels.attention.validate import check_sm100
 
 
 def sm100_attention(
@@ -45,26 +42,12 @@ def sm100_attention(
         ValueError: an invalid argument; the message names it, the rule and the value.
     """
     call = check_sm100(q, k, v, causal, window, scale, layout, variant, alignment)
-    return _Sm100Attention.apply(q, k, v, call, variant)
-
-
-class _Sm100Attention(torch.autograd.Function):
-    """Autograd function of `sm100_attention`, after the argument checks."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, call: Attention, variant: str):
-        return forward_pass(ctx, q, k, v, None, call, partial(_kernel, variant, call))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, do, _dlse):
-        dq, dk, dv, _dsink = backward_pass(ctx, do, kernels)
-        return dq, dk, dv, None, None
+    return attention(q, k, v, None, call, build=partial(_kernel, variant, call), family=kernels)
 
 
 def _kernel(variant, call):
     """The kernel of a variant; that of `ts` if `wasp` fails to compile."""
-    static = (call.layout, *static_of(call))
+    static = static_of(call)
     if variant != "wasp":
         return kernels.forward(variant, *static)
     try:

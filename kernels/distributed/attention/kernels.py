@@ -27,20 +27,29 @@ order.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import tilelang
 import tilelang.language as T
 
 from tlmatrix_kernels.attention import backward as bwd
 from tlmatrix_kernels.attention import forward as fwd
-from tlmatrix_kernels.attention.masks import Mask, block_order, tile_and_head
+from tlmatrix_kernels.attention.launch import Config, key_blocks, query_blocks
+from tlmatrix_kernels.attention.masks import TOP_LEFT, Mask
 from tlmatrix_kernels.attention.options import PASS_CONFIGS, SPECIALIZED_CONFIGS
-from tlmatrix_kernels.attention.rows import Rows
+from tlmatrix_kernels.attention.rows import Batch, Rows, Sequences
 from tlmatrix_kernels.attention.softmax import InitialState
-from tlmatrix_kernels.attention.tiles import Tiles, tiles_for
+from tlmatrix_kernels.attention.tiles import tiles_for
 from tlmatrix_kernels.distributed.attention.specialized import specialized_block, specialized_tiles
+from tlmatrix_kernels.parameters import absent, named
 
 COLUMNS = 6
+
+
+@T.macro
+def _bound_offset(mask):
+    offset = mask.diagonal_offset
+    return replace(mask, diagonal_offset=offset)
 
 
 @dataclass(frozen=True)
@@ -54,18 +63,9 @@ class RangeMask(Mask):
         """The key position aligned with query 0, relative to the start of the range."""
         return self.diagonal_offset
 
-
-@dataclass(frozen=True)
-class _Config:
-    """Compile-time configuration of a kernel, and its symbolic sizes."""
-
-    groups: int
-    dims: tuple[int, int]
-    causal: bool
-    tiles: Tiles
-    heads: object
-    count: object
-    block: object = fwd.forward_block
+    def bound(self):
+        """The same mask, with its offset bound to a kernel variable."""
+        return _bound_offset(self)
 
 
 @dataclass(frozen=True)
@@ -80,36 +80,57 @@ class Run(Rows):
         return self.first_padded
 
 
-def _rows(ranges, entry, total_q, total_k):
-    """The queries and the keys of one table row."""
-    queries = Run(
-        "thd", 0, ranges[entry, 0], ranges[entry, 1], total_q, first_padded=ranges[entry, 2]
-    )
-    return queries, Rows("thd", 0, ranges[entry, 3], ranges[entry, 4], total_k)
+class RunBatch(Batch):
+    """The parameters of a launch over runs: packed tensors, and a table of ranges."""
+
+    def __init__(self, columns=COLUMNS):
+        super().__init__("thd")
+        self.count, self._columns = T.dynamic("count"), columns
+
+    @property
+    def ranges(self):
+        """The table; see the module."""
+        return T.Tensor((self.count, self._columns), "int32")
+
+    def runs(self, ranges, *, longest_run=None, longest_range=None):
+        """The runs, in the body of a kernel with these parameters."""
+        return Runs(self, ranges, ranges, longest_run, longest_range)
 
 
-def _mask(causal, queries, keys, ranges, entry):
-    return RangeMask(causal, False, queries.length, keys.length, 0, ranges[entry, 5])
+@dataclass(frozen=True)
+class Runs(Sequences):
+    """The rows of each entry of a table: the queries of a run, and its range of keys.
+
+    The diagonal of a range is explicit, so that a block has all of its keys, as if it were aligned
+    at the first of them: `causal` is `TOP_LEFT`.
+    """
+
+    def queries(self, index):
+        """The run of an entry."""
+        row, length, padded = (self.cu_seqlens_q[index, column] for column in range(3))
+        return Run("thd", 0, row, length, self.batch.rows_q, first_padded=padded)
+
+    def keys(self, index):
+        """The range of an entry."""
+        row, length = (self.cu_seqlens_k[index, column] for column in (3, 4))
+        return Rows("thd", 0, row, length, self.batch.rows_k)
+
+    def mask(self, index, cfg, queries, keys, _window):
+        """The mask of an entry."""
+        offset = self.cu_seqlens_k[index, 5]
+        return RangeMask(cfg.causal, False, queries.length, keys.length, 0, offset)
+
+
+def continued(before, _head, _scale):
+    """The initial state after the previous launch with its (out, lse), or of the first for None."""
+    nothing = -T.infinity("float32")
+    return InitialState(m=nothing, l=0, lse=nothing, before=before)
 
 
 @T.macro
-def _bound(mask):
-    """The same mask, with its offset bound to a kernel variable: see `rows.bind_rows`."""
-    offset = mask.diagonal_offset
-    return replace(mask, diagonal_offset=offset)
-
-
-def query_tile(causal, tile, rows, queries):
-    """The first row of a tile, and the queries that its block uses: see `masks.query_tile`."""
-    if not causal:
-        return tile * rows, queries
-    queries = queries.without_last(tile * rows)
-    return T.max(queries.length - rows, 0), queries
-
-
-@T.macro
-def unchanged_rows(before, out, lse, queries, query, head, head_dim_v, rows):
+def unchanged_rows(before, out, lse, cfg, queries, query, head):
     """Copy the previous out and lse of a tile with no visible key in this launch, or 0 and -inf."""
+    rows, head_dim_v = cfg.tiles.queries, cfg.dims[1]
     for i, d in T.Parallel(rows, head_dim_v):
         if queries.contains(query + i):
             here = queries.index(head, query + i, d)
@@ -120,103 +141,64 @@ def unchanged_rows(before, out, lse, queries, query, head, head_dim_v, rows):
             lse[row] = -T.infinity("float32") if before is None else before[1][row]
 
 
-@T.macro
-def _forward(q, k, v, ranges, before, out, lse, longest_run, scale, cfg):
-    """The launch of a forward kernel; `before` is the previous (out, lse), or None."""
-    tiles = cfg.tiles
-    tile_count = T.ceildiv(longest_run, tiles.queries)
-    with T.Kernel(
-        *block_order(cfg.causal, tile_count, cfg.heads), cfg.count, threads=tiles.threads
-    ) as (first, second, entry):
-        tile, head = tile_and_head(cfg.causal, first, second)
-        queries, keys = _rows(ranges, entry, q.shape[0], k.shape[0])
-        query, queries = query_tile(cfg.causal, tile, tiles.queries, queries)
-        mask = _mask(cfg.causal, queries, keys, ranges, entry)
-        nothing = -T.infinity("float32")
-        initial = InitialState(m=nothing, l=0, lse=nothing, before=before)
-        if mask.any_key_visible(query, tiles.queries, tiles.keys):
-            mask = _bound(mask)
-            cfg.block(
-                q, k, v, initial, out, lse, queries, keys, mask, query, head, head // cfg.groups,
-                scale, cfg.dims, tiles,
-            )  # fmt: skip
-        else:
-            unchanged_rows(before, out, lse, queries, query, head, cfg.dims[1], tiles.queries)
+def _forward(name, block, tiles, dtype, out_dtype, groups, dims, causal, again=False):
+    """A forward kernel; `again` if it continues from the out and lse of the previous launch."""
+    cfg = Config(groups, dims, causal and TOP_LEFT, False, tiles)
+    batch = RunBatch()
+    head_dim, head_dim_v = dims
+
+    @T.prim_func
+    @named(name)
+    def forward(
+        q: batch.like_q(head_dim, dtype),
+        k: batch.like_k(head_dim, dtype),
+        v: batch.like_k(head_dim_v, dtype),
+        ranges: batch.ranges,
+        out_before: batch.like_q(head_dim_v, "float32") if again else absent,
+        lse_before: batch.statistic() if again else absent,
+        out: batch.like_q(head_dim_v, out_dtype),
+        lse: batch.statistic(),
+        longest_run: T.int32,
+        scale: T.float32,
+    ):
+        before = (out_before, lse_before) if again else None
+        query_blocks(
+            batch.runs(ranges, longest_run=longest_run), 0, cfg,
+            partial(block, q, k, v, partial(continued, before), out, lse, scale, cfg),
+            partial(unchanged_rows, before, out, lse, cfg),
+        )  # fmt: skip
+
+    return forward
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def forward(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=None):
     """Build the kernel of the first launch: q, k and v to out and lse."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).forward
-    total_q, total_k, count = T.dynamic("total_q, total_k, count")
-    heads, kv_heads = T.dynamic("heads, kv_heads")
-    cfg = _Config(groups, (head_dim, head_dim_v), causal, tiles, heads, count)
-
-    @T.prim_func
-    def sequence_forward(
-        q: T.Tensor((total_q, heads, head_dim), dtype),
-        k: T.Tensor((total_k, kv_heads, head_dim), dtype),
-        v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
-        ranges: T.Tensor((count, COLUMNS), "int32"),
-        out: T.Tensor((total_q, heads, head_dim_v), out_dtype),
-        lse: T.Tensor((heads, total_q), "float32"),
-        longest_run: T.int32,
-        scale: T.float32,
-    ):
-        _forward(q, k, v, ranges, None, out, lse, longest_run, scale, cfg)
-
-    return sequence_forward
+    dims = head_dim, head_dim_v
+    return _forward(
+        "sequence_forward", fwd.forward_block, tiles, dtype, out_dtype, groups, dims, causal
+    )
 
 
 @tilelang.jit(pass_configs=SPECIALIZED_CONFIGS)
 def forward_specialized(dtype, out_dtype, groups, head_dim, head_dim_v, causal):
     """Build the kernel of the first launch with explicit warp specialization, for sm_90a."""
-    tiles = specialized_tiles(head_dim, head_dim_v)
-    total_q, total_k, count = T.dynamic("total_q, total_k, count")
-    heads, kv_heads = T.dynamic("heads, kv_heads")
     dims = head_dim, head_dim_v
-    cfg = _Config(groups, dims, causal, tiles, heads, count, specialized_block)
-
-    @T.prim_func
-    def sequence_forward_specialized(
-        q: T.Tensor((total_q, heads, head_dim), dtype),
-        k: T.Tensor((total_k, kv_heads, head_dim), dtype),
-        v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
-        ranges: T.Tensor((count, COLUMNS), "int32"),
-        out: T.Tensor((total_q, heads, head_dim_v), out_dtype),
-        lse: T.Tensor((heads, total_q), "float32"),
-        longest_run: T.int32,
-        scale: T.float32,
-    ):
-        _forward(q, k, v, ranges, None, out, lse, longest_run, scale, cfg)
-
-    return sequence_forward_specialized
+    return _forward(
+        "sequence_forward_specialized", specialized_block, specialized_tiles(*dims), dtype,
+        out_dtype, groups, dims, causal,
+    )  # fmt: skip
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def forward_continued(dtype, out_dtype, groups, head_dim, head_dim_v, causal, tiles=None):
     """Build the kernel of later launches: q, k, v and the previous out and lse to out and lse."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).forward
-    total_q, total_k, count = T.dynamic("total_q, total_k, count")
-    heads, kv_heads = T.dynamic("heads, kv_heads")
-    cfg = _Config(groups, (head_dim, head_dim_v), causal, tiles, heads, count)
-
-    @T.prim_func
-    def sequence_forward_again(
-        q: T.Tensor((total_q, heads, head_dim), dtype),
-        k: T.Tensor((total_k, kv_heads, head_dim), dtype),
-        v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
-        ranges: T.Tensor((count, COLUMNS), "int32"),
-        out_before: T.Tensor((total_q, heads, head_dim_v), "float32"),
-        lse_before: T.Tensor((heads, total_q), "float32"),
-        out: T.Tensor((total_q, heads, head_dim_v), out_dtype),
-        lse: T.Tensor((heads, total_q), "float32"),
-        longest_run: T.int32,
-        scale: T.float32,
-    ):
-        _forward(q, k, v, ranges, (out_before, lse_before), out, lse, longest_run, scale, cfg)
-
-    return sequence_forward_again
+    return _forward(
+        "sequence_forward_again", fwd.forward_block, tiles, dtype, out_dtype, groups,
+        (head_dim, head_dim_v), causal, again=True,
+    )  # fmt: skip
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
@@ -226,41 +208,29 @@ def key_sums(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
     A block iterates over all query heads of its kv head, like those of strategy `grouped`.
     """
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).key_block
-    total_q, padded_q, total_k = T.dynamic("total_q, padded_q, total_k")
-    count, heads, kv_heads = T.dynamic("count, heads, kv_heads")
-    k_shape, v_shape = (total_k, kv_heads, head_dim), (total_k, kv_heads, head_dim_v)
+    cfg = Config(groups, (head_dim, head_dim_v), causal and TOP_LEFT, False, tiles)
+    batch = RunBatch()
 
     @T.prim_func
     def sequence_key_sums(
-        q: T.Tensor((total_q, heads, head_dim), dtype),
-        k: T.Tensor(k_shape, dtype),
-        v: T.Tensor(v_shape, dtype),
-        do: T.Tensor((total_q, heads, head_dim_v), dtype),
-        row_lse: T.Tensor((heads, padded_q), "float32"),
-        row_delta: T.Tensor((heads, padded_q), "float32"),
-        ranges: T.Tensor((count, COLUMNS), "int32"),
-        dk_sum: T.Tensor(k_shape, "float32"),
-        dv_sum: T.Tensor(v_shape, "float32"),
+        q: batch.like_q(head_dim, dtype),
+        k: batch.like_k(head_dim, dtype),
+        v: batch.like_k(head_dim_v, dtype),
+        do: batch.like_q(head_dim_v, dtype),
+        row_lse: batch.padded_statistic(),
+        row_delta: batch.padded_statistic(),
+        ranges: batch.ranges,
+        dk_sum: batch.like_k(head_dim, "float32"),
+        dv_sum: batch.like_k(head_dim_v, "float32"),
         longest_range: T.int32,
         scale: T.float32,
     ):
-        tile_count = T.ceildiv(longest_range, tiles.keys)
-        with T.Kernel(*block_order(causal, tile_count, kv_heads), count, threads=tiles.threads) as (
-            first,
-            second,
-            entry,
-        ):
-            tile, kv_head = tile_and_head(causal, first, second)
-            key = tile * tiles.keys
-            queries, keys = _rows(ranges, entry, total_q, total_k)
-            mask = _mask(causal, queries, keys, ranges, entry)
-            gradients = bwd.KeyGradients(dk_sum, dv_sum, heads=groups)
-            if mask.any_query_visible(key, tiles.keys, tiles.queries):
-                mask = _bound(mask)
-                bwd.key_block(
-                    q, k, v, do, row_lse, row_delta, gradients, queries, keys, mask, key,
-                    kv_head * groups, kv_head, scale, (head_dim, head_dim_v), tiles,
-                )  # fmt: skip
+        key_blocks(
+            batch.runs(ranges, longest_range=longest_range), 0, cfg,
+            bwd.KeyGradients(dk_sum, dv_sum, batch.kv_heads, groups),
+            partial(bwd.key_block, q, k, v, do, row_lse, row_delta, scale, cfg),
+            None,
+        )  # fmt: skip
 
     return sequence_key_sums
 
@@ -269,37 +239,26 @@ def key_sums(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
 def query_sums(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
     """Build the query blocks of one launch, which add to dq."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).query_block
-    total_q, padded_q, total_k = T.dynamic("total_q, padded_q, total_k")
-    count, heads, kv_heads = T.dynamic("count, heads, kv_heads")
+    cfg = Config(groups, (head_dim, head_dim_v), causal and TOP_LEFT, False, tiles)
+    batch = RunBatch()
 
     @T.prim_func
     def sequence_query_sums(
-        q: T.Tensor((total_q, heads, head_dim), dtype),
-        k: T.Tensor((total_k, kv_heads, head_dim), dtype),
-        v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
-        do: T.Tensor((total_q, heads, head_dim_v), dtype),
-        row_lse: T.Tensor((heads, padded_q), "float32"),
-        row_delta: T.Tensor((heads, padded_q), "float32"),
-        ranges: T.Tensor((count, COLUMNS), "int32"),
-        dq_sum: T.Tensor((total_q, heads, head_dim), "float32"),
+        q: batch.like_q(head_dim, dtype),
+        k: batch.like_k(head_dim, dtype),
+        v: batch.like_k(head_dim_v, dtype),
+        do: batch.like_q(head_dim_v, dtype),
+        row_lse: batch.padded_statistic(),
+        row_delta: batch.padded_statistic(),
+        ranges: batch.ranges,
+        dq_sum: batch.like_q(head_dim, "float32"),
         longest_run: T.int32,
         scale: T.float32,
     ):
-        tile_count = T.ceildiv(longest_run, tiles.queries)
-        with T.Kernel(*block_order(causal, tile_count, heads), count, threads=tiles.threads) as (
-            first,
-            second,
-            entry,
-        ):
-            tile, head = tile_and_head(causal, first, second)
-            queries, keys = _rows(ranges, entry, total_q, total_k)
-            query, queries = query_tile(causal, tile, tiles.queries, queries)
-            mask = _mask(causal, queries, keys, ranges, entry)
-            if mask.any_key_visible(query, tiles.queries, tiles.keys):
-                mask = _bound(mask)
-                bwd.query_block(
-                    q, k, v, do, row_lse, row_delta, dq_sum, queries, keys, mask, query, head,
-                    head // groups, scale, (head_dim, head_dim_v), tiles,
-                )  # fmt: skip
+        query_blocks(
+            batch.runs(ranges, longest_run=longest_run), 0, cfg,
+            partial(bwd.query_block, q, k, v, do, row_lse, row_delta, dq_sum, scale, cfg),
+            None,
+        )  # fmt: skip
 
     return sequence_query_sums

@@ -22,21 +22,28 @@ diagonal among the remote keys would.)
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import tilelang
 import tilelang.language as T
 
 from tlmatrix_kernels.attention import forward as fwd
-from tlmatrix_kernels.attention.masks import Mask, block_order, tile_and_head
+from tlmatrix_kernels.attention.launch import Config
+from tlmatrix_kernels.attention.masks import (
+    TOP_LEFT,
+    Mask,
+    block_order,
+    query_tile,
+    tile_and_head,
+)
 from tlmatrix_kernels.attention.options import PASS_CONFIGS
 from tlmatrix_kernels.attention.rows import Rows, bind_rows
-from tlmatrix_kernels.attention.softmax import InitialState
 from tlmatrix_kernels.attention.tiles import tiles_for
 from tlmatrix_kernels.distributed import signals
 from tlmatrix_kernels.distributed.attention.kernels import (
     RangeMask,
-    Run,
-    query_tile,
+    RunBatch,
+    continued,
     unchanged_rows,
 )
 
@@ -125,28 +132,28 @@ class LocalThenRemoteMask(Mask):
 
 @T.macro
 def _run_block(
-    q, k, v, ranges, entry, initial, out, lse, queries, query, head, arrival, scale, cfg
+    q, k, v, initial_of, out, lse, scale, cfg, ranges, entry, arrival, queries, query, head
 ):
     """The work of a block with visible keys; `arrival` is (ready, epoch, slice_bits, fetched).
 
     Inside the condition, the table entries are bound to kernel variables (see `rows.bind_rows`).
     """
-    dims, causal, tiles, groups = cfg
+    tiles = cfg.tiles
     queries = bind_rows(queries)
     local = bind_rows(Rows("thd", 0, ranges[entry, 3], ranges[entry, 4], k.shape[0]))
     remote = bind_rows(Rows("thd", 0, ranges[entry, 6], ranges[entry, 7], k.shape[0]))
     offset = ranges[entry, 5]
-    diagonal = RangeMask(causal, False, queries.length, local.length, 0, offset)
+    diagonal = RangeMask(cfg.causal, False, queries.length, local.length, 0, offset)
     first = T.max(diagonal.key_tiles(query, tiles.queries, tiles.keys)[1], 0) * tiles.keys
     keys = LocalThenRemoteRows(
         "thd", 0, 0, 0, k.shape[0], False, local, remote, first, *arrival, tiles.keys
     )
     mask = LocalThenRemoteMask(
-        causal, False, queries.length, 0, 0, diagonal, remote.length, first, tiles.keys
+        cfg.causal, False, queries.length, 0, 0, diagonal, remote.length, first, tiles.keys
     )
     fwd.forward_block(
-        q, k, v, initial, out, lse, queries, keys, mask, query, head, head // groups,
-        scale, dims, tiles,
+        q, k, v, initial_of, out, lse, scale, cfg, queries, keys, mask, query, head,
+        head // cfg.groups,
     )  # fmt: skip
 
 
@@ -154,19 +161,18 @@ def _run_block(
 def overlapped_forward(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
     """Build the kernel: q, k, v, `ranges` and the arrival state of remote keys to out and lse."""
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=False).forward
-    total_q, total_k, count = T.dynamic("total_q, total_k, count")
-    heads, kv_heads = T.dynamic("heads, kv_heads")
-    cfg = (head_dim, head_dim_v), causal, tiles, groups
+    cfg = Config(groups, (head_dim, head_dim_v), causal and TOP_LEFT, False, tiles)
+    batch = RunBatch(COLUMNS)
 
     @T.prim_func
     def sequence_forward(
-        q: T.Tensor((total_q, heads, head_dim), dtype),
-        k: T.Tensor((total_k, kv_heads, head_dim), dtype),
-        v: T.Tensor((total_k, kv_heads, head_dim_v), dtype),
-        ranges: T.Tensor((count, COLUMNS), "int32"),
+        q: batch.like_q(head_dim, dtype),
+        k: batch.like_k(head_dim, dtype),
+        v: batch.like_k(head_dim_v, dtype),
+        ranges: batch.ranges,
         ready: T.Tensor((1,), "int32"),
-        out: T.Tensor((total_q, heads, head_dim_v), dtype),
-        lse: T.Tensor((heads, total_q), "float32"),
+        out: batch.like_q(head_dim_v, dtype),
+        lse: batch.statistic(),
         epoch: T.int32,
         slice_bits: T.int32,
         fetched: T.int32,
@@ -174,29 +180,25 @@ def overlapped_forward(dtype, groups, head_dim, head_dim_v, causal, tiles=None):
         scale: T.float32,
     ):
         tile_count = T.ceildiv(longest_run, tiles.queries)
-        with T.Kernel(*block_order(causal, tile_count, heads), count, threads=tiles.threads) as (
-            one,
-            two,
-            entry,
-        ):
+        with T.Kernel(
+            *block_order(causal, tile_count, batch.heads), batch.count, threads=tiles.threads
+        ) as (one, two, entry):
             T.annotate_restrict_buffers(k, v)
             T.import_source(signals.source(tiles.threads))
             tile, head = tile_and_head(causal, one, two)
-            queries = Run(
-                "thd", 0, ranges[entry, 0], ranges[entry, 1], total_q, first_padded=ranges[entry, 2]
+            runs = batch.runs(ranges)
+            query, queries, keys = query_tile(
+                cfg.causal, tile, tiles.queries, runs.queries(entry), runs.keys(entry)
             )
-            query, queries = query_tile(causal, tile, tiles.queries, queries)
-            local = RangeMask(causal, False, queries.length, ranges[entry, 4], 0, ranges[entry, 5])
-            nothing = -T.infinity("float32")
-            initial = InitialState(m=nothing, l=0, lse=nothing)
+            local = runs.mask(entry, cfg, queries, keys, None)
             local_visible = local.any_key_visible(query, tiles.queries, tiles.keys)
             remote_visible = T.And(query < queries.length, ranges[entry, 7] > 0)
             if T.Or(local_visible, remote_visible):
                 _run_block(
-                    q, k, v, ranges, entry, initial, out, lse, queries, query, head,
-                    (ready, epoch, slice_bits, fetched), scale, cfg,
+                    q, k, v, partial(continued, None), out, lse, scale, cfg, ranges, entry,
+                    (ready, epoch, slice_bits, fetched), queries, query, head,
                 )  # fmt: skip
             else:
-                unchanged_rows(None, out, lse, queries, query, head, head_dim_v, tiles.queries)
+                unchanged_rows(None, out, lse, cfg, queries, query, head)
 
     return sequence_forward

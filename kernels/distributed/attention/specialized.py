@@ -22,9 +22,10 @@ barrier.
 
 import tilelang.language as T
 
-from tlmatrix_kernels.attention.rows import bind_rows
+from tlmatrix_kernels.attention.rows import bind_block
 from tlmatrix_kernels.attention.softmax import (
     LOG2_E,
+    alloc_state,
     apply_mask,
     init_state,
     normalize,
@@ -58,15 +59,8 @@ def _consume(shared, barriers, initial, out, lse, queries, mask, query, head, sc
     q_full, k_full, k_empty, v_full, v_empty = barriers
     first, count, columns, stages, width_v, head_dim_v = plan
     rows = CONSUMER_ROWS
-    s = T.alloc_fragment([rows, columns], "float32")
-    p = T.alloc_fragment([rows, columns], q_shared.dtype)
-    acc = T.alloc_fragment([rows, width_v], "float32")
-    m = T.alloc_fragment([rows], "float32")
-    m_before = T.alloc_fragment([rows], "float32")
-    shift = T.alloc_fragment([rows], "float32")
-    decay = T.alloc_fragment([rows], "float32")
-    added = T.alloc_fragment([rows], "float32")
-    l = T.alloc_fragment([rows], "float32")
+    state = alloc_state(rows, columns, width_v, q_shared.dtype)
+    s, p, acc, m, l = state.s, state.p, state.acc, state.m, state.l
 
     T.fill(acc, 0)
     init_state(m, l, initial)
@@ -81,9 +75,9 @@ def _consume(shared, barriers, initial, out, lse, queries, mask, query, head, sc
         T.wait_wgmma(0)
         T.mbarrier_arrive(k_empty[stage])
         apply_mask(s, mask.for_key_tile(key), query, key)
-        online_softmax(s, m, m_before, shift, decay, added, l, scale * LOG2_E)
+        online_softmax(state, scale * LOG2_E)
         for i, d in T.Parallel(rows, width_v):
-            acc[i, d] *= decay[i]
+            acc[i, d] *= state.decay[i]
         T.copy(s, p)
         T.mbarrier_wait_parity(v_full[stage], step // stages % 2)
         T.wgmma_gemm(p, v_shared[stage, :, :], acc)
@@ -99,15 +93,15 @@ def _consume(shared, barriers, initial, out, lse, queries, mask, query, head, sc
 
 @T.macro
 def specialized_block(
-    q, k, v, initial, out, lse, queries, keys, mask, query, head, kv_head, scale, dims, tiles
+    q, k, v, initial_of, out, lse, scale, cfg, queries, keys, mask, query, head, kv_head
 ):
     """Compute out and lse of the tile of queries from `query`; as `forward.forward_block`.
 
-    `initial` continues from no other keys. At least one tile of keys must be visible.
+    The initial state continues from no other keys. At least one tile of keys must be visible.
     """
-    queries, keys = bind_rows(queries), bind_rows(keys)
-    mask = mask.with_lengths(queries.length, keys.length)
-    head_dim, head_dim_v = dims
+    queries, keys, mask = bind_block(queries, keys, mask)
+    initial = initial_of(head, scale)
+    (head_dim, head_dim_v), tiles = cfg.dims, cfg.tiles
     width, width_v = padded(head_dim), padded(head_dim_v)
     rows, columns, stages = CONSUMER_ROWS, tiles.keys, tiles.stages
 

@@ -1,6 +1,5 @@
 """The tile bounds of a mask are exact: they miss no visible pair and walk over no blind tile."""
 
-import attention_reference as reference
 import pytest
 import tilelang.language as T
 import torch
@@ -11,6 +10,14 @@ from tlmatrix_kernels.attention.masks import Mask
 LENGTHS = [(1, 1), (4, 4), (5, 9), (9, 5), (2, 13), (13, 2), (8, 8)]
 WINDOWS = [None, 1, 3, 4, 50]
 ROWS, COLUMNS = 4, 3
+
+
+def visible(seqlen_q, seqlen_k, causal, window):
+    """[seqlen_q, seqlen_k] bool: which query sees which key."""
+    place = torch.arange(seqlen_q)[:, None] + seqlen_k - seqlen_q
+    key = torch.arange(seqlen_k)[None, :]
+    seen = key <= place if causal else torch.ones(seqlen_q, seqlen_k, dtype=torch.bool)
+    return seen if window is None else seen & (key > place - window)
 
 
 def constant(value):
@@ -32,7 +39,7 @@ def tiles_seen(seen, rows, columns):
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), LENGTHS)
 def test_bounds_are_exact(seqlen_q, seqlen_k, causal, window):
     mask = Mask(causal, window is not None, *map(constant, (seqlen_q, seqlen_k, window or 0)))
-    seen = reference.visible(seqlen_q, seqlen_k, causal, window)
+    seen = visible(seqlen_q, seqlen_k, causal, window)
 
     for query in range(seqlen_q + 2):
         for key in range(seqlen_k + 2):
@@ -59,7 +66,7 @@ def test_bounds_are_exact(seqlen_q, seqlen_k, causal, window):
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), LENGTHS)
 def test_full_tile_needs_no_mask(seqlen_q, seqlen_k, window):
     mask = Mask(True, window is not None, *map(constant, (seqlen_q, seqlen_k, window or 0)))
-    seen = reference.visible(seqlen_q, seqlen_k, True, window)
+    seen = visible(seqlen_q, seqlen_k, True, window)
     uncut = 0
     for query in range(0, seqlen_q, ROWS):
         for key in range(0, seqlen_k, COLUMNS):

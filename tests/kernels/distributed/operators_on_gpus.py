@@ -5,10 +5,8 @@ import torch
 from tlmatrix_kernels.distributed import (
     all_gather,
     all_gather_gemm,
-    create_two_level_context,
     gemm_reduce_scatter,
     reduce_scatter,
-    reduce_scatter_two_level,
 )
 from tlmatrix_kernels.distributed.partition import row_range
 
@@ -73,38 +71,6 @@ def products_whose_parts_travel(context):
         whole = (a.double() @ b.double()).sum(0) + (0 if bias is None else bias.double())
         right.append(_close(out, whole[slice(*row_range(m, context.world, context.rank))], dtype))
     assert torch.stack(right).all(), [i for i, each in enumerate(right) if not each]
-
-
-def sums_over_ranks(context):
-    """reduce_scatter and its two levels, where there is one node."""
-    right, two_level = [], create_two_level_context(1)
-    for call, (least, n, _), dtype, source in _calls(context, 48):
-        m = least + call % 3
-        x = _random((context.world, m, n), dtype, source)
-        whole = x.double().sum(0)
-        out = reduce_scatter(x[context.rank], context=context)
-        right.append(_close(out, whole[slice(*row_range(m, context.world, context.rank))], dtype))
-        if m % context.world == 0:
-            again = reduce_scatter_two_level(x[context.rank], context=two_level)
-            right.append((again == out).all())
-    assert torch.stack(right).all(), [i for i, each in enumerate(right) if not each]
-
-
-def large_products_right_and_the_same_twice(context):
-    """Sizes at which tiles fill the GPU many times over."""
-    source = torch.Generator(device="cuda").manual_seed(12)
-    world, rank, dtype = context.world, context.rank, torch.float16
-    m, n, k = 4096, 2048, 1024
-    a, b = _random((m, k), dtype, source), _random((k, n), dtype, source)
-    mine = a[slice(*row_range(m, world, rank))]
-    outs = [all_gather_gemm(mine, b, context=context, overlap=True) for _ in range(20)]
-    assert _close(outs[0], a.double() @ b.double(), dtype)
-    assert all(torch.equal(out, outs[0]) for out in outs)
-    a, b = _random((world, m, k), dtype, source), _random((world, k, n), dtype, source)
-    outs = [gemm_reduce_scatter(a[rank], b[rank], context=context, overlap=True) for _ in range(20)]
-    whole = (a.double() @ b.double()).sum(0)
-    assert _close(outs[0], whole[slice(*row_range(m, world, rank))], dtype)
-    assert all(torch.equal(out, outs[0]) for out in outs)
 
 
 def graphs_replay_with_new_data(context):

@@ -1,51 +1,9 @@
 """What a process of a rank runs in test_sequence_on_gpus.py: attention over all GPUs."""
 
 import torch
-from sequence_cases import Case
 
-from tlmatrix_kernels.distributed.attention import sequence_attention, sequence_attention_varlen
+from tlmatrix_kernels.distributed.attention import sequence_attention
 from tlmatrix_kernels.distributed.attention.reference import gathered_attention
-
-# order, causal, lengths of queries, lengths of keys, heads and kv heads (always groups of two:
-# compiling is nearly all of the time, and the specs' nightly tiers have other groups)
-CASES = [
-    ("zigzag", True, (700, 300), (700, 300), (4, 2)),
-    ("contiguous", True, (129, 0, 65), (129, 0, 65), (2, 1)),
-    ("zigzag", False, (260,), (1024,), (6, 3)),
-    ("contiguous", False, (50, 3), (7, 600), (2, 1)),
-    ("zigzag", True, (130, 9), (260, 0), (4, 2)),
-]
-
-
-def _packed(context, steps):
-    """Forward and backward of packed batches are the definition, one after the other."""
-    for order, causal, lengths_q, lengths_k, heads in CASES:
-        case = Case.of(order, context.world, lengths_q, lengths_k, causal, heads, (64, 128))
-        leaves, do = case.shards(context.rank)
-        leaves = [t.detach().cuda().requires_grad_() for t in leaves]
-        out, lse = sequence_attention_varlen(
-            *leaves, *(bounds.cuda() for bounds in case.bounds), context=context,
-            causal=causal, sharding=order, steps=steps,
-        )  # fmt: skip
-        gradients = torch.autograd.grad(out, leaves, do.cuda())
-        case.compare_rank(context.rank, [t.cpu() for t in (out, lse, *gradients)])
-
-
-# A test each, for each compiles some eight kernels one after the other.
-def packed_in_one_step(context):
-    _packed(context, 1)
-
-
-def packed_in_two_steps(context):
-    _packed(context, 2)
-
-
-def packed_in_a_step_a_rank(context):
-    _packed(context, context.world)
-
-
-def packed_as_is_chosen(context):
-    _packed(context, None)
 
 
 def back_to_back_with_stragglers(context):

@@ -14,10 +14,6 @@ pytestmark = pytest.mark.cuda
     [
         sequence_on_gpus.back_to_back_with_stragglers,
         sequence_on_gpus.replayed_from_a_graph,
-        sequence_on_gpus.packed_in_one_step,
-        sequence_on_gpus.packed_in_two_steps,
-        sequence_on_gpus.packed_in_a_step_a_rank,
-        sequence_on_gpus.packed_as_is_chosen,
     ],
     ids=lambda job: job.__name__,
 )

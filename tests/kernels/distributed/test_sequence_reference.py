@@ -1,51 +1,13 @@
-"""The plain PyTorch implementation is the definition, alone and between CPU processes."""
-
-import functools
+"""What the spec of the plain PyTorch implementation cannot say: empty batches, gathered order."""
 
 import pytest
 import torch
-from gloo_ranks import run_on_gloo
-from sequence_cases import Case
 
 from tlmatrix_kernels.distributed.attention import Sharding
 from tlmatrix_kernels.distributed.attention.reference import (
-    gathered_attention,
     gathered_attention_varlen,
     in_sequence_order,
 )
-
-pytestmark = pytest.mark.usefixtures("preloaded")
-
-
-def of_rank(case):
-    """What a rank does: packed, then dense, forward and backward."""
-    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    leaves, do = case.shards(rank)
-    options = {"causal": case.causal, "sharding": case.sharding.order}
-    out, lse = gathered_attention_varlen(*leaves, *case.bounds, **options)
-    packed = (out, lse, *torch.autograd.grad(out, leaves, do))
-    (length_q,), (length_k,) = case.lengths_q, case.lengths_k
-    dense = [t.detach()[None].requires_grad_() for t in leaves]
-    out, lse = gathered_attention(*dense, **options, seqlen_q=length_q, seqlen_k=length_k)
-    gradients = torch.autograd.grad(out, dense, do[None])
-    return [*packed, out[0], lse[0], *(t[0] for t in gradients)]
-
-
-def test_two_processes_match_the_unsharded_result(tmp_path):
-    case = Case.of("zigzag", 2, (37,), (43,), True)
-    results = run_on_gloo(2, functools.partial(of_rank, case), tmp_path)
-    case.compare([result[:5] for result in results])
-    case.compare([result[5:] for result in results])
-
-
-@pytest.mark.parametrize(
-    ("causal", "lengths"), [(True, (20, 11)), (False, (20, 11)), (True, (9, 30))]
-)
-def test_one_rank_needs_no_process_group(causal, lengths):
-    case = Case.of("contiguous", 1, lengths[:1], lengths[1:], causal)
-    result = of_rank(case)
-    case.compare([result[:5]])
-    case.compare([result[5:]])
 
 
 def test_empty_keys_on_all_ranks():

@@ -1,4 +1,4 @@
-"""The operators on simulated ranks, beyond what specs say: nodes, and one context for all."""
+"""The operators on simulated ranks, beyond what specs say: one context for all, and its memory."""
 
 import pytest
 import torch
@@ -10,10 +10,8 @@ from tlmatrix_kernels.distributed import (
     all_gather,
     all_gather_gemm,
     create_context,
-    create_two_level_context,
     gemm_reduce_scatter,
     reduce_scatter,
-    reduce_scatter_two_level,
 )
 from tlmatrix_kernels.distributed.memory import SymmetricBuffer
 from tlmatrix_kernels.distributed.partition import row_range
@@ -24,42 +22,6 @@ def signs(seed, *shape):
     """Of -1, 0 and 1: sums are exact, so results are equal in every bit."""
     source = torch.Generator().manual_seed(seed)
     return torch.randint(-1, 2, shape, generator=source).half()
-
-
-@pytest.mark.parametrize(("nodes", "ranks"), [(1, 2), (2, 1), (2, 2), (2, 4), (3, 2)])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_row_is_summed_in_its_node_and_then_between_nodes(nodes, ranks, seed):
-    world = nodes * ranks
-
-    def program(rank):
-        context = create_two_level_context(nodes)
-        assert (context.node.rank, context.node.world) == (rank % ranks, ranks)
-        assert context.nodes == nodes
-        right = []
-        for call in range(3):
-            x = signs(call, world, (call + 1) * world, 9)
-            out = reduce_scatter_two_level(x[rank], context=context)
-            right.append(torch.equal(out, x.sum(0).chunk(world)[rank]))
-        return right
-
-    found = simulate(program, world=world, seed=seed, stragglers=True)
-    assert found.results == [[True] * 3] * world
-    assert not found.reports
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_sums_of_products_are_float32_overlapped_or_not(overlap):
-    """Ones beside 2048 are lost where a 16-bit sum goes from rank to rank: 2048 + 1 is 2048."""
-    world, bias = 4, torch.tensor([0.5] * 8)
-
-    def program(rank):
-        a = torch.full((8, 1), 2048.0 if rank == 0 else 1.0).half()
-        ones = torch.ones(1, 8).half()
-        context = create_context()
-        return gemm_reduce_scatter(a, ones, bias, context=context, overlap=overlap)
-
-    found = simulate(program, world=world)
-    assert torch.equal(torch.cat(found.results), torch.full((8, 8), 2048 + 3 + 0.5).half())
 
 
 def calls(context, seed):
@@ -99,8 +61,7 @@ def calls(context, seed):
     return wrong
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("world", "seed"), [(2, 0), (3, 1), (4, 2)])
 def test_operators_share_a_context_and_shapes_change_from_call_to_call(world, seed):
     found = simulate(
         lambda _: calls(create_context(), seed), world=world, seed=seed, stragglers=True
@@ -122,7 +83,7 @@ def test_empty_rank_runs_ahead_only_as_far_as_its_peers(m, world):
         ]
         return all(torch.equal(out, whole[slice(*row_range(m, world, rank))]) for out in outs)
 
-    for seed in range(4):
+    for seed in range(2):
         found = simulate(program, world=world, seed=seed, stragglers=True)
         assert found.results == [True] * world
         assert not found.reports

@@ -1,11 +1,10 @@
 """Contexts over several nodes: who is in which group, and who makes it."""
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from tlmatrix import simulate
-from tlmatrix_kernels.distributed import create_two_level_context, gemm_reduce_scatter_two_level
+from tlmatrix_kernels.distributed import create_two_level_context
 
 
 def members(context):
@@ -42,17 +41,3 @@ def test_contexts_of_as_many_nodes_share_their_groups():
         return first.between is second.between, first.between is other.between
 
     assert simulate(program, world=4).results == [(True, False)] * 4
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_bias_is_added_once_over_all_nodes(overlap):
-    def program(rank):
-        a, b = torch.full((7, 1), 2048.0 if rank == 0 else 1.0).half(), torch.ones(1, 8).half()
-        return gemm_reduce_scatter_two_level(
-            a, b, torch.full((8,), 0.5), context=create_two_level_context(2),
-            out_dtype=torch.float32, overlap=overlap,
-        )  # fmt: skip
-
-    found = simulate(program, world=4)
-    assert torch.equal(torch.cat(found.results), torch.full((7, 8), 2048 + 3 + 0.5))
-    assert not found.reports

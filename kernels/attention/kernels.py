@@ -1,0 +1,262 @@
+"""The kernels of dense attention, and of packed (varlen) attention.
+
+They differ in the layout: a `rows.Batch` has the parameters of each, and the rows of a sequence.
+Sizes are symbolic; scale and window are runtime arguments. The grid is (tiles of the longest
+sequence, heads, sequences), see `launch`; the algorithm of one block is in `forward` and
+`backward`.
+"""
+
+from functools import partial
+
+import tilelang
+import tilelang.language as T
+
+from tlmatrix_kernels.attention import backward as bwd
+from tlmatrix_kernels.attention import forward as fwd
+from tlmatrix_kernels.attention.launch import Config, key_blocks, query_blocks
+from tlmatrix_kernels.attention.options import PASS_CONFIGS
+from tlmatrix_kernels.attention.reordered import RESTORE_THREADS, block_shape, restore_block
+from tlmatrix_kernels.attention.rows import PADDING, Batch
+from tlmatrix_kernels.attention.softmax import initial_state_of
+from tlmatrix_kernels.attention.tiles import tiles_for
+from tlmatrix_kernels.parameters import absent
+
+ORDER = "mma"
+"""The order of the dq accumulator of `reordered` (see the module)."""
+SHARED_KEYS = False
+"""Whether several blocks of `reordered` add to one dk and dv."""
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def forward(
+    layout, dtype, groups, head_dim, head_dim_v, causal, windowed, sink_dtype=None, tiles=None
+):
+    """Build the forward kernel: q, k, v and, with `sink_dtype`, sink [heads] to out and lse."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).forward
+    cfg = Config(groups, (head_dim, head_dim_v), causal, windowed, tiles)
+    batch = Batch(layout)
+
+    @T.prim_func
+    @batch.named("forward" if sink_dtype is None else "sink_forward")
+    def forward(
+        q: batch.like_q(head_dim, dtype),
+        k: batch.like_k(head_dim, dtype),
+        v: batch.like_k(head_dim_v, dtype),
+        sink: absent if sink_dtype is None else T.Tensor((batch.heads,), sink_dtype),
+        cu_seqlens_q: batch.cu_seqlens,
+        cu_seqlens_k: batch.cu_seqlens,
+        out: batch.like_q(head_dim_v, dtype),
+        lse: batch.statistic(),
+        max_seqlen_q: batch.max_seqlen,
+        scale: T.float32,
+        window: T.int32,
+    ):
+        query_blocks(
+            batch.sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q), window, cfg,
+            partial(fwd.forward_block, q, k, v, initial_state_of(sink), out, lse, scale, cfg),
+            partial(fwd.masked_block, initial_state_of(sink), out, lse, scale, cfg),
+        )  # fmt: skip
+
+    return forward
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def prepare(layout, dtype, head_dim_v, rows, threads):
+    """Build the backward pre-pass: out, do and lse to padded rows of lse * log2(e) and delta."""
+    batch = Batch(layout)
+
+    @T.prim_func
+    @batch.named("prepare")
+    def prepare(
+        out: batch.like_q(head_dim_v, dtype),
+        do: batch.like_q(head_dim_v, dtype),
+        lse: batch.statistic(),
+        cu_seqlens_q: batch.cu_seqlens,
+        row_lse: batch.padded_statistic(),
+        row_delta: batch.padded_statistic(),
+        max_seqlen_q: batch.max_seqlen,
+    ):
+        sequences = batch.sequences(cu_seqlens_q, max_seqlen_q=max_seqlen_q)
+        # A packed sequence may own one more tile of padded rows than its length fills.
+        count = T.ceildiv(sequences.longest_q, rows) + (1 if batch.packed else 0)
+        with T.Kernel(count, batch.heads, batch.count, threads=threads) as (tile, head, sequence):
+            queries = sequences.queries(sequence)
+            if not batch.packed or tile * rows < queries.padded_length:
+                bwd.prepare_block(
+                    out, do, lse, row_lse, row_delta, queries, tile * rows, head, rows, head_dim_v
+                )
+
+    return prepare
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def atomic_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
+    """Build strategy `atomic`: adds dq, dk and dv to zero-initialized float32 tensors."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
+    cfg = Config(groups, (head_dim, head_dim_v), causal, windowed, tiles)
+    batch = Batch(layout)
+
+    @T.prim_func
+    @batch.named("atomic_gradients")
+    def atomic_gradients(
+        q: batch.like_q(head_dim, dtype),
+        k: batch.like_k(head_dim, dtype),
+        v: batch.like_k(head_dim_v, dtype),
+        do: batch.like_q(head_dim_v, dtype),
+        row_lse: batch.padded_statistic(),
+        row_delta: batch.padded_statistic(),
+        cu_seqlens_q: batch.cu_seqlens,
+        cu_seqlens_k: batch.cu_seqlens,
+        dq_sum: batch.like_q(head_dim, "float32"),
+        dk_sum: batch.like_k(head_dim, "float32"),
+        dv_sum: batch.like_k(head_dim_v, "float32"),
+        max_seqlen_k: batch.max_seqlen,
+        scale: T.float32,
+        window: T.int32,
+    ):
+        key_blocks(
+            batch.sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_k=max_seqlen_k), window, cfg,
+            bwd.KeyGradients(dk_sum, dv_sum, batch.heads, dq=dq_sum),
+            partial(bwd.key_block, q, k, v, do, row_lse, row_delta, scale, cfg),
+            None,
+        )  # fmt: skip
+
+    return atomic_gradients
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def key_gradients(
+    layout, dtype, groups, head_dim, head_dim_v, causal, windowed, strategy, tiles=None
+):
+    """Build the key blocks of `split` or `grouped`, which store dk and dv.
+
+    `split`: one float32 part per query head of a group, [groups, ...]; `grouped`: the gradient
+    itself, [1, ...].
+    """
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
+    cfg = Config(groups, (head_dim, head_dim_v), causal, windowed, tiles)
+    batch = Batch(layout)
+    parts = groups if strategy == "split" else 1
+    part_dtype = dtype if strategy == "grouped" else "float32"
+    walked = groups if strategy == "grouped" else 1
+
+    @T.prim_func
+    @batch.named("key_gradients")
+    def key_gradients(
+        q: batch.like_q(head_dim, dtype),
+        k: batch.like_k(head_dim, dtype),
+        v: batch.like_k(head_dim_v, dtype),
+        do: batch.like_q(head_dim_v, dtype),
+        row_lse: batch.padded_statistic(),
+        row_delta: batch.padded_statistic(),
+        cu_seqlens_q: batch.cu_seqlens,
+        cu_seqlens_k: batch.cu_seqlens,
+        dk_parts: batch.like_k(head_dim, part_dtype, parts),
+        dv_parts: batch.like_k(head_dim_v, part_dtype, parts),
+        max_seqlen_k: batch.max_seqlen,
+        scale: T.float32,
+        window: T.int32,
+    ):
+        key_blocks(
+            batch.sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_k=max_seqlen_k), window, cfg,
+            bwd.KeyGradients(dk_parts, dv_parts, batch.heads // walked, walked, parts),
+            partial(bwd.key_block, q, k, v, do, row_lse, row_delta, scale, cfg),
+            partial(bwd.zero_key_block, cfg),
+        )  # fmt: skip
+
+    return key_gradients
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def query_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
+    """Build the query blocks of `split` and `grouped`, which store dq."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).query_block
+    cfg = Config(groups, (head_dim, head_dim_v), causal, windowed, tiles)
+    batch = Batch(layout)
+
+    @T.prim_func
+    @batch.named("query_gradients")
+    def query_gradients(
+        q: batch.like_q(head_dim, dtype),
+        k: batch.like_k(head_dim, dtype),
+        v: batch.like_k(head_dim_v, dtype),
+        do: batch.like_q(head_dim_v, dtype),
+        row_lse: batch.padded_statistic(),
+        row_delta: batch.padded_statistic(),
+        cu_seqlens_q: batch.cu_seqlens,
+        cu_seqlens_k: batch.cu_seqlens,
+        dq: batch.like_q(head_dim, dtype),
+        max_seqlen_q: batch.max_seqlen,
+        scale: T.float32,
+        window: T.int32,
+    ):
+        query_blocks(
+            batch.sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q), window, cfg,
+            partial(bwd.query_block, q, k, v, do, row_lse, row_delta, dq, scale, cfg),
+            partial(bwd.zero_query_block, dq, cfg),
+        )  # fmt: skip
+
+    return query_gradients
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def reordered_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
+    """Build strategy `reordered`: stores dk and dv [1, ...], adds dq_sum in its order."""
+    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
+    cfg = Config(groups, (head_dim, head_dim_v), causal, windowed, tiles)
+    batch = Batch(layout)
+
+    @T.prim_func
+    @batch.named("reordered_gradients")
+    def reordered_gradients(
+        q: batch.like_q(head_dim, dtype),
+        k: batch.like_k(head_dim, dtype),
+        v: batch.like_k(head_dim_v, dtype),
+        do: batch.like_q(head_dim_v, dtype),
+        row_lse: batch.padded_statistic(),
+        row_delta: batch.padded_statistic(),
+        cu_seqlens_q: batch.cu_seqlens,
+        cu_seqlens_k: batch.cu_seqlens,
+        dq_sum: batch.blocks(block_shape(ORDER, head_dim)),
+        dk: batch.like_k(head_dim, dtype, 1),
+        dv: batch.like_k(head_dim_v, dtype, 1),
+        max_seqlen_k: batch.max_seqlen,
+        scale: T.float32,
+        window: T.int32,
+    ):
+        key_blocks(
+            batch.sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_k=max_seqlen_k), window, cfg,
+            bwd.KeyGradients(dk, dv, batch.kv_heads, groups, parts=1, dq=dq_sum, order=ORDER),
+            partial(bwd.key_block, q, k, v, do, row_lse, row_delta, scale, cfg),
+            partial(bwd.zero_key_block, cfg),
+        )  # fmt: skip
+
+    return reordered_gradients
+
+
+@tilelang.jit(pass_configs=PASS_CONFIGS)
+def restore(layout, dtype, head_dim, order):
+    """Build the post-pass of `reordered`: dq = scale * dq_sum, in the layout of q."""
+    batch = Batch(layout)
+
+    @T.prim_func
+    @batch.named("restore")
+    def restore(
+        dq_sum: batch.blocks(block_shape(order, head_dim)),
+        cu_seqlens_q: batch.cu_seqlens,
+        dq: batch.like_q(head_dim, dtype),
+        max_seqlen_q: batch.max_seqlen,
+        scale: T.float32,
+    ):
+        sequences = batch.sequences(cu_seqlens_q, max_seqlen_q=max_seqlen_q)
+        count = T.ceildiv(sequences.longest_q, PADDING)
+        with T.Kernel(count, batch.heads, batch.count, threads=RESTORE_THREADS) as (
+            tile,
+            head,
+            sequence,
+        ):
+            queries = sequences.queries(sequence)
+            if not batch.packed or tile * PADDING < queries.length:
+                restore_block(dq_sum, dq, order, queries, head, tile * PADDING, scale, head_dim)
+
+    return restore
