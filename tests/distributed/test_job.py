@@ -1,16 +1,35 @@
-"""What crosses to the process of a rank: a problem without its reference and error bounds."""
+"""What crosses to the process of a rank: its problems, without references and error bounds."""
+
+import pickle
+from dataclasses import replace
 
 import torch
 
-from tlmatrix.distributed.job import Call
-from tlmatrix.problem.model import AutogradVariant, Problem
+import tlmatrix
+from tlmatrix.distributed.job import Job, to_device
+from tlmatrix.problem import family_for
+from tlmatrix.problem.model import AutogradVariant
+from tlmatrix.problem.sharding import Sharding
+
+SPEC = """
+name: product
+problem: gemm
+entry: a:b
+axes: {world: [2], dtype: [float32], m: [4], n: [4], k: [4]}
+shards: {a: {dim: m}, c: {dim: m}}
+"""
 
 
-def test_a_rank_calls_the_entry_with_the_gradients_that_the_problem_asks_for():
-    x = torch.ones(3)
-    variant = AutogradVariant("some", requires=("x",))
-    problem = Problem(
-        values={}, names={}, inputs={"x": x}, outputs={}, returns=("y",),
-        cotangents={"y": x}, gradient_of={"dx": "x"}, autograd=variant,
-    )  # fmt: skip
-    assert Call.of(problem).problem({}).autograd == variant
+def test_a_rank_gets_what_its_entry_is_called_with(tmp_path):
+    (tmp_path / "product.yaml").write_text(SPEC)
+    spec = tlmatrix.load(tmp_path / "product.yaml")
+    values = {name: choices[0] for name, choices in spec.axes.items()}
+    variant = AutogradVariant("some", requires=("a",))
+    host = torch.device("cpu")
+    problem = family_for(spec).problem(spec, values, seed=0, device=host)
+    whole = replace(problem, autograd=variant)
+    job = Job((Sharding.of(spec, whole).of_rank(whole, 1),))
+    (problem,) = to_device(pickle.loads(pickle.dumps(job)), host).calls
+    assert problem.autograd == variant
+    assert torch.equal(problem.inputs["a"], whole.inputs["a"][2:])
+    assert problem.inputs["a"] is problem.names["a"]  # one tensor, as for the entry of one process

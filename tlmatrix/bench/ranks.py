@@ -22,7 +22,7 @@ from tlmatrix.bench.trials import ENTRY, Timed, time_passes, try_variants
 from tlmatrix.check.finding import FindingsError
 from tlmatrix.distributed.executors import ProcessExecutor, executor_for
 from tlmatrix.distributed.gathering import gathered
-from tlmatrix.distributed.job import Call, Job, to_device
+from tlmatrix.distributed.job import Job, to_device
 from tlmatrix.distributed.rank_runner import RankRunner
 from tlmatrix.problem.sharding import Sharding
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend import Backend
     from tlmatrix.bench.candidates import Candidate, Named, Run
-    from tlmatrix.bench.timing import Call as TimedCall
-    from tlmatrix.bench.timing import Clock
+    from tlmatrix.bench.timing import Call, Clock
     from tlmatrix.bench.trials import Variant
     from tlmatrix.problem import Problem
     from tlmatrix.spec.model.spec import Spec
@@ -82,7 +81,7 @@ class RankTimer:
         sharding = Sharding.of(self._spec, problem)
         host = torch.device("cpu")
         jobs = [
-            to_device(Job((Call.of(sharding.of_rank(problem, rank)),)), host)
+            to_device(Job((sharding.of_rank(problem, rank),)), host)
             for rank in range(sharding.world)
         ]
         arguments = [(self._spec, job, list(variants), schedule, self._roots) for job in jobs]
@@ -166,7 +165,7 @@ def time_on_rank(
     group = dist.group.WORLD
     runner = RankRunner(bind(spec, backend, roots=roots), rank, world, group)
     (call,) = to_device(job, backend.device).calls
-    problem = runner.with_context(call.problem({"rank": rank, "world": world, "group": group}))
+    problem = runner.problem(call)
     results: dict[str, Named] = {}
 
     def make(variant: Variant) -> Run:
@@ -217,14 +216,14 @@ def _clock(backend: Backend) -> Clock:
 
 
 def _synchronized(clock: Clock) -> Clock:
-    def timed(call: TimedCall, lead: float) -> Timing:
+    def timed(call: Call, lead: float) -> Timing:
         _minimum(0)
         return clock(call, lead)
 
     return timed
 
 
-def _host_clock(call: TimedCall, _lead: float) -> Timing:
+def _host_clock(call: Call, _lead: float) -> Timing:
     begin = time.perf_counter()
     call()
     spent = (time.perf_counter() - begin) * 1e3

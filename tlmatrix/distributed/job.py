@@ -3,71 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
-
-import torch
-
-from tlmatrix.problem.model import Problem
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import torch
+
     from tlmatrix.check.finding import Finding
     from tlmatrix.distributed.counters import Counters
-    from tlmatrix.problem.model import AutogradVariant
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of the entry on one rank: a `Problem` without its reference and error bounds.
-
-    `inputs` and `cotangents` (by output) are keys of `names`.
-    """
-
-    values: Mapping[str, Any]
-    names: Mapping[str, Any]
-    inputs: tuple[str, ...]
-    returns: tuple[str, ...]
-    cotangents: Mapping[str, str]
-    gradient_of: Mapping[str, str]
-    autograd: AutogradVariant | None = None
-
-    @classmethod
-    def of(cls, problem: Problem) -> Call:
-        """Make the call for a rank's problem (`Sharding.of_rank`)."""
-        names = dict(problem.names)
-        cotangents = {}
-        for output, tensor in problem.cotangents.items():
-            known = next((name for name, value in names.items() if value is tensor), None)
-            cotangents[output] = known or f"d{output}"
-            names[cotangents[output]] = tensor
-        return cls(
-            dict(problem.values),
-            {**names, **problem.inputs},
-            tuple(problem.inputs),
-            problem.returns,
-            cotangents,
-            dict(problem.gradient_of),
-            problem.autograd,
-        )
-
-    def given(self) -> dict[str, torch.Tensor]:
-        """The inputs, by name."""
-        return {name: self.names[name] for name in self.inputs}
-
-    def problem(self, extra: Mapping[str, Any]) -> Problem:
-        """Restore the problem, with `extra` added to its names."""
-        names = {**self.names, **extra}
-        return Problem(
-            values=self.values,
-            names=names,
-            inputs=self.given(),
-            outputs={},
-            returns=self.returns,
-            cotangents={output: names[name] for output, name in self.cotangents.items()},
-            gradient_of=self.gradient_of,
-            autograd=self.autograd,
-        )
+    from tlmatrix.problem.model import Problem
 
 
 @dataclass(frozen=True)
@@ -75,7 +20,7 @@ class Job:
     """Calls that a rank makes one after the other, without synchronization between them.
 
     Attributes:
-        calls: the calls.
+        calls: the rank's problem of each call (`Sharding.of_rank`).
         poison: content of fresh memory between canaries: True for NaN, False for zeros; None for
             no canaries.
         turn: the number of this run of the case, which selects an interleaving.
@@ -86,7 +31,7 @@ class Job:
             for all ranks, which share a process.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[Problem, ...]
     poison: bool | None = None
     turn: int = 0
     straggle: int = 0
@@ -105,10 +50,18 @@ class Answer:
 
 def to_device(job: Job, device: torch.device) -> Job:
     """Move the tensors of a job, and set its name `device`, to a device."""
+    moved: dict[int, torch.Tensor] = {}
 
-    def call(each: Call) -> Call:
-        names = {name: _to(value, device) for name, value in each.names.items()}
-        return replace(each, names={**names, "device": device} if "device" in names else names)
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        # A tensor that the problem has twice stays one tensor.
+        if id(tensor) not in moved:
+            moved[id(tensor)] = _to(tensor, device)
+        return moved[id(tensor)]
+
+    def call(problem: Problem) -> Problem:
+        problem = problem.map_tensors(move)
+        named = {"device": device} if "device" in problem.names else {}
+        return replace(problem, names={**problem.names, **named})
 
     return replace(job, calls=tuple(map(call, job.calls)))
 
@@ -122,10 +75,8 @@ def to_host(answer: Answer) -> Answer:
     return replace(answer, results=results)
 
 
-def _to(value: Any, device: torch.device) -> Any:  # noqa: ANN401 - any argument of an entry
-    if not isinstance(value, torch.Tensor) or value.device.type == "meta":
-        return value
-    if value.device == device:
+def _to(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if value.device.type == "meta" or value.device == device:
         return value
     # Keep the strides: the memory layout may be what the case tests.
     span = 1 + sum(

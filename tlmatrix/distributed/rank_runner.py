@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tlmatrix.backend.binding import Binding
     from tlmatrix.check.finding import Finding
     from tlmatrix.distributed.counters import Counters
-    from tlmatrix.distributed.job import Call, Job
+    from tlmatrix.distributed.job import Job
     from tlmatrix.problem.model import Problem
 
 _WARMUP = 2
@@ -62,7 +62,7 @@ class RankRunner:
         single = len(job.calls) == 1
         streams = self._streams(job)
         for call, stream in zip(job.calls, streams, strict=True):
-            problem = self._problem(call)
+            problem = self.problem(call)
             with stream:
                 if not single and not job.streams:
                     problem = _reuse_memory(problem, held)
@@ -113,7 +113,7 @@ class RankRunner:
         """
         import torch.distributed as dist
 
-        problem = self._problem(job.calls[0])
+        problem = self.problem(job.calls[0])
         counters.contexts[self.rank] = problem.names.get("context")
         for number in range(FIRST + OBSERVED):
             self._call(problem, job, wait=True)
@@ -130,9 +130,24 @@ class RankRunner:
         if not counters.contexts:
             raise InapplicableError(())
 
-    def _problem(self, call: Call) -> Problem:
-        names = {"rank": self.rank, "world": self.world, "group": self.group}
-        return self.with_context(call.problem(names))
+    def problem(self, call: Problem) -> Problem:
+        """The problem of a call, with the rank, its group, and the spec's `context` in its names.
+
+        The first call of the case creates the context.
+        """
+        ranks = {"rank": self.rank, "world": self.world, "group": self.group}
+        problem = replace(call, names={**call.names, **ranks})
+        spec = self.binding.spec
+        if spec.context is None:
+            return problem
+        if not self._context:
+            make = load(spec, ("context",), spec.context)
+            if not callable(make):
+                raise self._binding_error(f"{spec.context!r} is not callable")
+            arguments = self._arguments(make, problem.names)
+            with wrapping_entry_errors():
+                self._context.append(make(**arguments))
+        return replace(problem, names={**problem.names, "context": self._context[0]})
 
     def _replay(self, job: Job) -> Answer:
         """Capture the first call to a CUDA graph, and replay it with the data of each call.
@@ -143,7 +158,7 @@ class RankRunner:
         import torch
 
         held: dict[str, torch.Tensor] = {}
-        problem = _reuse_memory(self._problem(job.calls[0]), held)
+        problem = _reuse_memory(self.problem(job.calls[0]), held)
 
         def call() -> dict[str, torch.Tensor]:
             return execute(self.binding, problem, run_index=job.turn, wait=False)
@@ -157,7 +172,7 @@ class RankRunner:
                 captured = call()
             results = []
             for number, each in enumerate(job.calls, 1):
-                _reuse_memory(self._problem(each), held)
+                _reuse_memory(self.problem(each), held)
                 if number == len(job.calls):
                     call()
                 graph.replay()
@@ -180,20 +195,6 @@ class RankRunner:
                 problem, guards = stack.enter_context(guarded(problem, poison=job.poison))
             results = execute(self.binding, problem, run_index=job.turn, wait=wait)
         return results, guards.findings(results) if guards is not None else []
-
-    def with_context(self, problem: Problem) -> Problem:
-        """Add the spec's `context` to the problem; the first call of the case creates it."""
-        spec = self.binding.spec
-        if spec.context is None:
-            return problem
-        if not self._context:
-            make = load(spec, ("context",), spec.context)
-            if not callable(make):
-                raise self._binding_error(f"{spec.context!r} is not callable")
-            arguments = self._arguments(make, problem.names)
-            with wrapping_entry_errors():
-                self._context.append(make(**arguments))
-        return replace(problem, names={**problem.names, "context": self._context[0]})
 
     def _arguments(self, make: Any, names: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401
         arguments = {}

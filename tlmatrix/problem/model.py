@@ -391,6 +391,10 @@ class OtherOption:
     problem: Problem
 
 
+def _no_relations(_kind: RelationKind) -> tuple[Relation, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Problem:
     """Arguments for an entry, the expected results, and how they are checked.
@@ -422,7 +426,7 @@ class Problem:
     """The float64 values of every output and gradient; computed once."""
     lowp: Callable[[], Tensors] = dict
     """The same values, computed in PyTorch at the precision of a kernel; computed once."""
-    relations: Callable[[RelationKind], Iterable[Relation]] = lambda _kind: ()
+    relations: Callable[[RelationKind], Iterable[Relation]] = _no_relations
     cost: Callable[[], Cost] | None = None
     with_inputs: Callable[[Tensors], Problem] | None = None
     """The problem with some inputs replaced, and its reference for them; without relations.

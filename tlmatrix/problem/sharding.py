@@ -82,7 +82,8 @@ class Sharding:
         """The problem of one rank's call of the entry: its shards and its arguments.
 
         Names other than tensors are those of the whole, such as `m` and `cu_seqlens_q`; names of
-        the shard begin with `local_`. The problem has no reference.
+        the shard begin with `local_`. The problem has no reference, so that it can be sent to
+        another process.
         """
         parts: dict[int, torch.Tensor] = {}
 
@@ -106,16 +107,15 @@ class Sharding:
         names: dict[str, Any] = {**problem.names, **mine, "rank": rank, WORLD: self.world}
         names |= _local_names(problem, self.splits, rank)
         inputs = {name: mine[name] for name in problem.inputs}
-        return replace(
-            problem,
+        return Problem(
+            values=dict(problem.values),
             names=names,
             inputs=inputs,
             outputs={},
-            dims={},
+            returns=problem.returns,
             cotangents=cotangents,
-            relations=lambda _kind: (),
-            cost=None,
-            with_inputs=None,
+            gradient_of=dict(problem.gradient_of),
+            autograd=problem.autograd,
         )
 
 

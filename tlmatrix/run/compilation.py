@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.backend import CompileBackend, EntryError, execute
 from tlmatrix.backend.assembly import check_budgets
 from tlmatrix.check.finding import Finding, FindingsError
-from tlmatrix.distributed import trace
+from tlmatrix.distributed.entry import trace
 from tlmatrix.run.outcome import Outcome, bug_words, combined, with_bug
 from tlmatrix.run.process_state import StateGuard
 from tlmatrix.run.result import Status

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.backend import EntryError, bind, execute, refuse_unknown_axes
 from tlmatrix.backend.backends import InterpreterBackend
 from tlmatrix.check.running import OnDevice
-from tlmatrix.distributed import Executors
+from tlmatrix.distributed.entry import Executors
 from tlmatrix.matrix.case import seed_from
 from tlmatrix.problem.sharding import with_owners
 from tlmatrix.problem.storage import changeable_inputs

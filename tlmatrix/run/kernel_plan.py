@@ -70,7 +70,7 @@ def traced_kernels(
     from dataclasses import replace
 
     from tlmatrix.backend import CompileBackend, execute
-    from tlmatrix.distributed import trace
+    from tlmatrix.distributed.entry import trace
     from tlmatrix.matrix import Case
     from tlmatrix.run.agreement import other_cases
     from tlmatrix.spec.model.spec import has_ranks

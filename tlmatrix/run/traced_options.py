@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.backend import CompileBackend, execute
 from tlmatrix.check.finding import Finding
-from tlmatrix.distributed import trace
+from tlmatrix.distributed.entry import trace
 from tlmatrix.interpreter.frontend.programs import program_cache
 from tlmatrix.matrix import known_bug
 from tlmatrix.problem.distributions import seeded_random
