@@ -4,11 +4,11 @@ import pytest
 
 import tlmatrix
 from tlmatrix.backend import backend_named
+from tlmatrix.bench.candidates import variants_of
 from tlmatrix.bench.engine import Machine, bench
 from tlmatrix.bench.ranks import _slowest
 from tlmatrix.bench.results import State
 from tlmatrix.bench.timing import Samples, Schedule, Timing, interleaved
-from tlmatrix.bench.trials import variants_of
 from tlmatrix.commands.bench import bench_cases
 
 pytestmark = pytest.mark.usefixtures("preloaded")

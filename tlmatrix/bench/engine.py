@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from tlmatrix.backend import ArchitectureError, refuse_unknown_axes
 from tlmatrix.backend.binding import bind
 from tlmatrix.bench.baselines import torch_run
-from tlmatrix.bench.candidates import entry_run, find_mismatch
-from tlmatrix.bench.results import CaseTimes, Implementation, PassTimes, State
-from tlmatrix.bench.timing import Clock, Samples, Schedule
-from tlmatrix.bench.trials import (
+from tlmatrix.bench.candidates import (
     ENTRY,
     Timed,
+    entry_run,
+    find_mismatch,
     summarize_error,
     time_passes,
     try_variants,
     variants_of,
 )
+from tlmatrix.bench.results import CaseTimes, Implementation, PassTimes, State
+from tlmatrix.bench.timing import Clock, Samples, Schedule
 from tlmatrix.problem import family_for
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import SpecError
@@ -32,9 +33,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tlmatrix.backend import Backend
-    from tlmatrix.bench.candidates import Candidate, Run
+    from tlmatrix.bench.candidates import Candidate, Run, Variant
     from tlmatrix.bench.roofs import Roof
-    from tlmatrix.bench.trials import Variant
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem
     from tlmatrix.spec.model.spec import Spec

@@ -15,10 +15,17 @@ import torch.distributed as dist
 
 from tlmatrix.backend.binding import bind
 from tlmatrix.backend.errors import DevicesError, EntryError
-from tlmatrix.bench.candidates import NotApplicableError, entry_run, find_mismatch
+from tlmatrix.bench.candidates import (
+    ENTRY,
+    NotApplicableError,
+    Timed,
+    entry_run,
+    find_mismatch,
+    time_passes,
+    try_variants,
+)
 from tlmatrix.bench.results import Implementation, State
 from tlmatrix.bench.timing import Samples, Schedule, Timing, cuda_clock
-from tlmatrix.bench.trials import ENTRY, Timed, time_passes, try_variants
 from tlmatrix.check.finding import FindingsError
 from tlmatrix.distributed.executors import ProcessExecutor, executor_for
 from tlmatrix.distributed.gathering import gathered
@@ -31,9 +38,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tlmatrix.backend import Backend
-    from tlmatrix.bench.candidates import Candidate, Named, Run
+    from tlmatrix.bench.candidates import Candidate, Named, Run, Variant
     from tlmatrix.bench.timing import Call, Clock
-    from tlmatrix.bench.trials import Variant
     from tlmatrix.problem import Problem
     from tlmatrix.spec.model.spec import Spec
 

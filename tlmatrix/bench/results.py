@@ -7,13 +7,14 @@ only its current case.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.bench.statistics import Interval, interval, speed_between_runs, speed_ratio
 from tlmatrix.bench.timing import Samples
 from tlmatrix.exit_codes import writing
+from tlmatrix.json_fields import fields_of
 from tlmatrix.problem import Cost
 
 if TYPE_CHECKING:
@@ -69,6 +70,26 @@ class PassTimes:
         """The speed of an implementation relative to another; 2 is twice as fast."""
         return speed_ratio(self.samples[name].device, self.samples[against].device)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for JSON, with the median and interval of each implementation."""
+        milliseconds = {}
+        for name, samples in self.samples.items():
+            found = {key: round(each, _DIGITS) for key, each in asdict(self.time(name)).items()}
+            device = [round(each, _DIGITS) for each in samples.device]
+            milliseconds[name] = {**found, "host": round(samples.host, 4), "samples": device}
+        cost = self.cost or Cost(0, 0)
+        return {"flops": cost.flops, "bytes": cost.bytes, "milliseconds": milliseconds}
+
+    @classmethod
+    def from_json(cls, name: str, data: Mapping[str, Any]) -> PassTimes:
+        """Restore a pass from the output of `to_json`."""
+        samples = {
+            implementation: Samples(list(each["samples"]), each.get("host", 0.0))
+            for implementation, each in data["milliseconds"].items()
+        }
+        known = data.get("flops") or data.get("bytes")
+        return cls(name, Cost(data["flops"], data["bytes"]) if known else None, samples)
+
 
 @dataclass(frozen=True)
 class CaseTimes:
@@ -94,70 +115,24 @@ class CaseTimes:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        return {
-            "spec": self.spec,
-            "path": self.path,
-            "case": self.case,
-            "values": dict(self.values),
-            "dtype": self.dtype,
-            "implementations": [
-                {"name": each.name, "state": str(each.state), "reason": each.reason}
-                | ({"config": dict(each.config)} if each.config else {})
-                for each in self.implementations
-            ],
-            "passes": {each.name: _pass_json(each) for each in self.passes},
-            "clocks": dict(self.clocks),
-        }
+        data = {each.name: getattr(self, each.name) for each in fields(self)}
+        data["implementations"] = [
+            {name: value for name, value in asdict(each).items() if value != {}}
+            for each in self.implementations
+        ]
+        data["passes"] = {each.name: each.to_json() for each in self.passes}
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CaseTimes:
         """Restore a case from the output of `to_json`."""
-        return cls(
-            spec=data["spec"],
-            path=data["path"],
-            case=data["case"],
-            values=data["values"],
-            dtype=data.get("dtype", ""),
-            implementations=tuple(
-                Implementation(
-                    each["name"],
-                    State(each["state"]),
-                    each.get("reason", ""),
-                    each.get("config", {}),
-                )
-                for each in data["implementations"]
-            ),
-            passes=tuple(_pass(name, each) for name, each in data["passes"].items()),
-            clocks=data.get("clocks", {}),
+        known = fields_of(cls, {**data, "passes": ()})
+        known["implementations"] = tuple(
+            Implementation(**fields_of(Implementation, {**each, "state": State(each["state"])}))
+            for each in data["implementations"]
         )
-
-
-def _pass_json(times: PassTimes) -> dict[str, Any]:
-    cost = times.cost
-    return {
-        "flops": cost.flops if cost else 0,
-        "bytes": cost.bytes if cost else 0,
-        "milliseconds": {
-            name: {
-                "median": round(found.median, _DIGITS),
-                "low": round(found.low, _DIGITS),
-                "high": round(found.high, _DIGITS),
-                "host": round(samples.host, 4),
-                "samples": [round(each, _DIGITS) for each in samples.device],
-            }
-            for name, samples in times.samples.items()
-            for found in [interval(samples.device)]
-        },
-    }
-
-
-def _pass(name: str, data: Mapping[str, Any]) -> PassTimes:
-    known = data.get("flops") or data.get("bytes")
-    samples = {
-        implementation: Samples(list(each["samples"]), each.get("host", 0.0))
-        for implementation, each in data["milliseconds"].items()
-    }
-    return PassTimes(name, Cost(data["flops"], data["bytes"]) if known else None, samples)
+        known["passes"] = tuple(PassTimes.from_json(*each) for each in data["passes"].items())
+        return cls(**known)
 
 
 @dataclass
