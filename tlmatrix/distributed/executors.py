@@ -100,13 +100,13 @@ class ProcessExecutor:
         # A CUDA tensor would be unpickled on this process's GPU in every rank.
         host = torch.device("cpu")
         try:
-            return pool.run([to_device(job, host) for job in jobs], seconds)
+            return pool.call("run", [(to_device(job, host),) for job in jobs], seconds)
         finally:
             if not pool.running:
                 self._began = None
 
     def work(self, function: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a function on each rank, see `RankPool.work`; `arguments` has a tuple per rank.
+        """Call `module:function` on each rank, see `RankPool.call`.
 
         Raises:
             DevicesError: there are fewer GPUs than ranks.
@@ -114,7 +114,7 @@ class ProcessExecutor:
         pool = self._pool(len(arguments))
         self.end()
         self._enter()
-        return pool.work(function, arguments, self.seconds)
+        return pool.call(function, arguments, self.seconds)
 
     def _pool(self, world: int) -> RankPool:
         if world not in self._pools:

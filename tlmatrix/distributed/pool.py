@@ -27,7 +27,6 @@ from tlmatrix.launchers import without_launcher
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tlmatrix.distributed.job import Answer, Job
     from tlmatrix.spec.model.spec import Spec
 
 _GRACE = 5.0
@@ -66,42 +65,35 @@ class RankPool:
     def begin(self, spec: Spec, roots: Sequence[Path]) -> None:
         """Begin a case: every rank binds the spec; the first call creates its context.
 
-        Raises:
-            SpecError: the spec does not match the code that it names.
-            FindingsError: a process could not be started.
+        Raises the same errors as `call`.
         """
-        if not self._processes:
-            self._start()
-        self._send(("begin", spec, tuple(roots), list(sys.path)), _START)
+        self.call("begin", [(spec, tuple(roots))] * self.world, _START)
         self._began = True
 
-    def run(self, jobs: Sequence[Job], seconds: float) -> list[Answer]:
-        """Run one job per rank and return the answers.
+    def call(
+        self, function: str, arguments: Sequence[tuple[Any, ...]], seconds: float
+    ) -> list[Any]:
+        """Call a function on each rank with the arguments for it, and return the results.
+
+        `function` is a method of `tlmatrix.distributed.process.Rank`, such as `run`, or
+        `module:function`, which gets (backend, rank, world, *arguments).
 
         Raises:
+            SpecError: the spec does not match the code that it names.
             EntryError: the code under test raised, on some ranks or on all.
             FindingsError: a rank did not answer within `seconds`, or its process ended.
         """
-        return [answer[1] for answer in self._send_each([("job", job) for job in jobs], seconds)]
-
-    def work(
-        self, function: str, arguments: Sequence[tuple[Any, ...]], seconds: float
-    ) -> list[Any]:
-        """Call `module:function` on each rank with (backend, rank, world, *arguments[rank]).
-
-        Raises the same errors as `run`.
-        """
         if not self._processes:
             self._start()
-        requests = [("work", function, each, list(sys.path)) for each in arguments]
-        return [answer[1] for answer in self._send_each(requests, seconds)]
+        requests = [(function, each, list(sys.path)) for each in arguments]
+        return [answer[1] for answer in self._send(requests, seconds)]
 
     def end(self) -> None:
         """End the case: ranks free their contexts; the processes stay."""
         if self._began and self._processes:
             self._began = False
             with contextlib.suppress(Exception):  # after an error the next case restarts the pool
-                self._send(("end",), _START)
+                self.call("end", [()] * self.world, _START)
 
     def close(self) -> None:
         """End the processes."""
@@ -115,12 +107,7 @@ class RankPool:
 
     # Requests -------------------------------------------------------------------------------
 
-    def _send(self, request: tuple[Any, ...], seconds: float) -> list[tuple[Any, ...]]:
-        return self._send_each([request] * self.world, seconds)
-
-    def _send_each(
-        self, requests: Sequence[tuple[Any, ...]], seconds: float
-    ) -> list[tuple[Any, ...]]:
+    def _send(self, requests: Sequence[tuple[Any, ...]], seconds: float) -> list[tuple[Any, ...]]:
         try:
             answers = self._exchange(requests, seconds)
         except BaseException:

@@ -1,15 +1,9 @@
 """The process of one rank: `python -m tlmatrix.distributed.process`, started by `RankPool`.
 
-It answers requests on a socket and exits when the socket closes. Requests and answers are pickled
-tuples whose first entry is their kind:
-
-    ("begin", spec, roots, paths)          -> ("ready",)          begin a case with a new context
-    ("job", job)                           -> ("done", answer)    see `tlmatrix.distributed.job`
-    ("end",)                               -> ("ready",)          end the case, free its context
-    ("work", function, arguments, paths)   -> ("done", result)    call `module:function` with
-                                                                  (backend, rank, world, …)
-
-If the request raises, the answer is `("failed", failure)`.
+It answers requests on a socket and exits when the socket closes. A request is a pickled tuple of a
+function, its arguments, and paths to import from: the name of a method of `Rank`, or
+`module:function`, which is called with (backend, rank, world, *arguments). The answer is
+`("done", result)`, or `("failed", failure)` if it raises.
 """
 
 from __future__ import annotations
@@ -38,6 +32,7 @@ if TYPE_CHECKING:
     from tlmatrix.backend.backends import Backend
     from tlmatrix.distributed.job import Answer, Job
     from tlmatrix.distributed.rank_runner import RankRunner
+    from tlmatrix.spec.model.spec import Spec
 
 _HOST_DELAY = 0.02
 """Longest delay of a straggler on the host, in seconds."""
@@ -65,19 +60,21 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _serve(connection: Connection, given: argparse.Namespace) -> None:
-    worker: _Worker | None = None
+    rank: Rank | None = None
     while True:
-        kind, *rest = pickle.loads(connection.recv_bytes())  # noqa: S301 - from our own pool
+        function, arguments, paths = pickle.loads(connection.recv_bytes())  # noqa: S301 - our pool's
+        sys.path.extend(path for path in paths if path not in sys.path)
+        answer: tuple[str, Any]
         try:
-            if worker is None:
-                worker = _Worker(given.rank, given.world, given.kind, given.store)
-            answer = worker.answer(kind, rest)
+            if rank is None:
+                rank = Rank(given.rank, given.world, given.kind, given.store)
+            answer = ("done", rank.call(function, arguments))
         except Exception as error:  # noqa: BLE001 - the pool raises it again
             answer = ("failed", Failure.of(error))
         connection.send_bytes(_pickled(answer))
 
 
-def _pickled(answer: tuple[Any, ...]) -> bytes:
+def _pickled(answer: tuple[str, Any]) -> bytes:
     if answer[0] == "failed":
         return pickle.dumps(("failed", answer[1].picklable()))
     try:
@@ -86,8 +83,8 @@ def _pickled(answer: tuple[Any, ...]) -> bytes:
         return pickle.dumps(("failed", Failure.of(error).picklable()))
 
 
-class _Worker:
-    """The state of a rank's process."""
+class Rank:
+    """The state of a rank's process, and the functions that the pool calls by name."""
 
     def __init__(self, rank: int, world: int, kind: str, store: str) -> None:
         import torch
@@ -114,51 +111,26 @@ class _Worker:
         self.symmetric = SymmetricGuards() if kind == "cuda" else None
         _warm_up()
 
-    def answer(self, kind: str, rest: list[Any]) -> tuple[Any, ...]:
-        match kind:
-            case "begin":
-                self._begin(*rest)
-                return ("ready",)
-            case "job":
-                return ("done", self._run(*rest))
-            case "end":
-                self.runner = None
-                if self.symmetric is not None:
-                    self.symmetric.forget()
-                gc.collect()
-                return ("ready",)
-            case "work":
-                return ("done", self._work(*rest))
-        raise ValueError(f"no request {kind!r}")
+    def call(self, function: str, arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401 - any function's
+        """Call a method by its name, or `module:function`."""
+        module, _, name = function.rpartition(":")
+        if not module:
+            return getattr(self, name)(*arguments)
+        found = getattr(import_module(module), name)
+        return found(self._backend(), self.rank, self.world, *arguments)
 
-    def _begin(self, spec: Any, roots: tuple[Path, ...], paths: list[str]) -> None:  # noqa: ANN401
+    def begin(self, spec: Spec, roots: tuple[Path, ...]) -> None:
+        """Begin a case with a new context."""
         import torch.distributed as dist
 
         from tlmatrix.backend.binding import bind
         from tlmatrix.distributed.rank_runner import RankRunner
 
-        sys.path.extend(path for path in paths if path not in sys.path)
         binding = bind(spec, self._backend(), roots=roots)
         self.runner = RankRunner(binding, self.rank, self.world, dist.group.WORLD)
 
-    def _work(self, function: str, arguments: tuple[Any, ...], paths: list[str]) -> Any:  # noqa: ANN401
-        sys.path.extend(path for path in paths if path not in sys.path)
-        module, _, name = function.partition(":")
-        return getattr(import_module(module), name)(
-            self._backend(), self.rank, self.world, *arguments
-        )
-
-    def _backend(self) -> Backend:
-        from tlmatrix.backend.backends import CudaBackend, InterpreterBackend
-
-        if self.kind != "cuda":
-            return InterpreterBackend()
-        import torch
-
-        major, minor = torch.cuda.get_device_capability(self.rank)
-        return CudaBackend(torch.device("cuda", self.rank), f"sm_{major}{minor}")
-
-    def _run(self, job: Job) -> Answer:
+    def run(self, job: Job) -> Answer:
+        """Make the calls of a job."""
         from tlmatrix.distributed.job import to_device, to_host
 
         assert self.runner is not None
@@ -170,6 +142,23 @@ class _Worker:
             answer = self.runner.run(mine)
         found = self.symmetric.findings()
         return to_host(replace(answer, findings=(*answer.findings, *found)))
+
+    def end(self) -> None:
+        """End the case, and free its context."""
+        self.runner = None
+        if self.symmetric is not None:
+            self.symmetric.forget()
+        gc.collect()
+
+    def _backend(self) -> Backend:
+        from tlmatrix.backend.backends import CudaBackend, InterpreterBackend
+
+        if self.kind != "cuda":
+            return InterpreterBackend()
+        import torch
+
+        major, minor = torch.cuda.get_device_capability(self.rank)
+        return CudaBackend(torch.device("cuda", self.rank), f"sm_{major}{minor}")
 
     def _lag(self, job: Job) -> None:
         """Delay this rank by a time derived from the job's seed, on the host or on the GPU."""
