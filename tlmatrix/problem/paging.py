@@ -14,7 +14,7 @@ import torch
 
 from tlmatrix.problem.distributions import seeded_random
 from tlmatrix.problem.model import UnusedRows
-from tlmatrix.spec.expr.closures import SPARE_PAGES
+from tlmatrix.spec.expr.evaluation import SPARE_PAGES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,1 +1,1 @@
-"""The expression language of specs: tokens, grammar, evaluation."""
+"""The expression language of specs: a parser, and evaluation."""

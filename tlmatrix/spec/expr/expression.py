@@ -7,17 +7,17 @@ numbers, quoted text, lists, `none`/`null`, `true`/`false` (and Python's spellin
 `sum`, `min`, `max`, `abs`, `len`, `ceildiv` and `pages`. Values are Python's: `or` returns an
 operand, `/` is true division. Arithmetic takes numbers, and lists of numbers element by element.
 
-Parsing (`grammar`) builds closures (`closures`), because a large matrix evaluates each constraint
-millions of times.
+A parsed expression (`parser`) becomes closures (`evaluation`), because a large matrix evaluates
+each constraint millions of times.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.spec.expr.closures import FUNCTIONS, Failed, shorten
-from tlmatrix.spec.expr.grammar import parse
-from tlmatrix.spec.expr.tokens import WORDS, ExpressionError
+from tlmatrix.spec.expr.evaluation import FUNCTIONS, Evaluate, Failed, Node, evaluator, shorten
+from tlmatrix.spec.expr.parser import WORDS, ExpressionError, parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,18 +32,17 @@ class Expression:
         ExpressionError: the text is not in the language.
     """
 
-    __slots__ = ("_evaluate", "_offsets", "names", "text")
+    __slots__ = ("_evaluate", "_offsets", "names", "text", "tree")
 
     text: str
     names: frozenset[str]
     """The names that evaluation looks up."""
+    tree: Node
 
     def __init__(self, text: str) -> None:
-        root, offsets = parse(text)
+        self.tree, self._evaluate, self._offsets = _parsed(text)
         self.text = text
-        self.names = frozenset(offsets)
-        self._offsets = offsets
-        self._evaluate = root
+        self.names = frozenset(self._offsets)
 
     def evaluate(self, names: Mapping[str, Any]) -> Any:  # noqa: ANN401 - the value decides
         """The value for `names`; raises `ExpressionError` if it has none."""
@@ -75,3 +74,10 @@ class Expression:
 
     def __reduce__(self) -> tuple[type[Expression], tuple[str]]:
         return (Expression, (self.text,))  # closures do not pickle
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> tuple[Node, Evaluate, Mapping[str, int]]:
+    """The tree of a text, its closure, and the offset of the first occurrence of each name."""
+    tree, offsets = parse(text)
+    return tree, evaluator(tree), offsets

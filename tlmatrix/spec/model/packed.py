@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from tlmatrix.spec.expr.expression import Expression
-from tlmatrix.spec.expr.tokens import tokens_of
+from tlmatrix.spec.expr.parser import tokens_of
 from tlmatrix.spec.model.parts import DeclaredProblem
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Evaluation of expressions: one closure for each node of the tree.
+"""Trees of expressions, and their evaluation: one closure for each node.
 
 A closure maps names to the value, or raises `Failed`. Values are Python's; arithmetic takes
 numbers, and lists of numbers element by element. Powers and lists are bounded, so that no
@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from tlmatrix.spec.lengths import SIDES, lengths_of, sides_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Evaluate = Callable[[Mapping[str, Any]], Any]
 """An evaluator of a node: from names to the value."""
@@ -22,6 +26,10 @@ MAX_LIST = 1 << 14
 """The most elements of a list in arithmetic."""
 _MAX_ELEMENT = 1 << 62
 """The limit of whole numbers in a computed list."""
+SPARE_PAGES = 3
+"""Pages of a pool that no sequence owns, to detect reads of them."""
+_NUMBERS = (int, float)
+_LISTS = (list, tuple)
 
 
 class Failed(Exception):  # noqa: N818 - `ExpressionError` is what users see
@@ -32,84 +40,106 @@ class Failed(Exception):  # noqa: N818 - `ExpressionError` is what users see
         self.offset = offset
 
 
-def shorten(text: str, width: int = 80) -> str:
-    """`text`, truncated to one line of a message."""
-    return text if len(text) <= width else text[: width - 3] + "..."
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the tree of an expression.
+
+    Attributes:
+        kind: what the node is.
+        value: of a constant its value; of a name or call the name; of a side its letter; of an
+            operator its sign; of a comparison (sign, offset) of each operator of the chain.
+        parts: the operands; of `if` the condition and both branches.
+        offset: the index in the text that an error of the node names.
+        depth: the levels of the tree below and with the node.
+    """
+
+    kind: Literal[
+        "constant", "name", "side", "list", "call", "if", "and", "or", "not", "compare", "signed",
+        "arithmetic",
+    ]  # fmt: skip
+    value: Any = None
+    parts: tuple[Node, ...] = ()
+    offset: int = 0
+    depth: int = 1
+
+    def names(self) -> Iterator[str]:
+        """The names that evaluation looks up, with repetitions."""
+        if self.kind == "name":
+            yield self.value
+        for part in self.parts:
+            yield from part.names()
+
+    @property
+    def is_singleton(self) -> bool:
+        """Whether the node is the constant none, true or false, which `is` accepts."""
+        return self.kind == "constant" and (self.value is None or isinstance(self.value, bool))
 
 
-_NUMBERS = (int, float)
-_LISTS = (list, tuple)
+def evaluator(node: Node) -> Evaluate:
+    """The closure of a node."""
+    parts = [evaluator(part) for part in node.parts]
+    match node.kind:
+        case "constant":
+            value = node.value
+            return lambda _names: value
+        case "name":
+            return operator.itemgetter(node.value)
+        case "side":
+            return _side(node)
+        case "list":
+            return lambda names: [part(names) for part in parts]
+        case "call":
+            return _call(node, parts)
+        case "if":
+            condition, chosen, other = parts
+            return lambda names: chosen(names) if condition(names) else other(names)
+        case "not":
+            (operand,) = parts
+            return lambda names: not operand(names)
+        case "and" | "or":
+            return _joined(parts, ends_at=node.kind == "or")
+        case "compare":
+            return _comparison(node, parts)
+        case "signed":
+            return _signed(node, *parts)
+        case "arithmetic":
+            left, right = parts
+            compute = arithmetic(node.value, node.offset)
+            return lambda names: compute(left(names), right(names))
 
 
-def constant(value: object) -> Evaluate:
-    """A constant."""
-    return lambda _names: value
+# Operators -----------------------------------------------------------------------------------
 
 
-def fixed(evaluate: Evaluate) -> Evaluate:
-    """A node without names, evaluated once; on failure, evaluated at each call."""
-    try:
-        return constant(evaluate({}))
-    except Failed:
-        return evaluate
-
-
-def negated(evaluate: Evaluate) -> Evaluate:
-    """The operator `not`."""
-    return lambda names: not evaluate(names)
-
-
-def first_true(parts: list[Evaluate]) -> Evaluate:
-    """The operator `or`: the first true operand, else the last."""
+def _joined(parts: list[Evaluate], *, ends_at: bool) -> Evaluate:
+    """`or` and `and`: the first operand that is true, or false, else the last."""
     if len(parts) == 2:
         left, right = parts
-        return lambda names: left(names) or right(names)
-    *leading, last = parts
-
-    def evaluate(names: Any) -> Any:  # noqa: ANN401
-        for each in leading:
-            if value := each(names):
-                return value
-        return last(names)
-
-    return evaluate
-
-
-def first_false(parts: list[Evaluate]) -> Evaluate:
-    """The operator `and`: the first false operand, else the last."""
-    if len(parts) == 2:
-        left, right = parts
+        if ends_at:
+            return lambda names: left(names) or right(names)
         return lambda names: left(names) and right(names)
     *leading, last = parts
 
     def evaluate(names: Any) -> Any:  # noqa: ANN401
         for each in leading:
-            if not (value := each(names)):
+            value = each(names)
+            if bool(value) is ends_at:
                 return value
         return last(names)
 
     return evaluate
 
 
-def conditional(condition: Evaluate, chosen: Evaluate, other: Evaluate) -> Evaluate:
-    """`chosen if condition else other`; evaluates one of the two."""
-    return lambda names: chosen(names) if condition(names) else other(names)
-
-
-def collected(parts: list[Evaluate]) -> Evaluate:
-    """A list of several operands."""
-    return lambda names: [part(names) for part in parts]
-
-
-def compared(left: Evaluate, compare: Callable[[Any, Any], Any], right: Evaluate) -> Evaluate:
-    """A comparison of two operands."""
-    return lambda names: compare(left(names), right(names))
-
-
-def chained(
-    first: Evaluate, links: list[tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]]
-) -> Evaluate:
-    """`a < b < c`: each operand is evaluated at most once, until a comparison is false."""
+def _comparison(node: Node, parts: list[Evaluate]) -> Evaluate:
+    """A chain `a < b < c`: each operand is evaluated at most once, until a comparison is false."""
+    first = parts[0]
+    links: list[tuple[Callable[[Any, Any], Any], Evaluate]] = []
+    for (sign, offset), operand, right in zip(node.value, node.parts[1:], parts[1:], strict=True):
+        is_list = sign in ("in", "not in") and next(operand.names(), None) is None
+        links.append((comparison(sign, offset), _fixed(right) if is_list else right))
+    if len(links) == 1:
+        ((compare, other),) = links
+        return lambda names: compare(first(names), other(names))
 
     def evaluate(names: Any) -> Any:  # noqa: ANN401
         left = first(names)
@@ -125,9 +155,18 @@ def chained(
     return evaluate
 
 
-def comparison(name: str, offset: int) -> Callable[[Any, Any], Any]:
+def _fixed(evaluate: Evaluate) -> Evaluate:
+    """A list without names, made once; on failure, evaluated at each call."""
+    try:
+        value = evaluate({})
+    except Failed:
+        return evaluate
+    return lambda _names: value
+
+
+def comparison(sign: str, offset: int) -> Callable[[Any, Any], Any]:
     """The function of a comparison operator; order and `in` may raise `Failed`."""
-    match name:
+    match sign:
         case "is":
             return operator.is_
         case "is not":
@@ -136,73 +175,64 @@ def comparison(name: str, offset: int) -> Callable[[Any, Any], Any]:
             return _equal
         case "!=":
             return lambda left, right: not _equal(left, right)
-        case "in" | "not in":
-            return _membership(name, offset)
-    compare = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}[name]
+    compare: Callable[[Any, Any], Any] = {
+        "<": operator.lt,
+        "<=": operator.le,
+        ">": operator.gt,
+        ">=": operator.ge,
+        "in": lambda left, right: left in right,
+        "not in": lambda left, right: left not in right,
+    }[sign]
 
-    def ordered(left: Any, right: Any) -> Any:  # noqa: ANN401
+    def compared(left: Any, right: Any) -> Any:  # noqa: ANN401
         try:
             return compare(left, right)
         except TypeError:
-            reason = f"cannot compare {_show(left)} {name} {_show(right)}"
+            reason = f"cannot compare {_show(left)} {sign} {_show(right)}"
+            if sign in ("in", "not in"):
+                reason = f"{sign!r} needs a list, not {_show(right)}"
             raise Failed(reason, offset) from None
 
-    return ordered
+    return compared
 
 
 def _equal(left: Any, right: Any) -> bool:  # noqa: ANN401
     """Equality; lists and tuples with equal elements are equal."""
-    if (
-        type(left) is not type(right)
-        and type(left) in (list, tuple)
-        and type(right) in (list, tuple)
-    ):
+    if type(left) is not type(right) and isinstance(left, _LISTS) and isinstance(right, _LISTS):
         return list(left) == list(right)
     return bool(left == right)
 
 
-def _membership(name: str, offset: int) -> Callable[[Any, Any], Any]:
-    wanted = name == "in"
-
-    def contained(left: Any, right: Any) -> bool:  # noqa: ANN401
-        try:
-            return (left in right) is wanted
-        except TypeError:
-            reason = f"{name!r} needs a list, not {_show(right)}"
-            raise Failed(reason, offset) from None
-
-    return contained
-
-
-def one_side(name: str, side: str, offset: int) -> Evaluate:
+def _side(node: Node) -> Evaluate:
     """The lengths of one side of a packed axis, `seqlens.q`."""
+    name, side = node.parts[0].value, node.value
 
     def evaluate(names: Any) -> Any:  # noqa: ANN401
         if side not in SIDES:
-            raise Failed(f"{name!r} has no side {side!r}; a packed axis has q and k", offset)
+            raise Failed(f"{name!r} has no side {side!r}; a packed axis has q and k", node.offset)
         try:
             return list(sides_of(names[name], name)[SIDES.index(side)])
         except ValueError as problem:
-            raise Failed(str(problem), offset) from None
+            raise Failed(str(problem), node.offset) from None
 
     return evaluate
 
 
-def signed(sign: str, offset: int, evaluate: Evaluate) -> Evaluate:
+def _signed(node: Node, operand: Evaluate) -> Evaluate:
     """The unary operators `-` and `+`."""
-    apply = operator.neg if sign == "-" else operator.pos
+    apply = operator.neg if node.value == "-" else operator.pos
 
-    def evaluated(names: Any) -> Any:  # noqa: ANN401
-        value = evaluate(names)
+    def evaluate(names: Any) -> Any:  # noqa: ANN401
+        value = operand(names)
         if not isinstance(value, _NUMBERS):
-            raise Failed(f"{sign!r} needs a number, not {_show(value)}", offset)
+            raise Failed(f"{node.value!r} needs a number, not {_show(value)}", node.offset)
         return apply(value)
 
-    return evaluated
+    return evaluate
 
 
-def arithmetic(sign: str, offset: int, left: Evaluate, right: Evaluate) -> Evaluate:
-    """A binary operator on numbers, or on lists of numbers element by element.
+def arithmetic(sign: str, offset: int) -> Callable[[Any, Any], Any]:
+    """The function of a binary operator, on numbers or on lists of numbers element by element.
 
     Text is excluded, since it could exhaust memory: `'%999999999d' % 1`.
     """
@@ -228,8 +258,7 @@ def arithmetic(sign: str, offset: int, left: Evaluate, right: Evaluate) -> Evalu
             reason = f"{_show(a)} {sign} {_show(b)}: {problem}"
         raise Failed(reason, offset)
 
-    def evaluate(names: Any) -> Any:  # noqa: ANN401
-        a, b = left(names), right(names)
+    def compute(a: Any, b: Any) -> Any:  # noqa: ANN401
         if isinstance(a, _NUMBERS) and isinstance(b, _NUMBERS):
             return scalar(a, b)
         try:
@@ -237,7 +266,7 @@ def arithmetic(sign: str, offset: int, left: Evaluate, right: Evaluate) -> Evalu
         except ValueError as problem:
             raise Failed(f"{_show(a)} {sign} {_show(b)}: {problem}", offset) from None
 
-    return evaluate
+    return compute
 
 
 def _elementwise(apply: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:  # noqa: ANN401
@@ -271,9 +300,16 @@ def _bounded_power(base: Any, exponent: Any) -> Any:  # noqa: ANN401
     return result
 
 
-def called(name: str, offset: int, parts: list[Evaluate]) -> Evaluate:
+# Functions -----------------------------------------------------------------------------------
+
+
+class _NoValueError(ValueError):
+    """An error of a function; its text follows the call in the message."""
+
+
+def _call(node: Node, parts: list[Evaluate]) -> Evaluate:
     """A call of one of `FUNCTIONS`."""
-    function = FUNCTIONS[name][0]
+    function = FUNCTIONS[node.value][0]
 
     def call(names: Any) -> Any:  # noqa: ANN401
         values = [part(names) for part in parts]
@@ -286,7 +322,7 @@ def called(name: str, offset: int, parts: list[Evaluate]) -> Evaluate:
         except (TypeError, ValueError, OverflowError):
             reason = "is not defined"
         shown = ", ".join(_show(value) for value in values)
-        raise Failed(f"{name}({shown}) {reason}", offset)
+        raise Failed(f"{node.value}({shown}) {reason}", node.offset)
 
     return call
 
@@ -300,14 +336,6 @@ def _ceildiv(total: Any, step: Any) -> Any:  # noqa: ANN401
         return -(-total // step)
 
     return _elementwise(one, total, step)
-
-
-class _NoValueError(ValueError):
-    """An error of a function; its text follows the call in the message."""
-
-
-def _sum(values: Any) -> Any:  # noqa: ANN401
-    return sum(_numbers(values))
 
 
 def _extreme(best: Callable[..., Any]) -> Callable[..., Any]:
@@ -349,11 +377,9 @@ def _numbers(values: Any) -> Any:  # noqa: ANN401
 
 
 _MANY = 1 << 20
-SPARE_PAGES = 3
-"""Pages of a pool that no sequence owns, to detect reads of them."""
 
 FUNCTIONS: Mapping[str, tuple[Callable[..., Any], int, int]] = {
-    "sum": (_sum, 1, 1),
+    "sum": (lambda values: sum(_numbers(values)), 1, 1),
     "min": (_extreme(min), 1, _MANY),
     "max": (_extreme(max), 1, _MANY),
     "abs": (abs, 1, 1),
@@ -362,6 +388,14 @@ FUNCTIONS: Mapping[str, tuple[Callable[..., Any], int, int]] = {
     "pages": (_pages, 2, 2),
 }
 """Functions of the language, each with its least and most arguments."""
+
+
+# Messages ------------------------------------------------------------------------------------
+
+
+def shorten(text: str, width: int = 80) -> str:
+    """`text`, truncated to one line of a message."""
+    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def _show(value: object) -> str:
