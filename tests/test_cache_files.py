@@ -16,14 +16,15 @@ import pytest
 
 from tlmatrix import cache_files
 from tlmatrix.cache_files import (
+    FileCache,
     cache_folder,
     configured_folder,
     folder_problem,
+    lock,
     prepare_caches,
     read_private,
     write_file,
 )
-from tlmatrix.interpreter.frontend.programs import ProgramCache
 
 _KERNEL = """\
 import tilelang
@@ -167,7 +168,7 @@ def test_a_planted_program_does_not_execute(tmp_path: Path) -> None:
     (folder / "key").write_bytes(planted)
     (folder / "key").chmod(0o666)
     (folder / "link").symlink_to("linked")
-    cache = ProgramCache(folder)
+    cache = FileCache(folder)
     assert cache.find("key", dict) is None
     assert cache.find("link", dict) is None
     assert not (tmp_path / "executed").exists()
@@ -175,3 +176,18 @@ def test_a_planted_program_does_not_execute(tmp_path: Path) -> None:
     assert cache.find("key", dict) == {"own": 1}
     assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_one_process_at_a_time_has_the_lock_of_a_key(tmp_path: Path) -> None:
+    cache = FileCache(tmp_path / "made")
+    with cache.exclusive("key"), pytest.raises(BlockingIOError):
+        lock(tmp_path / "made" / "key.lock", wait=False)
+    os.close(lock(tmp_path / "made" / "key.lock", wait=False))
+
+
+def test_a_folder_that_cannot_be_created_has_no_locks(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cache = FileCache(tmp_path / "file" / "made")
+    with cache.exclusive("key"):
+        cache.add("key", 1)
+    assert cache.find("key", int) is None

@@ -1,4 +1,4 @@
-"""Where caches are on disk, and how their files are written and read.
+"""Where caches are on disk, how their files are written and read, and locks between processes.
 
 A cache that cannot be written, or that other users can write, is not used: one in the folder of
 temporary files takes its place, with the same name in each process of this user.
@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import os
+import pickle
 import shutil
 import stat
 import tempfile
+import time
+import zlib
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+_Content = TypeVar("_Content")
 
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_KEPT = 0.8
+"""The part of the limit of a `FileCache` that is kept when files are removed."""
+_WRITES = 64
+"""Files that a process writes between two looks at the size of the folder."""
 
 _notes: list[str] = []
 
@@ -94,6 +104,102 @@ def folder_problem(folder: Path, *, private: bool) -> str:
     if private and found == folder:
         return _sharing(folder.stat())
     return ""
+
+
+class FileCache:
+    """Objects in the files of a folder, for all processes of this user.
+
+    A key is a hash of everything that its object depends on, so entries never become stale.
+    Damaged files count as missing; a folder that cannot be read or written is no error. Files that
+    another user could have written are not read, because pickles are code. A folder that grows too
+    large loses the files that were used longest ago.
+    """
+
+    def __init__(self, folder: Path, limit: int = 256 << 20) -> None:
+        """A cache of at most `limit` bytes; the folder need not exist."""
+        self._folder = folder
+        self._limit = limit
+        self._written = 0
+
+    def __contains__(self, key: str) -> bool:
+        return (self._folder / key).is_file()
+
+    def find(self, key: str, kind: type[_Content]) -> _Content | None:
+        """The object of a key; None if there is none of this kind, or its file is damaged."""
+        path = self._folder / key
+        try:
+            found = pickle.loads(zlib.decompress(read_private(path)))  # noqa: S301 - our own file
+        except Exception:  # noqa: BLE001 - anything can come of a damaged file
+            return None
+        if not isinstance(found, kind):
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return found
+
+    def add(self, key: str, content: object) -> None:
+        """Write an object, if it can be written."""
+        try:
+            pickled = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
+        except (RecursionError, pickle.PicklingError, TypeError, ValueError):
+            return
+        if write_file(self._folder / key, zlib.compress(pickled, 1)):
+            if self._written % _WRITES == 0:
+                self._trim()
+            self._written += 1
+
+    @contextlib.contextmanager
+    def exclusive(self, key: str) -> Iterator[None]:
+        """Hold the lock of a key, so that one process makes what others wait for."""
+        with locked(self._folder / f"{key}.lock"):
+            yield
+
+    def _trim(self) -> None:
+        """Remove the files that were used longest ago, if all together are too large."""
+        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
+            files = [(s.st_mtime, s.st_size, e.path) for e in entries if (s := e.stat())]
+            total = sum(size for _, size, _ in files)
+            if total <= self._limit:
+                return
+            for used, size, path in sorted(files):
+                if total <= self._limit * _KEPT or used > time.time():
+                    return
+                with contextlib.suppress(OSError):
+                    Path(path).unlink()
+                total -= size
+
+
+def lock(path: Path, *, wait: bool = True) -> int:
+    """Lock a file, which is created, or a folder, against other processes and threads.
+
+    The lock ends when the returned descriptor is closed, at the latest with the process.
+
+    Raises:
+        BlockingIOError: another holds the lock, unless `wait`.
+        OSError: the file cannot be opened.
+    """
+    flags = os.O_RDONLY if path.is_dir() else os.O_WRONLY | os.O_CREAT
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file; none if the file cannot be created, as in a read-only folder."""
+    descriptor = None
+    with contextlib.suppress(OSError):
+        make_private(path.parent)
+        descriptor = lock(path)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def write_file(path: Path, content: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Processes of ranks take turns where they should: at compiling, and on the GPUs of the machine."""
+"""Processes of ranks take turns on the GPUs of the machine."""
 
 import threading
 import time
@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from tlmatrix.distributed.lock import machine_slot, serialize_compilation
+from tlmatrix.distributed.executors import machine_slot
 
 
 class Busy:
@@ -47,26 +47,3 @@ def test_a_place_is_free_again_after_an_error():
         _ = 1 / 0
     with machine_slot(name, 1):
         pass
-
-
-@pytest.mark.parametrize(("cache", "compiled"), [(True, 1), (False, 3)])
-def test_ranks_that_ask_for_a_kernel_at_once_compile_it_once(
-    tmp_path, monkeypatch, cache, compiled
-):
-    from tilelang import env
-    from tilelang.cache.kernel_cache import KernelCache
-
-    disk, times = set(), []
-
-    def cached(self, key):
-        if not cache or key not in disk:
-            times.append(key)
-            time.sleep(0.05)
-            disk.add(key)
-        return key
-
-    monkeypatch.setattr(type(env), "is_cache_enabled", lambda _self: cache)
-    monkeypatch.setattr(KernelCache, "cached", cached)
-    serialize_compilation(tmp_path / "compiling")
-    in_threads(3, lambda: KernelCache.cached(None, "forward"))
-    assert times == ["forward"] * compiled

@@ -10,18 +10,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import wraps
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend.ahead.tickets import Tickets
-from tlmatrix.cache_files import cache_folder, make_private
+from tlmatrix.cache_files import cache_folder, locked, make_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -67,25 +66,20 @@ def _locking(load: Any) -> Any:  # noqa: ANN401
     """Load a kernel from disk; if it is not there, lock its key until it has been compiled."""
 
     @wraps(load)
-    def locked(self: Any, key: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def load_or_lock(self: Any, key: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         kernel = load(self, key, *args, **kwargs)
         if kernel is None:
             Tickets.of_run().wait_for(key)
-            lock = _lock(key)
-            kernel = load(self, key, *args, **kwargs)
-            if kernel is not None or lock is None:
-                _unlock(lock)
-            else:
-                stack = getattr(_held, "locks", None)
-                if stack:
-                    stack[-1].append((key, lock, time.perf_counter()))
-                else:
-                    _unlock(lock)
+            with ExitStack() as held:
+                held.enter_context(locked(cache_folder() / "compiling" / f"{key}.lock"))
+                kernel = load(self, key, *args, **kwargs)
+                if kernel is None and (stack := getattr(_held, "locks", None)):
+                    stack[-1].append((key, held.pop_all(), time.perf_counter()))
         if kernel is not None:
             _event({"key": key, "reused": True})
         return kernel
 
-    return locked
+    return load_or_lock
 
 
 def _unlocking(cached: Any) -> Any:  # noqa: ANN401
@@ -102,10 +96,10 @@ def _unlocking(cached: Any) -> Any:  # noqa: ANN401
             done = True
         finally:
             now = time.perf_counter()
-            for key, lock, since in _held.locks.pop():
+            for key, held, since in _held.locks.pop():
                 if done:
                     record_compilation(_name(func), key, now - since)
-                _unlock(lock)
+                held.close()
         return found
 
     return unlocked
@@ -114,27 +108,6 @@ def _unlocking(cached: Any) -> Any:  # noqa: ANN401
 def _name(func: Any) -> str:  # noqa: ANN401
     attributes = getattr(func, "attrs", None)
     return str(attributes["global_symbol"]) if attributes else "kernel"
-
-
-def _lock(key: str) -> IO[str] | None:
-    """Lock a key against other processes; None if the folder is not writable."""
-    path = _lock_path(key)
-    try:
-        make_private(path.parent)
-        file = path.open("w")
-    except OSError:
-        return None
-    fcntl.flock(file, fcntl.LOCK_EX)
-    return file
-
-
-def _unlock(lock: IO[str] | None) -> None:
-    if lock is not None:
-        lock.close()
-
-
-def _lock_path(key: str) -> Path:
-    return cache_folder() / "compiling" / f"{key}.lock"
 
 
 def record_compilation(name: str, key: str, seconds: float) -> None:

@@ -6,8 +6,9 @@ An executor owns what the cases of this process share, such as pools of rank pro
 
 from __future__ import annotations
 
+import os
 import re
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 from zlib import crc32
@@ -18,10 +19,10 @@ import torch.distributed as dist
 from tlmatrix.backend.backends import CudaBackend, InterpreterBackend, ProcessesBackend
 from tlmatrix.backend.errors import DevicesError, EntryError
 from tlmatrix.backend.gpus import all_visible_gpus
+from tlmatrix.cache_files import lock, temporary_folder
 from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.distributed.failures import CHECK, Failure, raise_failures
 from tlmatrix.distributed.job import to_device
-from tlmatrix.distributed.lock import machine_slot
 from tlmatrix.distributed.pool import RankPool
 from tlmatrix.distributed.rank_runner import RankRunner
 from tlmatrix.tracebacks import user_traceback
@@ -244,3 +245,20 @@ def _stream_error(error: Exception, world: int) -> Exception:
         return error
     where = ranks_words([int(rank[1])], world) if world > 1 else ""
     return EntryError(error, where=where, trace=user_traceback(error))
+
+
+@contextmanager
+def machine_slot(name: str, slots: int) -> Iterator[None]:
+    """Hold one of `slots` slots that this user's processes on the machine share; wait for one."""
+    paths = [temporary_folder() / f"{name}-{slot}.lock" for slot in range(slots)]
+    descriptor = None
+    for path in paths:
+        with suppress(BlockingIOError):
+            descriptor = lock(path, wait=False)
+            break
+    if descriptor is None:
+        descriptor = lock(paths[os.getpid() % slots])
+    try:
+        yield
+    finally:
+        os.close(descriptor)

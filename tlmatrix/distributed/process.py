@@ -90,14 +90,15 @@ class Rank:
         import torch
         import torch.distributed as dist
 
-        from tlmatrix.distributed.lock import serialize_compilation
         from tlmatrix.distributed.symmetric import SymmetricGuards
 
         self.rank, self.world, self.kind = rank, world, kind
         torch.set_num_threads(1)
         backend = "gloo"
         if kind == "cuda":
-            serialize_compilation(Path(store).with_name("compiling"))
+            from tlmatrix.backend.kernel_cache import share_kernels
+
+            share_kernels()  # all ranks run the same program: one compiles a kernel, others wait
             torch.cuda.set_device(rank)
             backend = "cpu:gloo,cuda:nccl"
         dist.init_process_group(

@@ -6,7 +6,6 @@ with the expected content; it replaces the file atomically and is read again.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tlmatrix.cache_files import lock
 from tlmatrix.matrix.listed_cases import listed_cases
 from tlmatrix.run.result import Status
 from tlmatrix.spec.issues import Issue, SpecError
@@ -235,12 +235,11 @@ def _replace(target: Path, content: bytes) -> None:
 def _locked(path: Path) -> Iterator[None]:
     """Lock the file's folder against other processes; the file itself is replaced."""
     try:
-        descriptor = os.open(path.resolve().parent, os.O_RDONLY)
+        descriptor = lock(path.resolve().parent)
     except OSError as error:
         message = f"the file cannot be read: {error.strerror}"
         raise SpecError([Issue(path, 1, 1, message)]) from None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)

@@ -10,6 +10,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tlmatrix import cache_files
 from tlmatrix.interpreter import interpret
 from tlmatrix.interpreter.frontend import alignment, programs
 
@@ -158,10 +159,10 @@ def test_the_cache_can_be_turned_off(folder, generated, monkeypatch):
 def test_programs_that_were_used_longest_ago_are_removed(folder, monkeypatch):
     run()
     (first,) = folder.iterdir()
-    content = programs.ProgramCache(folder).find(first.name, object)
+    content = cache_files.FileCache(folder).find(first.name, object)
     size = first.stat().st_size
-    monkeypatch.setattr(programs, "_WRITES", 1)
-    store = programs.ProgramCache(folder, limit=5 * size)
+    monkeypatch.setattr(cache_files, "_WRITES", 1)
+    store = cache_files.FileCache(folder, limit=5 * size)
     for number in range(1, 8):
         store.add(f"key {number}", content)
         for age, file in enumerate([first, *(folder / f"key {n}" for n in range(1, number + 1))]):

@@ -3,10 +3,8 @@
 import os
 import queue
 import socket
-import tempfile
 import traceback
 from datetime import timedelta
-from pathlib import Path
 
 import tilelang
 import tilelang.language as T
@@ -14,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from tlmatrix.distributed.lock import serialize_compilation
+from tlmatrix.backend.kernel_cache import share_kernels
 from tlmatrix_kernels.distributed import all_gather, create_context, signals
 from tlmatrix_kernels.distributed.barriers import all_ranks_barrier, barrier
 from tlmatrix_kernels.distributed.pull import pull, pull_order, to_int32, wait_by_kernel, write_flag
@@ -59,7 +57,7 @@ def _rank(job, rank, world, port, results):
         TORCH_SYMM_MEM_DISABLE_MULTICAST="1",
     )
     try:
-        serialize_compilation(Path(tempfile.gettempdir()) / f"tlmatrix-compiling-{port}")
+        share_kernels()
         torch.cuda.set_device(rank)
         device = torch.device("cuda", rank)
         dist.init_process_group(

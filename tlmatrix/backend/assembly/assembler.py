@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import sha256
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.backend.ahead.tickets import Tickets
 from tlmatrix.backend.assembly.compiled import CompiledKernel
 from tlmatrix.backend.assembly.lowering import Lowerer, LoweringError
-from tlmatrix.backend.assembly.store import is_stored, load_or_compile
 from tlmatrix.backend.assembly.toolkit import AssemblerError, Toolkit, find_toolkit, flags_for
+from tlmatrix.cache_files import FileCache, cache_folder
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter import TracedKernel
 
+_LIMIT = 4 << 30
+"""Bytes of the cache on disk; nvcc takes seconds to minutes per kernel."""
 _FORMAT = 5
 """Version of the cached data; raise it when the parsing of the tools' output changes."""
 
@@ -44,7 +48,15 @@ class Assembler:
         ir = str(tvm.ir.save_json(kernel.prim_func))
         key = self._key(kernel, ir, arch)
         if (key, kernel.place) not in self._known:
-            found = load_or_compile(key, lambda: self._compile(kernel, ir, arch, key), self.folder)
+            found = self._store.find(key, CompiledKernel)
+            if found is None:
+                Tickets.of_run().wait_for(key)
+                with self._store.exclusive(key):
+                    found = self._store.find(key, CompiledKernel)
+                    if found is None:
+                        found = self._compile(kernel, ir, arch, key)
+                        if not found.error and not found.missing:
+                            self._store.add(key, found)
             self._known[key, kernel.place] = replace(found, place=kernel.place)
         return self._known[key, kernel.place]
 
@@ -56,7 +68,7 @@ class Assembler:
 
     def known(self, key: str) -> bool:
         """Whether the cache on disk has a kernel."""
-        return is_stored(key, self.folder)
+        return key in self._store
 
     def lower(self, kernel: TracedKernel, arch: str) -> dict[str, Any]:
         """The kernel's CUDA source and lowered IR, see `lowering_process`.
@@ -69,6 +81,10 @@ class Assembler:
         return self.lowerer.lower(
             str(tvm.ir.save_json(kernel.prim_func)), arch, kernel.pass_configs
         )
+
+    @cached_property
+    def _store(self) -> FileCache:
+        return FileCache(self.folder or cache_folder() / "assembly", _LIMIT)
 
     def close(self) -> None:
         """End the lowering process."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,17 +70,3 @@ class CompiledKernel:
     source: str = ""
     lower_seconds: float = 0.0
     assemble_seconds: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for `json.dump`."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> CompiledKernel:
-        """Restore a kernel from the output of `to_json`."""
-        known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
-        known["parts"] = tuple(
-            MachineCode(**{**part, "warnings": tuple(part.get("warnings", ()))})
-            for part in known.get("parts", ())
-        )
-        return cls(**known)

@@ -5,26 +5,22 @@ Variants are found in memory, then in the cache on disk, else generated.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import linecache
 import marshal
 import os
-import pickle
 import platform
 import sys
-import time
-import zlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from tlmatrix import dtypes, interpreter
-from tlmatrix.cache_files import cache_folder, read_private, write_file
+from tlmatrix.cache_files import FileCache, cache_folder
 from tlmatrix.interpreter import ops, runtime
 from tlmatrix.interpreter.errors import InterpreterError, Unsupported
 from tlmatrix.interpreter.generate import Options, generate
@@ -42,71 +38,12 @@ if TYPE_CHECKING:
 
 # Caches what is made of a kernel on disk, for all processes that run the same kernels -------------
 #
-# That is its generated programs, and what its lowered code needs of arguments. A file's name is a
-# hash of everything its content depends on: the kernel's IR, the options, the sources of the
-# interpreter, and the versions of Python and of the libraries. Damaged files are made and written
-# again; a cache that cannot be read or written is no error. Files that another user could have
-# written are not read, because programs are code. A folder that grows too large loses the
-# files that were used longest ago.
-
-_Content = TypeVar("_Content")
-
-_LIMIT = 256 << 20
-"""Bytes of all files together."""
-_KEPT = 0.8
-"""The part of the limit that is kept when files are removed."""
-_WRITES = 64
-"""Files that a process writes between two looks at the size of the folder."""
+# That is its generated programs, and what its lowered code needs of arguments. A key is a hash of
+# the kernel's IR, the options, the sources of the interpreter, and the versions of Python and of
+# the libraries.
 
 
-class ProgramCache:
-    """Objects in the files of a folder."""
-
-    def __init__(self, folder: Path, limit: int = _LIMIT) -> None:
-        self._folder = folder
-        self._limit = limit
-        self._written = 0
-
-    def find(self, key: str, kind: type[_Content]) -> _Content | None:
-        """The object of a key; None if there is none of this kind, or its file is damaged."""
-        path = self._folder / key
-        try:
-            found = pickle.loads(zlib.decompress(read_private(path)))  # noqa: S301 - our own file
-        except Exception:  # noqa: BLE001 - anything can come of a damaged file
-            return None
-        if not isinstance(found, kind):
-            return None
-        with contextlib.suppress(OSError):
-            os.utime(path)
-        return found
-
-    def add(self, key: str, content: object) -> None:
-        """Write an object, if it can be written."""
-        try:
-            pickled = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
-        except (RecursionError, pickle.PicklingError, TypeError, ValueError):
-            return
-        if write_file(self._folder / key, zlib.compress(pickled, 1)):
-            if self._written % _WRITES == 0:
-                self._trim()
-            self._written += 1
-
-    def _trim(self) -> None:
-        """Remove the files that were used longest ago, if all together are too large."""
-        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
-            files = [(s.st_mtime, s.st_size, e.path) for e in entries if (s := e.stat())]
-            total = sum(size for _, size, _ in files)
-            if total <= self._limit:
-                return
-            for used, size, path in sorted(files):
-                if total <= self._limit * _KEPT or used > time.time():
-                    return
-                with contextlib.suppress(OSError):
-                    Path(path).unlink()
-                total -= size
-
-
-def program_cache() -> ProgramCache | None:
+def program_cache() -> FileCache | None:
     """The cache in use; None if `$TLMATRIX_PROGRAMS` is `off`."""
     if os.environ.get("TLMATRIX_PROGRAMS") == "off" or not _interpreter():
         return None
@@ -114,8 +51,8 @@ def program_cache() -> ProgramCache | None:
 
 
 @cache
-def _cache_in(folder: Path) -> ProgramCache:
-    return ProgramCache(folder)
+def _cache_in(folder: Path) -> FileCache:
+    return FileCache(folder)
 
 
 def program_key(ir: str, options: Options) -> str:
