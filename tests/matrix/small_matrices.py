@@ -17,7 +17,6 @@ def forbid(names, forbidden):
     return Constraint(
         names,
         lambda values: tuple(values[name] for name in names) not in forbidden,
-        f"{names} not in {sorted(forbidden)}",
     )
 
 

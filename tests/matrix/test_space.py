@@ -61,8 +61,8 @@ def test_an_index_outside_is_an_error():
 
 
 def test_a_constant_constraint_keeps_or_removes_everything():
-    never = Constraint((), lambda _: False, "false")
-    always = Constraint((), lambda _: True, "true")
+    never = Constraint((), lambda _: False)
+    always = Constraint((), lambda _: True)
     space = Space({"a": (1, 2), "b": (1, 2, 3)}, [never, always])
     assert list(space) == []
     assert space.count == 0
@@ -92,8 +92,7 @@ def test_a_hundred_digits_of_cases_are_counted_and_begun():
     constraints = [
         Constraint(
             (f"a{number:03}", f"a{number + 1:03}"),
-            lambda values: len(set(values.values())) == 2,
-            "neighbours differ",
+            lambda values: len(set(values.values())) == 2,  # neighbours differ
         )
         for number in range(99)
     ]

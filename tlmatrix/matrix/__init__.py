@@ -1,7 +1,7 @@
 """Expands specs into cases: tiers, constraints, strategies, known bugs and invalid inputs."""
 
 from tlmatrix.matrix.case import Case, Origin
-from tlmatrix.matrix.coverage_proof import Proof
+from tlmatrix.matrix.covering import Proof
 from tlmatrix.matrix.expansion import Expansion, expand
 from tlmatrix.matrix.explain import (
     CaseNotFoundError,
@@ -11,8 +11,7 @@ from tlmatrix.matrix.explain import (
     explain,
     find_case,
 )
-from tlmatrix.matrix.invalid_inputs import InvalidCase, invalid_cases
-from tlmatrix.matrix.known_bugs import expired, known_bug
+from tlmatrix.matrix.listed_cases import InvalidCase, expired, invalid_cases, known_bug
 
 __all__ = [
     "Case",

@@ -1,23 +1,25 @@
 """Constraints over positions of axes, and the groups of axes that constraints connect.
 
-A constraint is evaluated at most once for each combination of its axes. Groups are independent, so
-each is searched and counted alone.
+A constraint is evaluated at most once for each combination of its axes; a large one is split into
+its conjuncts, each over fewer axes. Groups are independent, so each is searched and counted alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import inf, prod
 from operator import getitem, itemgetter, mul
 from typing import TYPE_CHECKING
 
-from tlmatrix.matrix.bounds import conjuncts_of, part_of
+from tlmatrix.matrix.bounds import bounds_of, may_hold, part_of
+from tlmatrix.spec.expr.evaluation import Failed, evaluator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
-    from tlmatrix.matrix.bounds import Conjunct
+    from tlmatrix.matrix.bounds import Bounds
+    from tlmatrix.spec.expr.evaluation import Node
     from tlmatrix.spec.values import Value
 
 Row = tuple[int, ...]
@@ -25,11 +27,11 @@ UNBOUND = -1
 """In a partial row, an axis without a value."""
 
 _TABLE_LIMIT = 1 << 16  # combinations of one constraint evaluated up front, to show errors at once
-_MEMO_LIMIT = 1 << 24  # combinations of one constraint remembered, a byte each
-_SEARCH_MEMO_LIMIT = 1 << 18  # partial assignments remembered by the search of one group
+_MEMO_LIMIT = 1 << 24  # combinations of one condition remembered, a byte each
+_FOUND_LIMIT = 1 << 18  # partial rows of one group whose answers are remembered
 _WITNESSES = 1 << 12  # solutions remembered by the search of one group
-_COUNTED = 1 << 12  # partial assignments that counting solves, in about 2 s, before it gives up
-_SEARCHED = 1 << 20  # partial assignments that one search visits, in about 20 s, before it gives up
+_COUNTED = 1 << 22  # values that counting tries, in about 3 s, before it gives up
+_SEARCHED = 1 << 20  # partial rows that one search visits, in about 20 s, before it gives up
 _TRIED = 16  # values of an axis that the search tries one by one, without dividing them further
 
 _PASSES, _FAILS = 1, 2  # entries of the memo; 0: not evaluated yet
@@ -46,68 +48,44 @@ class Constraint:
     Attributes:
         names: the axes.
         allows: a predicate over their values, by name.
-        text: the identity of the constraint in the cache.
-        solvable: whether `text` is an expression, which is solved if it has too many combinations.
+        tree: the expression of the predicate, if it is one; then many combinations are no problem.
         too_hard: the exception to raise if no solution is found in reasonable time.
     """
 
     names: tuple[str, ...]
     allows: Callable[[Mapping[str, Value]], bool]
-    text: str = ""
-    solvable: bool = False
+    tree: Node | None = None
     too_hard: Callable[[], Exception] = TooManyError
 
 
-class IndexedConstraint:
-    """A constraint over positions, evaluated at most once for each combination of its axes."""
+class Condition:
+    """A predicate over positions, evaluated at most once for each combination of its axes."""
 
     def __init__(
-        self, constraint: Constraint, positions: Row, domains: Sequence[Sequence[Value]]
+        self,
+        axes: Mapping[str, Sequence[Value]],
+        positions: Row,
+        allows: Callable[[Mapping[str, Value]], bool],
+        bounds: Callable[[Sequence[int]], Bounds] | None = None,
     ) -> None:
+        """A condition over `axes`, which are at `positions` of a row."""
         self.positions = positions
-        self.too_hard = constraint.too_hard
-        self._constraint = constraint
-        self._domains = domains
-        sizes = [len(domain) for domain in domains]
+        self._names = tuple(axes)
+        self._domains = tuple(axes.values())
+        self._allows = allows
+        self._bounds = bounds
+        sizes = [len(domain) for domain in self._domains]
         self._strides = tuple(prod(sizes[at + 1 :]) for at in range(len(sizes)))
         self.size = prod(sizes)
-        self._pick = _picker(positions)
+        self._pick = picker(positions)
         self._memo = bytearray(self.size if self.size <= _MEMO_LIMIT else 0)
-        self.conjuncts: tuple[Conjunct, ...] = ()
-        """Conjuncts of a large constraint, for solving; empty if it is enumerated."""
-        if self.size <= _TABLE_LIMIT:
-            for key in product(*map(range, sizes)):
-                self._verdict(key)
-        elif constraint.solvable:
-            position_of = dict(zip(constraint.names, positions, strict=True))
-            axes = dict(zip(constraint.names, domains, strict=True))
-            self.conjuncts = conjuncts_of(constraint.text, position_of, axes)
-        self.scopes = tuple(filter(None, (conjunct.positions for conjunct in self.conjuncts))) or (
-            positions,
-        )
-        """The axes of each conjunct, or of the whole constraint."""
 
-    def allows(self, row: Sequence[int]) -> bool:
-        """Whether a row that binds all axes of the constraint satisfies it."""
-        return self._verdict(self._pick(row))
+    def combinations(self) -> Iterator[Row]:
+        """All combinations of indices of values of the axes."""
+        return product(*(range(len(domain)) for domain in self._domains))
 
-    def removed(self) -> int:
-        """The number of combinations of the constraint's axes that violate it.
-
-        Raises:
-            TooManyError: they can be neither enumerated nor counted.
-        """
-        if self.conjuncts:
-            sizes = [0] * (1 + max(self.positions))
-            for position, domain in zip(self.positions, self._domains, strict=True):
-                sizes[position] = len(domain)
-            return self.size - Group(self.positions, sizes, [self]).count()
-        if self.size > _MEMO_LIMIT:
-            raise TooManyError
-        indices = product(*(range(len(each)) for each in self._domains))
-        return sum(not self._verdict(key) for key in indices)
-
-    def _verdict(self, key: Row) -> bool:
+    def holds(self, key: Row) -> bool:
+        """Whether the condition holds for a combination."""
         if not self._memo:
             return self._evaluate(key)
         at: int = sum(map(mul, key, self._strides))
@@ -115,9 +93,94 @@ class IndexedConstraint:
             self._memo[at] = _PASSES if self._evaluate(key) else _FAILS
         return self._memo[at] == _PASSES
 
+    def possible(self, row: Sequence[int]) -> bool:
+        """Whether the condition may hold for a completion of a partial row; False is a proof."""
+        key = self._pick(row)
+        if not key or min(key) >= 0:
+            return self.holds(key)
+        return self._bounds is None or may_hold(self._bounds(row))
+
     def _evaluate(self, key: Row) -> bool:
         values = map(getitem, self._domains, key)
-        return self._constraint.allows(dict(zip(self._constraint.names, values, strict=True)))
+        return self._allows(dict(zip(self._names, values, strict=True)))
+
+
+class IndexedConstraint:
+    """A constraint over positions.
+
+    Attributes:
+        positions: those of its axes.
+        whole: the constraint as one condition.
+        conditions: the conjuncts, if it is too large to evaluate all combinations; else `whole`.
+        too_hard: see `Constraint`.
+        is_large: whether it is too large to evaluate all combinations at once.
+    """
+
+    def __init__(
+        self, constraint: Constraint, positions: Row, domains: Sequence[Sequence[Value]]
+    ) -> None:
+        self.positions = positions
+        self.too_hard = constraint.too_hard
+        axes = dict(zip(constraint.names, domains, strict=True))
+        place_of = dict(zip(constraint.names, positions, strict=True))
+        self.is_large = prod(map(len, domains)) > _TABLE_LIMIT
+        parts = _conjuncts(constraint.tree) if self.is_large and constraint.tree else []
+        bounds = bounds_of(parts[0], place_of, axes) if len(parts) == 1 else None
+        self.whole = Condition(axes, positions, constraint.allows, bounds)
+        self.conditions: tuple[Condition, ...] = (self.whole,)
+        if len(parts) > 1:
+            self.conditions = tuple(_condition(part, place_of, axes) for part in parts)
+        if not self.is_large:
+            for key in self.whole.combinations():
+                self.whole.holds(key)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether conjuncts stand for the constraint."""
+        return self.conditions[0] is not self.whole
+
+    def allows(self, row: Sequence[int]) -> bool:
+        """Whether a row that binds all axes of the constraint satisfies it."""
+        return self.whole.possible(row)
+
+    def removed(self, sizes: Sequence[int]) -> int:
+        """The number of combinations of the constraint's axes that violate it.
+
+        Raises:
+            TooManyError: they are too many to count.
+        """
+        if self.is_split:
+            return self.whole.size - Group(self.positions, sizes, [self]).count()
+        if self.whole.size > _COUNTED:
+            raise TooManyError
+        return sum(not self.whole.holds(key) for key in self.whole.combinations())
+
+
+def _conjuncts(node: Node) -> list[Node]:
+    if node.kind != "and":
+        return [node]
+    return [each for part in node.parts for each in _conjuncts(part)]
+
+
+def _condition(
+    node: Node, place_of: Mapping[str, int], axes: Mapping[str, Sequence[Value]]
+) -> Condition:
+    """The condition of a conjunct.
+
+    Where it has no value, such as `window < 3` of no window, an earlier conjunct excludes the row,
+    or the whole constraint has no value, and raises.
+    """
+    mine = {name: axes[name] for name in sorted(set(node.names()))}
+    evaluate = evaluator(node)
+
+    def allows(values: Mapping[str, Value]) -> bool:
+        try:
+            return bool(evaluate(values))
+        except Failed:
+            return True
+
+    positions = tuple(place_of[name] for name in mine)
+    return Condition(mine, positions, allows, bounds_of(node, place_of, axes))
 
 
 class Group:
@@ -126,53 +189,42 @@ class Group:
     def __init__(
         self, positions: Row, sizes: Sequence[int], constraints: Sequence[IndexedConstraint]
     ) -> None:
-        self.positions = _elimination_order(positions, sizes, constraints)
+        self._conditions = [each for constraint in constraints for each in constraint.conditions]
+        self.positions = _elimination_order(positions, sizes, self._conditions)
         self._sizes = sizes
         self._constraints = constraints
-        self._width = len(sizes)
-        self.pick = _picker(self.positions)
-        bound_by = {position: depth for depth, position in enumerate(self.positions)}
-        depth = len(self.positions)
-        self._closing: list[list[IndexedConstraint]] = [[] for _ in range(depth)]
-        for constraint in constraints:
-            self._closing[max(bound_by[each] for each in constraint.positions)].append(constraint)
-        self._conjuncts = [
-            conjunct for constraint in constraints for conjunct in constraint.conjuncts
-        ]
-        self._conjuncts_of_axis = {
-            position: [conjunct for conjunct in self._conjuncts if position in conjunct.positions]
+        self._pick = picker(self.positions)
+        self._of_axis = {
+            position: [each for each in self._conditions if position in each.positions]
             for position in positions
         }
-        listed = [constraint for constraint in constraints if not constraint.conjuncts]
-        # Bound positions at each depth on which later constraints still depend.
+        bound_by = {position: depth for depth, position in enumerate(self.positions)}
+        last = {
+            each: max((bound_by[at] for at in each.positions), default=-1)
+            for each in self._conditions
+        }
+        # Conditions whose last axis is bound at each depth; at -1 those without axes.
+        self._closing = {
+            depth: [each for each in self._conditions if last[each] == depth]
+            for depth in range(-1, len(self.positions))
+        }
+        # Bound positions at each depth on which later conditions still depend.
         self._frontier = [
-            _picker(
+            picker(
                 tuple(
                     position
                     for position in self.positions[:at]
-                    if any(
-                        position in constraint.positions
-                        and any(bound_by[other] >= at for other in constraint.positions)
-                        for constraint in listed
-                    )
+                    if any(last[each] >= at for each in self._of_axis[position])
                 )
             )
-            for at in range(depth + 1)
+            for at in range(len(self.positions) + 1)
         ]
-        self._of_axis = {
-            position: [constraint for constraint in constraints if position in constraint.positions]
-            for position in positions
-        }
-        self._counts: list[dict[Hashable, int]] = [{} for _ in range(depth + 1)]
-        self._counted = 0
+        self._counts: list[dict[Hashable, int]] = [{} for _ in self._frontier]
         self._found: dict[Row, bool] = {}
-        self._dead_ends: set[Hashable] = set()
-        self._pick_listed = _picker(
-            tuple(sorted({position for constraint in listed for position in constraint.positions}))
-        )
         self._witnesses: dict[tuple[int, int], int] = {}
         self._solved = 0
-        self._visited = 0
+        self._steps = 0
+        self._budget: float = _COUNTED
 
     def extensible(self, row: Sequence[int]) -> bool:
         """Whether values of the unbound axes exist that satisfy every constraint.
@@ -180,25 +232,17 @@ class Group:
         Raises:
             Exception: `too_hard` of a constraint.
         """
-        key = self.pick(row)
+        key = self._pick(row)
         known = self._found.get(key)
         if known is not None:
             return known
-        if self._conjuncts and self._witnessed(row):
+        if self._witnessed(row):
             return True
-        bound = [UNBOUND] * self._width
+        bound = [UNBOUND] * len(self._sizes)
         for position, value in zip(self.positions, key, strict=True):
             bound[position] = value
-        self._visited = 0
-        answer = (
-            all(conjunct.possible(bound) for conjunct in self._conjuncts)
-            and all(
-                constraint.allows(bound)
-                for constraint in self._constraints
-                if all(bound[position] != UNBOUND for position in constraint.positions)
-            )
-            and self._search(bound)
-        )
+        self._steps = 0
+        answer = all(each.possible(bound) for each in self._conditions) and self._search(bound)
         self._remember(key, answer)
         return answer
 
@@ -220,32 +264,26 @@ class Group:
     def _remember(self, key: Row, answer: bool) -> None:
         if UNBOUND not in key:
             return  # there may be millions of these, and the constraints answer as fast
-        if len(self._found) >= _SEARCH_MEMO_LIMIT:
+        if len(self._found) >= _FOUND_LIMIT:
             self._found.clear()
         self._found[key] = answer
 
     def _search(self, row: list[int]) -> bool:
-        """Whether a partial row, which violates no constraint yet, can be completed."""
+        """Whether a partial row, which violates no condition yet, can be completed."""
         position = self._next_axis(row)
         if position is None:
-            if self._conjuncts:
-                self._witness(row)
-            return True
-        if self._conjuncts:
-            if self._dead_ends and self._left(row) in self._dead_ends:
+            if not all(each.allows(row) for each in self._constraints if each.is_split):
                 return False
-        elif (known := self._found.get(self.pick(row))) is not None:
+            self._witness(row)
+            return True
+        key = self._pick(row)
+        known = self._found.get(key)
+        if known is not None:
             return known
         # Varied solutions answer more queries.
-        start = self._solved % self._sizes[position] if self._conjuncts else 0
-        answer = self._search_part(row, position, start)
+        answer = self._search_part(row, position, self._solved % self._sizes[position])
         row[position] = UNBOUND
-        if not self._conjuncts:
-            self._remember(self.pick(row), answer)
-        elif not answer:
-            if len(self._dead_ends) >= _SEARCH_MEMO_LIMIT:
-                self._dead_ends.clear()
-            self._dead_ends.add(self._left(row))
+        self._remember(key, answer)
         return answer
 
     def _search_part(self, row: list[int], position: int, start: int) -> bool:
@@ -260,26 +298,27 @@ class Group:
             first = start if start in part else part.start
             for index in (*range(first, part.stop), *range(part.start, first)):
                 row[position] = index
-                if self._passes(row, position) and self._search(row):
+                self._step()
+                if self._possible(row, position) and self._search(row):
                     return True
             return False
-        self._visit()
+        self._step()
         halves = [2 * entry, 2 * entry - 1]
         if start >= (part.start + part.stop) // 2:
             halves.reverse()
         for half in halves:
             row[position] = half
-            if self._may_hold(row, position) and self._search_part(row, position, start):
+            if self._possible(row, position) and self._search_part(row, position, start):
                 return True
         return False
 
-    def _visit(self) -> None:
-        self._visited += bool(self._conjuncts)
-        if self._visited > _SEARCHED:
-            raise max(self._constraints, key=lambda each: each.size).too_hard()
+    def _step(self) -> None:
+        self._steps += 1
+        if self._steps > _SEARCHED:
+            raise max(self._constraints, key=lambda each: each.whole.size).too_hard()
 
-    def _may_hold(self, row: Sequence[int], position: int) -> bool:
-        return all(conjunct.possible(row) for conjunct in self._conjuncts_of_axis[position])
+    def _possible(self, row: Sequence[int], position: int) -> bool:
+        return all(each.possible(row) for each in self._of_axis[position])
 
     def nearest(self, row: list[int], position: int, index: int) -> int | None:
         """The greatest index up to `index`, else the least, of a value that `extensible` allows."""
@@ -307,34 +346,21 @@ class Group:
         halves = (2 * entry, 2 * entry - 1)
         for half in reversed(halves) if down else halves:
             row[position] = half
-            if self._may_hold(row, position):
+            if self._possible(row, position):
                 found = self._nearest(row, position, wanted, down=down)
                 if found is not None:
                     return found
         return None
 
-    def _left(self, row: Sequence[int]) -> Hashable:
-        """A key of the residual constraints: rows with equal keys have equal answers."""
-        return (self._pick_listed(row), *(conjunct.rest(row) for conjunct in self._conjuncts))
-
-    def _passes(self, row: Sequence[int], position: int) -> bool:
-        self._visit()
-        return self._may_hold(row, position) and all(
-            constraint.allows(row)
-            for constraint in self._of_axis[position]
-            if all(row[each] != UNBOUND for each in constraint.positions)
-        )
-
     def _next_axis(self, row: Sequence[int]) -> int | None:
-        """The unbound axis of the constraint with the fewest unbound axes, to fail early."""
+        """The unbound axis of the condition with the fewest unbound axes, to fail early."""
         best: tuple[int, int, int] | None = None
-        for constraint in self._constraints:
-            for scope in constraint.scopes:
-                left = [position for position in scope if row[position] == UNBOUND]
-                if left:
-                    position = min(left, key=lambda each: (self._sizes[each], each))
-                    rank = (len(left), self._sizes[position], position)
-                    best = rank if best is None else min(best, rank)
+        for condition in self._conditions:
+            left = [position for position in condition.positions if row[position] == UNBOUND]
+            if left:
+                position = min(left, key=lambda each: (self._sizes[each], each))
+                rank = (len(left), self._sizes[position], position)
+                best = rank if best is None else min(best, rank)
         return None if best is None else best[2]
 
     def count(self) -> int:
@@ -343,29 +369,29 @@ class Group:
         Raises:
             TooManyError: there are too many distinct partial assignments.
         """
-        return self._count(0, [UNBOUND] * self._width)
+        if any(each.size > _COUNTED for each in self._conditions):
+            raise TooManyError
+        if not all(each.holds(()) for each in self._closing[-1]):
+            return 0
+        self._budget = _COUNTED
+        return self._count(0, [UNBOUND] * len(self._sizes))
 
     def _count(self, depth: int, row: list[int]) -> int:
         if depth == len(self.positions):
             return 1
-        frontier = self._frontier[depth](row)
-        rests = [conjunct.rest(row) for conjunct in self._conjuncts]
-        if False in rests:
-            return 0
-        key: Hashable = (frontier, *(rest for rest in rests if rest is not True))
+        key = self._frontier[depth](row)
         # Memoize only where two prefixes can share a key, or memory grows as the product.
-        shared = bool(self._conjuncts) or len(frontier) < depth or depth == 0
+        shared = len(key) < depth or depth == 0
         if shared and key in self._counts[depth]:
             return self._counts[depth][key]
-        if self._conjuncts:
-            self._counted += 1
-            if self._counted > _COUNTED:
-                raise TooManyError
         position = self.positions[depth]
+        self._budget -= self._sizes[position]
+        if self._budget < 0:
+            raise TooManyError
         total = 0
         for value in range(self._sizes[position]):
             row[position] = value
-            if all(constraint.allows(row) for constraint in self._closing[depth]):
+            if all(each.possible(row) for each in self._closing[depth]):
                 total += self._count(depth + 1, row)
         row[position] = UNBOUND
         if shared:
@@ -374,10 +400,11 @@ class Group:
 
     def fill(self, row: list[int], index: int) -> None:
         """Bind the group's axes to its `index`-th assignment, `0 <= index < count()`."""
+        self._budget = inf  # `count` had enough
         for depth, position in enumerate(self.positions):
             for value in range(self._sizes[position]):
                 row[position] = value
-                if not all(constraint.allows(row) for constraint in self._closing[depth]):
+                if not all(each.possible(row) for each in self._closing[depth]):
                     continue
                 ways = self._count(depth + 1, row)
                 if index < ways:
@@ -387,7 +414,7 @@ class Group:
                 raise IndexError(index)
 
 
-def _picker(positions: Row) -> Callable[[Sequence[int]], Row]:
+def picker(positions: Row) -> Callable[[Sequence[int]], Row]:
     """An `itemgetter` that returns a tuple for any number of positions."""
     match positions:
         case ():
@@ -402,21 +429,16 @@ def connected(constraints: Sequence[IndexedConstraint]) -> list[Row]:
     """The connected components of the positions that constraints name."""
     groups: list[set[int]] = []
     for constraint in constraints:
-        merged = set(constraint.positions)
-        apart = []
-        for group in groups:
-            if group & merged:
-                merged |= group
-            else:
-                apart.append(group)
-        groups = [*apart, merged]
+        touching = [group for group in groups if group & {*constraint.positions}]
+        apart = [group for group in groups if group not in touching]
+        groups = [*apart, set(constraint.positions).union(*touching)]
     return sorted(tuple(sorted(group)) for group in groups)
 
 
 def _elimination_order(
-    positions: Row, sizes: Sequence[int], constraints: Sequence[IndexedConstraint]
+    positions: Row, sizes: Sequence[int], conditions: Sequence[Condition]
 ) -> Row:
-    """A greedy elimination order: few bound axes on which later constraints depend.
+    """A greedy elimination order: few bound axes on which later conditions depend.
 
     Counting memoizes a number for each combination of these, so the order affects memory alone.
     """
@@ -426,14 +448,8 @@ def _elimination_order(
 
         def in_view(candidate: int) -> tuple[int, int]:
             bound = {*order, candidate}
-            view = {
-                at
-                for constraint in constraints
-                for scope in constraint.scopes
-                if not bound.issuperset(scope)
-                for at in scope
-                if at in bound
-            }
+            open_ = [each.positions for each in conditions if not bound.issuperset(each.positions)]
+            view = {at for scope in open_ for at in scope if at in bound}
             return prod(sizes[at] for at in view), candidate
 
         best = min(left, key=in_view)

@@ -5,16 +5,18 @@ The order is fixed: regressions, extra cases, then the tier's own cases, each on
 
 from __future__ import annotations
 
+import hashlib
 import random
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import metadata
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from tlmatrix.matrix.cache import cached_covering_rows
+from tlmatrix.cache_files import FileCache, cache_folder
 from tlmatrix.matrix.case import Case
+from tlmatrix.matrix.covering import FORMAT, compile_classes, covering_rows, prove
 from tlmatrix.matrix.listed_cases import listed_cases, same_id
-from tlmatrix.matrix.shared_kernels import compile_classes
 from tlmatrix.matrix.space import Space
 from tlmatrix.matrix.tiers import Plan, Strategy, plan_of
 from tlmatrix.spec.issues import SpecError
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from tlmatrix.matrix.constraints import Row
-    from tlmatrix.matrix.coverage_proof import Proof
+    from tlmatrix.matrix.covering import Proof
     from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.spec import ConstraintDecl, Spec
     from tlmatrix.spec.values import Value
@@ -232,11 +234,37 @@ def _picked(
         case Strategy.COVERING:
             if plan.strength >= len(space.sizes):
                 return None, None  # the whole product
-            classes = None
-            if compile_key is not None:
-                listed = [case.values for case in listed_cases(spec)]
-                classes = compile_classes(space, compile_key, listed)
-            return cached_covering_rows(space, plan.strength, plan.seed, classes)
+            return _covering(spec, plan, space, compile_key)
+
+
+def _covering(
+    spec: Spec, plan: Plan, space: Space, compile_key: CompileKey | None
+) -> tuple[tuple[Row, ...], Proof]:
+    """The covering array of a tier, and its proof; the rows are made once for all processes."""
+    classes = None
+    if compile_key is not None:
+        listed = [case.values for case in listed_cases(spec)]
+        classes = compile_classes(space, compile_key, listed)
+    axes = {name: [canonical(value) for value in values] for name, values in space.axes.items()}
+    depends = (
+        FORMAT,
+        metadata.version("covertable"),
+        axes,
+        sorted(rule.expression.text for rule in spec.constraints),
+        plan.strength,
+        plan.seed,
+        classes and (classes.positions, classes.classes, classes.given),
+    )
+    cache = FileCache(cache_folder() / "covering")
+    key = hashlib.sha256(repr(depends).encode()).hexdigest()
+    rows = cache.find(key, tuple)
+    if rows is not None:
+        proof = prove(space, rows, plan.strength)
+        if proof.holds:
+            return rows, proof
+    rows, proof = covering_rows(space, plan.strength, plan.seed, classes)
+    cache.add(key, rows)
+    return rows, proof
 
 
 def _zip_rows(space: Space) -> Iterator[Row]:

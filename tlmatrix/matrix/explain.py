@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tlmatrix.matrix.case import Case, Origin
 from tlmatrix.matrix.expansion import expand
-from tlmatrix.matrix.invalid_inputs import invalid_cases
-from tlmatrix.matrix.known_bugs import applies
-from tlmatrix.matrix.labels import parse_label
-from tlmatrix.matrix.listed_cases import broken_constraints, completed, listed_cases
+from tlmatrix.matrix.listed_cases import (
+    applies,
+    broken_constraints,
+    completed,
+    invalid_cases,
+    listed_cases,
+)
 from tlmatrix.matrix.tiers import plan_of
 from tlmatrix.spec.model.fields import OPTIONAL_AXES
-from tlmatrix.spec.values import canonical, label
+from tlmatrix.spec.model.packed import packed_axes
+from tlmatrix.spec.values import Value, canonical, label
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable
 
     from tlmatrix.matrix.expansion import CompileKey
     from tlmatrix.spec.model.spec import ConstraintDecl, KnownBug, Spec
-    from tlmatrix.spec.values import Value
 
 
 class CaseNotFoundError(LookupError):
@@ -121,7 +125,7 @@ def find_case(spec: Spec, case_id: str, tier: str | None = None) -> Case:
     origin: Origin = "tier"
     for name, text in labels.items():
         known = offered.get(name, [])
-        drawn = parse_label(spec, name, text) if text not in map(label, known) else None
+        drawn = _generated_value(spec, name, text) if text not in map(label, known) else None
         if drawn is not None:
             origin = "fuzz"
         values[name] = _value(name, text, known) if drawn is None else drawn
@@ -219,3 +223,55 @@ def _value(name: str, text: str, offered: Sequence[Value]) -> Value:
         hint = suggestion(text, known, "Values")
         raise CaseNotFoundError(f"the axis {name} has no value {text!r}{hint}")
     return next(iter(found.values()))
+
+
+def _generated_value(spec: Spec, axis: str, text: str) -> Value | None:
+    """The value of an axis with the label `text`; None if fuzzing generates no such value.
+
+    The listed values of an axis give the form: lengths may be `{q: [17, 64], k: same}` in one spec
+    and `{q: 1, k: [17, 64]}` in another.
+    """
+    ranged = () if spec.fuzz is None else spec.fuzz.axes
+    if axis not in {"seqlens", *packed_axes(spec), *ranged, *OPTIONAL_AXES}:
+        return None
+    if axis in OPTIONAL_AXES and axis not in ranged:
+        # A number, or a name that the problem family defines.
+        return int(text) if re.fullmatch(r"\d+", text) else text
+    for like in spec.axes.get(axis, ()):
+        value = _value_like(text, like)
+        if value is not None and label(value) == text:
+            return value
+    return None
+
+
+def _value_like(text: str, like: Value) -> Value | None:
+    """The value with the label `text` in the form of the value `like`."""
+    if isinstance(like, Mapping):
+        pattern = "_".join(f"{re.escape(label(key))}(.*?)" for key in like)
+        found = re.fullmatch(pattern, text)
+        if found is None:
+            return None
+        parts = {
+            key: _value_like(part, like[key])
+            for key, part in zip(like, found.groups(), strict=True)
+        }
+        # A word (`same`) may stand for a list, and a list for it.
+        return {
+            key: part if part is not None else _word_or_list(found[number], like[key])
+            for number, (key, part) in enumerate(parts.items(), 1)
+        }
+    if isinstance(like, Sequence) and not isinstance(like, str):
+        return _whole_numbers(text)
+    if isinstance(like, int) and not isinstance(like, bool):
+        return int(text) if re.fullmatch(r"-?\d+", text) else None
+    return None
+
+
+def _word_or_list(text: str, like: Value) -> Value | None:
+    if isinstance(like, str):
+        return text if text == label(like) else _whole_numbers(text)
+    return "same" if text == "same" else None
+
+
+def _whole_numbers(text: str) -> list[Value] | None:
+    return [int(part) for part in text.split(".")] if re.fullmatch(r"\d+(\.\d+)*", text) else None

@@ -1,18 +1,30 @@
-"""Cases that a spec lists: regressions first, then extra cases."""
+"""Cases that a spec lists: regressions, extra cases, invalid inputs; and its known bugs.
+
+An invalid input is a valid case with the settings of an `invalid_inputs` entry. A known bug is a
+tracked failure with a condition, an issue and an expiry date, after which the entry is an error, so
+that no test stays disabled forever.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import date
 from typing import TYPE_CHECKING
 
 from tlmatrix.matrix.case import Case, Origin
+from tlmatrix.matrix.constraints import Constraint
+from tlmatrix.matrix.space import Space
 from tlmatrix.matrix.tiers import constraints_of
-from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.expr.expression import ExpressionError
+from tlmatrix.spec.issues import Issue, SpecError
+from tlmatrix.spec.model.invalid_inputs import invalid_inputs_of
+from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tlmatrix.spec.issues import Issue
-    from tlmatrix.spec.model.spec import ConstraintDecl, Spec
+    from tlmatrix.spec.model.invalid_inputs import InvalidInput
+    from tlmatrix.spec.model.spec import ConstraintDecl, KnownBug, Spec
     from tlmatrix.spec.values import Value
 
 
@@ -73,4 +85,128 @@ def broken_constraints(spec: Spec, case: Case) -> tuple[ConstraintDecl, ...]:
         rule
         for rule, constraint in zip(spec.constraints, constraints_of(spec), strict=True)
         if not constraint.allows({name: case.values[name] for name in constraint.names})
+    )
+
+
+# Invalid inputs --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InvalidCase:
+    """A case for which the entry must raise, and the invalid input it was made from."""
+
+    case: Case
+    invalid: InvalidInput
+
+
+def invalid_cases(spec: Spec) -> tuple[InvalidCase, ...]:
+    """One case for each invalid input of the spec, in their order.
+
+    Axes that an entry does not set take their first values, or the first ones that satisfy the
+    constraints together with the invalid value, so that the exception is about that value alone.
+    Constraints that no such values satisfy are ignored.
+
+    Raises SpecError if two entries set the same values, and if the matrix has the case too and so
+    expects it to pass.
+    """
+    found: dict[str, InvalidCase] = {}
+    issues: list[Issue] = []
+    for invalid in invalid_inputs_of(spec.invalid_inputs):
+        case = Case(spec.name, _values(spec, invalid.settings), "invalid")
+        if case.id in found:
+            message = (
+                f"two invalid inputs have the same case, {case.id}; remove one, as a call raises "
+                "one exception"
+            )
+            issues.append(spec.issue(invalid.path, message))
+        elif _in_matrix(spec, case):
+            message = (
+                f"{case.id} is a case of the matrix, which must pass, so it cannot be an invalid "
+                "input; exclude it with a constraint, or set a value that the axes do not have"
+            )
+            issues.append(spec.issue(invalid.path, message))
+        found.setdefault(case.id, InvalidCase(case, invalid))
+    if issues:
+        raise SpecError(issues)
+    return tuple(found.values())
+
+
+def _in_matrix(spec: Spec, case: Case) -> bool:
+    return (
+        case.values.keys() == spec.axes.keys()
+        and all(
+            canonical(value) in map(canonical, spec.axes[name])
+            for name, value in case.values.items()
+        )
+        and not broken_constraints(spec, case)
+    )
+
+
+def _values(spec: Spec, settings: Mapping[str, Value]) -> dict[str, Value]:
+    axes = {**spec.axes, **{name: (value,) for name, value in settings.items()}}
+    unrelated = [each for each in spec.constraints if not each.expression.names & settings.keys()]
+    for constraints in (spec.constraints, unrelated):
+        space = Space(axes, [_lenient(each, settings) for each in constraints])
+        row = next(iter(space), None)
+        if row is not None:
+            return space.values(row)
+    return {name: values[0] for name, values in axes.items()}
+
+
+def _lenient(constraint: ConstraintDecl, settings: Mapping[str, Value]) -> Constraint:
+    """A constraint that allows values it cannot be evaluated for, and those of the settings."""
+    expression = constraint.expression
+
+    def allows(values: Mapping[str, Value]) -> bool:
+        if expression.names <= settings.keys():
+            return True
+        try:
+            return bool(expression.evaluate(values))
+        except ExpressionError:
+            return True
+
+    return Constraint(tuple(sorted(expression.names)), allows)
+
+
+# Known bugs ------------------------------------------------------------------------------------
+
+
+def known_bug(spec: Spec, case: Case, environment: Mapping[str, object]) -> KnownBug | None:
+    """The first known bug whose condition the case satisfies, or None.
+
+    `environment` has the names of the backend, at least `arch` and `backend`; axes take precedence.
+
+    Raises:
+        SpecError: a condition cannot be evaluated.
+    """
+    for number, bug in enumerate(spec.known_bugs):
+        if applies(spec, number, case, environment):
+            return bug
+    return None
+
+
+def applies(spec: Spec, number: int, case: Case, environment: Mapping[str, object]) -> bool:
+    """Whether the condition of one known bug holds for the case; see `known_bug`."""
+    names = {**environment, **case.values}
+    bug = spec.known_bugs[number]
+    try:
+        return bool(bug.when.evaluate(names))
+    except ExpressionError as error:
+        if case.origin == "invalid":
+            return False  # its values may be of other types than conditions expect
+        message = f"{bug.when.text!r} has no value for {case.id}: {error.reason}"
+        raise SpecError([spec.issue(("known_bugs", number, "when"), message)]) from error
+
+
+def expired(spec: Spec, today: date | None = None) -> tuple[Issue, ...]:
+    """An error for each known bug that expired before `today`."""
+    today = today or date.today()  # noqa: DTZ011 - the local date of the user
+    return tuple(
+        spec.issue(
+            ("known_bugs", number, "expires"),
+            f"the known bug {bug.issue} ({bug.when.text}) expired on {bug.expires}: "
+            "fix it and remove the entry, or set a later date",
+        )
+        for number, bug in enumerate(spec.known_bugs)
+        if bug.expires < today
     )

@@ -66,9 +66,9 @@ class Space:
         self._free = [at for at in range(len(self.names)) if at not in self._group_of]
 
     @property
-    def solves(self) -> bool:
-        """Whether a constraint is too large to enumerate, so that it is solved."""
-        return any(constraint.conjuncts for constraint in self._indexed)
+    def has_large_constraints(self) -> bool:
+        """Whether a constraint is too large to evaluate all of its combinations."""
+        return any(each.is_large for each in self._indexed)
 
     @property
     def products(self) -> int:
@@ -113,7 +113,7 @@ class Space:
     def _removed_by(self, constraint: IndexedConstraint) -> int | None:
         rest = prod(size for at, size in enumerate(self.sizes) if at not in constraint.positions)
         try:
-            return constraint.removed() * rest
+            return constraint.removed(self.sizes) * rest
         except TooManyError:
             return None
 

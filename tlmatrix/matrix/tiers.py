@@ -112,6 +112,4 @@ def _constraint(spec: Spec, number: int) -> Constraint:
         )
         return SpecError([spec.issue(("constraints", number, "require"), message)])
 
-    return Constraint(
-        tuple(sorted(expression.names)), allows, expression.text, solvable=True, too_hard=too_hard
-    )
+    return Constraint(tuple(sorted(expression.names)), allows, expression.tree, too_hard)
