@@ -60,6 +60,28 @@ def test_quick_tier_finds_the_bug(bug, fresh):
 
 
 @pytest.mark.parametrize(
+    ("name", "option", "lines"),
+    [
+        ("trailing_linear", "alpha", {"  alpha: [0.5, 1.0]\n": ""}),
+        (
+            "layer_norm",
+            "eps",
+            {"  eps: [1.0e-5, 0.1]\n": "", ", eps: eps}": "}", "bias, eps]": "bias]"},
+        ),
+    ],
+)
+def test_check_names_an_option_that_no_case_passes(name, option, lines, fresh):
+    text = (FOLDER / "project" / f"{name}.yaml").read_text()
+    for before, after in lines.items():
+        assert before in text
+        text = text.replace(before, after)
+    (fresh / f"{name}.yaml").write_text(text)
+    (fresh / f"{name}.py").write_text((FOLDER / "project" / f"{name}.py").read_text())
+    outcome = command_line("check", f"{name}.yaml")
+    assert f"no case passes {option} to {name}:" in outcome.out
+
+
+@pytest.mark.parametrize(
     "bug", [bug for bug in [*BUGS, *ARGUMENTS] if bug.silent], ids=lambda bug: bug.name
 )
 def test_plain_test_passes_with_the_silent_bug(bug, fresh):

@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend.binding import Binding
     from tlmatrix.problem import Family
+    from tlmatrix.spec.model.calling import Call
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.sources import Parameters
     from tlmatrix.spec.values import Value
 
 _ALIKE = 0.8
 """Similarity above which a name may be a misspelling of another (`difflib`)."""
+_OF_FACTORIES = frozenset({"device", "dtype"})
+"""Parameters of constructors for their tensors, as of `torch.nn`: a spec need not vary them."""
 
 
 def refuse_unknown_axes(binding: Binding, family: Family) -> None:
@@ -97,8 +100,9 @@ def unvaried_options(plans: Iterable[tuple[Spec, Family]]) -> Iterator[Issue]:
     """
     entries: dict[str, list[tuple[Spec, Family]]] = {}
     for spec, family in plans:
-        if spec.entry is not None and not spec.constructor_args:
-            entries.setdefault(spec.entry, []).append((spec, family))
+        if spec.entry is not None:
+            target = f"{spec.entry}.__init__" if spec.constructor_args else spec.entry
+            entries.setdefault(target, []).append((spec, family))
     for entry, of_entry in entries.items():
         spec = of_entry[0][0]
         given = parameters_in_source(entry, spec.path.resolve().parent)
@@ -107,10 +111,13 @@ def unvaried_options(plans: Iterable[tuple[Spec, Family]]) -> Iterator[Issue]:
         if given is None:
             continue
         for option, allowed in given.options.items():
+            if spec.constructor_args and option in _OF_FACTORIES - spec.constructor_args.keys():
+                continue
             for checked, where in ((of_entry, ""), (backward, " that checks gradients")):
                 words = _unvaried(option, allowed, checked, given) if checked else ""
                 if words:
-                    remedy = "pass it in 'call' and " if spec.call else ""
+                    place = "constructor_args" if spec.constructor_args else "call"
+                    remedy = f"pass it in {place!r} and " if _arguments(spec) else ""
                     message = (
                         f"no case{where} passes {words} to {entry}: {remedy}list its values in an "
                         f"axis {option!r}, or only one to say that others are not supported"
@@ -158,7 +165,7 @@ def _unvaried(
     listed: dict[str, Value] = {}
     for spec, family in specs:
         axis = option
-        if spec.call:
+        if _arguments(spec):
             item = _passed(option, spec, given)
             if item is None:
                 continue  # the call leaves the default
@@ -180,9 +187,14 @@ def _unvaried(
     return " or ".join(f"{option}={value!r}" for value in missing)
 
 
+def _arguments(spec: Spec) -> Call:
+    """What a spec lists for the constructor of its module, or for its function."""
+    return spec.constructor_args or spec.call
+
+
 def _passed(option: str, spec: Spec, given: Parameters) -> object:
-    """What the `call` of a spec passes for an option; None if it leaves the default."""
-    items = dict(items_of(spec.call))
+    """What a spec lists for an option; None if it leaves the default."""
+    items = dict(items_of(_arguments(spec)))
     if option in items:
         return items[option]
     if option in given.positional:

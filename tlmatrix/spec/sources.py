@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tlmatrix.spec.values import Value
 
 _APPLY = ".apply"
+_METHODS = {_APPLY: "forward", ".__init__": "__init__"}
 _MAX_REEXPORTS = 5
 """The longest chain of re-exports to follow."""
 _TRANSPARENT = frozenset({"torch", "tilelang", "T"})
@@ -46,7 +47,8 @@ class Parameters:
 def parameters_in_source(target: str, folder: Path) -> Parameters | None:
     """The parameters of `package.module:name`, or None if they cannot be resolved.
 
-    Of `name.apply`, an autograd function, those of its `forward` without the context.
+    Of `name.apply`, an autograd function, those of its `forward` without the context; of
+    `name.__init__` those of a constructor without the object.
     Modules in `folder`, the spec's, take precedence over installed ones.
     """
     module, _, name = target.partition(":")
@@ -54,7 +56,13 @@ def parameters_in_source(target: str, folder: Path) -> Parameters | None:
 
 
 def _is_known(name: str) -> bool:
-    return name.removesuffix(_APPLY).isidentifier()
+    return _split(name)[0].isidentifier()
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A name, and what it ends in: `.apply`, `.__init__` or nothing."""
+    function, dot, method = name.rpartition(".")
+    return (function, dot + method) if dot + method in _METHODS else (name, "")
 
 
 def _found(module: str, name: str, folder: Path, hops: int) -> Parameters | None:
@@ -66,7 +74,7 @@ def _found(module: str, name: str, folder: Path, hops: int) -> Parameters | None
     except (OSError, SyntaxError, ValueError):
         return None
     last = None
-    function, ending = name.removesuffix(_APPLY), name[len(name.removesuffix(_APPLY)) :]
+    function, ending = _split(name)
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == function:
             last = node
@@ -81,17 +89,18 @@ def _found(module: str, name: str, folder: Path, hops: int) -> Parameters | None
             return None
     scope = _Scope(module, path, body, folder)
     if ending:
-        return _of_forward(last, scope) if isinstance(last, ast.ClassDef) else None
+        return _of_method(last, ending, scope) if isinstance(last, ast.ClassDef) else None
     if not isinstance(last, ast.FunctionDef) or not all(map(_keeps_signature, last.decorator_list)):
         return None
     return _of_function(last, scope)
 
 
-def _of_forward(function: ast.ClassDef, scope: _Scope) -> Parameters | None:
-    """The parameters of the `forward` of an autograd function, after its context."""
-    found = [n for n in function.body if isinstance(n, ast.FunctionDef) and n.name == "forward"]
-    bases = {ast.unparse(base).rpartition(".")[2] for base in function.bases}
-    if bases != {"Function"} or len(found) != 1 or not found[0].args.args:
+def _of_method(owner: ast.ClassDef, ending: str, scope: _Scope) -> Parameters | None:
+    """The parameters of a method of a class, after its context or object."""
+    name = _METHODS[ending]
+    found = [n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name == name]
+    bases = {ast.unparse(base).rpartition(".")[2] for base in owner.bases}
+    if len(found) != 1 or not found[0].args.args or (ending == _APPLY and bases != {"Function"}):
         return None
     return _of_function(found[0], scope, skipped=1)
 
