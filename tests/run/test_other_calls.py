@@ -248,6 +248,13 @@ class TestCallHistory:
             assert passes[:3] == ["forward", "forward", "backward"]
             assert begun[0].removeprefix("forward") == begun[2].removeprefix("backward")
 
+    def test_the_other_call_of_some_has_another_option(self, run):
+        findings = [
+            each for result in run("options_of_the_latest_forward") for each in result.findings
+        ]
+        differences = {each.call.partition("; b has ")[2].partition("=")[0] for each in findings}
+        assert differences & {"scale", "shifted"}
+
     def test_a_result_that_a_later_call_overwrites_is_a_finding(self, run):
         findings = [each for result in run("shares_a_result") for each in result.findings]
         assert {finding.check for finding in findings} >= {"repeat"}

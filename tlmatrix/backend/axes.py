@@ -189,7 +189,8 @@ def _unvaried(
 
 def _arguments(spec: Spec) -> Call:
     """What a spec lists for the constructor of its module, or for its function."""
-    return spec.constructor_args or spec.call
+    constructor: Call = {**spec.constructor_args}
+    return constructor or spec.call
 
 
 def _passed(option: str, spec: Spec, given: Parameters) -> object:

@@ -217,22 +217,20 @@ class Harness:
             problem = self._with_checks_of_a_spec(bound, spec, case, problem)
         if self.backend.compiles and spec.compile_axes:
             problem = _sampled_relations(problem, spec, case, bound.family)
+        from tlmatrix.run.graphs import with_cuda_graph
+        from tlmatrix.run.other_calls import with_many_calls, with_other_options
+
+        def made(values: Mapping[str, Value]) -> Problem:
+            return with_owners(spec, make(values, seed + 2))
+
+        another = partial(self._another_case, bound, spec, case, problem, made)
         if not has_ranks(spec):
             if case.seed % _OTHER_OPTIONS == 0:
-                problem = self._with_other_options(
-                    bound, spec, case, problem, lambda values: make(values, seed + 2)
-                )
-            else:
-                problem = self._with_calls_around(bound, spec, case, problem)
-            return problem
-        from tlmatrix.run.graphs import with_cuda_graph
-        from tlmatrix.run.other_calls import with_many_calls
-
+                return with_other_options(problem, another, stale=lambda: made(case.values))
+            return self._with_calls_around(bound, spec, case, problem, another)
         problem = with_owners(spec, problem)
         if spec.context is not None:
-            problem = self._with_other_options(
-                bound, spec, case, problem, lambda values: with_owners(spec, make(values, seed + 2))
-            )
+            problem = with_other_options(problem, another, stale=None)
         if self.backend.name == "interpreter":
             problem = with_many_calls(spec, case, problem)
         return with_cuda_graph(spec, case, problem, self.backend)
@@ -266,20 +264,20 @@ class Harness:
             problem = with_two_streams(problem, passed("streams"))
         return problem
 
-    def _with_other_options(
+    def _another_case(
         self,
         bound: BoundSpec,
         spec: Spec,
         case: Case,
         problem: Problem,
         make: Callable[[Mapping[str, Value]], Problem],
-    ) -> Problem:
-        """Add a relation to calls with other options; on a GPU and on ranks, with these kernels."""
-        from tlmatrix.run.other_calls import with_other_options
+    ) -> tuple[str, Problem] | None:
+        """Another case of the spec; on a GPU and on ranks, one with the same kernels."""
+        from tlmatrix.run.other_calls import another_case
 
         key = partial(bound.family.compile_key, spec)
         only = key(case.values) if self.backend.compiles or has_ranks(spec) else None
-        return with_other_options(
+        return another_case(
             spec,
             case,
             problem,
@@ -289,7 +287,12 @@ class Harness:
         )
 
     def _with_calls_around(
-        self, bound: BoundSpec, spec: Spec, case: Case, problem: Problem
+        self,
+        bound: BoundSpec,
+        spec: Spec,
+        case: Case,
+        problem: Problem,
+        another: Callable[[], tuple[str, Problem] | None],
     ) -> Problem:
         """Make the call with other data between two passes, or both in an order of their own."""
         from tlmatrix.run.other_calls import with_call_between, with_history
@@ -300,6 +303,7 @@ class Harness:
         return with_history(
             problem,
             case.seed,
+            another,
             backward=differentiable and bool(problem.cotangents),
             exact=is_bitwise(spec, {**problem.names, **self.environment}),
         )

@@ -20,7 +20,6 @@ from tlmatrix.run.other_options import KEPT
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.sharding import WORLD
-from tlmatrix.spec.model.spec import has_ranks
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ _LARGEST = 4
 """How many times larger the tensors of the other call may be."""
 
 
-def with_other_options(
+def another_case(
     spec: Spec,
     case: Case,
     problem: Problem,
@@ -50,8 +49,8 @@ def with_other_options(
     environment: Mapping[str, object],
     *,
     allowed: Callable[[Mapping[str, Value]], bool],
-) -> Problem:
-    """Add the relation to a problem, if its spec has another case.
+) -> tuple[str, Problem] | None:
+    """A case with other values of one axis, or two, and how it differs; None if there is none.
 
     Args:
         spec: the spec.
@@ -61,57 +60,66 @@ def with_other_options(
         environment: the names `arch` and `backend`.
         allowed: whether a case may be the other one.
     """
+    pick = random.Random(case.seed ^ 0x5A9E)  # noqa: S311 - test data, not secrets
+    offered = {}
+    for axis in spec.axes.keys() - KEPT:
+        own = canonical(case.values[axis])
+        others = [
+            value
+            for value in spec.axes[axis]
+            if canonical(value) != own and allowed({**case.values, axis: value})
+        ]
+        if others:
+            offered[axis] = others
+    for attempt in range(_ATTEMPTS if offered else 0):
+        # Constraints may tie axes to each other.
+        count = min(1 + attempt // 4, len(offered))
+        axes = pick.sample(sorted(offered), count)
+        changed = {axis: pick.choice(offered[axis]) for axis in axes}
+        values = {**case.values, **changed}
+        another = replace(case, values=values)
+        try:
+            if not all(rule.expression.evaluate(values) for rule in spec.constraints):
+                continue
+            if known_bug(spec, another, environment) is not None:
+                continue
+            made = make(values)
+        except (ExpressionError, SpecError, ValueError):
+            continue
+        if _elements(made) <= _LARGEST * _elements(problem):
+            return ", ".join(f"{axis}={value}" for axis, value in changed.items()), made
+    return None
+
+
+def with_other_options(
+    problem: Problem,
+    another: Callable[[], tuple[str, Problem] | None],
+    *,
+    stale: Callable[[], Problem] | None,
+) -> Problem:
+    """Add the relation to a problem, if its spec has another case (`another_case`).
+
+    `stale` builds the problem whose results a call with options of its own may repeat. Without it,
+    as on several ranks, the other call comes before only, and not between two passes.
+    """
 
     def relations(kind: RelationKind) -> Iterator[Relation]:
         yield from problem.relations(kind)
-        if kind == "repeat":
-            found = other()
-            if found is not None:
-                changed, call = found
-                interleaved = problem.cotangents and not has_ranks(spec)
-                again = replace(problem, between=(call,) if interleaved else ())
-                because = f"a call with {changed} came before"
-                if again.between:
-                    because += ", and between the forward and the backward pass"
-                yield repeated(
-                    call,
-                    again,
-                    because,
-                    name="other_options",
-                    judge=(0,) if problem.has_reference else (),
-                    stale=None if has_ranks(spec) else lambda: make(case.values),
-                )
-
-    def other() -> tuple[str, Problem] | None:
-        pick = random.Random(case.seed ^ 0x5A9E)  # noqa: S311 - test data, not secrets
-        offered = {}
-        for axis in spec.axes.keys() - KEPT:
-            own = canonical(case.values[axis])
-            others = [
-                value
-                for value in spec.axes[axis]
-                if canonical(value) != own and allowed({**case.values, axis: value})
-            ]
-            if others:
-                offered[axis] = others
-        for attempt in range(_ATTEMPTS if offered else 0):
-            # Constraints may tie axes to each other.
-            count = min(1 + attempt // 4, len(offered))
-            axes = pick.sample(sorted(offered), count)
-            changed = {axis: pick.choice(offered[axis]) for axis in axes}
-            values = {**case.values, **changed}
-            another = replace(case, values=values)
-            try:
-                if not all(rule.expression.evaluate(values) for rule in spec.constraints):
-                    continue
-                if known_bug(spec, another, environment) is not None:
-                    continue
-                made = make(values)
-            except (ExpressionError, SpecError, ValueError):
-                continue
-            if _elements(made) <= _LARGEST * _elements(problem):
-                return ", ".join(f"{axis}={value}" for axis, value in changed.items()), made
-        return None
+        found = another() if kind == "repeat" else None
+        if found is not None:
+            changed, call = found
+            again = replace(problem, between=(call,) if problem.cotangents and stale else ())
+            because = f"a call with {changed} came before"
+            if again.between:
+                because += ", and between the forward and the backward pass"
+            yield repeated(
+                call,
+                again,
+                because,
+                name="other_options",
+                judge=(0,) if problem.has_reference else (),
+                stale=stale,
+            )
 
     return replace(problem, relations=relations)
 
@@ -163,12 +171,22 @@ def with_call_between(problem: Problem, seed: int) -> Problem:
     return replace(problem, relations=relations)
 
 
-def with_history(problem: Problem, seed: int, *, backward: bool, exact: bool) -> Problem:
+def with_history(
+    problem: Problem,
+    seed: int,
+    another: Callable[[], tuple[str, Problem] | None],
+    *,
+    backward: bool,
+    exact: bool,
+) -> Problem:
     """Make the calls of `repeat` in an order that `seed` selects.
+
+    In half of the cases the other call has another option or shape.
 
     Args:
         problem: the problem.
         seed: the seed of the case.
+        another: another case and how it differs (`another_case`).
         backward: whether calls have a backward pass.
         exact: whether equal calls give equal bits.
     """
@@ -179,8 +197,11 @@ def with_history(problem: Problem, seed: int, *, backward: bool, exact: bool) ->
                 yield relation
                 continue
             first, again = relation.problems
+            difference, other = "other data", replace(first, renewed=bool(seed & 8))
+            if found := another() if seed & 16 else None:
+                difference, other = found
             calls, steps = _drawn_steps(seed, backward=backward)
-            history = History(replace(first, renewed=bool(seed & 8)), calls, steps, exact)
+            history = History(other, calls, steps, exact, difference)
             because = relation.because
             yield repeated(
                 first, again, because, of=HistoryRelation, name="history", history=history
