@@ -36,7 +36,7 @@ from tlmatrix.results_file import (
 from tlmatrix.run.events import CaseFinished, RunFinished, RunHeader, RunStarted, Summary
 from tlmatrix.run.limits import out_of_time
 from tlmatrix.run.records import RecordsWriter
-from tlmatrix.run.result import FAILURES, CaseResult, Status
+from tlmatrix.run.result import FAILURES, CaseResult, Status, crash_finding
 from tlmatrix.run.sources import sources_of
 
 if TYPE_CHECKING:
@@ -355,14 +355,8 @@ class _RayRun:
         if self._lost[path, case] == 1:
             self._waiting.append(replace(task.group, cases=(case,), failures=0))
             return
-        finding = Finding(
-            check="crash",
-            title="the process ended while this case was running, twice",
-            hint="a segmentation fault, os._exit, or out of memory; run the command below to see "
-            "it alone",
-            detail=str(error).partition("\n")[0],
-            pattern=type(error).__name__,
-        )
+        words = f"twice, {type(error).__name__}"
+        finding = crash_finding(words, detail=str(error).partition("\n")[0])
         self._add(self._unfinished(path, case, Status.CRASHED, finding))
 
     def _unfinished(self, path: str, case: str, status: Status, finding: Finding) -> CaseResult:

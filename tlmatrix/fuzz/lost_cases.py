@@ -14,10 +14,9 @@ import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.check.finding import Finding
 from tlmatrix.parents import end_with
 from tlmatrix.run.limits import out_of_time
-from tlmatrix.run.result import CaseResult, Status
+from tlmatrix.run.result import CaseResult, Status, crash_finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,14 +50,7 @@ class LostCase:
 
 def crashed(running: CaseResult, code: int | None) -> CaseResult:
     """The result of a case whose process ended with `code`, negative for a signal."""
-    how = exit_words(code)
-    finding = Finding(
-        check="crash",
-        title=f"the process ended while this case was running ({how})",
-        hint="a segmentation fault, os._exit, or out of memory; run the command below to see it "
-        "alone",
-        pattern=how,
-    )
+    finding = crash_finding(exit_words(code))
     return replace(running, status=Status.CRASHED, findings=(finding,))
 
 

@@ -28,9 +28,8 @@ def lost_case(
         requested: the backend that the user selected.
         seed: the seed of the run.
     """
-    from tlmatrix.check.finding import Finding
     from tlmatrix.run.records import RecordsError, read_records
-    from tlmatrix.run.result import Status
+    from tlmatrix.run.result import Status, crash_finding
 
     try:
         results = read_records(records.path).results
@@ -40,15 +39,8 @@ def lost_case(
         # A result without a key is only a record that the case began.
         if (result.path, result.case) == (path, case_id) and result.key:
             return result
-    finding = Finding(
-        check="crash",
-        title="the process ended while this case was running",
-        hint="a segmentation fault, os._exit, or out of memory; run the command below to "
-        "reproduce it alone",
-    )
-    result = _result(
-        path, case_id, Status.CRASHED, findings=(finding,), requested=requested, seed=seed
-    )
+    found = (crash_finding(),)
+    result = _result(path, case_id, Status.CRASHED, findings=found, requested=requested, seed=seed)
     records.case(result)
     return result
 

@@ -16,11 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.check.finding import Finding
 from tlmatrix.json_fields import fields_of
 from tlmatrix.run.coverage import CoverageReader, CoverageWriter
 from tlmatrix.run.events import RunHeader, Summary
-from tlmatrix.run.result import CaseResult, Status
+from tlmatrix.run.result import CaseResult, Status, crash_finding
 from tlmatrix.run.sources import digest_of
 
 if TYPE_CHECKING:
@@ -372,13 +371,7 @@ def _unfinished(record: Mapping[str, Any]) -> CaseResult:
         path=str(record["path"]),
         case=str(record["case"]),
         status=Status.CRASHED,
-        findings=(
-            Finding(
-                check="crash",
-                title="the run ended while this case was running",
-                hint="the process may have been killed; run the case alone to see",
-            ),
-        ),
+        findings=(crash_finding(ended="run"),),
     )
 
 

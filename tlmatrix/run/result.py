@@ -216,3 +216,24 @@ class CaseResult:
         if "smaller" in known:
             known["smaller"] = cls.from_json(known["smaller"])
         return cls(**known)
+
+
+def crash_finding(how: str = "", *, ended: str = "process", detail: str | None = None) -> Finding:
+    """The finding of a case that was running when its process, or the whole run, ended.
+
+    Args:
+        how: how it ended, such as `signal SIGSEGV`; "" if unknown. Crashes of the same `how` may
+            have one cause.
+        ended: what ended, `process` or `run`.
+        detail: more lines.
+    """
+    hint = "a segmentation fault, os._exit, or out of memory; run the command below to see it alone"
+    if ended == "run":
+        hint = "the process may have been killed; run the case alone to see"
+    return Finding(
+        check="crash",
+        title=f"the {ended} ended while this case was running{f' ({how})' if how else ''}",
+        hint=hint,
+        detail=detail,
+        pattern=how or None,
+    )
