@@ -10,7 +10,7 @@ from tlmatrix.backend.backends import InterpreterBackend, ProcessesBackend
 from tlmatrix.problem.model import CapturedRelation
 from tlmatrix.problem.relations import repeated
 from tlmatrix.run import Status
-from tlmatrix.run.graphs import with_cuda_graph
+from tlmatrix.run.other_calls import with_cuda_graph
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
 from tlmatrix.spec import SpecError, parse_spec

@@ -21,7 +21,7 @@ from tlmatrix.backend import EntryError, bind
 from tlmatrix.backend.signature import parameters_of
 from tlmatrix.bench.results import Implementation, State
 from tlmatrix.bench.timing import interleaved
-from tlmatrix.run.faults import fault_finding
+from tlmatrix.run.outcome import fault_finding
 from tlmatrix.spec.importing import load
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.values import label

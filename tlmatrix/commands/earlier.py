@@ -53,7 +53,7 @@ def kept_cases(
     arguments: argparse.Namespace, earlier: RunRecords, config: Config
 ) -> tuple[frozenset[tuple[str, str]], tuple[str, ...]]:
     """`reusable` of the run that the arguments resume."""
-    from tlmatrix.run.resume import reusable
+    from tlmatrix.run.records import reusable
 
     header = earlier.header
     seed = header.seed if arguments.seed is None else arguments.seed

@@ -189,6 +189,6 @@ def _passed(
 ) -> tuple[frozenset[tuple[str, str]], tuple[str, ...]]:
     if resumed is None:
         return frozenset(), ()
-    from tlmatrix.run.resume import reusable
+    from tlmatrix.run.records import reusable
 
     return reusable(resumed, (root,), seed=seed, backend=backend)

@@ -18,9 +18,9 @@ from tlmatrix.distributed.entry import Executors
 from tlmatrix.matrix.case import seed_from
 from tlmatrix.problem.sharding import with_owners
 from tlmatrix.problem.storage import changeable_inputs
-from tlmatrix.run.coverage import counting
 from tlmatrix.run.forks import end_returned_child
 from tlmatrix.run.invalid_inputs import invalid_problem
+from tlmatrix.run.measurements import counting
 from tlmatrix.run.process_state import StateGuard
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.model.spec import has_ranks
@@ -101,6 +101,25 @@ class BoundSpec:
 
 
 @dataclass
+class _SharedChecks:
+    """What a few cases of a spec check for all of them, in each process.
+
+    Attributes:
+        passed: the checks that a case passed.
+        first: the keys of the first cases.
+    """
+
+    passed: set[str] = field(default_factory=set)
+    first: list[str] = field(default_factory=list)
+
+    def number_of(self, case: Case, most: int) -> int | None:
+        """The number of a case among the first ones; it is added if these are fewer than `most`."""
+        if case.key not in self.first and len(self.first) < most:
+            self.first.append(case.key)
+        return self.first.index(case.key) if case.key in self.first else None
+
+
+@dataclass
 class Harness:
     """Binds specs, builds problems and runs entries on one backend; caches what cases share.
 
@@ -120,10 +139,7 @@ class Harness:
     _bound: dict[tuple[Path, Sequence[str], str, int | None], BoundSpec] = field(
         default_factory=dict
     )
-    _passed: set[tuple[Path, str]] = field(default_factory=set)
-    """Specs with the relations of `_with_checks_of_a_spec` that a case of this process passed."""
-    _first_cases: dict[Path, dict[str, None]] = field(default_factory=dict)
-    """The first cases of each spec, by key."""
+    _shared: dict[Path, _SharedChecks] = field(default_factory=dict)
     _executors: Executors | None = None
     _assembler: Assembler | None = None
 
@@ -171,12 +187,10 @@ class Harness:
         if case.origin == "invalid" or self.backend.compiles or many_ranks(spec, case):
             # On a GPU another layout would take kernels of its own, and could end the process.
             return problem
-        first = self._first_cases.setdefault(spec.path, {})
-        if len(first) < FIRST and any(tensor.numel() for tensor in problem.inputs.values()):
-            first[case.key] = None
-        if case.key not in first and case.seed // 7 % SAMPLED:
+        empty = not any(tensor.numel() for tensor in problem.inputs.values())
+        number = self._shared_checks(spec).number_of(case, 0 if empty else FIRST)
+        if number is None and case.seed // 7 % SAMPLED:
             return problem
-        number = list(first).index(case.key) if case.key in first else None
         return with_other_layouts(spec, problem, case.seed, number)
 
     def _problem(self, bound: BoundSpec, spec: Spec, case: Case, seed: int) -> Problem:
@@ -199,7 +213,7 @@ class Harness:
         from tlmatrix.problem.relations.calls import with_given_output, with_side_stream
         from tlmatrix.problem.relations.propagation import with_propagation
         from tlmatrix.problem.relations.user import with_user_relations
-        from tlmatrix.run.other_options import other_options
+        from tlmatrix.run.other_calls import other_options
 
         problem = make(case.values)
         problem = replace(
@@ -217,8 +231,11 @@ class Harness:
             problem = self._with_checks_of_a_spec(bound, spec, case, problem)
         if self.backend.compiles and spec.compile_axes:
             problem = _sampled_relations(problem, spec, case, bound.family)
-        from tlmatrix.run.graphs import with_cuda_graph
-        from tlmatrix.run.other_calls import with_many_calls, with_other_options
+        from tlmatrix.run.other_calls import (
+            with_cuda_graph,
+            with_many_calls,
+            with_other_options,
+        )
 
         def made(values: Mapping[str, Value]) -> Problem:
             return with_owners(spec, make(values, seed + 2))
@@ -235,6 +252,9 @@ class Harness:
             problem = with_many_calls(spec, case, problem)
         return with_cuda_graph(spec, case, problem, self.backend)
 
+    def _shared_checks(self, spec: Spec) -> _SharedChecks:
+        return self._shared.setdefault(spec.path, _SharedChecks())
+
     def _with_checks_of_a_spec(
         self, bound: BoundSpec, spec: Spec, case: Case, problem: Problem
     ) -> Problem:
@@ -248,16 +268,18 @@ class Harness:
             with_two_streams,
         )
 
+        done = self._shared_checks(spec).passed
+
         def due(check: str) -> bool:
-            return (spec.path, check) not in self._passed or case.seed % _AGAIN == 0
+            return check not in done or case.seed % _AGAIN == 0
 
         def passed(check: str) -> Callable[[], None]:
-            return lambda: self._passed.add((spec.path, check))
+            return lambda: done.add(check)
 
         differentiable = bound.binding.differentiable and "gradients" in spec.checks
         if spec.strict_autograd and differentiable and problem.cotangents and due("second"):
             problem = with_second_derivative(problem, passed("second"))
-        if differentiable and problem.cotangents and (spec.path, "changed") not in self._passed:
+        if differentiable and problem.cotangents and "changed" not in done:
             names = changeable_inputs(problem, integers=spec.strict_autograd)
             problem = with_changed_inputs(problem, names, passed("changed"))
         if self.backend.simulates_streams and due("streams"):

@@ -11,24 +11,34 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
+from tlmatrix.backend.axes import read_by_family
 from tlmatrix.matrix import known_bug
-from tlmatrix.problem.model import History, HistoryRelation, ManyCallsRelation
+from tlmatrix.problem.model import (
+    CapturedRelation,
+    History,
+    HistoryRelation,
+    ManyCallsRelation,
+    OtherOption,
+)
 from tlmatrix.problem.relations import repeated
-from tlmatrix.run.other_options import KEPT
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.sharding import WORLD
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from tlmatrix.backend import Backend
     from tlmatrix.matrix import Case
-    from tlmatrix.problem import Problem, Relation, RelationKind
+    from tlmatrix.problem import Family, Problem, Relation, RelationKind
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
+
 
 _Step = Literal["forward", "backward", "free"]
 
@@ -239,3 +249,147 @@ def _drawn_steps(
 
 def _elements(problem: Problem) -> int:
     return sum(tensor.numel() for tensor in problem.inputs.values())
+
+
+# Other values of one option, with the same inputs ----------------------------------------------
+#
+# If the results are those of such a problem, the code under test takes another value of the option:
+# a default, another corner of a mask, a window of one key more. They are built only for wrong
+# results.
+
+
+KEPT = frozenset({WORLD, "values", "storage"})
+"""Axes that are no options of a call."""
+
+_MOST = 24
+"""Problems that are built for one case."""
+
+_LARGEST_INPUTS = 2**22
+"""Elements of inputs above which none are built."""
+
+
+def other_options(
+    spec: Spec,
+    case: Case,
+    family: Family,
+    problem: Problem,
+    make: Callable[[Mapping[str, Value]], Problem],
+) -> Iterator[OtherOption]:
+    """The problems of a case with another value of one option, and bitwise the same inputs.
+
+    Constraints need not hold: a bug may do what no case asks for.
+
+    Args:
+        spec: the spec.
+        case: the case.
+        family: its family, which may know more values of its axes.
+        problem: the problem of the case.
+        make: builds the problem of other axis values from the same seed.
+    """
+    if sum(tensor.numel() for tensor in problem.inputs.values()) > _LARGEST_INPUTS:
+        return
+    left = _MOST
+    for axis, values in _values(spec, case, family).items():
+        for value in values:
+            left -= 1
+            if left < 0:
+                return
+            try:
+                other = make({**case.values, axis: value})
+            except Exception:  # noqa: BLE001, S112 - such as a window without a causal mask
+                continue
+            if not _same_inputs(problem, other):
+                break  # a size, or another option of the inputs
+            yield OtherOption(axis, value, case.values.get(axis), other)
+
+
+def _values(spec: Spec, case: Case, family: Family) -> dict[str, Sequence[Value]]:
+    """Other values of each axis: those that the spec lists or the family knows, and neighbors."""
+    known: Mapping[str, tuple[Value, ...]] = getattr(family, "option_values", {})
+    read = read_by_family(spec, family)
+    found: dict[str, Sequence[Value]] = {}
+    for axis in dict.fromkeys((*spec.axes, *known)):
+        if axis in KEPT or (read is not None and axis not in read):
+            continue  # the reference is the same for all its values
+        own = case.values.get(axis)
+        values: list[Value] = [*spec.axes.get(axis, ()), *known.get(axis, ())]
+        if isinstance(own, bool):
+            values.append(not own)
+        elif isinstance(own, int):
+            values += (own - 1, own + 1)
+        distinct = {canonical(value): value for value in values}
+        if axis in case.values:
+            distinct.pop(canonical(own), None)
+        found[axis] = list(distinct.values())
+    return found
+
+
+def _same_inputs(problem: Problem, other: Problem) -> bool:
+    """Whether all inputs of the other problem are inputs of the first, bit for bit."""
+    from tlmatrix.check.memory import same_bits
+
+    def known(name: str, tensor: torch.Tensor) -> bool:
+        own = problem.inputs.get(name)
+        return own is not None and same_bits(own, tensor)
+
+    shared = problem.outputs.keys() & other.outputs.keys()
+    return (
+        bool(shared)
+        and all(known(name, tensor) for name, tensor in other.inputs.items())
+        and all(other.outputs[name].shape == problem.outputs[name].shape for name in shared)
+    )
+
+
+# Calls captured to a CUDA graph, and replayed with other data ----------------------------------
+
+
+CUDA_GRAPH = "cuda_graph"
+"""The name of the relation in findings."""
+
+
+def with_cuda_graph(spec: Spec, case: Case, problem: Problem, backend: Backend) -> Problem:
+    """Add a captured and replayed call to the problem's relations, if the spec has `cuda_graph`."""
+    rule = spec.cuda_graph
+    if rule is None or not backend.captures_graphs:
+        return problem
+    names = {**case.values, "arch": backend.arch, "backend": backend.name}
+    allowed = bool(rule.when.evaluate(names))
+    refusal = None if allowed else rule.otherwise
+    if not allowed and refusal is None:
+        return problem
+
+    def relations(kind: RelationKind) -> Iterator[Relation]:
+        yield from problem.relations(kind)
+        if kind != "repeat":
+            return
+        other: Problem | None = problem  # an expected refusal is never replayed
+        if refusal is None:
+            repeats = (each for each in problem.relations(kind) if each.name == "repeat")
+            other = next((each.problems[0] for each in repeats), None)
+        if other is not None and _differ_in_data_alone(problem, other):
+            because = "the call was captured to a CUDA graph once, and replayed with other data"
+            yield repeated(
+                other,
+                problem,
+                because,
+                of=CapturedRelation,
+                name=CUDA_GRAPH,
+                refused=None if refusal is None else (refusal.raises, refusal.message),
+                exact=rule.mode != "bounded",
+            )
+
+    return replace(problem, relations=relations)
+
+
+def _differ_in_data_alone(problem: Problem, other: Problem) -> bool:
+    """Whether only tensor data differ: a replay uses the capture's other arguments."""
+    if problem.names.keys() != other.names.keys():
+        return False
+    return all(_compatible(value, other.names[name]) for name, value in problem.names.items())
+
+
+def _compatible(one: Any, other: Any) -> bool:  # noqa: ANN401 - any argument of an entry
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return bool(one == other) if type(one) is type(other) else False
+    same = one.shape == other.shape and one.dtype == other.dtype
+    return same and one.stride() == other.stride()

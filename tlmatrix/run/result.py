@@ -80,7 +80,7 @@ class CaseResult:
         seed: seed of the run.
         elements: elements of all inputs.
         error_ratio: the largest error divided by its error bound, if the numbers were judged.
-        coverage: kernel coverage, if measured; a record of its own (`tlmatrix.run.coverage`).
+        coverage: kernel coverage, if measured; a record of its own (`tlmatrix.run.measurements`).
         kernels: facts of each compiled kernel, on the backend `compile`
             (`tlmatrix.run.compilation.kernel_facts`).
         relations: the checks that ran the code again, unless all did; relations by name.

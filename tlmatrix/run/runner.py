@@ -14,12 +14,11 @@ from tlmatrix.interpreter.recorder import Recorder
 from tlmatrix.options.run_options import DEFAULTS
 from tlmatrix.options.table import ARCH, BACKEND, COVERAGE, KEEP_GOING, SEED, UNSUPPORTED
 from tlmatrix.run.compilation import compile_case
-from tlmatrix.run.coverage import counted
 from tlmatrix.run.execution import JudgeOptions, execute_case
 from tlmatrix.run.forks import ForkGuard, returned_child
 from tlmatrix.run.harness import Harness
 from tlmatrix.run.limits import CaseTimeout, Interrupts, TimeLimit, out_of_time
-from tlmatrix.run.measurements import Measurements
+from tlmatrix.run.measurements import Measurements, counted
 from tlmatrix.run.outcome import Outcome, error_outcome, outdated_sources, spec_error_outcome
 from tlmatrix.run.result import CaseResult, SkipReason, Status
 from tlmatrix.spec.issues import SpecError

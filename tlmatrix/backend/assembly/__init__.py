@@ -7,10 +7,9 @@ parses their output; `keep` writes what kernels became; `store` caches the resul
 
 from __future__ import annotations
 
-from tlmatrix.backend.assembly.assembler import Assembler
+from tlmatrix.backend.assembly.assembler import KINDS, Assembler, Keep
 from tlmatrix.backend.assembly.budget import check_budgets
 from tlmatrix.backend.assembly.compiled import CompiledKernel, MachineCode
-from tlmatrix.backend.assembly.keep import KINDS, Keep
 from tlmatrix.backend.assembly.toolkit import Toolkit, find_toolkit
 
 __all__ = [

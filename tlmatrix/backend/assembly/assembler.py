@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -14,13 +15,14 @@ from tlmatrix.backend.ahead.tickets import Tickets
 from tlmatrix.backend.assembly.compiled import CompiledKernel
 from tlmatrix.backend.assembly.lowering import Lowerer, LoweringError
 from tlmatrix.backend.assembly.toolkit import AssemblerError, Toolkit, find_toolkit, flags_for
-from tlmatrix.cache_files import FileCache, cache_folder
+from tlmatrix.cache_files import FileCache, cache_folder, write_file
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tlmatrix.interpreter import TracedKernel
+
 
 _LIMIT = 4 << 30
 """Bytes of the cache on disk; nvcc takes seconds to minutes per kernel."""
@@ -133,3 +135,59 @@ def _without_places(ir: str) -> list[Any]:
         if node["type"] in {"ir.SourceName", "ir.Span"}:
             node["data"] = None
     return nodes
+
+
+# What kernels are compiled to, kept in files ---------------------------------------------------
+
+
+KINDS = {"ir": "tir", "cuda": "cu", "ptx": "ptx"}
+"""What can be kept, and the ending of its file."""
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Which of `KINDS` to keep, in files `folder/SPEC/KERNEL-ARCH-KEY.ENDING`.
+
+    KEY is the start of the kernel's key in the results file; equal kernels have one file.
+    """
+
+    kinds: frozenset[str]
+    folder: Path
+
+    @classmethod
+    def parse(cls, given: str, results: Path) -> Keep:
+        """Read `ir,cuda,ptx`; the folder is beside the results file.
+
+        Raises:
+            ValueError: there is no such kind.
+        """
+        kinds = [word.strip() for word in given.split(",")]
+        for kind in kinds:
+            if kind not in KINDS:
+                raise ValueError(f"{kind!r} cannot be kept; one or more of {', '.join(KINDS)} can")
+        return cls(frozenset(kinds), results.with_name(f"{results.stem}-kernels"))
+
+    def write(
+        self, spec: str, kernel: TracedKernel, compiled: CompiledKernel, assembler: Assembler
+    ) -> None:
+        """Lower the kernel once more, and write files that are not there yet.
+
+        A kernel that cannot be lowered has no files, one that nvcc rejects no PTX.
+        """
+        name = f"{compiled.kernel}-{compiled.arch}-{compiled.key[:8]}"
+        paths = {kind: self.folder / spec / f"{name}.{KINDS[kind]}" for kind in sorted(self.kinds)}
+        if all(path.is_file() for path in paths.values()):
+            return
+        try:
+            lowered = assembler.lower(kernel, compiled.arch)
+        except LoweringError:
+            return
+        texts = {"ir": lowered["ir"], "cuda": lowered["source"]}
+        toolkit = assembler.toolkit
+        if "ptx" in paths and toolkit is not None and not toolkit.lacks(compiled.arch):
+            flags = flags_for(kernel.pass_configs, kernel.compile_flags)
+            with suppress(AssemblerError):  # a finding has the message
+                texts["ptx"] = toolkit.ptx(lowered["source"], compiled.arch, flags)
+        for kind, path in paths.items():
+            if kind in texts:
+                write_file(path, texts[kind].encode("utf-8"))

@@ -11,8 +11,7 @@ import torch
 
 from tlmatrix.backend.binding.calls import binding_error
 from tlmatrix.backend.binding.second_derivative import check_second_derivative
-from tlmatrix.backend.binding.side_stream import on_side_stream
-from tlmatrix.backend.binding.two_streams import check_two_streams
+from tlmatrix.backend.binding.streams import check_two_streams, on_side_stream
 from tlmatrix.backend.errors import EntryError, wrapping_entry_errors
 from tlmatrix.check.memory import SameMemory
 from tlmatrix.check.running import Results, history_result
