@@ -1,7 +1,7 @@
 """Times an entry on several ranks, each in its own process, in lockstep; the slowest rank counts.
 
 `RankTimer` runs in the command's process. The process of each rank
-(`tlmatrix.distributed.process`) calls `time_on_rank` by name.
+(`tlmatrix.distributed.process`) calls `time_on_rank`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem import Problem
     from tlmatrix.spec.model.spec import Spec
 
-_WORKER = "tlmatrix.bench.ranks:time_on_rank"
 _SECONDS = 900.0
 """Time limit of a case in seconds, including compilation."""
 _ONE_GPU_ONLY = "runs on one GPU; give a function that every rank calls, package.module:name"
@@ -92,7 +91,7 @@ class RankTimer:
         ]
         arguments = [(self._spec, job, list(variants), schedule, self._roots) for job in jobs]
         try:
-            times: list[RankTimes] = self._executor.work(_WORKER, arguments)
+            times: list[RankTimes] = self._executor.work(time_on_rank, arguments)
         except DevicesError as error:
             return untimed(State.NOT_APPLICABLE, str(error))
         except FindingsError as error:

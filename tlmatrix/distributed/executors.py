@@ -29,7 +29,7 @@ from tlmatrix.tracebacks import user_traceback
 from tlmatrix.words import ranks_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -106,8 +106,10 @@ class ProcessExecutor:
             if not pool.running:
                 self._began = None
 
-    def work(self, function: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call `module:function` on each rank, see `RankPool.call`.
+    def work(
+        self, function: Callable[..., object], arguments: Sequence[tuple[Any, ...]]
+    ) -> list[Any]:
+        """Call a function of a module on each rank, see `RankPool.call`.
 
         Raises:
             DevicesError: there are fewer GPUs than ranks.

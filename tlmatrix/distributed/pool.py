@@ -25,7 +25,7 @@ from tlmatrix.distributed.failures import Failure, exit_error, hang_error, raise
 from tlmatrix.launchers import without_launcher
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tlmatrix.spec.model.spec import Spec
 
@@ -71,12 +71,15 @@ class RankPool:
         self._began = True
 
     def call(
-        self, function: str, arguments: Sequence[tuple[Any, ...]], seconds: float
+        self,
+        function: str | Callable[..., object],
+        arguments: Sequence[tuple[Any, ...]],
+        seconds: float,
     ) -> list[Any]:
         """Call a function on each rank with the arguments for it, and return the results.
 
         `function` is a method of `tlmatrix.distributed.process.Rank`, such as `run`, or
-        `module:function`, which gets (backend, rank, world, *arguments).
+        a function of a module, which gets (backend, rank, world, *arguments).
 
         Raises:
             SpecError: the spec does not match the code that it names.

@@ -20,7 +20,6 @@ import sys
 import time
 from dataclasses import replace
 from datetime import timedelta
-from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,8 @@ from tlmatrix.distributed.failures import Failure
 from tlmatrix.parents import end_with
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tlmatrix.backend.backends import Backend
     from tlmatrix.distributed.job import Answer, Job
     from tlmatrix.distributed.rank_runner import RankRunner
@@ -112,13 +113,12 @@ class Rank:
         self.symmetric = SymmetricGuards() if kind == "cuda" else None
         _warm_up()
 
-    def call(self, function: str, arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401 - any function's
-        """Call a method by its name, or `module:function`."""
-        module, _, name = function.rpartition(":")
-        if not module:
-            return getattr(self, name)(*arguments)
-        found = getattr(import_module(module), name)
-        return found(self._backend(), self.rank, self.world, *arguments)
+    def call(self, function: str | Callable[..., object], arguments: tuple[Any, ...]) -> object:
+        """Call a method by its name, or a function."""
+        if isinstance(function, str):
+            result: object = getattr(self, function)(*arguments)
+            return result
+        return function(self._backend(), self.rank, self.world, *arguments)
 
     def begin(self, spec: Spec, roots: tuple[Path, ...]) -> None:
         """Begin a case with a new context."""
