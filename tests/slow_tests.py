@@ -18,7 +18,7 @@ SLOW = (
     "distributed/test_ranks_in_processes.py",
     "backend/test_gpus.py",
     "distributed/test_compile_ranks.py",
-    "interpreter/instruments/test_sanitized_kernels.py",
+    "interpreter/watch/test_sanitized_kernels.py",
     "kernels",
     "interpreter/sync/test_role_mutants.py",
     "interpreter/test_attention.py",

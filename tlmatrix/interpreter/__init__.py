@@ -5,7 +5,7 @@ what is generated and `runtime` for what it calls. `kernel.source` shows the gen
 with TLMATRIX_DUMP set to a folder every source is written there, annotated with the user's lines.
 
 `interpret(sanitize=True)` runs a second variant of each program, with shadows of its memory; see
-`reports` for what it finds and `instruments` for how.
+`reports` for what it finds and `watch` for how.
 
 Importing the package imports nothing else until a name is used. What to know of the results:
 
@@ -37,7 +37,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .coverage import Coverage, Feature
+    from .coverage import Coverage, Feature, Recorder
     from .errors import (
         ArgumentError,
         DeadlockError,
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from .frontend.interpret import Simulation, interpret, simulate, traced
     from .frontend.kernel import InterpretedKernel, TracedKernel
     from .frontend.session import Session
-    from .recorder import Recorder
     from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
     from .sync.externs import model_extern, until
     from .sync.pointers import Pointer
@@ -97,7 +96,7 @@ __all__ = [
 
 # By name, so that a report that only reads what was counted does not import PyTorch.
 _NAMES = {
-    "coverage": ("Coverage", "Feature"),
+    "coverage": ("Coverage", "Feature", "Recorder"),
     "errors": (
         "ArgumentError",
         "DeadlockError",
@@ -112,7 +111,6 @@ _NAMES = {
     "frontend.interpret": ("Simulation", "interpret", "simulate", "traced"),
     "frontend.kernel": ("InterpretedKernel", "TracedKernel"),
     "frontend.session": ("Session",),
-    "recorder": ("Recorder",),
     "reports": (
         "DEFAULT_SANITIZERS",
         "Party",

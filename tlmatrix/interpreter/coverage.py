@@ -270,7 +270,7 @@ class Coverage:
         for site, guard in self.guards.items():
             found.update(
                 Feature(site.file, site.line, site.name, outcome)
-                for outcome in ("true", "false", "partly")
+                for outcome in _OUTCOMES
                 if getattr(guard, outcome)
             )
         for place, loop in self.loops.items():
@@ -331,6 +331,97 @@ class Coverage:
                 site_of = LoopSite(file, int(line), variable)
                 loops[site_of] = Loop(zero, one, more, least, most, bool(constant))
         return cls(lines, guards, loops)
+
+
+# Counting -------------------------------------------------------------------------------------
+
+
+Counts = tuple[list[int], list[dict[int, int]]]
+"""What a program counts: its slots, and per loop how often it had how many trips."""
+
+_OUTCOMES = ("true", "false", "partly")
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What the slots of a covered program stand for.
+
+    Attributes:
+        slots: how many there are; slot 0 is of nothing.
+        lines: each line that can run, and the slots whose sum is how often it did.
+        guards: each guard with the first of its three slots, and whether it is a mask.
+        loops: the loops, by number.
+        constant: of each loop whether its trips are fixed in this program.
+    """
+
+    slots: int
+    lines: tuple[tuple[tuple[str, int], tuple[int, ...]], ...]
+    guards: tuple[tuple[GuardSite, int, bool], ...]
+    loops: tuple[LoopSite, ...]
+    constant: tuple[bool, ...]
+
+    def features(self, counts: Counts) -> Iterable[Feature]:
+        """What was exercised, by what the program counted."""
+        slots, trips = counts
+        for place, own in self.lines:
+            if any(slots[slot] for slot in own):
+                yield Feature(*place, "line", "run")
+        for site, slot, _ in self.guards:
+            for offset, outcome in enumerate(_OUTCOMES):
+                if slots[slot + offset]:
+                    yield Feature(site.file, site.line, site.name, outcome)
+        for loop, numbers in zip(self.loops, trips, strict=True):
+            for n in numbers:
+                what = f"loop {loop.variable}"
+                yield Feature(loop.file, loop.line, what, str(n) if n < 2 else "more")
+
+    def coverage(self, counts: Counts) -> Coverage:
+        """What the program counted."""
+        slots, trips = counts
+        lines = {place: sum(slots[slot] for slot in own) for place, own in self.lines}
+        guards = {
+            site: Guard(slots[slot], slots[slot + 1], slots[slot + 2], lanes)
+            for site, slot, lanes in self.guards
+        }
+        loops: dict[LoopSite, Loop] = {}
+        for site, constant, numbers in zip(self.loops, self.constant, trips, strict=True):
+            more = sum(count for n, count in numbers.items() if n > 1)
+            ends = min(numbers, default=None), max(numbers, default=None)
+            loop = Loop(numbers.get(0, 0), numbers.get(1, 0), more, *ends, constant)
+            # A macro that is used twice has its loop twice.
+            loops[site] = loops[site] + loop if site in loops else loop
+        return Coverage(lines, guards, loops)
+
+
+class Recorder:
+    """The counts of one `interpret(coverage=True)`: what the covered programs write to."""
+
+    def __init__(self) -> None:
+        # By identity of a plan, which is kept, so that no other takes its place.
+        self._counts: dict[int, tuple[Counted, Counts]] = {}
+        self._before = Coverage()
+
+    def of(self, plan: Counted) -> Counts:
+        """Where a program counts: its slots, and per loop its trips."""
+        found = self._counts.get(id(plan))
+        if found is None:
+            trips: list[dict[int, int]] = [defaultdict(int) for _ in plan.loops]
+            found = self._counts[id(plan)] = (plan, ([0] * plan.slots, trips))
+        return found[1]
+
+    def add(self, coverage: Coverage) -> None:
+        """Count what a context inside has counted for itself."""
+        self._before += coverage
+
+    def coverage(self) -> Coverage:
+        """What was exercised so far."""
+        counted = [plan.coverage(counts) for plan, counts in self._counts.values()]
+        return Coverage.merged([self._before, *counted])
+
+    def features(self) -> frozenset[Feature]:
+        """The features of `coverage()`, for a loop that asks after every call."""
+        counted = (plan.features(counts) for plan, counts in self._counts.values())
+        return self._before.features().union(*counted)
 
 
 def _ranges(lines: Iterable[int]) -> str:

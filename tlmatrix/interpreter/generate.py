@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter import ops
-from tlmatrix.interpreter.analysis.budget import shared_memory, tensor_memory
 from tlmatrix.interpreter.analysis.initialization import definitely_initialized
-from tlmatrix.interpreter.analysis.ownership import may_be_misplaced
-from tlmatrix.interpreter.analysis.tensor_memory import last_copy
 from tlmatrix.interpreter.analysis.thread_order import (
     InferredLayouts,
     annotates_fragments,
@@ -23,16 +20,9 @@ from tlmatrix.interpreter.emit.emitter import Agents, Emitter, Facts, Rules
 from tlmatrix.interpreter.emit.numbers import bits_of
 from tlmatrix.interpreter.emit.sharing import Invariants
 from tlmatrix.interpreter.emit.threads import Threads
-from tlmatrix.interpreter.emit.threads.races import RaceInstrument
 from tlmatrix.interpreter.emit.threads.statements import rules_of_threads
 from tlmatrix.interpreter.emit.values import LOW_PRECISION, Val, is_float, is_value
 from tlmatrix.interpreter.errors import Unsupported
-from tlmatrix.interpreter.instruments.coverage import CoverageInstrument
-from tlmatrix.interpreter.instruments.memory import MemorySanitizer
-from tlmatrix.interpreter.instruments.nonfinite import NonfiniteTracer
-from tlmatrix.interpreter.instruments.overflow import OverflowSanitizer
-from tlmatrix.interpreter.instruments.recording import RecordInstrument
-from tlmatrix.interpreter.instruments.repeats import RepeatSanitizer
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.interpreter.ir.rewrites import normalized, widened
@@ -42,34 +32,14 @@ from tlmatrix.interpreter.ops.control import call_extern, calls_models, rules_of
 from tlmatrix.interpreter.program import GlobalLayout, Parameter, Program
 from tlmatrix.interpreter.runtime import environment
 from tlmatrix.interpreter.sync.externs import is_modelled
+from tlmatrix.interpreter.watch.races import RaceInstrument
+from tlmatrix.interpreter.watch.registry import functions, observers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable, Sequence
 
     from tlmatrix.interpreter.emit.instrument import Instrument
-
-
-@dataclass(frozen=True)
-class Options:
-    """Which variant of a program to generate.
-
-    Attributes:
-        guard: whether global accesses are guarded (`tl.disable_safe_memory_legalize` off).
-        sanitizers: the memory sanitizers that are on; None for none.
-        traced: whether the program traces where values stop being finite, in their place.
-        covered: whether it counts what of it is run.
-        recorded: whether it records every access.
-        wide: whether all floats are float64.
-        arch: the architecture, for layouts that TileLang infers.
-    """
-
-    guard: bool = True
-    sanitizers: frozenset[str] | None = None
-    traced: bool = False
-    covered: bool = False
-    recorded: bool = False
-    wide: bool = False
-    arch: str = "sm_90a"
+    from tlmatrix.interpreter.program import Options
 
 
 def usage_of(func: Any) -> tuple[frozenset[str], ...]:
@@ -97,19 +67,21 @@ def generate(func: Any, text: str, options: Options) -> Program:
     threads = needs_threads(kernel, tables.thread_operations, tables.each_thread)
     calls = calls_models(kernel, is_modelled)
     waits = calls and not threads
-    if options.recorded and threads:
+    recorded = "recorded" in options.observers
+    if recorded and threads:
         raise Unsupported(f"kernel {kernel.name} cannot be traced: its threads have warp roles")
-    instruments, finish = _instruments(kernel, options)
+    watching = observers(kernel, options)
+    instruments: Sequence[Instrument] = watching
     agents: Agents = Agents()
     rules = tables.rules
     if threads:
         agents = Threads(tables.asynchronous)
-        instruments = [RaceInstrument(agents), *instruments]
+        instruments = [RaceInstrument(agents), *watching]
         role_rules = rules_of_threads(agents, rules, tables.synchronizing)
         rules = rules.overlaid(role_rules).overlaid(tables.of_threads)
         if calls:
             rules = rules.overlaid(rules_of_models(is_modelled, roles=True))
-    elif waits and options.recorded:
+    elif waits and recorded:
         rules = rules.overlaid(_recorded_flags())
     elif waits:
         rules = rules.overlaid(rules_of_models(is_modelled, roles=False))
@@ -124,10 +96,11 @@ def generate(func: Any, text: str, options: Options) -> Program:
     e = Emitter(kernel, rules, instruments, agents, facts, options.guard)
     if not threads and not waits and not any(i.sees_every_read for i in instruments):
         first_use = not options.guard or any(i.sees_reads for i in instruments)
-        by_mask = options.sanitizers is not None and not options.traced
+        by_mask = bool(options.sanitizers) and "traced" not in options.observers
         e.invariants = Invariants(from_first_use=first_use, by_mask=by_mask)
     program = _emit(e, shapes)
-    return replace(finish(e, program), waits=waits and not options.recorded)
+    plans = {each.name: each.plan(e) for each in watching if each.argument}
+    return replace(program, plans=plans, waits=waits and not recorded)
 
 
 # Reading ----------------------------------------------------------------------------------
@@ -204,46 +177,6 @@ def _layouts_of(kernel: ir.Kernel, shapes: Any) -> InferredLayouts:
     return InferredLayouts(loops, fragments, known)
 
 
-# Instruments ------------------------------------------------------------------------------
-
-
-def _instruments(
-    kernel: ir.Kernel, options: Options
-) -> tuple[list[Instrument], Callable[[Emitter, Program], Program]]:
-    """The instruments of a variant, and what adds their plans to the program."""
-    if options.recorded:
-        recording = RecordInstrument()
-        return [recording], lambda e, program: replace(program, record=recording.record(e))
-    coverage = CoverageInstrument(kernel) if options.covered else None
-    watcher: MemorySanitizer | NonfiniteTracer | None = None
-    arithmetic: OverflowSanitizer | None = None
-    repeated: RepeatSanitizer | None = None
-    if options.traced:
-        watcher = NonfiniteTracer()
-    elif options.sanitizers is not None:
-        watcher = MemorySanitizer(options.sanitizers, kernel)
-        if "overflow" in options.sanitizers:
-            arithmetic = OverflowSanitizer(watcher.sites)
-        if "lanes" in options.sanitizers:
-            repeated = RepeatSanitizer(kernel, watcher.sites)
-
-    def finish(e: Emitter, program: Program) -> Program:
-        if watcher is not None:
-            shared, tensor = shared_memory(kernel), tensor_memory(kernel)
-            plan = replace(
-                watcher.sites.plan(e),
-                misplaced=may_be_misplaced(kernel),
-                copied_last=last_copy(kernel) is not None,
-            )
-            program = replace(program, watch=plan, shared=shared, tensor=tensor)
-        if coverage is not None:
-            program = replace(program, counted=coverage.counted())
-        return program
-
-    found = (coverage, watcher, arithmetic, repeated)
-    return [each for each in found if each is not None], finish
-
-
 def _recorded_flags() -> Any:
     """Rules of a recorded kernel with flags: the launch is over, and nothing waits for it."""
 
@@ -270,23 +203,18 @@ def _recorded_flags() -> Any:
 
 
 def _emit(e: Emitter, shapes: Any) -> Program:
-    e.w.reserve(
-        *environment(), *ops.TABLES.functions, "kernel", "range", "min", "max", "abs", "int", "bool"
-    )
+    e.w.reserve(*environment(), *ops.TABLES.functions, *functions())
+    e.w.reserve("kernel", "range", "min", "max", "abs", "int", "bool")
     e.w.reserve("if", "in", "is", "or", "and", "not", "for", "def", "else", "lambda", "as")
     e.w.reserve("kept_at", "fit", "cta", "me", "launch", "LOCATIONS")
     for instrument in e.instruments:
-        e.w.reserve(*instrument.reserved)
+        e.w.reserve(*filter(None, (instrument.argument, *instrument.reserved)))
     parameters, codes, symbols = _bind_parameters(e)
     for instrument in e.instruments:
         instrument.parameters(e)
     e.stmt(e.kernel.body)
-    arguments = [*codes, *symbols]
-    order = sorted(e.instruments, key=lambda i: i.argument == "cover")
-    arguments += [i.argument for i in order if i.argument]
-    head = [f"def kernel({', '.join(arguments)}):"]
-    if "cover" in arguments:
-        head.append("    hit, trips = cover")
+    arguments = {each.name: each.argument for each in e.instruments if each.argument}
+    head = [f"def kernel({', '.join([*codes, *symbols, *arguments.values()])}):"]
     body = [*e.prologue.lines, *e.w.lines] or ["pass"]
     return Program(
         name=e.kernel.name,
@@ -296,6 +224,7 @@ def _emit(e: Emitter, shapes: Any) -> Program:
         symbols=tuple(symbols),
         layouts={name: GlobalLayout(layout, shapes[layout]) for name, layout in e.layouts.items()},
         together=e.vector_atomics,
+        arguments=arguments,
     )
 
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .coverage import GuardSite, LoopSite
     from .ir.nodes import Expr, Layout, Location
 
 
@@ -57,6 +56,35 @@ class GlobalLayout:
 
 
 @dataclass(frozen=True)
+class Options:
+    """Which variant of a program to generate.
+
+    Attributes:
+        guard: whether global accesses are guarded (`tl.disable_safe_memory_legalize` off).
+        sanitizers: the sanitizers that are on.
+        observers: names of other observers (`watch.registry`).
+        wide: whether all floats are float64.
+        arch: the architecture, for layouts that TileLang infers.
+    """
+
+    guard: bool = True
+    sanitizers: frozenset[str] = frozenset()
+    observers: frozenset[str] = frozenset()
+    wide: bool = False
+    arch: str = "sm_90a"
+
+    @property
+    def kinds(self) -> list[str]:
+        """What sets the variant apart from others of its kernel, in words."""
+        sanitized = bool(self.sanitizers) and "traced" not in self.observers
+        return [
+            *["sanitized"] * sanitized,
+            *sorted(self.observers, reverse=True),
+            *["wide"] * self.wide,
+        ]
+
+
+@dataclass(frozen=True)
 class Program:
     """The generated source of one kernel, and how to call it.
 
@@ -67,11 +95,8 @@ class Program:
         symbols: names of symbolic dims, passed after the parameters.
         layouts: global buffers with an annotated layout.
         together: of those, how many elements of a row a vector atomic takes for neighbours.
-        watch: what the monitor of a sanitized program needs to know; None for others.
-        shared: how much shared memory the kernel needs; known of sanitized programs.
-        counted: what a covered program counts; None for others.
-        tensor: how many columns of tensor memory.
-        record: what the recorder of a recorded program needs to know; None for others.
+        arguments: names of the arguments for observers, by name of the observer.
+        plans: what observers must know of the program, by name.
         waits: whether its blocks wait for flags, so that the function returns a `BlockLaunch`.
     """
 
@@ -81,13 +106,15 @@ class Program:
     parameters: tuple[Parameter, ...]
     symbols: tuple[str, ...]
     layouts: dict[str, GlobalLayout]
-    watch: Watch | None = None
-    shared: MemoryNeed | None = None
-    counted: Counted | None = None
-    tensor: MemoryNeed | None = None
-    record: Record | None = None
     together: dict[str, int] = field(default_factory=dict)
+    arguments: dict[str, str] = field(default_factory=dict)
+    plans: dict[str, Any] = field(default_factory=dict)
     waits: bool = False
+
+    @property
+    def watch(self) -> Watch | None:
+        """The plan of a sanitized program, or of one that traces NaN; None of others."""
+        return self.plans.get("sanitized") or self.plans.get("traced")
 
 
 @dataclass(frozen=True)
@@ -113,10 +140,13 @@ class Site:
 
     Attributes:
         location: the user's line, if it is known.
-        buffer: the user's name of the buffer.
-        action: "read", "write" or "atomic".
-        local: whether the buffer is a fragment or local.
-        is_global: whether it lies in global memory.
+        buffer: the user's name of the buffer, or of a variable.
+        action: "read", "write", "atomic"; in a recorded program how it is written: "store", a rule
+            of `ops.SLICES`, ….
+        scope: TileLang's memory scope; "variable" of a variable or a binding.
+        memory: in a recorded program which memory the buffer is; views of one buffer share it.
+        dtype: in a recorded program the IR's dtype.
+        codec: name of the codec that its elements are packed with, if they are.
         orders: whether it may order blocks: an atomic load or store, or an atomic whose old
             value is used.
         acquires: whether it comes after the agents whose atomics it has seen.
@@ -128,76 +158,45 @@ class Site:
     location: Location | None
     buffer: str
     action: str
-    local: bool
-    is_global: bool
+    scope: str = ""
+    memory: str = ""
+    dtype: str = ""
+    codec: str | None = None
     orders: bool = False
     acquires: bool = False
     releases: bool = False
     rounds: bool = False
 
+    @property
+    def is_global(self) -> bool:
+        """Whether other blocks and kernels see the buffer."""
+        return self.scope == "global"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the buffer is a fragment or local."""
+        return self.scope != "global" and not self.scope.startswith("shared")
+
 
 @dataclass(frozen=True)
 class Watch:
-    """What the monitor of a sanitized program needs to know.
+    """What the runtime half of a sanitizer, or of the tracer of NaN, needs to know.
 
     Attributes:
         sites: by number, as the generated source names them.
         usage: per global buffer what the kernel does with it: "read", "write", "atomic".
         misplaced: whether TileLang may give elements of its fragments to wrong threads.
         copied_last: whether it may free tensor memory while warps still copy it.
+        shared: how much shared memory the kernel needs.
+        tensor: how many columns of tensor memory.
     """
 
     sites: tuple[Site, ...]
     usage: dict[str, frozenset[str]]
     misplaced: bool = False
     copied_last: bool = False
-
-
-@dataclass(frozen=True)
-class Counted:
-    """What the slots of a covered program stand for.
-
-    Attributes:
-        slots: how many there are; slot 0 is of nothing.
-        lines: each line that can run, and the slots whose sum is how often it did.
-        guards: each guard with the first of its three slots, and whether it is a mask.
-        loops: the loops, by number.
-        constant: of each loop whether its trips are fixed in this program.
-    """
-
-    slots: int
-    lines: tuple[tuple[tuple[str, int], tuple[int, ...]], ...]
-    guards: tuple[tuple[GuardSite, int, bool], ...]
-    loops: tuple[LoopSite, ...]
-    constant: tuple[bool, ...]
-
-
-@dataclass(frozen=True)
-class AccessSite:
-    """A place in the user's source that reads or writes a buffer.
-
-    Attributes:
-        location: the user's line, if it is known.
-        buffer: the user's name of the buffer, or of a variable.
-        memory: which memory that is; views of one buffer share it.
-        scope: TileLang's memory scope; "variable" of a variable or a binding.
-        dtype: the IR's dtype.
-        codec: name of the codec that its elements are packed with, if they are.
-        action: "read", or how it is written: "store", "atomic", a rule of `slices`, ….
-    """
-
-    location: Location | None
-    buffer: str
-    memory: str
-    scope: str
-    dtype: str
-    codec: str | None
-    action: str
-
-    @property
-    def is_global(self) -> bool:
-        """Whether other blocks and kernels see it."""
-        return self.scope == "global"
+    shared: MemoryNeed | None = None
+    tensor: MemoryNeed | None = None
 
 
 @dataclass(frozen=True)
@@ -220,7 +219,7 @@ class Record:
         memories: per global buffer the memory it is.
     """
 
-    sites: tuple[AccessSite, ...]
+    sites: tuple[Site, ...]
     loops: tuple[Loop, ...]
     grids: tuple[tuple[str, ...], ...]
     usage: dict[str, frozenset[str]]

@@ -14,7 +14,7 @@ from tlmatrix.interpreter.coverage import Coverage
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from tlmatrix.interpreter.recorder import Recorder
+    from tlmatrix.interpreter.coverage import Recorder
     from tlmatrix.problem import Problem
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from tlmatrix.backend import backend_named
 from tlmatrix.cache_files import prepare_caches
-from tlmatrix.interpreter.recorder import Recorder
+from tlmatrix.interpreter.coverage import Recorder
 from tlmatrix.options.run_options import DEFAULTS
 from tlmatrix.options.table import ARCH, BACKEND, COVERAGE, KEEP_GOING, SEED, UNSUPPORTED
 from tlmatrix.run.compilation import compile_case

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from .emitter import Emitter
 
 
 class Instrument:
-    """Something woven into a program: a sanitizer, coverage, a recorder, a race detector.
+    """The half of an observer that is woven into a program: a sanitizer, coverage, a recorder.
 
     A program is emitted with any list of instruments. Every method has `e`, the emitter, and may
     write lines to `e.w`; those here write none. Types: `access` is an `access.Access`, `buf` a
     `buffers.Buf`, `op` a `tiles.TileOperation`, `region` a `regions.BufferRegion`.
 
+    Accesses come by one protocol: `access` for reads, writes and atomics, unless one of the
+    methods for a kind of access is overridden; `before_tile` and `after_tile` for tile operations.
+
     Attributes:
-        argument: the name of the argument that the program takes for it, if any.
-        reserved: names that its lines use.
+        name: by which `program.Options` choose it; the program keeps its plan by this name.
+        argument: the name of the argument that the program takes for its other half, if any.
+        reserved: names that its lines use, besides the argument.
+        functions: functions that its lines call, by name.
         reports_bounds: whether it reports accesses outside, which are then skipped.
         sees_reads: whether a read must be emitted where the kernel reads.
         sees_every_read: whether reads may not be shared within a block.
@@ -26,14 +33,19 @@ class Instrument:
         sees_writes: whether all writes must be emitted.
     """
 
-    argument = ""
-    reserved: tuple[str, ...] = ()
+    name: ClassVar[str] = ""
+    argument: ClassVar[str] = ""
+    reserved: ClassVar[tuple[str, ...]] = ()
+    functions: ClassVar[Mapping[str, Callable[..., Any]]] = {}
     reports_bounds = False
     sees_reads = False
     sees_every_read = False
     sees_values = False
     sees_comparisons = False
     sees_writes = False
+
+    def plan(self, e: Emitter) -> Any:
+        """What its other half must know of the emitted program; None for nothing."""
 
     def parameters(self, e: Emitter) -> None:
         """The buffers of the parameters are known."""
@@ -90,12 +102,16 @@ class Instrument:
     def choice(self, e: Emitter, condition: Any) -> None:
         """A stored value is about to be chosen by a condition."""
 
+    def access(self, e: Emitter, access: Any, action: str) -> None:
+        """Elements are about to be accessed; `action` is "read", "write" or "atomic"."""
+
     def read(self, e: Emitter, access: Any) -> None:
         """Iterations are about to read."""
+        self.access(e, access, "read")
 
     def read_scalar(self, e: Emitter, access: Any, code: str) -> str:
         """A single element is read by `code`, in the middle of an expression."""
-        del e, access
+        self.access(e, access, "read")
         return code
 
     def read_variable(self, e: Emitter, buf: Any, code: str) -> str:
@@ -111,6 +127,8 @@ class Instrument:
 
     def before_write(self, e: Emitter, access: Any, result: Any, value: Any) -> None:
         """`result`, the value of the expression `value`, is about to be stored."""
+        del result, value
+        self.access(e, access, "write")
 
     def after_write(self, e: Emitter) -> None:
         """The store or atomic was written."""
@@ -123,6 +141,8 @@ class Instrument:
 
     def before_atomic(self, e: Emitter, access: Any, result: Any, *, previous: bool) -> None:
         """An atomic is about to be done; with `previous` its old value is used."""
+        del result, previous
+        self.access(e, access, "atomic")
 
     def before_tile(self, e: Emitter, op: Any) -> None:
         """A tile operation is about to be written."""

@@ -8,34 +8,15 @@ its printed form.
 from __future__ import annotations
 
 from .launches import Launch, LaunchLog, NotMadeError
-from .model import (
-    Block,
-    Carried,
-    Explanation,
-    LoopRange,
-    Read,
-    Rounding,
-    Source,
-    Step,
-    Trace,
-    Writer,
-)
+from .model import Explanation, Trace
 from .replay import explain_element, writers_of
 
 __all__ = [
-    "Block",
-    "Carried",
     "Explanation",
     "Launch",
     "LaunchLog",
-    "LoopRange",
     "NotMadeError",
-    "Read",
-    "Rounding",
-    "Source",
-    "Step",
     "Trace",
-    "Writer",
     "explain_element",
     "writers_of",
 ]

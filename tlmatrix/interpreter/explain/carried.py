@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.interpreter.errors import InterpreterError, Unsupported
-from tlmatrix.interpreter.runtime.tracks import Keeper
+from tlmatrix.interpreter.watch.recorders import Keeper
 
 from .launches import memory_of
 from .model import Carried, Rounding

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.ir.nodes import Location
     from tlmatrix.interpreter.runtime.codecs import Array
+    from tlmatrix.interpreter.watch.recorders import LoopRange
 
 
 @dataclass(frozen=True)
@@ -52,30 +53,6 @@ class Writer:
     loops: tuple[tuple[str, int], ...]
     value: float
     added: float | None = None
-
-
-@dataclass(frozen=True)
-class LoopRange:
-    """A loop as the block ran it.
-
-    Attributes:
-        name: its variable; empty for a while loop.
-        location: the user's line.
-        depth: how many loops are around it.
-        ranged: the range of its first run, if it has one.
-        iterations: how many iterations ran in all, in `entries` runs.
-        first: smallest value of the variable (the number of the iteration where there is none).
-        last: largest value; None, as `first`, where no iteration ran.
-    """
-
-    name: str
-    location: Location | None
-    depth: int
-    ranged: range | None
-    entries: int
-    iterations: int
-    first: int | None
-    last: int | None
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,19 @@ import numpy as np
 import torch
 
 from tlmatrix.interpreter.errors import InterpreterError, Unsupported
-from tlmatrix.interpreter.runtime.tracks import Follower, Mapper
+from tlmatrix.interpreter.watch.recorders import Follower, Mapper
 
 from .carried import carried_rounding
 from .launches import NotMadeError
-from .model import Block, Explanation, LoopRange, Read, Rounding, Source, Step, Writer
+from .model import (
+    Block,
+    Explanation,
+    Read,
+    Rounding,
+    Source,
+    Step,
+    Writer,
+)
 from .slicing import sliced
 from .text import rendered_indices
 
@@ -29,7 +37,8 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.program import Record
     from tlmatrix.interpreter.runtime.codecs import Array
-    from tlmatrix.interpreter.runtime.tracks import BlockRun, Iteration, Write
+    from tlmatrix.interpreter.runtime.elements import Iteration
+    from tlmatrix.interpreter.watch.recorders import BlockRun, Write
 
     from .launches import Launch, LaunchLog
     from .slicing import Link, Slice
@@ -124,7 +133,7 @@ def explain_element(
         grid=_grid(mapper, record, chosen.grid),
         block=Block(record.grids[chosen.grid], chosen.index),
         writers=_writers(mapper, record, initial),
-        loops=_loops(chosen, record),
+        loops=tuple(chosen.loops.values()),
         steps=steps,
         sources=walk.sources(log),
         addresses=walk.reads(found.addresses),
@@ -231,22 +240,6 @@ def _grid(mapper: Mapper, record: Record, grid: int) -> dict[str, int]:
     runs = [run.index for run in mapper.blocks if run.grid == grid]
     names = record.grids[grid]
     return {name: max(index[k] for index in runs) + 1 for k, name in enumerate(names)}
-
-
-def _loops(run: BlockRun, record: Record) -> tuple[LoopRange, ...]:
-    return tuple(
-        LoopRange(
-            record.loops[r.loop].name,
-            record.loops[r.loop].location,
-            r.depth,
-            r.ranged,
-            r.entries,
-            r.iterations,
-            r.first,
-            r.last,
-        )
-        for r in run.loops.values()
-    )
 
 
 def _named_loops(iteration: Iteration, record: Record) -> tuple[tuple[str, int], ...]:

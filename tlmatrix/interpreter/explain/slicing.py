@@ -20,9 +20,9 @@ from tlmatrix.interpreter.runtime.elements import IndexArrays, Tile
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tlmatrix.interpreter.program import AccessSite
+    from tlmatrix.interpreter.program import Site
     from tlmatrix.interpreter.runtime.codecs import Array
-    from tlmatrix.interpreter.runtime.tracks import Event
+    from tlmatrix.interpreter.runtime.elements import Event
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class _Needed:
 
 
 def sliced(
-    events: Sequence[Event], sites: Sequence[AccessSite], memory: str, size: int, element: int
+    events: Sequence[Event], sites: Sequence[Site], memory: str, size: int, element: int
 ) -> Slice:
     """The writes among `events` that lead to an element of a memory of `size` elements."""
     needed = _Needed()
@@ -130,7 +130,7 @@ def sliced(
     return Slice(tuple(reversed(links)), tuple(addresses.values()), missing)
 
 
-def accumulates(event: Event, site: AccessSite) -> bool:
+def accumulates(event: Event, site: Site) -> bool:
     """Whether a write adds to what its elements held."""
     clear = {"gemm": 2, "reduce": 1}.get(event.rule)
     return site.action == "atomic" or (clear is not None and not event.extra[clear])

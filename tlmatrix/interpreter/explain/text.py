@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tlmatrix.interpreter.runtime.codecs import Array
+    from tlmatrix.interpreter.watch.recorders import LoopRange
 
-    from .model import Explanation, LoopRange, Read, Source, Step, Writer
+    from .model import Explanation, Read, Source, Step, Writer
 
 _LABEL = 10
 _ENDS = 2

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch._C._distributed_c10d import HashStore
 
+from tlmatrix.interpreter.coverage import Recorder
 from tlmatrix.interpreter.errors import DeadlockError
 from tlmatrix.interpreter.explain import LaunchLog
 from tlmatrix.interpreter.ranks.device import HostReads, answering, on_streams
 from tlmatrix.interpreter.ranks.groups import join_world, leave_world
 from tlmatrix.interpreter.ranks.streams import Stream, synchronize
 from tlmatrix.interpreter.ranks.symmetric import Memory
-from tlmatrix.interpreter.recorder import Recorder
 from tlmatrix.interpreter.reports import declared_sequences, sanitizer_names
 from tlmatrix.interpreter.sync import settings
 from tlmatrix.interpreter.sync.accesses import Accesses
@@ -106,6 +106,7 @@ def interpret(
             poison=dict(poison or {}),
             tf32=outer.tf32 if outer is not None else False,
             recorder=outer.recorder if outer is not None else None,
+            observers=outer.observers if outer is not None else {},
         )
     if tf32 is not None:
         session.tf32 = tf32

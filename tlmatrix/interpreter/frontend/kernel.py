@@ -12,8 +12,8 @@ from tlmatrix.interpreter.errors import EMPTY_TENSOR, ArgumentError, LaunchError
 from tlmatrix.interpreter.generate import usage_of
 from tlmatrix.interpreter.ir.read import saved
 from tlmatrix.interpreter.ranks.streams import enqueue_kernel
-from tlmatrix.interpreter.runtime.tracer import Born
 from tlmatrix.interpreter.sync import context
+from tlmatrix.interpreter.watch.nonfinite import Born
 
 from .alignment import Misaligned, Requirements, in_parallel, misaligned, requirements, unaligned
 from .lowered import LoweredCode, may_be_described
@@ -131,13 +131,14 @@ class InterpretedKernel:
         arch = self._arch or _DEFAULT_ARCH
         if session is None:
             return self._programs.variant(arch)
-        covered = session.recorder is not None and not traced
+        observers = frozenset({"traced"} if traced else session.observing)
         # A program is not instrumented for the alignment of its arguments.
         watched = frozenset() if session.sanitizers == _ALIGNMENT else session.sanitizers
-        return self._programs.variant(arch, watched, traced=traced, covered=covered)
+        return self._programs.variant(arch, watched, observers)
 
     def _recorded(self, *, wide: bool) -> LoadedProgram:
-        return self._programs.variant(self._arch or _DEFAULT_ARCH, recorded=True, wide=wide)
+        arch = self._arch or _DEFAULT_ARCH
+        return self._programs.variant(arch, observers=frozenset({"recorded"}), wide=wide)
 
     def recorded(self, *, wide: bool) -> Record:
         """What a recorder of this kernel needs to know; `wide` as in `run_recorded`.
@@ -145,8 +146,7 @@ class InterpretedKernel:
         Raises:
             Unsupported: the recorded variant cannot be made.
         """
-        record = self._recorded(wide=wide).program.record
-        assert record is not None
+        record: Record = self._recorded(wide=wide).program.plans["recorded"]
         return record
 
     @cached_property
@@ -276,7 +276,7 @@ class InterpretedKernel:
         """
         arguments = [values[p.name] for p in self._signature.parameters]
         loaded = self._recorded(wide=wide)
-        for _ in self._run(loaded, current(), arguments, symbols, recorder, wide=wide):
+        for _ in self._run(loaded, current(), arguments, symbols, rec=recorder, wide=wide):
             raise AssertionError("a recorded program waits for nothing")
 
     # -- launches. Each yields the blocks of a kernel that waits for flags, to be run meanwhile.
@@ -316,7 +316,7 @@ class InterpretedKernel:
 
         def execute(values: list[Any], watch: Any, traced: bool) -> Iterator[BlockLaunch]:
             loaded = self.variant(session, traced=traced)
-            return self._run(loaded, session, values, symbols, watch)
+            return self._run(loaded, session, values, symbols, watch=watch)
 
         # No mode of a caller sees what is done; while blocks are run elsewhere none is changed.
         steps = run_sanitized(self, session, values, symbols, execute)
@@ -333,20 +333,20 @@ class InterpretedKernel:
         session: Session | None,
         values: list[Any],
         symbols: Mapping[str, int],
-        watch: Any = None,
         *,
         wide: bool = False,
+        **watching: Any,
     ) -> Iterator[BlockLaunch]:
-        """Run a program; a sanitized or recorded one calls `watch`."""
+        """Run a program, with arguments for its observers besides those of the session."""
         program = loaded.program
-        more = [] if watch is None else [watch]
-        if session is not None and session.recorder is not None and program.counted is not None:
-            more.append(session.recorder.of(program))
+        for name, other_half in session.observing.items() if session is not None else ():
+            if name in program.plans:
+                watching[program.arguments[name]] = other_half(program.plans[name])
         sizes = [symbols[name] for name in self._signature.symbols]
         with environment(session):
             arguments = Arguments(program, values, symbols, self._offsets, wide=wide)
             try:
-                blocks = loaded.function(*arguments.values, *sizes, *more)
+                blocks = loaded.function(*arguments.values, *sizes, **watching)
             except Born:
                 raise
             except Exception as error:

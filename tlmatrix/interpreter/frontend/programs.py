@@ -23,10 +23,12 @@ from tlmatrix import dtypes, interpreter
 from tlmatrix.cache_files import FileCache, cache_folder
 from tlmatrix.interpreter import ops, runtime
 from tlmatrix.interpreter.errors import InterpreterError, Unsupported
-from tlmatrix.interpreter.generate import Options, generate
+from tlmatrix.interpreter.generate import generate
 from tlmatrix.interpreter.ir.read import saved
 from tlmatrix.interpreter.locks import TRACING
+from tlmatrix.interpreter.program import Options
 from tlmatrix.interpreter.sync.externs import modelled
+from tlmatrix.interpreter.watch.registry import functions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -61,8 +63,9 @@ def program_key(ir: str, options: Options) -> str:
 
     return _key(
         ir,
-        sorted(options.sanitizers) if options.sanitizers is not None else None,
-        [options.guard, options.traced, options.covered, options.recorded, options.wide],
+        sorted(options.sanitizers),
+        sorted(options.observers),
+        [options.guard, options.wide],
         options.arch,
         [name for name in modelled() if name in ir],
         # TileLang infers layouts under it.
@@ -163,30 +166,34 @@ class Programs:
     def __init__(self, prim_func: Any, *, guard: bool) -> None:
         self.prim_func = prim_func
         self.guard = guard
-        self._loaded: dict[tuple[Any, ...], LoadedProgram] = {}
-        self._refused: dict[tuple[Any, Any], str] = {}
+        self._loaded: dict[Options, LoadedProgram] = {}
+        self._refused: dict[tuple[Options, tuple[str, ...]], str] = {}
 
     def variant(
-        self, arch: str, sanitizers: frozenset[str] = frozenset(), **options: bool
+        self,
+        arch: str,
+        sanitizers: frozenset[str] = frozenset(),
+        observers: frozenset[str] = frozenset(),
+        *,
+        wide: bool = False,
     ) -> LoadedProgram:
         """A variant with these `Options`.
 
         Raises:
             Unsupported: it cannot be generated.
         """
-        key = arch, sanitizers, *options.items()
+        key = Options(self.guard, sanitizers, observers, wide, arch)
         found = self._loaded.get(key)
         if found is None:
             models = tuple(modelled())  # with one more it may not be refused
             if (key, models) in self._refused:
                 raise Unsupported(self._refused[key, models])
-            wanted = Options(guard=self.guard, sanitizers=sanitizers or None, arch=arch, **options)
             try:
-                found = self._loaded[key] = _load(*self._generated(wanted))
+                found = self._loaded[key] = _load(*self._generated(key))
             except Unsupported as error:
                 self._refused[key, models] = str(error)
                 raise
-            _dump(found.program, wanted)
+            _dump(found.program, key)
         return found
 
     def _generated(self, options: Options) -> tuple[Program, CodeType]:
@@ -240,7 +247,12 @@ def _load(program: Program, code: CodeType) -> LoadedProgram:
     filename = _filename(program)
     lines = program.source.splitlines(keepends=True)
     linecache.cache[filename] = (len(program.source), None, lines, filename)
-    namespace = {**runtime.environment(), **ops.TABLES.functions, "LOCATIONS": program.locations}
+    namespace = {
+        **runtime.environment(),
+        **ops.TABLES.functions,
+        **functions(),
+        "LOCATIONS": program.locations,
+    }
     exec(code, namespace)  # noqa: S102 - our own source
     return LoadedProgram(program, namespace["kernel"], filename)
 
@@ -257,14 +269,7 @@ def _dump(program: Program, options: Options) -> None:
             lines.append(" " * (len(text) - len(text.lstrip())) + f"# {location}")
             last = location
         lines.append(text)
-    kinds = {
-        "sanitized": options.sanitizers and not options.traced,
-        "traced": options.traced,
-        "covered": options.covered,
-        "recorded": options.recorded,
-        "wide": options.wide,
-    }
     digest = _filename(program).rstrip(">").split()[-1]
-    name = "_".join([program.name, *(kind for kind, holds in kinds.items() if holds), digest])
+    name = "_".join([program.name, *options.kinds, digest])
     Path(folder).mkdir(parents=True, exist_ok=True)
     (Path(folder) / f"{name}.py").write_text("\n".join(lines) + "\n")

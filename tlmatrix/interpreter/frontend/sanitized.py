@@ -14,8 +14,8 @@ import torch
 
 from tlmatrix.interpreter.errors import InterpreterError
 from tlmatrix.interpreter.reports import Report, element_name, source_line
-from tlmatrix.interpreter.runtime.monitor import Monitor
-from tlmatrix.interpreter.runtime.tracer import Born, Tracer
+from tlmatrix.interpreter.watch.monitor import Monitor
+from tlmatrix.interpreter.watch.nonfinite import Born, Tracer
 
 from .lowered import over_budget
 from .programs import written_at
@@ -51,6 +51,8 @@ def run_sanitized(
         InterpreterError: for a fault that leaves nothing to go on with; reported before.
     """
     program = kernel.variant(session).program
+    watch = program.watch
+    assert watch is not None
     outputs = kernel.outputs
     tensors = {
         p.name: v.detach() if v.requires_grad else v
@@ -72,10 +74,10 @@ def run_sanitized(
         before = {monitor.aliases.get(n, n): tensors[n].clone() for n in updated}
     reports = []
     if "budget" in session.sanitizers:
-        reports = over_budget(program.name, program.shared, program.tensor, session.arch)
-    if "lanes" in session.sanitizers and program.watch is not None and program.watch.misplaced:
+        reports = over_budget(program.name, watch.shared, watch.tensor, session.arch)
+    if "lanes" in session.sanitizers and watch.misplaced:
         reports += _faults("lanes", kernel.misplaced, program)
-    if "races" in session.sanitizers and program.watch is not None and program.watch.copied_last:
+    if "races" in session.sanitizers and watch.copied_last:
         reports += _faults("races", kernel.frees_early, program)
     if "alignment" in session.sanitizers:
         reports += misaligned_arguments(kernel, values, symbols, program)
@@ -84,8 +86,7 @@ def run_sanitized(
     except InterpreterError as error:
         reports += monitor.reports()
         if "budget" in session.sanitizers and isinstance(error, LayoutError):
-            assert program.watch is not None
-            sites = (s for s in program.watch.sites if s.buffer == error.buffer)
+            sites = (s for s in watch.sites if s.buffer == error.buffer)
             location = next((s.location for s in sites), None)
             reports.append(_over_budget(program, location, error.buffer, str(error)))
         session.add(reports)

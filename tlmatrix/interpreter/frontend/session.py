@@ -17,13 +17,12 @@ from tlmatrix.interpreter.ops.gemm import FLOAT8_BITS, TF32
 from tlmatrix.interpreter.reports import Checks, SanitizerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from tlmatrix.interpreter.coverage import Coverage, Feature
+    from tlmatrix.interpreter.coverage import Coverage, Feature, Recorder
     from tlmatrix.interpreter.explain import Explanation, Launch, LaunchLog
     from tlmatrix.interpreter.explain.model import Writer
-    from tlmatrix.interpreter.recorder import Recorder
     from tlmatrix.interpreter.reports import Report
 
     from .kernel import TracedKernel
@@ -51,6 +50,8 @@ class Session(Checks):
         log: the launches, if they are kept.
         launched: where kernels that are only traced are noted; None where kernels run.
         settled: outputs whose infinities were traced and found to be meant.
+        observers: other observers (`watch.registry`) of programs, by name: a function from the plan
+            of a program to the object that the program calls.
     """
 
     arch: str
@@ -64,6 +65,14 @@ class Session(Checks):
     log: LaunchLog | None = None
     launched: list[TracedKernel] | None = None
     settled: set[Any] = field(default_factory=set)
+    observers: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
+
+    @property
+    def observing(self) -> Mapping[str, Callable[[Any], Any]]:
+        """The observers, with that of coverage."""
+        if self.recorder is None:
+            return self.observers
+        return {"covered": self.recorder.of, **self.observers}
 
     @property
     def coverage(self) -> Coverage:

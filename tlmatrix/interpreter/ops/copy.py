@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.tiles import BufferRegion
     from tlmatrix.interpreter.ir.nodes import Call, Region
     from tlmatrix.interpreter.runtime.codecs import Array, Codec
-    from tlmatrix.interpreter.runtime.elements import Tile
+    from tlmatrix.interpreter.runtime.elements import Event, Tile
     from tlmatrix.interpreter.runtime.masks import Dim
-    from tlmatrix.interpreter.runtime.tracks import Event
 
 
 # `T.copy`: predicated on both sides, cast to the destination's dtype ------------------------------

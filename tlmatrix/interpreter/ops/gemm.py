@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.values import Val
     from tlmatrix.interpreter.ir.nodes import Call, Region
     from tlmatrix.interpreter.runtime.codecs import Array
-    from tlmatrix.interpreter.runtime.tracks import Event
+    from tlmatrix.interpreter.runtime.elements import Event
     from tlmatrix.interpreter.sync.clusters import Cluster
 
 

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call, Region
     from tlmatrix.interpreter.runtime.codecs import Array, Codec
-    from tlmatrix.interpreter.runtime.elements import Tile
-    from tlmatrix.interpreter.runtime.tracks import Event
+    from tlmatrix.interpreter.runtime.elements import Event, Tile
 
 
 # `T.reduce_*` along one dimension -----------------------------------------------------------------

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.emit.tiles import TileOperation
     from tlmatrix.interpreter.runtime.codecs import Array
-    from tlmatrix.interpreter.runtime.elements import Tile
-    from tlmatrix.interpreter.runtime.tracks import Event
+    from tlmatrix.interpreter.runtime.elements import Event, Tile
 
     Effect = Callable[[Emitter, ir.Call], None]
     Slice = Callable[[Event, Tile, Array, Tile, int], Array]

@@ -72,8 +72,8 @@ def _ldmatrix(e: Emitter, call: Call) -> Val:
         spread = [f"np.asarray({row})[..., None]" for row in rows]
         spread[-1] += f" + np.arange({width})"
         e.w.line(
-            f"me.touches({src.code!r}, ({', '.join(spread)},), {lanes}[:, None], "
-            f"{src.code}.shape, write=False)"
+            f"me.watched and me.access({src.code!r}, cells_of(({', '.join(spread)},), "
+            f"{lanes}[:, None], {src.code}.shape), {src.code}.shape)"
         )
     e.w.line(
         f"ldmatrix({src.code}, ({', '.join(rows)},), {dst.code}, {start}, {matrices}, {width}, "

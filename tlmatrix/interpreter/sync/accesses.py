@@ -251,17 +251,10 @@ class Accesses:
         first = (address - shadow.base) // unit
         count = max(1, pointer.array.itemsize // unit)
         part = slice(first, first + count)
-        writes, reads = shadow.writes[part], shadow.reads[part]
-        file, line = agent.place()
-        access = Access.of(agent, "atomic" if write else "read", file, line, "flag", scope)
-        races = self.races
-        where = (str(pointer), shadow.name, (), False)
-        races.check(writes, None, access, agent, where)
-        if write:
-            races.check(reads, None, access, agent, where)
-            writes[...] = races.joined(writes, access, agent)
-        else:
-            reads[...] = races.joined(reads, access, agent)
+        view = View(self, shadow.name, shadow.writes[part], shadow.reads[part], False)
+        action = "atomic" if write else "read"
+        access = Access.of(agent, action, *agent.place(), "flag", scope)
+        view.note(((), None), access, agent, str(pointer))
 
     def reports(self) -> list[Report]:
         """The races found."""

@@ -10,7 +10,7 @@ from tlmatrix.interpreter.errors import SynchronizationError
 from .agents import Agent, BlockAgent, Wait
 from .barriers import Mbarrier, Phase, Rendezvous, Spin, ThreadBarrier
 from .clocks import Clock, fenced, join
-from .regions import RegionAccess, cells_of, region_of
+from .regions import RegionAccess, region_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -97,7 +97,11 @@ class Operation(Agent):
 
 
 class Role(BlockAgent):
-    """The threads `low` to `high - 1` of a block, which run one piece of code in lockstep."""
+    """The threads `low` to `high - 1` of a block, which run one piece of code in lockstep.
+
+    Attributes:
+        watched: whether accesses are recorded.
+    """
 
     waits = "wait"
 
@@ -109,6 +113,7 @@ class Role(BlockAgent):
         self.low, self.high = low, high
         self.threads = high - low
         self.running = block.running
+        self.watched: bool = block.launch.watched
         # By kind of work: the last operation in order, that of its queue, the open group, and the
         # groups that are closed and not waited for.
         self._last: dict[str, Operation] = {}
@@ -353,53 +358,49 @@ class Role(BlockAgent):
 
     # -- accesses
 
-    def reads(self, name: str, dims: Any, shape: tuple[int, ...]) -> None:
-        """Record a read of a region of a buffer."""
-        self._add(name, shape, dims, self.name, write=False)
-
-    def writes(
-        self, name: str, dims: Any, shape: tuple[int, ...], *, ordinary: bool = False
-    ) -> None:
-        """Record a write of a region; an `ordinary` one the asynchronous proxy sees by a fence."""
-        self._add(name, shape, dims, self.name, write=True, ordinary=ordinary)
-
-    def touches(
+    def access(
         self,
         name: str,
-        index: Any,
-        mask: Any,
+        elements: Any,
         shape: tuple[int, ...],
         *,
-        write: bool,
+        write: bool = False,
         ordinary: bool = False,
     ) -> None:
-        """Record the accesses of a gather or scatter."""
-        if self.block.launch.watched:
-            cells = cells_of(index, mask, shape)
-            self._add(name, shape, cells, self.name, write=write, ordinary=ordinary)
+        """Record an access of a buffer.
+
+        Args:
+            name: of the buffer.
+            elements: the dims of a region, or `Cells`.
+            shape: of the buffer.
+            write: whether it is written.
+            ordinary: whether the asynchronous proxy sees the write only after a fence.
+        """
+        line = sys._getframe(1).f_lineno  # noqa: SLF001
+        self._add(name, elements, shape, self.name, line, write=write, ordinary=ordinary)
 
     def frees(self, name: str, shape: tuple[int, ...]) -> None:
         """Record that a buffer of tensor memory is freed, as a write of the whole."""
         by = f"the release of tensor memory at the end of {self.name}"
-        self._add(name, shape, tuple((0, n, 1) for n in shape), by, write=True)
+        line = sys._getframe(1).f_lineno  # noqa: SLF001
+        self._add(name, tuple((0, n, 1) for n in shape), shape, by, line, write=True)
 
     def _add(
         self,
         name: str,
+        elements: Any,
         shape: tuple[int, ...],
-        dims: Any,
         by: str,
+        line: int,
         *,
         write: bool,
         ordinary: bool = False,
     ) -> None:
-        if not self.block.launch.watched:
-            return
-        line = sys._getframe(2).f_lineno  # noqa: SLF001
-        clock, agent = self.clock, self.agent
-        region = region_of(dims, shape)
-        access = RegionAccess(agent, clock[agent], write, line, by, *region, unfenced=ordinary)
-        self.block.add(name, shape, clock, access)
+        if self.watched:
+            clock, agent = self.clock, self.agent
+            region = region_of(elements, shape)
+            access = RegionAccess(agent, clock[agent], write, line, by, *region, unfenced=ordinary)
+            self.block.add(name, shape, clock, access)
 
     def fence(self) -> None:
         """`T.fence_proxy_async`: earlier writes become visible to the asynchronous proxy."""

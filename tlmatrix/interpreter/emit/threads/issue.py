@@ -11,7 +11,6 @@ from tlmatrix.interpreter.emit.tiles import perform
 from tlmatrix.interpreter.ir import nodes as ir
 
 from .axis import rank_in_cluster
-from .races import raced_regions
 from .roles import threads_of
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.emit.source import Writer
-    from tlmatrix.interpreter.emit.tiles import TileOperation
+    from tlmatrix.interpreter.emit.tiles import BufferRegion, TileOperation
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"^\s*(?:for )?([A-Za-z_]\w*)(?: =| in) ")
@@ -37,6 +36,16 @@ def issue(e: Emitter, kind: str, op: TileOperation, more: str = "") -> None:
     with writing_to(e, e.w.sharing_names(e.w.location)) as body, t.untracked():
         perform(e, op)
     issue_lines(e, kind, body, accesses, more, {region.buf.code for region, _ in regions})
+
+
+def raced_regions(op: TileOperation) -> Iterator[tuple[BufferRegion, bool]]:
+    """The regions that a tile operation accesses, and whether it writes each; atomics race not."""
+    written = [effect.region for effect in op.effects if effect.action == "write"]
+    for effect in op.effects:
+        if effect.action == "write":
+            yield effect.region, True
+        elif effect.action == "read" and effect.region not in written:
+            yield effect.region, False
 
 
 @contextmanager

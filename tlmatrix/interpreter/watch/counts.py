@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from tlmatrix.interpreter.analysis.loops import has_jumps
 from tlmatrix.interpreter.analysis.threads import comparisons
-from tlmatrix.interpreter.coverage import GuardSite, LoopSite
+from tlmatrix.interpreter.coverage import Counted, GuardSite, LoopSite
 from tlmatrix.interpreter.emit.access import is_guarded
 from tlmatrix.interpreter.emit.expressions import uniform
-from tlmatrix.interpreter.emit.instrument import Instrument
 from tlmatrix.interpreter.emit.sharing import keep_mask
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
-from tlmatrix.interpreter.program import Counted
+
+from .observer import Observer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.emit.tiles import TileOperation
     from tlmatrix.interpreter.emit.values import Val
+    from tlmatrix.interpreter.program import Options
+
+    from .observer import SiteTable
 
 _COUNTED = (ir.AssertStmt, ir.Bind, ir.BufferStore, ir.Evaluate, ir.For, ir.IfThenElse, ir.While)
 _OPERATORS = {ir.Add: "+", ir.Sub: "-", ir.Mul: "*", ir.FloorDiv: "//", ir.FloorMod: "%"}
@@ -55,14 +60,52 @@ class _State:
     branched: bool = False
 
 
-class CoverageInstrument(Instrument):
-    """Counts into `hit` and `trips`."""
+def seen(hit: list[int], slot: int, test: Any) -> Any:
+    """Count a scalar condition where it is evaluated, and give it back."""
+    hit[slot if test else slot + 1] += 1
+    return test
 
+
+def outcome(slot: int, test: Any, mask: Any = None) -> int:
+    """The slot of a condition that holds in every lane, in none, or partly.
+
+    Only the active lanes of `mask` are asked; where there is none, slot 0, which is not read.
+    """
+    if mask is None:
+        held, lanes = int(np.count_nonzero(test)), np.size(test)
+    else:
+        active = np.broadcast_to(mask, np.broadcast_shapes(np.shape(mask), np.shape(test)))
+        held, lanes = int(np.count_nonzero(test & active)), int(np.count_nonzero(active))
+    if lanes == 0:
+        return 0
+    return slot if held == lanes else slot + 2 if held else slot + 1
+
+
+def clipped(slot: int, *blocks: tuple[tuple[Any, ...], tuple[int, ...]]) -> int:
+    """The slot of blocks that are not inside: false if nothing of one is, else partly.
+
+    A block is its dimensions, each an index or (first, extent, step), and the shape it lies in.
+    """
+    for dims, shape in blocks:
+        for dim, n in zip(dims, shape, strict=True):
+            first, extent, step = dim if isinstance(dim, tuple) else (dim, 1, 1)
+            last = first + (extent - 1) * step
+            if last < 0 or first >= n:
+                return slot + 1
+    return slot + 2
+
+
+class CoverageCounts(Observer):
+    """Counts into `hit` and `trips`; `coverage.Recorder` is its other half."""
+
+    name = "covered"
     argument = "cover"
-    reserved = ("cover", "hit", "trips")
+    reserved = ("hit", "trips")
+    functions: ClassVar = {"seen": seen, "outcome": outcome, "clipped": clipped}
     sees_comparisons = True
 
-    def __init__(self, kernel: ir.Kernel) -> None:
+    def __init__(self, kernel: ir.Kernel, options: Options, sites: SiteTable) -> None:
+        super().__init__(kernel, options, sites)
         self._has_jumps = has_jumps(kernel.body)
         self._slots = 1
         self._lines: dict[ir.Location, list[int]] = {}
@@ -88,8 +131,13 @@ class CoverageInstrument(Instrument):
         self._now, self._stack, self._open_loops = replace(saved[0]), list(saved[1]), list(saved[2])
         self._promised, self._quiet, self._chosen = None, False, False
 
-    def counted(self) -> Counted:
-        """What was counted where."""
+    def parameters(self, e: Emitter) -> None:
+        """Take the counts."""
+        e.launch_prologue.line("hit, trips = cover")
+
+    def plan(self, e: Emitter) -> Counted:
+        """What is counted where."""
+        del e
         return Counted(
             self._slots,
             tuple(((p.file, p.line), tuple(slots)) for p, slots in self._lines.items()),
@@ -308,21 +356,9 @@ class CoverageInstrument(Instrument):
         if access.block and plain and is_guarded(e, access.buf):
             self._count_edge(e, [access])
 
-    def read(self, e: Emitter, access: Any) -> None:
-        """Iterations are about to read."""
-        if not self._chosen:
-            self._count_block(e, access)
-
-    def before_write(self, e: Emitter, access: Any, result: Any, value: Any) -> None:
-        """A value is about to be stored."""
-        del result, value
-        if access.axes:
-            self._count_block(e, access)
-
-    def before_atomic(self, e: Emitter, access: Any, result: Any, *, previous: bool) -> None:
-        """An atomic is about to be done."""
-        del result, previous
-        if access.axes:
+    def access(self, e: Emitter, access: Any, action: str) -> None:
+        """Iterations are about to access memory."""
+        if access.axes and not (action == "read" and self._chosen):
             self._count_block(e, access)
 
     def before_tile(self, e: Emitter, op: TileOperation) -> None:

@@ -6,7 +6,10 @@ other's way: a finding of `lanes`. The second run leaves no trace.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tlmatrix.interpreter.analysis.repeats import Repeat, is_common, is_plain, repeats
 from tlmatrix.interpreter.emit.emitter import write_statement
@@ -16,22 +19,31 @@ from tlmatrix.interpreter.emit.values import Val
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.rewrites.threads import launched_threads
 from tlmatrix.interpreter.ir.walk import walk
+from tlmatrix.interpreter.runtime.elements import lanes_of
+
+from .observer import Observer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from tlmatrix.interpreter.emit.access import Access
     from tlmatrix.interpreter.emit.emitter import Emitter
+    from tlmatrix.interpreter.program import Options
+    from tlmatrix.interpreter.runtime.codecs import Array
 
-    from .sites import SiteTable
+    from .monitor import Findings
+    from .observer import SiteTable
 
 _WARP = 32
 _DEFAULT_THREADS = 128
 """What TileLang launches where a kernel does not say."""
 
 
-class RepeatSanitizer(Instrument):
+class RepeatSanitizer(Observer):
     """Writes the second run after the statements that may not be repeated."""
 
-    def __init__(self, kernel: ir.Kernel, sites: SiteTable) -> None:
+    def __init__(self, kernel: ir.Kernel, options: Options, sites: SiteTable) -> None:
+        super().__init__(kernel, options, sites)
         self._ends = repeats(kernel)
         self._starts: dict[ir.Stmt, list[Repeat]] = {}
         for found in self._ends.values():
@@ -39,8 +51,12 @@ class RepeatSanitizer(Instrument):
                 self._starts.setdefault(each.statements[0], []).append(each)
         x, y, z = launched_threads(kernel.body) or (_DEFAULT_THREADS, 1, 1)
         self._threads = x * y * z
-        self._sites = sites
         self._before: dict[Repeat, str] = {}
+
+    @classmethod
+    def wanted(cls, options: Options) -> bool:
+        """Beside the memory sanitizer, whose `watch` it calls."""
+        return "lanes" in options.sanitizers and "traced" not in options.observers
 
     def before_rule(self, e: Emitter, node: Any) -> None:
         """Keep what single threads have before the statements."""
@@ -84,7 +100,7 @@ class RepeatSanitizer(Instrument):
             _put_back(e, own, self._before[repeat])
         known = dict(e.vars), dict(e.deferred)
         outer = e.instruments, e.invariants, e.w.location
-        e.instruments, e.invariants = [_Undo(again, self._sites, repeat.data, e.mask)], None
+        e.instruments, e.invariants = [_Undo(again, self.sites, repeat.data, e.mask)], None
         for statement in repeat.statements:
             if is_plain(statement):
                 write_statement(e, statement)
@@ -157,7 +173,7 @@ class _Undo(Instrument):
         """A value is about to be stored."""
         del result, value
         if is_common(access.buf.scope):
-            site = self._sites.number(e, access.buf, "write")
+            site = self._sites.access(e, access.buf, "write")
             # An element that one thread alone stores to, it does not share.
             own = bool(access.axes) or (e.mask is not self._mask and bool(e.mask_axes))
             codes = {b.code for node, b in e.buffers.items() if node.data is self._data}
@@ -165,3 +181,107 @@ class _Undo(Instrument):
                 f"{self._again}.keep({site}, {access.buf.code}, {access.index_code}, "
                 f"own={own}, read={access.buf.code in codes})"
             )
+
+
+# The second run ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An element that a second run stores to.
+
+    Attributes:
+        site: of the store.
+        array: the memory.
+        place: the index, as arrays.
+        before: what was there.
+        own: whether one thread alone stores there.
+        read: whether it is the memory that the statements read.
+    """
+
+    site: int
+    array: Array
+    place: tuple[Array, ...]
+    before: Array
+    own: bool
+    read: bool
+
+
+class Again:
+    """A second run of some statements: what it overwrites, in order."""
+
+    def __init__(self) -> None:
+        self.stores: list[Stored] = []
+
+    def keep(
+        self, site: int, array: Array, index: tuple[Any, ...], *, own: bool, read: bool
+    ) -> None:
+        """An element is about to be stored to."""
+        place = lanes_of(tuple(map(np.atleast_1d, index)), None, array.shape)
+        if place is not None:
+            self.stores.append(Stored(site, array, place[0], array[place[0]], own, read))
+
+    def undo(self) -> list[Stored]:
+        """Put back what was there; the stores to elements that the run has changed."""
+        changed = []
+        seen: set[tuple[int, bytes]] = set()
+        for stored in self.stores:
+            key = id(stored.array), np.stack(stored.place).tobytes()
+            checked = not stored.own and key not in seen
+            if checked and not same(stored.before, stored.array[stored.place]):
+                changed.append(stored)
+            seen.add(key)
+        for stored in reversed(self.stores):
+            stored.array[stored.place] = stored.before
+        return changed
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether values are equal, NaN to itself."""
+    one, other = np.asarray(a), np.asarray(b)
+    return bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124
+
+
+class Repeats:
+    """Reports statements whose repetition by threads gives something else.
+
+    Attributes:
+        confirmed: whether the lowered code has a store to memory, by its name, at a line that
+            several warps do with nothing to order them.
+    """
+
+    def __init__(self, findings: Findings, confirmed: Callable[[str, int], bool]) -> None:
+        self._findings = findings
+        self._confirmed = confirmed
+
+    def ended(
+        self, again: Again, data: str, line: int, threads: int, pairs: Sequence[tuple[Any, Any]]
+    ) -> None:
+        """End it.
+
+        Args:
+            again: the run.
+            data: the name of the memory that the statements read and write.
+            line: where they read it.
+            threads: how many threads execute them.
+            pairs: what later statements use, after the first run and after the second.
+        """
+        changed = again.undo()
+        stores = [s for s in again.stores if s.read]
+        if not changed and all(same(a, b) for a, b in pairs):
+            return
+        sites = self._findings.sites
+        lines = {at.line for s in stores if (at := sites[s.site].location) is not None}
+        if not any(self._confirmed(data, number) for number in sorted(lines)):
+            return
+        shown = next((s for s in changed if s.read), stores[0])
+        reads = f", which line {line} reads," if line not in lines else ""
+        what = "written" if reads else "read and written"
+        self._findings.report(
+            "lanes",
+            shown.site,
+            tuple(int(i[0]) for i in shown.place),
+            f"{{buffer}}{reads} is {what} by all {threads} threads that execute this statement: "
+            "a warp that comes later reads what an earlier one wrote",
+            hint="let one of them do it: `if T.get_thread_binding() == 0`",
+        )

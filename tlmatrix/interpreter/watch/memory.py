@@ -6,17 +6,25 @@ at all.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tlmatrix.interpreter.emit.access import conditions, is_guarded
 from tlmatrix.interpreter.emit.expressions import both
-from tlmatrix.interpreter.emit.instrument import Instrument
 from tlmatrix.interpreter.emit.values import integer_code, is_float, is_int, parts_of
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
+from tlmatrix.interpreter.runtime.elements import block_of, lanes_of
 
-from .elements import is_injective, is_whole, loose_dims, mask_of, where
-from .sites import SiteTable
+from .observer import (
+    Observer,
+    is_followed,
+    is_injective,
+    is_whole,
+    loose_dims,
+    mask_of,
+    place_of,
+    unless,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,19 +33,23 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.emit.tiles import BufferRegion, TileOperation
     from tlmatrix.interpreter.emit.values import Val
+    from tlmatrix.interpreter.program import Options, Watch
+
+    from .observer import SiteTable
 
 
-class MemorySanitizer(Instrument):
-    """Writes what `sanitizers`, by name, look at."""
+class MemorySanitizer(Observer):
+    """Writes what the sanitizers that are on look at; `monitor.Monitor` is its other half."""
 
+    name = "sanitized"
     argument = "watch"
-    reserved = ("watch",)
+    functions: ClassVar = {"block_of": block_of, "lanes_of": lanes_of}
     reports_bounds = True
     sees_reads = True
 
-    def __init__(self, sanitizers: frozenset[str], kernel: ir.Kernel) -> None:
-        self.sites = SiteTable()
-        self._on = sanitizers
+    def __init__(self, kernel: ir.Kernel, options: Options, sites: SiteTable) -> None:
+        super().__init__(kernel, options, sites)
+        self._on = options.sanitizers
         self._copied: set[ir.Var] = set()
         """Data of the destinations of copies."""
         for call in walk(kernel.body):
@@ -47,6 +59,15 @@ class MemorySanitizer(Instrument):
                 self._copied.update(region.buffer.data for region in found)
         self._seen: dict[str, str] = {}
         """Names of shadows, by the code of their buffer."""
+
+    @classmethod
+    def wanted(cls, options: Options) -> bool:
+        """With any sanitizer, unless values are traced in place of it."""
+        return bool(options.sanitizers) and "traced" not in options.observers
+
+    def plan(self, e: Emitter) -> Watch:
+        """The sites, and what analyses found of the kernel."""
+        return self.sites.watch(e)
 
     def snapshot(self) -> Any:
         """The shadows."""
@@ -150,10 +171,9 @@ class MemorySanitizer(Instrument):
         loose: tuple[int, ...] | None = None,
     ) -> None:
         """Report a block outside; dims that are `loose` are predicated by TileLang."""
-        if loose is None:
-            loose = loose_dims(e, buf, dims)
         if not unproven:
             return
+        loose = loose_dims(e, buf, dims) if loose is None else loose
         if "guarded" not in self._on:
             unproven = [
                 text
@@ -192,7 +212,7 @@ class MemorySanitizer(Instrument):
     def before_view(self, e: Emitter, region: BufferRegion) -> None:
         """Outside cannot be skipped here: the report, then the error."""
         if region.conditions:
-            site = self.sites.number(e, region.buf, "access")
+            site = self.sites.access(e, region.buf, "access")
             with e.w.block(f"if not ({' and '.join(region.conditions)})"):
                 e.w.line(
                     f"watch.outside({site}, {region.dims_code}, {region.buf.code}.shape, (), None)"
@@ -200,36 +220,55 @@ class MemorySanitizer(Instrument):
 
     # -- single elements
 
-    @staticmethod
-    def _follows(buf: Buf) -> bool:
-        """Whether accesses are followed: not to the memory of an iteration."""
-        return not buf.private_axes or buf.per_thread
+    def _see(
+        self, e: Emitter, buf: Buf, action: str, site: int, place: str, skips: str = ""
+    ) -> None:
+        """Tell the shadow of a buffer of an access, unless it needs no look."""
+        seen = self._seen.get(buf.code)
+        if seen is None:
+            return
+        calm = "full" if not buf.is_global else "quiet" if action == "read" else "still"
+        skips = f"{skips} or " if skips and calm == "quiet" else ""
+        e.w.line(f"{seen}.{calm} or {skips}{seen}.{action}({site}, {place})")
+
+    def _see_access(self, e: Emitter, access: Access, action: str, site: int) -> None:
+        """The same for an access of iterations."""
+        seen = self._seen.get(access.buf.code)
+        if seen is not None:
+            self._see(e, access.buf, action, site, place_of(e, access, e.mask, f"{seen}.shape"))
+
+    def _see_region(self, e: Emitter, region: BufferRegion, action: str, site: int) -> None:
+        """The same for a region of a tile operation."""
+        seen = self._seen.get(region.buf.code)
+        place = f"block_of({region.dims_code}, None, {seen}.shape)"
+        self._see(e, region.buf, action, site, place, f"{seen}.skips({region.dims_code})")
 
     def read(self, e: Emitter, access: Access) -> None:
         """Iterations are about to read."""
-        buf = access.buf
-        if not self._follows(buf):
+        if not is_followed(access.buf):
             return
-        site = self.sites.number(e, buf, "read", orders=e.atomic.is_access)
+        site = self.sites.access(e, access.buf, "read", orders=e.atomic.is_access)
         self._watch_access(e, access, site)
-        seen = self._seen.get(buf.code)
-        if seen is not None:
-            calm = "quiet" if buf.is_global else "full"
-            suffix, place = where(e, access, e.mask)
-            if e.stored is not None:
-                # Reads of iterations whose value is not stored have no effect.
-                every, stored = e.stored
-                some = where(e, access, both(e, e.mask, stored))[1]
-                place = f"*(({place}) if {every} else ({some}))" if every else some
-            e.w.line(f"{seen}.{calm} or {seen}.read{suffix}({site}, {place})")
+        seen = self._seen.get(access.buf.code)
+        if seen is None:
+            return
+        place = place_of(e, access, e.mask, f"{seen}.shape")
+        skips = f"{seen}.skips({access.dims_code})" if access.block and e.mask is None else ""
+        if e.stored is not None:
+            # Reads of iterations whose value is not stored have no effect.
+            every, stored = e.stored
+            some = place_of(e, access, both(e, e.mask, stored), f"{seen}.shape")
+            place = f"({place} if {every} else {some})" if every else some
+            skips = f"({every}) and {skips}" if every and skips else ""
+        self._see(e, access.buf, "read", site, place, skips)
 
     def read_scalar(self, e: Emitter, access: Access, code: str) -> str:
         """A single element is read in the middle of an expression."""
         buf = access.buf
-        if not self._follows(buf):
+        if not is_followed(buf):
             return code
         index = f"({access.element},)"
-        site = self.sites.number(e, buf, "read", orders=e.atomic.is_access)
+        site = self.sites.access(e, buf, "read", orders=e.atomic.is_access)
         seen = self._seen.get(buf.code)
         inside = code if seen is None else f"{seen}.one({site}, {index}, {code})"
         if not access.conditions:
@@ -247,7 +286,7 @@ class MemorySanitizer(Instrument):
         seen = self._seen.get(buf.code)
         if seen is None:
             return code
-        site = self.sites.number(e, buf, "read")
+        site = self.sites.access(e, buf, "read")
         text = f"({code} if {seen}.full else {seen}.one({site}, (), {code}))"
         return text if parts_of(code) is None else integer_code(text)
 
@@ -260,52 +299,39 @@ class MemorySanitizer(Instrument):
         """A value is about to be stored."""
         del value
         buf, atomic = access.buf, e.atomic.is_access
-        if not self._follows(buf):
+        if not is_followed(buf):
             return
-        site = self.sites.number(e, buf, "atomic" if atomic else "write", orders=atomic)
+        site = self.sites.access(e, buf, "atomic" if atomic else "write", orders=atomic)
         self._watch_access(e, access, site)
         self._watch_collisions(e, access, result, site)
-        seen = self._seen.get(buf.code)
-        if seen is None:
-            return
         if is_whole(e, access):
-            e.w.line(f"{seen}.full = True")
+            self._mark_full(e, buf)
             return
-        suffix, place = where(e, access, e.mask)
-        calm = "still" if buf.is_global else "full"
-        action = "atomic" if atomic and buf.is_global else "write"
-        e.w.line(f"{seen}.{calm} or {seen}.{action}{suffix}({site}, {place})")
+        self._see_access(e, access, "atomic" if atomic and buf.is_global else "write", site)
 
     def before_atomic(self, e: Emitter, access: Access, result: Val, *, previous: bool) -> None:
         """An atomic is about to be done."""
         del result
         buf = access.buf
-        if not self._follows(buf):
+        if not is_followed(buf):
             return
-        site = self.sites.number(e, buf, "atomic", orders=previous)
+        site = self.sites.access(e, buf, "atomic", orders=previous)
         self._watch_access(e, access, site)
         self._watch_order(e, access, site)
-        seen = self._seen.get(buf.code)
-        if seen is None:
-            return
         if buf.name in e.reducers:
             # A contribution: the reducer has an identity to add it to.
-            e.w.line(f"{seen}.full = True")
+            self._mark_full(e, buf)
             return
-        suffix, place = where(e, access, e.mask)
-        calm = f"{seen}.still or " if buf.is_global else ""
-        e.w.line(f"{calm}{seen}.atomic{suffix}({site}, {place})")
+        self._see_access(e, access, "atomic", site)
 
     def copied_element(self, e: Emitter, buf: Buf, index: str, mask: str, *, write: bool) -> None:
         """Each thread is about to copy one element."""
         action = "write" if write else "read"
-        site = self.sites.number(e, buf, action)
+        site = self.sites.access(e, buf, action)
         loose = tuple(range(len(buf.shape))) if is_guarded(e, buf) else ()
         if not loose or "guarded" in self._on:
             e.w.line(f"watch.lanes_outside({site}, {index}, {buf.code}.shape, {loose}, {mask})")
-        seen = self._seen.get(buf.code)
-        if seen is not None:
-            e.w.line(f"{seen}.{action}_lanes({site}, {index}, {mask})")
+        self._see(e, buf, action, site, f"lanes_of({index}, {mask}, {buf.code}.shape)")
 
     def _watch_order(self, e: Emitter, access: Access, site: int) -> None:
         """Iterations that add to one element: the order of threads decides how sums round."""
@@ -357,70 +383,60 @@ class MemorySanitizer(Instrument):
             self._watch_copy(e, *op.moves)
             return
         for effect in op.effects:
-            if effect.unless is not None:
-                with e.w.block(f"if not {effect.unless}"):
-                    self._watch_region(e, effect.region, effect.action, effect.kind)
-            else:
+            with unless(e, effect):
                 self._watch_region(e, effect.region, effect.action, effect.kind)
 
     def _watch_region(self, e: Emitter, region: BufferRegion, action: str, kind: str) -> None:
         buf = region.buf
-        site = self.sites.number(e, buf, action, kind=kind)
+        site = self.sites.access(e, buf, action, kind=kind)
         self._report_bounds(e, buf, region.dims, region.conditions, site)
-        seen = self._seen.get(buf.code)
-        if seen is None:
-            return
-        if action == "read":
-            calm = "quiet" if buf.is_global else "full"
-        elif region.is_whole_local:
-            e.w.line(f"{seen}.full = True")
-            return
+        if action != "read" and region.is_whole_local:
+            self._mark_full(e, buf)
         else:
-            calm = "still" if buf.is_global else "full"
-        e.w.line(f"{seen}.{calm} or {seen}.{action}({site}, {region.dims_code}, None)")
+            self._see_region(e, region, action, site)
 
     def _watch_copy(self, e: Emitter, src: BufferRegion, dst: BufferRegion) -> None:
         """Elements that are uninitialized in the source are so in the destination."""
-        read = self.sites.number(e, src.buf, "read")
-        write = self.sites.number(e, dst.buf, "write")
+        read = self.sites.access(e, src.buf, "read")
+        write = self.sites.access(e, dst.buf, "write")
         for region, site in ((src, read), (dst, write)):
             self._watch_copied(e, region, site)
         source, target = self._seen.get(src.buf.code), self._seen.get(dst.buf.code)
-        if dst.buf.is_global and target is not None:
-            e.w.line(f"{target}.still or {target}.write({write}, {dst.dims_code}, None)")
         local = target is not None and not dst.buf.is_global
+        if dst.buf.is_global:
+            self._see_region(e, dst, "write", write)
+        if source is None:
+            if local:
+                self._mark_copied(e, dst, write)
+            return
         copied = (
             f"{source}.copied({read}, {src.dims_code}, {target}, {dst.dims_code}, "
             f"{dst.buf.code}.shape)"
         )
-        read_line = f"{source}.quiet or {source}.read({read}, {src.dims_code}, None)"
-        if source is None:
-            if target is not None and local:
-                self._mark_copied(e, dst, target, write)
-        elif not src.buf.is_global:
+        if not src.buf.is_global:
             if local and dst.is_whole_local:
                 with e.w.block(f"if {source}.full"):
-                    e.w.line(f"{target}.full = True")
+                    self._mark_full(e, dst.buf)
                 with e.w.block("else"):
                     e.w.line(copied)
             else:
                 e.w.line(copied if local else f"{source}.full or {copied}")
-        elif target is None or not local:
-            e.w.line(read_line)
-        else:
-            with e.w.block(f"if {source}.fresh"):
-                e.w.line(copied)
-            with e.w.block("else"):
-                e.w.line(read_line)
-                self._mark_copied(e, dst, target, write)
+            return
+        if not local:
+            self._see_region(e, src, "read", read)
+            return
+        with e.w.block(f"if {source}.fresh"):
+            e.w.line(copied)
+        with e.w.block("else"):
+            self._see_region(e, src, "read", read)
+            self._mark_copied(e, dst, write)
 
-    @staticmethod
-    def _mark_copied(e: Emitter, dst: BufferRegion, target: str, site: int) -> None:
+    def _mark_copied(self, e: Emitter, dst: BufferRegion, site: int) -> None:
         """All of a destination counts as written."""
         if dst.is_whole_local:
-            e.w.line(f"{target}.full = True")
+            self._mark_full(e, dst.buf)
         else:
-            e.w.line(f"{target}.full or {target}.write({site}, {dst.dims_code}, None)")
+            self._see_region(e, dst, "write", site)
 
     def _watch_copied(self, e: Emitter, region: BufferRegion, site: int) -> None:
         """Bounds of a side of a copy: its ranges are predicated whatever the memory."""

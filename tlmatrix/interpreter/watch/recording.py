@@ -1,6 +1,6 @@
 """Records every access, for explanations.
 
-A recorder (`runtime.tracks`) notes which block runs and which iteration of which loop, which
+A recorder (`recorders`) notes which block runs and which iteration of which loop, which
 elements a statement reads and which it writes. It answers when a block starts whether to skip it
 (0), to note what it writes to global memory (1), or everything (2); so the variant serves to find
 the writers of an element as well as to follow it backwards.
@@ -11,34 +11,41 @@ and addresses are no data; integers read on the way to a float are noted as addr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tlmatrix.interpreter.analysis.loops import is_grid
-from tlmatrix.interpreter.emit.instrument import Instrument
 from tlmatrix.interpreter.emit.values import is_float
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
-from tlmatrix.interpreter.program import AccessSite, Loop, Record
+from tlmatrix.interpreter.program import Loop, Record, Site
+from tlmatrix.interpreter.runtime.elements import IndexArrays, Tile
+
+from .observer import Observer, global_usage
 
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.access import Access, Buf
     from tlmatrix.interpreter.emit.emitter import Emitter
-    from tlmatrix.interpreter.emit.tiles import TileOperation
+    from tlmatrix.interpreter.emit.tiles import BufferRegion, TileOperation
     from tlmatrix.interpreter.emit.values import Val
+    from tlmatrix.interpreter.program import Options
+
+    from .observer import SiteTable
 
 _STATEMENTS = (ir.BufferStore, ir.Evaluate, ir.Bind)
 
 
-class RecordInstrument(Instrument):
+class Recording(Observer):
     """Writes calls of a recorder."""
 
+    name = "recorded"
     argument = "rec"
-    reserved = ("rec", "on")
+    reserved = ("on",)
+    functions: ClassVar = {"IndexArrays": IndexArrays, "Tile": Tile}
     sees_every_read = True
     sees_writes = True
 
-    def __init__(self) -> None:
-        self._sites: dict[AccessSite, int] = {}
+    def __init__(self, kernel: ir.Kernel, options: Options, sites: SiteTable) -> None:
+        super().__init__(kernel, options, sites)
         self._loops: list[Loop] = []
         self._loop_numbers: list[int] = []
         self._grids: list[tuple[str, ...]] = []
@@ -46,33 +53,22 @@ class RecordInstrument(Instrument):
         self._bound: dict[Any, tuple[str, frozenset[int]]] = {}
         self._pending: tuple[Buf, str, str] | None = None
 
-    def record(self, e: Emitter) -> Record:
+    def plan(self, e: Emitter) -> Record:
         """What the program's recorder needs to know."""
-        buffers = [(node, buf) for node, buf in e.buffers.items() if buf.is_global]
-        usage = {buf.name: e.facts.usage.get(node.data, frozenset()) for node, buf in buffers}
-        memories = {buf.name: buf.code for _, buf in buffers}
-        return Record(tuple(self._sites), tuple(self._loops), tuple(self._grids), usage, memories)
-
-    def _number(self, site: AccessSite) -> int:
-        return self._sites.setdefault(site, len(self._sites))
+        memories = {buf.name: buf.code for buf in e.buffers.values() if buf.is_global}
+        loops, grids = tuple(self._loops), tuple(self._grids)
+        return Record(self.sites.sites, loops, grids, global_usage(e), memories)
 
     def _site(self, e: Emitter, buf: Buf, action: str) -> int:
-        return self._number(
-            AccessSite(
-                e.w.location,
-                buf.name,
-                self._base.get(buf.code, buf.code),
-                "variable" if buf.variable else buf.scope,
-                buf.dtype,
-                buf.codec,
-                action,
-            )
+        scope = "variable" if buf.variable else buf.scope
+        memory = self._base.get(buf.code, buf.code)
+        return self.sites.number(
+            Site(e.w.location, buf.name, action, scope, memory, buf.dtype, buf.codec)
         )
 
     def _variable(self, e: Emitter, name: str, value: Val, memory: str, action: str) -> int:
-        return self._number(
-            AccessSite(e.w.location, name, memory, "variable", value.dtype, None, action)
-        )
+        site = Site(e.w.location, name, action, "variable", memory, value.dtype)
+        return self.sites.number(site)
 
     @staticmethod
     def _guard(buf: Buf) -> str:
@@ -105,8 +101,8 @@ class RecordInstrument(Instrument):
         if isinstance(node, _STATEMENTS):
             if node.location is not None:
                 e.w.location = node.location
-            site = AccessSite(e.w.location, "", "", "", "", None, "statement")
-            e.w.line(f"rec.begin({self._number(site)})")
+            site = self.sites.number(Site(e.w.location, "", "statement"))
+            e.w.line(f"rec.begin({site})")
 
     def before_loop(self, e: Emitter, node: Any, ranged: str) -> None:
         """A serial loop is about to start."""
@@ -134,37 +130,38 @@ class RecordInstrument(Instrument):
             return
         self._bound[var] = (value.code, value.axes)
         number = self._variable(e, var.name, value, value.code, "let")
-        e.w.line(
-            f"on > 1 and rec.named({number}, {value.code}, {_elements(e, value.axes)}, "
-            f"{e.mask_code})"
-        )
+        e.w.line(f"on > 1 and rec.wrote({number}, {value.code}, {_elements(e, value.axes)})")
 
     def recalled(self, e: Emitter, var: Any, value: Val) -> None:
         """A bound variable is used."""
         known = self._bound.get(var)
         if known is not None and value.code == known[0]:
             number = self._variable(e, var.name, value, known[0], "read")
-            e.w.line(f"on > 1 and rec.recalled({number}, {_elements(e, known[1])}, {e.mask_code})")
+            e.w.line(f"on > 1 and rec.read({number}, {_elements(e, known[1])})")
 
     def read_variable(self, e: Emitter, buf: Buf, code: str) -> str:
         """A variable is read in the middle of an expression."""
-        return f"rec.one({self._site(e, buf, 'read')}, None, (), {code})"
+        return f"rec.one({self._site(e, buf, 'read')}, (), (), {code})"
 
     def after_assignment(self, e: Emitter, buf: Buf) -> None:
         """A variable was assigned."""
-        e.w.line(f"on > 1 and rec.assigned({self._site(e, buf, 'store')}, {buf.code})")
+        site = self._site(e, buf, "store")
+        e.w.line(f"on > 1 and rec.wrote({site}, {buf.code}, IndexArrays((), (), None))")
 
     def private_copies(self, e: Emitter, buf: Buf, copies: Buf) -> None:
         """A local buffer was given one copy for each iteration."""
         source, target = self._site(e, buf, "read"), self._site(e, copies, "copy")
-        array = "None" if buf.variable else buf.code
-        e.w.line(f"on > 1 and rec.spread({source}, {array}, {target}, {copies.code}, True)")
+        one, many = _whole(buf), f"Tile.whole({copies.code}.shape)"
+        reads = f"(({source}, None, {one}),)"
+        e.w.line(f"on > 1 and rec.wrote({target}, {copies.code}, {many}, {reads}, 'spread')")
 
     def merged_copies(self, e: Emitter, buf: Buf, copies: Buf) -> None:
         """The copies of a local buffer became one again."""
         source, target = self._site(e, copies, "read"), self._site(e, buf, "copy")
-        array = "None" if buf.variable else buf.code
-        e.w.line(f"on > 1 and rec.spread({target}, {array}, {source}, {copies.code}, False)")
+        one, many = _whole(buf), f"Tile.whole({copies.code}.shape)"
+        value = f"{copies.code}.reshape(-1)[0]" if buf.variable else buf.code
+        reads = f"(({source}, None, {many}),)"
+        e.w.line(f"on > 1 and rec.wrote({target}, {value}, {one}, {reads}, 'collapse')")
 
     def viewed(self, e: Emitter, whole: Buf, view: Buf) -> None:
         """A view is the memory of its buffer."""
@@ -178,24 +175,20 @@ class RecordInstrument(Instrument):
         """Iterations are about to read."""
         buf = access.buf
         e.w.line(
-            f"on > 1 and rec.read({self._site(e, buf, 'read')}, {buf.code}, "
-            f"{access.index_code}, {e.mask_code})"
+            f"on > 1 and rec.read({self._site(e, buf, 'read')}, "
+            f"IndexArrays({buf.code}.shape, {access.index_code}, {e.mask_code}))"
         )
 
     def read_scalar(self, e: Emitter, access: Access, code: str) -> str:
         """A single element is read in the middle of an expression."""
         buf = access.buf
-        return f"rec.one({self._site(e, buf, 'read')}, {buf.code}, ({access.element},), {code})"
+        site = self._site(e, buf, "read")
+        return f"rec.one({site}, {buf.code}.shape, ({access.element},), {code})"
 
-    def before_write(self, e: Emitter, access: Access, result: Val, value: Any) -> None:
-        """A value is about to be stored: noted once it is."""
-        del e, result, value
-        self._pending = (access.buf, access.index_code, "store")
-
-    def before_atomic(self, e: Emitter, access: Access, result: Val, *, previous: bool) -> None:
-        """An atomic is about to be done: noted once it is."""
-        del e, result, previous
-        self._pending = (access.buf, access.index_code, "atomic")
+    def access(self, e: Emitter, access: Access, action: str) -> None:
+        """A value is about to be stored, or an atomic to be done: noted once it is."""
+        del e
+        self._pending = access.buf, access.index_code, "store" if action == "write" else action
 
     def after_write(self, e: Emitter) -> None:
         """The store or atomic was written."""
@@ -204,8 +197,8 @@ class RecordInstrument(Instrument):
         self._pending = None
         shape = e.shape_of(e.all_axes) if e.axes else "()"
         e.w.line(
-            f"{self._guard(buf)}rec.wrote({self._site(e, buf, action)}, {buf.code}, {index}, "
-            f"{e.mask_code}, {shape})"
+            f"{self._guard(buf)}rec.wrote({self._site(e, buf, action)}, {buf.code}, "
+            f"IndexArrays({buf.code}.shape, {index}, {e.mask_code}, {shape}))"
         )
 
     # -- tile operations
@@ -219,21 +212,29 @@ class RecordInstrument(Instrument):
         found = op.dependence
         if found is None:
             raise e.refuse(f"following an element through T.{op.name}")
-        sites = "".join(
-            f"({self._site(e, r.buf, 'read')}, {r.buf.code}, {r.dims_code}), "
-            for r in found.sources
+        sources = "".join(
+            f"({self._site(e, r.buf, 'read')}, {r.buf.code}, {_tile(r)}), " for r in found.sources
         )
         buf = found.target.buf
         more = "".join(f", {code}" for code in found.arguments)
         e.w.line(
-            f"{self._guard(buf)}rec.tile({self._site(e, buf, found.rule)}, "
-            f"({sites}), {buf.code}, {found.target.dims_code}{more})"
+            f"{self._guard(buf)}rec.wrote({self._site(e, buf, found.rule)}, "
+            f"{buf.code}, {_tile(found.target)}, ({sources}), {found.rule!r}{more})"
         )
 
 
+def _tile(region: BufferRegion) -> str:
+    """Code of a region."""
+    return f"Tile({region.buf.code}.shape, {region.dims_code})"
+
+
+def _whole(buf: Buf) -> str:
+    """Code of all of a buffer, or of a variable."""
+    return f"Tile.whole({'()' if buf.variable else f'{buf.code}.shape'})"
+
+
 def _elements(e: Emitter, axes: frozenset[int]) -> str:
-    """The shape of a value that varies over axes, and the index of each iteration into it."""
-    if not axes:
-        return "(), ()"
-    codes = [e.axis_at(p).iota.code if p in axes else "0" for p in range(e.rank)]
-    return f"{e.shape_of(axes)}, ({''.join(f'{code}, ' for code in codes)})"
+    """Code of a value that varies over axes: the element of each iteration."""
+    codes = [e.axis_at(p).iota.code if p in axes else "0" for p in range(e.rank)] if axes else []
+    shape = e.shape_of(axes) if axes else "()"
+    return f"IndexArrays({shape}, ({''.join(f'{code}, ' for code in codes)}), {e.mask_code})"

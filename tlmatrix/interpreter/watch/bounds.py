@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .indices import first_lane, lanes_inside, lanes_of
-from .memory import outside
+from tlmatrix.interpreter.runtime.elements import first_lane, lanes_inside, lanes_of
+from tlmatrix.interpreter.runtime.memory import outside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .findings import Findings
-    from .masks import Dim
+    from tlmatrix.interpreter.runtime.masks import Dim
+
+    from .monitor import Findings
 
 __all__ = ["Bounds", "Collisions"]
 
@@ -102,7 +103,7 @@ class Bounds:
         """Report an index outside; it is an error if no sanitizer of bounds is on."""
         findings = self._findings
         accessed = findings.sites[site]
-        name = "fragments" if accessed.local else "bounds"
+        name = "fragments" if accessed.is_local else "bounds"
         if guarded:
             name = "tables" if table else "guarded"
         if not guarded and not findings.sanitizers & {"bounds", "fragments"}:

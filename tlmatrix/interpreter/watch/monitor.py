@@ -1,39 +1,124 @@
-"""The monitor of a sanitized launch: `watch` in generated source."""
+"""The monitor of a sanitized launch, `watch` in generated source, and what it finds."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tlmatrix.interpreter.reports import Checks, element_name, source_line
+from tlmatrix.dtypes import torch_dtype
+from tlmatrix.interpreter.reports import (
+    Checks,
+    Party,
+    Report,
+    ReportSet,
+    element_name,
+    source_line,
+)
 from tlmatrix.interpreter.sync import context
+from tlmatrix.interpreter.sync.flags import atomic
 from tlmatrix.interpreter.sync.races import Access
 
 from .bounds import Bounds, Collisions
-from .findings import Findings
-from .global_shadows import GlobalShadow
-from .mathematics import wrap
 from .order import BlockOrder, Running
-from .packed import Packed
-from .parameters import aliases_of, blank_elements, boundaries_of, merged_usage
-from .repeats import Repeats
-from .shadows import LocalShadow
+from .overflow import Overflows
+from .packed import Packed, boundaries_of
+from .repeats import Again, Repeats
+from .shadows import GlobalShadow, LocalShadow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import torch
 
+    from tlmatrix.interpreter.ir.nodes import Location
     from tlmatrix.interpreter.program import Program, Site
-    from tlmatrix.interpreter.reports import Report
+    from tlmatrix.interpreter.runtime.codecs import Array
+    from tlmatrix.interpreter.runtime.elements import Place
     from tlmatrix.interpreter.sync.accesses import View
     from tlmatrix.interpreter.sync.clocks import Clock
 
-    from .codecs import Array
-    from .indices import Place
+    Tensors = Mapping[str, torch.Tensor]
 
-__all__ = ["Monitor"]
+
+class Findings:
+    """Findings of one launch: the first of each cause, and a count.
+
+    Attributes:
+        sanitizers: those that are on.
+        sites: by number the places in the user's source that access buffers.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        sites: tuple[Site, ...],
+        sanitizers: frozenset[str],
+        tensors: Tensors,
+        order: BlockOrder,
+    ) -> None:
+        self.sanitizers = sanitizers
+        self.sites = sites
+        self._kernel = program.name
+        self._tensors = tensors
+        self._order = order
+        self._found = ReportSet()
+        self._of_agents: list[Report] = []
+
+    def report(
+        self,
+        name: str,
+        site: int,
+        index: tuple[int, ...],
+        message: str,
+        other: int = 0,
+        hint: str = "",
+        axis: int = 0,
+    ) -> None:
+        """Keep a finding of sanitizer `name`, or count it if its site and `axis` have one.
+
+        `message` may have `{buffer}` and `{action}`; `other` is the code of the other access;
+        `hint` replaces the advice that goes with all findings of the sanitizer.
+        """
+        if name not in self.sanitizers:
+            return
+        party, number = None, -1
+        if other:
+            block, number = self._order.party(other)
+            by = self.sites[number]
+            party = Party(block, *source_line(by.location), by.action)
+        key = (name, site, number, axis)
+        if self._found.again(key):
+            return
+        at = self.sites[site]
+        index = tuple(int(i) for i in index)
+        text = message.format(buffer=element_name(at.buffer, index), action=at.action)
+        report = self.about(name, at.location, at.buffer, index, self._order.block, text)
+        tensor = report.tensor if at.is_global else None
+        self._found.add(replace(report, other=party, tensor=tensor, hint=hint), key)
+
+    def add(self, reports: Iterable[Report]) -> None:
+        """Keep reports about the agents of a block: races between them, barriers."""
+        self._of_agents += [r for r in reports if r.sanitizer in self.sanitizers]
+
+    def reports(self) -> list[Report]:
+        """All findings, in order."""
+        return [*self._of_agents, *self._found.reports()]
+
+    def about(
+        self,
+        name: str,
+        location: Location | None,
+        buffer: str,
+        index: tuple[int, ...],
+        block: tuple[int, ...] | None,
+        message: str,
+    ) -> Report:
+        """A report about an element of a buffer."""
+        at = source_line(location)
+        tensor = self._tensors.get(buffer)
+        return Report(name, self._kernel, *at, buffer, index, block, message, tensor=tensor)
 
 
 class Monitor:
@@ -86,8 +171,9 @@ class Monitor:
         self.outside, self.lanes_outside, self.one = bounds.block, bounds.lanes, bounds.one
         self.lanes_twice, self.axes_twice = collisions.lanes, collisions.axes
         self.threads_twice, self.lanes_added = collisions.threads, collisions.added
-        repeats = Repeats(self.findings, confirmed)
-        self.repeat, self.repeated = repeats.again, repeats.ended
+        overflows = Overflows(self.findings)
+        self.left, self.overflows = overflows.left, overflows.affine
+        self.repeat, self.repeated = Again, Repeats(self.findings, confirmed).ended
 
     # -- shadows
 
@@ -154,29 +240,6 @@ class Monitor:
         self.resume(running)
         self.order.work_as(clock, agent, time)
 
-    # -- arithmetic
-
-    def left(self, site: int, value: int, bits: int, mask: Array | bool = True) -> int:
-        """Report a value outside a signed integer of so many bits; the value in two's complement.
-
-        Iterations outside the mask do not compute it.
-        """
-        if np.any(mask):
-            self.findings.report("overflow", site, (), _overflow(value, bits))
-        return wrap(value, bits, True)
-
-    def overflows(
-        self, base: int, terms: tuple[tuple[Array, int], ...], site: int, mask: Array | None
-    ) -> None:
-        """Report iterations whose int32 value `base + sum(index * step)` is outside."""
-        exact = np.asarray(base, np.int64)
-        for index, step in terms:
-            exact = exact + index.astype(np.int64) * step
-        outside = (exact < -(1 << 31)) | (exact >= 1 << 31)
-        places = np.broadcast_to(outside if mask is None else outside & mask, exact.shape)
-        if places.any():
-            self.findings.report("overflow", site, (), _overflow(int(exact[places][0]), 32))
-
     # -- flags, streams and ranks
 
     def is_flag(self, site: int) -> bool:
@@ -204,8 +267,6 @@ class Monitor:
 
     def _flag_of_ranks(self, how: Site, name: str, offsets: list[int]) -> None:
         """The same for other launches and ranks: T.atomic_* have device scope."""
-        from tlmatrix.interpreter.sync.flags import atomic
-
         tensor = self._tensors[name]
         at = source_line(how.location)
         for offset in offsets if not tensor.dtype.is_floating_point else ():
@@ -265,6 +326,49 @@ class Monitor:
         return name in self._outputs or ("write" in usage and not usage & {"read", "atomic"})
 
 
-def _overflow(value: int, bits: int) -> str:
-    limit = f"2**{bits - 1}"
-    return f"int{bits} arithmetic gives {value}, outside its range of -{limit} to {limit} - 1"
+def blank_elements(
+    tensors: Tensors, checks: Checks, layouts: Mapping[str, Any]
+) -> dict[str, Array]:
+    """Which elements of parameters hold the caller's poison; only parameters that have some."""
+    found = {}
+    for name, tensor in tensors.items():
+        poison = checks.poison.get(tensor.dtype)
+        # A layout puts elements elsewhere, and has gaps between them.
+        if poison is None or name in layouts:
+            continue
+        # numpy looks through a few thousand elements in a third of torch's time.
+        blank = tensor.view(torch_dtype(f"int{8 * tensor.element_size()}")).numpy() == poison
+        if np.count_nonzero(blank):
+            found[name] = blank
+    return found
+
+
+def aliases_of(tensors: Tensors) -> dict[str, str]:
+    """Of parameters that are one tensor the first one's name, by each name."""
+    addresses: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        addresses.setdefault(tensor.data_ptr(), []).append(name)
+    addresses.pop(0, None)  # of empty tensors
+    aliases = {}
+    for names in addresses.values():
+        if len(names) == 1:
+            continue
+        first: dict[Any, str] = {}
+        for name in names:
+            tensor = tensors[name]
+            known = first.setdefault((tensor.shape, tensor.stride(), tensor.dtype), name)
+            if known != name:
+                aliases[name] = aliases[known] = known
+    return aliases
+
+
+def merged_usage(
+    usage: Mapping[str, frozenset[str]], aliases: Mapping[str, str]
+) -> dict[str, frozenset[str]]:
+    """What a kernel does with each buffer; the same for parameters that are one tensor."""
+    merged = dict(usage)
+    for first in set(aliases.values()):
+        names = [name for name, of in aliases.items() if of == first]
+        together = frozenset().union(*(usage.get(name, frozenset()) for name in names))
+        merged.update(dict.fromkeys(names, together))
+    return merged

@@ -1,24 +1,23 @@
-"""Packed tensors: which rows belong to the sequences of a block."""
+"""Packed tensors: which rows belong to the sequences of a block, by the boundaries it has read."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from .indices import element_of
+from tlmatrix.interpreter.runtime.elements import element_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tlmatrix.interpreter.reports import Sequences
+    from tlmatrix.interpreter.runtime.elements import Place
+    from tlmatrix.interpreter.runtime.masks import Dim
 
-    from .findings import Findings
-    from .indices import Place
-    from .masks import Dim
+    from .monitor import Findings
     from .order import BlockOrder
-
-__all__ = ["Boundaries", "Packed"]
 
 
 class Boundaries:
@@ -186,3 +185,27 @@ class Packed:
             where,
             f"{{action}} of {{buffer}} in row {row} of {whose}, by a block of sequence {ours}",
         )
+
+
+def boundaries_of(
+    tensors: Mapping[str, torch.Tensor], declared: Mapping[str, Sequences]
+) -> dict[str, Boundaries]:
+    """The parameters that hold the boundaries of declared sequences, or their starts."""
+    if not declared:
+        return {}
+    known = {sequences.boundaries for sequences in declared.values()}
+    starts = {boundaries[:-1]: boundaries for boundaries in known}
+    lengths = {len(boundaries) for boundaries in (*known, *starts)}
+    found = {}
+    for name, tensor in tensors.items():
+        if (
+            tensor.dim() == 1
+            and tensor.dtype in (torch.int32, torch.int64)
+            and len(tensor) in lengths
+        ):
+            values = tuple(tensor.tolist())
+            if values in known:
+                found[name] = Boundaries(values)
+            elif values in starts:
+                found[name] = Boundaries(starts[values], ended=False)
+    return found

@@ -1,1 +1,0 @@
-"""What may be woven into a program: sanitizers, coverage, recording, tracing of NaN."""
