@@ -3,7 +3,7 @@
 import pytest
 from packed_attention import attention
 
-from tlmatrix.check.rerun_checks import RERUN_CHECKS, rotation_order
+from tlmatrix.check.registry import CHECKS, rotation_order
 from tlmatrix.matrix import expand
 from tlmatrix.problem.relations.propagation import with_propagation
 from tlmatrix.run.runner import Runner
@@ -230,13 +230,13 @@ def test_problem_without_inputs_to_replace_has_no_such_relation():
 
 
 def test_order_of_the_other_checks_does_not_depend_on_it():
-    older = [check for check in RERUN_CHECKS if check != "propagation"]
+    older = [check for check in CHECKS if check != "propagation"]
     first = set()
     for seed in range(100):
-        order = rotation_order(RERUN_CHECKS, seed)
+        order = rotation_order(CHECKS, seed)
         first.add(order[0])
         assert [check for check in order if check != "propagation"] == rotation_order(older, seed)
-    assert first == set(RERUN_CHECKS)
+    assert first == set(CHECKS)
 
 
 TWO = ROWS.replace("outputs: [y]", "outputs: [y, copy]").replace("[y]", "[y, copy]")

@@ -73,6 +73,48 @@ def test_unusable_family_is_an_error_at_problem(users_spec, problem, words):
     assert (issue.line, issue.column) == (2, 10)
 
 
+TABLED = """\
+from dataclasses import dataclass
+
+from tlmatrix.problem.family import BuiltInFamily
+from tlmatrix.problem.name_table import Document, axis, tensor, whole
+
+
+@dataclass
+class Setting:
+    rows: int
+
+    def names(self):
+        return {"rows": self.rows}
+
+
+class Mine(BuiltInFamily):
+    page = Document("mine", "Mine", "One axis.", (
+        axis("rows", "rows of x", whole(1)), tensor("x", "the input", "[rows]", "float32"),
+    ))
+    required, data_axes, kept = {"rows": "[8]"}, frozenset(), ()
+
+    def setting(self, values):
+        self.page.refuse_invalid(values)
+        return Setting(values["rows"])
+
+    def build(self, setup, setting):
+        return setting
+"""
+
+
+def test_a_family_from_outside_with_a_table_of_names(users_spec, tmp_path):
+    (tmp_path / "users_own_family.py").write_text(TABLED)
+    spec = users_spec("users_own_family:Mine")
+    family = family_for(spec)
+    assert (family.axes, family.tensors) == ({"rows"}, ("x",))
+    (issue,) = family.lint(spec)
+    assert issue.message == "mine needs the axis rows; add rows: [8]"
+    assert family.problem(spec, {"rows": 3}, seed=1, device=None).names() == {"rows": 3}
+    with pytest.raises(ValueError, match="rows: 0 is not an integer >= 1"):
+        family.problem(spec, {"rows": 0}, seed=1, device=None)
+
+
 def test_two_family_modules_with_one_name_are_an_error(users_spec, tmp_path):
     family_for(users_spec("users_own_family:Mine"))
     elsewhere = tmp_path / "elsewhere"

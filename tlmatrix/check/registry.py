@@ -1,25 +1,35 @@
-"""The checks that are made after the first call of a case, in their order.
+"""The checks that are made after the first call of a case, in their order, and their selection.
 
 A check is a class here or in a module of its own, and an entry of `CHECKS`. Those of the first
 call itself (`numeric`, `gradients`, `poison`, `guards`, `sanitizers`) are made by
 `tlmatrix.check.values`, and by the guards and sanitizers of that call.
+
+Most checks need one to three more calls each, which is most of a case's time. A case of a tier gets
+all of them. A fuzz case gets one, in rotation; its own seed selects it, so that the case is checked
+in the same way whenever it runs. Its determinism check makes two equal calls instead of three.
+Shrinking keeps only the checks that failed.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from tlmatrix.check.determinism import check_equal_calls
+from tlmatrix.check.determinism import check_equal_calls, seeded_generator
 from tlmatrix.check.layouts import check_layouts
 from tlmatrix.check.relations import check_calls, check_history, check_many_calls
-from tlmatrix.check.rerun_checks import RELATION_KINDS, pick_relation
 from tlmatrix.problem.model import HistoryRelation, LayoutRelation, ManyCallsRelation
 
 if TYPE_CHECKING:
     from tlmatrix.check.case_run import CaseRun
     from tlmatrix.check.finding import Finding
     from tlmatrix.problem.model import Relation, RelationKind
+
+Reruns = Literal["all", "rotate"] | Collection[str]
+"""Which checks to make after the first call: `all`, one in rotation (`rotate`), or these names."""
+
+_LATER = "propagation"
 
 
 class Check(ABC):
@@ -103,7 +113,8 @@ class RelationCheck(Check):
         relations = list(run.problem.relations(self.kind))
         if not relations:
             return None
-        return self._related(run, pick_relation(relations, run.case.seed), exact=True)
+        relation = seeded_generator(run.case.seed + 1).choice(relations)
+        return self._related(run, relation, exact=True)
 
     def applies(self, run: CaseRun) -> bool:
         """See `Check`."""
@@ -126,7 +137,27 @@ class RelationCheck(Check):
         return check_calls(relation, run, exact=exact)
 
 
+_KINDS: tuple[RelationKind, ...] = (
+    "isolation", "poison", "repeat", "relations", "agreement", "propagation",
+)  # fmt: skip
 CHECKS: dict[str, Check] = {
-    check.name: check for check in (Determinism(), *map(RelationCheck, RELATION_KINDS))
+    check.name: check for check in (Determinism(), *map(RelationCheck, _KINDS))
 }
 """The checks by name, the most informative first."""
+
+
+def is_selected(check: str, reruns: Reruns) -> bool:
+    """Whether `reruns` is `all` or contains the check."""
+    if isinstance(reruns, str):
+        return reruns == "all"
+    return check in reruns
+
+
+def rotation_order(checks: Collection[str], seed: int) -> list[str]:
+    """The order in which a case with this seed tries checks, given as in `CHECKS`."""
+    order = [check for check in checks if check != _LATER]
+    seeded_generator(seed).shuffle(order)
+    if _LATER in checks:
+        # Inserted, so that the order of the others does not depend on it.
+        order.insert(seeded_generator(seed + 3).randrange(len(order) + 1), _LATER)
+    return order

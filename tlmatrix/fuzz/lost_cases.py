@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
-    from tlmatrix.check.rerun_checks import Reruns
+    from tlmatrix.check.registry import Reruns
     from tlmatrix.fuzz.search import FuzzFailure
     from tlmatrix.matrix import Case
     from tlmatrix.run.runner import Runner

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hypothesis.strategies import SearchStrategy
 
-    from tlmatrix.check.rerun_checks import Reruns
+    from tlmatrix.check.registry import Reruns
     from tlmatrix.interpreter.coverage import Coverage, Feature
     from tlmatrix.matrix import Case
     from tlmatrix.run.result import CaseResult

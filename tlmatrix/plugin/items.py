@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from _pytest._code.code import TerminalRepr
 
-    from tlmatrix.check.rerun_checks import Reruns
+    from tlmatrix.check.registry import Reruns
     from tlmatrix.matrix import Case
     from tlmatrix.plugin.state import State
     from tlmatrix.run.plan import Plan

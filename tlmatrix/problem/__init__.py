@@ -44,7 +44,7 @@ __all__ = [
     "with_changed_arguments",
 ]
 
-_BUILT_IN = {
+BUILT_IN = {
     "attention": "tlmatrix.problem.attention:AttentionFamily",
     "collective": "tlmatrix.problem.collective:CollectiveFamily",
     "gemm": "tlmatrix.problem.gemm:GemmFamily",
@@ -67,12 +67,12 @@ def family_for(spec: Spec) -> Family:
     where = ("problem",)
     if not isinstance(name, str):
         target = _DECLARED
-    elif name in _BUILT_IN:
-        target = _BUILT_IN[name]
+    elif name in BUILT_IN:
+        target = BUILT_IN[name]
     elif ":" in name:
         target = name
     else:
-        message = f"unknown problem {name!r}{nearest(name, _BUILT_IN)}"
+        message = f"unknown problem {name!r}{nearest(name, BUILT_IN)}"
         raise refuse(spec, where, f"{message} Write your own family as package.module:Class")
     made = load(spec, where, target)
     if not callable(made):

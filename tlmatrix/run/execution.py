@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend import Binding
     from tlmatrix.check.finding import Finding
-    from tlmatrix.check.rerun_checks import Reruns
+    from tlmatrix.check.registry import Reruns
     from tlmatrix.interpreter.explain.model import Writer
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem, Relation, RelationKind, Tensors

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend import Backend
     from tlmatrix.backend.assembly import Keep
-    from tlmatrix.check.rerun_checks import Reruns
+    from tlmatrix.check.registry import Reruns
     from tlmatrix.matrix import Case
     from tlmatrix.options.run_options import RunOptions
     from tlmatrix.problem import Problem, Tensors

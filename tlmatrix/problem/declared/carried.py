@@ -23,7 +23,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from tlmatrix.problem.declared.operators import OperatorMode
+from tlmatrix.problem.declared.operators import Call, OperatorMode
 from tlmatrix.problem.tensor_cores import SYSTEMATIC, truncation
 
 if TYPE_CHECKING:
@@ -103,33 +103,20 @@ class DetachedMaximum(TorchFunctionMode):
 class _Mode(OperatorMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that sees products by their operands."""
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    def run(self, call: Call) -> Any:  # noqa: ANN401
         """Call the operator as the mode does."""
-        name = func.overloadpacket.__name__
-        places = _OPERANDS.get(name)
-        if places is not None and args[places[0]].is_floating_point():
-            return self.product(func, places, args, kwargs)
-        return self.other(name, func, args, kwargs)
+        places = _OPERANDS.get(call.name)
+        if places is not None and call.args[places[0]].is_floating_point():
+            return self.product(call, places)
+        return self.other(call)
 
-    def product(
-        self,
-        func: Any,  # noqa: ANN401
-        places: tuple[int, ...],  # noqa: ARG002 - subclasses use it
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Any:  # noqa: ANN401
+    def product(self, call: Call, places: tuple[int, ...]) -> Any:  # noqa: ANN401, ARG002
         """Call an operator of `_OPERANDS`, whose factors are the arguments at `places`."""
-        return func(*args, **kwargs)
+        return call.result()
 
-    def other(
-        self,
-        name: str,  # noqa: ARG002
-        func: Any,  # noqa: ANN401
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Any:  # noqa: ANN401
+    def other(self, call: Call) -> Any:  # noqa: ANN401
         """Call any other operator."""
-        return func(*args, **kwargs)
+        return call.result()
 
 
 class RoundedOperands(_Mode):  # type: ignore[no-untyped-call]
@@ -139,18 +126,12 @@ class RoundedOperands(_Mode):  # type: ignore[no-untyped-call]
         super().__init__()
         self._dtype = dtype
 
-    def product(
-        self,
-        func: Any,  # noqa: ANN401
-        places: tuple[int, ...],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Any:  # noqa: ANN401
+    def product(self, call: Call, places: tuple[int, ...]) -> Any:  # noqa: ANN401
         """Call the operator with rounded factors."""
-        given = list(args)
+        given = list(call.args)
         for place in places:
             given[place] = _rounded(given[place], self._dtype)
-        return func(*given, **kwargs)
+        return call.func(*given, **call.kwargs)
 
 
 class _Signs:
@@ -175,23 +156,17 @@ class _ProductErrors(_Mode):  # type: ignore[no-untyped-call]
         self._dtype, self._boost, self._size = dtype, boost, size
         self._signs = _Signs(seed)
 
-    def product(
-        self,
-        func: Any,  # noqa: ANN401
-        places: tuple[int, ...],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Any:  # noqa: ANN401
+    def product(self, call: Call, places: tuple[int, ...]) -> Any:  # noqa: ANN401
         """Call the operator and add the error."""
-        result = func(*args, **kwargs)
-        lost = truncation(_terms(func.overloadpacket.__name__, args))
+        result, args = call.result(), call.args
+        lost = truncation(_terms(call))
         lost *= SYSTEMATIC if self._size == "spread" else 1.0
         u, of_terms = 0.0, []
         if self._dtype is not None and not all(
             torch.equal(args[place], _rounded(args[place], self._dtype)) for place in places
         ):
             u = torch.finfo(self._dtype).eps / 2
-            of_terms = [_listed(_of_terms(func, places, args, kwargs, power)) for power in (1, 2)]
+            of_terms = [_listed(_of_terms(call, places, power)) for power in (1, 2)]
         moved = _listed(result)
         for number, each in enumerate(moved):
             if each is None:  # a gradient that is not needed
@@ -219,38 +194,29 @@ class _ProductTerms(_Mode):  # type: ignore[no-untyped-call]
         self._dependent: dict[int, torch.Tensor] = {}
         self.sums: list[torch.Tensor] = []
 
-    def product(
-        self,
-        func: Any,  # noqa: ANN401
-        places: tuple[int, ...],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Any:  # noqa: ANN401
+    def product(self, call: Call, places: tuple[int, ...]) -> Any:  # noqa: ANN401
         """Call the operator, on the sizes of its factors."""
-        if self._power is None:
-            result = func(*args, **kwargs)
-        else:
-            result = _of_terms(func, places, args, kwargs, self._power)
+        result = call.result() if self._power is None else _of_terms(call, places, self._power)
         for each in _tensors(result):
             self._products[_memory(each)] = self._dependent[_memory(each)] = each
         return result
 
-    def other(self, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    def other(self, call: Call) -> Any:  # noqa: ANN401
         """Call the operator; record the sum that it makes."""
-        result = func(*args, **kwargs)
-        if self._sums(name, args, result):
-            self.sums.append(_row_sum(name, args, result).abs())
+        result = call.result()
+        if self._sums(call, result):
+            self.sums.append(_row_sum(call, result).abs())
         return result
 
-    def _sums(self, name: str, args: tuple[Any, ...], result: Any) -> bool:  # noqa: ANN401
+    def _sums(self, call: Call, result: Any) -> bool:  # noqa: ANN401
         """Whether the operator is such a sum; notes whether its result depends on a product."""
-        if not any(_memory(each) in self._dependent for each in _tensors(args)):
+        if not any(_memory(each) in self._dependent for each in _tensors(call.args)):
             return False
         for each in _tensors(result):
             self._dependent[_memory(each)] = each
-        if name == "sum":
-            return _memory(args[0]) not in self._products
-        return name == "_softmax_backward_data"
+        if call.name == "sum":
+            return _memory(call.args[0]) not in self._products
+        return call.name == "_softmax_backward_data"
 
 
 class _DeltaErrors(_ProductTerms):  # type: ignore[no-untyped-call]
@@ -261,16 +227,16 @@ class _DeltaErrors(_ProductTerms):  # type: ignore[no-untyped-call]
         self._sizes, self._unit = iter(sizes), unit
         self._signs = _Signs(seed)
 
-    def other(self, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    def other(self, call: Call) -> Any:  # noqa: ANN401
         """Call the operator and add the error."""
-        result = func(*args, **kwargs)
-        if not self._sums(name, args, result):
+        result = call.result()
+        if not self._sums(call, result):
             return result
         size = next(self._sizes)
         error = self._signs.like(size) * size * self._unit
-        if name == "sum":
+        if call.name == "sum":
             return result + error.to(result.dtype)
-        return result - args[1] * error  # each of the row subtracts the sum
+        return result - call.args[1] * error  # each of the row subtracts the sum
 
 
 def product_errors(
@@ -354,33 +320,27 @@ def _size(size: Size, value: torch.Tensor, total: torch.Tensor, root: torch.Tens
     return spread if size == "spread" else torch.minimum(total, spread * _SIGMAS)
 
 
-def _row_sum(name: str, args: tuple[Any, ...], result: torch.Tensor) -> torch.Tensor:
+def _row_sum(call: Call, result: torch.Tensor) -> torch.Tensor:
     """The sum that an operator makes: its result, or the delta of a softmax, [..., 1]."""
-    if name == "sum":
+    if call.name == "sum":
         return result
-    grad, output, dim = args[:3]
+    grad, output, dim = call.args[:3]
     delta: torch.Tensor = (grad * output).sum(dim, keepdim=True)
     return delta
 
 
-def _of_terms(
-    func: Any,  # noqa: ANN401
-    places: tuple[int, ...],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    power: int,
-) -> Any:  # noqa: ANN401
+def _of_terms(call: Call, places: tuple[int, ...], power: int) -> Any:  # noqa: ANN401
     """(sum |t|**power)**(1 / power) over the terms t of a product, in the form of its result."""
-    given = list(args)
-    for place, each in enumerate(args):
+    given = list(call.args)
+    for place, each in enumerate(call.args):
         if place in places:
             given[place] = each.abs() if power == 1 else each.square()
         elif isinstance(each, torch.Tensor):
             given[place] = torch.zeros_like(each)
-    changed = dict(kwargs)
+    changed = dict(call.kwargs)
     if "alpha" in changed:
         changed["alpha"] = abs(changed["alpha"]) ** power
-    result = func(*given, **changed)
+    result = call.func(*given, **changed)
 
     def root(value: torch.Tensor | None) -> torch.Tensor | None:
         return value if value is None or power == 1 else value.sqrt()
@@ -392,8 +352,9 @@ def _listed(result: Any) -> list[Any]:  # noqa: ANN401
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
-def _terms(name: str, args: tuple[Any, ...]) -> int:
+def _terms(call: Call) -> int:
     """How many products an operator of `_OPERANDS` sums; 0 for `convolution_backward`."""
+    name, args = call.name, call.args
     if name == "convolution_backward":
         return 0
     factor: torch.Tensor = args[_OPERANDS[name][1 if name == "convolution" else 0]]

@@ -30,6 +30,24 @@ if TYPE_CHECKING:
     from tlmatrix.problem.declared.reference import ReferenceCall
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call of an operator: the overload, which torch does not name, and its arguments."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of the operator, without the overload."""
+        return str(self.func.overloadpacket.__name__)
+
+    def result(self) -> Any:  # noqa: ANN401 - tensors, or what else it returns
+        """Make the call."""
+        return self.func(*self.args, **self.kwargs)
+
+
 class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Calls `run` in place of each operator."""
 
@@ -43,17 +61,17 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,
-        func: Any,  # noqa: ANN401 - an operator overload, which torch does not name
+        func: Any,  # noqa: ANN401
         types: Any,  # noqa: ANN401
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         """Call `run`."""
-        return self.run(func, args, kwargs or {})
+        return self.run(Call(func, args, kwargs or {}))
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    def run(self, call: Call) -> Any:  # noqa: ANN401
         """Call the operator."""
-        return func(*args, **kwargs)
+        return call.result()
 
 
 # Sizes of terms -----------------------------------------------------------------------------------
@@ -74,12 +92,12 @@ class PerturbedArithmetic(OperatorMode):  # type: ignore[no-untyped-call]
         self._seed = seed
         self._sources: dict[torch.device, torch.Generator] = {}
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    def run(self, call: Call) -> Any:  # noqa: ANN401
         """Call the operator and perturb its result, unless it is a view or a copy."""
-        result = func(*args, **kwargs)
-        if any(each.alias_info is not None for each in func._schema.returns):  # noqa: SLF001 - not in the public API
+        result = call.result()
+        if any(each.alias_info is not None for each in call.func._schema.returns):  # noqa: SLF001 - not in the public API
             return result
-        if func.overloadpacket.__name__ in {"clone", "_to_copy", "detach", "empty", "zeros"}:
+        if call.name in {"clone", "_to_copy", "detach", "empty", "zeros"}:
             return result
         if isinstance(result, tuple | list):
             return type(result)(self._perturbed(each) for each in result)
@@ -211,7 +229,7 @@ class _Names(OperatorMode):  # type: ignore[no-untyped-call]
         """Whether an operator has one of the words in its name, between underscores."""
         return any(not set(words).isdisjoint(name.split("_")) for name in self._names)
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    def run(self, call: Call) -> Any:  # noqa: ANN401
         """Call the operator, and keep its name."""
-        self._names.add(str(func.overloadpacket.__name__))
-        return func(*args, **kwargs)
+        self._names.add(call.name)
+        return call.result()

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.problem.declared.carried import as_products
-from tlmatrix.problem.declared.operators import OperatorMode
+from tlmatrix.problem.declared.operators import Call, OperatorMode
 from tlmatrix.problem.distributions import seeded_random
 from tlmatrix.problem.model import Reach, ReachRelation, ReferenceFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tlmatrix.problem.model import Dim, Problem, Tensors
     from tlmatrix.spec.model.spec import Spec
@@ -183,17 +183,17 @@ def _along_rows(dim: Dim) -> bool:
 class _AddedMasks(OperatorMode):  # type: ignore[no-untyped-call]
     """Keeps a NaN that a mask replaces with a large negative number, as if it were added."""
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    def run(self, call: Call) -> Any:  # noqa: ANN401
         """Call the operator; if it selects, keep the NaN that it does not."""
-        name = func.overloadpacket.__name__.rstrip("_")
+        name, args = call.name.rstrip("_"), call.args
         if name == "where" and len(args) == 3:
             one, other = (torch.as_tensor(each).isnan() for each in args[1:])
             hidden = torch.where(args[0], other.to(args[0].device), one.to(args[0].device))
         elif name in ("masked_fill", "index_put"):
             hidden = args[0].isnan()
         else:
-            return func(*args, **kwargs)
-        result = func(*args, **kwargs)
+            return call.result()
+        result = call.result()
         return result.masked_fill_(hidden & (result < _MASK), torch.nan) if hidden.any() else result
 
 

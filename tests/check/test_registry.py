@@ -1,4 +1,4 @@
-"""Selection of the checks that run the entry again: all, one in rotation, or named ones."""
+"""The registry of checks, and their selection: all, one in rotation, or named ones."""
 
 from collections import Counter
 
@@ -6,12 +6,14 @@ import pytest
 from packed_attention import FakeSpec, attention, flash
 
 from tlmatrix.check import judge
-from tlmatrix.check.rerun_checks import RERUN_CHECKS
+from tlmatrix.check.finding import Finding
+from tlmatrix.check.registry import CHECKS, Check
 from tlmatrix.matrix.case import Case
 from tlmatrix.problem.model import Relation
+from tlmatrix.spec.model.fields import CHECKS as NAMED
 from tlmatrix.spec.model.spec import Tolerance
 
-CHECKS = ("numeric", "gradients", *RERUN_CHECKS)
+ALL = ("numeric", "gradients", *CHECKS)
 NAMES = {
     "isolation": ("isolation_sequence", "isolation_head"),
     "poison": ("poison_neighbours",),
@@ -30,19 +32,20 @@ def related(kind, names=NAMES):
 class Entry:
     """A correct kernel that counts its calls; from call `breaks` on it is wrong."""
 
-    def __init__(self, breaks=1000):
+    def __init__(self, breaks=1000, function=flash):
         self.calls = 0
         self.breaks = breaks
+        self.function = function
 
     def __call__(self, problem):
         self.calls += 1
-        results = flash(problem)
+        results = self.function(problem)
         if self.calls >= self.breaks:
             results["out"] = results["out"] + 1
         return results
 
 
-def judged(reruns, *, number=0, entry=None, checks=CHECKS, names=NAMES):
+def judged(reruns, *, number=0, entry=None, checks=ALL, names=NAMES):
     """The names of what was made, the calls of the entry, and the findings."""
     made = []
     entry = entry or Entry()
@@ -127,3 +130,35 @@ def test_rotation_after_wrong_values_skips_redundant_checks():
         assert "not run: repeat and relations" in found[0].detail
         turns.update(made)
     assert turns == {"determinism", *NAMES["isolation"], *NAMES["poison"]}
+
+
+def test_the_registry_has_the_checks_that_specs_name():
+    of_the_first_call = {"numeric", "gradients", "poison", "guards", "sanitizers"}
+    assert set(NAMED) == of_the_first_call | set(CHECKS)
+
+
+class Contiguous(Check):
+    """A check of a user: results are contiguous."""
+
+    name = "contiguous"
+
+    def findings(self, run):
+        return [
+            Finding(self.name, f"{name} has strides {got.stride()}", tensor=name)
+            for name, got in run.results.items()
+            if not got.is_contiguous()
+        ]
+
+
+@pytest.mark.parametrize("reruns", ["all", "rotate"])
+def test_a_check_from_outside(monkeypatch, reruns):
+    monkeypatch.setitem(CHECKS, "contiguous", Contiguous())
+
+    def transposed(problem):
+        results = flash(problem)
+        return {**results, "out": results["out"].transpose(0, 1).contiguous().transpose(0, 1)}
+
+    for entry, wrong in ((flash, []), (transposed, ["out"])):
+        counted = Entry(function=entry)
+        _, _, found = judged(reruns, entry=counted, checks=("numeric", "contiguous"))
+        assert [finding.tensor for finding in found] == wrong
