@@ -233,10 +233,10 @@ def _named_case(name: str, values: str | None, config: Config) -> tuple[str, Spe
         raise UsageError(f"no such spec: {path}; expected SPEC.yaml::ID, as a finding prints it")
     make_importable(Path(path), (config.root,))
     spec = load_spec(path)
-    return path, spec, _case_of(spec, case_id, values)
+    return path, spec, _case(spec, case_id, values)
 
 
-def _case_of(spec: Spec, case_id: str, values: str | None) -> Case:
+def _case(spec: Spec, case_id: str, values: str | None) -> Case:
     from tlmatrix.matrix import CaseNotFoundError, case_of, find_case
 
     try:

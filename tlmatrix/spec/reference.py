@@ -61,24 +61,6 @@ Every key of a spec, section by section; read [the spec language](spec.md) first
 the key as it stands in a file.
 """
 
-EXAMPLE = """\
-name: rms_norm
-problem:
-  inputs:
-    x: {shape: [rows, cols], dtype: $dtype, grad: true}
-    w: {shape: [cols], dtype: $dtype, grad: true}
-  outputs: [y]
-  reference: mypkg.reference:rms_norm
-factory: mypkg.kernels:rms_norm_kernel
-factory_args: {M: rows, N: cols, blk_m: 64}
-call: [x, w]
-
-axes:
-  dtype: [float16, bfloat16]
-  rows:  [1, 63, 64, 65]
-  cols:  [64, 96]
-"""
-
 
 def reference() -> str:
     """Return the text of `docs/reference/spec-keys.md`."""
