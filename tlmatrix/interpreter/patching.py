@@ -14,14 +14,20 @@ _MISSING = object()
 
 def replace_in(stack: ExitStack, replacements: Iterable[tuple[Any, str, Any]]) -> None:
     """Replace attributes, given as (owner, name, value), until a stack is closed."""
+    originals: list[tuple[Any, str, Any]] = []
+    stack.callback(_restore, originals)
     for owner, name, value in replacements:
         # What a class has of its own: `getattr` would give the function of a static method.
-        original = vars(owner).get(name, _MISSING)
+        originals.append((owner, name, vars(owner).get(name, _MISSING)))
         setattr(owner, name, value)
+
+
+def _restore(originals: list[tuple[Any, str, Any]]) -> None:
+    for owner, name, original in reversed(originals):
         if original is _MISSING:
-            stack.callback(delattr, owner, name)
+            delattr(owner, name)
         else:
-            stack.callback(setattr, owner, name, original)
+            setattr(owner, name, original)
 
 
 @contextmanager
