@@ -5,6 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
 from tlmatrix.interpreter.analysis.initialization import definitely_initialized
 from tlmatrix.interpreter.ir.read import read_all, saved
@@ -14,18 +15,14 @@ from tlmatrix.interpreter.ops import TABLES
 def program(body):
     """A kernel of two blocks over rows of X and Y, with the fragments a and b."""
 
-    @tilelang.jit
-    def made():
-        n = T.dynamic("n")
+    n = T.dynamic("n")
 
-        @T.prim_func
-        def main(X: T.Tensor((n, 8), "float32"), Y: T.Tensor((n, 8), "float32"), turns: T.int32):
-            with T.Kernel(2, threads=32) as block:
-                a = T.alloc_fragment((4, 8), "float32")
-                b = T.alloc_fragment((4, 8), "float32")
-                body(X, Y, turns, block, a, b)
-
-        return main
+    @tile_kernel
+    def made(X: T.Tensor((n, 8), "float32"), Y: T.Tensor((n, 8), "float32"), turns: T.int32):
+        with T.Kernel(2, threads=32) as block:
+            a = T.alloc_fragment((4, 8), "float32")
+            b = T.alloc_fragment((4, 8), "float32")
+            body(X, Y, turns, block, a, b)
 
     return made
 

@@ -5,6 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
 
 
@@ -38,21 +39,17 @@ def test_the_second_operand_of_and_is_not_read_where_the_first_does_not_hold():
     assert reports_of(running_maximum, (0,), x)[1] == {("fragments", "own")}
 
 
-@tilelang.jit(out_idx=[1])
-def differs_from_the_one_before():
-    @T.prim_func
-    def main(X: T.Tensor((32, 4), "float32"), Y: T.Tensor((32,), "int32")):
-        with T.Kernel(1, threads=32):
-            t = T.get_thread_binding(0)
-            own = T.alloc_local((4,), "float32")
-            count = T.alloc_var("int32", init=0)
-            for k in T.unroll(4):
-                own[k] = X[t, k]
-                if k == 0 or own[k - 1] != own[k]:
-                    count = count + 1
-            Y[t] = count
-
-    return main
+@tile_kernel(out_idx=[1])
+def differs_from_the_one_before(X: T.Tensor((32, 4), "float32"), Y: T.Tensor((32,), "int32")):
+    with T.Kernel(1, threads=32):
+        t = T.get_thread_binding(0)
+        own = T.alloc_local((4,), "float32")
+        count = T.alloc_var("int32", init=0)
+        for k in T.unroll(4):
+            own[k] = X[t, k]
+            if k == 0 or own[k - 1] != own[k]:
+                count = count + 1
+        Y[t] = count
 
 
 def test_the_second_operand_of_or_is_not_read_where_the_first_holds():

@@ -1,10 +1,10 @@
 """Where TileLang puts barriers between roles: by the elements they share, not by the buffer."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import DeadlockError, interpret
 
 
@@ -18,24 +18,20 @@ def two_groups(second, handshake=True):
         handshake: whether the first waits.
     """
 
-    @tilelang.jit(out_idx=[-1])
-    def kernel():
-        @T.prim_func
-        def main(X: T.Tensor((2, 128), "float32"), Y: T.Tensor((2, 128), "float32")):
-            with T.Kernel(1, threads=256):
-                s = T.alloc_shared((2, 128), "float32")
-                with T.ws(0):
-                    if handshake:
-                        T.sync_threads(1, 256)
-                    T.copy(X[0, :], s[0, :])
-                    T.copy(s[0, :], Y[0, :])
-                with T.ws(1):
-                    if handshake:
-                        T.named_barrier_arrive(1, 256)
-                    T.copy(X[1, :], s[second, :])
-                    T.copy(s[second, :], Y[1, :])
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def kernel(X: T.Tensor((2, 128), "float32"), Y: T.Tensor((2, 128), "float32")):
+        with T.Kernel(1, threads=256):
+            s = T.alloc_shared((2, 128), "float32")
+            with T.ws(0):
+                if handshake:
+                    T.sync_threads(1, 256)
+                T.copy(X[0, :], s[0, :])
+                T.copy(s[0, :], Y[0, :])
+            with T.ws(1):
+                if handshake:
+                    T.named_barrier_arrive(1, 256)
+                T.copy(X[1, :], s[second, :])
+                T.copy(s[second, :], Y[1, :])
 
     return kernel()
 

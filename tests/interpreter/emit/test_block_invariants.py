@@ -4,6 +4,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
 
 CUTS = torch.tensor([0, 5, 5, 24], dtype=torch.int32)
@@ -50,16 +51,12 @@ def test_boundaries_under_sanitizers_give_the_same_rows():
 
 
 def test_memory_that_the_kernel_writes_is_read_anew():
-    @tilelang.jit
-    def counting():
-        @T.prim_func
-        def main(C: T.Tensor((4,), "int32"), Y: T.Tensor((4, 6), "int32")):
-            with T.Kernel(4, threads=32) as b:
-                for k in T.serial(6):
-                    Y[b, k] = C[b] + 1
-                    C[b] = C[b] + 1
-
-        return main
+    @tile_kernel
+    def counting(C: T.Tensor((4,), "int32"), Y: T.Tensor((4, 6), "int32")):
+        with T.Kernel(4, threads=32) as b:
+            for k in T.serial(6):
+                Y[b, k] = C[b] + 1
+                C[b] = C[b] + 1
 
     counts, y = torch.arange(4, dtype=torch.int32), torch.zeros(4, 6, dtype=torch.int32)
     with interpret():
@@ -69,18 +66,14 @@ def test_memory_that_the_kernel_writes_is_read_anew():
 
 
 def test_each_of_two_grids_has_its_own():
-    @tilelang.jit
-    def twice():
-        n = T.dynamic("n")
+    n = T.dynamic("n")
 
-        @T.prim_func
-        def main(C: T.Tensor((n,), "int32"), Y: T.Tensor((n, 2), "int32")):
-            with T.Kernel(n, threads=32) as b:
-                Y[b, 0] = (C[b] + 7) // 2
-            with T.Kernel(n, threads=32) as b:
-                Y[b, 1] = (C[b] + 7) // 2 + C[n - 1 - b]
-
-        return main
+    @tile_kernel
+    def twice(C: T.Tensor((n,), "int32"), Y: T.Tensor((n, 2), "int32")):
+        with T.Kernel(n, threads=32) as b:
+            Y[b, 0] = (C[b] + 7) // 2
+        with T.Kernel(n, threads=32) as b:
+            Y[b, 1] = (C[b] + 7) // 2 + C[n - 1 - b]
 
     counts, y = torch.tensor([3, -20, 9], dtype=torch.int32), torch.zeros(3, 2, dtype=torch.int32)
     with interpret():

@@ -7,6 +7,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -77,16 +78,12 @@ def test_a_slice_of_shared_memory_ends_at_a_variable(sanitize):
 
 
 def test_products_and_sums_of_conditions():
-    @tilelang.jit(out_idx=[-1])
-    def inside():
-        @T.prim_func
-        def main(X: T.Tensor((32,), "float32"), Y: T.Tensor((2, 32), "float32")):
-            with T.Kernel(1, threads=32):
-                for i in T.Parallel(32):
-                    Y[0, i] = T.if_then_else((i > 3) * (i < 20), X[i], 0.0)
-                    Y[1, i] = T.if_then_else((i < 3) + (i > 20), X[i], 0.0)
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def inside(X: T.Tensor((32,), "float32"), Y: T.Tensor((2, 32), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                Y[0, i] = T.if_then_else((i > 3) * (i < 20), X[i], 0.0)
+                Y[1, i] = T.if_then_else((i < 3) + (i > 20), X[i], 0.0)
 
     x, i = torch.randn(32), torch.arange(32)
     zero = torch.zeros(())

@@ -8,6 +8,7 @@ import tilelang.language as T
 import torch
 from tilelang import tvm
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import InterpreterError
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -44,17 +45,13 @@ def test_a_guarded_load_outside_reads_the_annotated_safe_value():
 
 @pytest.mark.parametrize("shift", [-5, 0, 9, 50])
 def test_a_guarded_store_outside_is_skipped(shift):
-    @tilelang.jit
-    def store():
-        n = T.dynamic("n")
+    n = T.dynamic("n")
 
-        @T.prim_func
-        def main(Y: T.Tensor((n,), "float16"), shift: T.int32):
-            with T.Kernel(1, threads=32):
-                for i in T.Parallel(8):
-                    Y[i + shift] = 1.0
-
-        return main
+    @tile_kernel
+    def store(Y: T.Tensor((n,), "float16"), shift: T.int32):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                Y[i + shift] = 1.0
 
     y = torch.zeros(12).half()
     store()(y, shift)
@@ -98,17 +95,13 @@ def test_a_copy_is_predicated_on_both_sides(row, column, dtype):
 
 
 def test_a_copy_into_a_shared_tile_that_is_too_small_skips_the_rest():
-    @tilelang.jit(out_idx=[-1])
-    def narrow():
-        @T.prim_func
-        def main(X: T.Tensor((16,), "float32"), o: T.int32, Y: T.Tensor((16,), "float32")):
-            with T.Kernel(1, threads=32):
-                s = T.alloc_shared((16,), "float32")
-                T.fill(s, -1)
-                T.copy(X[0:8], s[o : o + 8])
-                T.copy(s, Y)
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def narrow(X: T.Tensor((16,), "float32"), o: T.int32, Y: T.Tensor((16,), "float32")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_shared((16,), "float32")
+            T.fill(s, -1)
+            T.copy(X[0:8], s[o : o + 8])
+            T.copy(s, Y)
 
     x = torch.randn(16)
     got = narrow()(x, 12)
@@ -117,21 +110,17 @@ def test_a_copy_into_a_shared_tile_that_is_too_small_skips_the_rest():
 
 
 def test_a_loaded_index_is_guarded_element_by_element():
-    @tilelang.jit(out_idx=[-1])
-    def gather():
-        n = T.dynamic("n")
+    n = T.dynamic("n")
 
-        @T.prim_func
-        def main(
-            X: T.Tensor((n, 4), "float16"),
-            Index: T.Tensor((8,), "int32"),
-            Y: T.Tensor((8, 4), "float16"),
-        ):
-            with T.Kernel(1, threads=32):
-                for i, j in T.Parallel(8, 4):
-                    Y[i, j] = X[Index[i], j]
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def gather(
+        X: T.Tensor((n, 4), "float16"),
+        Index: T.Tensor((8,), "int32"),
+        Y: T.Tensor((8, 4), "float16"),
+    ):
+        with T.Kernel(1, threads=32):
+            for i, j in T.Parallel(8, 4):
+                Y[i, j] = X[Index[i], j]
 
     x = torch.randn(5, 4).half()
     index = torch.tensor([0, 4, 5, -1, 100, 2, -100, 3], dtype=torch.int32)
@@ -140,17 +129,13 @@ def test_a_loaded_index_is_guarded_element_by_element():
 
 
 def test_a_scalar_load_outside_reads_zero():
-    @tilelang.jit(out_idx=[-1])
-    def scalar():
-        n = T.dynamic("n")
+    n = T.dynamic("n")
 
-        @T.prim_func
-        def main(C: T.Tensor((n,), "int32"), Y: T.Tensor((4,), "int32")):
-            with T.Kernel(4, threads=32) as bx:
-                length = C[bx + 1] - C[bx]
-                Y[bx] = length
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def scalar(C: T.Tensor((n,), "int32"), Y: T.Tensor((4,), "int32")):
+        with T.Kernel(4, threads=32) as bx:
+            length = C[bx + 1] - C[bx]
+            Y[bx] = length
 
     assert scalar()(torch.tensor([3, 5, 9], dtype=torch.int32)).tolist() == [2, 4, -9, 0]
 
@@ -169,35 +154,27 @@ def check_error(error, function, text, *words):
 
 
 def test_without_guards_a_load_outside_is_an_error_that_names_the_line():
-    @tilelang.jit(pass_configs=GUARDS_OFF, out_idx=[-1])
-    def unguarded():
-        n = T.dynamic("n")
+    n = T.dynamic("n")
 
-        @T.prim_func
-        def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((32,), "float32")):
-            with T.Kernel(1, threads=32):
-                for i in T.Parallel(32):
-                    Y[i] = X[i]  # the bad line
-
-        return main
+    @tile_kernel(pass_configs=GUARDS_OFF, out_idx=[-1])
+    def unguarded(X: T.Tensor((n,), "float32"), Y: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                Y[i] = X[i]  # the bad line
 
     with pytest.raises(InterpreterError) as error:
         unguarded()(torch.ones(20))
     here = test_without_guards_a_load_outside_is_an_error_that_names_the_line
-    check_error(error, here, "# the bad line", "X[0:32]", "(20,)", "in kernel main")
+    check_error(error, here, "# the bad line", "X[0:32]", "(20,)", "in kernel unguarded")
 
 
 def test_a_constant_index_is_not_guarded():
-    @tilelang.jit(out_idx=[-1])
-    def constant():
-        n = T.dynamic("n")
+    n = T.dynamic("n")
 
-        @T.prim_func
-        def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((1,), "float32")):
-            with T.Kernel(1, threads=32):
-                Y[0] = X[7]  # the bad line
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def constant(X: T.Tensor((n,), "float32"), Y: T.Tensor((1,), "float32")):
+        with T.Kernel(1, threads=32):
+            Y[0] = X[7]  # the bad line
 
     assert constant()(torch.arange(8.0)).item() == 7.0
     with pytest.raises(InterpreterError) as error:
@@ -209,17 +186,13 @@ def test_a_constant_index_is_not_guarded():
 def test_shared_and_fragment_memory_outside_is_an_error(scope):
     alloc = T.alloc_shared if scope == "shared" else T.alloc_fragment
 
-    @tilelang.jit(out_idx=[-1])
-    def outside():
-        @T.prim_func
-        def main(shift: T.int32, Y: T.Tensor((16,), "float32")):
-            with T.Kernel(1, threads=32):
-                s = alloc((16,), "float32")
-                T.clear(s)
-                for i in T.Parallel(16):
-                    Y[i] = s[i + shift]  # the bad line
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def outside(shift: T.int32, Y: T.Tensor((16,), "float32")):
+        with T.Kernel(1, threads=32):
+            s = alloc((16,), "float32")
+            T.clear(s)
+            for i in T.Parallel(16):
+                Y[i] = s[i + shift]  # the bad line
 
     assert outside()(0).eq(0).all()
     for shift in (-1, 1):
@@ -230,22 +203,18 @@ def test_shared_and_fragment_memory_outside_is_an_error(scope):
 
 
 def test_a_branch_that_is_not_taken_reads_nothing():
-    @tilelang.jit(out_idx=[-1])
-    def lazy():
-        @T.prim_func
-        def main(Y: T.Tensor((32,), "float32"), Z: T.Tensor((32,), "float32")):
-            with T.Kernel(1, threads=32):
-                s = T.alloc_shared((16,), "float32")
-                T.fill(s, 3)
-                for i in T.Parallel(32):
-                    Y[i] = T.if_then_else(i < 16, s[i], -1.0)
-                for i in T.Parallel(32):
-                    if i >= 16:
-                        Z[i] = s[i - 16]
-                    else:
-                        Z[i] = 0.0
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def lazy(Y: T.Tensor((32,), "float32"), Z: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_shared((16,), "float32")
+            T.fill(s, 3)
+            for i in T.Parallel(32):
+                Y[i] = T.if_then_else(i < 16, s[i], -1.0)
+            for i in T.Parallel(32):
+                if i >= 16:
+                    Z[i] = s[i - 16]
+                else:
+                    Z[i] = 0.0
 
     z = lazy()(y := torch.empty(32))
     assert y.tolist() == [3.0] * 16 + [-1.0] * 16
@@ -253,17 +222,13 @@ def test_a_branch_that_is_not_taken_reads_nothing():
 
 
 def test_a_lane_that_is_outside_is_named():
-    @tilelang.jit(out_idx=[-1])
-    def lane():
-        @T.prim_func
-        def main(Index: T.Tensor((8,), "int32"), Y: T.Tensor((8,), "float32")):
-            with T.Kernel(1, threads=32):
-                s = T.alloc_shared((4,), "float32")
-                T.clear(s)
-                for i in T.Parallel(8):
-                    Y[i] = s[Index[i]]
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def lane(Index: T.Tensor((8,), "int32"), Y: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_shared((4,), "float32")
+            T.clear(s)
+            for i in T.Parallel(8):
+                Y[i] = s[Index[i]]
 
     index = torch.tensor([0, 1, 2, 3, 9, 0, 0, 0], dtype=torch.int32)
     with pytest.raises(InterpreterError, match=r"s\[9\]"):
@@ -271,14 +236,10 @@ def test_a_lane_that_is_outside_is_named():
 
 
 def test_integer_division_by_zero_is_an_error():
-    @tilelang.jit(out_idx=[-1])
-    def divide():
-        @T.prim_func
-        def main(d: T.int32, Y: T.Tensor((4,), "int32")):
-            with T.Kernel(4, threads=32) as bx:
-                Y[bx] = 100 // d
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def divide(d: T.int32, Y: T.Tensor((4,), "int32")):
+        with T.Kernel(4, threads=32) as bx:
+            Y[bx] = 100 // d
 
     assert divide()(7).tolist() == [14] * 4
     with pytest.raises(InterpreterError, match="division by zero"):
@@ -286,20 +247,16 @@ def test_integer_division_by_zero_is_an_error():
 
 
 def test_what_is_provably_negative_counts_from_the_end():
-    @tilelang.jit(out_idx=[-1])
-    def last():
-        n = T.dynamic("n")
+    n = T.dynamic("n")
 
-        @T.prim_func
-        def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((8,), "float32")):
-            with T.Kernel(1, threads=32) as bx:
-                T.fill(Y, 0.0)
-                Y[0] = X[bx - 1]
-                for i in T.Parallel(2):
-                    Y[1 + i] = X[i - 3]
-                T.copy(X[bx * 4 - 3], Y[4:8])
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def last(X: T.Tensor((n,), "float32"), Y: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32) as bx:
+            T.fill(Y, 0.0)
+            Y[0] = X[bx - 1]
+            for i in T.Parallel(2):
+                Y[1 + i] = X[i - 3]
+            T.copy(X[bx * 4 - 3], Y[4:8])
 
     x = torch.arange(1.0, 11)
     # The tile starts three from the end and its fourth element is outside.
@@ -349,15 +306,11 @@ def test_what_a_choice_proves_negative_counts_from_the_end(kind, condition, inde
     """As `LegalizeNegativeIndex` of TileLang has it, to which a `T.Select` proves nothing."""
     choose = getattr(T, kind)
 
-    @tilelang.jit(out_idx=[-1])
-    def chosen():
-        @T.prim_func
-        def main(X: T.Tensor((10,), "float32"), Y: T.Tensor((3, 4), "float32")):
-            with T.Kernel(3, threads=32) as bx:
-                for i in T.Parallel(4):
-                    Y[bx, i] = choose(condition(bx, i), X[index(bx, i)], T.float32(0.5))
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def chosen(X: T.Tensor((10,), "float32"), Y: T.Tensor((3, 4), "float32")):
+        with T.Kernel(3, threads=32) as bx:
+            for i in T.Parallel(4):
+                Y[bx, i] = choose(condition(bx, i), X[index(bx, i)], T.float32(0.5))
 
     counts = proven and kind == "if_then_else"
     kernel = chosen()

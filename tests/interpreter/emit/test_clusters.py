@@ -5,22 +5,19 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import DeadlockError, interpret, scheduled
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def test_a_block_knows_its_rank_in_a_cluster():
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(Y: T.Tensor((8, 6), "int32")):
-            with T.ClusterKernel(8, 6, threads=32, cluster_dims=(4, 2, 1)) as (bx, by):
-                T.cluster_sync()
-                if T.get_thread_binding() == 0:
-                    Y[bx, by] = T.block_rank_in_cluster()
-
-        return main
+    @tile_kernel
+    def kernel(Y: T.Tensor((8, 6), "int32")):
+        with T.ClusterKernel(8, 6, threads=32, cluster_dims=(4, 2, 1)) as (bx, by):
+            T.cluster_sync()
+            if T.get_thread_binding() == 0:
+                Y[bx, by] = T.block_rank_in_cluster()
 
     y = torch.empty(8, 6, dtype=torch.int32)
     kernel()(y)
@@ -28,18 +25,14 @@ def test_a_block_knows_its_rank_in_a_cluster():
 
 
 def test_blocks_of_a_cluster_exchange_what_they_wrote_before_a_barrier():
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(X: T.Tensor((4, 64), "int32"), Y: T.Tensor((4, 64), "int32")):
-            with T.ClusterKernel(4, threads=64, cluster_dims=2) as bx:
-                tx = T.get_thread_binding()
-                X[bx, tx] = bx * 100 + tx
-                T.cluster_arrive()
-                T.cluster_wait()
-                Y[bx, tx] = X[bx + 1 - 2 * T.block_rank_in_cluster(), tx]
-
-        return main
+    @tile_kernel
+    def kernel(X: T.Tensor((4, 64), "int32"), Y: T.Tensor((4, 64), "int32")):
+        with T.ClusterKernel(4, threads=64, cluster_dims=2) as bx:
+            tx = T.get_thread_binding()
+            X[bx, tx] = bx * 100 + tx
+            T.cluster_arrive()
+            T.cluster_wait()
+            Y[bx, tx] = X[bx + 1 - 2 * T.block_rank_in_cluster(), tx]
 
     x, y = torch.zeros(4, 64, dtype=torch.int32), torch.zeros(4, 64, dtype=torch.int32)
     kernel()(x, y)
@@ -72,23 +65,19 @@ def test_all_blocks_arrive_at_the_mbarrier_of_the_first():
 
 
 def test_a_block_waits_for_another_of_its_cluster_that_waits_for_a_later_cluster():
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(Flag: T.Tensor((1,), "int32"), Y: T.Tensor((4,), "int32")):
-            with T.ClusterKernel(4, threads=32, cluster_dims=2) as bx:
-                tx = T.get_thread_binding()
-                if tx == 0 and bx == 0:
-                    seen = T.alloc_var("int32", init=T.atomic_load(Flag[0], memory_order="acquire"))
-                    while seen < 1:
-                        seen = T.atomic_load(Flag[0], memory_order="acquire")
-                if tx == 0 and bx == 3:
-                    T.atomic_add(Flag[0], 1, memory_order="release")
-                T.cluster_sync()
-                if tx == 0:
-                    Y[bx] = 1
-
-        return main
+    @tile_kernel
+    def kernel(Flag: T.Tensor((1,), "int32"), Y: T.Tensor((4,), "int32")):
+        with T.ClusterKernel(4, threads=32, cluster_dims=2) as bx:
+            tx = T.get_thread_binding()
+            if tx == 0 and bx == 0:
+                seen = T.alloc_var("int32", init=T.atomic_load(Flag[0], memory_order="acquire"))
+                while seen < 1:
+                    seen = T.atomic_load(Flag[0], memory_order="acquire")
+            if tx == 0 and bx == 3:
+                T.atomic_add(Flag[0], 1, memory_order="release")
+            T.cluster_sync()
+            if tx == 0:
+                Y[bx] = 1
 
     flag, y = torch.zeros(1, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
     kernel()(flag, y)

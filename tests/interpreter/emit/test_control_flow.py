@@ -5,29 +5,26 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import InterpreterError
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def test_branches_in_a_parallel_loop():
-    @tilelang.jit(out_idx=[-1])
-    def branches():
-        @T.prim_func
-        def main(X: T.Tensor((40, 64), "float32"), Y: T.Tensor((40, 64), "float32")):
-            with T.Kernel(1, threads=128):
-                for i, j in T.Parallel(40, 64):
-                    if i + 3 < j:
-                        Y[i, j] = X[i, j] * 2.0
-                    elif X[i, j] > 0.5:
-                        Y[i, j] = 7.0
-                    else:  # noqa: PLR5501  # a nested branch is the point
-                        if j % 2 == 0:
-                            Y[i, j] = -1.0
-                        else:
-                            Y[i, j] = X[i, j]
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def branches(X: T.Tensor((40, 64), "float32"), Y: T.Tensor((40, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            for i, j in T.Parallel(40, 64):
+                if i + 3 < j:
+                    Y[i, j] = X[i, j] * 2.0
+                elif X[i, j] > 0.5:
+                    Y[i, j] = 7.0
+                else:  # noqa: PLR5501  # a nested branch is the point
+                    if j % 2 == 0:
+                        Y[i, j] = -1.0
+                    else:
+                        Y[i, j] = X[i, j]
 
     x = torch.randn(40, 64)
     i, j = torch.arange(40)[:, None], torch.arange(64)[None, :]
@@ -38,20 +35,16 @@ def test_branches_in_a_parallel_loop():
 
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 128, 200])
 def test_a_uniform_guard_is_right_on_every_side_of_a_tile(length):
-    @tilelang.jit(out_idx=[-1])
-    def guarded():
-        n = T.dynamic("n")
+    n = T.dynamic("n")
 
-        @T.prim_func
-        def main(X: T.Tensor((n,), "float32"), limit: T.int32, Y: T.Tensor((n,), "float32")):
-            with T.Kernel(T.ceildiv(n, 64), threads=64) as bx:
-                for i in T.Parallel(64):
-                    if bx * 64 + i < limit:
-                        Y[bx * 64 + i] = T.if_then_else(bx * 64 + i >= 10, X[bx * 64 + i], 5.0)
-                    else:
-                        Y[bx * 64 + i] = -1.0
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def guarded(X: T.Tensor((n,), "float32"), limit: T.int32, Y: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, 64), threads=64) as bx:
+            for i in T.Parallel(64):
+                if bx * 64 + i < limit:
+                    Y[bx * 64 + i] = T.if_then_else(bx * 64 + i >= 10, X[bx * 64 + i], 5.0)
+                else:
+                    Y[bx * 64 + i] = -1.0
 
     x = torch.randn(200)
     got = guarded()(x, length)
@@ -63,30 +56,26 @@ def test_a_uniform_guard_is_right_on_every_side_of_a_tile(length):
 
 
 def test_serial_loops_while_and_variables():
-    @tilelang.jit(out_idx=[-1])
-    def collatz():
-        @T.prim_func
-        def main(X: T.Tensor((32,), "int32"), Y: T.Tensor((32, 3), "int32")):
-            with T.Kernel(32, threads=32) as bx:
-                n = T.alloc_var("int32")
-                steps = T.alloc_var("int32", init=0)
-                total = T.alloc_var("int32", init=0)
-                n = X[bx]
-                while n != 1:
-                    if n % 2 == 0:  # noqa: SIM108  # a branch is the point
-                        n = n // 2
-                    else:
-                        n = n * 3 + 1
-                    steps = steps + 1
-                for k in T.serial(2, 20, 3):
-                    if k > 12:
-                        break
-                    total = total + k
-                Y[bx, 0] = steps
-                Y[bx, 1] = total
-                Y[bx, 2] = n
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def collatz(X: T.Tensor((32,), "int32"), Y: T.Tensor((32, 3), "int32")):
+        with T.Kernel(32, threads=32) as bx:
+            n = T.alloc_var("int32")
+            steps = T.alloc_var("int32", init=0)
+            total = T.alloc_var("int32", init=0)
+            n = X[bx]
+            while n != 1:
+                if n % 2 == 0:  # noqa: SIM108  # a branch is the point
+                    n = n // 2
+                else:
+                    n = n * 3 + 1
+                steps = steps + 1
+            for k in T.serial(2, 20, 3):
+                if k > 12:
+                    break
+                total = total + k
+            Y[bx, 0] = steps
+            Y[bx, 1] = total
+            Y[bx, 2] = n
 
     x = torch.arange(1, 33, dtype=torch.int32)
 
@@ -104,24 +93,20 @@ def test_serial_loops_while_and_variables():
 
 
 def test_a_loop_by_lane_with_local_variables():
-    @tilelang.jit(out_idx=[-1])
-    def triangular():
-        @T.prim_func
-        def main(N: T.Tensor((16,), "int32"), Y: T.Tensor((16, 2), "float32")):
-            with T.Kernel(1, threads=32):
-                total = T.alloc_var("float32")
-                pair = T.alloc_local([2], "float32")
-                for i in T.Parallel(16):
-                    total = 0.0
-                    pair[0] = 1.0
-                    pair[1] = 0.0
-                    for k in T.serial(N[i]):
-                        total = total + k
-                        pair[1] = pair[1] + pair[0]
-                    Y[i, 0] = total
-                    Y[i, 1] = pair[1]
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def triangular(N: T.Tensor((16,), "int32"), Y: T.Tensor((16, 2), "float32")):
+        with T.Kernel(1, threads=32):
+            total = T.alloc_var("float32")
+            pair = T.alloc_local([2], "float32")
+            for i in T.Parallel(16):
+                total = 0.0
+                pair[0] = 1.0
+                pair[1] = 0.0
+                for k in T.serial(N[i]):
+                    total = total + k
+                    pair[1] = pair[1] + pair[0]
+                Y[i, 0] = total
+                Y[i, 1] = pair[1]
 
     n = torch.randint(0, 9, (16,), dtype=torch.int32)
     got = triangular()(n)
@@ -130,39 +115,31 @@ def test_a_loop_by_lane_with_local_variables():
 
 
 def test_a_while_loop_that_ends_lane_by_lane():
-    @tilelang.jit(out_idx=[-1])
-    def halve():
-        @T.prim_func
-        def main(X: T.Tensor((16,), "int32"), Y: T.Tensor((16,), "int32")):
-            with T.Kernel(1, threads=32):
-                n = T.alloc_var("int32")
-                steps = T.alloc_var("int32")
-                for i in T.Parallel(16):
-                    n = X[i]
-                    steps = 0
-                    while n > 0:
-                        n = n // 2
-                        steps = steps + 1
-                    Y[i] = steps
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def halve(X: T.Tensor((16,), "int32"), Y: T.Tensor((16,), "int32")):
+        with T.Kernel(1, threads=32):
+            n = T.alloc_var("int32")
+            steps = T.alloc_var("int32")
+            for i in T.Parallel(16):
+                n = X[i]
+                steps = 0
+                while n > 0:
+                    n = n // 2
+                    steps = steps + 1
+                Y[i] = steps
 
     x = torch.randint(0, 5000, (16,), dtype=torch.int32)
     assert halve()(x).tolist() == [int(v).bit_length() for v in x]
 
 
 def test_nested_parallel_loops_of_different_depth():
-    @tilelang.jit(out_idx=[-1])
-    def nested():
-        @T.prim_func
-        def main(X: T.Tensor((8, 12), "float32"), Y: T.Tensor((8, 13), "float32")):
-            with T.Kernel(1, threads=32):
-                for i in T.Parallel(8):
-                    Y[i, 12] = X[i, 0]
-                    for j in T.Parallel(12):
-                        Y[i, j] = X[i, j] + X[i, 0]
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def nested(X: T.Tensor((8, 12), "float32"), Y: T.Tensor((8, 13), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                Y[i, 12] = X[i, 0]
+                for j in T.Parallel(12):
+                    Y[i, j] = X[i, j] + X[i, 0]
 
     x = torch.randn(8, 12)
     assert torch.equal(nested()(x), torch.cat([x + x[:, :1], x[:, :1]], 1))
@@ -188,62 +165,50 @@ def test_a_grid_of_three_dynamic_dimensions_and_let_bindings():
 
 
 def test_several_launches_in_one_function_see_each_other():
-    @tilelang.jit(out_idx=[-1])
-    def chained():
-        @T.prim_func
-        def main(
-            X: T.Tensor((64,), "float32"),
-            W: T.Tensor((64,), "float32"),
-            Y: T.Tensor((64,), "float32"),
-        ):
-            with T.Kernel(2, threads=32) as bx:
-                s = T.alloc_shared((32,), "float32")
-                T.copy(X[bx * 32], s)
-                for i in T.Parallel(32):
-                    W[bx * 32 + i] = s[i] + 1.0
-            with T.Kernel(1, threads=32):
-                for i in T.Parallel(64):
-                    Y[i] = W[63 - i] * 2.0
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def chained(
+        X: T.Tensor((64,), "float32"),
+        W: T.Tensor((64,), "float32"),
+        Y: T.Tensor((64,), "float32"),
+    ):
+        with T.Kernel(2, threads=32) as bx:
+            s = T.alloc_shared((32,), "float32")
+            T.copy(X[bx * 32], s)
+            for i in T.Parallel(32):
+                W[bx * 32 + i] = s[i] + 1.0
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(64):
+                Y[i] = W[63 - i] * 2.0
 
     x, w = torch.randn(64), torch.empty(64)
     assert torch.equal(chained()(x, w), (x.flip(0) + 1) * 2)
 
 
 def test_persistent_and_pipelined_loops():
-    @tilelang.jit(out_idx=[-1])
-    def persistent():
-        @T.prim_func
-        def main(X: T.Tensor((96, 64), "float32"), Y: T.Tensor((96, 64), "float32")):
-            with T.Kernel(4, threads=128) as block:
-                s = T.alloc_shared((16, 16), "float32")
-                for bx, by in T.Persistent([6, 4], 4, block):
-                    for k in T.Pipelined(2, num_stages=2):
-                        T.copy(X[bx * 16, by * 16], s)
-                        for i, j in T.Parallel(16, 16):
-                            s[i, j] = s[i, j] + k
-                        T.copy(s, Y[bx * 16, by * 16])
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def persistent(X: T.Tensor((96, 64), "float32"), Y: T.Tensor((96, 64), "float32")):
+        with T.Kernel(4, threads=128) as block:
+            s = T.alloc_shared((16, 16), "float32")
+            for bx, by in T.Persistent([6, 4], 4, block):
+                for k in T.Pipelined(2, num_stages=2):
+                    T.copy(X[bx * 16, by * 16], s)
+                    for i, j in T.Parallel(16, 16):
+                        s[i, j] = s[i, j] + k
+                    T.copy(s, Y[bx * 16, by * 16])
 
     x = torch.randn(96, 64)
     assert torch.equal(persistent()(x), x + 1)
 
 
 def test_unrolled_and_vectorized_loops():
-    @tilelang.jit(out_idx=[-1])
-    def unrolled():
-        @T.prim_func
-        def main(X: T.Tensor((8, 4), "float32"), Y: T.Tensor((8, 4), "float32")):
-            with T.Kernel(1, threads=32):
-                for i in T.Parallel(8):
-                    for v in T.vectorized(4):
-                        Y[i, v] = X[i, v] * 2.0
-                for u in T.unroll(3):
-                    Y[u, 0] = 9.0
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def unrolled(X: T.Tensor((8, 4), "float32"), Y: T.Tensor((8, 4), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                for v in T.vectorized(4):
+                    Y[i, v] = X[i, v] * 2.0
+            for u in T.unroll(3):
+                Y[u, 0] = 9.0
 
     x = torch.randn(8, 4)
     expected = x * 2
@@ -252,38 +217,30 @@ def test_unrolled_and_vectorized_loops():
 
 
 def test_a_workspace_in_global_memory_is_seen_by_all_blocks():
-    @tilelang.jit(out_idx=[-1])
-    def workspace():
-        @T.prim_func
-        def main(X: T.Tensor((4,), "float32"), Y: T.Tensor((4,), "float32")):
-            with T.Kernel(4, threads=32) as bx:
-                w = T.alloc_global((4,), "float32")
-                w[bx] = X[bx]
-                if bx == 3:
-                    for i in T.Parallel(4):
-                        Y[i] = w[i]
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def workspace(X: T.Tensor((4,), "float32"), Y: T.Tensor((4,), "float32")):
+        with T.Kernel(4, threads=32) as bx:
+            w = T.alloc_global((4,), "float32")
+            w[bx] = X[bx]
+            if bx == 3:
+                for i in T.Parallel(4):
+                    Y[i] = w[i]
 
     x = torch.randn(4)
     assert torch.equal(workspace()(x), x)
 
 
 def test_a_binding_keeps_the_value_a_variable_had():
-    @tilelang.jit(out_idx=[-1])
-    def fibonacci():
-        @T.prim_func
-        def main(Y: T.Tensor((10,), "int32")):
-            with T.Kernel(1, threads=32):
-                a = T.alloc_var("int32", init=0)
-                b = T.alloc_var("int32", init=1)
-                for k in T.serial(10):
-                    old: T.int32 = a
-                    Y[k] = old
-                    a = b
-                    b = old + b
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def fibonacci(Y: T.Tensor((10,), "int32")):
+        with T.Kernel(1, threads=32):
+            a = T.alloc_var("int32", init=0)
+            b = T.alloc_var("int32", init=1)
+            for k in T.serial(10):
+                old: T.int32 = a
+                Y[k] = old
+                a = b
+                b = old + b
 
     assert fibonacci()().tolist() == [0, 1, 1, 2, 3, 5, 8, 13, 21, 34]
 
@@ -291,18 +248,14 @@ def test_a_binding_keeps_the_value_a_variable_had():
 def test_an_assumption_that_does_not_hold_is_an_error_that_quotes_it():
     """A compiler drops guards on the strength of it, so false it may do anything on a GPU."""
 
-    @tilelang.jit(out_idx=[-1])
-    def assuming():
-        @T.prim_func
-        def main(starts: T.Tensor((2,), "int32"), Y: T.Tensor((64,), "int32")):
-            with T.Kernel(1, threads=64):
-                start = starts[0]
-                T.assume(start >= 0)
-                T.assume(start + 4 <= starts[1])
-                for i in T.Parallel(64):
-                    Y[i] = start + i
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def assuming(starts: T.Tensor((2,), "int32"), Y: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            start = starts[0]
+            T.assume(start >= 0)
+            T.assume(start + 4 <= starts[1])
+            for i in T.Parallel(64):
+                Y[i] = start + i
 
     kernel = assuming()
     assert kernel(torch.tensor([2, 6], dtype=torch.int32))[0] == 2
@@ -314,20 +267,16 @@ def test_an_assumption_that_does_not_hold_is_an_error_that_quotes_it():
 
 @pytest.mark.parametrize(("limit", "holds"), [(8, True), (9, False)])
 def test_assertions_and_assumptions_are_of_the_lanes_that_get_there(limit, holds):
-    @tilelang.jit(out_idx=[-1])
-    def asserting():
-        @T.prim_func
-        def main(limit: T.int32, Y: T.Tensor((64,), "int32")):
-            with T.Kernel(1, threads=64):
-                for i in T.Parallel(64):
-                    if i < limit:
-                        T.assume(i < 8)
-                        T.device_assert(i < 8)
-                        Y[i] = i
-                    else:
-                        Y[i] = 0
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def asserting(limit: T.int32, Y: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                if i < limit:
+                    T.assume(i < 8)
+                    T.device_assert(i < 8)
+                    Y[i] = i
+                else:
+                    Y[i] = 0
 
     kernel = asserting()
     if holds:

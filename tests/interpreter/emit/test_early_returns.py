@@ -5,34 +5,31 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import Unsupported, interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
-@tilelang.jit
-def blocks_that_return():
-    @T.prim_func
-    def main(
-        X: T.Tensor((128,), "float32"),
-        kind: T.Tensor((4,), "int32"),
-        Y: T.Tensor((128,), "float32"),
-    ):
-        with T.Kernel(4, threads=32) as bx:
-            if kind[bx] == 0:
-                for i in T.Parallel(32):
-                    Y[bx * 32 + i] = -1.0
+@tile_kernel
+def blocks_that_return(
+    X: T.Tensor((128,), "float32"),
+    kind: T.Tensor((4,), "int32"),
+    Y: T.Tensor((128,), "float32"),
+):
+    with T.Kernel(4, threads=32) as bx:
+        if kind[bx] == 0:
+            for i in T.Parallel(32):
+                Y[bx * 32 + i] = -1.0
+            T.thread_return()
+        s = T.alloc_shared((32,), "float32")
+        T.copy(X[bx * 32], s)
+        if kind[bx] == 2:
+            if X[bx * 32] > 0:
                 T.thread_return()
-            s = T.alloc_shared((32,), "float32")
-            T.copy(X[bx * 32], s)
-            if kind[bx] == 2:
-                if X[bx * 32] > 0:
-                    T.thread_return()
-                for i in T.Parallel(32):
-                    s[i] = s[i] * 2.0
-            T.copy(s, Y[bx * 32])
-
-    return main
+            for i in T.Parallel(32):
+                s[i] = s[i] * 2.0
+        T.copy(s, Y[bx * 32])
 
 
 def test_a_block_that_returns_leaves_the_rest_undone():
@@ -82,17 +79,13 @@ def test_a_guard_that_lets_one_thread_too_many_go_on_is_found():
 
 
 def test_a_return_inside_a_loop_is_refused_with_its_line():
-    @tilelang.jit
-    def looping():
-        @T.prim_func
-        def main(X: T.Tensor((8,), "float32")):
-            with T.Kernel(1, threads=32):
-                for i in T.serial(8):
-                    if X[i] > 0:
-                        T.thread_return()
-                    X[i] = 1.0
-
-        return main
+    @tile_kernel
+    def looping(X: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.serial(8):
+                if X[i] > 0:
+                    T.thread_return()
+                X[i] = 1.0
 
     with pytest.raises(Unsupported, match=r"T.thread_return inside a loop \(.*early_returns.py:\d"):
         looping()

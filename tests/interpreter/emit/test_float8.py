@@ -5,6 +5,8 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
+
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
@@ -36,35 +38,27 @@ def test_a_conversion_saturates_and_a_copy_does_not(source, columns, loop):
 
 
 def test_a_constant_may_be_infinite():
-    @tilelang.jit(out_idx=-1)
-    def kernel():
-        @T.prim_func
-        def main(B: T.Tensor((8,), "float8_e5m2")):
-            with T.Kernel(1, threads=32):
-                for i in T.Parallel(8):
-                    B[i] = T.infinity("float8_e5m2")
-
-        return main
+    @tile_kernel(out_idx=-1)
+    def kernel(B: T.Tensor((8,), "float8_e5m2")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                B[i] = T.infinity("float8_e5m2")
 
     assert torch.all(torch.isinf(kernel()().float()))
 
 
 def test_float8_e8m0fnu_holds_powers_of_two_rounded_up():
-    @tilelang.jit(out_idx=[1, 2])
-    def kernel():
-        @T.prim_func
-        def main(
-            A: T.Tensor((8,), "float32"),
-            B: T.Tensor((8,), "float8_e8m0fnu"),
-            C: T.Tensor((8,), "float32"),
-        ):
-            with T.Kernel(1, threads=32):
-                for i in T.Parallel(8):
-                    B[i] = A[i]
-                for i in T.Parallel(8):
-                    C[i] = B[i]
-
-        return main
+    @tile_kernel(out_idx=[1, 2])
+    def kernel(
+        A: T.Tensor((8,), "float32"),
+        B: T.Tensor((8,), "float8_e8m0fnu"),
+        C: T.Tensor((8,), "float32"),
+    ):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                B[i] = A[i]
+            for i in T.Parallel(8):
+                C[i] = B[i]
 
     a = torch.tensor([1, 1.01, -3, 0.5, 0, 3e38, torch.inf, torch.nan])
     b, c = kernel()(a)

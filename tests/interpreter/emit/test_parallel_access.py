@@ -5,40 +5,34 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
+
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 @pytest.mark.parametrize("length", [0, 1, 17])
 def test_a_dynamic_extent(length):
-    @tilelang.jit(out_idx=[-1])
-    def dynamic():
-        n = T.dynamic("n")
+    n = T.dynamic("n")
 
-        @T.prim_func
-        def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
-            with T.Kernel(1, threads=32):
-                for i in T.Parallel(n):
-                    Y[i] = X[i] * 2.0
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def dynamic(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(n):
+                Y[i] = X[i] * 2.0
 
     x = torch.randn(length)
     assert torch.equal(dynamic()(x), x * 2)
 
 
 def test_strided_reversed_and_divided_indices():
-    @tilelang.jit(out_idx=[-1])
-    def patterns():
-        @T.prim_func
-        def main(X: T.Tensor((64,), "int32"), Y: T.Tensor((32, 4), "int32")):
-            with T.Kernel(1, threads=32):
-                for i in T.Parallel(32):
-                    Y[i, 0] = X[i * 2 + 1]
-                    Y[i, 1] = X[63 - i]
-                    Y[i, 2] = X[i // 4 + i % 4]
-                    Y[31 - i, 3] = X[i]
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def patterns(X: T.Tensor((64,), "int32"), Y: T.Tensor((32, 4), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                Y[i, 0] = X[i * 2 + 1]
+                Y[i, 1] = X[63 - i]
+                Y[i, 2] = X[i // 4 + i % 4]
+                Y[31 - i, 3] = X[i]
 
     x = torch.randint(0, 1000, (64,), dtype=torch.int32)
     i = torch.arange(32)
@@ -47,75 +41,59 @@ def test_strided_reversed_and_divided_indices():
 
 
 def test_the_same_axis_in_two_dimensions_is_a_diagonal():
-    @tilelang.jit(out_idx=[-1])
-    def diagonal():
-        @T.prim_func
-        def main(X: T.Tensor((16, 16), "float16"), Y: T.Tensor((16,), "float16")):
-            with T.Kernel(1, threads=32):
-                for i in T.Parallel(16):
-                    Y[i] = X[i, i]
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def diagonal(X: T.Tensor((16, 16), "float16"), Y: T.Tensor((16,), "float16")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(16):
+                Y[i] = X[i, i]
 
     x = torch.randn(16, 16).half()
     assert torch.equal(diagonal()(x), x.diagonal())
 
 
 def test_three_axes_in_another_order_than_the_buffer():
-    @tilelang.jit(out_idx=[-1])
-    def permuted():
-        @T.prim_func
-        def main(X: T.Tensor((4, 6, 8), "bfloat16"), Y: T.Tensor((8, 4, 6), "bfloat16")):
-            with T.Kernel(1, threads=32):
-                s = T.alloc_shared((8, 4, 6), "float32")
-                for i, j, k in T.Parallel(4, 6, 8):
-                    s[k, i, j] = X[i, j, k]
-                for i, j, k in T.Parallel(4, 6, 8):
-                    Y[k, i, j] = s[k, i, j]
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def permuted(X: T.Tensor((4, 6, 8), "bfloat16"), Y: T.Tensor((8, 4, 6), "bfloat16")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_shared((8, 4, 6), "float32")
+            for i, j, k in T.Parallel(4, 6, 8):
+                s[k, i, j] = X[i, j, k]
+            for i, j, k in T.Parallel(4, 6, 8):
+                Y[k, i, j] = s[k, i, j]
 
     x = torch.randn(4, 6, 8).bfloat16()
     assert torch.equal(permuted()(x), x.permute(2, 0, 1))
 
 
 def test_a_broadcast_row_and_column():
-    @tilelang.jit(out_idx=[-1])
-    def outer():
-        @T.prim_func
-        def main(
-            A: T.Tensor((8,), "float32"),
-            B: T.Tensor((12,), "float32"),
-            Y: T.Tensor((8, 12), "float32"),
-        ):
-            with T.Kernel(1, threads=32):
-                a = T.alloc_fragment((8,), "float32")
-                b = T.alloc_fragment((12,), "float32")
-                T.copy(A, a)
-                T.copy(B, b)
-                for i, j in T.Parallel(8, 12):
-                    Y[i, j] = a[i] * b[j] + a[i]
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def outer(
+        A: T.Tensor((8,), "float32"),
+        B: T.Tensor((12,), "float32"),
+        Y: T.Tensor((8, 12), "float32"),
+    ):
+        with T.Kernel(1, threads=32):
+            a = T.alloc_fragment((8,), "float32")
+            b = T.alloc_fragment((12,), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            for i, j in T.Parallel(8, 12):
+                Y[i, j] = a[i] * b[j] + a[i]
 
     a, b = torch.randn(8), torch.randn(12)
     torch.testing.assert_close(outer()(a, b), a[:, None] * b + a[:, None])
 
 
 def test_a_local_array_indexed_by_the_lane():
-    @tilelang.jit(out_idx=[-1])
-    def table():
-        @T.prim_func
-        def main(I: T.Tensor((16,), "int32"), Y: T.Tensor((16,), "float32")):  # noqa: E741
-            with T.Kernel(1, threads=32):
-                local = T.alloc_local([4], "float32")
-                for i in T.Parallel(16):
-                    for k in T.serial(4):
-                        local[k] = k * 10 + i
-                    local[I[i]] = -1.0
-                    Y[i] = local[0] + local[1] + local[2] + local[3]
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def table(I: T.Tensor((16,), "int32"), Y: T.Tensor((16,), "float32")):  # noqa: E741
+        with T.Kernel(1, threads=32):
+            local = T.alloc_local([4], "float32")
+            for i in T.Parallel(16):
+                for k in T.serial(4):
+                    local[k] = k * 10 + i
+                local[I[i]] = -1.0
+                Y[i] = local[0] + local[1] + local[2] + local[3]
 
     index = torch.randint(0, 4, (16,), dtype=torch.int32)
     rows = torch.arange(16)[:, None] + torch.arange(4) * 10.0
@@ -124,23 +102,19 @@ def test_a_local_array_indexed_by_the_lane():
 
 
 def test_a_conditional_update_of_a_variable_by_lane():
-    @tilelang.jit(out_idx=[-1])
-    def running_best():
-        @T.prim_func
-        def main(X: T.Tensor((16, 10), "float32"), Y: T.Tensor((16,), "int32")):
-            with T.Kernel(1, threads=32):
-                best = T.alloc_var("float32")
-                where = T.alloc_var("int32")
-                for i in T.Parallel(16):
-                    best = -T.infinity("float32")
-                    where = 0
-                    for k in T.serial(10):
-                        if X[i, k] > best:
-                            best = X[i, k]
-                            where = k
-                    Y[i] = where
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def running_best(X: T.Tensor((16, 10), "float32"), Y: T.Tensor((16,), "int32")):
+        with T.Kernel(1, threads=32):
+            best = T.alloc_var("float32")
+            where = T.alloc_var("int32")
+            for i in T.Parallel(16):
+                best = -T.infinity("float32")
+                where = 0
+                for k in T.serial(10):
+                    if X[i, k] > best:
+                        best = X[i, k]
+                        where = k
+                Y[i] = where
 
     x = torch.randn(16, 10)
     assert torch.equal(running_best()(x), x.argmax(1).int())
@@ -164,15 +138,11 @@ def test_every_memory_dtype_is_copied_bit_by_bit(dtype):
 
 
 def test_in_place_arguments_share_memory():
-    @tilelang.jit
-    def shift():
-        @T.prim_func
-        def main(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")):
-            with T.Kernel(1, threads=32):
-                for i in T.Parallel(8):
-                    Y[i] = X[i] + 1.0
-
-        return main
+    @tile_kernel
+    def shift(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                Y[i] = X[i] + 1.0
 
     x = torch.zeros(8)
     shift()(x, x)
@@ -180,29 +150,25 @@ def test_in_place_arguments_share_memory():
 
 
 def test_a_guard_of_several_conditions_and_scalars():
-    @tilelang.jit(out_idx=[-1])
-    def window():
-        n = T.dynamic("n")
+    n = T.dynamic("n")
 
-        @T.prim_func
-        def main(
-            X: T.Tensor((n, n), "float32"),
-            left: T.int32,
-            on: T.int32,
-            Y: T.Tensor((n, n), "float32"),
-        ):
-            with T.Kernel(T.ceildiv(n, 16), T.ceildiv(n, 16), threads=32) as (bx, by):
-                for i, j in T.Parallel(16, 16):
-                    if by * 16 + i < n and bx * 16 + j < n:
-                        if T.And(
-                            bx * 16 + j <= by * 16 + i,
-                            T.Or(on == 0, bx * 16 + j > by * 16 + i - left),
-                        ):
-                            Y[by * 16 + i, bx * 16 + j] = X[by * 16 + i, bx * 16 + j]
-                        else:
-                            Y[by * 16 + i, bx * 16 + j] = 0.0
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def window(
+        X: T.Tensor((n, n), "float32"),
+        left: T.int32,
+        on: T.int32,
+        Y: T.Tensor((n, n), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(n, 16), T.ceildiv(n, 16), threads=32) as (bx, by):
+            for i, j in T.Parallel(16, 16):
+                if by * 16 + i < n and bx * 16 + j < n:
+                    if T.And(
+                        bx * 16 + j <= by * 16 + i,
+                        T.Or(on == 0, bx * 16 + j > by * 16 + i - left),
+                    ):
+                        Y[by * 16 + i, bx * 16 + j] = X[by * 16 + i, bx * 16 + j]
+                    else:
+                        Y[by * 16 + i, bx * 16 + j] = 0.0
 
     x = torch.randn(50, 50)
     i, j = torch.arange(50)[:, None], torch.arange(50)[None, :]
@@ -212,20 +178,16 @@ def test_a_guard_of_several_conditions_and_scalars():
 
 
 def test_every_lane_fills_and_copies_memory_of_its_own():
-    @tilelang.jit(out_idx=[-1])
-    def kernel():
-        @T.prim_func
-        def main(A: T.Tensor((16, 8), "float16"), Out: T.Tensor((16, 8), "float32")):
-            with T.Kernel(1, threads=32):
-                mine = T.alloc_local((8,), "float32")
-                for i in T.Parallel(16):
-                    T.clear(mine)
-                    if i % 2 == 0:
-                        T.copy(A[i, 0:8], mine)
-                    for k in T.serial(8):
-                        Out[i, k] = mine[k] + i
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def kernel(A: T.Tensor((16, 8), "float16"), Out: T.Tensor((16, 8), "float32")):
+        with T.Kernel(1, threads=32):
+            mine = T.alloc_local((8,), "float32")
+            for i in T.Parallel(16):
+                T.clear(mine)
+                if i % 2 == 0:
+                    T.copy(A[i, 0:8], mine)
+                for k in T.serial(8):
+                    Out[i, k] = mine[k] + i
 
     a = torch.randn(16, 8).half()
     expected = torch.where(torch.arange(16)[:, None] % 2 == 0, a.float(), 0.0)

@@ -6,12 +6,14 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
+
 pytestmark = pytest.mark.usefixtures("interpreted")
 N = 96
 
 
 @tilelang.jit(out_idx=[-1])
-def tile_kernel(op, dtype, out_dtype):
+def elementwise(op, dtype, out_dtype):
     @T.prim_func
     def main(X: T.Tensor([N, N], dtype), Y: T.Tensor([N, N], out_dtype)):
         with T.Kernel(T.ceildiv(N, 64), T.ceildiv(N, 64), threads=128) as (bx, by):
@@ -87,7 +89,7 @@ def test_a_float_operation_agrees_with_torch(name, dtype):
     x = torch.randn(N, N, dtype=torch.float64).to(getattr(torch, dtype))
     expected = reference(x.double())
     for got, want in (
-        (tile_kernel(op, dtype, dtype)(x), expected),
+        (elementwise(op, dtype, dtype)(x), expected),
         (scalar_kernel(op, dtype, dtype)(x[0].contiguous()), expected[0]),
     ):
         assert got.dtype == x.dtype
@@ -172,7 +174,7 @@ def test_a_cast_agrees_with_torch(source, target):
     got = scalar_kernel(lambda a: T.Cast(target, a), source, target)(x)
     torch.testing.assert_close(got.float(), expected, rtol=0, atol=0)
     tile = torch.stack([x.float()] * N).to(x.dtype)
-    got = tile_kernel(lambda a: T.Cast(target, a), source, target)(tile)
+    got = elementwise(lambda a: T.Cast(target, a), source, target)(tile)
     torch.testing.assert_close(got.float()[5], expected, rtol=0, atol=0)
 
 
@@ -184,14 +186,14 @@ def test_float8_saturates_as_cuda_does(dtype, limit):
     x[: len(values)] = torch.tensor(values)
     got = scalar_kernel(lambda a: T.Cast(dtype, a), "float32", dtype)(x)
     torch.testing.assert_close(got.float()[: len(values)], expected, equal_nan=True)
-    got = tile_kernel(lambda a: T.Cast(dtype, a), "float32", dtype)(torch.stack([x] * N))
+    got = elementwise(lambda a: T.Cast(dtype, a), "float32", dtype)(torch.stack([x] * N))
     torch.testing.assert_close(got.float()[3, : len(values)], expected, equal_nan=True)
 
 
 def test_float_to_integer_saturates_as_cuda_does():
     x = torch.zeros(N, N)
     x[0, :4] = torch.tensor([1e20, -1e20, float("nan"), -3.9])
-    got = tile_kernel(lambda a: T.Cast("int32", a), "float32", "int32")(x)
+    got = elementwise(lambda a: T.Cast("int32", a), "float32", "int32")(x)
     assert got[0, :4].tolist() == [2**31 - 1, -(2**31), 0, -3]
 
 
@@ -199,19 +201,19 @@ def test_float32_stays_float32_where_float64_would_differ():
     x = torch.full((N,), 16777216.0)
     got = scalar_kernel(lambda a: (a + 1.0) - a, "float32", "float32")(x)
     assert got[0] == 0.0
-    got = tile_kernel(lambda a: (a + 1.0) - a, "float32", "float32")(torch.full((N, N), 16777216.0))
+    got = elementwise(lambda a: (a + 1.0) - a, "float32", "float32")(torch.full((N, N), 16777216.0))
     assert got.abs().max() == 0.0
 
 
 def test_half_arithmetic_is_rounded_before_it_is_widened():
     x = torch.full((N, N), 1.0 + 2**-10).half()
-    got = tile_kernel(lambda a: T.Cast("float32", a * a), "float16", "float32")(x)
+    got = elementwise(lambda a: T.Cast("float32", a * a), "float16", "float32")(x)
     assert got[0, 0] == (x[0, 0] * x[0, 0]).float()
 
 
 def test_maximum_ignores_nan_beside_a_number():
     x = torch.full((N, N), float("nan"))
-    assert tile_kernel(lambda a: T.max(a, 0.5), "float32", "float32")(x).eq(0.5).all()
+    assert elementwise(lambda a: T.max(a, 0.5), "float32", "float32")(x).eq(0.5).all()
 
 
 def test_isnan_isinf_and_infinity():
@@ -221,7 +223,7 @@ def test_isnan_isinf_and_infinity():
 
     x = torch.zeros(N, N)
     x[0, :3] = torch.tensor([float("nan"), float("inf"), 1.0])
-    got = tile_kernel(classify, "float32", "float32")(x)
+    got = elementwise(classify, "float32", "float32")(x)
     assert got[0, :3].tolist() == [1.0, 2.0, float("-inf")]
 
 
@@ -237,28 +239,24 @@ def test_reinterpret_of_a_narrow_integer_takes_its_own_bits():
     def shifted(a):
         return T.reinterpret(a << T.uint8(4), "int8")
 
-    assert torch.equal(tile_kernel(shifted, "uint8", "int8")(x), (x << 4).view(torch.int8))
+    assert torch.equal(elementwise(shifted, "uint8", "int8")(x), (x << 4).view(torch.int8))
     row = x[0].contiguous()
     assert torch.equal(scalar_kernel(shifted, "uint8", "int8")(row), (row << 4).view(torch.int8))
 
 
 def test_scalar_integers_wrap_where_it_shows():
-    @tilelang.jit(out_idx=[-1])
-    def scalars():
-        @T.prim_func
-        def main(X: T.Tensor((1,), "int32"), Y: T.Tensor((8,), "int64")):
-            with T.Kernel(1, threads=32):
-                a = X[0]
-                Y[0] = T.Cast("int64", a + a)
-                Y[1] = T.if_then_else(a + a < 0, 1, 0)
-                Y[2] = T.Cast("int64", (a + a) // 7)
-                Y[3] = T.Cast("int64", T.max(a + a, 5))
-                Y[4] = T.Cast("int64", (a + a) >> 1)
-                Y[5] = T.Cast("int64", T.Cast("float32", a + 1))
-                Y[6] = T.Cast("int64", T.Cast("int8", a - 1))
-                Y[7] = T.Cast("int64", a) + T.Cast("int64", a)
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def scalars(X: T.Tensor((1,), "int32"), Y: T.Tensor((8,), "int64")):
+        with T.Kernel(1, threads=32):
+            a = X[0]
+            Y[0] = T.Cast("int64", a + a)
+            Y[1] = T.if_then_else(a + a < 0, 1, 0)
+            Y[2] = T.Cast("int64", (a + a) // 7)
+            Y[3] = T.Cast("int64", T.max(a + a, 5))
+            Y[4] = T.Cast("int64", (a + a) >> 1)
+            Y[5] = T.Cast("int64", T.Cast("float32", a + 1))
+            Y[6] = T.Cast("int64", T.Cast("int8", a - 1))
+            Y[7] = T.Cast("int64", a) + T.Cast("int64", a)
 
     a = 2**31 - 1
     got = scalars()(torch.tensor([a], dtype=torch.int32)).tolist()
@@ -267,7 +265,7 @@ def test_scalar_integers_wrap_where_it_shows():
 
 def test_constants_are_rounded_to_their_dtype():
     x = torch.ones(N, N).half()
-    got = tile_kernel(lambda a: T.Cast("float32", a * T.float16(0.1)), "float16", "float32")(x)
+    got = elementwise(lambda a: T.Cast("float32", a * T.float16(0.1)), "float16", "float32")(x)
     assert got[0, 0] == torch.tensor(0.1).half().float()
     got = scalar_kernel(lambda a: a + T.Cast("int8", 300), "int8", "int8")(torch.zeros(N).char())
     assert got[0] == 44
@@ -280,9 +278,9 @@ def test_constants_are_rounded_to_their_dtype():
 def test_reinterpret_of_low_precision(dtype, raw):
     x = torch.randn(N, N).to(getattr(torch, dtype))
     raw_x = x.view(getattr(torch, raw))
-    got = tile_kernel(lambda a: T.reinterpret(a, raw), dtype, raw)(x)
+    got = elementwise(lambda a: T.reinterpret(a, raw), dtype, raw)(x)
     assert torch.equal(got, raw_x)
-    back = tile_kernel(lambda a: T.reinterpret(a, dtype), raw, dtype)(raw_x)
+    back = elementwise(lambda a: T.reinterpret(a, dtype), raw, dtype)(raw_x)
     assert torch.equal(back.view(getattr(torch, raw)), raw_x)
     got = scalar_kernel(lambda a: T.reinterpret(a, raw), dtype, raw)(x[0].contiguous())
     assert torch.equal(got, raw_x[0])

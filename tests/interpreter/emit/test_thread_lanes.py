@@ -5,6 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import InterpreterError, Unsupported, interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -30,17 +31,13 @@ def test_a_thread_indexes_global_and_shared_memory():
 
 @pytest.mark.parametrize("n", [1, 63, 100])
 def test_accesses_outside_are_guarded_lane_by_lane(n):
-    @tilelang.jit(out_idx=[-1])
-    def copy():
-        m = T.dynamic("m")
+    m = T.dynamic("m")
 
-        @T.prim_func
-        def main(X: T.Tensor((m,), "float16"), Y: T.Tensor((m,), "float16")):
-            with T.Kernel(T.ceildiv(m, 64), threads=64) as bx:
-                tx = T.get_thread_binding()
-                Y[bx * 64 + tx] = X[bx * 64 + tx]
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def copy(X: T.Tensor((m,), "float16"), Y: T.Tensor((m,), "float16")):
+        with T.Kernel(T.ceildiv(m, 64), threads=64) as bx:
+            tx = T.get_thread_binding()
+            Y[bx * 64 + tx] = X[bx * 64 + tx]
 
     x = torch.randn(n).half()
     assert torch.equal(copy()(x), x)
@@ -74,58 +71,46 @@ def test_threads_have_variables_and_buffers_of_their_own():
 
 
 def test_a_block_of_threads_in_two_dimensions():
-    @tilelang.jit(out_idx=[-1])
-    def transpose():
-        @T.prim_func
-        def main(X: T.Tensor((8, 16), "int32"), Y: T.Tensor((16, 8), "int32")):
-            with T.Kernel(1, threads=(16, 8)) as bx:
-                tx = T.get_thread_binding(0)
-                ty = T.get_thread_binding(1)
-                Y[tx, ty] = X[ty, tx] + bx
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def transpose(X: T.Tensor((8, 16), "int32"), Y: T.Tensor((16, 8), "int32")):
+        with T.Kernel(1, threads=(16, 8)) as bx:
+            tx = T.get_thread_binding(0)
+            ty = T.get_thread_binding(1)
+            Y[tx, ty] = X[ty, tx] + bx
 
     x = torch.arange(128, dtype=torch.int32).reshape(8, 16)
     assert torch.equal(transpose()(x), x.T)
 
 
 def test_a_tree_reduction_in_shared_memory():
-    @tilelang.jit(out_idx=[-1])
-    def total():
-        @T.prim_func
-        def main(X: T.Tensor((4, 128), "float32"), Y: T.Tensor((4,), "float32")):
-            with T.Kernel(4, threads=128) as bx:
-                s = T.alloc_shared((128,), "float32")
-                tx = T.get_thread_binding()
-                s[tx] = X[bx, tx]
+    @tile_kernel(out_idx=[-1])
+    def total(X: T.Tensor((4, 128), "float32"), Y: T.Tensor((4,), "float32")):
+        with T.Kernel(4, threads=128) as bx:
+            s = T.alloc_shared((128,), "float32")
+            tx = T.get_thread_binding()
+            s[tx] = X[bx, tx]
+            T.sync_threads()
+            for k in T.serial(7):
+                if tx < (64 >> k):
+                    s[tx] += s[tx + (64 >> k)]
                 T.sync_threads()
-                for k in T.serial(7):
-                    if tx < (64 >> k):
-                        s[tx] += s[tx + (64 >> k)]
-                    T.sync_threads()
-                if tx == 0:
-                    Y[bx] = s[0]
-
-        return main
+            if tx == 0:
+                Y[bx] = s[0]
 
     x = torch.randn(4, 128)
     torch.testing.assert_close(total()(x), x.sum(1))
 
 
 def test_shuffles_move_values_between_lanes():
-    @tilelang.jit(out_idx=[-1])
-    def moved():
-        @T.prim_func
-        def main(X: T.Tensor((64,), "int32"), Y: T.Tensor((5, 64), "int32")):
-            with T.Kernel(1, threads=64):
-                tx = T.get_thread_binding()
-                Y[0, tx] = T.shfl_xor(X[tx], 1)
-                Y[1, tx] = T.shfl_down(X[tx], 2)
-                Y[2, tx] = T.shfl_up(X[tx], 3)
-                Y[3, tx] = T.shfl_sync(X[tx], 5)
-                Y[4, tx] = T.shfl_down(X[tx], 2, width=8)
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def moved(X: T.Tensor((64,), "int32"), Y: T.Tensor((5, 64), "int32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            Y[0, tx] = T.shfl_xor(X[tx], 1)
+            Y[1, tx] = T.shfl_down(X[tx], 2)
+            Y[2, tx] = T.shfl_up(X[tx], 3)
+            Y[3, tx] = T.shfl_sync(X[tx], 5)
+            Y[4, tx] = T.shfl_down(X[tx], 2, width=8)
 
     x = torch.randint(0, 1000, (64,), dtype=torch.int32)
     lane = torch.arange(64)
@@ -143,17 +128,13 @@ def test_shuffles_move_values_between_lanes():
 
 
 def test_a_lane_that_is_switched_off_has_nothing_to_give():
-    @tilelang.jit(out_idx=[-1])
-    def half():
-        @T.prim_func
-        def main(X: T.Tensor((32,), "float32"), Y: T.Tensor((32,), "float32")):
-            with T.Kernel(1, threads=32):
-                tx = T.get_thread_binding()
-                Y[tx] = 0.0
-                if tx % 32 < 16:
-                    Y[tx] = T.shfl_down(X[tx], 8)
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def half(X: T.Tensor((32,), "float32"), Y: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=32):
+            tx = T.get_thread_binding()
+            Y[tx] = 0.0
+            if tx % 32 < 16:
+                Y[tx] = T.shfl_down(X[tx], 8)
 
     x = torch.randn(32)
     got = half()(x)
@@ -163,25 +144,21 @@ def test_a_lane_that_is_switched_off_has_nothing_to_give():
 
 
 def test_votes_and_reductions_of_a_warp():
-    @tilelang.jit(out_idx=[-2, -1])
-    def votes():
-        @T.prim_func
-        def main(
-            X: T.Tensor((64,), "int32"),
-            Y: T.Tensor((6, 64), "int32"),
-            B: T.Tensor((64,), "uint64"),
-        ):
-            with T.Kernel(1, threads=64):
-                tx = T.get_thread_binding()
-                Y[0, tx] = T.any_sync(X[tx] > 0)
-                Y[1, tx] = T.all_sync(X[tx] > 0)
-                Y[2, tx] = T.syncthreads_count(X[tx] > 0)
-                Y[3, tx] = T.warp_reduce_sum(X[tx])
-                Y[4, tx] = T.warp_reduce_max(X[tx])
-                Y[5, tx] = T.syncthreads_or(X[tx] > 0)
-                B[tx] = T.ballot(X[tx] > 0)
-
-        return main
+    @tile_kernel(out_idx=[-2, -1])
+    def votes(
+        X: T.Tensor((64,), "int32"),
+        Y: T.Tensor((6, 64), "int32"),
+        B: T.Tensor((64,), "uint64"),
+    ):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            Y[0, tx] = T.any_sync(X[tx] > 0)
+            Y[1, tx] = T.all_sync(X[tx] > 0)
+            Y[2, tx] = T.syncthreads_count(X[tx] > 0)
+            Y[3, tx] = T.warp_reduce_sum(X[tx])
+            Y[4, tx] = T.warp_reduce_max(X[tx])
+            Y[5, tx] = T.syncthreads_or(X[tx] > 0)
+            B[tx] = T.ballot(X[tx] > 0)
 
     x = torch.randint(-5, 5, (64,), dtype=torch.int32)
     x[32:] = x[32:].abs() + 1
@@ -199,26 +176,22 @@ def test_votes_and_reductions_of_a_warp():
 
 
 def test_loops_and_branches_that_differ_between_threads():
-    @tilelang.jit(out_idx=[-1])
-    def collatz():
-        @T.prim_func
-        def main(X: T.Tensor((64,), "int32"), Y: T.Tensor((64,), "int32")):
-            with T.Kernel(1, threads=64):
-                tx = T.get_thread_binding()
-                n = T.alloc_var("int32")
-                steps = T.alloc_var("int32", init=0)
-                n = X[tx]
-                while n != 1:
-                    if n % 2 == 0:  # noqa: SIM108  # a branch is the point
-                        n = n // 2
-                    else:
-                        n = 3 * n + 1
-                    steps += 1
-                for _k in T.serial(tx % 3):
-                    steps += 100
-                Y[tx] = steps
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def collatz(X: T.Tensor((64,), "int32"), Y: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            n = T.alloc_var("int32")
+            steps = T.alloc_var("int32", init=0)
+            n = X[tx]
+            while n != 1:
+                if n % 2 == 0:  # noqa: SIM108  # a branch is the point
+                    n = n // 2
+                else:
+                    n = 3 * n + 1
+                steps += 1
+            for _k in T.serial(tx % 3):
+                steps += 100
+            Y[tx] = steps
 
     x = torch.arange(1, 65, dtype=torch.int32)
     expected = []
@@ -231,18 +204,14 @@ def test_loops_and_branches_that_differ_between_threads():
 
 
 def test_atomics_of_every_thread():
-    @tilelang.jit
-    def histogram():
-        @T.prim_func
-        def main(
-            X: T.Tensor((128,), "int32"), H: T.Tensor((8,), "int32"), N: T.Tensor((1,), "int32")
-        ):
-            with T.Kernel(2, threads=64) as bx:
-                tx = T.get_thread_binding()
-                T.atomic_add(H[X[bx * 64 + tx]], 1)
-                T.atomic_add(N[0], 1)
-
-        return main
+    @tile_kernel
+    def histogram(
+        X: T.Tensor((128,), "int32"), H: T.Tensor((8,), "int32"), N: T.Tensor((1,), "int32")
+    ):
+        with T.Kernel(2, threads=64) as bx:
+            tx = T.get_thread_binding()
+            T.atomic_add(H[X[bx * 64 + tx]], 1)
+            T.atomic_add(N[0], 1)
 
     x = torch.randint(0, 8, (128,), dtype=torch.int32)
     h, n = torch.zeros(8, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
@@ -252,23 +221,19 @@ def test_atomics_of_every_thread():
 
 
 def test_tile_operations_between_statements_of_threads():
-    @tilelang.jit(out_idx=[-1])
-    def mixed():
-        @T.prim_func
-        def main(X: T.Tensor((32, 32), "float32"), Y: T.Tensor((32, 32), "float32")):
-            with T.Kernel(1, threads=64):
-                tx = T.get_thread_binding()
-                s = T.alloc_shared((32, 32), "float32")
-                f = T.alloc_fragment((32, 32), "float32")
-                T.copy(X, s)
-                if tx < 32:
-                    s[tx, tx] = 0.0
-                T.copy(s, f)
-                for i, j in T.Parallel(32, 32):
-                    f[i, j] = f[i, j] + 1.0
-                T.copy(f, Y)
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def mixed(X: T.Tensor((32, 32), "float32"), Y: T.Tensor((32, 32), "float32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            s = T.alloc_shared((32, 32), "float32")
+            f = T.alloc_fragment((32, 32), "float32")
+            T.copy(X, s)
+            if tx < 32:
+                s[tx, tx] = 0.0
+            T.copy(s, f)
+            for i, j in T.Parallel(32, 32):
+                f[i, j] = f[i, j] + 1.0
+            T.copy(f, Y)
 
     x = torch.randn(32, 32)
     expected = x.clone().fill_diagonal_(0) + 1
@@ -276,35 +241,27 @@ def test_tile_operations_between_statements_of_threads():
 
 
 def test_what_threads_do_together_must_be_the_same_for_all():
-    @tilelang.jit(out_idx=[-1])
-    def row_of_thread():
-        @T.prim_func
-        def main(X: T.Tensor((64, 32), "float32"), Y: T.Tensor((32,), "float32")):
-            with T.Kernel(1, threads=64):
-                tx = T.get_thread_binding()
-                T.copy(X[tx, 0:32], Y)
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def row_of_thread(X: T.Tensor((64, 32), "float32"), Y: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            T.copy(X[tx, 0:32], Y)
 
     with pytest.raises(Unsupported, match="thread index"):
         row_of_thread()(torch.randn(64, 32))
 
 
 def test_warp_and_lane_numbers():
-    @tilelang.jit(out_idx=[-1])
-    def numbers():
-        @T.prim_func
-        def main(Y: T.Tensor((3, 128), "int32")):
-            with T.Kernel(1, threads=128):
-                tx = T.get_thread_binding()
-                Y[0, tx] = T.get_lane_idx()
-                Y[1, tx] = T.get_warp_idx()
-                if T.shuffle_elect(64):
-                    Y[2, tx] = 1
-                else:
-                    Y[2, tx] = 0
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def numbers(Y: T.Tensor((3, 128), "int32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            Y[0, tx] = T.get_lane_idx()
+            Y[1, tx] = T.get_warp_idx()
+            if T.shuffle_elect(64):
+                Y[2, tx] = 1
+            else:
+                Y[2, tx] = 0
 
     y = numbers()()
     lane = torch.arange(128, dtype=torch.int32)
@@ -312,21 +269,17 @@ def test_warp_and_lane_numbers():
 
 
 def test_fills_and_copies_of_a_threads_own_memory():
-    @tilelang.jit(out_idx=[-1])
-    def rows():
-        @T.prim_func
-        def main(X: T.Tensor((64, 8), "float16"), Y: T.Tensor((64, 8), "float32")):
-            with T.Kernel(1, threads=64):
-                tx = T.get_thread_binding()
-                part = T.alloc_local((8,), "float16")
-                total = T.alloc_local((8,), "float32")
-                T.clear(total)
-                T.copy(X[tx, 0:8], part)
-                for k in T.serial(8):
-                    total[k] += T.cast(part[k], "float32") * tx
-                T.copy(total, Y[tx, 0:8])
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def rows(X: T.Tensor((64, 8), "float16"), Y: T.Tensor((64, 8), "float32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            part = T.alloc_local((8,), "float16")
+            total = T.alloc_local((8,), "float32")
+            T.clear(total)
+            T.copy(X[tx, 0:8], part)
+            for k in T.serial(8):
+                total[k] += T.cast(part[k], "float32") * tx
+            T.copy(total, Y[tx, 0:8])
 
     x = torch.randn(64, 8).half()
     assert torch.equal(rows()(x), x.float() * torch.arange(64.0)[:, None])
@@ -334,57 +287,47 @@ def test_fills_and_copies_of_a_threads_own_memory():
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "int32"])
 def test_a_reduction_over_one_dimension_of_the_threads(dtype):
-    @tilelang.jit(out_idx=[-1])
-    def columns():
-        @T.prim_func
-        def main(X: T.Tensor((8, 16), dtype), Y: T.Tensor((8,), dtype)):
-            with T.Kernel(1, threads=(8, 16)):
-                tn = T.get_thread_binding(0)
-                tk = T.get_thread_binding(1)
-                mine = T.alloc_local((1,), dtype)
-                total = T.alloc_local((1,), dtype)
-                mine[0] = X[tn, tk]
-                with T.attr(
-                    T.comm_reducer(lambda x, y: x + y, [T.cast(0, dtype)]),
-                    "reduce_scope",
-                    T.reinterpret(T.uint64(0), dtype="handle"),
-                ):
-                    T.evaluate(
-                        T.tvm_thread_allreduce(
-                            T.uint32(1), mine[0], True, total[0], tk, dtype="handle"
-                        )
-                    )
-                Y[tn] = total[0]
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def columns(X: T.Tensor((8, 16), dtype), Y: T.Tensor((8,), dtype)):
+        with T.Kernel(1, threads=(8, 16)):
+            tn = T.get_thread_binding(0)
+            tk = T.get_thread_binding(1)
+            mine = T.alloc_local((1,), dtype)
+            total = T.alloc_local((1,), dtype)
+            mine[0] = X[tn, tk]
+            with T.attr(
+                T.comm_reducer(lambda x, y: x + y, [T.cast(0, dtype)]),
+                "reduce_scope",
+                T.reinterpret(T.uint64(0), dtype="handle"),
+            ):
+                T.evaluate(
+                    T.tvm_thread_allreduce(T.uint32(1), mine[0], True, total[0], tk, dtype="handle")
+                )
+            Y[tn] = total[0]
 
     x = (torch.randn(8, 16) * 100).to(getattr(torch, dtype))
     torch.testing.assert_close(columns()(x), x.sum(1).to(x.dtype))  # integers wrap
 
 
 def test_threads_leave_a_loop_one_by_one():
-    @tilelang.jit(out_idx=[-1])
-    def searched():
-        @T.prim_func
-        def main(X: T.Tensor((64, 10), "int32"), Y: T.Tensor((3, 64), "int32")):
-            with T.Kernel(1, threads=64):
-                tx = T.get_thread_binding()
-                first = T.alloc_var("int32", init=-1)
-                odd = T.alloc_var("int32", init=0)
-                turns = T.alloc_var("int32", init=0)
-                for k in T.serial(10):
-                    if X[tx, k] == 7:
-                        first = k
-                        break
-                    turns += 1
-                    if X[tx, k] % 2 == 0:
-                        continue
-                    odd += 1
-                Y[0, tx] = first
-                Y[1, tx] = turns
-                Y[2, tx] = odd
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def searched(X: T.Tensor((64, 10), "int32"), Y: T.Tensor((3, 64), "int32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            first = T.alloc_var("int32", init=-1)
+            odd = T.alloc_var("int32", init=0)
+            turns = T.alloc_var("int32", init=0)
+            for k in T.serial(10):
+                if X[tx, k] == 7:
+                    first = k
+                    break
+                turns += 1
+                if X[tx, k] % 2 == 0:
+                    continue
+                odd += 1
+            Y[0, tx] = first
+            Y[1, tx] = turns
+            Y[2, tx] = odd
 
     x = torch.randint(0, 10, (64, 10), dtype=torch.int32)
     expected = []
@@ -449,27 +392,23 @@ def test_a_copy_whose_predicate_fails_reads_nothing_and_writes_zeros(rows, dtype
 def row_of(rows, pick):
     """A kernel that copies the row that `pick` makes of each thread's number of a row."""
 
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(
-            X: T.Tensor((rows, 64), "float32"),
-            chosen: T.Tensor((64,), "int32"),
-            Y: T.Tensor((64,), "float32"),
-        ):
-            with T.Kernel(1, threads=64):
-                tx = T.get_thread_binding()
-                f = T.alloc_fragment((64,), "float32")
-                mine = T.alloc_local((1,), "int32")
-                mine[0] = chosen[tx]
-                row = pick(mine[0], tx)
-                if row >= 0:
-                    T.copy(X[row, :], f)
-                    for i in T.Parallel(64):
-                        f[i] = f[i] + T.cast(row, "float32")
-                    T.copy(f, Y)
-
-        return main
+    @tile_kernel
+    def kernel(
+        X: T.Tensor((rows, 64), "float32"),
+        chosen: T.Tensor((64,), "int32"),
+        Y: T.Tensor((64,), "float32"),
+    ):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            f = T.alloc_fragment((64,), "float32")
+            mine = T.alloc_local((1,), "int32")
+            mine[0] = chosen[tx]
+            row = pick(mine[0], tx)
+            if row >= 0:
+                T.copy(X[row, :], f)
+                for i in T.Parallel(64):
+                    f[i] = f[i] + T.cast(row, "float32")
+                T.copy(f, Y)
 
     return kernel()
 
@@ -496,26 +435,22 @@ def test_threads_that_come_with_different_tiles_are_told():
 
 @pytest.mark.parametrize("sanitize", [False, True])
 def test_memory_of_a_thread_is_a_lanes_own_in_a_parallel_loop(sanitize):
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(
-            X: T.Tensor((4, 64), "float32"),
-            Y: T.Tensor((4, 64), "float32"),
-            Z: T.Tensor((64,), "float32"),
-        ):
-            with T.Kernel(1, threads=64):
-                tx = T.get_thread_binding()
-                v = T.alloc_var("float32")
-                w = T.alloc_local((2,), "float32")
-                v = 2.0
-                w[0] = 3.0
-                for i, j in T.Parallel(4, 64):
-                    w[1] = X[i, j] * v
-                    Y[i, j] = w[1] + w[0]
-                Z[tx] = w[0] + v
-
-        return main
+    @tile_kernel
+    def kernel(
+        X: T.Tensor((4, 64), "float32"),
+        Y: T.Tensor((4, 64), "float32"),
+        Z: T.Tensor((64,), "float32"),
+    ):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            v = T.alloc_var("float32")
+            w = T.alloc_local((2,), "float32")
+            v = 2.0
+            w[0] = 3.0
+            for i, j in T.Parallel(4, 64):
+                w[1] = X[i, j] * v
+                Y[i, j] = w[1] + w[0]
+            Z[tx] = w[0] + v
 
     x, y, z = torch.randn(4, 64), torch.empty(4, 64), torch.empty(64)
     with interpret(sanitize=sanitize, on_report="raise"):

@@ -1,31 +1,28 @@
 """Loops whose bounds depend on the thread index, and loops over the threads themselves."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
+
+from tile_kernels import tile_kernel
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def test_each_thread_runs_as_many_iterations_as_it_says():
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(Y: T.Tensor((64,), "int32"), Z: T.Tensor((64,), "int32")):
-            with T.Kernel(1, threads=64):
-                tx = T.get_thread_binding()
-                total = T.alloc_local((1,), "int32")
-                total[0] = 0
-                for i in T.serial(tx % 5):
-                    total[0] = total[0] + i + 1
-                Y[tx] = total[0]
-                total[0] = 0
-                for i in T.serial(0, tx % 7, step=3):
-                    total[0] = total[0] * 100 + i + 1
-                Z[tx] = total[0]
-
-        return main
+    @tile_kernel
+    def kernel(Y: T.Tensor((64,), "int32"), Z: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            total = T.alloc_local((1,), "int32")
+            total[0] = 0
+            for i in T.serial(tx % 5):
+                total[0] = total[0] + i + 1
+            Y[tx] = total[0]
+            total[0] = 0
+            for i in T.serial(0, tx % 7, step=3):
+                total[0] = total[0] * 100 + i + 1
+            Z[tx] = total[0]
 
     y, z = torch.empty(64, dtype=torch.int32), torch.empty(64, dtype=torch.int32)
     kernel()(y, z)
@@ -38,16 +35,12 @@ def test_each_thread_runs_as_many_iterations_as_it_says():
 def test_threads_share_elements_by_strides(loop):
     of = getattr(T, loop)
 
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(X: T.Tensor((100,), "float32"), Y: T.Tensor((100,), "float32")):
-            with T.Kernel(1, threads=32):
-                tx = T.get_thread_binding()
-                for i in of(tx, 100, step=32):
-                    Y[i] = X[i] * 2
-
-        return main
+    @tile_kernel
+    def kernel(X: T.Tensor((100,), "float32"), Y: T.Tensor((100,), "float32")):
+        with T.Kernel(1, threads=32):
+            tx = T.get_thread_binding()
+            for i in of(tx, 100, step=32):
+                Y[i] = X[i] * 2
 
     x = torch.randn(100)
     y = torch.zeros(100)
@@ -56,16 +49,12 @@ def test_threads_share_elements_by_strides(loop):
 
 
 def test_the_start_of_a_loop_differs_between_iterations_of_a_parallel_one():
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(X: T.Tensor((8, 16), "int32"), Y: T.Tensor((8,), "int32")):
-            with T.Kernel(1, threads=32):
-                for r in T.Parallel(8):
-                    for k in T.serial(r, 16):
-                        Y[r] = Y[r] + X[r, k]
-
-        return main
+    @tile_kernel
+    def kernel(X: T.Tensor((8, 16), "int32"), Y: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            for r in T.Parallel(8):
+                for k in T.serial(r, 16):
+                    Y[r] = Y[r] + X[r, k]
 
     x, y = torch.randint(0, 99, (8, 16), dtype=torch.int32), torch.zeros(8, dtype=torch.int32)
     kernel()(x, y)
@@ -73,15 +62,11 @@ def test_the_start_of_a_loop_differs_between_iterations_of_a_parallel_one():
 
 
 def test_loops_over_threads_make_a_kernel():
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(X: T.Tensor((4, 64), "float32"), Y: T.Tensor((4, 64), "float32")):
-            for b in T.thread_binding(4, thread="blockIdx.x"):
-                for t in T.thread_binding(64, thread="threadIdx.x"):
-                    Y[b, 63 - t] = X[b, t] + t
-
-        return main
+    @tile_kernel
+    def kernel(X: T.Tensor((4, 64), "float32"), Y: T.Tensor((4, 64), "float32")):
+        for b in T.thread_binding(4, thread="blockIdx.x"):
+            for t in T.thread_binding(64, thread="threadIdx.x"):
+                Y[b, 63 - t] = X[b, t] + t
 
     x, y = torch.randn(4, 64), torch.zeros(4, 64)
     kernel()(x, y)

@@ -4,6 +4,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
 
 
@@ -31,15 +32,11 @@ def test_a_block_of_one_thread_adds_once():
     assert total.item() == 2 * 2.0
 
 
-@tilelang.jit
-def atomic_of_elected_threads():
-    @T.prim_func
-    def main(B: T.Tensor((1,), "int32")):
-        with T.Kernel(1, threads=64):
-            if T.get_thread_binding() < 3:
-                T.atomic_add(B[0], 1)
-
-    return main
+@tile_kernel
+def atomic_of_elected_threads(B: T.Tensor((1,), "int32")):
+    with T.Kernel(1, threads=64):
+        if T.get_thread_binding() < 3:
+            T.atomic_add(B[0], 1)
 
 
 def test_threads_that_do_not_take_a_branch_do_not_add():
@@ -49,17 +46,13 @@ def test_threads_that_do_not_take_a_branch_do_not_add():
     assert count.item() == 3
 
 
-@tilelang.jit
-def sum_from_no_start():
-    @T.prim_func
-    def main(B: T.Tensor((1,), "int32")):
-        with T.Kernel(1, threads=32):
-            total = T.alloc_var("int32")
-            for i in T.serial(10):
-                total += i
-            B[0] = total
-
-    return main
+@tile_kernel
+def sum_from_no_start(B: T.Tensor((1,), "int32")):
+    with T.Kernel(1, threads=32):
+        total = T.alloc_var("int32")
+        for i in T.serial(10):
+            total += i
+        B[0] = total
 
 
 def test_a_variable_without_a_start_is_zero():
@@ -69,19 +62,15 @@ def test_a_variable_without_a_start_is_zero():
     assert found.item() == 45  # TileLang's CUDA is `int total = 0;`
 
 
-@tilelang.jit
-def reducer_of_one_element():
-    @T.prim_func
-    def main(A: T.Tensor((8,), "float32"), B: T.Tensor((1,), "float32")):
-        with T.Kernel(1, threads=32):
-            total = T.alloc_reducer((1,), "float32", op="sum")
-            T.reducer_init(total)
-            for i in T.Parallel(8):
-                T.reducer_update(total[0], A[i])
-            T.finalize_reducer(total)
-            T.copy(total, B)
-
-    return main
+@tile_kernel
+def reducer_of_one_element(A: T.Tensor((8,), "float32"), B: T.Tensor((1,), "float32")):
+    with T.Kernel(1, threads=32):
+        total = T.alloc_reducer((1,), "float32", op="sum")
+        T.reducer_init(total)
+        for i in T.Parallel(8):
+            T.reducer_update(total[0], A[i])
+        T.finalize_reducer(total)
+        T.copy(total, B)
 
 
 def test_a_reducer_of_one_element_is_initialized():
@@ -91,15 +80,11 @@ def test_a_reducer_of_one_element_is_initialized():
     assert found.item() == 28.0
 
 
-@tilelang.jit
-def vector_around_the_end():
-    @T.prim_func
-    def main(A: T.Tensor((1024,), "float32"), B: T.Tensor((4, 4), "float32")):
-        with T.Kernel(1, threads=32):
-            for t in T.serial(4):
-                B[t, T.Ramp(0, 1, 4)] = A[T.Ramp(t - 2, 1, 4)]
-
-    return main
+@tile_kernel
+def vector_around_the_end(A: T.Tensor((1024,), "float32"), B: T.Tensor((4, 4), "float32")):
+    with T.Kernel(1, threads=32):
+        for t in T.serial(4):
+            B[t, T.Ramp(0, 1, 4)] = A[T.Ramp(t - 2, 1, 4)]
 
 
 def test_negative_elements_of_a_vector_index_count_from_the_end():
@@ -111,19 +96,15 @@ def test_negative_elements_of_a_vector_index_count_from_the_end():
 
 
 def test_a_copy_to_memory_of_a_thread_takes_the_extent_that_is_a_number():
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(X: T.Tensor((4, 32), "float32"), Y: T.Tensor((4, 32), "float32")):
-            with T.Kernel(4, threads=8) as bx:
-                tx = T.get_thread_binding()
-                mine = T.alloc_local((4,), "float32")
-                T.copy(X[bx, tx * 4 : (tx + 1) * 4], mine)
-                for k in T.serial(4):
-                    mine[k] = mine[k] + tx
-                T.copy(mine, Y[bx, tx * 4 : (tx + 1) * 4])
-
-        return main
+    @tile_kernel
+    def kernel(X: T.Tensor((4, 32), "float32"), Y: T.Tensor((4, 32), "float32")):
+        with T.Kernel(4, threads=8) as bx:
+            tx = T.get_thread_binding()
+            mine = T.alloc_local((4,), "float32")
+            T.copy(X[bx, tx * 4 : (tx + 1) * 4], mine)
+            for k in T.serial(4):
+                mine[k] = mine[k] + tx
+            T.copy(mine, Y[bx, tx * 4 : (tx + 1) * 4])
 
     x, y = torch.randn(4, 32), torch.empty(4, 32)
     with interpret():

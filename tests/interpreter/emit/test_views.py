@@ -5,23 +5,20 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import Unsupported, interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def test_shared_memory_does_not_keep_what_another_block_wrote():
-    @tilelang.jit(out_idx=[-1])
-    def stale():
-        @T.prim_func
-        def main(C: T.Tensor((4, 8), "float32")):
-            with T.Kernel(4, threads=32) as bx:
-                s = T.alloc_shared((8,), "float32")
-                if bx == 0:
-                    T.fill(s, 1)
-                T.copy(s, C[bx, :])
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def stale(C: T.Tensor((4, 8), "float32")):
+        with T.Kernel(4, threads=32) as bx:
+            s = T.alloc_shared((8,), "float32")
+            if bx == 0:
+                T.fill(s, 1)
+            T.copy(s, C[bx, :])
 
     got = stale()()
     assert got[0].eq(1).all()
@@ -29,20 +26,16 @@ def test_shared_memory_does_not_keep_what_another_block_wrote():
 
 
 def test_reshaped_and_reinterpreted_views_share_memory():
-    @tilelang.jit(out_idx=[-1])
-    def views():
-        @T.prim_func
-        def main(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8, 16), "int32")):
-            with T.Kernel(1, threads=128):
-                s = T.alloc_shared((8, 16), "float32")
-                flat = T.reshape(s, [128])
-                T.copy(X, s)
-                for i in T.Parallel(128):
-                    flat[i] = flat[i] + i
-                as_bits = T.view(s, [8, 16], "int32")
-                T.copy(as_bits, Y)
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def views(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8, 16), "int32")):
+        with T.Kernel(1, threads=128):
+            s = T.alloc_shared((8, 16), "float32")
+            flat = T.reshape(s, [128])
+            T.copy(X, s)
+            for i in T.Parallel(128):
+                flat[i] = flat[i] + i
+            as_bits = T.view(s, [8, 16], "int32")
+            T.copy(as_bits, Y)
 
     x = torch.randn(8, 16)
     expected = x + torch.arange(128).reshape(8, 16)
@@ -125,31 +118,27 @@ def test_memory_that_is_also_seen_as_bits_is_unwritten_at_first():
 
 
 def test_views_of_memory_that_each_thread_has():
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(
-            X: T.Tensor((32, 8), "bfloat16"),
-            Y: T.Tensor((32, 8), "bfloat16"),
-            Z: T.Tensor((32, 8), "float32"),
-        ):
-            with T.Kernel(1, threads=32):
-                tx = T.get_thread_binding()
-                pairs = T.alloc_local((4,), T.bfloat16x2)
-                elements = T.view(pairs, (8,), T.bfloat16)
-                table = T.alloc_local((2, 4), "float32")
-                flat = T.reshape(table, (8,))
-                for j in T.unroll(4):
-                    pairs[j] = T.abs2(T.bfloat16x2(X[tx, j * 2], X[tx, j * 2 + 1]))
-                for j in T.serial(8):
-                    flat[j] = X[tx, j] * 2
-                for j in T.vectorized(8):
-                    Y[tx, j] = elements[j]
-                for i in T.serial(2):
-                    for j in T.serial(4):
-                        Z[tx, i * 4 + j] = table[i, j]
-
-        return main
+    @tile_kernel
+    def kernel(
+        X: T.Tensor((32, 8), "bfloat16"),
+        Y: T.Tensor((32, 8), "bfloat16"),
+        Z: T.Tensor((32, 8), "float32"),
+    ):
+        with T.Kernel(1, threads=32):
+            tx = T.get_thread_binding()
+            pairs = T.alloc_local((4,), T.bfloat16x2)
+            elements = T.view(pairs, (8,), T.bfloat16)
+            table = T.alloc_local((2, 4), "float32")
+            flat = T.reshape(table, (8,))
+            for j in T.unroll(4):
+                pairs[j] = T.abs2(T.bfloat16x2(X[tx, j * 2], X[tx, j * 2 + 1]))
+            for j in T.serial(8):
+                flat[j] = X[tx, j] * 2
+            for j in T.vectorized(8):
+                Y[tx, j] = elements[j]
+            for i in T.serial(2):
+                for j in T.serial(4):
+                    Z[tx, i * 4 + j] = table[i, j]
 
     x, y, z = torch.randn(32, 8).bfloat16(), torch.empty(32, 8).bfloat16(), torch.empty(32, 8)
     kernel()(x, y, z)

@@ -7,6 +7,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
 
 ROWS = 32
@@ -67,18 +68,15 @@ def added(width):
     return add
 
 
-@tilelang.jit
-def one_row():
+n = T.dynamic("n")
+
+
+@tile_kernel
+def one_row(table: T.Tensor((n,), "int32"), Y: T.Tensor((n, 32), "int32")):
     """A single element of a table by each block: a scalar load."""
-    n = T.dynamic("n")
-
-    @T.prim_func
-    def pick(table: T.Tensor((n,), "int32"), Y: T.Tensor((n, 32), "int32")):
-        with T.Kernel(n, threads=32) as block:
-            for i in T.Parallel(32):
-                Y[block, i] = table[block] + i
-
-    return pick
+    with T.Kernel(n, threads=32) as block:
+        for i in T.Parallel(32):
+            Y[block, i] = table[block] + i
 
 
 def offset(*shape, dtype=torch.float32, elements=1):

@@ -6,28 +6,26 @@ import tilelang.language as T
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import ArgumentError, interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
-@tilelang.jit(out_idx=[-1])
-def scaled():
-    m = T.dynamic("m")
+m = T.dynamic("m")
 
-    @T.prim_func
-    def double(
-        A: T.Tensor((m, 8), "float16"),
-        L: T.Tensor((m + 1,), "int32"),
-        s: T.float32,
-        k: T.int32,
-        Y: T.Tensor((m, 8), "float32"),
-    ):
-        with T.Kernel(T.ceildiv(m, 4), threads=32) as bx:
-            for i, j in T.Parallel(4, 8):
-                Y[bx * 4 + i, j] = A[bx * 4 + i, j] * s + k + L[bx * 4 + i + 1]
 
-    return double
+@tile_kernel(out_idx=[-1])
+def scaled(
+    A: T.Tensor((m, 8), "float16"),
+    L: T.Tensor((m + 1,), "int32"),
+    s: T.float32,
+    k: T.int32,
+    Y: T.Tensor((m, 8), "float32"),
+):
+    with T.Kernel(T.ceildiv(m, 4), threads=32) as bx:
+        for i, j in T.Parallel(4, 8):
+            Y[bx * 4 + i, j] = A[bx * 4 + i, j] * s + k + L[bx * 4 + i + 1]
 
 
 def arguments(m=6):
@@ -80,7 +78,7 @@ def changed(position, value):
 def test_a_wrong_argument_is_named_with_what_was_expected(call, kind, words):
     with pytest.raises(kind) as error:
         scaled()(*call)
-    for word in ["double", *words]:
+    for word in ["scaled", *words]:
         assert word in str(error.value)
 
 
@@ -89,14 +87,10 @@ def test_argument_errors_are_value_errors():
 
 
 def test_strides_of_dimensions_of_one_do_not_matter():
-    @tilelang.jit(out_idx=[-1])
-    def one():
-        @T.prim_func
-        def main(A: T.Tensor((1, 8), "float32"), Y: T.Tensor((1, 8), "float32")):
-            with T.Kernel(1, threads=32):
-                T.copy(A, Y)
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def one(A: T.Tensor((1, 8), "float32"), Y: T.Tensor((1, 8), "float32")):
+        with T.Kernel(1, threads=32):
+            T.copy(A, Y)
 
     a = torch.randn(1, 16)[:, :8]
     assert torch.equal(one()(a), a)
@@ -129,18 +123,14 @@ def test_a_dispatch_mode_of_the_caller_may_poison_outputs_but_sees_no_inner_oper
                 out.fill_(float("nan"))
             return out
 
-    @tilelang.jit(out_idx=[-1])
-    def half_written():
-        @T.prim_func
-        def main(A: T.Tensor((64, 64), "float16"), Y: T.Tensor((64, 64), "float16")):
-            with T.Kernel(1, threads=32):
-                s = T.alloc_fragment((64, 64), "float32")
-                T.copy(A, s)
-                for i, j in T.Parallel(64, 64):
-                    s[i, j] = T.exp2(s[i, j])
-                T.copy(s[0:32, :], Y[0:32, :])
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def half_written(A: T.Tensor((64, 64), "float16"), Y: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, s)
+            for i, j in T.Parallel(64, 64):
+                s[i, j] = T.exp2(s[i, j])
+            T.copy(s[0:32, :], Y[0:32, :])
 
     kernel = half_written()
     a = torch.randn(64, 64).half()
@@ -159,18 +149,14 @@ def test_tensors_that_require_grad_are_read_and_inputs_are_left_alone():
 
 
 def test_several_outputs_come_as_a_list_in_the_order_of_out_idx():
-    @tilelang.jit(out_idx=[2, 0])
-    def two():
-        @T.prim_func
-        def main(
-            B: T.Tensor((4,), "float32"), A: T.Tensor((4,), "float32"), C: T.Tensor((4,), "float32")
-        ):
-            with T.Kernel(1, threads=32):
-                for i in T.Parallel(4):
-                    B[i] = A[i] + 1.0
-                    C[i] = A[i] + 2.0
-
-        return main
+    @tile_kernel(out_idx=[2, 0])
+    def two(
+        B: T.Tensor((4,), "float32"), A: T.Tensor((4,), "float32"), C: T.Tensor((4,), "float32")
+    ):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(4):
+                B[i] = A[i] + 1.0
+                C[i] = A[i] + 2.0
 
     a = torch.randn(4)
     c, b = two()(a)
@@ -179,15 +165,11 @@ def test_several_outputs_come_as_a_list_in_the_order_of_out_idx():
 
 
 def test_a_kernel_without_out_idx_writes_in_place_and_returns_none():
-    @tilelang.jit
-    def in_place():
-        @T.prim_func
-        def main(A: T.Tensor((4,), "bfloat16")):
-            with T.Kernel(1, threads=32):
-                for i in T.Parallel(4):
-                    A[i] = A[i] * 2.0
-
-        return main
+    @tile_kernel
+    def in_place(A: T.Tensor((4,), "bfloat16")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(4):
+                A[i] = A[i] * 2.0
 
     a = torch.ones(4).bfloat16()
     assert in_place()(a) is None
@@ -215,31 +197,23 @@ def test_a_kernel_shows_its_source():
 def test_the_source_can_be_written_to_a_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TLMATRIX_DUMP", str(tmp_path))
 
-    @tilelang.jit(out_idx=[-1])
-    def dumped():
-        @T.prim_func
-        def shown(Y: T.Tensor((37,), "float32")):
-            with T.Kernel(1, threads=32):
-                for i in T.Parallel(37):
-                    Y[i] = 1.0
-
-        return shown
+    @tile_kernel(out_idx=[-1])
+    def dumped(Y: T.Tensor((37,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(37):
+                Y[i] = 1.0
 
     dumped()
-    (file,) = tmp_path.glob("shown_*.py")
+    (file,) = tmp_path.glob("dumped_*.py")
     assert f"# {__file__}:" in file.read_text()
 
 
 def test_an_annotated_layout_of_a_global_buffer_is_physical():
-    @tilelang.jit
-    def laid_out():
-        @T.prim_func
-        def main(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8, 16), "float32")):
-            with T.Kernel(1, threads=32):
-                T.annotate_layout({Y: T.Layout((8, 16), lambda i, j: [j, i])})
-                T.copy(X, Y)
-
-        return main
+    @tile_kernel
+    def laid_out(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8, 16), "float32")):
+        with T.Kernel(1, threads=32):
+            T.annotate_layout({Y: T.Layout((8, 16), lambda i, j: [j, i])})
+            T.copy(X, Y)
 
     x, y = torch.randn(8, 16), torch.empty(8, 16)
     laid_out()(x, y)
@@ -247,15 +221,11 @@ def test_an_annotated_layout_of_a_global_buffer_is_physical():
 
 
 def test_a_layout_that_needs_more_than_was_allocated_is_an_error():
-    @tilelang.jit
-    def past():
-        @T.prim_func
-        def main(X: T.Tensor((10, 8), "float32"), Y: T.Tensor((10, 8), "float32")):
-            with T.Kernel(1, threads=32):
-                T.annotate_layout({Y: T.Layout((10, 8), lambda i, j: [i // 8, j, i % 8])})
-                T.copy(X, Y)
-
-        return main
+    @tile_kernel
+    def past(X: T.Tensor((10, 8), "float32"), Y: T.Tensor((10, 8), "float32")):
+        with T.Kernel(1, threads=32):
+            T.annotate_layout({Y: T.Layout((10, 8), lambda i, j: [i // 8, j, i % 8])})
+            T.copy(X, Y)
 
     with pytest.raises(RuntimeError, match=r"layout annotated on Y of shape \(10, 8\)"):
         past()(torch.randn(10, 8), torch.empty(10, 8))

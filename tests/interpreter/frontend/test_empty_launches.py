@@ -7,6 +7,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import LaunchError, interpret
 
 TOKENS = 32
@@ -110,32 +111,29 @@ def test_of_several_launches_the_one_without_blocks_is_refused():
     assert x.tolist() == [1, 1, 1]
 
 
-@tilelang.jit
-def handed():
-    tokens = T.dynamic("num_tokens")
+tokens = T.dynamic("num_tokens")
 
-    @T.prim_func
-    def handing(X: T.Tensor((tokens, 16), "float32"), Y: T.Tensor((tokens, 16), "float32")):
-        with T.Kernel(T.ceildiv(tokens, TOKENS), threads=256) as block:
-            tile = T.alloc_shared((TOKENS, 16), "float32")
-            full = T.alloc_barrier([128])
-            if T.get_thread_binding() >= 128:
-                for i, j in T.Parallel(TOKENS, 16):
-                    tile[i, j] = 2 * X[block * TOKENS + i, j]
-                T.mbarrier_arrive(full[0])
-            else:
-                T.mbarrier_wait_parity(full[0], 0)
-                for i, j in T.Parallel(TOKENS, 16):
-                    Y[block * TOKENS + i, j] = tile[i, j]
 
-    return handing
+@tile_kernel
+def handed(X: T.Tensor((tokens, 16), "float32"), Y: T.Tensor((tokens, 16), "float32")):
+    with T.Kernel(T.ceildiv(tokens, TOKENS), threads=256) as block:
+        tile = T.alloc_shared((TOKENS, 16), "float32")
+        full = T.alloc_barrier([128])
+        if T.get_thread_binding() >= 128:
+            for i, j in T.Parallel(TOKENS, 16):
+                tile[i, j] = 2 * X[block * TOKENS + i, j]
+            T.mbarrier_arrive(full[0])
+        else:
+            T.mbarrier_wait_parity(full[0], 0)
+            for i, j in T.Parallel(TOKENS, 16):
+                Y[block * TOKENS + i, j] = tile[i, j]
 
 
 @pytest.mark.parametrize("sanitize", [False, True])
 def test_kernels_whose_threads_play_roles(sanitize):
     with interpret(sanitize=sanitize):
         run(handed(), 40)
-        with pytest.raises(LaunchError, match=r"handing .*grid=\(0,1,1\)"):
+        with pytest.raises(LaunchError, match=r"handed .*grid=\(0,1,1\)"):
             run(handed(), 0)
 
 

@@ -11,6 +11,7 @@ import torch
 from tilelang.autotuner import autotune
 from tilelang.jit import JITImpl
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import InterpretedKernel, interpret
 
 
@@ -217,14 +218,10 @@ def test_threads_may_interpret_at_the_same_time():
 def test_a_factory_that_is_gone_is_forgotten():
     from tlmatrix.interpreter.frontend import intercept
 
-    @tilelang.jit(out_idx=[-1])
-    def short_lived():
-        @T.prim_func
-        def main(B: T.Tensor((3,), "float32")):
-            with T.Kernel(1, threads=32):
-                T.clear(B)
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def short_lived(B: T.Tensor((3,), "float32")):
+        with T.Kernel(1, threads=32):
+            T.clear(B)
 
     with interpret():
         short_lived()

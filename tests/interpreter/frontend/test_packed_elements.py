@@ -5,6 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import ArgumentError, Unsupported, interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -66,39 +67,31 @@ def test_float4_is_rounded_to_the_nearest_ties_to_even_and_saturates():
 def test_rows_of_a_larger_tensor_are_taken_by_their_stride():
     strides = T.dynamic("row")
 
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(
-            A: T.StridedTensor((16, 16), (strides, 1), "float4_e2m1fn"),
-            B: T.Tensor((16, 16), "float32"),
-        ):
-            with T.Kernel(1, threads=32):
-                T.copy(A, B)
-
-        return main
+    @tile_kernel
+    def kernel(
+        A: T.StridedTensor((16, 16), (strides, 1), "float4_e2m1fn"),
+        B: T.Tensor((16, 16), "float32"),
+    ):
+        with T.Kernel(1, threads=32):
+            T.copy(A, B)
 
     a, b = every_pair(), torch.empty(16, 16)
     kernel()(a[:, 8:], b)
     assert torch.equal(b, VALUES[halves(a)][:, 16:])
 
 
-@tilelang.jit(out_idx=-1)
-def product():
-    @T.prim_func
-    def main(
-        A: T.Tensor((32, 64), "int4"), B: T.Tensor((16, 64), "int4"), C: T.Tensor((32, 16), "int32")
-    ):
-        with T.Kernel(2, threads=128) as bx:
-            a, b = T.alloc_shared((16, 64), "int4"), T.alloc_shared((16, 64), "int4")
-            c = T.alloc_fragment((16, 16), "int32")
-            T.copy(A[bx * 16, 0], a)
-            T.copy(B, b)
-            T.clear(c)
-            T.gemm(a, b, c, transpose_B=True)
-            T.copy(c, C[bx * 16, 0])
-
-    return main
+@tile_kernel(out_idx=-1)
+def product(
+    A: T.Tensor((32, 64), "int4"), B: T.Tensor((16, 64), "int4"), C: T.Tensor((32, 16), "int32")
+):
+    with T.Kernel(2, threads=128) as bx:
+        a, b = T.alloc_shared((16, 64), "int4"), T.alloc_shared((16, 64), "int4")
+        c = T.alloc_fragment((16, 16), "int32")
+        T.copy(A[bx * 16, 0], a)
+        T.copy(B, b)
+        T.clear(c)
+        T.gemm(a, b, c, transpose_B=True)
+        T.copy(c, C[bx * 16, 0])
 
 
 def test_a_product_of_int4_is_exact():
@@ -108,14 +101,10 @@ def test_a_product_of_int4_is_exact():
 
 
 def test_an_output_of_float4_is_allocated_with_half_of_the_columns():
-    @tilelang.jit(out_idx=-1)
-    def kernel():
-        @T.prim_func
-        def main(A: T.Tensor((4, 8), "float32"), B: T.Tensor((4, 8), "float4_e2m1fn")):
-            with T.Kernel(1, threads=32):
-                T.copy(A, B)
-
-        return main
+    @tile_kernel(out_idx=-1)
+    def kernel(A: T.Tensor((4, 8), "float32"), B: T.Tensor((4, 8), "float4_e2m1fn")):
+        with T.Kernel(1, threads=32):
+            T.copy(A, B)
 
     a = VALUES[torch.randint(16, (4, 8))]
     b = kernel()(a)
@@ -125,17 +114,13 @@ def test_an_output_of_float4_is_allocated_with_half_of_the_columns():
 
 
 def test_an_element_that_is_not_written_is_reported():
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(B: T.Tensor((16, 16), "float4_e2m1fn")):
-            with T.Kernel(1, threads=32):
-                tile = T.alloc_shared((16, 16), "float4_e2m1fn")
-                for i, j in T.Parallel(16, 15):
-                    tile[i, j] = 1.0
-                T.copy(tile, B)
-
-        return main
+    @tile_kernel
+    def kernel(B: T.Tensor((16, 16), "float4_e2m1fn")):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((16, 16), "float4_e2m1fn")
+            for i, j in T.Parallel(16, 15):
+                tile[i, j] = 1.0
+            T.copy(tile, B)
 
     with interpret(sanitize=True) as session:
         kernel()(torch.zeros(16, 8, dtype=torch.uint8))
@@ -168,16 +153,12 @@ def test_arithmetic_and_conversions_to_int4_are_refused():
 
 
 def test_a_view_of_bytes_as_float4_is_refused():
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(A: T.Tensor((16, 8), "uint8"), B: T.Tensor((16, 16), "float4_e2m1fn")):
-            with T.Kernel(1, threads=32):
-                tile = T.alloc_shared((16, 8), "uint8")
-                T.copy(A, tile)
-                T.copy(T.view(tile, (16, 16), "float4_e2m1fn"), B)
-
-        return main
+    @tile_kernel
+    def kernel(A: T.Tensor((16, 8), "uint8"), B: T.Tensor((16, 16), "float4_e2m1fn")):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((16, 8), "uint8")
+            T.copy(A, tile)
+            T.copy(T.view(tile, (16, 16), "float4_e2m1fn"), B)
 
     bytes_of = torch.zeros(16, 8, dtype=torch.uint8)
     with pytest.raises(Unsupported, match=r"a view of tile \(uint8\) as float4_e2m1fn"):
@@ -185,18 +166,12 @@ def test_a_view_of_bytes_as_float4_is_refused():
 
 
 def test_a_tensor_of_pairs_has_an_element_for_each_byte():
-    @tilelang.jit(out_idx=[-1])
-    def kernel():
-        @T.prim_func
-        def main(
-            A: T.Tensor((16, 16), T.float4_e2m1fnx2), B: T.Tensor((16, 16), T.float4_e2m1fnx2)
-        ):
-            with T.Kernel(16, threads=32) as bx:
-                tile = T.alloc_shared((16,), T.float4_e2m1fnx2)
-                T.copy(A[15 - bx, :], tile)
-                T.copy(tile, B[bx, :])
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def kernel(A: T.Tensor((16, 16), T.float4_e2m1fnx2), B: T.Tensor((16, 16), T.float4_e2m1fnx2)):
+        with T.Kernel(16, threads=32) as bx:
+            tile = T.alloc_shared((16,), T.float4_e2m1fnx2)
+            T.copy(A[15 - bx, :], tile)
+            T.copy(tile, B[bx, :])
 
     a = every_pair()
     b = kernel()(a.view(torch.float4_e2m1fn_x2))
@@ -207,25 +182,21 @@ def test_a_tensor_of_pairs_has_an_element_for_each_byte():
 @pytest.mark.parametrize("scope", [T.alloc_shared, T.alloc_fragment])
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_memory_seen_as_bytes(dtype, scope):
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(
-            A: T.Tensor((16, 32), "float32"),
-            B: T.Tensor((20, 18), dtype),
-            C: T.Tensor((16, 32), "float32"),
-        ):
-            with T.Kernel(1, threads=32):
-                tile = scope((16, 32), "float4_e2m1fn")
-                seen = T.view(tile, (16, 16), dtype=dtype)
-                for i, j in T.Parallel(16, 32):
-                    tile[i, j] = T.cast(A[i, j], "float4_e2m1fn")
-                T.copy(seen, B[4:20, 1:17])
-                for i, j in T.Parallel(8, 16):
-                    seen[i, j] = seen[i, j] ^ T.cast(8, dtype)
-                T.copy(tile, C)
-
-        return main
+    @tile_kernel
+    def kernel(
+        A: T.Tensor((16, 32), "float32"),
+        B: T.Tensor((20, 18), dtype),
+        C: T.Tensor((16, 32), "float32"),
+    ):
+        with T.Kernel(1, threads=32):
+            tile = scope((16, 32), "float4_e2m1fn")
+            seen = T.view(tile, (16, 16), dtype=dtype)
+            for i, j in T.Parallel(16, 32):
+                tile[i, j] = T.cast(A[i, j], "float4_e2m1fn")
+            T.copy(seen, B[4:20, 1:17])
+            for i, j in T.Parallel(8, 16):
+                seen[i, j] = seen[i, j] ^ T.cast(8, dtype)
+            T.copy(tile, C)
 
     a = VALUES[torch.randint(0, 16, (16, 32))]
     b, c = torch.zeros(20, 18, dtype=getattr(torch, dtype)), torch.empty(16, 32)

@@ -6,6 +6,7 @@ import tilelang.language as T
 import torch
 from tilelang import tvm
 
+from tile_kernels import tile_kernel
 from tlmatrix import interpret
 
 tir = tvm.tirx
@@ -86,19 +87,15 @@ def test_a_report_tells_the_second_of_a_name_from_the_first():
 
 @pytest.mark.parametrize("columns", [8, 5])
 def test_parameters_matched_by_hand_without_strides_are_contiguous(columns):
-    @tilelang.jit
-    def copied():
-        n = T.dynamic("n")
+    n = T.dynamic("n")
 
-        @T.prim_func
-        def main(x: T.handle, y: T.handle):
-            X = T.match_buffer(x, (n, 8), "float32")
-            Y = T.match_buffer(y, (n, columns), "float32")
-            with T.Kernel(n, threads=32) as row:
-                for i in T.Parallel(columns):
-                    Y[row, i] = X[row, i]
-
-        return main
+    @tile_kernel
+    def copied(x: T.handle, y: T.handle):
+        X = T.match_buffer(x, (n, 8), "float32")
+        Y = T.match_buffer(y, (n, columns), "float32")
+        with T.Kernel(n, threads=32) as row:
+            for i in T.Parallel(columns):
+                Y[row, i] = X[row, i]
 
     x, y = torch.randn(3, 8), torch.empty(3, columns)
     with interpret(sanitize=True, on_report="keep") as session:

@@ -6,10 +6,10 @@ import sys
 import tempfile
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix import cache_files
 from tlmatrix.interpreter import interpret
 from tlmatrix.interpreter.frontend import alignment, programs
@@ -39,16 +39,12 @@ def generated(monkeypatch):
 def run(value=3.0, **options):
     """Run a kernel that this process has not seen."""
 
-    @tilelang.jit(out_idx=[-1])
-    def transposed():
-        @T.prim_func
-        def main(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8, 16), "float32")):
-            with T.Kernel(1, threads=32):
-                T.annotate_layout({Y: T.Layout((8, 16), lambda i, j: [j, i])})
-                for i, j in T.Parallel(8, 16):
-                    Y[i, j] = X[i, j] + value
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def transposed(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8, 16), "float32")):
+        with T.Kernel(1, threads=32):
+            T.annotate_layout({Y: T.Layout((8, 16), lambda i, j: [j, i])})
+            for i, j in T.Parallel(8, 16):
+                Y[i, j] = X[i, j] + value
 
     programs._known.clear()
     x = torch.randn(8, 16)
@@ -100,17 +96,13 @@ def test_a_kernel_is_lowered_once_for_its_options(folder, monkeypatch, configs):
     monkeypatch.setattr(alignment, "lowered", counted)
 
     def reports(options):
-        @tilelang.jit(pass_configs=options)
-        def doubled():
-            n = T.dynamic("n")
+        n = T.dynamic("n")
 
-            @T.prim_func
-            def double(X: T.Tensor((n, 8), "float16"), Y: T.Tensor((n, 8), "float16")):
-                with T.Kernel(1, threads=8):
-                    for i, j in T.Parallel(8, 8):
-                        Y[i, j] = X[i, j] + X[i, j]
-
-            return double
+        @tile_kernel(pass_configs=options)
+        def doubled(X: T.Tensor((n, 8), "float16"), Y: T.Tensor((n, 8), "float16")):
+            with T.Kernel(1, threads=8):
+                for i, j in T.Parallel(8, 8):
+                    Y[i, j] = X[i, j] + X[i, j]
 
         programs._known.clear()
         x = torch.ones(65, dtype=torch.float16)[1:].view(8, 8)

@@ -5,6 +5,8 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
+
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
@@ -27,15 +29,11 @@ def test_atomic_add_of_single_elements_with_collisions(dtype):
 
 
 def test_atomic_add_sums_over_lanes_that_do_not_show_in_the_index():
-    @tilelang.jit
-    def rows():
-        @T.prim_func
-        def main(X: T.Tensor((16, 24), "float32"), Y: T.Tensor((16,), "float32")):
-            with T.Kernel(1, threads=128):
-                for i, j in T.Parallel(16, 24):
-                    T.atomic_add(Y[i], X[i, j])
-
-        return main
+    @tile_kernel
+    def rows(X: T.Tensor((16, 24), "float32"), Y: T.Tensor((16,), "float32")):
+        with T.Kernel(1, threads=128):
+            for i, j in T.Parallel(16, 24):
+                T.atomic_add(Y[i], X[i, j])
 
     x, y = torch.randn(16, 24), torch.ones(16)
     rows()(x, y)
@@ -64,24 +62,20 @@ def test_tile_atomics_skip_what_is_outside(kind):
 
 
 def test_vector_atomics_and_previous_values():
-    @tilelang.jit(out_idx=[-1])
-    def pairs():
-        @T.prim_func
-        def main(
-            X: T.Tensor((8, 8), "float32"),
-            Y: T.Tensor((8, 8), "float32"),
-            N: T.Tensor((1,), "int32"),
-            P: T.Tensor((16,), "int32"),
-        ):
-            with T.Kernel(1, threads=32):
-                s = T.alloc_shared((8, 8), "float32")
-                T.copy(X, s)
-                for i, j in T.Parallel(8, 4):
-                    T.atomic_addx2(Y[i, j * 2], s[i, j * 2])
-                for i in T.Parallel(16):
-                    P[i] = T.atomic_add(N[0], 2, return_prev=True)
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def pairs(
+        X: T.Tensor((8, 8), "float32"),
+        Y: T.Tensor((8, 8), "float32"),
+        N: T.Tensor((1,), "int32"),
+        P: T.Tensor((16,), "int32"),
+    ):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_shared((8, 8), "float32")
+            T.copy(X, s)
+            for i, j in T.Parallel(8, 4):
+                T.atomic_addx2(Y[i, j * 2], s[i, j * 2])
+            for i in T.Parallel(16):
+                P[i] = T.atomic_add(N[0], 2, return_prev=True)
 
     x, y, n = torch.randn(8, 8), torch.randn(8, 8), torch.tensor([5], dtype=torch.int32)
     expected = x + y

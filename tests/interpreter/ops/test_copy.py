@@ -1,33 +1,30 @@
 """Copies and fills of tiles, and the memory they share."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
+
+from tile_kernels import tile_kernel
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def test_copies_between_all_memories_with_casts_and_slices():
-    @tilelang.jit(out_idx=[-2, -1])
-    def copies():
-        @T.prim_func
-        def main(
-            X: T.Tensor((3, 64, 2, 32), "bfloat16"),
-            Y: T.Tensor((64, 32), "float16"),
-            Z: T.Tensor((2, 16, 32), "float32"),
-        ):
-            with T.Kernel(2, threads=128) as bx:
-                a = T.alloc_shared((32, 32), "bfloat16")
-                b = T.alloc_fragment((32, 32), "float32")
-                c = T.alloc_shared((2, 32, 32), "float16")
-                T.copy(X[2, bx * 32 : bx * 32 + 32, 1, :], a)
-                T.copy(a, b)
-                T.copy(b, c[1, :, :])
-                T.copy(c[1, :, :], Y[bx * 32 : bx * 32 + 32, :])
-                T.copy(b[8:24, :], Z[bx, :, :])
-
-        return main
+    @tile_kernel(out_idx=[-2, -1])
+    def copies(
+        X: T.Tensor((3, 64, 2, 32), "bfloat16"),
+        Y: T.Tensor((64, 32), "float16"),
+        Z: T.Tensor((2, 16, 32), "float32"),
+    ):
+        with T.Kernel(2, threads=128) as bx:
+            a = T.alloc_shared((32, 32), "bfloat16")
+            b = T.alloc_fragment((32, 32), "float32")
+            c = T.alloc_shared((2, 32, 32), "float16")
+            T.copy(X[2, bx * 32 : bx * 32 + 32, 1, :], a)
+            T.copy(a, b)
+            T.copy(b, c[1, :, :])
+            T.copy(c[1, :, :], Y[bx * 32 : bx * 32 + 32, :])
+            T.copy(b[8:24, :], Z[bx, :, :])
 
     x = torch.randn(3, 64, 2, 32).bfloat16()
     y, z = copies()(x)
@@ -36,15 +33,11 @@ def test_copies_between_all_memories_with_casts_and_slices():
 
 
 def test_a_copy_of_global_to_global_and_of_single_elements():
-    @tilelang.jit(out_idx=[-1])
-    def direct():
-        @T.prim_func
-        def main(X: T.Tensor((8, 8), "float16"), Y: T.Tensor((8, 8), "float16")):
-            with T.Kernel(8, threads=32) as bx:
-                T.copy(X[bx, 0:8], Y[7 - bx, 0:8])
-                Y[bx, bx] = X[0, bx]
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def direct(X: T.Tensor((8, 8), "float16"), Y: T.Tensor((8, 8), "float16")):
+        with T.Kernel(8, threads=32) as bx:
+            T.copy(X[bx, 0:8], Y[7 - bx, 0:8])
+            Y[bx, bx] = X[0, bx]
 
     x = torch.randn(8, 8).half()
     got = direct()(x)
@@ -57,41 +50,33 @@ def test_a_copy_of_global_to_global_and_of_single_elements():
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
 def test_tiles_of_one_element_are_filled_copied_and_reduced_in_place(dtype):
-    @tilelang.jit(out_idx=[-1])
-    def row_sum():
-        n = T.dynamic("n")
+    n = T.dynamic("n")
 
-        @T.prim_func
-        def main(X: T.Tensor((n, 8), dtype), Y: T.Tensor((n,), dtype)):
-            with T.Kernel(n, threads=32) as row:
-                x = T.alloc_fragment((1, 8), dtype)
-                total = T.alloc_fragment((1,), dtype)
-                shared = T.alloc_shared((1,), dtype)
-                T.fill(total, 1)
-                T.copy(X[row, 0], x)
-                T.reduce_sum(x, total, dim=1, clear=False)
-                T.copy(total, shared)
-                T.copy(shared, Y[row])
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def row_sum(X: T.Tensor((n, 8), dtype), Y: T.Tensor((n,), dtype)):
+        with T.Kernel(n, threads=32) as row:
+            x = T.alloc_fragment((1, 8), dtype)
+            total = T.alloc_fragment((1,), dtype)
+            shared = T.alloc_shared((1,), dtype)
+            T.fill(total, 1)
+            T.copy(X[row, 0], x)
+            T.reduce_sum(x, total, dim=1, clear=False)
+            T.copy(total, shared)
+            T.copy(shared, Y[row])
 
     x = torch.arange(24).reshape(3, 8).to(getattr(torch, dtype))
     assert torch.equal(row_sum()(x), x.sum(1).to(x.dtype) + 1)
 
 
 def test_a_layout_over_a_symbolic_dimension():
-    @tilelang.jit
-    def rotate():
-        n = T.dynamic("n")
+    n = T.dynamic("n")
 
-        @T.prim_func
-        def main(X: T.Tensor((n, 8), "float32")):
-            with T.Kernel(n, threads=32) as row:
-                T.annotate_layout({X: T.Layout(X.shape, lambda i, j: [i, (j + i) % 8])})
-                for j in T.Parallel(8):
-                    X[row, j] = j
-
-        return main
+    @tile_kernel
+    def rotate(X: T.Tensor((n, 8), "float32")):
+        with T.Kernel(n, threads=32) as row:
+            T.annotate_layout({X: T.Layout(X.shape, lambda i, j: [i, (j + i) % 8])})
+            for j in T.Parallel(8):
+                X[row, j] = j
 
     for n in (3, 5):
         x = torch.zeros(n, 8)
@@ -101,20 +86,16 @@ def test_a_layout_over_a_symbolic_dimension():
 
 
 def test_print_shows_values(capsys):
-    @tilelang.jit
-    def shows():
-        @T.prim_func
-        def main(X: T.Tensor((4,), "float16")):
-            with T.Kernel(2, threads=32) as bx:
-                f = T.alloc_fragment((4,), "float16")
-                T.copy(X, f)
-                T.print(bx)
-                if bx == 1:
-                    T.print(f[2], msg="{third}")
-                    T.print(f)
-                    T.print(msg="{end}")
-
-        return main
+    @tile_kernel
+    def shows(X: T.Tensor((4,), "float16")):
+        with T.Kernel(2, threads=32) as bx:
+            f = T.alloc_fragment((4,), "float16")
+            T.copy(X, f)
+            T.print(bx)
+            if bx == 1:
+                T.print(f[2], msg="{third}")
+                T.print(f)
+                T.print(msg="{end}")
 
     shows()(torch.tensor([1.0, 2.0, 3.1, 4.0]).half())
     out = capsys.readouterr().out.splitlines()

@@ -5,6 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -76,18 +77,14 @@ def test_sums_of_float8_products_keep_the_14_bits_that_hopper_keeps(arch, kept, 
 
 
 def test_gemm_onto_an_accumulator_nobody_cleared_shows_nan():
-    @tilelang.jit(out_idx=[-1])
-    def uncleared():
-        @T.prim_func
-        def main(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
-            with T.Kernel(1, threads=128):
-                a = T.alloc_shared((64, 64), "float16")
-                c = T.alloc_fragment((64, 64), "float32")
-                T.copy(A, a)
-                T.gemm(a, a, c)
-                T.copy(c, C)
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def uncleared(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            T.gemm(a, a, c)
+            T.copy(c, C)
 
     assert uncleared()(torch.randn(64, 64).half()).isnan().all()
 

@@ -5,6 +5,8 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
+
 EXPONENT = float(torch.tensor(0.3))
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -21,15 +23,11 @@ pytestmark = pytest.mark.usefixtures("interpreted")
     ],
 )
 def test_functions_are_nearly_always_correctly_rounded(function, exact, low, high):
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(X: T.Tensor((4096,), "float32"), Y: T.Tensor((4096,), "float32")):
-            with T.Kernel(1, threads=128):
-                for i in T.Parallel(4096):
-                    Y[i] = function(X[i])
-
-        return main
+    @tile_kernel
+    def kernel(X: T.Tensor((4096,), "float32"), Y: T.Tensor((4096,), "float32")):
+        with T.Kernel(1, threads=128):
+            for i in T.Parallel(4096):
+                Y[i] = function(X[i])
 
     x, y = torch.linspace(low, high, 4096), torch.empty(4096)
     kernel()(x, y)
@@ -40,22 +38,18 @@ def test_functions_are_nearly_always_correctly_rounded(function, exact, low, hig
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_a_zero_is_larger_than_a_negative_zero(dtype):
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(
-            A: T.Tensor((6,), dtype),
-            B: T.Tensor((6,), dtype),
-            Y: T.Tensor((4, 6), dtype),
-        ):
-            with T.Kernel(1, threads=32):
-                for i in T.Parallel(6):
-                    Y[0, i] = T.max(A[i], B[i])
-                    Y[1, i] = T.min(A[i], B[i])
-                    Y[2, i] = T.max(A[i], T.cast(0, dtype))
-                    Y[3, i] = T.min(T.cast(0, dtype), A[i])
-
-        return main
+    @tile_kernel
+    def kernel(
+        A: T.Tensor((6,), dtype),
+        B: T.Tensor((6,), dtype),
+        Y: T.Tensor((4, 6), dtype),
+    ):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(6):
+                Y[0, i] = T.max(A[i], B[i])
+                Y[1, i] = T.min(A[i], B[i])
+                Y[2, i] = T.max(A[i], T.cast(0, dtype))
+                Y[3, i] = T.min(T.cast(0, dtype), A[i])
 
     nan, torch_dtype = float("nan"), getattr(torch, dtype)
     a = torch.tensor([0.0, -0.0, 0.0, -0.0, nan, 1.0], dtype=torch_dtype)

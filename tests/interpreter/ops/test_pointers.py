@@ -5,6 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import ArgumentError, InterpreterError, Unsupported, interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -40,19 +41,15 @@ def test_a_table_of_pointers(dtype):
 
 
 def test_an_asynchronous_copy_from_an_address():
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(sources: T.Tensor([2], T.ptr), Y: T.Tensor((2, 4, 8), "float32")):
-            with T.Kernel(1, threads=32):
-                tile = T.alloc_shared((4, 8), "float32")
-                for k in T.serial(2):
-                    source = T.make_tensor(sources[k], (4, 8), "float32")
-                    T.async_copy(source[0, 0], tile)
-                    T.ptx_wait_group(0)
-                    T.copy(tile, Y[k, :, :])
-
-        return main
+    @tile_kernel
+    def kernel(sources: T.Tensor([2], T.ptr), Y: T.Tensor((2, 4, 8), "float32")):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((4, 8), "float32")
+            for k in T.serial(2):
+                source = T.make_tensor(sources[k], (4, 8), "float32")
+                T.async_copy(source[0, 0], tile)
+                T.ptx_wait_group(0)
+                T.copy(tile, Y[k, :, :])
 
     sources, y = [torch.randn(4, 8) for _ in range(2)], torch.empty(2, 4, 8)
     kernel()(addresses(sources), y)

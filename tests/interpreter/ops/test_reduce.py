@@ -5,6 +5,8 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
+
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
@@ -59,19 +61,15 @@ def test_reductions(kind, dim, clear, dtype):
 def test_reductions_propagate_nan_where_asked(kind, clear, propagate):
     reduce = getattr(T, f"reduce_{kind}")
 
-    @tilelang.jit(out_idx=[-1])
-    def make():
-        @T.prim_func
-        def main(X: T.Tensor((4, 16), "float16"), Y: T.Tensor((4,), "float16")):
-            with T.Kernel(1, threads=32):
-                x = T.alloc_fragment((4, 16), "float16")
-                y = T.alloc_fragment((4,), "float16")
-                T.copy(X, x)
-                T.fill(y, 1)
-                reduce(x, y, dim=1, clear=clear, nan_propagate=propagate)
-                T.copy(y, Y)
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def make(X: T.Tensor((4, 16), "float16"), Y: T.Tensor((4,), "float16")):
+        with T.Kernel(1, threads=32):
+            x = T.alloc_fragment((4, 16), "float16")
+            y = T.alloc_fragment((4,), "float16")
+            T.copy(X, x)
+            T.fill(y, 1)
+            reduce(x, y, dim=1, clear=clear, nan_propagate=propagate)
+            T.copy(y, Y)
 
     x = torch.ones(4, 16, dtype=torch.float16)
     x[2, 5] = float("nan")
@@ -125,19 +123,15 @@ def test_a_sum_of_a_part_with_the_dimension_kept(source, kept):
 @pytest.mark.parametrize("clear", [True, False])
 @pytest.mark.parametrize("kind", ["max", "min", "sum"])
 def test_a_vector_is_reduced_to_one_element(kind, clear):
-    @tilelang.jit
-    def make():
-        @T.prim_func
-        def main(X: T.Tensor((40,), "float32"), Y: T.Tensor((1,), "float32")):
-            with T.Kernel(1, threads=128):
-                x = T.alloc_fragment((40,), "float32")
-                y = T.alloc_fragment((1,), "float32")
-                T.copy(X, x)
-                T.fill(y, 0.5)
-                getattr(T, f"reduce_{kind}")(x, y, dim=0, clear=clear)
-                T.copy(y, Y)
-
-        return main
+    @tile_kernel
+    def make(X: T.Tensor((40,), "float32"), Y: T.Tensor((1,), "float32")):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_fragment((40,), "float32")
+            y = T.alloc_fragment((1,), "float32")
+            T.copy(X, x)
+            T.fill(y, 0.5)
+            getattr(T, f"reduce_{kind}")(x, y, dim=0, clear=clear)
+            T.copy(y, Y)
 
     x, y = torch.randn(40), torch.empty(1)
     x[7] = float("nan") if kind != "sum" else 1
@@ -203,21 +197,17 @@ def test_reducers_combine_the_contributions_of_all_lanes(op):
 
 @pytest.mark.filterwarnings("ignore:alloc_reducer")
 def test_reducers_written_by_assignment():
-    @tilelang.jit(out_idx=[-1])
-    def reducer():
-        @T.prim_func
-        def main(X: T.Tensor((16, 24), "float32"), Y: T.Tensor((16,), "float32")):
-            with T.Kernel(1, threads=128):
-                x = T.alloc_fragment((16, 24), "float32")
-                acc = T.alloc_reducer((16,), "float32", op="sum", replication="all")
-                T.copy(X, x)
-                T.clear(acc)
-                for i, j in T.Parallel(16, 24):
-                    acc[i] += x[i, j]
-                T.finalize_reducer(acc)
-                T.copy(acc, Y)
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def reducer(X: T.Tensor((16, 24), "float32"), Y: T.Tensor((16,), "float32")):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_fragment((16, 24), "float32")
+            acc = T.alloc_reducer((16,), "float32", op="sum", replication="all")
+            T.copy(X, x)
+            T.clear(acc)
+            for i, j in T.Parallel(16, 24):
+                acc[i] += x[i, j]
+            T.finalize_reducer(acc)
+            T.copy(acc, Y)
 
     x = torch.randn(16, 24)
     torch.testing.assert_close(reducer()(x), x.sum(1))

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import Unsupported
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -20,24 +20,18 @@ def decoded(name, source, out, packed, elements, *count):
     """What a decoder makes of the bytes of each thread."""
     size = packed.shape[1]
 
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(X: T.Tensor((THREADS, size), "uint8"), Y: T.Tensor((THREADS, elements), out)):
-            with T.Kernel(1, threads=THREADS):
-                T.import_source(source)
-                tx = T.get_thread_binding()
-                mine = T.alloc_local((size,), "uint8")
-                made = T.alloc_local((elements,), out)
-                for k in T.vectorized(size):
-                    mine[k] = X[tx, k]
-                T.call_extern(
-                    "handle", name, T.access_ptr(mine, "r"), T.access_ptr(made, "w"), *count
-                )
-                for k in T.vectorized(elements):
-                    Y[tx, k] = made[k]
-
-        return main
+    @tile_kernel
+    def kernel(X: T.Tensor((THREADS, size), "uint8"), Y: T.Tensor((THREADS, elements), out)):
+        with T.Kernel(1, threads=THREADS):
+            T.import_source(source)
+            tx = T.get_thread_binding()
+            mine = T.alloc_local((size,), "uint8")
+            made = T.alloc_local((elements,), out)
+            for k in T.vectorized(size):
+                mine[k] = X[tx, k]
+            T.call_extern("handle", name, T.access_ptr(mine, "r"), T.access_ptr(made, "w"), *count)
+            for k in T.vectorized(elements):
+                Y[tx, k] = made[k]
 
     y = torch.empty(THREADS, elements, dtype=getattr(torch, out))
     kernel()(packed, y)
@@ -92,31 +86,27 @@ def test_a_decoder_of_the_users_own_is_refused():
         decoded("decode_i4u_to_f16", "something else", "float16", packed, 8, 8)
 
 
-@tilelang.jit(out_idx=[-1])
-def dotted():
-    @T.prim_func
-    def main(
-        A: T.Tensor((THREADS, 2, 8), "int8"),
-        B: T.Tensor((THREADS, 8), "int8"),
-        C: T.Tensor((THREADS, 2), "int32"),
-    ):
-        with T.Kernel(1, threads=THREADS):
-            tx = T.get_thread_binding()
-            a = T.alloc_local((2, 8), "int8")
-            b = T.alloc_local((8,), "int8")
-            c = T.alloc_local((2,), "int32")
-            for i in T.serial(8):
-                b[i] = B[tx, i]
-                for j in T.serial(2):
-                    a[j, i] = A[tx, j, i]
+@tile_kernel(out_idx=[-1])
+def dotted(
+    A: T.Tensor((THREADS, 2, 8), "int8"),
+    B: T.Tensor((THREADS, 8), "int8"),
+    C: T.Tensor((THREADS, 2), "int32"),
+):
+    with T.Kernel(1, threads=THREADS):
+        tx = T.get_thread_binding()
+        a = T.alloc_local((2, 8), "int8")
+        b = T.alloc_local((8,), "int8")
+        c = T.alloc_local((2,), "int32")
+        for i in T.serial(8):
+            b[i] = B[tx, i]
             for j in T.serial(2):
-                c[j] = 100
-                for i in T.serial(2):
-                    if tx >= 4:
-                        T.dp4a(a[j, 4 * i], b[4 * i], c[j])
-                C[tx, j] = c[j]
-
-    return main
+                a[j, i] = A[tx, j, i]
+        for j in T.serial(2):
+            c[j] = 100
+            for i in T.serial(2):
+                if tx >= 4:
+                    T.dp4a(a[j, 4 * i], b[4 * i], c[j])
+            C[tx, j] = c[j]
 
 
 def test_dp4a_adds_four_products_in_each_active_thread():

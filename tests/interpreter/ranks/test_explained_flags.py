@@ -2,39 +2,34 @@
 
 import pytest
 import ranked_kernels as kernels
-import tilelang
 import tilelang.language as T
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
+from tile_kernels import tile_kernel
 from tlmatrix import interpret, simulate
 from tlmatrix.interpreter import Unsupported
 
 
-@tilelang.jit(out_idx=[])
-def relay():
+@tile_kernel(out_idx=[])
+def relay(
+    x: T.Tensor((64,), "float32"),
+    y: T.Tensor((64,), "float32"),
+    z: T.Tensor((64,), "float32"),
+    flags: T.Tensor((8,), "int32"),
+):
     """Block 0 writes what block 1 waits for and reads."""
-
-    @T.prim_func
-    def relay(
-        x: T.Tensor((64,), "float32"),
-        y: T.Tensor((64,), "float32"),
-        z: T.Tensor((64,), "float32"),
-        flags: T.Tensor((8,), "int32"),
-    ):
-        with T.Kernel(2, threads=64) as bx:
-            tile = T.alloc_fragment((64,), "float32")
-            if bx == 0:
-                T.copy(x, tile)
-                T.copy(tile, y)
-                T.call_extern("handle", "tlm_block_store_release_gpu", T.address_of(flags[0]), 1)
-            else:
-                T.call_extern("int32", "tlm_wait_ge_acquire_gpu", T.address_of(flags[0]), 1)
-                T.copy(y, tile)
-                T.copy(tile, z)
-
-    return relay
+    with T.Kernel(2, threads=64) as bx:
+        tile = T.alloc_fragment((64,), "float32")
+        if bx == 0:
+            T.copy(x, tile)
+            T.copy(tile, y)
+            T.call_extern("handle", "tlm_block_store_release_gpu", T.address_of(flags[0]), 1)
+        else:
+            T.call_extern("int32", "tlm_wait_ge_acquire_gpu", T.address_of(flags[0]), 1)
+            T.copy(y, tile)
+            T.copy(tile, z)
 
 
 def handed_over(rank):

@@ -8,6 +8,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix import interpret, simulate
 from tlmatrix.interpreter import (
     DeadlockError,
@@ -45,18 +46,14 @@ def counted(statement, threads=64):
     """The slots and the counts that a kernel gets of `add_at`, for ids 3, 3, 1, 3, 0."""
     model_extern("test_add_at", add_at)
 
-    @tilelang.jit(out_idx=[-1])
-    def kernel():
-        @T.prim_func
-        def main(
-            ids: T.Tensor((5,), "int32"),
-            counts: T.Tensor((8,), "int32"),
-            slots: T.Tensor((5,), "int32"),
-        ):
-            with T.Kernel(1, threads=threads):
-                statement(ids, counts, slots)
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def kernel(
+        ids: T.Tensor((5,), "int32"),
+        counts: T.Tensor((8,), "int32"),
+        slots: T.Tensor((5,), "int32"),
+    ):
+        with T.Kernel(1, threads=threads):
+            statement(ids, counts, slots)
 
     counts = torch.zeros(8, dtype=torch.int32)
     with interpret(sanitize=True, on_report="keep") as run:
@@ -125,19 +122,15 @@ def test_what_a_model_gets_the_address_of_counts_as_written(where):
 
     model_extern("test_numbered", numbered)
 
-    @tilelang.jit(out_idx=[-1])
-    def kernel():
-        @T.prim_func
-        def main(Y: T.Tensor((32,), "float32")):
-            with T.Kernel(1, threads=32):
-                if where == "global":
-                    T.call_extern("handle", "test_numbered", T.address_of(Y[0]), 32)
-                else:
-                    s = T.alloc_shared((32,), "float32")
-                    T.call_extern("handle", "test_numbered", T.address_of(s[0]), 32)
-                    T.copy(s, Y)
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def kernel(Y: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=32):
+            if where == "global":
+                T.call_extern("handle", "test_numbered", T.address_of(Y[0]), 32)
+            else:
+                s = T.alloc_shared((32,), "float32")
+                T.call_extern("handle", "test_numbered", T.address_of(s[0]), 32)
+                T.copy(s, Y)
 
     with interpret(sanitize=True, on_report="keep") as run:
         assert torch.equal(kernel()(), torch.arange(32.0))

@@ -5,6 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import SCHEDULES, interpret, run_ranks, scheduled
 from tlmatrix.interpreter.errors import DeadlockError
 
@@ -124,20 +125,15 @@ def test_a_world_needs_a_rank():
         run_ranks(0, lambda rank: rank)
 
 
-@tilelang.jit(out_idx=[0])
-def swapped():
+@tile_kernel(out_idx=[0])
+def swapped(Y: T.Tensor((2, 32), "float32")):
     """Two blocks hand each other a row through a workspace of the launch."""
-
-    @T.prim_func
-    def main(Y: T.Tensor((2, 32), "float32")):
-        with T.Kernel(2, threads=32) as bx:
-            W = T.alloc_global((2, 32), "float32")
-            tx = T.get_thread_binding()
-            W[bx, tx] = bx * 32 + tx
-            T.sync_grid()
-            Y[bx, tx] = W[1 - bx, tx]
-
-    return main
+    with T.Kernel(2, threads=32) as bx:
+        W = T.alloc_global((2, 32), "float32")
+        tx = T.get_thread_binding()
+        W[bx, tx] = bx * 32 + tx
+        T.sync_grid()
+        Y[bx, tx] = W[1 - bx, tx]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -5,6 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import (
     SCHEDULES,
     DeadlockError,
@@ -117,21 +118,17 @@ def test_a_wait_for_the_wrong_parity_is_reported(operands, schedule):
         pipelined_gemm(parity=1)(*operands)
 
 
-@tilelang.jit(out_idx=[-1])
-def unordered():
-    @T.prim_func
-    def main(Y: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=64):
-            s = T.alloc_shared((32,), "float32")
-            tx = T.get_thread_binding()
-            if tx < 32:
-                for i in T.Parallel(32):
-                    s[i] = i
-            else:
-                for i in T.Parallel(32):
-                    Y[i] = s[i]
-
-    return main
+@tile_kernel(out_idx=[-1])
+def unordered(Y: T.Tensor((32,), "float32")):
+    with T.Kernel(1, threads=64):
+        s = T.alloc_shared((32,), "float32")
+        tx = T.get_thread_binding()
+        if tx < 32:
+            for i in T.Parallel(32):
+                s[i] = i
+        else:
+            for i in T.Parallel(32):
+                Y[i] = s[i]
 
 
 def test_a_race_is_reported_also_where_the_values_are_right():
@@ -147,7 +144,7 @@ def test_a_race_is_a_report_of_the_sanitizer():
     with interpret(sanitize=True) as run:
         assert torch.equal(unordered()(), torch.arange(32.0))
     (report,) = run.reports
-    assert (report.sanitizer, report.kernel, report.buffer) == ("races", "main", "s")
+    assert (report.sanitizer, report.kernel, report.buffer) == ("races", "unordered", "s")
     assert report.file == report.other.file == __file__
     assert report.other.action == "write"
     assert report.other.access == "a write by threads 0..31, block (0,)"
@@ -204,21 +201,17 @@ def test_errors_are_errors_of_the_interpreter():
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_tilelangs_own_barriers_order_statements_one_after_the_other(schedule):
-    @tilelang.jit(out_idx=[-1])
-    def turns():
-        @T.prim_func
-        def main(Y: T.Tensor((4, 32), "float32")):
-            with T.Kernel(1, threads=256):
-                s = T.alloc_shared((32,), "float32")
-                for k in T.serial(4):
-                    with T.ws(0):
-                        for i in T.Parallel(32):
-                            s[i] = i * k
-                    with T.ws(1):
-                        for i in T.Parallel(32):
-                            Y[k, i] = s[i]
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def turns(Y: T.Tensor((4, 32), "float32")):
+        with T.Kernel(1, threads=256):
+            s = T.alloc_shared((32,), "float32")
+            for k in T.serial(4):
+                with T.ws(0):
+                    for i in T.Parallel(32):
+                        s[i] = i * k
+                with T.ws(1):
+                    for i in T.Parallel(32):
+                        Y[k, i] = s[i]
 
     with scheduled(schedule):
         got = turns()()
@@ -227,24 +220,20 @@ def test_tilelangs_own_barriers_order_statements_one_after_the_other(schedule):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_what_all_roles_do_together_is_done_once(schedule):
-    @tilelang.jit(out_idx=[-1])
-    def together():
-        @T.prim_func
-        def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
-            with T.Kernel(1, threads=256):
-                s = T.alloc_shared((64,), "float32")
-                f = T.alloc_fragment((64,), "float32")
-                T.copy(X, s)
-                with T.ws(1):
-                    for i in T.Parallel(64):
-                        s[i] = s[i] * 2
+    @tile_kernel(out_idx=[-1])
+    def together(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=256):
+            s = T.alloc_shared((64,), "float32")
+            f = T.alloc_fragment((64,), "float32")
+            T.copy(X, s)
+            with T.ws(1):
                 for i in T.Parallel(64):
-                    s[i] = s[i] + 1
-                T.copy(s, f)
-                for i in T.Parallel(64):
-                    T.atomic_add(Y[i], f[i])
-
-        return main
+                    s[i] = s[i] * 2
+            for i in T.Parallel(64):
+                s[i] = s[i] + 1
+            T.copy(s, f)
+            for i in T.Parallel(64):
+                T.atomic_add(Y[i], f[i])
 
     x = torch.randn(64)
     y = torch.zeros(64)
@@ -289,27 +278,19 @@ def test_copies_that_threads_issue_complete_at_a_barrier(schedule):
 @pytest.mark.parametrize("scope", ["local", "shared"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_where_a_copy_goes_is_decided_when_it_is_issued(schedule, scope):
-    @tilelang.jit(out_idx=[-1])
-    def moved():
-        @T.prim_func
-        def main(X: T.Tensor((4, 64), "float16"), Y: T.Tensor((2, 64), "float16")):
-            with T.Kernel(1, threads=64):
-                s = T.alloc_shared((2, 64), "float16")
-                row = (
-                    T.alloc_local([1], "int32")
-                    if scope == "local"
-                    else T.alloc_shared([1], "int32")
-                )
-                row[0] = 3
-                T.async_copy(X[row[0], :], s[0, :])
-                T.sync_threads()
-                row[0] = 1
-                T.sync_threads()
-                T.async_copy(X[row[0], :], s[1, :])
-                T.ptx_wait_group(0)
-                T.copy(s, Y)
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def moved(X: T.Tensor((4, 64), "float16"), Y: T.Tensor((2, 64), "float16")):
+        with T.Kernel(1, threads=64):
+            s = T.alloc_shared((2, 64), "float16")
+            row = T.alloc_local([1], "int32") if scope == "local" else T.alloc_shared([1], "int32")
+            row[0] = 3
+            T.async_copy(X[row[0], :], s[0, :])
+            T.sync_threads()
+            row[0] = 1
+            T.sync_threads()
+            T.async_copy(X[row[0], :], s[1, :])
+            T.ptx_wait_group(0)
+            T.copy(s, Y)
 
     x = torch.randn(4, 64).half()
     with scheduled(schedule):
@@ -343,26 +324,22 @@ def test_work_that_is_read_before_it_is_done_is_reported():
 
 @pytest.mark.parametrize("wait", [False, True])
 def test_a_store_that_may_still_read_names_its_wait(wait):
-    @tilelang.jit(out_idx=[-1])
-    def stored():
-        @T.prim_func
-        def main(Y: T.Tensor((2, 64, 32), "float16")):
-            with T.Kernel(1, threads=128):
-                s = T.alloc_shared((64, 32), "float16")
-                for k in T.serial(2):
-                    for i, j in T.Parallel(64, 32):
-                        s[i, j] = k
-                    T.fence_proxy_async()
-                    T.sync_threads()
-                    T.tma_copy(s, Y[k, :, :])
-                    if wait:
-                        T.tma_store_arrive()
-                        T.tma_store_wait()
-                if not wait:
+    @tile_kernel(out_idx=[-1])
+    def stored(Y: T.Tensor((2, 64, 32), "float16")):
+        with T.Kernel(1, threads=128):
+            s = T.alloc_shared((64, 32), "float16")
+            for k in T.serial(2):
+                for i, j in T.Parallel(64, 32):
+                    s[i, j] = k
+                T.fence_proxy_async()
+                T.sync_threads()
+                T.tma_copy(s, Y[k, :, :])
+                if wait:
                     T.tma_store_arrive()
                     T.tma_store_wait()
-
-        return main
+            if not wait:
+                T.tma_store_arrive()
+                T.tma_store_wait()
 
     with interpret(sanitize="races", on_report="keep") as run:
         stored()()

@@ -1,10 +1,10 @@
 """Waits and arrivals under a condition that a thread decides by values of its own."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from tile_kernels import tile_kernel
 from tlmatrix.interpreter import DeadlockError, interpret
 
 
@@ -15,41 +15,37 @@ def pipeline(arrives=True):
         arrives: whether the consumer gives a stage back.
     """
 
-    @tilelang.jit(out_idx=[-1])
-    def kernel():
-        @T.prim_func
-        def main(
-            X: T.Tensor((4, 128), "float32"),
-            count: T.Tensor((1,), "int32"),
-            Y: T.Tensor((4, 128), "float32"),
-        ):
-            with T.Kernel(1, threads=256):
-                s = T.alloc_shared((128,), "float32")
-                mine = T.alloc_local((1,), "int32")
-                turn = T.alloc_local((1,), "int32")
-                full = T.alloc_barrier([128])
-                empty = T.alloc_barrier([128])
-                tx = T.get_thread_binding()
-                if tx < 128:
-                    turn[0] = 0
-                    for k in T.serial(4):
-                        mine[0] = T.if_then_else(k < count[tx * 0], 1, 0)
-                        if mine[0] != 0:
-                            T.barrier_wait(empty, (turn[0] & 1) ^ 1)
-                            s[tx] = X[k, tx]
-                            T.barrier_arrive(full)
-                            turn[0] = turn[0] + 1
-                else:
-                    for k in T.serial(4):
-                        if k < count[0]:
-                            T.barrier_wait(full, k & 1)
-                            Y[k, tx - 128] = s[tx - 128]
-                            if arrives:
-                                T.barrier_arrive(empty)
-                        else:
-                            Y[k, tx - 128] = 0.0
-
-        return main
+    @tile_kernel(out_idx=[-1])
+    def kernel(
+        X: T.Tensor((4, 128), "float32"),
+        count: T.Tensor((1,), "int32"),
+        Y: T.Tensor((4, 128), "float32"),
+    ):
+        with T.Kernel(1, threads=256):
+            s = T.alloc_shared((128,), "float32")
+            mine = T.alloc_local((1,), "int32")
+            turn = T.alloc_local((1,), "int32")
+            full = T.alloc_barrier([128])
+            empty = T.alloc_barrier([128])
+            tx = T.get_thread_binding()
+            if tx < 128:
+                turn[0] = 0
+                for k in T.serial(4):
+                    mine[0] = T.if_then_else(k < count[tx * 0], 1, 0)
+                    if mine[0] != 0:
+                        T.barrier_wait(empty, (turn[0] & 1) ^ 1)
+                        s[tx] = X[k, tx]
+                        T.barrier_arrive(full)
+                        turn[0] = turn[0] + 1
+            else:
+                for k in T.serial(4):
+                    if k < count[0]:
+                        T.barrier_wait(full, k & 1)
+                        Y[k, tx - 128] = s[tx - 128]
+                        if arrives:
+                            T.barrier_arrive(empty)
+                    else:
+                        Y[k, tx - 128] = 0.0
 
     return kernel()
 
