@@ -48,7 +48,7 @@ class Constraint:
     Attributes:
         names: the axes.
         allows: a predicate over their values, by name.
-        tree: the expression of the predicate, if it is one; then many combinations are no problem.
+        tree: the expression of the predicate, if it is one; then it may have many combinations.
         too_hard: the exception to raise if no solution is found in reasonable time.
     """
 
@@ -59,25 +59,38 @@ class Constraint:
 
 
 class Condition:
-    """A predicate over positions, evaluated at most once for each combination of its axes."""
+    """A constraint, or a conjunct of one, over positions of a row.
+
+    It is evaluated at most once for each combination of its axes.
+
+    Attributes:
+        positions: those of its axes.
+        size: the number of combinations of their values.
+        is_large: whether these are too many to evaluate all of them at once.
+        parts: the conjuncts of a large constraint; else itself.
+        too_hard: see `Constraint`.
+    """
 
     def __init__(
         self,
         axes: Mapping[str, Sequence[Value]],
-        positions: Row,
+        position_of: Mapping[str, int],
         allows: Callable[[Mapping[str, Value]], bool],
-        bounds: Callable[[Sequence[int]], Bounds] | None = None,
+        too_hard: Callable[[], Exception] = TooManyError,
     ) -> None:
-        """A condition over `axes`, which are at `positions` of a row."""
-        self.positions = positions
+        """A predicate over the values of `axes`; `position_of` gives their positions."""
+        self.positions = tuple(position_of[name] for name in axes)
+        self.too_hard = too_hard
+        self.parts: tuple[Condition, ...] = (self,)
+        self.bounds: Callable[[Sequence[int]], Bounds] | None = None
         self._names = tuple(axes)
         self._domains = tuple(axes.values())
         self._allows = allows
-        self._bounds = bounds
         sizes = [len(domain) for domain in self._domains]
         self._strides = tuple(prod(sizes[at + 1 :]) for at in range(len(sizes)))
         self.size = prod(sizes)
-        self._pick = picker(positions)
+        self.is_large = self.size > _TABLE_LIMIT
+        self._pick = picker(self.positions)
         self._memo = bytearray(self.size if self.size <= _MEMO_LIMIT else 0)
 
     def combinations(self) -> Iterator[Row]:
@@ -98,62 +111,41 @@ class Condition:
         key = self._pick(row)
         if not key or min(key) >= 0:
             return self.holds(key)
-        return self._bounds is None or may_hold(self._bounds(row))
+        return self.bounds is None or may_hold(self.bounds(row))
+
+    def removed(self, sizes: Sequence[int]) -> int:
+        """The number of combinations of the axes that violate it.
+
+        Raises:
+            TooManyError: they are too many to count.
+        """
+        if self.parts[0] is not self:
+            return self.size - Group(self.positions, sizes, [self]).count()
+        if self.size > _COUNTED:
+            raise TooManyError
+        return sum(not self.holds(key) for key in self.combinations())
 
     def _evaluate(self, key: Row) -> bool:
         values = map(getitem, self._domains, key)
         return self._allows(dict(zip(self._names, values, strict=True)))
 
 
-class IndexedConstraint:
-    """A constraint over positions.
-
-    Attributes:
-        positions: those of its axes.
-        whole: the constraint as one condition.
-        conditions: the conjuncts, if it is too large to evaluate all combinations; else `whole`.
-        too_hard: see `Constraint`.
-        is_large: whether it is too large to evaluate all combinations at once.
-    """
-
-    def __init__(
-        self, constraint: Constraint, positions: Row, domains: Sequence[Sequence[Value]]
-    ) -> None:
-        self.positions = positions
-        self.too_hard = constraint.too_hard
-        axes = dict(zip(constraint.names, domains, strict=True))
-        place_of = dict(zip(constraint.names, positions, strict=True))
-        self.is_large = prod(map(len, domains)) > _TABLE_LIMIT
-        parts = _conjuncts(constraint.tree) if self.is_large and constraint.tree else []
-        bounds = bounds_of(parts[0], place_of, axes) if len(parts) == 1 else None
-        self.whole = Condition(axes, positions, constraint.allows, bounds)
-        self.conditions: tuple[Condition, ...] = (self.whole,)
-        if len(parts) > 1:
-            self.conditions = tuple(_condition(part, place_of, axes) for part in parts)
-        if not self.is_large:
-            for key in self.whole.combinations():
-                self.whole.holds(key)
-
-    @property
-    def is_split(self) -> bool:
-        """Whether conjuncts stand for the constraint."""
-        return self.conditions[0] is not self.whole
-
-    def allows(self, row: Sequence[int]) -> bool:
-        """Whether a row that binds all axes of the constraint satisfies it."""
-        return self.whole.possible(row)
-
-    def removed(self, sizes: Sequence[int]) -> int:
-        """The number of combinations of the constraint's axes that violate it.
-
-        Raises:
-            TooManyError: they are too many to count.
-        """
-        if self.is_split:
-            return self.whole.size - Group(self.positions, sizes, [self]).count()
-        if self.whole.size > _COUNTED:
-            raise TooManyError
-        return sum(not self.whole.holds(key) for key in self.whole.combinations())
+def condition_of(
+    constraint: Constraint, axes: Mapping[str, Sequence[Value]], position_of: Mapping[str, int]
+) -> Condition:
+    """A constraint over `axes`, of which each has a position; a small one is evaluated at once."""
+    mine = {name: axes[name] for name in constraint.names}
+    found = Condition(mine, position_of, constraint.allows, constraint.too_hard)
+    if not found.is_large:
+        for key in found.combinations():
+            found.holds(key)
+    elif constraint.tree is not None:
+        parts = _conjuncts(constraint.tree)
+        if len(parts) == 1:
+            found.bounds = bounds_of(constraint.tree, position_of, mine)
+        else:
+            found.parts = tuple(_conjunct(part, mine, position_of) for part in parts)
+    return found
 
 
 def _conjuncts(node: Node) -> list[Node]:
@@ -162,15 +154,14 @@ def _conjuncts(node: Node) -> list[Node]:
     return [each for part in node.parts for each in _conjuncts(part)]
 
 
-def _condition(
-    node: Node, place_of: Mapping[str, int], axes: Mapping[str, Sequence[Value]]
+def _conjunct(
+    node: Node, axes: Mapping[str, Sequence[Value]], position_of: Mapping[str, int]
 ) -> Condition:
     """The condition of a conjunct.
 
     Where it has no value, such as `window < 3` of no window, an earlier conjunct excludes the row,
     or the whole constraint has no value, and raises.
     """
-    mine = {name: axes[name] for name in sorted(set(node.names()))}
     evaluate = evaluator(node)
 
     def allows(values: Mapping[str, Value]) -> bool:
@@ -179,17 +170,19 @@ def _condition(
         except Failed:
             return True
 
-    positions = tuple(place_of[name] for name in mine)
-    return Condition(mine, positions, allows, bounds_of(node, place_of, axes))
+    mine = {name: axes[name] for name in sorted(set(node.names()))}
+    found = Condition(mine, position_of, allows)
+    found.bounds = bounds_of(node, position_of, axes)
+    return found
 
 
 class Group:
     """Axes that constraints connect, directly or through each other."""
 
     def __init__(
-        self, positions: Row, sizes: Sequence[int], constraints: Sequence[IndexedConstraint]
+        self, positions: Row, sizes: Sequence[int], constraints: Sequence[Condition]
     ) -> None:
-        self._conditions = [each for constraint in constraints for each in constraint.conditions]
+        self._conditions = [each for constraint in constraints for each in constraint.parts]
         self.positions = _elimination_order(positions, sizes, self._conditions)
         self._sizes = sizes
         self._constraints = constraints
@@ -272,7 +265,8 @@ class Group:
         """Whether a partial row, which violates no condition yet, can be completed."""
         position = self._next_axis(row)
         if position is None:
-            if not all(each.allows(row) for each in self._constraints if each.is_split):
+            # A constraint without a value raises, which its conjuncts do not.
+            if not all(each.possible(row) for each in self._constraints):
                 return False
             self._witness(row)
             return True
@@ -315,7 +309,7 @@ class Group:
     def _step(self) -> None:
         self._steps += 1
         if self._steps > _SEARCHED:
-            raise max(self._constraints, key=lambda each: each.whole.size).too_hard()
+            raise max(self._constraints, key=lambda each: each.size).too_hard()
 
     def _possible(self, row: Sequence[int], position: int) -> bool:
         return all(each.possible(row) for each in self._of_axis[position])
@@ -425,7 +419,7 @@ def picker(positions: Row) -> Callable[[Sequence[int]], Row]:
             return itemgetter(*positions)
 
 
-def connected(constraints: Sequence[IndexedConstraint]) -> list[Row]:
+def connected(constraints: Sequence[Condition]) -> list[Row]:
     """The connected components of the positions that constraints name."""
     groups: list[set[int]] = []
     for constraint in constraints:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.matrix.constraints import (
     UNBOUND,
+    Condition,
     Constraint,
     Group,
-    IndexedConstraint,
     Row,
     TooManyError,
+    condition_of,
     connected,
 )
 
@@ -42,17 +43,8 @@ class Space:
         self.sizes = tuple(len(values) for values in self.axes.values())
         self.constraints = tuple(constraints)
         position_of = {name: position for position, name in enumerate(self.names)}
-        self._indexed = [
-            IndexedConstraint(
-                each,
-                tuple(position_of[name] for name in each.names),
-                [self.axes[name] for name in each.names],
-            )
-            for each in self.constraints
-        ]
-        self._constant = all(
-            constraint.allows(()) for constraint in self._indexed if not constraint.positions
-        )
+        self._indexed = [condition_of(each, self.axes, position_of) for each in self.constraints]
+        self._constant = all(each.holds(()) for each in self._indexed if not each.positions)
         bound = [constraint for constraint in self._indexed if constraint.positions]
         self._groups = [
             Group(
@@ -110,7 +102,7 @@ class Space:
         """
         return tuple(map(self._removed_by, self._indexed))
 
-    def _removed_by(self, constraint: IndexedConstraint) -> int | None:
+    def _removed_by(self, constraint: Condition) -> int | None:
         rest = prod(size for at, size in enumerate(self.sizes) if at not in constraint.positions)
         try:
             return constraint.removed(self.sizes) * rest
@@ -119,12 +111,12 @@ class Space:
 
     def allows(self, row: Sequence[int]) -> bool:
         """Whether a full row passes every constraint."""
-        return all(constraint.allows(row) for constraint in self._indexed)
+        return all(constraint.possible(row) for constraint in self._indexed)
 
     def failing(self, row: Sequence[int]) -> tuple[int, ...]:
         """Indices of the constraints that a full row violates."""
         return tuple(
-            at for at, constraint in enumerate(self._indexed) if not constraint.allows(row)
+            at for at, constraint in enumerate(self._indexed) if not constraint.possible(row)
         )
 
     def extensible(self, row: Sequence[int]) -> bool:
