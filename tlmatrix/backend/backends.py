@@ -12,7 +12,7 @@ import gc
 import os
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from tlmatrix.backend.errors import ArchitectureError, BackendUnavailableError
 from tlmatrix.backend.gpus import all_visible_gpus, memory_fraction
@@ -31,48 +31,32 @@ ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")
 """Architectures that the backend `compile` compiles for, if the spec names none."""
 
 
-class Backend(Protocol):
-    """Runs kernels, or compiles them, for the cases of a process."""
+class Backend:
+    """Runs kernels, or compiles them, for the cases of a process.
 
-    @property
-    def name(self) -> str:
-        """`cuda`, `interpreter` or `compile`; a name in the expressions of a spec."""
+    Attributes:
+        name: `cuda`, `interpreter` or `compile`; a name in the expressions of a spec.
+        arch: `sm_90` and the like, or `interpreter`; a name in the expressions of a spec.
+        device: the device of a problem's tensors.
+        executes: whether kernels run; if not, a case is judged by compiling its kernels.
+        unsupported_checks: checks of a spec that this backend leaves out.
+        measures_coverage: whether kernel coverage can be measured.
+        captures_graphs: whether a call can be captured to a CUDA graph and replayed.
+        simulates_streams: whether calls on several streams can be simulated, with race detection.
+        survives_fork: whether a forked process can go on to run cases; CUDA cannot.
+        compiles: whether each kernel is compiled to machine code, which takes seconds.
+    """
 
-    @property
-    def arch(self) -> str:
-        """`sm_90` and the like, or `interpreter`; a name in the expressions of a spec."""
-
-    @property
-    def executes(self) -> bool:
-        """Whether kernels run; if not, a case is judged by compiling its kernels."""
-
-    @property
-    def unsupported_checks(self) -> frozenset[str]:
-        """Checks of a spec that this backend leaves out."""
-
-    @property
-    def measures_coverage(self) -> bool:
-        """Whether kernel coverage can be measured."""
-
-    @property
-    def captures_graphs(self) -> bool:
-        """Whether a call can be captured to a CUDA graph and replayed."""
-
-    @property
-    def simulates_streams(self) -> bool:
-        """Whether calls on several streams can be simulated, with race detection."""
-
-    @property
-    def survives_fork(self) -> bool:
-        """Whether a forked process can go on to run cases; CUDA cannot."""
-
-    @property
-    def compiles(self) -> bool:
-        """Whether each kernel is compiled to machine code, which takes seconds."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of a problem's tensors."""
+    name: str
+    arch: str
+    device: torch.device
+    executes: ClassVar[bool] = True
+    unsupported_checks: ClassVar[frozenset[str]] = frozenset({"sanitizers"})
+    measures_coverage: ClassVar[bool] = False
+    captures_graphs: ClassVar[bool] = False
+    simulates_streams: ClassVar[bool] = False
+    survives_fork: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
 
     def targeting(self, architectures: Sequence[str]) -> Backend:
         """This backend for kernels of these architectures; an empty list means any.
@@ -80,6 +64,7 @@ class Backend(Protocol):
         Raises:
             ArchitectureError: this backend does not support them.
         """
+        raise NotImplementedError
 
     def active(self, run_index: int = 0) -> AbstractContextManager[object]:
         """Context manager: calls of TileLang kernels inside run on this backend.
@@ -87,47 +72,36 @@ class Backend(Protocol):
         `run_index` is the number of the run of the case, which selects the schedule if the backend
         has several.
         """
+        raise NotImplementedError
 
     def importing(self) -> AbstractContextManager[object]:
         """Context manager to import the code under test, which may query `torch.cuda`."""
+        raise NotImplementedError
 
     def synchronize(self) -> None:
         """Wait until all launches have ended, so that their errors are raised here."""
 
     def broken(self) -> bool:
         """Whether this process cannot run kernels any more, as after a fault on a GPU."""
+        return False
 
     def release(self) -> None:
-        """Free cached memory, after a case that ran out of memory."""
+        """Free cached memory and tensors that exceptions keep alive, after a lack of memory."""
+        gc.collect()
 
     def limit_memory(self, workers: int) -> None:
         """Limit this process to its share of a GPU that `workers` processes use."""
 
 
-@dataclass(frozen=True)
-class _HostBackend:
+class _HostBackend(Backend):
     """A backend that launches nothing on a GPU: the tensors of its problems are on the CPU."""
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         """The CPU."""
         import torch
 
         return torch.device("cpu")
-
-    def synchronize(self) -> None:
-        """Do nothing: no launch is asynchronous."""
-
-    def broken(self) -> bool:
-        """False: kernels are interpreted, and compilers run in processes of their own."""
-        return False
-
-    def release(self) -> None:
-        """Free tensors that exceptions keep alive."""
-        gc.collect()
-
-    def limit_memory(self, workers: int) -> None:
-        """Do nothing: memory of the host has no shares."""
 
 
 @dataclass(frozen=True)
@@ -142,13 +116,11 @@ class InterpreterBackend(_HostBackend):
     target: str = "sm_90a"
     turn: int = 0
 
-    executes: ClassVar[bool] = True
     unsupported_checks: ClassVar[frozenset[str]] = frozenset()
     measures_coverage: ClassVar[bool] = True
     captures_graphs: ClassVar[bool] = True
     simulates_streams: ClassVar[bool] = True
     survives_fork: ClassVar[bool] = True
-    compiles: ClassVar[bool] = False
 
     def targeting(self, architectures: Sequence[str]) -> Self:
         """Trace kernels for one of the architectures, which `turn` selects."""
@@ -218,19 +190,14 @@ class ProcessesBackend(InterpreterBackend):
 
 
 @dataclass(frozen=True)
-class CudaBackend:
+class CudaBackend(Backend):
     """Compiles kernels and runs them on one GPU."""
 
     device: torch.device
     arch: str
     name: str = "cuda"
 
-    executes: ClassVar[bool] = True
-    unsupported_checks: ClassVar[frozenset[str]] = frozenset({"sanitizers"})
-    measures_coverage: ClassVar[bool] = False
     captures_graphs: ClassVar[bool] = True
-    simulates_streams: ClassVar[bool] = False
-    survives_fork: ClassVar[bool] = False
     compiles: ClassVar[bool] = True
 
     def targeting(self, architectures: Sequence[str]) -> CudaBackend:
@@ -276,7 +243,7 @@ class CudaBackend:
         """Empty PyTorch's cache, whose fragmentation may have exhausted memory."""
         import torch
 
-        gc.collect()
+        super().release()
         torch.cuda.empty_cache()
 
     def limit_memory(self, workers: int) -> None:
@@ -304,11 +271,6 @@ class CompileBackend(_HostBackend):
     arch: str = "compile"
 
     executes: ClassVar[bool] = False
-    unsupported_checks: ClassVar[frozenset[str]] = frozenset({"sanitizers"})
-    measures_coverage: ClassVar[bool] = False
-    captures_graphs: ClassVar[bool] = False
-    simulates_streams: ClassVar[bool] = False
-    survives_fork: ClassVar[bool] = False
     compiles: ClassVar[bool] = True
 
     def architectures(self, named: Sequence[str]) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ class CaseSetup:
 
     def satisfies_where(self, values: Mapping[str, Value]) -> bool:
         """Whether axis values satisfy the constraints of the spec."""
-        return all(bool(rule.expression.evaluate(values)) for rule in self.spec.constraints)
+        return self.spec.allows(values)
 
     def dtype(self, name: str) -> Any:  # noqa: ANN401 - a torch.dtype or its name
         """A dtype for the code under test: a torch.dtype for an entry, its name for a factory."""

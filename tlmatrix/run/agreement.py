@@ -121,7 +121,7 @@ class _Other:
         same = canonical(values) == canonical(dict(case.values)) and not arguments
         if backend is None or (same and not (rule.factory_args or rule.entry or rule.backend)):
             return None
-        if not all(rule.expression.evaluate(values) for rule in spec.constraints):
+        if not spec.allows(values):
             return None
         changes: dict[str, Any] = {}
         if rule.entry is not None:
@@ -198,11 +198,7 @@ def _changes(spec: Spec, case: Case, family: Family, rule: Agreement) -> dict[st
     offered = [
         value
         for value in spec.axes[rule.axis]
-        if canonical(value) != mine
-        and all(
-            each.expression.evaluate({**case.values, **given, rule.axis: value})
-            for each in spec.constraints
-        )
+        if canonical(value) != mine and spec.allows({**case.values, **given, rule.axis: value})
     ]
     if not offered:
         return None

@@ -89,9 +89,7 @@ def another_case(
         values = {**case.values, **changed}
         another = replace(case, values=values)
         try:
-            if not all(rule.expression.evaluate(values) for rule in spec.constraints):
-                continue
-            if known_bug(spec, another, environment) is not None:
+            if not spec.allows(values) or known_bug(spec, another, environment) is not None:
                 continue
             made = make(values)
         except (ExpressionError, SpecError, ValueError):

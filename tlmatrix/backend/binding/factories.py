@@ -10,13 +10,12 @@ import torch
 
 from tlmatrix.backend.binding.calls import argument_source, binding_error, error_at, prepared_call
 from tlmatrix.backend.binding.entries import entry_arguments
-from tlmatrix.backend.errors import BindingError, EntryError
+from tlmatrix.backend.errors import BindingError, wrapping_entry_errors
 from tlmatrix.backend.signature import parameters_of
 from tlmatrix.problem.calling import Arguments, arguments_of
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.model.calling import expression, written_by
 from tlmatrix.spec.values import canonical
-from tlmatrix.unwinding import unwinds
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
@@ -80,18 +79,9 @@ class Factory:
             if needed and self.spec.call:
                 # An eager kernel takes tensors and compile arguments in one call.
                 return partial(self.function, **arguments)
-        try:
-            made = self.function(**arguments)
-            if not callable(made) or _is_prim_func(made):
-                made = self._compile(made)
-        except BindingError:
-            raise
-        except BaseException as error:
-            if unwinds(error):
-                raise
-            raise EntryError(error) from error
-        kernel: Callable[..., Any] = made
-        return kernel
+        with wrapping_entry_errors():
+            made: Any = self.function(**arguments)
+        return self._compile(made) if not callable(made) or _is_prim_func(made) else made
 
     def _check_names(
         self, arguments: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
@@ -120,7 +110,8 @@ class Factory:
         results = [name for name in self.spec.results if name not in written]
         count = len(made.params)  # type: ignore[attr-defined]
         outputs = list(range(count - len(results), count)) if results else None
-        kernel: Callable[..., Any] = tilelang.compile(made, out_idx=outputs)
+        with wrapping_entry_errors():
+            kernel: Callable[..., Any] = tilelang.compile(made, out_idx=outputs)
         return kernel
 
 

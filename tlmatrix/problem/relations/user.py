@@ -234,9 +234,7 @@ class _UserRelation:
         cut = seeded_random(self.seed).randrange(1, size)
         parts = (range(cut), range(cut, size))
         values = [{**self.problem.values, dim: len(part)} for part in parts]
-        if not all(
-            rule.expression.evaluate(each) for rule in self.spec.constraints for each in values
-        ):
+        if not all(map(self.spec.allows, values)):
             return
         of = self.problem.gradient_of
 

@@ -71,6 +71,9 @@ from tlmatrix.spec.model.parts import (
 from tlmatrix.spec.model.sharding import WORLD, Shard
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tlmatrix.spec.values import Value
     from tlmatrix.spec.yaml.tree import Document
 
 __all__ = [
@@ -368,6 +371,14 @@ class Spec(Model):
     def path(self) -> Path:
         """The file that the spec was loaded from."""
         return self._path
+
+    def allows(self, values: Mapping[str, Value]) -> bool:
+        """Whether the values of all axes satisfy the constraints.
+
+        Raises:
+            ExpressionError: a constraint has no value for them.
+        """
+        return all(rule.expression.evaluate(values) for rule in self.constraints)
 
     def location(self, *path: str | int) -> tuple[int, int]:
         """Line and column, from 1, of the value at a path of keys and indices.
