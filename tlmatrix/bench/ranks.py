@@ -27,10 +27,9 @@ from tlmatrix.bench.candidates import (
 from tlmatrix.bench.results import Implementation, State
 from tlmatrix.bench.timing import Samples, Schedule, Timing, cuda_clock
 from tlmatrix.check.finding import FindingsError
+from tlmatrix.distributed.entry import gathered
 from tlmatrix.distributed.executors import ProcessExecutor, executor_for
-from tlmatrix.distributed.gathering import gathered
-from tlmatrix.distributed.job import Job, to_device
-from tlmatrix.distributed.rank_runner import RankRunner
+from tlmatrix.distributed.rank_runner import Job, RankRunner, to_device
 from tlmatrix.problem.sharding import Sharding
 
 if TYPE_CHECKING:

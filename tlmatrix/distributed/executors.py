@@ -22,9 +22,8 @@ from tlmatrix.backend.gpus import all_visible_gpus
 from tlmatrix.cache_files import lock, temporary_folder
 from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.distributed.failures import CHECK, Failure, raise_failures
-from tlmatrix.distributed.job import to_device
 from tlmatrix.distributed.pool import RankPool
-from tlmatrix.distributed.rank_runner import RankRunner
+from tlmatrix.distributed.rank_runner import RankRunner, to_device
 from tlmatrix.tracebacks import user_traceback
 from tlmatrix.words import ranks_words
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from tlmatrix.backend.backends import Backend
     from tlmatrix.backend.binding import Binding
     from tlmatrix.check.sanitizers import SanitizerSession
-    from tlmatrix.distributed.job import Answer, Job
+    from tlmatrix.distributed.rank_runner import Answer, Job
 
 _RANK = re.compile(r"simulated rank (\d+)")
 _FIRST_RUN = 2

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tlmatrix.backend.backends import Backend
-    from tlmatrix.distributed.job import Answer, Job
-    from tlmatrix.distributed.rank_runner import RankRunner
+    from tlmatrix.distributed.rank_runner import Answer, Job, RankRunner
     from tlmatrix.spec.model.spec import Spec
 
 _HOST_DELAY = 0.02
@@ -132,7 +131,7 @@ class Rank:
 
     def run(self, job: Job) -> Answer:
         """Make the calls of a job."""
-        from tlmatrix.distributed.job import to_device, to_host
+        from tlmatrix.distributed.rank_runner import to_device, to_host
 
         assert self.runner is not None
         self._lag(job)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.check.relations import consecutive_calls
-from tlmatrix.distributed.gathering import Gathered
+from tlmatrix.distributed.entry import Gathered
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.problem.sharding import Sharding
 from tlmatrix.words import ranks_words
