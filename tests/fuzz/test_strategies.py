@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -16,7 +19,7 @@ from hypothesis import Phase, find, given, settings
 from tlmatrix.fuzz.generation import generate_cases
 from tlmatrix.fuzz.job import Job
 from tlmatrix.fuzz.search import tier_fuzz_cases
-from tlmatrix.fuzz.strategies import Configuration, case_domain, cases
+from tlmatrix.fuzz.strategies import case_domain, cases
 from tlmatrix.fuzz.strategies.case_strategy import case_strategy
 from tlmatrix.fuzz.strategies.integers import Span, related_span
 from tlmatrix.fuzz.strategies.lengths import climbing_batches
@@ -28,6 +31,7 @@ from tlmatrix.problem.attention.axes import Setting
 from tlmatrix.problem.distributions import OF_ATTENTION, SPECIAL, usual_distributions
 from tlmatrix.spec import SpecError, load_spec, parse_spec
 from tlmatrix.spec.lengths import sides_of
+from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -311,7 +315,7 @@ def test_most_cases_have_configurations_of_the_tier() -> None:
     deciding = case_domain(spec, "quick").fixed
     assert set(deciding) == {"dtype", "groups", "head_dim", "head_dim_v", "causal", "backward"}
     assert len(own) > 20
-    found = [Configuration({name: case[name] for name in deciding}) for case in drawn(spec, 300)]
+    found = [canonical({name: case[name] for name in deciding}) for case in drawn(spec, 300)]
     assert sum(each in own for each in found) > 0.85 * len(found)
     assert len(set(found) & own) > 0.6 * len(own)
 
@@ -319,10 +323,10 @@ def test_most_cases_have_configurations_of_the_tier() -> None:
 def test_configurations_can_be_chosen() -> None:
     spec = load_spec(next(path for path in SPECS if path.stem == "gqa_varlen"))
     domain = case_domain(spec, "quick")
-    one = next(each for each in domain.configurations if each.values["causal"])
-    strategy = case_strategy(replace(domain, configurations=(one,), only=True))
+    one = next(each for each in domain.configurations.values() if each["causal"])
+    strategy = case_strategy(replace(domain, configurations={"one": one}, only=True))
     found = generate_cases(strategy, count=100, first=2)
-    assert all(case[name] == one.values[name] for name in one.values for case in found)
+    assert all(case[name] == one[name] for name in one for case in found)
     assert len({str(of(case)) for case in found}) > 50
     assert len({case["window"] for case in found}) > 20
 
@@ -360,6 +364,27 @@ def test_fuzz_cases_of_a_tier_need_no_other_kernels_if_they_are_compiled() -> No
     assert len(found) == 20
     assert {key(case.values) for case in found} <= tier
     assert len({case["window"] for case in found}) > 5
+
+
+def test_cases_of_shared_kernels_are_the_same_in_every_process() -> None:
+    """Workers of pytest-xdist collect them, each with its own hashes of strings."""
+    code = (
+        "from tlmatrix import load; from tlmatrix.fuzz.generation import generate_cases;"
+        "from tlmatrix.fuzz.strategies import sharing_cases;"
+        f"spec = load({str(next(path for path in SPECS if path.stem == 'gqa_dense'))!r});"
+        "print(*(c.id for c in generate_cases(sharing_cases(spec, 'smoke'), count=5, first=5)))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("0", "2")
+    }
+    assert len(found) == 1
 
 
 def test_jobs_on_gpus_have_at_most_as_many_ranks_as_gpus() -> None:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.fuzz.strategies.case_domain import (
     CaseDomain,
-    Configuration,
     case_domain,
     summarize,
     tier_sample,
 )
+from tlmatrix.problem import family_for
+from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CaseDomain",
-    "Configuration",
     "case_domain",
     "cases",
     "sharing_cases",
@@ -89,21 +89,19 @@ def sharing_cases(
         SpecError: the section `fuzz` cannot be satisfied.
     """
     from tlmatrix.fuzz.strategies.case_strategy import case_strategy
-    from tlmatrix.problem import family_for
 
     domain = case_domain(spec, tier, at_most=at_most)
-    own = frozenset(domain.configurations)
     key = partial(family_for(spec).compile_key, spec)
-    by_key: dict[str, dict[Configuration, Mapping[str, Value]]] = {}
+    by_key: dict[str, dict[str, Mapping[str, Value]]] = {}
     for values in tier_sample(spec, tier):
-        configuration = Configuration({name: values[name] for name in domain.fixed})
-        if configuration in own:
+        configuration = canonical({name: values[name] for name in domain.fixed})
+        if configuration in domain.configurations:
             by_key.setdefault(key(values), {}).setdefault(configuration, values)
     if not by_key:
         return case_strategy(domain)
-    keys = frozenset(by_key if number is None else [list(by_key)[number % len(by_key)]])
+    keys = list(by_key) if number is None else [list(by_key)[number % len(by_key)]]
     among = {each: values for mine in keys for each, values in by_key[mine].items()}
-    configurations = tuple(each for each in domain.configurations if each in among)
+    configurations = {name: each for name, each in domain.configurations.items() if name in among}
     domain = domain.sharing(list(among.values()))
     strategy = case_strategy(replace(domain, configurations=configurations, only=True))
     if not spec.compile_axes:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -76,34 +76,13 @@ class OptionalAxes:
 
 
 @dataclass(frozen=True, eq=False)
-class Configuration:
-    """One value for each fixed axis, in the order of the spec."""
-
-    values: Mapping[str, Value]
-
-    def __str__(self) -> str:
-        return "-".join(f"{axis}={label(value)}" for axis, value in self.values.items()) or "one"
-
-    @cached_property
-    def key(self) -> str:
-        """Equal for equal configurations."""
-        return canonical(dict(self.values))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Configuration) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-
-@dataclass(frozen=True, eq=False)
 class CaseDomain:
     """The domain of the fuzz cases of a spec and a tier.
 
     Attributes:
         spec: the spec.
         tier: the name of the tier.
-        configurations: combinations of fixed axes.
+        configurations: combinations of fixed axes, by their canonical text.
         fixed: the domains of axes that kernels are compiled for.
         free: the domains of all other axes except packed lengths.
         lengths: the domains of packed axes.
@@ -117,7 +96,7 @@ class CaseDomain:
 
     spec: Spec
     tier: str
-    configurations: tuple[Configuration, ...]
+    configurations: Mapping[str, Mapping[str, Value]]
     fixed: Mapping[str, AxisDomain]
     free: Mapping[str, AxisDomain]
     lengths: Mapping[str, Lengths]
@@ -189,24 +168,21 @@ def case_domain(
     space = _space(plan, {**fixed, **free}, packed)
     if at_most and not space.extensible([UNBOUND] * len(space.names)):
         return case_domain(spec, tier)
-    found = dict.fromkeys(Configuration({name: case[name] for name in fixed}) for case in sample)
-    configurations = tuple(each for each in found if _possible(each, fixed, space))
+    found = [{name: case[name] for name in fixed} for case in sample]
     lengths = {axis: _lengths(spec, axis, batches, tiles) for axis, batches in packed.items()}
-    optional = _optional_axes(spec, fuzz, family, lengths.get("seqlens"))
     edges = _edges(fuzz, tiles, free, packed)
-    combined = _combined(free, lengths, edges)
     return CaseDomain(
         spec,
         tier,
-        configurations,
+        {canonical(each): each for each in found if _possible(each, fixed, space)},
         fixed,
         free,
         lengths,
         space,
-        optional,
+        _optional_axes(spec, fuzz, family, lengths.get("seqlens")),
         of_lengths,
         edges,
-        combined,
+        _combined(free, lengths, edges),
     )
 
 
@@ -273,17 +249,17 @@ def _free(
     return frozenset(found)
 
 
-def _possible(configuration: Configuration, fixed: Mapping[str, AxisDomain], space: Space) -> bool:
+def _possible(values: Mapping[str, Value], fixed: Mapping[str, AxisDomain], space: Space) -> bool:
     """Whether a configuration has a value of every fixed axis and satisfies the constraints."""
     row = [UNBOUND] * len(space.names)
-    for name, value in configuration.values.items():
+    for name, value in values.items():
         try:
             index = fixed[name].index_of(value)
-        except (KeyError, ValueError):
+        except ValueError:
             return False
         if name in space.axes:
             row[space.names.index(name)] = index
-    return configuration.values.keys() == fixed.keys() and space.extensible(row)
+    return space.extensible(row)
 
 
 def _space(plan: Plan, domains: Mapping[str, AxisDomain], packed: Collection[str]) -> Space:

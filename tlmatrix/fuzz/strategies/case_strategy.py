@@ -45,14 +45,18 @@ _WITHIN = 15
 def case_strategy(case_domain: CaseDomain) -> SearchStrategy[Case]:
     """A strategy for the cases of a domain."""
     batches = {axis: _batches(lengths) for axis, lengths in case_domain.lengths.items()}
-    return _cases(case_domain, _Configurations(case_domain), batches)
+    configurations = [
+        {name: case_domain.fixed[name].index_of(value) for name, value in values.items()}
+        for values in case_domain.configurations.values()
+    ]
+    return _cases(case_domain, configurations, batches)
 
 
 @st.composite
 def _cases(
     draw: DrawFn,
     case_domain: CaseDomain,
-    configurations: _Configurations,
+    configurations: Sequence[Mapping[str, int]],
     batches: Mapping[str, SearchStrategy[Batch]],
 ) -> Case:
     values: dict[str, Value] = {}
@@ -65,9 +69,11 @@ def _cases(
         if axis in case_domain.combined:
             drawn_batches.append(drawn_batch)
     row = [UNBOUND] * len(case_domain.space.names)
-    number = draw(_whole(0, configurations.last))
+    number = draw(_whole(0, max(0, len(configurations) - 1)))
     within = draw(_whole(0, 0 if number or case_domain.only else _WITHIN))
-    indices = configurations.of(number, within)
+    # Both numbers are 0 for all values of each axis, to which Hypothesis shrinks.
+    chosen = number or within or case_domain.only
+    indices = configurations[number] if configurations and chosen else None
     for name, domain in case_domain.fixed.items():
         if indices is not None and case_domain.only:
             index = indices[name]  # no case is without a configuration, so that no draw is needed
@@ -140,26 +146,6 @@ def _draw_optional(
 
 def _longest(batch: Batch, axis: str) -> int:
     return max(pair[SIDES[axis]] for pair in batch)
-
-
-class _Configurations:
-    """Maps two drawn numbers to the indices of the values of a configuration."""
-
-    def __init__(self, case_domain: CaseDomain) -> None:
-        self._indices = [
-            {
-                name: case_domain.fixed[name].index_of(value)
-                for name, value in configuration.values.items()
-            }
-            for configuration in case_domain.configurations
-        ]
-        self.last = max(0, len(self._indices) - 1)
-        self._only = case_domain.only
-
-    def of(self, number: int, within: int) -> dict[str, int] | None:
-        """The indices of configuration `number`; None if both numbers are 0, for all values."""
-        chosen = number or within or self._only
-        return self._indices[number] if self._indices and chosen else None
 
 
 @dataclass(frozen=True)
