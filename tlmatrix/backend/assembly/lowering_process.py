@@ -63,10 +63,6 @@ def _lower(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
-    main()
-
-
 # Layout annotations of a PrimFunc that was loaded from JSON ------------------------------------
 #
 # A layout is an expression over placeholder variables that TileLang compares by identity. Loading
@@ -122,3 +118,7 @@ def _rebuild(layout: Any) -> Any:
         return [tvm.tirx.stmt_functor.substitute(e, substitution) for e in index]
 
     return Layout(layout.get_input_shape(), forward)
+
+
+if __name__ == "__main__":
+    main()
