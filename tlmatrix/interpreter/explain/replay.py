@@ -194,7 +194,7 @@ def _chosen(
     """The block to follow."""
     if not mapper.writes:
         raise NotMadeError(f"{launch} did not write {buffer}{list(index)}")
-    writers = [mapper.blocks[w.block - 1] for w in mapper.writes]
+    writers = [w.block for w in mapper.writes]
     if block is not None:
         for run in writers:
             if run.index == block:
@@ -221,7 +221,7 @@ def _added(writes: Sequence[Write], initial: float) -> list[float]:
 def _writers(mapper: Mapper, record: Record, initial: float) -> tuple[Writer, ...]:
     found = []
     for write, added in zip(mapper.writes, _added(mapper.writes, initial), strict=True):
-        run = mapper.blocks[write.block - 1]
+        run = write.block
         site = record.sites[write.site]
         found.append(
             Writer(

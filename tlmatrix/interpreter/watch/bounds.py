@@ -1,7 +1,6 @@
-"""Reports of indices outside a buffer, and of iterations that store to one element.
+"""Parts of the monitor: indices outside a buffer, and iterations that store to one element.
 
-The methods are those of `watch` in generated source. `loose` are the dimensions that TileLang
-guards itself.
+`loose` are the dimensions that TileLang guards itself.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tlmatrix.interpreter.runtime import memory
 from tlmatrix.interpreter.runtime.elements import first_lane, lanes_inside, lanes_of
-from tlmatrix.interpreter.runtime.memory import outside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,16 +19,13 @@ if TYPE_CHECKING:
 
     from .monitor import Findings
 
-__all__ = ["Bounds", "Collisions"]
-
 
 class Bounds:
     """Reports accesses outside."""
 
-    def __init__(self, findings: Findings) -> None:
-        self._findings = findings
+    findings: Findings
 
-    def block(
+    def outside(
         self,
         site: int,
         dims: Sequence[Dim],
@@ -51,7 +47,7 @@ class Bounds:
                 where[axis] = int(indices[wrong][0])
                 self._report(site, tuple(where), axis, shape, guarded=axis in loose)
 
-    def lanes(
+    def lanes_outside(
         self,
         site: int,
         index: tuple[Any, ...],
@@ -82,7 +78,7 @@ class Bounds:
         """
         if mask is not None and not np.any(mask):
             return value
-        table = type(value) is int and "tables" in self._findings.sanitizers
+        table = type(value) is int and "tables" in self.findings.sanitizers
         for axis, (i, n) in enumerate(zip(index, shape, strict=True)):
             if not 0 <= i < n:
                 where = tuple(int(x) for x in index)
@@ -101,13 +97,13 @@ class Bounds:
         table: bool = False,
     ) -> None:
         """Report an index outside; it is an error if no sanitizer of bounds is on."""
-        findings = self._findings
+        findings = self.findings
         accessed = findings.sites[site]
         name = "fragments" if accessed.is_local else "bounds"
         if guarded:
             name = "tables" if table else "guarded"
         if not guarded and not findings.sanitizers & {"bounds", "fragments"}:
-            outside(accessed.buffer, where, shape)
+            memory.outside(accessed.buffer, where, shape)
         skipped = ", which TileLang's guard skips" if guarded else ""
         findings.report(
             name,
@@ -129,10 +125,9 @@ def _active_along(dims: Sequence[Dim], axis: int, mask: Any) -> Any:
 class Collisions:
     """Reports iterations of a parallel loop, or threads, that store to one element."""
 
-    def __init__(self, findings: Findings) -> None:
-        self._findings = findings
+    findings: Findings
 
-    def lanes(
+    def lanes_twice(
         self, site: int, index: tuple[Any, ...], shape: tuple[int, ...], mask: Any, lanes: Any
     ) -> None:
         """Iterations store where the index is no block: no two may have the same element."""
@@ -140,14 +135,14 @@ class Collisions:
         if found is not None:
             self._twice(site, found)
 
-    def added(
+    def lanes_added(
         self, site: int, index: tuple[Any, ...], shape: tuple[int, ...], mask: Any, lanes: Any
     ) -> None:
         """Iterations add floating-point numbers: which have the same element."""
         found = self._repeated(index, shape, mask, lanes)
         if found is not None:
             message = "two threads of a block add to {buffer}, in any order"
-            self._findings.report("atomics", site, tuple(int(i) for i in found), message)
+            self.findings.report("atomics", site, tuple(int(i) for i in found), message)
 
     @staticmethod
     def _repeated(
@@ -166,7 +161,7 @@ class Collisions:
             return np.unravel_index(int(values[counts > 1][0]), shape)
         return None
 
-    def axes(
+    def axes_twice(
         self,
         site: int,
         dims: Sequence[Dim],
@@ -186,9 +181,9 @@ class Collisions:
             "two lanes of one parallel loop write one element of {buffer}: which store remains is "
             "undefined"
         )
-        self._findings.report("lanes", site, tuple(int(i) for i in where), message)
+        self.findings.report("lanes", site, tuple(int(i) for i in where), message)
 
-    def threads(
+    def threads_twice(
         self,
         site: int,
         index: tuple[Any, ...],
@@ -214,4 +209,4 @@ class Collisions:
                 "two threads write different values to {buffer} at once: which store remains is "
                 "undefined"
             )
-            self._findings.report("lanes", site, where, message)
+            self.findings.report("lanes", site, where, message)

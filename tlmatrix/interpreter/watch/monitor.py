@@ -24,7 +24,7 @@ from .bounds import Bounds, Collisions
 from .order import BlockOrder, Running
 from .overflow import Overflows
 from .packed import Packed, boundaries_of
-from .repeats import Again, Repeats
+from .repeats import Repeats
 from .shadows import GlobalShadow, LocalShadow
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Findings:
         return Report(name, self._kernel, *at, buffer, index, block, message, tensor=tensor)
 
 
-class Monitor:
+class Monitor(Bounds, Collisions, Overflows, Repeats):
     """One launch of a sanitized program.
 
     Attributes:
@@ -150,6 +150,7 @@ class Monitor:
         self._tensors = tensors
         self._checks = checks
         self._outputs = outputs
+        self.confirmed = confirmed
         self.sanitizers = on = checks.sanitizers
         self.order = BlockOrder(self._sites)
         self.findings = Findings(program, self._sites, on, tensors, self.order)
@@ -167,13 +168,6 @@ class Monitor:
         self.add = self.findings.add
         self.reports = self.findings.reports
         self.launch = self.order.launch
-        bounds, collisions = Bounds(self.findings), Collisions(self.findings)
-        self.outside, self.lanes_outside, self.one = bounds.block, bounds.lanes, bounds.one
-        self.lanes_twice, self.axes_twice = collisions.lanes, collisions.axes
-        self.threads_twice, self.lanes_added = collisions.threads, collisions.added
-        overflows = Overflows(self.findings)
-        self.left, self.overflows = overflows.left, overflows.affine
-        self.repeat, self.repeated = Again, Repeats(self.findings, confirmed).ended
 
     # -- shadows
 

@@ -65,10 +65,9 @@ class OverflowSanitizer(Observer):
 
 
 class Overflows:
-    """Reports values that leave their dtype."""
+    """The part of the monitor that reports values outside their dtype."""
 
-    def __init__(self, findings: Findings) -> None:
-        self._findings = findings
+    findings: Findings
 
     def left(self, site: int, value: int, bits: int, mask: Array | bool = True) -> int:
         """Report a value outside a signed integer of so many bits; the value in two's complement.
@@ -76,10 +75,10 @@ class Overflows:
         Iterations outside the mask do not compute it.
         """
         if np.any(mask):
-            self._findings.report("overflow", site, (), _overflow(value, bits))
+            self.findings.report("overflow", site, (), _overflow(value, bits))
         return wrap(value, bits, True)
 
-    def affine(
+    def overflows(
         self, base: int, terms: tuple[tuple[Array, int], ...], site: int, mask: Array | None
     ) -> None:
         """Report iterations whose int32 value `base + sum(index * step)` is outside."""
@@ -89,7 +88,7 @@ class Overflows:
         outside = (exact < -(1 << 31)) | (exact >= 1 << 31)
         places = np.broadcast_to(outside if mask is None else outside & mask, exact.shape)
         if places.any():
-            self._findings.report("overflow", site, (), _overflow(int(exact[places][0]), 32))
+            self.findings.report("overflow", site, (), _overflow(int(exact[places][0]), 32))
 
 
 def _overflow(value: int, bits: int) -> str:

@@ -55,13 +55,11 @@ class BlockRun:
     """What one block did.
 
     Attributes:
-        number: its running number, from 1.
         grid: the number of its grid.
         index: its index in the grid.
         loops: by number of the loop, in the order in which they started.
     """
 
-    number: int
     grid: int
     index: tuple[int, ...]
     loops: dict[int, LoopRange] = field(default_factory=dict)
@@ -71,7 +69,7 @@ class BlockRun:
 class Write:
     """A write of the element that a map looks out for; `value` is what it then held."""
 
-    block: int
+    block: BlockRun
     site: int
     iteration: Iteration
     value: float
@@ -164,11 +162,11 @@ class Mapper(_Recorder):
         self.blocks: list[BlockRun] = []
         self.writes: list[Write] = []
         self._memory, self._element = target
-        self._block = BlockRun(0, 0, ())
+        self._block = BlockRun(0, ())
 
     def enter(self, grid: int, index: tuple[int, ...]) -> int:
         """A block starts."""
-        self._block = BlockRun(len(self.blocks) + 1, grid, index)
+        self._block = BlockRun(grid, index)
         self.blocks.append(self._block)
         return super().enter(grid, index)
 
@@ -202,7 +200,7 @@ class Mapper(_Recorder):
         del sources, rule, extra
         if self.record.sites[site].memory == self._memory and access.holds(self._element):
             value = float(self._values(site, array, np.array([self._element]))[0])
-            self.writes.append(Write(self._block.number, site, self._iteration(), value))
+            self.writes.append(Write(self._block, site, self._iteration(), value))
 
 
 class Keeper(_Recorder):

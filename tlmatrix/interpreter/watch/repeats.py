@@ -243,21 +243,22 @@ def same(a: Any, b: Any) -> bool:
 
 
 class Repeats:
-    """Reports statements whose repetition by threads gives something else.
+    """The part of the monitor that reports statements whose repetition gives something else.
 
     Attributes:
         confirmed: whether the lowered code has a store to memory, by its name, at a line that
             several warps do with nothing to order them.
     """
 
-    def __init__(self, findings: Findings, confirmed: Callable[[str, int], bool]) -> None:
-        self._findings = findings
-        self._confirmed = confirmed
+    findings: Findings
+    confirmed: Callable[[str, int], bool]
+    repeat = Again
+    """Begin a second run."""
 
-    def ended(
+    def repeated(
         self, again: Again, data: str, line: int, threads: int, pairs: Sequence[tuple[Any, Any]]
     ) -> None:
-        """End it.
+        """End a second run.
 
         Args:
             again: the run.
@@ -270,14 +271,14 @@ class Repeats:
         stores = [s for s in again.stores if s.read]
         if not changed and all(same(a, b) for a, b in pairs):
             return
-        sites = self._findings.sites
+        sites = self.findings.sites
         lines = {at.line for s in stores if (at := sites[s.site].location) is not None}
-        if not any(self._confirmed(data, number) for number in sorted(lines)):
+        if not any(self.confirmed(data, number) for number in sorted(lines)):
             return
         shown = next((s for s in changed if s.read), stores[0])
         reads = f", which line {line} reads," if line not in lines else ""
         what = "written" if reads else "read and written"
-        self._findings.report(
+        self.findings.report(
             "lanes",
             shown.site,
             tuple(int(i[0]) for i in shown.place),

@@ -32,6 +32,8 @@ NEVER_WRITTEN = "{buffer} is read, never written"
 class Shadow:
     """The shadow of a buffer, with the methods that generated source calls beside accesses.
 
+    `read`, `write` and `atomic` take the number of a site, and the elements: None for none.
+
     Attributes:
         known: which elements have been written; None if no sanitizer asks.
         name: the user's name of the buffer.
@@ -45,18 +47,6 @@ class Shadow:
         self._findings = findings
         self.name = name
         self.shape = shape
-
-    def write(self, site: int, place: Place | None) -> None:
-        """Elements are stored; None if none of them is inside."""
-        raise NotImplementedError
-
-    def read(self, site: int, place: Place | None) -> None:
-        """Elements are read."""
-        raise NotImplementedError
-
-    def atomic(self, site: int, place: Place | None) -> None:
-        """Elements are updated atomically."""
-        raise NotImplementedError
 
     def _mark(self, place: Place) -> None:
         """Elements are written."""
