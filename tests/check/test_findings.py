@@ -8,7 +8,6 @@ import pytest
 import torch
 from packed_attention import DTYPES, attention, flash, run
 
-from tlmatrix.check.memory import same_bits
 from tlmatrix.check.sanitizers import _hint
 from tlmatrix.interpreter import Report
 from tlmatrix.problem.model import Dim, Problem, Relation, TensorInfo
@@ -496,23 +495,6 @@ def test_a_result_that_changes_from_call_to_call(dtype):
     calls.clear()
     bounded = run(attention(LENGTHS), kernel, "numeric", "determinism", deterministic=False)
     assert bounded == []
-
-
-def test_empty_tensors_are_equal_for_any_strides():
-    empty = torch.zeros(1, dtype=torch.float16).expand(0)
-    assert empty.stride() == (0,)
-    assert same_bits(empty, torch.zeros(0, dtype=torch.float16))
-    assert not same_bits(empty, torch.zeros(0))
-
-
-@EVERY_DTYPE
-def test_same_bits_for_any_strides_and_offsets(dtype):
-    values = torch.randn(9, 5).to(dtype)
-    values[0, 0] = torch.nan
-    for part in (values, values.T, values.flatten()[1:], values[:0], values[0, 0]):
-        assert same_bits(part, part.clone())
-    assert not same_bits(values[1:], values[:-1])
-    assert not same_bits(torch.zeros(3, dtype=dtype), -torch.zeros(3, dtype=dtype))
 
 
 @EVERY_DTYPE

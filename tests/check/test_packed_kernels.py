@@ -28,9 +28,22 @@ WEIGHT = "\n    w:          {shape: [3, 4], dtype: float32, grad: true}"
 
 
 @pytest.fixture
-def findings(tmp_path, monkeypatch):
-    """All findings of the quick tier of a kernel with a bug, by check."""
+def results(tmp_path, monkeypatch):
+    """The results of the quick tier of a spec."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+    def run(text, reruns="all"):
+        path = tmp_path / "packed.yaml"
+        path.write_text(text)
+        spec, runner = load_spec(path), Runner(backend_named("interpreter"))
+        return [runner.run(spec, case, reruns=reruns) for case in plan(spec).cases()]
+
+    return run
+
+
+@pytest.fixture
+def findings(results):
+    """All findings of the quick tier of a kernel with a bug."""
 
     def run(entry, bug="none", *, reference, rows="rows", relations=None, **more):
         text = SPEC.format(
@@ -38,16 +51,12 @@ def findings(tmp_path, monkeypatch):
             grad=more.get("grad", ""), more=more.get("more", ""),
             lengths=more.get("lengths", "    cu_seqlens: {offsets_of: seqlens}"),
         )  # fmt: skip
-        path = tmp_path / "packed.yaml"
-        path.write_text(text)
-        spec = load_spec(path)
-        runner = Runner(backend_named("interpreter"))
         named = "all" if relations is None else {"isolation", "poison", "relations"}
-        results = [runner.run(spec, case, reruns=named) for case in plan(spec).cases()]
-        assert len(results) == 3
+        made = results(text, named)
+        assert len(made) == 3
         if relations is not None:
-            relations |= {name for result in results for name in result.relations}
-        return [finding for result in results for finding in result.findings]
+            relations |= {name for result in made for name in result.relations}
+        return [finding for result in made for finding in result.findings]
 
     return run
 
@@ -106,3 +115,46 @@ def test_a_missing_carry_for_empty_sequences_is_found(findings):
     found = findings("segment_sums", "carry", reference="sums_reference", rows="sequences")
     wrong = next(each for each in found if each.tensor == "y")
     assert wrong.index["sequence"] in (0, 1)
+
+
+# Pages: reads outside the pool are findings although nothing depends on them ---------------------
+
+PAGES = """\
+name: page_sums
+problem:
+  inputs:
+    pool: {{shape: ["pages(seqlens, page_size)", page_size, 8], dtype: float32}}
+    table: {{pages_of: seqlens, page_size: page_size}}
+    lengths: {{lengths_of: seqlens}}
+  outputs:
+    y: {{shape: ["len(seqlens)", 8]}}
+  reference: packed_kernels:page_reference
+entry: packed_kernels:page_sums
+axes:
+  page_size: [4]
+  every_entry: [{every_entry}]
+  seqlens: [[9, 3, 0], [4, 4]]
+"""
+
+
+@pytest.fixture
+def findings_of_pages(results):
+    def run(every_entry):
+        made = results(PAGES.format(every_entry=every_entry))
+        return {tuple(each.values["seqlens"]): list(each.findings) for each in made}
+
+    return run
+
+
+def test_a_kernel_that_reads_the_pages_of_its_sequence_passes(findings_of_pages):
+    assert findings_of_pages("false") == {(9, 3, 0): [], (4, 4): []}
+
+
+def test_a_masked_read_of_a_page_past_the_sequence_is_found(findings_of_pages):
+    found = findings_of_pages("true")
+    assert found[4, 4] == [], "all entries of the table are pages of the sequences"
+    (finding,) = found[9, 3, 0]
+    assert finding.check == "sanitizers"
+    assert finding.title.startswith("guarded: index ")
+    assert finding.tensor == "pool"
+    assert "past the last page" in finding.hint

@@ -1,11 +1,11 @@
-"""Inputs of consecutive calls in the same memory: refilled tensors, or new ones there."""
+"""Bits of tensors, and inputs of consecutive calls in the same memory: refilled, or new ones."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from tlmatrix.check.memory import SameMemory
+from tlmatrix.check.memory import SameMemory, same_bits
 from tlmatrix.problem.model import Problem
 
 
@@ -54,3 +54,20 @@ def test_tensors_of_another_shape_have_memory_of_their_own():
     other = memory.place(replace(problem(1, 2, 3), renewed=True)).inputs["lengths"]
     assert first.tolist() == [1, 2]
     assert other.tolist() == [1, 2, 3]
+
+
+def test_empty_tensors_are_equal_for_any_strides():
+    empty = torch.zeros(1, dtype=torch.float16).expand(0)
+    assert empty.stride() == (0,)
+    assert same_bits(empty, torch.zeros(0, dtype=torch.float16))
+    assert not same_bits(empty, torch.zeros(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_same_bits_for_any_strides_and_offsets(dtype):
+    values = torch.randn(9, 5).to(dtype)
+    values[0, 0] = torch.nan
+    for part in (values, values.T, values.flatten()[1:], values[:0], values[0, 0]):
+        assert same_bits(part, part.clone())
+    assert not same_bits(values[1:], values[:-1])
+    assert not same_bits(torch.zeros(3, dtype=dtype), -torch.zeros(3, dtype=dtype))
