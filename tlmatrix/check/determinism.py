@@ -26,7 +26,7 @@ from tlmatrix.unwinding import unwinds
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tlmatrix.check.case_run import CaseRun
+    from tlmatrix.check.running import CaseRun
     from tlmatrix.problem.model import Problem, Tensors
 
 _RUNS = 3

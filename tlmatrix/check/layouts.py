@@ -18,8 +18,8 @@ from tlmatrix.unwinding import unwinds
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tlmatrix.check.case_run import CaseRun
     from tlmatrix.check.finding import Finding
+    from tlmatrix.check.running import CaseRun
     from tlmatrix.problem.model import LayoutRelation, Problem, Tensors
 
 _TRIES = 6

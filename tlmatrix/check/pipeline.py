@@ -14,11 +14,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tlmatrix.check.case_run import CaseRun
 from tlmatrix.check.diagnose import merge_by_cause, merge_raised
 from tlmatrix.check.finding import NOT_RUN, Finding
 from tlmatrix.check.registry import CHECKS, Reruns, is_selected, rotation_order
-from tlmatrix.check.running import Results
+from tlmatrix.check.running import CaseRun, Results
 from tlmatrix.check.values import check_values
 from tlmatrix.unwinding import unwinds
 from tlmatrix.words import listed

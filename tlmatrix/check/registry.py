@@ -22,8 +22,8 @@ from tlmatrix.check.relations import check_calls, check_history, check_many_call
 from tlmatrix.problem.model import HistoryRelation, LayoutRelation, ManyCallsRelation
 
 if TYPE_CHECKING:
-    from tlmatrix.check.case_run import CaseRun
     from tlmatrix.check.finding import Finding
+    from tlmatrix.check.running import CaseRun
     from tlmatrix.problem.model import Relation, RelationKind
 
 Reruns = Literal["all", "rotate"] | Collection[str]

@@ -10,34 +10,36 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
-
-from tlmatrix.check.compared import about, describe_calls, element_of, of_call, of_pair
+from tlmatrix.check.compared import (
+    compare_pair,
+    compare_reach,
+    compare_with_reference,
+    describe_calls,
+    differences,
+    of_call,
+    of_pair,
+)
 from tlmatrix.check.dependence import poisoned_row_hints
 from tlmatrix.check.determinism import compare_runs, raised
-from tlmatrix.check.diagnose import diagnose
 from tlmatrix.check.finding import KEEPS_STATE, Finding
-from tlmatrix.check.memory import INT_OF_SIZE, SameMemory, same_bits
-from tlmatrix.check.numeric import Deviation, beyond_limits, describe_mismatch, deviations
-from tlmatrix.check.propagation import compare_reach
+from tlmatrix.check.memory import SameMemory, same_bits
+from tlmatrix.check.numeric import deviations
 from tlmatrix.check.running import SeveralRanks, results_of_call
-from tlmatrix.check.tolerance import error_bound
 from tlmatrix.problem.model import (
     CapturedRelation,
-    Dim,
     InapplicableError,
     PairRelation,
     ReachRelation,
 )
-from tlmatrix.problem.tensors import LazyMapping
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from tlmatrix.check.case_run import CaseRun
-    from tlmatrix.check.tolerance import ReferenceBounds
+    import torch
+
+    from tlmatrix.check.running import CaseRun
     from tlmatrix.problem.model import (
         History,
         HistoryRelation,
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
         Tensors,
     )
 
-_SAME_NUMBERS = "the numbers are equal: signs of zeros or bits of NaNs differ (`exact: bits`)"
 _ALONE = "the call alone"
 
 
@@ -144,10 +145,10 @@ def _differing(
         reach = compare_reach(relation, run.results, results[0], run.bounds)
         return [of_call(finding, calls, 0, run.problem) for finding in reach]
     if pair is None:
-        return _differences(relation, results, run, exact=exact)
+        return differences(relation, results, run, exact=exact)
     return [
         of_pair(finding, pair, calls, results, run.problem)
-        for finding in _compare_pair(relation, pair, run, exact=exact)
+        for finding in compare_pair(relation, pair, run, exact=exact)
     ]
 
 
@@ -162,10 +163,10 @@ def _judged(
     """Findings about one call of a relation against its own reference."""
     got, because = results[number], relation.because
     own = run.bounds_of(relation.problems[number], got)
-    wrong = _compare_with_reference(relation.kind, own, got)
+    wrong = compare_with_reference(relation.kind, own, got)
     if wrong and relation.stale is not None:
         stale = run.bounds_of(relation.stale(), got)
-        if _compare_with_reference(relation.kind, stale, got):
+        if compare_with_reference(relation.kind, stale, got):
             return
         because = f"the results are right with the options of the first call: {KEEPS_STATE}"
     elif wrong and relation.kind == "repeat":
@@ -260,205 +261,6 @@ def _same(first: torch.Tensor, later: torch.Tensor | None) -> bool:
     return (
         later is not None and same_bits(first, later) and bool((first != first.flatten()[:1]).any())
     )
-
-
-# Two sides ----------------------------------------------------------------------------------------
-
-
-def _differences(
-    relation: Relation, results: Sequence[Tensors], run: CaseRun, *, exact: bool
-) -> list[Finding]:
-    first, bounds = run.results, run.bounds
-    left, right = relation.left(first), relation.right(results)
-    found = []
-    for name, tensor in left.items():
-        other = right[name]
-        if tensor.shape != other.shape:
-            title = f"{name} has shape {list(other.shape)}, expected {list(tensor.shape)}"
-            differing = Finding(relation.kind, title, tensor=name)
-            found.append(about(differing, relation.problems, None, bounds.problem))
-            continue
-        limits = [_nothing(tensor)] if exact else _limits(name, relation, first, results, bounds)
-        deviation = _deviation(relation, tensor, other, limits, exact=exact)
-        if deviation is not None:
-            element = element_of(relation, results, name, deviation.worst)
-            deviation = _in_whole_tensor(name, deviation, relation, first)
-            against = relation.words
-            finding = diagnose(relation.kind, name, deviation, bounds, against=against, exact=exact)
-            found.append(about(finding, relation.problems, element, bounds.problem))
-    return found
-
-
-def _compare_pair(relation: Relation, pair: Pair, run: CaseRun, *, exact: bool) -> list[Finding]:
-    """Findings about tensors whose two sides differ by more than their error bounds."""
-    check, bounds = relation.kind, run.bounds
-    found = []
-    for name, expected in pair.expected.items():
-        if name not in pair.got:
-            continue
-        got = pair.got[name]
-        if got.shape != expected.shape or got.dtype != expected.dtype:
-            title = f"{name} is {_type(got)}, expected {_type(expected)}"
-            found.append(Finding(check, title, tensor=name))
-            continue
-        limits = _pair_limits(name, expected, run.results, bounds, exact=exact)
-        deviation = _deviation(relation, expected, got, limits, exact=exact)
-        if deviation is None:
-            continue
-        finding = diagnose(check, name, deviation, bounds, against=relation.words, exact=exact)
-        if check == "agreement" and bounds.problem.has_reference:
-            finding = _with_errors(finding, deviation, name, relation, bounds)
-        found.append(finding)
-    return found
-
-
-def _deviation(
-    relation: Relation,
-    expected: torch.Tensor,
-    got: torch.Tensor,
-    limits: Iterable[torch.Tensor],
-    *,
-    exact: bool,
-) -> Deviation | None:
-    """The deviation of one side from the other beyond the limits, or in bits if these count."""
-    if same_bits(expected, got):
-        return None
-    deviation = beyond_limits(got, expected, limits)
-    if deviation is None and exact and relation.exact == "bits":
-        # Numbers that are equal and differ in bits: zeros or NaNs.
-        kind = INT_OF_SIZE[got.element_size()]
-        wrong = got.contiguous().view(kind) != expected.contiguous().view(kind)
-        return Deviation.of_elements(expected.double(), got, wrong, _SAME_NUMBERS)
-    return deviation
-
-
-def _nothing(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(tensor, dtype=torch.float64)
-
-
-def _in_whole_tensor(
-    name: str, deviation: Deviation, relation: Relation, first: Tensors
-) -> Deviation:
-    """Map a deviation of the elements that `left` selects to the whole tensor, which has dims.
-
-    Returns it unchanged if `left` computes other values instead of selecting elements.
-    """
-    whole = first.get(name)
-    if whole is None or whole.shape == deviation.wrong.shape:
-        return deviation
-
-    def numbered(each: str) -> torch.Tensor:
-        count = first[each].numel()
-        return torch.arange(count, dtype=torch.float64, device=whole.device).view(first[each].shape)
-
-    # Applied to the elements' numbers, `left` returns which ones it selects.
-    places = relation.left(LazyMapping(first, numbered))[name].flatten().long()
-    values = whole.flatten()
-    if len(places) != deviation.wrong.numel() or not 0 <= places.min() <= places.max() < len(
-        values
-    ):
-        return deviation
-    picked = values[places].double()
-    if not torch.allclose(picked, deviation.expected.flatten(), rtol=0, atol=0, equal_nan=True):
-        return deviation
-
-    def placed(target: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-        return target.index_put((places,), part.flatten()).view(whole.shape)
-
-    return replace(
-        deviation,
-        expected=whole.double(),
-        got=placed(values.to(deviation.got.dtype), deviation.got),
-        wrong=placed(torch.zeros_like(values, dtype=torch.bool), deviation.wrong),
-        worst=int(places[deviation.worst]),
-    )
-
-
-def _of_roundings(
-    name: str, relation: Relation, results: Sequence[Tensors], bounds: ReferenceBounds
-) -> torch.Tensor | None:
-    """The rounding errors of results that the right side of a relation adds up; None if none."""
-    if relation.rounded is None:
-        return None
-    sizes = relation.rounded(results).get(name)
-    if sizes is None:
-        return None
-    # A bound of NaN or infinity would accept every value.
-    finite = sizes.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    return finite * bounds.problem.outputs[name].roundoff
-
-
-def _limits(
-    name: str,
-    relation: Relation,
-    first: Tensors,
-    results: Sequence[Tensors],
-    bounds: ReferenceBounds,
-) -> Iterator[torch.Tensor]:
-    """Limits of the difference of both sides, the cheaper first; `left` selects those, too."""
-    known = [each for each in first if each in bounds.reference]
-    more = _of_roundings(name, relation, results, bounds)
-    for make in (
-        bounds.lower_limit_of_two_runs,
-        lambda each: 2 * bounds.error_bound(each).element,
-    ):
-        limit = relation.left(LazyMapping(known, make))[name]
-        yield limit if more is None else limit.abs() + more
-
-
-def _pair_limits(
-    name: str, expected: torch.Tensor, first: Tensors, bounds: ReferenceBounds, *, exact: bool
-) -> Iterator[torch.Tensor]:
-    """Limits of the difference of two sides by element."""
-    if exact:
-        yield _nothing(expected)
-    elif expected is first.get(name):
-        yield from bounds.limits_of_two_runs(name)
-    else:
-        info = bounds.problem.outputs[name]
-        if info.shape != tuple(expected.shape):
-            dims = tuple(Dim(f"axis{n}", size) for n, size in enumerate(expected.shape))
-            info = replace(info, dims=dims)
-        # Magnitude and spread belong to other values.
-        info = replace(info, magnitude=None, spread=None, exponent=None)
-        yield 2 * error_bound(info, expected.double(), None, bounds.tolerance_of(name)).element
-
-
-def _with_errors(
-    finding: Finding, deviation: Deviation, name: str, relation: Relation, bounds: ReferenceBounds
-) -> Finding:
-    """Add the errors of both sides against the reference: mostly one side is wrong."""
-    truth = bounds.reference[name].flatten()[deviation.worst]
-    limit = bounds.error_bound(name).element.flatten()[deviation.worst]
-    sides = {relation.words: deviation.expected, relation.name: deviation.got}
-    ratios = {
-        words: float((tensor.flatten()[deviation.worst].double() - truth).abs() / limit)
-        for words, tensor in sides.items()
-    }
-    errors = ", ".join(f"{side} {ratio:.3g}" for side, ratio in ratios.items())
-    return finding.with_notes(f"the reference there is {float(truth):.6g}; error / bound: {errors}")
-
-
-def _type(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-def _compare_with_reference(check: str, bounds: ReferenceBounds, results: Tensors) -> list[Finding]:
-    """Findings about the results of a relation's problem against its own reference."""
-    outputs = bounds.problem.outputs
-    mismatches = {
-        name: mismatch
-        for name, info in outputs.items()
-        if (mismatch := describe_mismatch(name, info, results.get(name)))
-    }
-    wrong = deviations({n: results[n] for n in outputs if n not in mismatches}, bounds)
-    return [
-        Finding(check, mismatches[name], tensor=name)
-        if name in mismatches
-        else diagnose(check, name, wrong[name], bounds, against="its own reference")
-        for name in outputs
-        if name in mismatches or name in wrong
-    ]
 
 
 # Many calls ---------------------------------------------------------------------------------------

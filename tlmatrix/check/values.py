@@ -14,8 +14,8 @@ from tlmatrix.check.running import run_guarded
 from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
-    from tlmatrix.check.case_run import CaseRun
     from tlmatrix.check.finding import Finding
+    from tlmatrix.check.running import CaseRun
 
 _NAN_HINT = (
     "no input holds NaN: avoid 0/0 and inf - inf in the reference; if NaN is intended, return it "
