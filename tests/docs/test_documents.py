@@ -47,7 +47,7 @@ COMMANDS = {
 
 COMMANDS_IN_A_CLONE = {
     "docs/start/break-a-kernel.md": 4,
-    "docs/guides/explain.md": 2,
+    "docs/guides/explain.md": 1,
     "docs/guides/fuzzing.md": 1,
     "docs/guides/distributed-kernels.md": 3,
 }
