@@ -70,17 +70,6 @@ def test_a_uniform_error_of_two_percent(dtype, name, factor):
 
 
 @EVERY_DTYPE
-def test_two_percent_in_one_head_of_one_sequence(dtype):
-    def edit(results):
-        results["out"][58:, 1] = (results["out"][58:, 1].double() * 1.02).to(dtype)
-
-    finding = only(run(attention(LENGTHS, dtype=dtype), broken(edit)))
-    assert finding.index["sequence"] == 3
-    assert finding.index["head"] == 1
-    assert "of sequence 3, head 1" in finding.where
-
-
-@EVERY_DTYPE
 def test_two_percent_when_every_sequence_has_one_row(dtype):
     def edit(results):
         results["out"] = (results["out"].double() * 1.02).to(dtype)
@@ -89,27 +78,48 @@ def test_two_percent_when_every_sequence_has_one_row(dtype):
     assert only(run(problem, broken(edit))).tensor == "out"
 
 
-@EVERY_DTYPE
-def test_all_zero(dtype):
-    problem = attention(LENGTHS, dtype=dtype)
-    finding = only(run(problem, broken(lambda r: r.update(out=torch.zeros_like(r["out"])))))
-    assert (finding.check, finding.tensor, finding.pattern) == ("numeric", "out", "everything")
-    assert finding.got == 0
-    assert finding.hint == "every wrong element is 0"
+def scaled(tensor, factor):
+    tensor.copy_((tensor.double() * factor).to(tensor.dtype))
+
+
+def swapped(tensor):
+    tensor.copy_(tensor[:, [0, 2, 1]].clone())
+
+
+WRONG = {
+    "two percent in a head of a sequence": (
+        lambda r: scaled(r["out"][58:, 1], 1.02),
+        {"tensor": "out", "where": "all rows of sequence 3, head 1"},
+    ),
+    "zeros": (
+        lambda r: r["out"].zero_(),
+        {"check": "numeric", "tensor": "out", "pattern": "everything", "got": 0,
+         "hint": "every wrong element is 0"},
+    ),
+    "one NaN": (
+        lambda r: r["dq"][20, 2, 5].fill_(torch.nan),
+        {"check": "gradients", "tensor": "dq", "pattern": "one element", "wrong": 1,
+         "index": {"sequence": 2, "position": 2, "position_tile": 0, "head": 2, "dim": 5},
+         "total": 128 * 3 * 16, "where": "row 2 of sequence 2, head 2, dim 5, in tile 0"},
+    ),
+    "an lse in the wrong base": (
+        lambda r: r["lse"].mul_(world.LOG2E),
+        {"tensor": "lse", "pattern": "everything",
+         "hint": "a uniform factor: got is 1.443 times expected: log2 instead of ln?"},
+    ),
+    "a transposed pair of heads": (
+        lambda r: swapped(r["out"]),
+        {"pattern": "heads", "where": "head 1-2", "hint": "heads permuted? 1 holds 2, 2 holds 1"},
+    ),
+}  # fmt: skip
 
 
 @EVERY_DTYPE
-def test_one_nan(dtype):
-    def edit(results):
-        results["dq"][20, 2, 5] = torch.nan
-
+@pytest.mark.parametrize("name", WRONG)
+def test_what_a_finding_says(name, dtype):
+    edit, said = WRONG[name]
     finding = only(run(attention(LENGTHS, dtype=dtype), broken(edit)))
-    assert (finding.check, finding.tensor, finding.pattern) == ("gradients", "dq", "one element")
-    assert dict(finding.index) == {
-        "sequence": 2, "position": 2, "position_tile": 0, "head": 2, "dim": 5,
-    }  # fmt: skip
-    assert (finding.wrong, finding.total) == (1, 128 * 3 * 16)
-    assert finding.where == "row 2 of sequence 2, head 2, dim 5, in tile 0"
+    assert {field: getattr(finding, field) for field in said} == said
 
 
 @EVERY_DTYPE
@@ -175,26 +185,6 @@ def test_a_tile_of_a_matrix(dtype):
     finding = only(run(sums(dtype, size=300), kernel))
     assert finding.pattern == "a tile"
     assert finding.where == "rows 64-127, n 128-191, in tile 1 and n tile 2"
-
-
-@EVERY_DTYPE
-def test_an_lse_in_the_wrong_base(dtype):
-    def edit(results):
-        results["lse"] *= world.LOG2E
-
-    finding = only(run(attention(LENGTHS, dtype=dtype), broken(edit)))
-    assert (finding.tensor, finding.pattern) == ("lse", "everything")
-    assert finding.hint.endswith("got is 1.443 times expected: log2 instead of ln?")
-
-
-@EVERY_DTYPE
-def test_a_transposed_head_pair(dtype):
-    def edit(results):
-        results["out"] = results["out"][:, [0, 2, 1]]
-
-    finding = only(run(attention(LENGTHS, dtype=dtype), broken(edit)))
-    assert (finding.pattern, finding.where) == ("heads", "head 1-2")
-    assert "heads permuted? 1 holds 2, 2 holds 1" in finding.hint
 
 
 @EVERY_DTYPE
@@ -340,25 +330,27 @@ def test_smaller_tiles_are_suggested_for_shared_memory_only():
     assert hints == ["use smaller tiles or fewer stages", None, None]
 
 
-def test_first_rows_of_later_sequences_suggest_a_store_past_the_end():
-    def edit(results):
-        results["out"][58:66] = 9  # the last tile of sequence 2 has 8 rows, and 8 beyond
-
-    finding = only(run(attention(LENGTHS), broken(edit)))
-    assert finding.hint.startswith("the last tile of the previous sequence ends at the last wrong")
+PAST_THE_END = (
+    "the last tile of the previous sequence ends at the last wrong row of sequence 3: is its store "
+    "bounded by the length?"
+)
 
 
-@pytest.mark.parametrize("rows", [slice(58, 63), slice(58, 70)])
-def test_other_first_rows_suggest_no_store_past_the_end(rows):
+@pytest.mark.parametrize(
+    ("rows", "hint"),
+    [
+        # The last tile of sequence 2 has 8 rows, and 8 beyond.
+        (slice(58, 66), PAST_THE_END),
+        (slice(58, 63), None),
+        (slice(58, 70), None),
+        (slice(126, 128), None),
+        (slice(112, 128), None),
+    ],
+)
+def test_rows_that_the_last_tile_of_a_sequence_overruns(rows, hint):
     finding = only(run(attention(LENGTHS), broken(lambda r: r["out"][rows].fill_(9))))
-    assert finding.hint is None
-
-
-@pytest.mark.parametrize("rows", [slice(126, 128), slice(112, 128)])
-def test_other_last_rows_suggest_no_unbounded_tile(rows):
-    finding = only(run(attention(LENGTHS), broken(lambda r: r["out"][rows].fill_(9))))
-    assert "last" in finding.pattern
-    assert finding.hint is None
+    assert finding.hint == hint
+    assert ("first" if rows.start == 58 else "last") in finding.pattern
 
 
 @pytest.mark.parametrize("value", [0.01, torch.inf])
@@ -798,40 +790,26 @@ def test_pattern_of_a_tensor_wrong_throughout(sizes):
     assert vector(*sizes, edit=lambda y: y.mul_(3)).pattern == "everything"
 
 
-def test_no_factor_hint_with_infinite_values():
-    def edit(y):
-        y *= 0.99
-        y[3] = -torch.inf
-
-    assert vector(64, edit=edit).hint is None
-    assert "uniform factor" in vector(64, edit=lambda y: y.mul_(0.99)).hint
-
-
-def test_no_factor_hint_for_few_large_elements():
+def noisy_with_few_large_elements(y):
     noise = torch.randn(60, generator=torch.Generator().manual_seed(0))
-
-    def edit(y):
-        y[:4] *= 100
-        y[4:] += 0.1 * noise
-
-    hint = vector(64, edit=edit).hint
-    assert hint is None or "factor" not in hint
+    y[:4] *= 100
+    y[4:] += 0.1 * noise
 
 
-def test_no_factor_hint_for_values_that_an_offset_fits_as_well():
-    def edit(y):
-        y.copy_(torch.full((64,), 1.25))
-
-    assert "factor" not in (vector(64, edit=edit).hint or "")
-
-
-def test_no_factor_of_zero():
-    assert vector(64, edit=lambda y: y.zero_()).hint == "every wrong element is 0"
-
-
-def test_the_wrong_sign_of_few_elements():
-    assert vector(3, edit=lambda y: y.neg_()).hint.endswith("wrong sign?")
-    assert vector(3, edit=lambda y: y.mul_(3)).hint is None
+@pytest.mark.parametrize(
+    ("size", "edit", "hint"),
+    [
+        (64, lambda y: y.mul_(0.99), "a uniform factor: got is 0.99 times expected"),
+        (64, lambda y: y.mul_(0.99)[3].fill_(-torch.inf), None),
+        (64, noisy_with_few_large_elements, None),
+        (64, lambda y: y.fill_(1.25), None),  # an offset fits as well
+        (64, lambda y: y.zero_(), "every wrong element is 0"),
+        (3, lambda y: y.neg_(), "a uniform factor: got is -1 times expected: wrong sign?"),
+        (3, lambda y: y.mul_(3), None),
+    ],
+)
+def test_a_factor_is_named_only_if_it_explains_the_elements(size, edit, hint):
+    assert vector(size, edit=edit).hint == hint
 
 
 def test_heads_that_are_alike_are_no_permutation():
