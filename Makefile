@@ -56,7 +56,7 @@ ray: setup
 	    echo "Ray cannot be installed: its tests are skipped"
 
 test-ray: ray
-	TLMATRIX_TEST_RAY=all $(BIN)/python -m pytest tests/commands/test_ray_run.py -n 0
+	TLMATRIX_TEST_RAY=all $(BIN)/python -m pytest tests/engine/test_ray.py -n 0
 
 test-fast: setup bytecode
 	$(PYTEST) -m 'not slow'

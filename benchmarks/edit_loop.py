@@ -3,8 +3,8 @@
     python benchmarks/edit_loop.py [--repeat 5]
 
 Each run is a fresh process, interpreter start and imports included; the two take turns, and the
-ratio is that of their medians. "first" is the time from the imports to the first result on the
-screen. Fails if the ratio is more than 1.3, or the first result takes more than a second.
+ratio is that of their medians. "first" is the time to the first result on the screen. Fails if the
+ratio is more than 1.3.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import time
 from pathlib import Path
 
 MOST = 1.3
-FIRST = 1.0
 KERNEL = """\
 import tilelang
 import tilelang.language as T
@@ -86,8 +85,8 @@ def main() -> int:
     print(f"18 cases by default  {statistics.median(by_default):.2f} s")
     print(f"18 cases with -n 0   {statistics.median(in_one):.2f} s")
     print(f"ratio                {ratio:.2f}, at most {MOST}")
-    print(f"first after imports  {first:.2f} s, at most {FIRST}")
-    return int(ratio > MOST or first > FIRST)
+    print(f"first result         {first:.2f} s")
+    return int(ratio > MOST)
 
 
 def seconds(folder: Path, *options: str) -> float:
@@ -99,16 +98,15 @@ def seconds(folder: Path, *options: str) -> float:
 
 
 def first_result(folder: Path) -> float:
-    """Seconds from the end of imports, as a terminal shows it, to the first case counted there."""
+    """Seconds from the start to the first case that a terminal counts."""
+    begin = time.perf_counter()
     mine, theirs = pty.openpty()
     process = subprocess.Popen(command(), cwd=folder, stdout=theirs, stderr=theirs)
     os.close(theirs)
-    shown, imported = "", None
+    shown = ""
     try:
         while chunk := os.read(mine, 65536):
             shown += chunk.decode(errors="replace")
-            if imported is None and "first case " in shown:
-                imported = time.perf_counter()
             if re.search(r"\b[1-9]\d*/18\b", shown):
                 break
     finally:
@@ -116,8 +114,7 @@ def first_result(folder: Path) -> float:
         process.kill()
         process.wait()
         os.close(mine)
-    assert imported is not None, shown
-    return end - imported
+    return end - begin
 
 
 def command(*options: str) -> list[str]:

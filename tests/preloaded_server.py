@@ -27,15 +27,14 @@ from importlib import import_module
 from pathlib import Path
 
 PRELOADED = (
-    "tlmatrix.fuzz.preload",
+    "tlmatrix.engine.preload",
     "tlmatrix.api",
-    "tlmatrix.commands.child",
     "tlmatrix.commands.fuzz",
     "tlmatrix.commands.new.command",
     "tlmatrix.commands.cases",
     "tlmatrix.commands.run",
-    "tlmatrix.plugin.controller",
     "tlmatrix.plugin.items",
+    "tlmatrix.plugin.reports",
     "tlmatrix.report.terminal",
     "pytest",
     "rich.console",

@@ -24,7 +24,7 @@ SLOW = (
     "interpreter/test_attention.py",
     "commands",
     "fuzz/test_fuzz_items.py",
-    "fuzz/test_fuzz_lost_cases.py",
+    "fuzz/test_lost_cases.py",
     "matrix/test_interval_bounds.py",
     "run/test_faults.py",
     "upstream",

@@ -1,20 +1,19 @@
 """The table of options, what derives from it, and limits of numbers."""
 
 import argparse
-import json
+import pickle
 from dataclasses import replace
 
 import pytest
 
 from tlmatrix.commands.arguments import command_line
-from tlmatrix.commands.engine import pytest_arguments
 from tlmatrix.config import ConfigError, load_config
+from tlmatrix.engine.worker import WorkerSettings
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.options.option import Option
 from tlmatrix.options.run_options import RunOptions
 from tlmatrix.options.table import BACKEND, COMMANDS, SEED
 from tlmatrix.options.values import whole
-from tlmatrix.plugin.settings import Settings
 from tlmatrix.pytest_plugin import pytest_addoption
 from tlmatrix.run.runner import Runner
 
@@ -144,11 +143,9 @@ def _toy_project(folder, value: str):
 def test_an_option_of_the_table_reaches_the_parser_and_pytest(capsys):
     arguments = command_line().parse_args(["run", "--toy", "3"])
     assert arguments.toy == 3
-    words = pytest_arguments(arguments, ["specs"], "quick", "0")
     parser = pytest.Parser(_ispytest=True)
     pytest_addoption(parser)
-    at = words.index("--tlmatrix-toy")
-    assert parser.parse_known_args(words[at : at + 2]).tlmatrix_toy == 3
+    assert parser.parse_known_args(["--tlmatrix-toy", "3"]).tlmatrix_toy == 3
     assert "'10' is not a whole number from 1 to 9" in _error(["run", "--toy=10"], capsys)
 
 
@@ -165,8 +162,8 @@ def test_an_option_of_the_table_reaches_runners_and_workers(tmp_path):
     config = _toy_project(tmp_path, "5")
     for words, expected in ([], 5), (["--toy", "3"], 3):
         options = config.chosen(command_line().parse_args(["run", "--seed", "7", *words]))
-        sent = json.dumps(Settings(options, tmp_path, frozenset()).to_plain())
-        for known in options, Settings.from_plain(json.loads(sent)).options:
+        sent = pickle.loads(pickle.dumps(WorkerSettings(options)))
+        for known in options, sent.options:
             runner = Runner("interpreter", known)
             assert (runner.options[TOY], runner.seed) == (expected, 7)
 

@@ -8,25 +8,28 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
-import types
-from dataclasses import dataclass
 from pathlib import Path
-from queue import Queue
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import preloaded_python
 from outside_project import Project, project
-from tlmatrix.plugin.ctrl_c import CtrlC
+from tlmatrix.commands.run import select
+from tlmatrix.commands.specs import plan_all
+from tlmatrix.config import load_config
+from tlmatrix.engine.settings import RunSettings
 from tlmatrix.run import Status, read_records
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 __all__ = ["project"]
+
+
+_INSTALLED = {
+    "site/tlmatrix-9.dist-info/METADATA": "Metadata-Version: 2.1\nName: tlmatrix\nVersion: 9\n",
+    "site/tlmatrix-9.dist-info/RECORD": "tlmatrix/__init__.py,,\n",
+    "site/tlmatrix-9.dist-info/entry_points.txt": "[pytest11]\ntlmatrix = tlmatrix.pytest_plugin\n",
+}
+"""A distribution whose files include the package, as an editable install does not have it."""
 
 
 def _results(path: Path) -> dict[str, Status]:
@@ -310,69 +313,6 @@ def test_resuming_runs_only_cases_that_did_not_pass(project: Project) -> None:
 # Workers ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Crashing:
-    """A run whose workers die in every way: what it printed, and its records as plain data."""
-
-    code: int
-    out: str
-    file: Path
-
-    def started(self) -> list[tuple[str, str]]:
-        """(case, worker) of every case that began."""
-        records = map(json.loads, self.file.read_text().splitlines())
-        return [
-            (record["case"], record["worker"]) for record in records if record["record"] == "start"
-        ]
-
-
-@pytest.fixture(scope="module")
-def crashing(tmp_path_factory: pytest.TempPathFactory) -> _Crashing:
-    project = Project(tmp_path_factory.mktemp("crashing"))
-    path = project.spec(how="[right, exit, sleep, hang, wrong]", rows="[5, 7]")
-    path.write_text(path.read_text().replace("axes:", "axes:\n  values: [normal, large, ramp]"))
-    # A kernel that hangs is given its time twice: an exception first, then the process is ended.
-    process = project.start(
-        "pytest", ".", "-q", "-n", "2", "--timeout", "2", "--tlmatrix-results", "out.jsonl",
-        "-k", "how=right or how=wrong or (values=normal and ((how=exit and rows=5 and "
-        "dtype=float32) or (how=hang and rows=5 and dtype=float16) or "
-        "(how=sleep and rows=7 and dtype=float16)))",
-    )  # fmt: skip
-    out, _ = process.communicate(timeout=120)
-    return _Crashing(process.returncode, out, project.folder / "out.jsonl")
-
-
-def test_workers_share_a_file_and_a_crash_or_hang_costs_one_case(crashing: _Crashing) -> None:
-    assert crashing.code == 1, crashing.out
-    by_how: dict[str, list[Status]] = {}
-    for case, status in _results(crashing.file).items():
-        by_how.setdefault(re.search(r"how=(\w+)", case)[1], []).append(status)
-    assert by_how == {
-        "right": [Status.PASSED] * 12,
-        "exit": [Status.CRASHED],
-        "hang": [Status.TIMEOUT],
-        "sleep": [Status.TIMEOUT],
-        "wrong": [Status.FAILED] * 12,
-    }
-    assert "the process ended while this case was running" in crashing.out
-
-
-def test_a_case_that_ended_its_worker_is_not_run_again(crashing: _Crashing) -> None:
-    cases = [case for case, _ in crashing.started()]
-    assert len(cases) == len(set(cases)) == 27
-
-
-def test_cases_that_share_kernels_run_on_one_worker(crashing: _Crashing) -> None:
-    workers: dict[str, set[str]] = {}
-    for case, worker in crashing.started():
-        kernels = case.partition("-values=")[0]
-        workers.setdefault(kernels, set()).add(worker)
-    assert len(workers) == 11
-    assert all(len(found) == 1 for found in workers.values())
-    # Two to begin with, and one in place of each that ended.
-    assert {"gw0", "gw1"} < set.union(*workers.values())
-
-
 def test_a_test_with_the_name_of_a_case_in_its_id_is_not_a_planned_case(project: Project) -> None:
     (project.folder / "test_other.py").write_text(
         "import pytest\n@pytest.mark.parametrize('case', ['spec.yaml::rows=3'])\n"
@@ -428,50 +368,13 @@ def test_an_interrupted_case_is_not_a_failure(project: Project, workers: str) ->
     assert "case" not in records
 
 
-@pytest.fixture
-def set_for_ctrl_c() -> Iterator[Callable[[Any], Any]]:
-    """Sets what Ctrl-C does; a shell's background jobs ignore it, and so does what they start."""
-    before = signal.getsignal(signal.SIGINT)
-    yield lambda handler: signal.signal(signal.SIGINT, handler)
-    signal.signal(signal.SIGINT, before)
-
-
-def test_ctrl_c_is_deferred_between_events_of_workers(
-    set_for_ctrl_c: Callable[[Any], Any],
-) -> None:
-    workers = types.SimpleNamespace(queue=Queue())
-    set_for_ctrl_c(signal.default_int_handler)
-    killed = []
-    popen = types.SimpleNamespace(kill=lambda: killed.append(True))
-    gateway = types.SimpleNamespace(_io=types.SimpleNamespace(popen=popen))
-    workers._active_nodes = [types.SimpleNamespace(gateway=gateway)]
-    handler = CtrlC(workers)
-    handler.install()
-    with workers.queue.mutex:
-        signal.raise_signal(signal.SIGINT)  # (in this thread, so at once)
-        time.sleep(0.05)
-    name, arguments = workers.queue.get(timeout=10)
-    with pytest.raises(KeyboardInterrupt):
-        getattr(workers, f"worker_{name}")(**arguments)
-    assert not killed
-    signal.raise_signal(signal.SIGINT)
-    assert killed
-    handler.restore()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_an_ignored_sigint_stays_ignored(
-    project: Project, set_for_ctrl_c: Callable[[Any], Any]
-) -> None:
-    workers = types.SimpleNamespace(queue=Queue())
-    set_for_ctrl_c(signal.SIG_IGN)
-    handler = CtrlC(workers)
-    handler.install()
-    signal.raise_signal(signal.SIGINT)
-    handler.restore()
-    assert workers.queue.empty()
+def test_an_ignored_sigint_stays_ignored(project: Project) -> None:
     project.spec(how="[interrupting]", rows="[1, 2]")
-    outcome = project.tlmatrix("run", ".", "-n", "0")
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        outcome = project.tlmatrix("run", ".", "-n", "0")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert outcome.code == 0, outcome.out
     assert "4 passed" in outcome.out
 
@@ -515,32 +418,46 @@ def test_specs_and_tests_of_a_project_are_collected_without_options(
     assert len(judged) == 7
 
 
+def test_sessions_with_warnings_as_errors(project: Project) -> None:
+    """Of an installed package, which pytest rewrites unless its docstring declines that."""
+    project.spec()
+    for name, text in _INSTALLED.items():
+        (project.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (project.folder / name).write_text(text)
+    strict = ("--strict-markers", "--strict-config", "-W", "error")
+    for words in (
+        ("pytest", "-n", "2", *strict, "-p", "no:cacheprovider"),
+        ("pytest", "-n", "0", *strict, "-p", "no:timeout"),
+        ("tlmatrix", "exec", "-m", "pytest", "-n", "0", *strict),
+    ):
+        done = subprocess.run(
+            [preloaded_python.PLAIN, "-m", *words, "scale.yaml", "-q"],
+            cwd=project.folder, capture_output=True, text=True, timeout=120, check=False,
+            env={**os.environ, "PYTHONPATH": str(project.folder / "site")},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "4 passed" in done.stdout
+
+
 def test_pytest_and_make_run_collect_the_same_specs() -> None:
     root = Path(__file__).parents[1]
     plain = _collected(root, "-n", "auto")
-    code = """
-    from pathlib import Path
-    from tlmatrix.commands.arguments import command_line
-    from tlmatrix.commands.engine import pytest_arguments
-    from tlmatrix.commands.specs import nodes_of
-    from tlmatrix.config import load_config
-    from tlmatrix.options.table import TIER
-
-    arguments = command_line().parse_args(["run", "specs"])
-    config = load_config(Path.cwd())
-    paths = [str(path) for path in nodes_of(arguments.paths, config)]
-    words = pytest_arguments(arguments, paths, config[TIER], "0")
-    """
-    run = _collected(root, code=textwrap.dedent(code))
-    assert plain == run
+    assert plain == _collected(root, "specs")
     specs = {node.partition("::")[0] for node in plain}
     assert specs == {f"specs/{path.name}" for path in (root / "specs").glob("*.yaml")}
+    config = load_config(root)
+    settings = RunSettings.of({}, config, root)
+    paths = sorted((root / "specs").glob("*.yaml"))
+    plans = plan_all(paths, "quick", roots=[root])
+    selected = select(plans, [()] * len(paths), settings, root)
+    nodes = [f"specs/{each.path.name}::{case.id}" for each in selected for case in each.cases]
+    assert sorted(nodes) == sorted(plain)
 
 
-def _collected(root: Path, *words: str, code: str = "words = []") -> list[str]:
+def _collected(root: Path, *words: str) -> list[str]:
     """The items that pytest collects in a folder, in order."""
-    code += f"\nimport pytest\npytest.main([*words, *{list(words)}, '--collect-only', '-q'])"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True
-    )
+        [sys.executable, "-m", "pytest", *words, "--collect-only", "-q"],
+        cwd=root, check=True, capture_output=True, text=True,
+    )  # fmt: skip
     return [line for line in done.stdout.splitlines() if "::" in line]

@@ -40,10 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS[arguments.command]
     if command.caches and (note := prepare_caches()):
         print_wrapped(f"tlmatrix: {note}", sys.stderr)
-    if arguments.command == "run" and _has_workers(arguments):
-        from tlmatrix.plugin.forked_workers import start_server
+    if "workers" in arguments and _has_workers(arguments):
+        from tlmatrix.engine.server import start_server
 
-        start_server()  # which imports PyTorch while this process imports pytest and plans
+        start_server()  # which imports PyTorch while this process plans
     from tlmatrix.spec.issues import SpecError
 
     try:
@@ -80,9 +80,10 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _has_workers(run: argparse.Namespace) -> bool:
-    """Whether the options of `run` ask for worker processes; `auto` decides later."""
-    return run.workers not in ("auto", "0") and run.ray is None and not run.dry_run
+def _has_workers(arguments: argparse.Namespace) -> bool:
+    """Whether the options ask for worker processes of this machine."""
+    given = vars(arguments)
+    return given["workers"] != "0" and given.get("ray") is None and not given.get("dry_run")
 
 
 def command_named(target: str) -> Command:

@@ -1,6 +1,6 @@
 """The pytest plugin, which collects specs like test files.
 
-`pytest specs -n auto` runs their cases; cases that share compiled kernels stay on one worker.
+`pytest specs -n auto` runs their cases in workers of pytest-xdist.
 Every pytest session loads this module if tlmatrix is installed, so its imports are few.
 """
 
@@ -13,7 +13,7 @@ import pytest
 
 from tlmatrix.config import ConfigError, load_config
 from tlmatrix.launchers import idle_rank
-from tlmatrix.options.table import BACKEND, ONLY, SPECS, TIMEOUT, plugin_options
+from tlmatrix.options.table import ONLY, SPECS, plugin_options
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -22,23 +22,9 @@ if TYPE_CHECKING:
     import pytest_timeout
 
     from tlmatrix.plugin.items import CaseItem
-    from tlmatrix.plugin.state import State
-    from tlmatrix.run.events import Event
+    from tlmatrix.plugin.session import Session
 
 _SUFFIXES = frozenset({".yaml", ".yml"})
-
-
-class TlmatrixHooks:
-    """Hooks that tlmatrix adds to pytest."""
-
-    @pytest.hookspec
-    def pytest_tlmatrix_event(self, event: Event) -> None:
-        """Handle an event of the run (`tlmatrix.run.events`), in the controller."""
-
-
-def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Register the hooks of tlmatrix."""
-    pluginmanager.add_hookspecs(TlmatrixHooks)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,41 +34,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         group.addoption(option.flag_of_pytest, **option.for_pytest())
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
-    """With workers and without `--dist`, keep cases that share kernels on one worker."""
-    option = config.option
-    workers = getattr(option, "numprocesses", None)
-    if workers and getattr(option, "dist", "") == "no":
-        option.dist = "loadgroup"
-        if option.maxworkerrestart is None:
-            # Every crashing case ends a worker, and the other cases should run.
-            option.maxworkerrestart = "64"
-        from tlmatrix.plugin.forked_workers import only_specs, start_server
-
-        if not option.collectonly and only_specs(config.args):
-            from tlmatrix.cache_files import prepare_caches
-
-            prepare_caches()  # for the imports of the server
-            start_server()
-    return (yield)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Load the project's configuration, and translate `-k axis=value`."""
-    from tlmatrix.plugin.state import set_state
+    from tlmatrix.plugin.session import create_session
 
     try:
         project = load_config(config.rootpath)
     except ConfigError as error:
         raise pytest.UsageError(str(error)) from error
-    state = set_state(config, project)
-    state.end_with_controller()
-    if not state.is_worker:
-        from tlmatrix.plugin.controller import Controller
+    session = create_session(config, project)
+    session.end_with_controller()
+    if not session.worker:
+        from tlmatrix.plugin.reports import Reports
 
-        config.pluginmanager.register(Controller(state), "tlmatrix-controller")
+        config.pluginmanager.register(Reports(session), "tlmatrix-reports")
+        if session.workers and config.option.maxworkerrestart is None:
+            # Every crashing case ends a worker, and the other cases should run.
+            config.option.maxworkerrestart = "64"
     if config.option.keyword.strip():
         from tlmatrix.plugin.keywords import KeywordError, rewrite_keywords
 
@@ -123,9 +92,9 @@ def pytest_make_collect_report(
 
 def _dangling_specs(folder: pytest.Directory, collected: list[Any]) -> list[pytest.Collector]:
     """The links to nothing in a folder that has specs, or should: any project has this plugin."""
-    from tlmatrix.plugin.state import state_of
+    from tlmatrix.plugin.session import session_of
 
-    project = state_of(folder.config).project
+    project = session_of(folder.config).project
     module = sys.modules.get("tlmatrix.plugin.items")
     has_specs = module is not None and any(isinstance(each, module.SpecFile) for each in collected)
     if not has_specs and not any(
@@ -150,53 +119,51 @@ def pytest_collection_modifyitems(
 
     The shard is taken of what `-k` and other plugins leave.
     """
-    from tlmatrix.plugin.state import state_of
+    from tlmatrix.plugin.session import session_of
 
-    state = state_of(config)
+    session = session_of(config)
     _leave_out_unwanted(config, items)
-    _set_timeouts(config, _cases(items), state)
+    _set_timeouts(config, _cases(items), session)
     yield
     cases = _cases(items)
-    if state.settings.shard is not None:
-        from tlmatrix.plugin.sharding import cases_of_other_shards
+    if session.settings.shard is not None:
+        from tlmatrix.engine.selection import Unit, seconds_for_shards, shard_plan
+        from tlmatrix.engine.settings import ShardError
 
-        others = cases_of_other_shards(cases, state)
-        items[:] = [item for item in items if item not in others]
-        config.hook.pytest_deselected(items=list(others))
-    passed = state.settings.passed_before
+        units = [Unit(each.nodeid, each.nodeid.partition("::")[0], each.kernels) for each in cases]
+        seconds = seconds_for_shards(session.settings.times, config.rootpath)
+        try:
+            session.shard_plan = shard_plan(units, seconds, session.settings.shard)
+        except ShardError as error:
+            raise pytest.UsageError(f"--shard {error}") from error
+        nodes = session.shard_plan.nodes
+        _leave_out(config, items, {each for each in cases if each.nodeid not in nodes})
+    passed = session.settings.passed_before
     done = {item for item in cases if (str(item.path.resolve()), item.name) in passed}
-    if done:
-        left = [item for item in items if item not in done]
-        config.hook.pytest_deselected(items=[item for item in items if item in done])
-        items[:] = left
+    _leave_out(config, items, done)
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item], left_out: set[CaseItem]) -> None:
+    if deselected := [item for item in items if item in left_out]:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def _leave_out_unwanted(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out all cases in an idle process of a launcher, and all but wanted regressions."""
-    from tlmatrix.plugin.state import state_of
-
     if idle_rank():
-        left_out = set(_cases(items))
-        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-        items[:] = [item for item in items if item not in left_out]
-    if state_of(config).options[ONLY]:
+        _leave_out(config, items, set(_cases(items)))
+    if config.getoption(f"tlmatrix_{ONLY.name}"):
         kept = {item: None for item in _cases(items) if item.case.origin == "regression"}
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
 
 
-def _set_timeouts(config: pytest.Config, cases: list[CaseItem], state: State) -> None:
-    from tlmatrix.plugin.settings import own_timeout
-
+def _set_timeouts(config: pytest.Config, cases: list[CaseItem], session: Session) -> None:
     if not hasattr(config.option, "timeout"):
         return  # `-p no:timeout`: pytest would refuse the mark under `--strict-markers`
-    if state.options[BACKEND] == "compile" and not config.getoption("timeout", None):
-        # A case has many kernels, and every compiler step has its own time limit.
-        for item in cases:
-            item.add_marker(pytest.mark.timeout(0))
-    elif state.project[TIMEOUT] and not own_timeout(config):
-        for item in cases:
-            item.add_marker(pytest.mark.timeout(state.project[TIMEOUT]))
+    for item in cases:
+        item.add_marker(pytest.mark.timeout(session.settings.timeout))
 
 
 def pytest_report_header() -> str | None:
@@ -208,32 +175,28 @@ def pytest_report_header() -> str | None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A process of a launcher that runs no cases succeeds, and so does an empty shard."""
-    from tlmatrix.plugin.state import state_of
+    from tlmatrix.plugin.session import session_of
 
-    empty = idle_rank() or state_of(session.config).shard_plan.name
+    empty = idle_rank() or session_of(session.config).shard_plan is not None
     if empty and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         session.exitstatus = pytest.ExitCode.OK
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin a run without workers; in a worker, write the groups of its cases.
-
-    It must write them before pytest-xdist reports the collection to the controller.
-    """
-    from tlmatrix.plugin.state import state_of
+    """Begin a run without workers; prepare a worker, before pytest-xdist reports its collection."""
+    from tlmatrix.plugin.session import session_of
 
     cases = _cases(session.items)
-    state = state_of(session.config)
-    if state.is_worker:
-        state.confine_process(only_cases=len(cases) == len(session.items))
-        groups = {item.nodeid: item.group for item in cases if item.group is not None}
-        state.groups_file.write(groups, state.shard_plan, state.worker)
+    mine = session_of(session.config)
+    if mine.worker:
+        mine.confine_process(only_cases=len(cases) == len(session.items))
+        mine.collected_by_worker()
     elif not session.config.option.collectonly:
         ids: dict[str, list[str]] = {}
         for item in cases:
             ids.setdefault(item.shown_path, []).append(item.name)
-        state.begin(ids)
+        mine.begin(ids)
 
 
 def _cases(items: list[pytest.Item]) -> list[CaseItem]:
@@ -254,9 +217,9 @@ def pytest_runtest_makereport(
     if call.when == "call" and result is not None and hasattr(item, "case"):
         report.tlmatrix = result.to_json()  # type: ignore[attr-defined]
     if hasattr(item, "case") and hasattr(item, "time_limit"):
-        from tlmatrix.plugin.state import state_of
+        from tlmatrix.plugin.session import session_of
 
-        report.unrecorded = state_of(item.config).record_error  # type: ignore[attr-defined]
+        report.unrecorded = session_of(item.config).run.records.error  # type: ignore[attr-defined]
     return report
 
 
@@ -280,6 +243,6 @@ def pytest_timeout_cancel_timer(item: pytest.Item) -> bool | None:
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Close the results file."""
-    from tlmatrix.plugin.state import close_state
+    from tlmatrix.plugin.session import close_session
 
-    close_state(config)
+    close_session(config)

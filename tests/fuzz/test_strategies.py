@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import Phase, find, given, settings
 
+from tlmatrix.engine.searches import SearchJob, one_configuration
 from tlmatrix.fuzz.generation import generate_cases
-from tlmatrix.fuzz.job import Job
 from tlmatrix.fuzz.search import tier_fuzz_cases
 from tlmatrix.fuzz.strategies import case_domain, cases
 from tlmatrix.fuzz.strategies.case_strategy import case_strategy
 from tlmatrix.fuzz.strategies.integers import Span, related_span
 from tlmatrix.fuzz.strategies.lengths import climbing_batches
-from tlmatrix.fuzz.worker import one_configuration
 from tlmatrix.matrix import Case, expand, find_case
 from tlmatrix.matrix.listed_cases import broken_constraints
 from tlmatrix.problem import family_for
@@ -336,7 +335,7 @@ def test_jobs_on_gpus_use_one_configuration() -> None:
     key = partial(family_for(spec).compile_key, spec)
     tier = {key(case.values) for case in expand(spec, compile_key=key)}
     for number in (0, 1, len(tier) + 2):
-        strategy = one_configuration(spec, Job("", "quick", configuration=number), gpus=1)
+        strategy = one_configuration(spec, SearchJob("", "quick", configuration=number), gpus=1)
         found = generate_cases(strategy, count=40, first=number)
         assert len(found) == 40
         kernels = {key(case.values) for case in found}
@@ -396,7 +395,7 @@ def test_jobs_on_gpus_have_at_most_as_many_ranks_as_gpus() -> None:
             few = set()
             for number in range(3):
                 strategy = one_configuration(
-                    spec, Job("", "nightly", configuration=number), gpus=gpus
+                    spec, SearchJob("", "nightly", configuration=number), gpus=gpus
                 )
                 found = generate_cases(strategy, count=40, first=number)
                 assert not [broken for case in found for broken in broken_constraints(spec, case)]

@@ -189,30 +189,7 @@ def test_a_full_disk_is_an_error_of_the_writer(tmp_path: Path) -> None:
     writer.header(_HEADER)
     writer.case(_FAILED)
     assert "No space left" in writer.error
-    assert not writer.complete(_HEADER, [_FAILED])
     writer.close()
-
-
-@pytest.mark.parametrize("lost", ["file", "folder", "line"])
-def test_what_a_file_lost_is_written_again(tmp_path: Path, lost: str) -> None:
-    path = tmp_path / "kept" / "run.jsonl"
-    writer = RecordsWriter(path)
-    writer.header(_HEADER)
-    for result in (_FAILED, _SKIPPED):
-        writer.case(result)
-    if lost == "line":
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    else:
-        path.unlink()
-        if lost == "folder":
-            path.parent.rmdir()
-        assert writer.removed
-    assert writer.complete(_HEADER, [_FAILED, _SKIPPED])
-    assert not writer.removed
-    writer.close()
-    records = read_records(path)
-    assert records.header == _HEADER
-    assert [item.status for item in records.results] == [Status.FAILED, Status.SKIPPED]
 
 
 def _append(path: Path, worker: str, count: int) -> None:

@@ -25,7 +25,7 @@ from tlmatrix.run.kernel_plan import KernelJob
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from tlmatrix.commands.workers import SelectedCases
+    from tlmatrix.engine.selection import SelectedCases
     from tlmatrix.matrix import Case
 
 _MOST_CASES = 5000
@@ -123,12 +123,11 @@ def dry_run_lines(
     total, work, unknown = 0, 0.0, 0
     for each in selected:
         ids = [case.id for case in each.cases]
-        mine = len(ids) + each.fuzz_cases
-        total += mine
+        total += len(ids)
         spent = [seconds[each.path, case_id] for case_id in ids if (each.path, case_id) in seconds]
         work += sum(spent)
-        unknown += mine - len(spent)
-        yield f"{each.plan.spec.name}  {count(mine, 'case')}"
+        unknown += len(ids) - len(spent)
+        yield f"{each.plan.spec.name}  {count(len(ids), 'case')}"
     yield f"{count(total, 'case')} in the tier {tier}"
     if job is None:
         yield "kernels: none to compile on this backend"

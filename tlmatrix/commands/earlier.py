@@ -27,37 +27,25 @@ _PROBLEMS = 5
 
 def with_earlier_run(
     arguments: argparse.Namespace, config: Config
-) -> tuple[argparse.Namespace, RunRecords | None, str]:
+) -> tuple[argparse.Namespace, str]:
     """Complete the arguments of `run` from the run of `--resume` or `--lf`.
 
     Returns:
-        The arguments, the records of the earlier run, and a note for the user, which may be empty.
+        The arguments, and a note for the user, which may be empty.
 
     Raises:
         UsageError: the run does not exist, or options exclude each other.
     """
     if arguments.resume is not None:
         arguments, found, note = _with_resumed_run(arguments, config)
-        _, again = kept_cases(arguments, found, config)
-        notes = [*_shortened(found.problems), note, *again]
-        return arguments, found, "\n".join(filter(None, notes))
+        notes = [*_shortened(found.problems), note]
+        return arguments, "\n".join(filter(None, notes))
     if not arguments.last_failed:
-        return arguments, None, ""
+        return arguments, ""
     last = last_run(arguments.results, config)
     if last is None:
-        return arguments, None, "--lf: there is no earlier run; running every case"
+        return arguments, "--lf: there is no earlier run; running every case"
     return _with_failed_cases(arguments, last)
-
-
-def kept_cases(
-    arguments: argparse.Namespace, earlier: RunRecords, config: Config
-) -> tuple[frozenset[tuple[str, str]], tuple[str, ...]]:
-    """`reusable` of the run that the arguments resume."""
-    from tlmatrix.run.records import reusable
-
-    header = earlier.header
-    seed = header.seed if arguments.seed is None else arguments.seed
-    return reusable(earlier, (config.root,), seed=seed, backend=arguments.backend or header.backend)
 
 
 def _shortened(problems: Sequence[str]) -> list[str]:
@@ -139,7 +127,7 @@ def _with_resumed_run(
 
 def _with_failed_cases(
     arguments: argparse.Namespace, last: RunRecords
-) -> tuple[argparse.Namespace, RunRecords, str]:
+) -> tuple[argparse.Namespace, str]:
     """Select the failed cases of the last run under the given paths; all cases if none failed."""
     shown = shown_path(last.path)
     failed = _nodes(last, [result.node for result in last.results if result.failed])
@@ -158,7 +146,8 @@ def _with_failed_cases(
         if missing:
             words = f"--lf: the failed cases of {shown} are no longer in a spec; running every case"
     seed = last.header.seed if arguments.seed is None else arguments.seed
-    return argparse.Namespace(**{**vars(arguments), "paths": paths, "seed": seed}), last, words
+    taken = {"paths": paths, "seed": seed, "tier": arguments.tier or last.header.tier}
+    return argparse.Namespace(**{**vars(arguments), **taken}), words
 
 
 def _nodes(records: RunRecords, nodes: Iterable[str]) -> list[str]:

@@ -9,26 +9,30 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tlmatrix.backend import backend_class
 from tlmatrix.backend.gpus import GpuAssignment, assignment_for
 from tlmatrix.commands.compile_ahead import compiling_ahead, job_of
-from tlmatrix.commands.engine import console_on_output
 from tlmatrix.commands.results import open_results, publish
+from tlmatrix.commands.screen import console_on_output, show
 from tlmatrix.commands.specs import check_fuzzing, plan_all, spec_paths
-from tlmatrix.exit_codes import ExitCode, OutputError, UsageError
-from tlmatrix.fuzz.job import Settings
-from tlmatrix.fuzz.pool import (
-    LocalWorkers,
+from tlmatrix.engine.pool import CtrlC, LocalProcesses, Pool
+from tlmatrix.engine.searches import (
+    Searches,
+    SearchSettings,
     Target,
-    WorkerPool,
-    WorkerPoolError,
     job_sizes,
     jobs_per_configuration,
 )
+from tlmatrix.engine.selection import processors
+from tlmatrix.engine.settings import require_backend
+from tlmatrix.engine.worker import WorkerSettings
+from tlmatrix.exit_codes import ExitCode, OutputError, UsageError
 from tlmatrix.fuzz.search import examples_of
-from tlmatrix.options.table import BACKEND, SEED, TIER
+from tlmatrix.options.table import BACKEND, COVERAGE, SEED, TIER, TIMEOUT
 from tlmatrix.report.fuzz import FuzzReporter
 from tlmatrix.report.text import count
 from tlmatrix.results_file import PACKAGES, make_folder, new_results, shown_path, versions
+from tlmatrix.run.events import RunHeader
 from tlmatrix.run.records import RecordsWriter
 from tlmatrix.run.sources import sources_of
 from tlmatrix.spec.issues import SpecError
@@ -38,8 +42,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from tlmatrix.commands.ray_fuzz import RayCluster
     from tlmatrix.config import Config
+    from tlmatrix.engine.ray import RayCluster
     from tlmatrix.fuzz.search import FuzzFailure
     from tlmatrix.matrix import Case
     from tlmatrix.run.kernel_plan import KernelJob
@@ -59,8 +63,6 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
         OutputError: the results file cannot be written; nothing has run.
         SpecError: a spec is invalid; nothing has run.
     """
-    from tlmatrix.backend import BackendUnavailableError, backend_class, backend_named
-
     if arguments.examples is not None and arguments.minutes is not None:
         raise UsageError("--examples and --minutes: give one of them")
     options = config.chosen(arguments)
@@ -75,81 +77,94 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
         )
     cluster: RayCluster | None = None
     if arguments.ray is not None:
-        from tlmatrix.commands.ray_fuzz import RayCluster
+        from tlmatrix.engine.ray import RayCluster, path_on_nodes, require_ray
 
-        cluster = RayCluster(arguments.ray, config, backend, [plan.spec.path for plan in plans])
+        require_ray()
+        for plan in plans:
+            path_on_nodes(plan.spec.path, config)
+        cluster = RayCluster(arguments.ray, config, backend)
         backend = cluster.backend
     else:
-        try:
-            backend_named(backend)
-        except BackendUnavailableError as error:
-            raise UsageError(str(error)) from error
-    settings = Settings(
+        require_backend(backend)
+    if cluster is not None:
+        workers = cluster.workers(arguments.workers)
+    else:
+        workers = processors() if arguments.workers == "auto" else int(arguments.workers)
+    settings = SearchSettings(
         options=options.updated({"backend": backend}),
         examples=arguments.examples,
         seconds=None if arguments.minutes is None else 60 * arguments.minutes,
-        workers=_workers(arguments.workers, cluster),
-        results=new_results(arguments.results, config, "fuzz"),
+        workers=workers,
+    )
+    shared = WorkerSettings(
+        settings.options.updated({COVERAGE.name: "off"}),  # which guides the search, not all cases
         roots=(config.root,),
         sources=sources_of([each.path for each in targets], folder, (config.root,)),
+        timeout=options[TIMEOUT],
     )
-    make_folder(settings.results, config)
-    _write_header(settings, targets, folder)
-    with console_on_output() as console:
+    results = new_results(arguments.results, config, "fuzz")
+    make_folder(results, config)
+    records = _begun(results, settings, shared, targets, folder)
+    shown = shown_path(results)
+    with console_on_output() as console, CtrlC().deferred() as ctrl_c:
         planned = None
         if settings.seconds is None:
             planned = {each.path: settings.examples or each.examples for each in targets}
         reporter = FuzzReporter(console, planned, settings.seconds)
         gpus = GpuAssignment(()) if cluster is not None else assignment_for(backend)
         reporter.begin(_describe_search(settings, targets, gpus))
-        shown = shown_path(settings.results)
-        launcher = cluster or LocalWorkers()
         if cluster is not None:
             cluster.watch(reporter.note)
-        pool = WorkerPool(targets, settings, reporter, gpus, launcher)
+        work = Searches(targets, settings, reporter, gpus=cluster.gpus if cluster else 0)
+        executor = cluster or LocalProcesses()
+        pool = Pool(work, shared, records, settings.workers, gpus, ctrl_c, executor)
         # On a cluster the nodes compile.
-        job = _job(plans, targets, settings) if cluster is None else None
+        job = _job(plans, targets, settings, config.root) if cluster is None else None
+        interrupted = False
         try:
             with compiling_ahead(job) as kernels:
                 pool.run()
         except KeyboardInterrupt:
-            reporter.end(shown, pool.stopped, interrupted=True)
-            code = ExitCode.INTERRUPTED
-        except SpecError as error:
-            reporter.end(shown, pool.stopped)
-            console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-            code = ExitCode.USAGE
-        except WorkerPoolError as error:
-            reporter.end(shown, pool.stopped)
-            console.print(str(error), markup=False, highlight=False)
-            code = ExitCode.INTERNAL
-        else:
-            reporter.end(shown, pool.stopped)
-            bad = reporter.failed or reporter.nothing_judged
-            code = ExitCode.FINDINGS if bad else ExitCode.OK
-            records = RecordsWriter(settings.results)
-            records.summary(reporter.summary(code))
-            records.close()
+            interrupted = True
         finally:
+            work.close()
             if cluster is not None:
                 cluster.close()
+        reporter.end(shown, work.stopped, interrupted=interrupted)
+        code = ExitCode.FINDINGS if reporter.failed or reporter.nothing_judged else ExitCode.OK
+        if interrupted:
+            code = ExitCode.INTERRUPTED
+        elif work.errors:
+            for path, how in work.errors.items():
+                console.print(
+                    f"{path}: not searched to the end: {how}", markup=False, highlight=False
+                )
+            code = ExitCode.INTERNAL
+        elif work.invalid:
+            show(console, str(SpecError(work.invalid)))
+            code = ExitCode.USAGE
+        else:
+            records.summary(reporter.summary(code))
+        records.close()
         if str(kernels):
-            console.print(str(kernels), markup=False, highlight=False, soft_wrap=True)
-        if pool.unrecorded:
+            show(console, str(kernels))
+        if records.error:
             console.print(
-                f"results are missing in {shown}: {pool.unrecorded}", markup=False, highlight=False
+                f"results are missing in {shown}: {records.error}", markup=False, highlight=False
             )
             code = ExitCode.INTERNAL
         if arguments.save:
             for line in _save(reporter.failures, folder):
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
+                show(console, line)
     if arguments.junitxml or arguments.github:
-        recorded = open_results("fuzz", str(settings.results), config)
+        recorded = open_results("fuzz", str(results), config)
         publish(recorded, junitxml=arguments.junitxml, github=arguments.github)
     return code
 
 
-def _job(plans: Sequence[Plan], targets: Sequence[Target], settings: Settings) -> KernelJob | None:
+def _job(
+    plans: Sequence[Plan], targets: Sequence[Target], settings: SearchSettings, root: Path
+) -> KernelJob | None:
     """The kernels of the jobs of a search: each job takes those of another case of the tier."""
     wanted = {each.path: settings.examples or each.examples or 1 for each in targets}
     sizes = job_sizes(wanted, settings.workers)
@@ -172,7 +187,7 @@ def _job(plans: Sequence[Plan], targets: Sequence[Target], settings: Settings) -
             for case in mine
         ]
     backend = settings.options[BACKEND]
-    return job_of(cases, roots=settings.roots, backend=backend, relations=False)
+    return job_of(cases, roots=[root], backend=backend, relations=False)
 
 
 def _first(groups: list[list[Case]], count: int, seed: int) -> list[list[Case]]:
@@ -208,18 +223,19 @@ def _targets(
     return found
 
 
-def _workers(given: str, cluster: RayCluster | None) -> int:
-    if given == "auto":
-        if cluster is not None:
-            return cluster.size
-        return len(os.sched_getaffinity(0))
-    return int(given)
+def _begun(
+    results: Path,
+    settings: SearchSettings,
+    shared: WorkerSettings,
+    targets: Sequence[Target],
+    folder: Path,
+) -> RecordsWriter:
+    """The results file of a search, with its header.
 
-
-def _write_header(settings: Settings, targets: Sequence[Target], folder: Path) -> None:
-    from tlmatrix.run.events import RunHeader
-
-    records = RecordsWriter(settings.results)
+    Raises:
+        OutputError: it cannot be written.
+    """
+    records = RecordsWriter(results)
     records.header(
         RunHeader(
             tier=settings.options[TIER],
@@ -230,18 +246,20 @@ def _write_header(settings: Settings, targets: Sequence[Target], folder: Path) -
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             folder=str(folder),
             versions=versions(*PACKAGES),
-            sources=settings.sources,
+            sources=shared.sources,
         )
     )
-    records.close()
     if records.error:
         raise OutputError(
-            f"{shown_path(settings.results)}: the results cannot be written: {records.error}; "
+            f"{shown_path(results)}: the results cannot be written: {records.error}; "
             "another place is --results PATH"
         )
+    return records
 
 
-def _describe_search(settings: Settings, targets: Sequence[Target], gpus: GpuAssignment) -> str:
+def _describe_search(
+    settings: SearchSettings, targets: Sequence[Target], gpus: GpuAssignment
+) -> str:
     workers = gpus.summary(settings.workers) or count(settings.workers, "worker")
     specs = count(len(targets), "spec")
     if settings.seconds is not None:

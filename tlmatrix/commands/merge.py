@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tlmatrix.engine.settings import Shard
 from tlmatrix.exit_codes import ExitCode, OutputError, UsageError, writing
 from tlmatrix.report.text import count
 from tlmatrix.results_file import PACKAGES, shown_path
 from tlmatrix.run.events import Summary
 from tlmatrix.run.records import RecordsError, RecordsWriter, read_records
 from tlmatrix.run.result import FAILURES, Status
-from tlmatrix.run.shards import Shard
 
 if TYPE_CHECKING:
     import argparse

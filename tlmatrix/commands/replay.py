@@ -1,20 +1,26 @@
 """`tlmatrix replay`: runs the regressions of specs.
 
-pytest runs them like any case, by default in a worker process, because a case that once crashed
-its process may do so again.
+They run like any case, by default in a worker process, because a case that once crashed its process
+may do so again.
 """
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import pytest
-
-from tlmatrix.commands.engine import Engine, console_on_output, exit_code, pytest_arguments
+from tlmatrix.commands.run import select, show_ending
+from tlmatrix.commands.screen import console_on_output
 from tlmatrix.commands.specs import plan_all, spec_paths
+from tlmatrix.engine.cases import run_cases
+from tlmatrix.engine.run import Run
+from tlmatrix.engine.selection import processors
+from tlmatrix.engine.settings import RunSettings
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.fuzz.corpus import Verdict, reason, verdict
+from tlmatrix.options.table import ONLY, TIER
 from tlmatrix.report.text import count
 from tlmatrix.run.events import CaseFinished
 
@@ -47,13 +53,17 @@ def replay(arguments: argparse.Namespace, config: Config) -> ExitCode:
     if not total:
         print("no regressions")
         return ExitCode.OK
-    nodes = [str(plan.spec.path) for plan in plans]
+    chosen = {**vars(arguments), TIER.name: _TIER, ONLY.name: "regressions"}
+    settings = RunSettings.of(chosen, config, config.root)
+    selected = list(select(plans, [()] * len(plans), settings, config.root))
+    workers = processors() if arguments.workers == "auto" else int(arguments.workers)
     with console_on_output() as console:
         report = _Report(console, plans)
-        engine = Engine(report)
-        words = pytest_arguments(arguments, nodes, _TIER, arguments.workers)
-        status = pytest.main([*words, "--tlmatrix-only", "regressions"], plugins=[engine])
-        code = exit_code(engine.ending(int(status)), console)
+        paths = [str(plan.spec.path) for plan in plans]
+        command = shlex.join(["tlmatrix", *sys.argv[1:]])
+        session = Run(settings, config, report, paths=paths, command=command)
+        code = run_cases(session, selected, workers=workers)
+        show_ending(session, console)
         report.close()
     if code not in (ExitCode.OK, ExitCode.FINDINGS):
         return code

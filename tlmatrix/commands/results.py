@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tlmatrix.commands.screen import print_wrapped, screen_width
+from tlmatrix.commands.screen import console_on_output, print_wrapped, screen_width
 from tlmatrix.exit_codes import ExitCode, UsageError, writing
 from tlmatrix.report.text import count
 from tlmatrix.results_file import kept_results, resume_command, shown_path
@@ -39,7 +39,6 @@ def show(arguments: argparse.Namespace, config: Config) -> ExitCode:
     Raises:
         UsageError: there is no such results file.
     """
-    from tlmatrix.commands.engine import console_on_output
     from tlmatrix.report.terminal import TerminalReport
 
     records = open_results("show", arguments.results, config)

@@ -1,42 +1,46 @@
-"""`tlmatrix run`: runs cases with pytest and prints tlmatrix's report.
-
-The plugin runs the same items as under `pytest specs`; only the output differs.
-"""
+"""`tlmatrix run`: runs the cases of specs and reports them."""
 
 from __future__ import annotations
 
-import argparse
-from functools import partial
+import shlex
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tlmatrix.backend import backend_class
-from tlmatrix.commands.child import can_fork, run_in_child
 from tlmatrix.commands.compile_ahead import compiling_ahead, dry_run_lines, job_of
-from tlmatrix.commands.earlier import kept_cases, recent_runs, with_earlier_run
-from tlmatrix.commands.engine import Engine, console_on_output, exit_code, pytest_arguments
+from tlmatrix.commands.earlier import recent_runs, with_earlier_run
 from tlmatrix.commands.results import open_results, publish
+from tlmatrix.commands.screen import console_on_output, show
 from tlmatrix.commands.specs import builtin_paths, check_fuzzing, nodes_of, plan_all
-from tlmatrix.commands.workers import (
+from tlmatrix.engine.cases import run_cases
+from tlmatrix.engine.run import Run
+from tlmatrix.engine.selection import (
     SelectedCases,
+    cases_of,
     mean_seconds,
     recorded_seconds,
+    seconds_for_shards,
+    shard_of,
     worker_count,
 )
+from tlmatrix.engine.settings import RunSettings, ShardError
 from tlmatrix.exit_codes import ExitCode, UsageError
-from tlmatrix.matrix import CaseNotFoundError, find_case
-from tlmatrix.options.table import BACKEND, TIER
-from tlmatrix.plugin.keywords import KeywordError, selector
+from tlmatrix.matrix import CaseNotFoundError
+from tlmatrix.options.table import ARCH, BACKEND, SEED, TIER
 from tlmatrix.report.terminal import TerminalReport
-from tlmatrix.results_file import new_results
-from tlmatrix.run.shards import Shard, ShardError
+from tlmatrix.results_file import shown_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import argparse
+    from collections.abc import Callable, Iterable, Iterator
+
+    from rich.console import Console
 
     from tlmatrix.config import Config
+    from tlmatrix.engine.selection import ShardPlan
+    from tlmatrix.matrix import Case
     from tlmatrix.run.plan import Plan
 
 _LARGE = 4_000_000
@@ -49,120 +53,181 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
     Raises:
         UsageError: the arguments are invalid.
         SpecError: a spec is invalid; nothing has run.
+        OutputError: the results file cannot be written; nothing has run.
     """
-    if arguments.shard:
-        try:
-            Shard.parse(arguments.shard)
-        except ShardError as error:
-            raise UsageError(f"--shard: {error}") from error
     arguments.paths = [*arguments.paths, *builtin_paths(arguments.builtin)]
-    arguments, earlier, note = with_earlier_run(arguments, config)
+    arguments, note = with_earlier_run(arguments, config)
+    settings = RunSettings.of(vars(arguments), config, config.root)
     nodes = nodes_of(arguments.paths, config)
-    tier = arguments.tier or (earlier.header.tier if earlier else config[TIER])
-    # Errors in specs, in ids of cases and in -k are reported before any process starts.
-    plans = plan_all(nodes, tier, seed=arguments.seed, roots=[config.root])
-    check_fuzzing(plans)
-    selected = list(_selected(plans, nodes.values(), arguments))
-    workers = arguments.workers
-    backend = config.chosen(arguments)[BACKEND]
-    recent = recent_runs(arguments.resume or arguments.results, config, at_most=_LARGE)
-    seconds = recorded_seconds(recent, backend)
+    options = settings.options
     if arguments.ray is not None:
-        from tlmatrix.commands.ray_run import run_on_ray
-
-        passed: frozenset[tuple[str, str]] = frozenset()
-        if arguments.resume is not None and earlier is not None:
-            passed, _ = kept_cases(arguments, earlier, config)
-        return run_on_ray(arguments, config, selected, passed, seconds)
-    if workers == "auto":
-        workers = worker_count(selected, seconds, compiled=backend_class(backend).compiles)
-    alone = workers == "0" != arguments.workers
-    again = _selected(plans, nodes.values(), arguments)
+        _require_ray_options(arguments)
+    plans = plan_all(nodes, options[TIER], seed=options[SEED] or None, roots=[config.root])
+    check_fuzzing(plans)
+    selected = list(select(plans, nodes.values(), settings, config.root, arguments.select))
+    recent = recent_runs(arguments.resume or arguments.results, config, at_most=_LARGE)
+    seconds = recorded_seconds(recent, options[BACKEND])
     job = job_of(
-        {each.path: each.cases for each in again},
+        {each.path: [case for case in each.cases if case.origin != "fuzz"] for each in selected},
         roots=[config.root],
-        backend=backend,
-        architectures=arguments.arch or (),
+        backend=options[BACKEND],
+        architectures=options[ARCH] or (),
     )
     if arguments.dry_run:
-        chosen = _selected(plans, nodes.values(), arguments)
-        for line in dry_run_lines(chosen, tier, job, seconds):
+        for line in dry_run_lines(selected, options[TIER], job, seconds):
             print(line)
         return ExitCode.OK
-    if arguments.resume is None:
-        results = new_results(arguments.results, config, "run")
-        arguments = argparse.Namespace(**{**vars(arguments), "results": str(results)})
-    else:
-        results = Path(arguments.resume).resolve()
-    if alone and not can_fork():
-        alone, workers = False, "1"
-    called = partial(pytest_arguments, arguments, _pytest_nodes(nodes), tier)
     with console_on_output() as console:
         report = TerminalReport(
             console,
             verbosity=arguments.verbose - arguments.quiet,
             earlier=mean_seconds(seconds),
         )
-        if note:
-            report.note(note)
+        for line in filter(None, (note, *settings.again)):
+            report.note(line)
+        session = Run(
+            settings,
+            config,
+            report,
+            paths=words_of(nodes),
+            command=shlex.join(["tlmatrix", *sys.argv[1:]]),
+            select=arguments.select,
+            folder=config.root if arguments.ray is not None else None,
+        )
+        report.announce(f"{options[TIER]} tier; starting")
+        chosen, plan = to_run(selected, settings, config.root)
+        cluster = None
+        if arguments.ray is not None:
+            from tlmatrix.engine.ray import RayCluster, path_on_nodes
 
-        def announce() -> None:
-            report.announce(f"{tier} tier; starting")
-
-        with compiling_ahead(job) as kernels:
-            try:
-                if alone:
-                    ending = run_in_child(
-                        called, results, report, announce=announce, stop=arguments.exitfirst
-                    )
-                else:
-                    announce()
-                    engine = Engine(report)
-                    ending = engine.ending(int(pytest.main(called(workers), plugins=[engine])))
-            finally:
-                report.close()
+            chosen = [replace(each, shown=path_on_nodes(each.path, config)) for each in chosen]
+            cluster = RayCluster(arguments.ray, config, options[BACKEND])
+            cluster.watch(report.note)
+            workers = cluster.workers(arguments.workers)
+        elif arguments.workers == "auto":
+            compiled = backend_class(options[BACKEND]).compiles
+            workers = worker_count(chosen, seconds, compiled=compiled)
+        else:
+            workers = int(arguments.workers)
+        try:
+            with compiling_ahead(job if cluster is None else None) as kernels:
+                code = run_cases(
+                    session,
+                    chosen,
+                    workers=workers,
+                    plan=plan,
+                    seconds=seconds,
+                    exitfirst=arguments.exitfirst,
+                    cluster=cluster,
+                )
+        finally:
+            if cluster is not None:
+                cluster.close()
+            report.close()
         if str(kernels):
-            console.print(str(kernels), markup=False, highlight=False, soft_wrap=True)
-        code = exit_code(ending, console)
-    if (arguments.junitxml or arguments.github) and results.is_file():
-        recorded = open_results("run", str(results), config)
+            show(console, str(kernels))
+        show_ending(session, console)
+    if (arguments.junitxml or arguments.github) and settings.results.is_file():
+        recorded = open_results("run", str(settings.results), config)
         publish(recorded, junitxml=arguments.junitxml, github=arguments.github)
     return code
 
 
-def _selected(
-    plans: Iterable[Plan], ids: Iterable[Iterable[str]], arguments: argparse.Namespace
-) -> Iterable[SelectedCases]:
-    """The cases of each spec that the arguments select, without fuzz cases.
+def _require_ray_options(arguments: argparse.Namespace) -> None:
+    """Check that Ray is installed, and that it supports the options.
+
+    Raises:
+        UsageError: it is not, or does not.
+    """
+    from tlmatrix.engine.ray import require_ray
+
+    for option in ("coverage", "exitfirst", "shard", "compute_sanitizer"):
+        if getattr(arguments, option) not in (None, False, "off"):
+            raise UsageError(f"--ray: --{option.replace('_', '-')} does not work with it")
+    require_ray()
+
+
+def select(
+    plans: Iterable[Plan],
+    ids: Iterable[Iterable[str]],
+    settings: RunSettings,
+    root: Path,
+    expression: str = "",
+) -> Iterator[SelectedCases]:
+    """The cases of each spec that a run selects, of all shards.
+
+    Args:
+        plans: the plans of the specs.
+        ids: for each spec the cases to select; none for all.
+        settings: those of the run.
+        root: the folder of the project; names of folders below it match `-k`.
+        expression: that of `-k`.
 
     Raises:
         UsageError: a spec has no case with an id, or -k is invalid.
+        SpecError: a spec has too many cases.
     """
-    try:
-        selects = selector(arguments.select) if arguments.select else None
-    except KeywordError as error:
-        raise UsageError(str(error)) from error
+    selects = _selector(expression)
+    root = root.resolve()
     for plan, named in zip(plans, ids, strict=True):
         path = Path(plan.spec.path)
+        place = path.resolve()
+        names = place.relative_to(root).parts if place.is_relative_to(root) else place.parts[-2:]
         try:
-            cases = [find_case(plan.spec, case_id) for case_id in sorted(named)]
+            cases = [
+                case
+                for case in cases_of(plan, sorted(named), settings)
+                if selects is None or selects(case, names)
+            ]
         except CaseNotFoundError as error:
             raise UsageError(f"{path}: {error}") from error
-        fuzz_cases = 0
-        if not named and plan.spec.fuzz is not None and not arguments.no_fuzz:
-            fuzz_cases = plan.spec.fuzz.examples.get(plan.tier, 0)
-        chosen = (
-            case
-            for case in cases or plan.cases()
-            if selects is None or selects(case, (path.name, path.parent.name))
-        )
-        yield SelectedCases(plan, path.resolve(), chosen, fuzz_cases)
+        yield SelectedCases(plan, place, shown_path(path), cases)
 
 
-def _pytest_nodes(nodes: dict[Path, set[str]]) -> list[str]:
-    """Specs and cases as arguments of pytest."""
+def _selector(expression: str) -> Callable[[Case, Iterable[str]], bool] | None:
+    if not expression:
+        return None
+    from tlmatrix.plugin.keywords import KeywordError, selector  # which imports pytest
+
+    try:
+        return selector(expression)
+    except KeywordError as error:
+        raise UsageError(str(error)) from error
+
+
+def to_run(
+    selected: Iterable[SelectedCases], settings: RunSettings, root: Path
+) -> tuple[list[SelectedCases], ShardPlan | None]:
+    """The cases of the run's shard that did not pass in the resumed run, and the plan.
+
+    Raises:
+        UsageError: there are more shards than cases.
+    """
+    plan = None
+    if settings.shard is not None:
+        try:
+            recorded = seconds_for_shards(settings.times, root)
+            selected, plan = shard_of(list(selected), recorded, settings.shard, root)
+        except ShardError as error:
+            raise UsageError(f"--shard {error}") from error
+    left = [each.without(settings.passed_before) for each in selected]
+    return [each for each in left if each.cases], plan
+
+
+def words_of(nodes: dict[Path, set[str]]) -> list[str]:
+    """Specs and cases as arguments of a command."""
     return [
         node
         for path, ids in nodes.items()
         for node in (sorted(f"{path}::{case_id}" for case_id in ids) or [str(path)])
     ]
+
+
+def show_ending(session: Run, console: Console) -> None:
+    """Print why nothing ran, or how to continue a run that did not end."""
+    if session.began and session.missing > 0:
+        show(console, f"to continue this run: {session.resume_command}")
+    elif not session.began and session.settings.passed_before:
+        show(console, "every case passed before; nothing to run")
+    elif not session.began:
+        show(console, "no case matches -k")

@@ -1,14 +1,19 @@
-"""Terminal output of commands: its width, and wrapped text."""
+"""Terminal output of commands: its width, wrapped text, and a console."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import TextIO
+
+    from rich.console import Console
 
 
 def screen_width(elsewhere: int) -> int:
@@ -37,3 +42,25 @@ def print_wrapped(text: str, stream: TextIO | None = None) -> None:
             break_on_hyphens=False,
         )
         print(wrapped, file=stream)
+
+
+@contextmanager
+def console_on_output() -> Iterator[Console]:
+    """A console on the real output: file descriptor 1 is redirected while a case runs here."""
+    from rich.console import Console
+
+    try:
+        descriptor = os.dup(sys.stdout.fileno())
+    except (OSError, ValueError):
+        yield Console(file=sys.stdout)
+        return
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        console = Console(file=file)
+        if not console.is_terminal:
+            console = Console(file=file, width=120)
+        yield console
+
+
+def show(console: Console, text: str) -> None:
+    """Print text as it is, in lines that are not wrapped."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

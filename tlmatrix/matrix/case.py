@@ -44,6 +44,10 @@ class Case:
         ordered = {name: self.values[name] for name in sorted(self.values)}
         object.__setattr__(self, "values", MappingProxyType(ordered))
 
+    def __reduce__(self) -> tuple[type[Case], tuple[object, ...]]:
+        """Cases are sent to other processes, which views of dictionaries cannot be."""
+        return type(self), (self.spec, dict(self.values), self.origin, self.run_seed)
+
     @cached_property
     def id(self) -> str:
         """`axis=value` joined by `-`, axes in alphabetical order."""

@@ -35,7 +35,6 @@ class Option(Generic[T_co]):
         toml: whether it holds for a run and is a key of `[tool.tlmatrix]`.
         variable: an environment variable with a text that overrides TOML.
         pytest: its help as `--tlmatrix-NAME` of pytest; empty if there is no such option.
-        pytest_flag: the option of pytest or of another plugin with the same meaning.
     """
 
     usage: str
@@ -51,7 +50,6 @@ class Option(Generic[T_co]):
     toml: bool = False
     variable: str = ""
     pytest: str = ""
-    pytest_flag: str = ""
 
     def __post_init__(self) -> None:
         words = self.usage.split()
@@ -122,16 +120,7 @@ class Option(Generic[T_co]):
     @property
     def flag_of_pytest(self) -> str:
         """The option of pytest with the same meaning; empty if there is none."""
-        return self.pytest_flag or (self.pytest and f"--tlmatrix-{self.name.replace('_', '-')}")
-
-    def words(self, value: object) -> list[str]:
-        """The words with which pytest gets a value of the option; none if it was not given."""
-        if value is None or (value == self.default and not self.of_run):
-            return []
-        if self.kind == FLAG:
-            return [self.flag_of_pytest] if value else []
-        values = value if isinstance(value, list) else [value]
-        return [word for each in values for word in (self.flag_of_pytest, str(each))]
+        return f"--tlmatrix-{self.name.replace('_', '-')}" if self.pytest else ""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,6 @@ TIMEOUT = Option(
     number("a number of seconds", 0, 10_000_000, note="; 0: no limit"),
     default=300.0,
     toml=True,
-    pytest_flag="--timeout",
 )
 UNSUPPORTED = Option(
     "--unsupported",
@@ -167,7 +166,6 @@ _SELECT = Option(
     "or a kind: invalid, fuzz, regression, extra",
     default="",
     name="select",
-    pytest_flag="-k",
 )
 _WORKERS = Option(
     "-n --workers N",
@@ -239,7 +237,7 @@ _command(
     ),
     NO_FUZZ,
     Option("--dry-run", "print cases, kernels and expected times; run nothing"),
-    Option("-x --exitfirst", "stop at the first failure", pytest_flag="-x"),
+    Option("-x --exitfirst", "stop at the first failure"),
     KEEP_GOING,
     RESULTS,
     TIMEOUT,

@@ -7,8 +7,7 @@ tlmatrix.
 from __future__ import annotations
 
 import os
-import signal
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tlmatrix.options.table import BACKEND, SEED, TIER
 from tlmatrix.plugin.keywords import case_keywords
-from tlmatrix.plugin.state import state_of
+from tlmatrix.plugin.session import session_of
 from tlmatrix.results_file import shown_path
 
 if TYPE_CHECKING:
@@ -26,12 +24,8 @@ if TYPE_CHECKING:
 
     from _pytest._code.code import TerminalRepr
 
-    from tlmatrix.check.registry import Reruns
     from tlmatrix.matrix import Case
-    from tlmatrix.plugin.state import State
-    from tlmatrix.run.plan import Plan
     from tlmatrix.run.result import CaseResult
-    from tlmatrix.run.runner import Runner
     from tlmatrix.spec.model.spec import Spec
 
 
@@ -52,27 +46,26 @@ class SpecFile(pytest.File):
         Raises:
             SpecError: the spec is invalid, or has no case, or too many cases.
         """
+        from tlmatrix.engine.selection import cases_of
+        from tlmatrix.options.table import SEED, TIER
         from tlmatrix.run.plan import plan
         from tlmatrix.spec.importing import make_importable
         from tlmatrix.spec.loader import load_spec
 
-        state = state_of(self.config)
-        state.prepare_process()
+        session = session_of(self.config)
+        session.prepare_process()
         make_importable(self.path, (self.config.rootpath,))
         spec = load_spec(self.path)
-        if state.is_worker:
-            state.sources.of(self.path)  # before the first case imports its modules
-        planned = plan(spec, state.options[TIER], seed=state.options[SEED] or None)
-        planned.refuse_too_many()
-        with_keywords = bool(self.config.option.keyword)
-        ids = state.selected_ids(self.path)
-        for case in _all_cases(planned, state) if ids is None else _cases_by_id(planned, ids):
+        if session.worker:
+            session.sources.of(self.path)  # before the first case imports its modules
+        options = session.settings.options
+        planned = plan(spec, options[TIER], seed=options[SEED] or None)
+        ids = session.selected_ids(self.path)
+        for case in cases_of(planned, ids, session.settings, known_only=True):
             item: CaseItem = CaseItem.from_parent(self, name=case.id, spec=spec, case=case)
-            if state.settings.shard is not None:
+            if session.settings.shard is not None:
                 item.kernels = planned.group(case)
-            if state.groups_file.path:
-                item.group = planned.group(case)
-            if with_keywords:
+            if self.config.option.keyword:
                 item.extra_keyword_matches.update(case_keywords(case))
             yield item
 
@@ -97,8 +90,8 @@ class CaseItem(pytest.Item):
         super().__init__(**kwargs)
         self.spec = spec
         self.case = case
-        self.group: str | None = None
         self.kernels = ""
+        """The group of cases that share its kernels, in a session of a shard."""
         self.result: CaseResult | None = None
         self.time_limit: float | None = None
 
@@ -109,67 +102,17 @@ class CaseItem(pytest.Item):
 
     def runtest(self) -> None:
         """Run, check and record the case, then report it to pytest."""
-        from tlmatrix.run.runner import UNUSABLE
+        from tlmatrix.engine.worker import UNUSABLE
 
-        state = self._state()
-        runner = state.runner()
-        with _one_thread(), state.on_its_gpu():
-            try:
-                self.result = self._run_case(runner)
-            except KeyboardInterrupt:
-                if state.is_worker:
-                    signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process ends now
-                state.ctrl_c.note()
-                raise
-        state.settle(self.path)
-        if state.expendable and (runner.broken_by or self.result.status == "timeout"):
+        session = session_of(self.config)
+        judge = session.judge
+        with _one_thread(), session.on_its_gpu():
+            self.result = judge.run(self.spec, self.case, self.shown_path, self.time_limit)
+        if session.worker and (judge.runner.broken_by or self.result.status == "timeout"):
             # The CUDA context is unusable after a fault, or modules are imported in part: the next
             # case runs in another process.
             os._exit(UNUSABLE)
         self._raise_outcome(self.result)
-
-    def _run_case(self, runner: Runner) -> CaseResult:
-        """Run the case within the worker's share of its GPU.
-
-        If memory runs out beside other workers, once more while none runs, with all of the GPU.
-        """
-        state = self._state()
-        turns, backend = state.turns, runner.backend
-        if state.sharers > 1:
-            backend.limit_memory(state.sharers)
-        with turns.shared(backend.release):
-            result = self._run_once(runner)
-        if not turns or not _without_memory(result):
-            return result
-        backend.release()
-        with turns.alone():
-            backend.limit_memory(1)
-            return self._run_once(runner, alone=True)
-
-    def _run_once(self, runner: Runner, *, alone: bool = False) -> CaseResult:
-        spec, case, path, limit = self.spec, self.case, self.shown_path, self.time_limit
-        state = self._state()
-
-        def refined(result: CaseResult) -> CaseResult:
-            if alone and _without_memory(result):
-                first, *others = result.findings
-                noted = replace(first, title=f"{first.title}; also while no other case ran")
-                return replace(result, findings=(noted, *others))
-            if runner.broken_by:
-                return result
-            if state.compute_sanitizer is not None:
-                result = state.compute_sanitizer.judge(result, limit)
-            if case.origin == "fuzz" and result.failed:
-                return state.shrinker.add_smaller(runner, spec, case, result, limit)
-            if case.origin not in ("fuzz", "invalid") and runner.backend.executes:
-                return state.second_pass.extended(
-                    result, lambda: runner.judge(spec, case, path=path, masked=True)
-                )
-            return result
-
-        # Of the checks that run the code again, each fuzz case gets one, in rotation.
-        reruns: Reruns = "rotate" if case.origin == "fuzz" else "all"
-        return runner.run(spec, case, path=path, reruns=reruns, time_limit=limit, refine=refined)
 
     def _raise_outcome(self, result: CaseResult) -> None:
         from tlmatrix.run.result import Status
@@ -187,46 +130,12 @@ class CaseItem(pytest.Item):
     ) -> str | TerminalRepr:
         """The findings of the case; a traceback for an error inside tlmatrix."""
         if isinstance(excinfo.value, CaseFailure):
-            return self._state().describe(excinfo.value.result)
+            return session_of(self.config).describe(excinfo.value.result)
         return super().repr_failure(excinfo)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """The spec's file and the case, without a line number."""
         return self.path, None, f"{self.spec.name}: {self.name}"
-
-    def _state(self) -> State:
-        return state_of(self.config)
-
-
-def _without_memory(result: CaseResult) -> bool:
-    """Whether a case failed because memory ran out."""
-    return result.failed and any(finding.check == "memory" for finding in result.findings)
-
-
-def _all_cases(planned: Plan, state: State) -> Iterator[Case]:
-    """The cases of a plan, then the fuzz cases of its tier."""
-    ids = set()
-    for case in planned.cases():
-        ids.add(case.id)
-        yield case
-    if state.runs_fuzz_cases:
-        from tlmatrix.backend import backend_class
-        from tlmatrix.fuzz.search import tier_fuzz_cases
-
-        compiled = backend_class(state.options[BACKEND]).compiles
-        yield from tier_fuzz_cases(
-            planned.spec, planned.tier, ids, seed=state.options[SEED], compiled=compiled
-        )
-
-
-def _cases_by_id(planned: Plan, ids: frozenset[str]) -> Iterator[Case]:
-    """The cases with these ids, also if they are not in the tier."""
-    from tlmatrix.matrix import CaseNotFoundError, find_case
-
-    listed = {case.id: case for case in planned.cases() if case.id in ids}
-    for case_id in sorted(ids):
-        with suppress(CaseNotFoundError):  # pytest reports names that match no item
-            yield listed.get(case_id) or find_case(planned.spec, case_id)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from tlmatrix.report.coverage import coverage_lines
 from tlmatrix.report.forecast import Forecast, duration_text
 from tlmatrix.report.tally import Tally, numbers_table
 from tlmatrix.report.text import count, describe_group
-from tlmatrix.run.events import CaseFinished, Event, Preparing, RunFinished, RunStarted
+from tlmatrix.run.events import CaseFinished, Event, RunFinished, RunStarted
 from tlmatrix.run.result import CaseResult, Status
 from tlmatrix.triage.groups import Group, group_failures
 from tlmatrix.words import ellipsis
@@ -73,8 +73,6 @@ class TerminalReport:
         match event:
             case RunStarted():
                 self._on_start(event)
-            case Preparing(words):
-                self._describe(words)
             case CaseFinished():
                 self._on_case(event.result)
             case RunFinished():
@@ -117,21 +115,17 @@ class TerminalReport:
             self._progress = None
 
     def _on_start(self, event: RunStarted) -> None:
-        """Print the number of cases; the second part of a run sends this event again."""
+        """Print the number of cases."""
         self.close()
         self._begin = time.monotonic()
-        cases = sum(event.cases.values())
-        self._total = len(self._results) + cases
+        self._started = event
+        self._total = sum(event.cases.values())
         means = {path: self._earlier.get(Path(path).resolve(), 0.0) for path in event.cases}
         self._forecast = Forecast(event.cases, means)
-        if self._started is None:
-            self._started = event
-            words = f"{count(cases, 'case')} of {count(len(event.cases), 'spec')}"
-            earlier = sum(event.earlier.values())
-            if earlier:
-                words += f"; {earlier} passed before and are not repeated"
-        else:
-            words = f"{count(cases, 'case')} left"
+        words = f"{count(self._total, 'case')} of {count(len(event.cases), 'spec')}"
+        earlier = sum(event.earlier.values())
+        if earlier:
+            words += f"; {earlier} passed before and are not repeated"
         if event.place:
             words += f"; {event.place}"
         if self._verbosity >= 0:
@@ -144,10 +138,6 @@ class TerminalReport:
             done = len(self._results)
             self._progress.add_task(words, total=total, completed=done, failed="", left="")
             self._progress.start()
-
-    def _describe(self, words: str) -> None:
-        if self._progress is not None:
-            self._progress.update(self._progress.task_ids[0], description=words)
 
     def _bar(self) -> Progress:
         return Progress(

@@ -68,13 +68,6 @@ class RunStarted:
 
 
 @dataclass(frozen=True)
-class Preparing:
-    """Progress before the first result, as text."""
-
-    words: str
-
-
-@dataclass(frozen=True)
 class CaseFinished:
     """A case has its result."""
 
@@ -98,4 +91,4 @@ class RunFinished:
     """Why the results file lacks results, which only this process has; empty if it has all."""
 
 
-Event = RunStarted | Preparing | CaseFinished | RunFinished
+Event = RunStarted | CaseFinished | RunFinished

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +22,7 @@ from tlmatrix.run.result import CaseResult, Status, crash_finding
 from tlmatrix.run.sources import SourceWatch, differences, digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tlmatrix.interpreter.coverage import Coverage
 
@@ -101,40 +100,6 @@ class RecordsWriter:
         """Write the summary at the end of a run."""
         self._append("summary", asdict(summary))
 
-    def complete(self, header: RunHeader, results: Iterable[CaseResult]) -> bool:
-        """Write what the file lacks, after errors or if it was removed; whether it has all now.
-
-        Only for the process that has the results of all others, at the end of the run.
-        """
-        if self.removed:
-            self.close()
-        self.error = ""
-        if self._file is None:
-            self._open()
-        known: dict[tuple[str, str], CaseResult] = {}
-        begun = False
-        with suppress(OSError, RecordsError):
-            found = read_records(self.path)
-            known = {(each.path, each.case): each for each in found.results}
-            begun = bool(found.header.started)  # not that of the defaults
-        if not begun:
-            self.header(header)
-        for result in results:
-            before = known.get((result.path, result.case))
-            if before is None or before.status is not result.status:
-                self.case(result)
-        return not self.error
-
-    @property
-    def removed(self) -> bool:
-        """Whether the path no longer names the file that this object writes to."""
-        if self._file is None:
-            return True
-        try:
-            return not os.path.samestat(os.fstat(self._file), self.path.stat())
-        except OSError:
-            return True
-
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
@@ -161,20 +126,6 @@ class RecordsWriter:
 
     def _failed(self, error: OSError) -> None:
         self.error = self.error or error.strerror or str(error)
-
-
-class SentRecords(RecordsWriter):
-    """Passes each record, a line without its end, to `send` instead of a file."""
-
-    def __init__(self, send: Callable[[bytes], None], *, case_coverage: bool = True) -> None:
-        self._send = send
-        super().__init__(Path(os.devnull), case_coverage=case_coverage)
-
-    def _open(self) -> None:
-        """Open no file."""
-
-    def _write(self, line: bytes) -> None:
-        self._send(line.rstrip(b"\n"))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from tlmatrix.options.run_options import DEFAULTS
 from tlmatrix.options.table import ARCH, BACKEND, COVERAGE, KEEP_GOING, SEED, UNSUPPORTED
 from tlmatrix.run.compilation import compile_case
 from tlmatrix.run.execution import JudgeOptions, execute_case
-from tlmatrix.run.forks import ForkGuard, returned_child
 from tlmatrix.run.harness import Harness
 from tlmatrix.run.limits import CaseTimeout, Interrupts, TimeLimit, out_of_time
 from tlmatrix.run.measurements import Measurements, counted
@@ -221,13 +220,9 @@ class Runner:
             explained,
         )
         try:
-            with ForkGuard() as forks:
-                outcome = self._outcome(spec, case, path, judging, measurements)
+            outcome = self._outcome(spec, case, path, judging, measurements)
         finally:
             self._harness.end_case()
-        if forks.returned:
-            finding = returned_child()
-            outcome = replace(outcome, status=Status.ERROR, findings=(finding, *outcome.findings))
         if any(finding.check == "memory" for finding in outcome.findings):
             self.backend.release()
         if not self.broken_by and self.backend.broken():

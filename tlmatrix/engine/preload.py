@@ -1,4 +1,4 @@
-"""The imports that cases need, made once in a server that workers are forked from.
+"""The imports that workers need, made once in the server that they are forked from.
 
 They take five seconds, which a worker that replaces a lost one does not spend again. This module
 computes nothing: with a GPU, PyTorch's first gradient starts threads, and a process forked after
@@ -19,10 +19,15 @@ for _library in ("OMP", "OPENBLAS", "MKL"):
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 from tlmatrix.backend import backend_named  # noqa: E402
-from tlmatrix.check import judge  # noqa: E402, F401
 
 with backend_named("interpreter").active():
     pass
+
+import torch.utils._sympy.functions  # noqa: E402, F401 - the first gradient imports it
+
+import tlmatrix.check  # noqa: E402
+import tlmatrix.engine.cases  # noqa: E402
+import tlmatrix.run.runner  # noqa: E402, F401
 
 gc.freeze()
 gc.enable()

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlmatrix.run.shards import Shard, ShardError, Unit, assign, plan_name
+from tlmatrix.engine.selection import Unit, assign, plan_name
+from tlmatrix.engine.settings import Shard, ShardError
 
 _UNITS = [Unit(f"s.yaml::{n}", "s.yaml", f"g{n % 17}") for n in range(100)]
 

@@ -1,6 +1,6 @@
 """Jobs of a search for several workers."""
 
-from tlmatrix.fuzz.pool import job_sizes, jobs_per_configuration
+from tlmatrix.engine.searches import job_sizes, jobs_per_configuration
 
 
 def jobs(wanted: dict[str, int], workers: int) -> int:

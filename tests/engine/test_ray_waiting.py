@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tlmatrix.commands.ray_waiting import (
+from tlmatrix.engine.ray import (
     GIVE_UP_AFTER,
     NOTE_AFTER,
     ClusterState,

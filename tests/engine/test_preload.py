@@ -1,4 +1,4 @@
-"""The fork server of fuzz workers."""
+"""The server that workers are forked from."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ def test_preload_computes_no_gradients():
 
         torch.autograd.graph._engine_run_backward = no_gradient
         torch.autograd._engine_run_backward = no_gradient
-        import tlmatrix.fuzz.preload
+        import tlmatrix.engine.preload
         import sys
 
         assert "tilelang" in sys.modules and "sympy" in sys.modules

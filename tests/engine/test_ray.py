@@ -13,11 +13,7 @@ import pytest
 
 from outside_project import Project, project
 from tlmatrix.exit_codes import ExitCode
-from tlmatrix.matrix import Case
-from tlmatrix.options.run_options import RunOptions
-from tlmatrix.plugin.group_task import run_group
 from tlmatrix.run import Status, read_records
-from tlmatrix.spec import load_spec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,18 +25,6 @@ fuzz:
   axes: {rows: 1..300}
   examples: {quick: 12}
 """
-
-
-def test_a_group_streams_the_start_and_the_result_of_each_case(project: Project) -> None:
-    path = project.spec(how="[right, wrong]", rows="[5]")
-    spec = load_spec(path)
-    values = {"cols": 3, "dtype": "float32", "rows": 5}
-    ids = [Case(spec.name, values | {"how": how}).id for how in ("right", "wrong")]
-    events = list(run_group("scale.yaml", ids, RunOptions({"backend": "interpreter"})))
-    assert [(kind, case) for kind, case, _ in events] == [
-        (kind, case) for case in ids for kind in ("start", "result")
-    ]
-    assert [data["status"] for _, _, data in events if data] == ["passed", "failed"]
 
 
 @pytest.mark.parametrize("command", ["run", "fuzz"])

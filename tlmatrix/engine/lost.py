@@ -7,6 +7,7 @@ share, it is spawned.
 
 from __future__ import annotations
 
+import faulthandler
 import math
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.engine.worker import load
 from tlmatrix.parents import end_with
 from tlmatrix.run.limits import out_of_time
 from tlmatrix.run.result import CaseResult, Status, crash_finding
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
     from tlmatrix.check.registry import Reruns
+    from tlmatrix.engine.worker import WorkerSettings
     from tlmatrix.fuzz.search import FuzzFailure
     from tlmatrix.matrix import Case
     from tlmatrix.run.runner import Runner
@@ -112,6 +115,7 @@ def serve_cases(connection: Connection, runner: Runner, spec: Spec, path: str) -
     from tlmatrix.matrix import Case
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    faulthandler.disable()  # the first crash has been reported
     connection.send("ready")
     while True:
         try:
@@ -125,23 +129,35 @@ def serve_cases(connection: Connection, runner: Runner, spec: Spec, path: str) -
         connection.send(replace(result, values={}, findings=(), kernels=(), coverage=None))
 
 
-def fork_child(
-    runner: Runner, spec: Spec, path: str, ours: Connection
-) -> tuple[BaseProcess, Connection]:
-    """Fork a child, which has this process's imports and closes its connection `ours`."""
+def fork_child(runner: Runner, spec: Spec, path: str) -> tuple[BaseProcess, Connection]:
+    """Fork a child, which has this process's imports and ends with it."""
     context = multiprocessing.get_context("fork")
     mine, theirs = context.Pipe()
 
     def start() -> None:
         end_with(os.getppid())
         mine.close()
-        ours.close()
         serve_cases(theirs, runner, spec, path)
 
     process = context.Process(target=start)
     process.start()
     theirs.close()
     return process, mine
+
+
+def spawn_child(path: str, settings: WorkerSettings) -> tuple[BaseProcess, Connection]:
+    """Start a child that shares no state with this process and so may use the same GPU."""
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=_serve_spawned, args=(theirs, path, settings))
+    process.start()
+    theirs.close()
+    return process, mine
+
+
+def _serve_spawned(connection: Connection, path: str, settings: WorkerSettings) -> None:
+    runner = settings.runner("child")
+    serve_cases(connection, runner, load(path, runner.roots), path)
 
 
 def shrink_lost(spec: Spec, lost: LostCase, children: ChildProcess) -> FuzzFailure:

@@ -1,0 +1,83 @@
+"""A run on several processes, which cases end in every way."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outside_project import Project
+from tlmatrix.run import Status, read_records
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _results(path: Path) -> dict[str, Status]:
+    return {result.case: result.status for result in read_records(path).results}
+
+
+@dataclass(frozen=True)
+class _Crashing:
+    """A run whose workers die in every way: what it printed, and its records as plain data."""
+
+    code: int
+    out: str
+    file: Path
+
+    def started(self) -> list[tuple[str, str]]:
+        """(case, worker) of every case that began."""
+        records = map(json.loads, self.file.read_text().splitlines())
+        return [
+            (record["case"], record["worker"]) for record in records if record["record"] == "start"
+        ]
+
+
+@pytest.fixture(scope="module")
+def crashing(tmp_path_factory: pytest.TempPathFactory) -> _Crashing:
+    project = Project(tmp_path_factory.mktemp("crashing"))
+    path = project.spec(how="[right, exit, sleep, hang, wrong]", rows="[5, 7]")
+    path.write_text(path.read_text().replace("axes:", "axes:\n  values: [normal, large, ramp]"))
+    # A kernel that hangs is given its time twice: an exception first, then the process is ended.
+    process = project.start(
+        "tlmatrix", "run", ".", "-n", "2", "--timeout", "2", "--results", "out.jsonl",
+        "-k", "how=right or how=wrong or (values=normal and ((how=exit and rows=5 and "
+        "dtype=float32) or (how=hang and rows=5 and dtype=float16) or "
+        "(how=sleep and rows=7 and dtype=float16)))",
+    )  # fmt: skip
+    out, _ = process.communicate(timeout=120)
+    return _Crashing(process.returncode, out, project.folder / "out.jsonl")
+
+
+def test_workers_share_a_file_and_a_crash_or_hang_costs_one_case(crashing: _Crashing) -> None:
+    assert crashing.code == 1, crashing.out
+    by_how: dict[str, list[Status]] = {}
+    for case, status in _results(crashing.file).items():
+        by_how.setdefault(re.search(r"how=(\w+)", case)[1], []).append(status)
+    assert by_how == {
+        "right": [Status.PASSED] * 12,
+        "exit": [Status.CRASHED],
+        "hang": [Status.TIMEOUT],
+        "sleep": [Status.TIMEOUT],
+        "wrong": [Status.FAILED] * 12,
+    }
+    assert "the process ended while this case was running" in crashing.out
+
+
+def test_a_case_that_ended_its_worker_is_not_run_again(crashing: _Crashing) -> None:
+    cases = [case for case, _ in crashing.started()]
+    assert len(cases) == len(set(cases)) == 27
+
+
+def test_cases_that_share_kernels_run_on_one_worker(crashing: _Crashing) -> None:
+    workers: dict[str, set[str]] = {}
+    for case, worker in crashing.started():
+        kernels = case.partition("-values=")[0]
+        workers.setdefault(kernels, set()).add(worker)
+    assert len(workers) == 11
+    assert all(len(found) == 1 for found in workers.values())
+    # Two to begin with, and one in place of each that ended.
+    assert {"worker 0", "worker 1"} < set.union(*workers.values())
