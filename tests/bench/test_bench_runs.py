@@ -240,28 +240,30 @@ def test_implementations_alternate_and_rotate_the_start(bench: Bench) -> None:
     assert {each[0] for each in rounds} == {"fast", "slow", "tuned 64 1"}
 
 
-def test_wrong_baseline_is_reported_and_not_timed(bench: Bench) -> None:
-    bench.spec("fast", "[MODULE:wrong, MODULE:slow]")
+_ONE_WRONG_ROW = _CODE.replace(
+    "return torch.tanh(x) + 1", "return torch.tanh(x) + (torch.arange(len(x)) == 7)[:, None]"
+)
+
+
+@pytest.mark.parametrize(
+    ("entry", "baseline", "code", "exit_code", "words"),
+    [
+        ("fast", "wrong", _CODE, 0, r"wrong is wrong and is not timed: y is off by \d+ % of its"),
+        ("fast", "wrong", _ONE_WRONG_ROW, 0, "wrong is wrong and is not timed: y is"),
+        ("wrong", "slow", _CODE, 1, "entry is wrong and is not timed"),
+        ("raising", "slow", _CODE, 1, "entry failed: launch: a kernel cannot be launched"),
+    ],
+    ids=["wrong baseline", "one wrong row", "wrong entry", "raising entry"],
+)
+def test_an_implementation_that_is_wrong_is_not_timed(
+    bench: Bench, entry: str, baseline: str, code: str, exit_code: int, words: str
+) -> None:
+    """An entry that is wrong is a finding."""
+    bench.spec(entry, f"[MODULE:{baseline}]", code=code)
     outcome = bench.run("tanh.yaml", "-k", "rows=1000")
-    assert outcome.code == 0
-    assert re.search(r"wrong is wrong and is not timed: y is off by \d+ % of its size", outcome.out)
-    assert "1 SAME" not in outcome.out.replace("2 SAME", "")
-
-
-def test_a_wrong_entry_is_a_finding(bench: Bench) -> None:
-    bench.spec("wrong", "[MODULE:slow]")
-    outcome = bench.run("tanh.yaml", "-k", "rows=1000")
-    assert outcome.code == 1
-    assert "entry is wrong and is not timed" in outcome.out
-
-
-def test_one_wrong_row_is_enough(bench: Bench) -> None:
-    code = _CODE.replace(
-        "return torch.tanh(x) + 1", "return torch.tanh(x) + (torch.arange(len(x)) == 7)[:, None]"
-    )
-    bench.spec("fast", "[MODULE:wrong]", code=code)
-    outcome = bench.run("tanh.yaml", "-k", "rows=2000")
-    assert "wrong is wrong and is not timed: y is" in outcome.out
+    assert outcome.code == exit_code
+    assert re.search(words, outcome.out)
+    assert " SAME" not in outcome.out
 
 
 def test_baselines_that_do_not_apply_are_reported_and_the_others_timed(bench: Bench) -> None:
@@ -270,13 +272,6 @@ def test_baselines_that_do_not_apply_are_reported_and_the_others_timed(bench: Be
     assert outcome.code == 0
     assert "sdpa_cudnn not applicable: implements attention only" in outcome.out
     assert "4 comparisons with other implementations: 4 SAME" in outcome.out, outcome.out
-
-
-def test_failing_entry_is_a_finding_of_the_backend(bench: Bench) -> None:
-    bench.spec("raising", "[MODULE:slow]")
-    outcome = bench.run("tanh.yaml", "-k", "rows=1000")
-    assert outcome.code == 1
-    assert "entry failed: launch: a kernel cannot be launched" in outcome.out
 
 
 # Files ---------------------------------------------------------------------------------------

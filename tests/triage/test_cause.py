@@ -41,22 +41,6 @@ def test_two_sanitizer_reports_on_one_line_are_one_fault():
     assert not same_fault(beyond, other)
 
 
-def test_the_cause_has_the_kind_of_region_but_not_the_gradient():
-    dq, dk = (_failed(name, Finding("gradients", f"{name}: off", name)) for name in ("dq", "dk"))
-    assert cause_of(dq) == cause_of(dk)
-    tail = _failed("t", Finding("numeric", "out: off", "out", pattern="last tile of a sequence"))
-    rows = _failed("r", Finding("numeric", "out: off", "out", pattern="rows"))
-    assert cause_of(tail) != cause_of(rows)
-
-
-def test_exceptions_that_differ_in_numbers_have_one_cause():
-    errors = [
-        _failed(str(n), Finding("entry", f"raises ValueError: {n} rows"), status=Status.ERROR)
-        for n in (3, 70)
-    ]
-    assert cause_of(errors[0]) == cause_of(errors[1])
-
-
 def test_a_known_bug_has_no_cause():
     known = _failed("a", Finding("numeric", "out: off", "out"), status=Status.KNOWN_BUG)
     assert cause_of(known) is None
