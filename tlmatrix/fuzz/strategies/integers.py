@@ -122,8 +122,8 @@ def related_span(whole: Span, others: Sequence[int], tiles: Sequence[int], numbe
 class AxisDomain:
     """The values of an axis, the simplest first.
 
-    `named` are single values. If there are `spans`, the integers of the first one follow, drawn as
-    in `tlmatrix.fuzz.strategies.spans`; listed integers are then spans as well.
+    `named` are single values. If there are `spans`, the integers of the first one follow, drawn
+    in two steps (see above); listed integers are then spans as well.
     """
 
     named: tuple[Value, ...]
