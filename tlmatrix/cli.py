@@ -19,8 +19,8 @@ from tlmatrix.commands.arguments import command_line
 from tlmatrix.commands.screen import print_wrapped
 from tlmatrix.config import ConfigError, load_config
 from tlmatrix.exit_codes import ExitCode, OutputError, UsageError
-from tlmatrix.launchers import idle_rank
 from tlmatrix.options.table import COMMANDS
+from tlmatrix.processes import idle_rank
 
 if TYPE_CHECKING:
     import argparse

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tlmatrix.config import ConfigError, load_config
-from tlmatrix.launchers import idle_rank
 from tlmatrix.options.table import ONLY, SPECS, plugin_options
+from tlmatrix.processes import idle_rank
 
 if TYPE_CHECKING:
     from collections.abc import Generator

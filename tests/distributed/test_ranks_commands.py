@@ -11,7 +11,7 @@ import pytest
 from tlmatrix.backend import backend_named
 from tlmatrix.backend.backends import CudaBackend
 from tlmatrix.backend.gpus import ALL_GPUS, all_visible_gpus
-from tlmatrix.launchers import idle_rank, without_launcher
+from tlmatrix.processes import idle_rank, without_launcher
 from tlmatrix.run import Status
 from tlmatrix.run.harness import Harness
 from tlmatrix.run.plan import plan

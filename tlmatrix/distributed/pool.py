@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.distributed.failures import Failure, exit_error, hang_error, raise_failures
-from tlmatrix.launchers import without_launcher
+from tlmatrix.processes import without_launcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

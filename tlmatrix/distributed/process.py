@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.distributed.failures import Failure
-from tlmatrix.parents import end_with
+from tlmatrix.processes import end_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.engine.worker import load
-from tlmatrix.parents import end_with
+from tlmatrix.processes import end_with
 from tlmatrix.run.limits import out_of_time
 from tlmatrix.run.result import CaseResult, Status, crash_finding
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tlmatrix.backend.gpus import confine_process
 from tlmatrix.options.table import COVERAGE
-from tlmatrix.parents import end_with
+from tlmatrix.processes import end_with
 from tlmatrix.run.records import RecordsWriter
 from tlmatrix.spec.issues import SpecError
 

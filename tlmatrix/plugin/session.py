@@ -25,7 +25,7 @@ from tlmatrix.engine.run import Run
 from tlmatrix.engine.settings import RunSettings
 from tlmatrix.exit_codes import OutputError, UsageError
 from tlmatrix.options.table import BACKEND, SEED, TIMEOUT, plugin_options
-from tlmatrix.parents import end_with
+from tlmatrix.processes import end_with
 from tlmatrix.results_file import shown_path
 
 if TYPE_CHECKING:

@@ -1,12 +1,18 @@
-"""Support for launchers such as torchrun, which start the same command on every rank.
+"""The processes around this one: a launcher such as torchrun, and the process it works for.
 
-tlmatrix starts the processes of ranks itself, because every case has its own number of ranks. So
-rank 0 of a launcher runs all cases, and its other ranks do nothing.
+A launcher starts the same command on every rank. tlmatrix starts the processes of ranks itself,
+because every case has its own number of ranks. So rank 0 of a launcher runs all cases, and its
+other ranks do nothing.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import select
+import signal
+import sys
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,3 +50,35 @@ def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name not in _RANK_VARIABLES and not name.startswith(_TORCHRUN_PREFIX)
     }
+
+
+_PDEATHSIG = 1
+"""PR_SET_PDEATHSIG of Linux."""
+
+
+def end_with(process: int) -> None:
+    """Kill this process when `process` ends, or its own parent; on Linux only.
+
+    The kernel does so for the parent, also while a call holds Python's lock. A thread waits for
+    `process` if that is another one, such as the process that asked a fork server for this one.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+    if process == os.getppid():
+        return
+    try:
+        handle = os.pidfd_open(process)
+    except ProcessLookupError:
+        os._exit(70)
+    except OSError:  # an old kernel
+        return
+    threading.Thread(target=_wait, args=(handle,), daemon=True, name="tlmatrix-parent").start()
+
+
+def _wait(handle: int) -> None:
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    while not poll.poll():
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
