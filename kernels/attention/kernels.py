@@ -90,58 +90,28 @@ def prepare(layout, dtype, head_dim_v, rows, threads):
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def atomic_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
-    """Build strategy `atomic`: adds dq, dk and dv to zero-initialized float32 tensors."""
-    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
-    cfg = Config(groups, (head_dim, head_dim_v), causal, windowed, tiles)
-    batch = Batch(layout)
-
-    @T.prim_func
-    @batch.named("atomic_gradients")
-    def atomic_gradients(
-        q: batch.like_q(head_dim, dtype),
-        k: batch.like_k(head_dim, dtype),
-        v: batch.like_k(head_dim_v, dtype),
-        do: batch.like_q(head_dim_v, dtype),
-        row_lse: batch.padded_statistic(),
-        row_delta: batch.padded_statistic(),
-        cu_seqlens_q: batch.cu_seqlens,
-        cu_seqlens_k: batch.cu_seqlens,
-        dq_sum: batch.like_q(head_dim, "float32"),
-        dk_sum: batch.like_k(head_dim, "float32"),
-        dv_sum: batch.like_k(head_dim_v, "float32"),
-        max_seqlen_k: batch.max_seqlen,
-        scale: T.float32,
-        window: T.int32,
-    ):
-        key_blocks(
-            batch.sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_k=max_seqlen_k), window, cfg,
-            bwd.KeyGradients(dk_sum, dv_sum, batch.heads, dq=dq_sum),
-            partial(bwd.key_block, q, k, v, do, row_lse, row_delta, scale, cfg),
-            None,
-        )  # fmt: skip
-
-    return atomic_gradients
-
-
-@tilelang.jit(pass_configs=PASS_CONFIGS)
 def key_gradients(
     layout, dtype, groups, head_dim, head_dim_v, causal, windowed, strategy, tiles=None
 ):
-    """Build the key blocks of `split` or `grouped`, which store dk and dv.
+    """Build the key blocks of a strategy (see `backward`).
 
-    `split`: one float32 part per query head of a group, [groups, ...]; `grouped`: the gradient
-    itself, [1, ...].
+    `atomic`: adds dq_sum, dk_sum and dv_sum, zero-initialized float32 tensors. `split`: stores one
+    float32 part of dk and dv per query head of a group, [groups, ...]. `grouped`: stores the
+    gradient itself, [1, ...]. `reordered`: the same, and adds dq_sum in its order.
     """
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
     cfg = Config(groups, (head_dim, head_dim_v), causal, windowed, tiles)
     batch = Batch(layout)
-    parts = groups if strategy == "split" else 1
-    part_dtype = dtype if strategy == "grouped" else "float32"
-    walked = groups if strategy == "grouped" else 1
+    atomic, reordered = strategy == "atomic", strategy == "reordered"
+    stored = not (atomic or reordered)
+    parts = 0 if atomic else groups if strategy == "split" else 1
+    part_dtype = "float32" if strategy == "split" else dtype
+    walked = groups if strategy in ("grouped", "reordered") else 1
+    blocks = batch.kv_heads if reordered else batch.heads // walked
+    queries = batch.blocks(block_shape(ORDER, head_dim)) if reordered else absent
 
     @T.prim_func
-    @batch.named("key_gradients")
+    @batch.named(f"{'key' if stored else strategy}_gradients")
     def key_gradients(
         q: batch.like_q(head_dim, dtype),
         k: batch.like_k(head_dim, dtype),
@@ -151,15 +121,22 @@ def key_gradients(
         row_delta: batch.padded_statistic(),
         cu_seqlens_q: batch.cu_seqlens,
         cu_seqlens_k: batch.cu_seqlens,
-        dk_parts: batch.like_k(head_dim, part_dtype, parts),
-        dv_parts: batch.like_k(head_dim_v, part_dtype, parts),
+        dq_sum: batch.like_q(head_dim, "float32") if atomic else queries,
+        dk_sum: batch.like_k(head_dim, "float32") if atomic else absent,
+        dv_sum: batch.like_k(head_dim_v, "float32") if atomic else absent,
+        dk_parts: batch.like_k(head_dim, part_dtype, parts) if stored else absent,
+        dv_parts: batch.like_k(head_dim_v, part_dtype, parts) if stored else absent,
+        dk: batch.like_k(head_dim, dtype, 1) if reordered else absent,
+        dv: batch.like_k(head_dim_v, dtype, 1) if reordered else absent,
         max_seqlen_k: batch.max_seqlen,
         scale: T.float32,
         window: T.int32,
     ):
+        pair = (dk_parts, dv_parts) if stored else (dk, dv) if reordered else (dk_sum, dv_sum)
+        order = ORDER if reordered else None
         key_blocks(
             batch.sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_k=max_seqlen_k), window, cfg,
-            bwd.KeyGradients(dk_parts, dv_parts, batch.heads // walked, walked, parts),
+            bwd.KeyGradients(*pair, blocks, walked, parts, dq_sum, order),
             partial(bwd.key_block, q, k, v, do, row_lse, row_delta, scale, cfg),
             partial(bwd.zero_key_block, cfg),
         )  # fmt: skip
@@ -197,41 +174,6 @@ def query_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowe
         )  # fmt: skip
 
     return query_gradients
-
-
-@tilelang.jit(pass_configs=PASS_CONFIGS)
-def reordered_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
-    """Build strategy `reordered`: stores dk and dv [1, ...], adds dq_sum in its order."""
-    tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
-    cfg = Config(groups, (head_dim, head_dim_v), causal, windowed, tiles)
-    batch = Batch(layout)
-
-    @T.prim_func
-    @batch.named("reordered_gradients")
-    def reordered_gradients(
-        q: batch.like_q(head_dim, dtype),
-        k: batch.like_k(head_dim, dtype),
-        v: batch.like_k(head_dim_v, dtype),
-        do: batch.like_q(head_dim_v, dtype),
-        row_lse: batch.padded_statistic(),
-        row_delta: batch.padded_statistic(),
-        cu_seqlens_q: batch.cu_seqlens,
-        cu_seqlens_k: batch.cu_seqlens,
-        dq_sum: batch.blocks(block_shape(ORDER, head_dim)),
-        dk: batch.like_k(head_dim, dtype, 1),
-        dv: batch.like_k(head_dim_v, dtype, 1),
-        max_seqlen_k: batch.max_seqlen,
-        scale: T.float32,
-        window: T.int32,
-    ):
-        key_blocks(
-            batch.sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_k=max_seqlen_k), window, cfg,
-            bwd.KeyGradients(dk, dv, batch.kv_heads, groups, parts=1, dq=dq_sum, order=ORDER),
-            partial(bwd.key_block, q, k, v, do, row_lse, row_delta, scale, cfg),
-            partial(bwd.zero_key_block, cfg),
-        )  # fmt: skip
-
-    return reordered_gradients
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)

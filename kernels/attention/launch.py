@@ -51,9 +51,12 @@ def query_blocks(sequences, window, cfg, visible, masked):
             cfg.causal, tile, tiles.queries, sequences.queries(sequence), sequences.keys(sequence)
         )
         mask = sequences.mask(sequence, cfg, queries, keys, window)
-        if mask.any_key_visible(query, tiles.queries, tiles.keys):
+        if masked is None:  # no empty `else`, which changes where TileLang loads table entries
+            if mask.any_key_visible(query, tiles.queries, tiles.keys):
+                visible(queries, keys, mask, query, head, head // cfg.groups)
+        elif mask.any_key_visible(query, tiles.queries, tiles.keys):
             visible(queries, keys, mask, query, head, head // cfg.groups)
-        elif masked is not None:
+        else:
             masked(queries, query, head)
 
 
@@ -80,5 +83,5 @@ def key_blocks(sequences, window, cfg, gradients, visible, masked):
         of_head = gradients.of_head(head)
         if mask.any_query_visible(key, tiles.keys, tiles.queries):
             visible(of_head, queries, keys, mask, key, head, head // cfg.groups)
-        elif masked is not None and gradients.parts:
+        elif gradients.parts:
             masked(of_head, keys, key, head // cfg.groups)

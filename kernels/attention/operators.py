@@ -215,13 +215,13 @@ def gradients(family, call, tensors, bounds, lengths, wanted):
 
     if call.backward == "atomic":
         dq, dk, dv = _zeros(q), _zeros(k), _zeros(v)
-        kernel = family.atomic_gradients(*static)
+        kernel = family.key_gradients(*static, "atomic")
         kernel(*read, dq, dk, dv, *longest_k, *scalars)
         sums = zip((dq, dk, dv), (q, k, v), wanted[:3], strict=True)
         dq, dk, dv = (_combine(part, like, call) if want else None for part, like, want in sums)
     elif call.backward == "reordered":
         dq_sum = reordered_sum(row_lse, call.head_dim, family.ORDER)
-        kernel = family.reordered_gradients(*static)
+        kernel = family.key_gradients(*static, "reordered")
         if family.SHARED_KEYS and call.groups > 1:
             dk, dv = _zeros(k), _zeros(v)
             kernel(*read, dq_sum, dk, dv, *longest_k, *scalars)

@@ -7,66 +7,47 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import Unsupported
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
-@tilelang.jit
-def thread_index():
-    @T.prim_func
-    def main(Y: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=32):
-            tx = T.get_thread_binding(0)
-            for i in T.Parallel(32):
-                Y[i] = tx  # here
-
-    return main
+@jit_kernel(Y="f32[32]", name="main")
+def thread_index(Y):
+    with T.Kernel(1, threads=32):
+        tx = T.get_thread_binding(0)
+        for i in T.Parallel(32):
+            Y[i] = tx  # here
 
 
-@tilelang.jit
-def barrier_of_some_threads():
-    @T.prim_func
-    def main(X: T.Tensor((32,), "float32")):
-        with T.ClusterKernel(2, threads=32, cluster_dims=2):
-            if X[T.get_thread_binding()] > 0:
-                T.cluster_sync()  # here
-
-    return main
+@jit_kernel(X="f32[32]", name="main")
+def barrier_of_some_threads(X):
+    with T.ClusterKernel(2, threads=32, cluster_dims=2):
+        if X[T.get_thread_binding()] > 0:
+            T.cluster_sync()  # here
 
 
-@tilelang.jit
-def extern():
-    @T.prim_func
-    def main(Y: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(32):
-                Y[i] = T.call_extern("float32", "my_device_function", i)  # here
-
-    return main
+@jit_kernel(Y="f32[32]", name="main")
+def extern(Y):
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(32):
+            Y[i] = T.call_extern("float32", "my_device_function", i)  # here
 
 
-@tilelang.jit
-def shuffle():
-    @T.prim_func
-    def main(Y: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(32):
-                Y[i] = T.shfl_xor(Y[i], 1)  # here
-
-    return main
+@jit_kernel(Y="f32[32]", name="main")
+def shuffle(Y):
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(32):
+            Y[i] = T.shfl_xor(Y[i], 1)  # here
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fnuz", "float8_e5m2fnuz", "bfloat16x2"])
 def test_elements_that_the_interpreter_does_not_compute_with_are_refused(dtype):
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(A: T.Tensor((32,), dtype), B: T.Tensor((32,), dtype)):
-            with T.Kernel(1, threads=32):
-                T.copy(A, B)
-
-        return main
+    @jit_kernel(name="main")
+    def kernel(A: T.Tensor((32,), dtype), B: T.Tensor((32,), dtype)):
+        with T.Kernel(1, threads=32):
+            T.copy(A, B)
 
     with pytest.raises(
         Unsupported, match=rf"a parameter of dtype {dtype} \(A\), in kernel main: ."
@@ -74,16 +55,12 @@ def test_elements_that_the_interpreter_does_not_compute_with_are_refused(dtype):
         kernel()
 
 
-@tilelang.jit
-def random_numbers():
-    @T.prim_func
-    def main(Y: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=32):
-            T.rng_init(7)  # here
-            for i in T.Parallel(32):
-                Y[i] = T.rng_rand_float()
-
-    return main
+@jit_kernel(Y="f32[32]", name="main")
+def random_numbers(Y):
+    with T.Kernel(1, threads=32):
+        T.rng_init(7)  # here
+        for i in T.Parallel(32):
+            Y[i] = T.rng_rand_float()
 
 
 def products_by_descriptors(number):
@@ -101,25 +78,17 @@ def products_by_descriptors(number):
     return main
 
 
-@tilelang.jit
-def descriptor():
-    @T.prim_func
-    def main(Y: T.Tensor((4,), "float32")):
-        with T.Kernel(1, threads=128):
-            T.alloc_wgmma_desc()
-            Y[0] = 1
-
-    return main
+@jit_kernel(Y="f32[4]", name="main")
+def descriptor(Y):
+    with T.Kernel(1, threads=128):
+        T.alloc_wgmma_desc()
+        Y[0] = 1
 
 
-@tilelang.jit
-def tma_descriptor():
-    @T.prim_func
-    def main(Y: T.Tensor((64, 64), "float16")):
-        with T.Kernel(1, threads=128):
-            T.create_tma_descriptor(6, 2, Y.data, 64, 64, 2, 128, 64, 64, 1, 1, 0, 3, 2, 0)
-
-    return main
+@jit_kernel(Y="f16[64, 64]", name="main")
+def tma_descriptor(Y):
+    with T.Kernel(1, threads=128):
+        T.create_tma_descriptor(6, 2, Y.data, 64, 64, 2, 128, 64, 64, 1, 1, 0, 3, 2, 0)
 
 
 def test_each_kernel_is_refused_at_each_call():
@@ -164,16 +133,12 @@ def test_refused_by_name_and_line(factory, word):
 
 
 def test_a_thread_index_that_nothing_uses_is_no_obstacle():
-    @tilelang.jit
-    def unused():
-        @T.prim_func
-        def main(Y: T.Tensor((32,), "float32")):
-            with T.Kernel(1, threads=32):
-                T.get_thread_binding(0)
-                for i in T.Parallel(32):
-                    Y[i] = 1.0
-
-        return main
+    @jit_kernel(Y="f32[32]", name="main")
+    def unused(Y):
+        with T.Kernel(1, threads=32):
+            T.get_thread_binding(0)
+            for i in T.Parallel(32):
+                Y[i] = 1.0
 
     y = torch.zeros(32)
     unused()(y)
@@ -181,20 +146,16 @@ def test_a_thread_index_that_nothing_uses_is_no_obstacle():
 
 
 def test_a_local_variable_that_lanes_disagree_on_is_poisoned_after_the_loop():
-    @tilelang.jit(out_idx=[-1])
-    def disagree():
-        @T.prim_func
-        def main(Y: T.Tensor((2,), "float32")):
-            with T.Kernel(1, threads=32):
-                v = T.alloc_var("float32")
-                w = T.alloc_var("float32")
-                for i in T.Parallel(8):
-                    v = i
-                    w = 3.0
-                Y[0] = v
-                Y[1] = w
-
-        return main
+    @jit_kernel(Y="f32[2]", name="main", out_idx=[-1])
+    def disagree(Y):
+        with T.Kernel(1, threads=32):
+            v = T.alloc_var("float32")
+            w = T.alloc_var("float32")
+            for i in T.Parallel(8):
+                v = i
+                w = 3.0
+            Y[0] = v
+            Y[1] = w
 
     got = disagree()()
     assert got[0].isnan()
@@ -202,15 +163,11 @@ def test_a_local_variable_that_lanes_disagree_on_is_poisoned_after_the_loop():
 
 
 def test_profiling_is_refused():
-    @tilelang.jit(out_idx=[-1])
-    def fine():
-        @T.prim_func
-        def main(Y: T.Tensor((32,), "float32")):
-            with T.Kernel(1, threads=32):
-                for i in T.Parallel(32):
-                    Y[i] = 1.0
-
-        return main
+    @jit_kernel(Y="f32[32]", name="main", out_idx=[-1])
+    def fine(Y):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                Y[i] = 1.0
 
     profiler = fine().get_profiler()
     profiler.assert_allclose(lambda: torch.ones(32))
@@ -226,14 +183,10 @@ def test_a_kernel_is_refused_once_and_looked_at_again_with_a_model(monkeypatch):
     generate = programs.generate
     monkeypatch.setattr(programs, "generate", lambda *args: made.append(1) or generate(*args))
 
-    @tilelang.jit
-    def kernel():
-        @T.prim_func
-        def main(Y: T.Tensor((32,), "float32")):
-            with T.Kernel(1, threads=1):
-                Y[0] = T.call_extern("float32", "test_refused_once", 2.0)
-
-        return main
+    @jit_kernel(Y="f32[32]", name="main")
+    def kernel(Y):
+        with T.Kernel(1, threads=1):
+            Y[0] = T.call_extern("float32", "test_refused_once", 2.0)
 
     messages = []
     for _ in range(3):

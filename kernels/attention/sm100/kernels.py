@@ -17,7 +17,7 @@ from tlmatrix_kernels.attention.sm100.forward import uniform_block, warp_special
 from tlmatrix_kernels.attention.sm100.tiles import backward_tiles, sm100_tiles
 from tlmatrix_kernels.attention.softmax import no_sink
 
-__all__ = ["ORDER", "SHARED_KEYS", "forward", "prepare", "reordered_gradients", "restore"]
+__all__ = ["ORDER", "SHARED_KEYS", "forward", "key_gradients", "prepare", "restore"]
 
 ORDER = "tmem"
 """The order of the dq accumulator (see `reordered`)."""
@@ -55,11 +55,15 @@ def forward(variant, layout, dtype, groups, head_dim, head_dim_v, causal, window
 
 
 @tilelang.jit(pass_configs=SPECIALIZED_CONFIGS)
-def reordered_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
+def key_gradients(
+    layout, dtype, groups, head_dim, head_dim_v, causal, windowed, strategy="reordered", tiles=None
+):
     """Build the backward kernel: adds dq_sum in its order, and stores dk and dv [1, ...].
 
-    If query heads share kv heads it adds dk and dv, zero-initialized float32 tensors, instead.
+    The only `strategy` is "reordered". If query heads share kv heads it adds dk and dv,
+    zero-initialized float32 tensors, instead.
     """
+    assert strategy == "reordered", strategy
     tiles = tiles or backward_tiles(head_dim, head_dim_v)
     cfg = Config(groups, (head_dim, head_dim_v), causal, windowed, tiles, ordered=False)
     batch = Batch(layout)

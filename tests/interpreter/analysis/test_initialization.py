@@ -1,10 +1,10 @@
 """Buffers that are written whole before they are read get no poison; all others do."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
 from tlmatrix.interpreter.analysis.initialization import definitely_initialized
@@ -136,30 +136,22 @@ def test_sanitizers_say_so_as_well():
         assert not found.reports
 
 
-@tilelang.jit
-def product(clear, alone):
-    @T.prim_func
-    def main(
-        A: T.Tensor((16, 32), "float32"),
-        B: T.Tensor((32, 16), "float32"),
-        C: T.Tensor((16, 16), "float32"),
-    ):
-        with T.Kernel(1, threads=32) as _:
-            a = T.alloc_shared((16, 32), "float32")
-            b = T.alloc_shared((32, 16), "float32")
-            c = T.alloc_fragment((16, 16), "float32")
-            T.copy(A, a)
-            T.copy(B, b)
-            T.copy(C, c)
-            if not alone:
-                if clear:
-                    T.clear(c)
-                else:
-                    T.fill(c, 1)
-            T.gemm(a, b, c)
-            T.copy(c, C)
-
-    return main
+@jit_kernel(A="f32[16, 32]", B="f32[32, 16]", C="f32[16, 16]")
+def product(A, B, C, clear, alone):
+    with T.Kernel(1, threads=32) as _:
+        a = T.alloc_shared((16, 32), "float32")
+        b = T.alloc_shared((32, 16), "float32")
+        c = T.alloc_fragment((16, 16), "float32")
+        T.copy(A, a)
+        T.copy(B, b)
+        T.copy(C, c)
+        if not alone:
+            if clear:
+                T.clear(c)
+            else:
+                T.fill(c, 1)
+        T.gemm(a, b, c)
+        T.copy(c, C)
 
 
 @pytest.mark.parametrize(("clear", "alone"), [(True, False), (False, False), (False, True)])

@@ -1,10 +1,10 @@
 """Reads whose values nothing uses are no findings; those beside them that something uses are."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
 
@@ -15,20 +15,16 @@ def reports_of(factory, arguments, inputs):
     return outputs, {(r.sanitizer, r.buffer) for r in run.reports}
 
 
-@tilelang.jit(out_idx=[1])
-def running_maximum(first):
-    @T.prim_func
-    def main(X: T.Tensor((32, 4), "float32"), Y: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=32):
-            t = T.get_thread_binding(0)
-            own = T.alloc_local((4,), "float32")
-            for k in T.unroll(4):
-                own[k] = X[t, k]
-                if k >= first and own[k - 1] > own[k]:
-                    own[k] = own[k - 1]
-            Y[t] = own[3]
-
-    return main
+@jit_kernel(X="f32[32, 4]", Y="f32[32]", out_idx=[1])
+def running_maximum(X, Y, first):
+    with T.Kernel(1, threads=32):
+        t = T.get_thread_binding(0)
+        own = T.alloc_local((4,), "float32")
+        for k in T.unroll(4):
+            own[k] = X[t, k]
+            if k >= first and own[k - 1] > own[k]:
+                own[k] = own[k - 1]
+        Y[t] = own[3]
 
 
 def test_the_second_operand_of_and_is_not_read_where_the_first_does_not_hold():
@@ -59,19 +55,14 @@ def test_the_second_operand_of_or_is_not_read_where_the_first_holds():
     assert found == set()
 
 
-@tilelang.jit(out_idx=[1])
-def rows_of_padded_tiles(written):
-    n = T.dynamic("n")
-
-    @T.prim_func
-    def main(X: T.Tensor((n, 20), "float32"), Y: T.Tensor((n, 20), "float32")):
-        with T.Kernel(n, threads=32) as row:
-            tile = T.alloc_fragment((32,), "float32")
-            T.copy(X[row, 0:written], tile[0:written])
-            for i in T.Parallel(32):
-                Y[row, i] = tile[i] * 2.0
-
-    return main
+@jit_kernel(X="f32[n, 20]", Y="f32[n, 20]", out_idx=[1])
+def rows_of_padded_tiles(X, Y, written):
+    n = X.shape[0]
+    with T.Kernel(n, threads=32) as row:
+        tile = T.alloc_fragment((32,), "float32")
+        T.copy(X[row, 0:written], tile[0:written])
+        for i in T.Parallel(32):
+            Y[row, i] = tile[i] * 2.0
 
 
 def test_lanes_whose_store_is_skipped_read_nothing_that_matters():
@@ -82,23 +73,18 @@ def test_lanes_whose_store_is_skipped_read_nothing_that_matters():
     assert reports_of(rows_of_padded_tiles, (19,), x)[1] == {("uninitialised", "tile")}
 
 
-@tilelang.jit(out_idx=[1])
-def handed_round(known):
-    """Some lanes load a number, and every lane takes those of the first four."""
-
-    @T.prim_func
-    def main(X: T.Tensor((32,), "float32"), Y: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=32):
-            t = T.get_thread_binding(0)
-            mine = T.alloc_var("float32")
-            total = T.alloc_var("float32", init=0.0)
-            if t < known:
-                mine = X[t]
-            for k in T.serial(4):
-                total = total + T.shfl_sync(mine, k)
-            Y[t] = total
-
-    return main
+# Some lanes load a number, and every lane takes those of the first four.
+@jit_kernel(X="f32[32]", Y="f32[32]", out_idx=[1])
+def handed_round(X, Y, known):
+    with T.Kernel(1, threads=32):
+        t = T.get_thread_binding(0)
+        mine = T.alloc_var("float32")
+        total = T.alloc_var("float32", init=0.0)
+        if t < known:
+            mine = X[t]
+        for k in T.serial(4):
+            total = total + T.shfl_sync(mine, k)
+        Y[t] = total
 
 
 @pytest.mark.parametrize(("known", "expected"), [(4, set()), (3, {("uninitialised", "mine")})])

@@ -4,6 +4,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
 
@@ -11,24 +12,15 @@ CUTS = torch.tensor([0, 5, 5, 24], dtype=torch.int32)
 UNGUARDED = {tilelang.PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS: True}
 
 
-@tilelang.jit
-def doubled():
-    """Doubles each sequence; its boundaries stand in nine places."""
-    rows, bounds = T.dynamic("rows"), T.dynamic("bounds")
-
-    @T.prim_func
-    def main(
-        X: T.Tensor((rows, 8), "float32"),
-        cuts: T.Tensor((bounds,), "int32"),
-        Y: T.Tensor((rows, 8), "float32"),
-    ):
-        with T.Kernel(2, bounds - 1, threads=64) as (tile, b):
-            if tile * 16 < cuts[b + 1] - cuts[b]:
-                for i, j in T.Parallel(16, 8):
-                    if tile * 16 + i < cuts[b + 1] - cuts[b]:
-                        Y[cuts[b] + tile * 16 + i, j] = 2 * X[cuts[b] + tile * 16 + i, j]
-
-    return main
+# Doubles each sequence; its boundaries stand in nine places.
+@jit_kernel(X="f32[rows, 8]", cuts="i32[bounds]", Y="f32[rows, 8]")
+def doubled(X, cuts, Y):
+    bounds = cuts.shape[0]
+    with T.Kernel(2, bounds - 1, threads=64) as (tile, b):
+        if tile * 16 < cuts[b + 1] - cuts[b]:
+            for i, j in T.Parallel(16, 8):
+                if tile * 16 + i < cuts[b + 1] - cuts[b]:
+                    Y[cuts[b] + tile * 16 + i, j] = 2 * X[cuts[b] + tile * 16 + i, j]
 
 
 def doubles():
@@ -83,19 +75,14 @@ def test_each_of_two_grids_has_its_own():
 
 
 def some(**options):
-    @tilelang.jit(**options)
-    def some():
-        n, most = T.dynamic("n"), T.dynamic("most")
-
-        @T.prim_func
-        def main(C: T.Tensor((n,), "int32"), Y: T.Tensor((most,), "int32")):
-            with T.Kernel(most, threads=32) as b:
-                if b < n and C[b] + C[b] > 0:
-                    Y[b] = C[b] + C[b]
-                else:
-                    Y[b] = 0
-
-        return main
+    @jit_kernel(C="i32[n]", Y="i32[most]", **options)
+    def some(C, Y):
+        n, most = C.shape[0], Y.shape[0]
+        with T.Kernel(most, threads=32) as b:
+            if b < n and C[b] + C[b] > 0:
+                Y[b] = C[b] + C[b]
+            else:
+                Y[b] = 0
 
     return some()
 

@@ -3,10 +3,10 @@
 from itertools import pairwise
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
 
@@ -16,27 +16,20 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 def test_a_choice_that_the_block_makes_between_a_tile_and_a_number():
     """A causal convolution: before the first row there is nothing, so one factor is a number."""
 
-    @tilelang.jit(out_idx=[-1])
-    def convolution(rows, taps):
-        @T.prim_func
-        def main(
-            X: T.Tensor((rows, 40), "float16"),
-            S: T.Tensor((rows,), "float32"),
-            W: T.Tensor((taps, 40), "float16"),
-            Y: T.Tensor((rows, 40), "float32"),
-        ):
-            with T.Kernel(rows, threads=64) as t:
-                total = T.alloc_fragment((40,), "float32")
-                T.clear(total)
-                for p in T.serial(taps):
-                    row = t - (taps - 1) + p
-                    for j in T.Parallel(40):
-                        x = T.if_then_else(row >= 0, T.cast(X[row, j], "float32"), 0.0)
-                        scale = T.if_then_else(row >= 0, S[row], 0.0)
-                        total[j] += x * scale * T.cast(W[p, j], "float32")
-                T.copy(total, Y[t, 0])
-
-        return main
+    @jit_kernel(
+        X="f16[rows, 40]", S="f32[rows]", W="f16[taps, 40]", Y="f32[rows, 40]", out_idx=[-1]
+    )
+    def convolution(X, S, W, Y, rows, taps):
+        with T.Kernel(rows, threads=64) as t:
+            total = T.alloc_fragment((40,), "float32")
+            T.clear(total)
+            for p in T.serial(taps):
+                row = t - (taps - 1) + p
+                for j in T.Parallel(40):
+                    x = T.if_then_else(row >= 0, T.cast(X[row, j], "float32"), 0.0)
+                    scale = T.if_then_else(row >= 0, S[row], 0.0)
+                    total[j] += x * scale * T.cast(W[p, j], "float32")
+            T.copy(total, Y[t, 0])
 
     x, s, w = torch.randn(9, 40).half(), torch.rand(9), torch.randn(4, 40).half()
     padded = torch.cat([torch.zeros(3, 40), x.float() * s[:, None]])
@@ -46,29 +39,21 @@ def test_a_choice_that_the_block_makes_between_a_tile_and_a_number():
 
 @pytest.mark.parametrize("sanitize", [False, True])
 def test_a_slice_of_shared_memory_ends_at_a_variable(sanitize):
-    @tilelang.jit(out_idx=[-1])
-    def sums(rows, groups):
-        @T.prim_func
-        def main(
-            X: T.Tensor((rows, 40), "float32"),
-            ends: T.Tensor((groups + 1,), "int32"),
-            Y: T.Tensor((groups, 40), "float32"),
-        ):
-            with T.Kernel(groups, threads=64) as g:
-                s = T.alloc_shared((16, 40), "float32")
-                f = T.alloc_fragment((16, 40), "float32")
-                total = T.alloc_fragment((40,), "float32")
-                first = T.alloc_var("int32")
-                last = T.alloc_var("int32")
-                first = ends[g]
-                last = ends[g + 1]
-                T.clear(s)
-                T.copy(X[first:last, :], s[0 : last - first, :])
-                T.copy(s, f)
-                T.reduce_sum(f, total, dim=0)
-                T.copy(total, Y[g, 0])
-
-        return main
+    @jit_kernel(X="f32[rows, 40]", ends="i32[groups + 1]", Y="f32[groups, 40]", out_idx=[-1])
+    def sums(X, ends, Y, rows, groups):
+        with T.Kernel(groups, threads=64) as g:
+            s = T.alloc_shared((16, 40), "float32")
+            f = T.alloc_fragment((16, 40), "float32")
+            total = T.alloc_fragment((40,), "float32")
+            first = T.alloc_var("int32")
+            last = T.alloc_var("int32")
+            first = ends[g]
+            last = ends[g + 1]
+            T.clear(s)
+            T.copy(X[first:last, :], s[0 : last - first, :])
+            T.copy(s, f)
+            T.reduce_sum(f, total, dim=0)
+            T.copy(total, Y[g, 0])
 
     x, ends = torch.randn(50, 40), [0, 3, 13, 29, 29, 30, 45]
     with interpret(sanitize=sanitize, on_report="raise"):

@@ -8,6 +8,7 @@ import tilelang.language as T
 import torch
 from tilelang import tvm
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix.interpreter import InterpreterError
 
@@ -15,19 +16,13 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 GUARDS_OFF = {tilelang.PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS: True}
 
 
-@tilelang.jit(out_idx=[-1])
-def shifted_load(dtype, safe=None):
-    n = T.dynamic("n")
-
-    @T.prim_func
-    def main(X: T.Tensor((n,), dtype), shift: T.int32, Y: T.Tensor((32,), dtype)):
-        with T.Kernel(1, threads=32):
-            if safe is not None:
-                T.annotate_safe_value({X: safe})
-            for i in T.Parallel(32):
-                Y[i] = X[i + shift]
-
-    return main
+@jit_kernel(X="dtype[n]", shift="i32", Y="dtype[32]", name="main", out_idx=[-1])
+def shifted_load(X, shift, Y, dtype, safe=None):
+    with T.Kernel(1, threads=32):
+        if safe is not None:
+            T.annotate_safe_value({X: safe})
+        for i in T.Parallel(32):
+            Y[i] = X[i + shift]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32"])
@@ -264,21 +259,17 @@ def test_what_is_provably_negative_counts_from_the_end():
 
 
 def test_what_a_condition_proves_negative_counts_from_the_end():
-    @tilelang.jit(out_idx=[-1])
-    def last(condition):
-        @T.prim_func
-        def main(X: T.Tensor((10,), "float32"), Y: T.Tensor((24,), "float32")):
-            with T.Kernel(3, threads=32) as bx:
-                T.fill(Y[bx * 8 : bx * 8 + 8], 0.0)
-                if condition(bx):
-                    T.copy(X[bx * 4 - 3], Y[bx * 8 : bx * 8 + 4])
-                    Y[bx * 8 + 4] = X[bx - 1]
-                else:
-                    Y[bx * 8 + 5] = X[bx - 2]
-                    for i in T.Parallel(2):
-                        Y[bx * 8 + 6 + i] = X[bx + i - 9]
-
-        return main
+    @jit_kernel(X="f32[10]", Y="f32[24]", name="main", out_idx=[-1])
+    def last(X, Y, condition):
+        with T.Kernel(3, threads=32) as bx:
+            T.fill(Y[bx * 8 : bx * 8 + 8], 0.0)
+            if condition(bx):
+                T.copy(X[bx * 4 - 3], Y[bx * 8 : bx * 8 + 4])
+                Y[bx * 8 + 4] = X[bx - 1]
+            else:
+                Y[bx * 8 + 5] = X[bx - 2]
+                for i in T.Parallel(2):
+                    Y[bx * 8 + 6 + i] = X[bx + i - 9]
 
     x = torch.arange(1.0, 11)
     for condition in (lambda b: b < 1, lambda b: b == 0, lambda b: T.And(b >= 0, b <= 0)):
@@ -330,14 +321,10 @@ def test_what_a_choice_proves_negative_counts_from_the_end(kind, condition, inde
 
 
 def test_an_index_that_a_grid_of_one_block_makes_constant_is_not_guarded():
-    @tilelang.jit(out_idx=[-1])
-    def beyond(blocks):
-        @T.prim_func
-        def main(X: T.Tensor((4,), "float32"), Y: T.Tensor((4,), "float32")):
-            with T.Kernel(blocks, threads=32) as bx:
-                Y[bx] = X[bx + 4]
-
-        return main
+    @jit_kernel(X="f32[4]", Y="f32[4]", name="main", out_idx=[-1])
+    def beyond(X, Y, blocks):
+        with T.Kernel(blocks, threads=32) as bx:
+            Y[bx] = X[bx + 4]
 
     with pytest.raises(InterpreterError, match="at the constant index 4"):
         beyond(1)(torch.ones(4))
@@ -346,18 +333,14 @@ def test_an_index_that_a_grid_of_one_block_makes_constant_is_not_guarded():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_a_copy_of_one_element_is_guarded_too(dtype):
-    @tilelang.jit
-    def one(dtype):
-        @T.prim_func
-        def main(X: T.Tensor((4, 4), dtype), Y: T.Tensor((4, 4), dtype)):
-            with T.Kernel(2, threads=32) as bx:
-                s = T.alloc_shared((4, 4), dtype)
-                T.fill(s, 7)
-                T.copy(X[bx * 3 : bx * 3 + 1, bx * 4 : bx * 4 + 1], s[1:2, 1:2])
-                T.copy(s[1:2, 1:2], Y[bx * 4 : bx * 4 + 1, 2:3])
-                T.copy(s[1:2, 1:2], Y[bx * 3 : bx * 3 + 1, 3:4])
-
-        return main
+    @jit_kernel(X="dtype[4, 4]", Y="dtype[4, 4]", name="main")
+    def one(X, Y, dtype):
+        with T.Kernel(2, threads=32) as bx:
+            s = T.alloc_shared((4, 4), dtype)
+            T.fill(s, 7)
+            T.copy(X[bx * 3 : bx * 3 + 1, bx * 4 : bx * 4 + 1], s[1:2, 1:2])
+            T.copy(s[1:2, 1:2], Y[bx * 4 : bx * 4 + 1, 2:3])
+            T.copy(s[1:2, 1:2], Y[bx * 3 : bx * 3 + 1, 3:4])
 
     x = torch.ones(4, 4).to(getattr(torch, dtype))
     y = torch.zeros_like(x)

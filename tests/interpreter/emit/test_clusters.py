@@ -5,6 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix.interpreter import DeadlockError, interpret, scheduled
 
@@ -40,22 +41,18 @@ def test_blocks_of_a_cluster_exchange_what_they_wrote_before_a_barrier():
     assert torch.equal(x, torch.arange(4)[:, None] * 100 + torch.arange(64))
 
 
-@tilelang.jit
-def gathered(arrivals):
-    @T.prim_func
-    def main(Y: T.Tensor((8,), "int32")):
-        with T.ClusterKernel(8, threads=32, cluster_dims=4) as bx:
-            bar = T.alloc_cluster_barrier([arrivals])
-            T.cluster_sync()
-            T.atomic_add(Y[bx // 4 * 4 + 1], 1)
-            T.mbarrier_arrive(bar, 0)
-            if T.block_rank_in_cluster() == 0:
-                T.mbarrier_wait_parity(bar, 0)
-                if T.get_thread_binding() == 0:
-                    Y[bx] = Y[bx + 1]
-            T.cluster_sync()
-
-    return main
+@jit_kernel(Y="i32[8]")
+def gathered(Y, arrivals):
+    with T.ClusterKernel(8, threads=32, cluster_dims=4) as bx:
+        bar = T.alloc_cluster_barrier([arrivals])
+        T.cluster_sync()
+        T.atomic_add(Y[bx // 4 * 4 + 1], 1)
+        T.mbarrier_arrive(bar, 0)
+        if T.block_rank_in_cluster() == 0:
+            T.mbarrier_wait_parity(bar, 0)
+            if T.get_thread_binding() == 0:
+                Y[bx] = Y[bx + 1]
+        T.cluster_sync()
 
 
 def test_all_blocks_arrive_at_the_mbarrier_of_the_first():

@@ -1,10 +1,10 @@
 """Loops, branches, variables, grids."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix.interpreter import InterpreterError
 
@@ -146,18 +146,13 @@ def test_nested_parallel_loops_of_different_depth():
 
 
 def test_a_grid_of_three_dynamic_dimensions_and_let_bindings():
-    @tilelang.jit(out_idx=[-1])
-    def grid():
-        a, b, c = T.dynamic("a"), T.dynamic("b"), T.dynamic("c")
-
-        @T.prim_func
-        def main(X: T.Tensor((a, b, c), "int32"), Y: T.Tensor((a, b, c), "int32")):
-            with T.Kernel(c, b, a, threads=32) as (bx, by, bz):
-                value = X[bz, by, bx]
-                twice = value * 2
-                Y[bz, by, bx] = twice + bx + 10 * by + 100 * bz
-
-        return main
+    @jit_kernel(X="i32[a, b, c]", Y="i32[a, b, c]", out_idx=[-1])
+    def grid(X, Y):
+        a, b, c = X.shape
+        with T.Kernel(c, b, a, threads=32) as (bx, by, bz):
+            value = X[bz, by, bx]
+            twice = value * 2
+            Y[bz, by, bx] = twice + bx + 10 * by + 100 * bz
 
     x = torch.randint(0, 50, (3, 4, 5), dtype=torch.int32)
     index = torch.arange(5) + 10 * torch.arange(4)[:, None] + 100 * torch.arange(3)[:, None, None]

@@ -1,10 +1,10 @@
 """Threads and blocks that end early (`T.thread_return`) do nothing of what follows."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix.interpreter import Unsupported, interpret
 
@@ -41,19 +41,15 @@ def test_a_block_that_returns_leaves_the_rest_undone():
 
 @pytest.mark.parametrize("n", [1, 100, 128])
 def test_threads_past_the_end_return_before_they_read(n):
-    @tilelang.jit(out_idx=[-1])
-    def doubled(n):
-        @T.prim_func
-        def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
-            with T.Kernel(4, threads=32) as bx:
-                index = bx * 32 + T.get_thread_binding()
-                if index >= n:
-                    T.thread_return()
-                twice = T.alloc_local((1,), "float32")
-                twice[0] = X[index] * 2.0
-                Y[index] = twice[0]
-
-        return main
+    @jit_kernel(X="f32[n]", Y="f32[n]", out_idx=[-1])
+    def doubled(X, Y, n):
+        with T.Kernel(4, threads=32) as bx:
+            index = bx * 32 + T.get_thread_binding()
+            if index >= n:
+                T.thread_return()
+            twice = T.alloc_local((1,), "float32")
+            twice[0] = X[index] * 2.0
+            Y[index] = twice[0]
 
     x = torch.randn(n)
     with interpret(sanitize=True, on_report="raise"):
@@ -61,17 +57,13 @@ def test_threads_past_the_end_return_before_they_read(n):
 
 
 def test_a_guard_that_lets_one_thread_too_many_go_on_is_found():
-    @tilelang.jit
-    def doubled(n):
-        @T.prim_func
-        def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
-            with T.Kernel(1, threads=32):
-                tx = T.get_thread_binding()
-                if tx >= n - 1:  # HERE: the last element is left out
-                    T.thread_return()
-                Y[tx] = X[tx] * 2.0
-
-        return main
+    @jit_kernel(X="f32[n]", Y="f32[n]")
+    def doubled(X, Y, n):
+        with T.Kernel(1, threads=32):
+            tx = T.get_thread_binding()
+            if tx >= n - 1:  # HERE: the last element is left out
+                T.thread_return()
+            Y[tx] = X[tx] * 2.0
 
     with interpret(sanitize=True, on_report="keep") as run:
         doubled(20)(torch.randn(20), torch.empty(20))

@@ -2,29 +2,21 @@
 
 import numpy as np
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import interpret
 from tlmatrix.interpreter.runtime import masks
 from tlmatrix_kernels.attention import varlen_attention
 
 
-@tilelang.jit(out_idx=[2])
-def masked(extent, test):
-    @T.prim_func
-    def kernel(
-        Length: T.Tensor((1,), "int32"),
-        X: T.Tensor((extent,), "int32"),
-        Y: T.Tensor((extent,), "int32"),
-    ):
-        with T.Kernel(1, threads=32):
-            length = Length[0]
-            for i in T.Parallel(extent):
-                Y[i] = T.if_then_else(test(X, i, length), i, -1)
-
-    return kernel
+@jit_kernel(Length="i32[1]", X="i32[extent]", Y="i32[extent]", out_idx=[2])
+def masked(Length, X, Y, extent, test):
+    with T.Kernel(1, threads=32):
+        length = Length[0]
+        for i in T.Parallel(extent):
+            Y[i] = T.if_then_else(test(X, i, length), i, -1)
 
 
 @pytest.mark.parametrize(

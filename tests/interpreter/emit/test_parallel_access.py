@@ -1,10 +1,10 @@
 """Index patterns of parallel loops: strides, permutations, dynamic extents, lane-varying locals."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -122,16 +122,12 @@ def test_a_conditional_update_of_a_variable_by_lane():
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int64", "bool", "float64"])
 def test_every_memory_dtype_is_copied_bit_by_bit(dtype):
-    @tilelang.jit(out_idx=[-1])
-    def through(dtype):
-        @T.prim_func
-        def main(X: T.Tensor((40,), dtype), Y: T.Tensor((40,), dtype)):
-            with T.Kernel(2, threads=32) as bx:
-                s = T.alloc_shared((32,), dtype)
-                T.copy(X[bx * 32 : bx * 32 + 32], s)
-                T.copy(s, Y[bx * 32 : bx * 32 + 32])
-
-        return main
+    @jit_kernel(X="dtype[40]", Y="dtype[40]", out_idx=[-1])
+    def through(X, Y, dtype):
+        with T.Kernel(2, threads=32) as bx:
+            s = T.alloc_shared((32,), dtype)
+            T.copy(X[bx * 32 : bx * 32 + 32], s)
+            T.copy(s, Y[bx * 32 : bx * 32 + 32])
 
     x = (torch.randn(40) * 100).to(getattr(torch, dtype))
     assert torch.equal(through(dtype)(x), x)

@@ -2,46 +2,34 @@
 
 import numpy as np
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 N = 96
 
 
-@tilelang.jit(out_idx=[-1])
-def elementwise(op, dtype, out_dtype):
-    @T.prim_func
-    def main(X: T.Tensor([N, N], dtype), Y: T.Tensor([N, N], out_dtype)):
-        with T.Kernel(T.ceildiv(N, 64), T.ceildiv(N, 64), threads=128) as (bx, by):
-            for i, j in T.Parallel(64, 64):
-                Y[bx * 64 + i, by * 64 + j] = op(X[bx * 64 + i, by * 64 + j])
-
-    return main
+@jit_kernel(X="dtype[N, N]", Y="out_dtype[N, N]", out_idx=[-1])
+def elementwise(X, Y, op, dtype, out_dtype):
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(N, 64), threads=128) as (bx, by):
+        for i, j in T.Parallel(64, 64):
+            Y[bx * 64 + i, by * 64 + j] = op(X[bx * 64 + i, by * 64 + j])
 
 
-@tilelang.jit(out_idx=[-1])
-def scalar_kernel(op, dtype, out_dtype):
-    @T.prim_func
-    def main(X: T.Tensor([N], dtype), Y: T.Tensor([N], out_dtype)):
-        with T.Kernel(N, threads=32) as bx:
-            Y[bx] = op(X[bx])
-
-    return main
+@jit_kernel(X="dtype[N]", Y="out_dtype[N]", out_idx=[-1])
+def scalar_kernel(X, Y, op, dtype, out_dtype):
+    with T.Kernel(N, threads=32) as bx:
+        Y[bx] = op(X[bx])
 
 
-@tilelang.jit(out_idx=[-1])
-def pair_kernel(op, dtype):
-    @T.prim_func
-    def main(X: T.Tensor([N], dtype), Z: T.Tensor([N], dtype), Y: T.Tensor([N], dtype)):
-        with T.Kernel(T.ceildiv(N, 64), threads=64) as bx:
-            for i in T.Parallel(64):
-                Y[bx * 64 + i] = op(X[bx * 64 + i], Z[bx * 64 + i])
-
-    return main
+@jit_kernel(X="dtype[N]", Z="dtype[N]", Y="dtype[N]", out_idx=[-1])
+def pair_kernel(X, Z, Y, op, dtype):
+    with T.Kernel(T.ceildiv(N, 64), threads=64) as bx:
+        for i in T.Parallel(64):
+            Y[bx * 64 + i] = op(X[bx * 64 + i], Z[bx * 64 + i])
 
 
 FLOAT_OPS = {

@@ -5,6 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix.interpreter import InterpreterError, Unsupported, interpret
 
@@ -12,18 +13,14 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def test_a_thread_indexes_global_and_shared_memory():
-    @tilelang.jit(out_idx=[-1])
-    def reversed_blocks(n):
-        @T.prim_func
-        def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
-            with T.Kernel(T.ceildiv(n, 64), threads=64) as bx:
-                s = T.alloc_shared((64,), "float32")
-                tx = T.get_thread_binding()
-                s[tx] = X[bx * 64 + tx]
-                T.sync_threads()
-                Y[bx * 64 + tx] = s[63 - tx] * 2.0
-
-        return main
+    @jit_kernel(X="f32[n]", Y="f32[n]", out_idx=[-1])
+    def reversed_blocks(X, Y, n):
+        with T.Kernel(T.ceildiv(n, 64), threads=64) as bx:
+            s = T.alloc_shared((64,), "float32")
+            tx = T.get_thread_binding()
+            s[tx] = X[bx * 64 + tx]
+            T.sync_threads()
+            Y[bx * 64 + tx] = s[63 - tx] * 2.0
 
     x = torch.randn(192)
     assert torch.equal(reversed_blocks(192)(x), x.reshape(3, 64).flip(1).reshape(-1) * 2)
@@ -44,27 +41,19 @@ def test_accesses_outside_are_guarded_lane_by_lane(n):
 
 
 def test_threads_have_variables_and_buffers_of_their_own():
-    @tilelang.jit(out_idx=[-1])
-    def dot(rows, cols):
-        @T.prim_func
-        def main(
-            A: T.Tensor((rows, cols), "float16"),
-            X: T.Tensor((cols,), "float16"),
-            Y: T.Tensor((rows,), "float32"),
-        ):
-            with T.Kernel(rows // 32, threads=32) as bx:
-                tx = T.get_thread_binding()
-                total = T.alloc_local((1,), "float32")
-                part = T.alloc_local((4,), "float16")
-                total[0] = 0
-                for k in T.serial(cols // 4):
-                    for v in T.vectorized(4):
-                        part[v] = A[bx * 32 + tx, k * 4 + v]
-                    for v in T.serial(4):
-                        total[0] += T.cast(part[v], "float32") * T.cast(X[k * 4 + v], "float32")
-                Y[bx * 32 + tx] = total[0]
-
-        return main
+    @jit_kernel(A="f16[rows, cols]", X="f16[cols]", Y="f32[rows]", out_idx=[-1])
+    def dot(A, X, Y, rows, cols):
+        with T.Kernel(rows // 32, threads=32) as bx:
+            tx = T.get_thread_binding()
+            total = T.alloc_local((1,), "float32")
+            part = T.alloc_local((4,), "float16")
+            total[0] = 0
+            for k in T.serial(cols // 4):
+                for v in T.vectorized(4):
+                    part[v] = A[bx * 32 + tx, k * 4 + v]
+                for v in T.serial(4):
+                    total[0] += T.cast(part[v], "float32") * T.cast(X[k * 4 + v], "float32")
+            Y[bx * 32 + tx] = total[0]
 
     a, x = torch.randn(64, 20).half(), torch.randn(20).half()
     torch.testing.assert_close(dot(64, 20)(a, x), a.float() @ x.float(), rtol=1e-5, atol=1e-5)
@@ -339,16 +328,12 @@ def test_threads_leave_a_loop_one_by_one():
 
 
 def test_a_loop_over_the_threads_is_the_thread_index():
-    @tilelang.jit(out_idx=[-1])
-    def kernel(threads, n):
-        @T.prim_func
-        def main(Out: T.Tensor((n,), "int32")):
-            with T.Kernel(T.ceildiv(n, threads), threads=threads) as bx:
-                tx = T.thread_binding(0, threads, thread="threadIdx.x")
-                if bx * threads + tx < n:
-                    Out[bx * threads + tx] = tx
-
-        return main
+    @jit_kernel(Out="i32[n]", out_idx=[-1])
+    def kernel(Out, threads, n):
+        with T.Kernel(T.ceildiv(n, threads), threads=threads) as bx:
+            tx = T.thread_binding(0, threads, thread="threadIdx.x")
+            if bx * threads + tx < n:
+                Out[bx * threads + tx] = tx
 
     assert torch.equal(kernel(64, 100)(), (torch.arange(100) % 64).int())
 

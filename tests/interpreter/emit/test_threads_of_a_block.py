@@ -1,21 +1,17 @@
 """Statements outside of T.Parallel are executed by every thread of a block, as on a GPU."""
 
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
 
 
-@tilelang.jit
-def atomic_of_a_block(threads=32):
-    @T.prim_func
-    def main(A: T.Tensor((1,), "float32"), B: T.Tensor((1,), "float32")):
-        with T.Kernel(2, threads=threads):
-            T.atomic_add(B[0], A[0])
-
-    return main
+@jit_kernel(A="f32[1]", B="f32[1]")
+def atomic_of_a_block(A, B, threads=32):
+    with T.Kernel(2, threads=threads):
+        T.atomic_add(B[0], A[0])
 
 
 def test_every_thread_of_a_block_does_an_atomic_add():

@@ -1,10 +1,10 @@
 """Buffers that share memory: reshaped, reinterpreted, and reused by the next block."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix.interpreter import Unsupported, interpret
 
@@ -43,18 +43,14 @@ def test_reshaped_and_reinterpreted_views_share_memory():
 
 
 def test_bytes_in_shared_memory_are_seen_as_float8():
-    @tilelang.jit(out_idx=[-1])
-    def kernel(dtype):
-        @T.prim_func
-        def main(Raw: T.Tensor((16, 32), "uint8"), Out: T.Tensor((16, 32), "float32")):
-            with T.Kernel(1, threads=64):
-                raw = T.alloc_shared((16, 32), "uint8")
-                values = T.view(raw, (16, 32), dtype)
-                T.copy(Raw, raw)
-                for i, j in T.Parallel(16, 32):
-                    Out[i, j] = values[i, j]
-
-        return main
+    @jit_kernel(Raw="u8[16, 32]", Out="f32[16, 32]", out_idx=[-1])
+    def kernel(Raw, Out, dtype):
+        with T.Kernel(1, threads=64):
+            raw = T.alloc_shared((16, 32), "uint8")
+            values = T.view(raw, (16, 32), dtype)
+            T.copy(Raw, raw)
+            for i, j in T.Parallel(16, 32):
+                Out[i, j] = values[i, j]
 
     raw = torch.arange(512).remainder(256).to(torch.uint8).reshape(16, 32)
     for dtype in ("float8_e4m3fn", "float8_e5m2"):
@@ -64,27 +60,19 @@ def test_bytes_in_shared_memory_are_seen_as_float8():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_halves_in_shared_memory_are_written_in_pairs_as_one_word(dtype):
-    @tilelang.jit(out_idx=[-1])
-    def kernel(dtype):
-        @T.prim_func
-        def main(
-            A: T.Tensor((16, 64), dtype),
-            B: T.Tensor((64, 8), dtype),
-            Out: T.Tensor((16, 8), "float32"),
-        ):
-            with T.Kernel(1, threads=64):
-                a = T.alloc_shared((16, 64), dtype)
-                b = T.alloc_shared((64, 8), dtype)
-                words = T.view(a, (16, 32), "uint32")
-                given = T.view(A, (16, 32), "uint32")
-                c = T.alloc_fragment((16, 8), "float32")
-                for i, j in T.Parallel(16, 32):
-                    words[i, j] = given[i, j]
-                T.copy(B, b)
-                T.gemm(a, b, c, clear_accum=True)
-                T.copy(c, Out)
-
-        return main
+    @jit_kernel(A="dtype[16, 64]", B="dtype[64, 8]", Out="f32[16, 8]", out_idx=[-1])
+    def kernel(A, B, Out, dtype):
+        with T.Kernel(1, threads=64):
+            a = T.alloc_shared((16, 64), dtype)
+            b = T.alloc_shared((64, 8), dtype)
+            words = T.view(a, (16, 32), "uint32")
+            given = T.view(A, (16, 32), "uint32")
+            c = T.alloc_fragment((16, 8), "float32")
+            for i, j in T.Parallel(16, 32):
+                words[i, j] = given[i, j]
+            T.copy(B, b)
+            T.gemm(a, b, c, clear_accum=True)
+            T.copy(c, Out)
 
     a, b = (
         torch.randn(16, 64).to(getattr(torch, dtype)),
@@ -97,19 +85,15 @@ def test_halves_in_shared_memory_are_written_in_pairs_as_one_word(dtype):
 
 
 def test_memory_that_is_also_seen_as_bits_is_unwritten_at_first():
-    @tilelang.jit(out_idx=[-1])
-    def kernel(dtype):
-        @T.prim_func
-        def main(Out: T.Tensor((8,), "float32")):
-            with T.Kernel(1, threads=32):
-                a = T.alloc_shared((8,), dtype)
-                bits = T.view(a, (8,), "uint8" if "8" in dtype else "uint16")
-                for i in T.Parallel(4):
-                    bits[i] = 0
-                for i in T.Parallel(8):
-                    Out[i] = a[i]
-
-        return main
+    @jit_kernel(Out="f32[8]", out_idx=[-1])
+    def kernel(Out, dtype):
+        with T.Kernel(1, threads=32):
+            a = T.alloc_shared((8,), dtype)
+            bits = T.view(a, (8,), "uint8" if "8" in dtype else "uint16")
+            for i in T.Parallel(4):
+                bits[i] = 0
+            for i in T.Parallel(8):
+                Out[i] = a[i]
 
     for dtype in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
         out = kernel(dtype)()

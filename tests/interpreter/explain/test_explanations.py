@@ -12,6 +12,7 @@ from role_kernels import tma_gemm
 from tile_programs import tile_program, traced
 from traced_kernels import attention, parts
 
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import NotMadeError, Trace, Unsupported, interpret, interpreted
 from tlmatrix.interpreter.explain.text import rendered_lines
 from tlmatrix_kernels.attention import varlen_attention
@@ -100,22 +101,17 @@ def test_nan_of_finite_inputs_names_the_statement_that_computed_it():
     assert "NaN       first in y at" in str(explanation)
 
 
-@tilelang.jit(out_idx=[-1])
-def normalized(length):
-    """x * x / (x * x), which is NaN where x * x overflows."""
-
-    @T.prim_func
-    def main(X: T.Tensor((length,), "float32"), Y: T.Tensor((length,), "float32")):
-        with T.Kernel(1, threads=32):
-            square = T.alloc_fragment((length,), "float32")
-            y = T.alloc_fragment((length,), "float32")
-            for i in T.Parallel(length):
-                square[i] = X[i] * X[i]
-            for i in T.Parallel(length):
-                y[i] = square[i] / square[i]
-            T.copy(y, Y)
-
-    return main
+# x * x / (x * x), which is NaN where x * x overflows.
+@jit_kernel(X="f32[length]", Y="f32[length]", name="main", out_idx=[-1])
+def normalized(X, Y, length):
+    with T.Kernel(1, threads=32):
+        square = T.alloc_fragment((length,), "float32")
+        y = T.alloc_fragment((length,), "float32")
+        for i in T.Parallel(length):
+            square[i] = X[i] * X[i]
+        for i in T.Parallel(length):
+            y[i] = square[i] / square[i]
+        T.copy(y, Y)
 
 
 def test_steps_follow_the_row_through_every_tile_of_every_iteration():
@@ -321,7 +317,7 @@ def test_kernels_whose_threads_play_roles_are_named_not_traced():
     with interpret(trace=Trace("C", (0, 0))) as run:
         tma_gemm(32, 32, 32, 2)(a, b)
     assert run.traces == []
-    assert "threads have warp roles" in run.untraced["main"]
+    assert "threads have warp roles" in run.untraced["tma_gemm"]
 
 
 def test_nothing_is_kept_unless_asked_for():

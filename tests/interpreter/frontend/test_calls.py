@@ -6,6 +6,7 @@ import tilelang.language as T
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix.interpreter import ArgumentError, interpret
 
@@ -232,28 +233,24 @@ def test_a_layout_that_needs_more_than_was_allocated_is_an_error():
 
 
 def test_a_vector_atomic_whose_elements_a_layout_places_apart_is_an_error():
-    @tilelang.jit
-    def quads(width):
-        @T.prim_func
-        def main(X: T.Tensor((16, 16), "float32"), Y: T.Tensor((16, 16), "float32")):
-            with T.Kernel(1, threads=32):
-                T.annotate_layout(
-                    {
-                        Y: T.Layout(
-                            (16, 16),
-                            lambda i, j: [j // 8, i % 8 * 4 + j % 8 // 2, i // 8 * 2 + j % 2],
-                        )
-                    }
-                )
-                s = T.alloc_shared((16, 16), "float32")
-                T.copy(X, s)
-                for i, j in T.Parallel(16, 16 // width):
-                    if width == 2:
-                        T.atomic_addx2(Y[i, j * 2], s[i, j * 2])
-                    else:
-                        T.atomic_addx4(Y[i, j * 4], s[i, j * 4])
-
-        return main
+    @jit_kernel(X="f32[16, 16]", Y="f32[16, 16]")
+    def quads(X, Y, width):
+        with T.Kernel(1, threads=32):
+            T.annotate_layout(
+                {
+                    Y: T.Layout(
+                        (16, 16),
+                        lambda i, j: [j // 8, i % 8 * 4 + j % 8 // 2, i // 8 * 2 + j % 2],
+                    )
+                }
+            )
+            s = T.alloc_shared((16, 16), "float32")
+            T.copy(X, s)
+            for i, j in T.Parallel(16, 16 // width):
+                if width == 2:
+                    T.atomic_addx2(Y[i, j * 2], s[i, j * 2])
+                else:
+                    T.atomic_addx4(Y[i, j * 4], s[i, j * 4])
 
     x, y = torch.randn(16, 16), torch.zeros(16, 16)
     quads(2)(x, y)
@@ -297,25 +294,15 @@ def test_strides_of_an_empty_tensor_are_bound():
     assert y.eq(1 + nothing.stride(0)).all()
 
 
-@tilelang.jit
-def noted_last(n: int, note: bool):
-    rows = T.dynamic("rows")
-
-    @T.prim_func
-    def copy(
-        X: T.Tensor((n,), "float32"),
-        Y: T.Tensor((n,), "float32"),
-        Last: T.Tensor((rows, 1), "float32"),
-    ):
-        with T.Kernel(1, threads=32):
-            for i in T.serial(n):
-                Y[i] = X[i] * 2
-                if i == n - 1 and note:
-                    Last[0, 0] = X[i]
-                if i > n:
-                    Last[1, 0] = X[i]
-
-    return copy
+@jit_kernel(X="f32[n]", Y="f32[n]", Last="f32[rows, 1]", name="copy")
+def noted_last(X, Y, Last, n, note):
+    with T.Kernel(1, threads=32):
+        for i in T.serial(n):
+            Y[i] = X[i] * 2
+            if i == n - 1 and note:
+                Last[0, 0] = X[i]
+            if i > n:
+                Last[1, 0] = X[i]
 
 
 def test_a_tensor_may_be_absent_if_no_access_of_it_is_left():

@@ -7,6 +7,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix.interpreter import LaunchError, interpret
 
@@ -55,16 +56,11 @@ def test_a_launch_without_blocks_names_the_kernel_and_its_grid(options):
 
 @pytest.mark.parametrize("shape", [(0, 4, 5), (3, 0, 5), (3, 4, 0)])
 def test_each_dimension_of_a_grid_is_looked_at(shape):
-    @tilelang.jit(out_idx=[-1])
-    def grid():
-        a, b, c = T.dynamic("a"), T.dynamic("b"), T.dynamic("c")
-
-        @T.prim_func
-        def main(X: T.Tensor((a, b, c), "int32"), Y: T.Tensor((a, b, c), "int32")):
-            with T.Kernel(c, b, a, threads=32) as (bx, by, bz):
-                Y[bz, by, bx] = X[bz, by, bx]
-
-        return main
+    @jit_kernel(X="i32[a, b, c]", Y="i32[a, b, c]", out_idx=[-1])
+    def grid(X, Y):
+        a, b, c = X.shape
+        with T.Kernel(c, b, a, threads=32) as (bx, by, bz):
+            Y[bz, by, bx] = X[bz, by, bx]
 
     a, b, c = shape
     with interpret(), pytest.raises(LaunchError, match=rf"grid=\({c},{b},{a}\)"):
@@ -92,18 +88,13 @@ def test_a_constant_grid_without_blocks_is_refused_and_others_are_not():
 
 
 def test_of_several_launches_the_one_without_blocks_is_refused():
-    @tilelang.jit
-    def two():
-        n, m = T.dynamic("n"), T.dynamic("m")
-
-        @T.prim_func
-        def main(X: T.Tensor((n,), "int32"), Y: T.Tensor((m,), "int32")):
-            with T.Kernel(n, threads=32) as bx:
-                X[bx] = 1
-            with T.Kernel(m, threads=32) as bx:
-                Y[bx] = 2
-
-        return main
+    @jit_kernel(X="i32[n]", Y="i32[m]")
+    def two(X, Y):
+        n, m = X.shape[0], Y.shape[0]
+        with T.Kernel(n, threads=32) as bx:
+            X[bx] = 1
+        with T.Kernel(m, threads=32) as bx:
+            Y[bx] = 2
 
     x = torch.zeros(3, dtype=torch.int32)
     with interpret(), pytest.raises(LaunchError, match=r"grid=\(0,1,1\)"):
@@ -137,16 +128,11 @@ def test_kernels_whose_threads_play_roles(sanitize):
             run(handed(), 0)
 
 
-@tilelang.jit
-def counted(axis):
-    cells = T.dynamic("cells")
-
-    @T.prim_func
-    def counting(X: T.Tensor((cells,), "float32")):
-        with T.Kernel(*(cells if n == axis else 1 for n in range(3)), threads=32) as block:
-            X[block[axis]] = 1.0
-
-    return counting
+@jit_kernel(X="f32[cells]", name="counting")
+def counted(X, axis):
+    cells = X.shape[0]
+    with T.Kernel(*(cells if n == axis else 1 for n in range(3)), threads=32) as block:
+        X[block[axis]] = 1.0
 
 
 @pytest.mark.parametrize("axis", [1, 2])

@@ -11,19 +11,16 @@ import torch
 from tilelang.autotuner import autotune
 from tilelang.jit import JITImpl
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix.interpreter import InterpretedKernel, interpret
 
 
-@tilelang.jit(out_idx=[-1])
-def add_one(n, k=1.0):
-    @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(n):
-                B[i] = A[i] + k
-
-    return main
+@jit_kernel(A="f32[n]", B="f32[n]", out_idx=[-1])
+def add_one(A, B, n, k=1.0):
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(n):
+            B[i] = A[i] + k
 
 
 @tilelang.jit

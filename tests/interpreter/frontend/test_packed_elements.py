@@ -1,10 +1,10 @@
 """Elements of four bits, two in a byte of a tensor: `float4_e2m1fn` and `int4`."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix.interpreter import ArgumentError, Unsupported, interpret
 
@@ -31,21 +31,16 @@ def every_pair():
     return torch.arange(256, dtype=torch.uint8).reshape(16, 16)
 
 
-@tilelang.jit
-def scaled(factor, out="float4_e2m1fn", scope=T.alloc_shared):
-    columns = T.dynamic("columns")
-
-    @T.prim_func
-    def main(A: T.Tensor((16, columns), "float4_e2m1fn"), B: T.Tensor((16, columns), out)):
-        with T.Kernel(T.ceildiv(columns, 16), threads=32) as bx:
-            tile = scope((16, 16), "float4_e2m1fn")
-            scaled = T.alloc_fragment((16, 16), "float32")
-            T.copy(A[0, bx * 16], tile)
-            for i, j in T.Parallel(16, 16):
-                scaled[i, j] = T.cast(tile[i, j], "float32") * factor
-            T.copy(scaled, B[0, bx * 16])
-
-    return main
+@jit_kernel(A="float4_e2m1fn[16, columns]", B="out[16, columns]")
+def scaled(A, B, factor, out="float4_e2m1fn", scope=T.alloc_shared):
+    columns = A.shape[1]
+    with T.Kernel(T.ceildiv(columns, 16), threads=32) as bx:
+        tile = scope((16, 16), "float4_e2m1fn")
+        scaled = T.alloc_fragment((16, 16), "float32")
+        T.copy(A[0, bx * 16], tile)
+        for i, j in T.Parallel(16, 16):
+            scaled[i, j] = T.cast(tile[i, j], "float32") * factor
+        T.copy(scaled, B[0, bx * 16])
 
 
 @pytest.mark.parametrize("dtype", [torch.float4_e2m1fn_x2, torch.int8, torch.uint8])
@@ -133,18 +128,14 @@ def test_the_last_dim_of_an_argument_counts_elements():
 
 
 def test_arithmetic_and_conversions_to_int4_are_refused():
-    @tilelang.jit
-    def kernel(convert):
-        @T.prim_func
-        def main(A: T.Tensor((16,), "int4"), B: T.Tensor((16,), "int4")):
-            with T.Kernel(1, threads=32):
-                for i in T.Parallel(16):
-                    if convert:
-                        B[i] = T.cast(T.cast(A[i], "int32") * 3, "int4")
-                    else:
-                        B[i] = A[i] + A[i]
-
-        return main
+    @jit_kernel(A="i4[16]", B="i4[16]")
+    def kernel(A, B, convert):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(16):
+                if convert:
+                    B[i] = T.cast(T.cast(A[i], "int32") * 3, "int4")
+                else:
+                    B[i] = A[i] + A[i]
 
     a = torch.zeros(8, dtype=torch.int8)
     for convert in (False, True):

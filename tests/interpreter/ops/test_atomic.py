@@ -5,6 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -12,15 +13,11 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
 def test_atomic_add_of_single_elements_with_collisions(dtype):
-    @tilelang.jit
-    def histogram(dtype):
-        @T.prim_func
-        def main(Index: T.Tensor((64,), "int32"), H: T.Tensor((8,), dtype)):
-            with T.Kernel(2, threads=32) as bx:
-                for i in T.Parallel(32):
-                    T.atomic_add(H[Index[bx * 32 + i]], 1)
-
-        return main
+    @jit_kernel(Index="i32[64]", H="dtype[8]")
+    def histogram(Index, H, dtype):
+        with T.Kernel(2, threads=32) as bx:
+            for i in T.Parallel(32):
+                T.atomic_add(H[Index[bx * 32 + i]], 1)
 
     index = torch.randint(0, 8, (64,), dtype=torch.int32)
     total = torch.zeros(8, dtype=getattr(torch, dtype))

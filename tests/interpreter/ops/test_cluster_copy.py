@@ -1,10 +1,10 @@
 """Copies in a cluster: loads into several blocks, copies to the shared memory of another block."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import (
     SynchronizationError,
     Unsupported,
@@ -17,18 +17,14 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 SCHEDULES = ["eager", "lazy", "random", "adversarial"]
 
 
-@tilelang.jit
-def multicast(mask):
-    @T.prim_func
-    def main(X: T.Tensor((8, 3, 16), "float16"), Y: T.Tensor((8, 3, 16), "float16")):
-        with T.ClusterKernel(8, threads=128, cluster_dims=4) as bx:
-            tile = T.alloc_shared((3, 16), "float16")
-            for k in T.serial(3):
-                T.copy_cluster(X[bx, k, :], tile[k, :], cluster_mask=mask)
-                T.cluster_sync()
-            T.copy(tile, Y[bx, :, :])
-
-    return main
+@jit_kernel(X="f16[8, 3, 16]", Y="f16[8, 3, 16]")
+def multicast(X, Y, mask):
+    with T.ClusterKernel(8, threads=128, cluster_dims=4) as bx:
+        tile = T.alloc_shared((3, 16), "float16")
+        for k in T.serial(3):
+            T.copy_cluster(X[bx, k, :], tile[k, :], cluster_mask=mask)
+            T.cluster_sync()
+        T.copy(tile, Y[bx, :, :])
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -52,24 +48,18 @@ def test_blocks_outside_of_the_cluster_are_refused(mask):
         multicast(mask)(x, x.clone())
 
 
-@tilelang.jit
-def multicast_ring(slots, together=True):
-    @T.prim_func
-    def main(X: T.Tensor((6, 8, 8), "float32"), Y: T.Tensor((2, 6, 8, 8), "float32")):
-        with T.ClusterKernel(2, threads=128, cluster_dims=2) as bx:
-            tile = T.alloc_shared((slots, 8, 8), "float32")
-            come = T.alloc_barrier([128] * slots)
-            for k in T.serial(6):
-                T.tma_copy(
-                    X[k, :, :], tile[k % slots, :, :], barrier=come[k % slots], cluster_mask=3
-                )
-                T.mbarrier_arrive(come[k % slots])
-                T.mbarrier_wait_parity(come[k % slots], k // slots % 2)
-                T.copy(tile[k % slots, :, :], Y[bx, k, :, :])
-                if together:
-                    T.cluster_sync()
-
-    return main
+@jit_kernel(X="f32[6, 8, 8]", Y="f32[2, 6, 8, 8]")
+def multicast_ring(X, Y, slots, together=True):
+    with T.ClusterKernel(2, threads=128, cluster_dims=2) as bx:
+        tile = T.alloc_shared((slots, 8, 8), "float32")
+        come = T.alloc_barrier([128] * slots)
+        for k in T.serial(6):
+            T.tma_copy(X[k, :, :], tile[k % slots, :, :], barrier=come[k % slots], cluster_mask=3)
+            T.mbarrier_arrive(come[k % slots])
+            T.mbarrier_wait_parity(come[k % slots], k // slots % 2)
+            T.copy(tile[k % slots, :, :], Y[bx, k, :, :])
+            if together:
+                T.cluster_sync()
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -86,33 +76,28 @@ def test_eager_blocks_run_side_by_side():
     assert torch.equal(y, x.expand_as(y))
 
 
-@tilelang.jit
-def passed_on(columns, barrier, ends_together=True):
-    """Each block of a cluster passes its tile to the next."""
-
-    @T.prim_func
-    def main(X: T.Tensor((6, 4, 16), "float32"), Y: T.Tensor((6, 4, 16), "float32")):
-        with T.ClusterKernel(6, threads=128, cluster_dims=3) as bx:
-            mine = T.alloc_shared((4, 16), "float32")
-            given = T.alloc_shared((4, 16), "float32")
-            come = T.alloc_cluster_barrier([1])
-            to = (T.block_rank_in_cluster() + 1) % 3
-            T.copy(X[bx, :, :], mine)
-            T.fill(given, 0)
+# Each block of a cluster passes its tile to the next.
+@jit_kernel(X="f32[6, 4, 16]", Y="f32[6, 4, 16]")
+def passed_on(X, Y, columns, barrier, ends_together=True):
+    with T.ClusterKernel(6, threads=128, cluster_dims=3) as bx:
+        mine = T.alloc_shared((4, 16), "float32")
+        given = T.alloc_shared((4, 16), "float32")
+        come = T.alloc_cluster_barrier([1])
+        to = (T.block_rank_in_cluster() + 1) % 3
+        T.copy(X[bx, :, :], mine)
+        T.fill(given, 0)
+        T.cluster_sync()
+        if barrier:
+            T.copy_cluster(
+                mine[:, :columns], given[:, :columns], dst_block=to, remote_barrier=come[0]
+            )
+            T.mbarrier_wait_parity(come[0], 0)
+        else:
+            T.copy_cluster(mine[:, :columns], given[:, :columns], dst_block=to)
             T.cluster_sync()
-            if barrier:
-                T.copy_cluster(
-                    mine[:, :columns], given[:, :columns], dst_block=to, remote_barrier=come[0]
-                )
-                T.mbarrier_wait_parity(come[0], 0)
-            else:
-                T.copy_cluster(mine[:, :columns], given[:, :columns], dst_block=to)
-                T.cluster_sync()
-            T.copy(given, Y[bx, :, :])
-            if ends_together:
-                T.cluster_sync()
-
-    return main
+        T.copy(given, Y[bx, :, :])
+        if ends_together:
+            T.cluster_sync()
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

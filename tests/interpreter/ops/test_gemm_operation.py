@@ -5,6 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
 
@@ -92,24 +93,16 @@ def test_gemm_onto_an_accumulator_nobody_cleared_shows_nan():
 def test_tf32_cuts_float32_factors_and_nothing_else():
     from tlmatrix.interpreter import interpret
 
-    @tilelang.jit(out_idx=[-1])
-    def product(dtype):
-        @T.prim_func
-        def main(
-            A: T.Tensor((16, 16), dtype),
-            B: T.Tensor((16, 16), dtype),
-            C: T.Tensor((16, 16), "float32"),
-        ):
-            with T.Kernel(1, threads=32):
-                a = T.alloc_shared((16, 16), dtype)
-                b = T.alloc_shared((16, 16), dtype)
-                c = T.alloc_fragment((16, 16), "float32")
-                T.copy(A, a)
-                T.copy(B, b)
-                T.gemm(a, b, c, clear_accum=True)
-                T.copy(c, C)
-
-        return main
+    @jit_kernel(A="dtype[16, 16]", B="dtype[16, 16]", C="f32[16, 16]", out_idx=[-1])
+    def product(A, B, C, dtype):
+        with T.Kernel(1, threads=32):
+            a = T.alloc_shared((16, 16), dtype)
+            b = T.alloc_shared((16, 16), dtype)
+            c = T.alloc_fragment((16, 16), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.gemm(a, b, c, clear_accum=True)
+            T.copy(c, C)
 
     a = torch.full((16, 16), 1 + 2**-10 + 2**-12)
     eye = torch.eye(16)

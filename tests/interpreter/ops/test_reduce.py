@@ -5,6 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -173,22 +174,18 @@ def test_cumsum(dim, reverse, scope):
 
 @pytest.mark.parametrize("op", ["sum", "max", "min"])
 def test_reducers_combine_the_contributions_of_all_lanes(op):
-    @tilelang.jit(out_idx=[-1])
-    def reducer(op):
-        @T.prim_func
-        def main(X: T.Tensor((16, 24), "float32"), Y: T.Tensor((16,), "float32")):
-            with T.Kernel(1, threads=128):
-                x = T.alloc_fragment((16, 24), "float32")
-                y = T.alloc_fragment((16,), "float32")
-                acc = T.alloc_reducer((16,), "float32", op=op)
-                T.copy(X, x)
-                T.reducer_init(acc)
-                for i, j in T.Parallel(16, 24):
-                    T.reducer_update(acc[i], x[i, j])
-                T.finalize_reducer(acc, y)
-                T.copy(y, Y)
-
-        return main
+    @jit_kernel(X="f32[16, 24]", Y="f32[16]", out_idx=[-1])
+    def reducer(X, Y, op):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_fragment((16, 24), "float32")
+            y = T.alloc_fragment((16,), "float32")
+            acc = T.alloc_reducer((16,), "float32", op=op)
+            T.copy(X, x)
+            T.reducer_init(acc)
+            for i, j in T.Parallel(16, 24):
+                T.reducer_update(acc[i], x[i, j])
+            T.finalize_reducer(acc, y)
+            T.copy(y, Y)
 
     x = torch.randn(16, 24)
     expected = {"sum": x.sum(1), "max": x.amax(1), "min": x.amin(1)}[op]

@@ -2,24 +2,20 @@
 
 import numpy as np
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import Unsupported, interpret, ops
 from tlmatrix.interpreter.emit.emitter import Rules
 from tlmatrix.interpreter.emit.numbers import named
 
 
-@tilelang.jit(out_idx=[1])
-def following(n):
-    @T.prim_func
-    def kernel(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(n):
-                Y[i] = T.nextafter(X[i], T.float32(8))
-
-    return kernel
+@jit_kernel(X="f32[n]", Y="f32[n]", out_idx=[1])
+def following(X, Y, n):
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(n):
+            Y[i] = T.nextafter(X[i], T.float32(8))
 
 
 def next_float(value, limit):

@@ -5,6 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import Unsupported, interpret
 from tlmatrix.interpreter.errors import InterpreterError
 
@@ -91,28 +92,23 @@ def test_tf32_cuts_the_factors_where_asked():
         assert torch.equal(product(8, "float32", "float32")(a, b), torch.full((16, 8), 8.0))
 
 
-@tilelang.jit(out_idx=[-1])
-def moved(transposed, inside=True, odd=False):
-    """What each lane gets of one 8x8 matrix."""
-
-    @T.prim_func
-    def main(A: T.Tensor((8, 8), "float16"), Out: T.Tensor((32, 2), "float16")):
-        with T.Kernel(1, threads=32):
-            tx = T.get_thread_binding()
-            shared = T.alloc_shared((8, 8), "float16")
-            mine = T.alloc_local((2,), "float16")
-            T.copy(A, shared)
-            if not odd or tx < 7:
-                T.ptx_ldmatrix(
-                    T.bool(transposed),
-                    1,
-                    T.access_ptr(shared[tx % 8, 0 if inside else 4], "r", 8),
-                    T.access_ptr(mine[0], "w", 2),
-                )
-            for i in T.serial(2):
-                Out[tx, i] = mine[i]
-
-    return main
+# What each lane gets of one 8x8 matrix.
+@jit_kernel(A="f16[8, 8]", Out="f16[32, 2]", out_idx=[-1])
+def moved(A, Out, transposed, inside=True, odd=False):
+    with T.Kernel(1, threads=32):
+        tx = T.get_thread_binding()
+        shared = T.alloc_shared((8, 8), "float16")
+        mine = T.alloc_local((2,), "float16")
+        T.copy(A, shared)
+        if not odd or tx < 7:
+            T.ptx_ldmatrix(
+                T.bool(transposed),
+                1,
+                T.access_ptr(shared[tx % 8, 0 if inside else 4], "r", 8),
+                T.access_ptr(mine[0], "w", 2),
+            )
+        for i in T.serial(2):
+            Out[tx, i] = mine[i]
 
 
 @pytest.mark.parametrize("transposed", [False, True])

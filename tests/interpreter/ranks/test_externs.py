@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import ranked_kernels as kernels
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix import interpret, simulate
 from tlmatrix.interpreter import (
@@ -145,17 +145,13 @@ def test_a_model_of_a_role_may_wait_for_another_block():
     model_extern("test_add_at", add_at)
     model_extern("test_until_full", until_full)
 
-    @tilelang.jit(out_idx=[-1])
-    def kernel(blocks):
-        @T.prim_func
-        def main(counts: T.Tensor((2,), "int32"), seen: T.Tensor((2,), "int32")):
-            with T.Kernel(blocks, threads=64) as b:
-                tx = T.get_thread_binding()
-                if tx == 0:
-                    T.call_extern("int32", "test_add_at", T.address_of(counts[0]), 0, 1)
-                    seen[b] = T.call_extern("int32", "test_until_full", T.address_of(counts[0]))
-
-        return main
+    @jit_kernel(counts="i32[2]", seen="i32[2]", out_idx=[-1])
+    def kernel(counts, seen, blocks):
+        with T.Kernel(blocks, threads=64) as b:
+            tx = T.get_thread_binding()
+            if tx == 0:
+                T.call_extern("int32", "test_add_at", T.address_of(counts[0]), 0, 1)
+                seen[b] = T.call_extern("int32", "test_until_full", T.address_of(counts[0]))
 
     with interpret():
         assert kernel(2)(torch.tensor([0, 7], dtype=torch.int32)).tolist() == [7, 7]

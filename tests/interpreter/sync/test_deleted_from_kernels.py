@@ -45,7 +45,9 @@ def attention(variant):
 def gradients():
     """Five tiles of queries, the last cut, and two of keys."""
     tiles = Sm100Tiles(queries=32, keys=32, threads=128, stages=1, part=32)
-    func = traced(kernels.reordered_gradients, "bshd", "float16", 1, 32, 64, False, False, tiles)
+    func = traced(
+        kernels.key_gradients, "bshd", "float16", 1, 32, 64, False, False, "reordered", tiles
+    )
     q, do = torch.randn(1, 150, 1, 32).half(), torch.randn(1, 150, 1, 64).half()
     k, v = torch.randn(1, 40, 1, 32).half(), torch.randn(1, 40, 1, 64).half()
     statistics = torch.full((1, 1, 150), 4.0), torch.randn(1, 1, 150)

@@ -1,10 +1,10 @@
 """Blocks that spin on flags in global memory, and several ranks that share buffers."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix.interpreter import SCHEDULES, interpret, run_ranks, scheduled
 from tlmatrix.interpreter.errors import DeadlockError
@@ -12,26 +12,21 @@ from tlmatrix.interpreter.errors import DeadlockError
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
-@tilelang.jit
-def chained(blocks, backwards, drop=False):
-    """Block k waits for the flag of its neighbour, then adds one to what the neighbour wrote."""
-
-    @T.prim_func
-    def main(X: T.Tensor((blocks + 1, 16), "float32"), F: T.Tensor((blocks + 1,), "int32")):
-        with T.Kernel(blocks, threads=32) as bx:
-            me = blocks - bx if backwards else bx + 1
-            tx = T.get_thread_binding()
-            if tx == 0:
-                while T.atomic_load(F[me - 1], "acquire") < 1:
-                    T.evaluate(0)
-            T.sync_threads()
-            for i in T.Parallel(16):
-                X[me, i] = X[me - 1, i] + 1.0
-            T.sync_threads()
-            if tx == 0 and not drop:
-                T.atomic_store(F[me], 1, "release")
-
-    return main
+# Block k waits for the flag of its neighbour, then adds one to what the neighbour wrote.
+@jit_kernel(X="f32[blocks + 1, 16]", F="i32[blocks + 1]")
+def chained(X, F, blocks, backwards, drop=False):
+    with T.Kernel(blocks, threads=32) as bx:
+        me = blocks - bx if backwards else bx + 1
+        tx = T.get_thread_binding()
+        if tx == 0:
+            while T.atomic_load(F[me - 1], "acquire") < 1:
+                T.evaluate(0)
+        T.sync_threads()
+        for i in T.Parallel(16):
+            X[me, i] = X[me - 1, i] + 1.0
+        T.sync_threads()
+        if tx == 0 and not drop:
+            T.atomic_store(F[me], 1, "release")
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -53,32 +48,21 @@ def test_a_flag_that_nobody_sets_is_a_deadlock():
     assert __file__ in str(caught.value)
 
 
-@tilelang.jit
-def exchange(world):
-    """A rank publishes its row, then sums the rows of all when they are there."""
-
-    @T.prim_func
-    def main(
-        X: T.Tensor((world, 16), "float32"),
-        F: T.Tensor((world,), "int32"),
-        rank: T.int32,
-        epoch: T.int32,
-        Y: T.Tensor((16,), "float32"),
-    ):
-        with T.Kernel(1, threads=32):
-            acc = T.alloc_fragment((16,), "float32")
+# A rank publishes its row, then sums the rows of all when they are there.
+@jit_kernel(X="f32[world, 16]", F="i32[world]", rank="i32", epoch="i32", Y="f32[16]")
+def exchange(X, F, rank, epoch, Y, world):
+    with T.Kernel(1, threads=32):
+        acc = T.alloc_fragment((16,), "float32")
+        for i in T.Parallel(16):
+            X[rank, i] = rank + epoch + i
+        T.atomic_store(F[rank], epoch, "release")
+        T.clear(acc)
+        for r in T.serial(world):
+            while T.atomic_load(F[r], "acquire") < epoch:
+                T.evaluate(0)
             for i in T.Parallel(16):
-                X[rank, i] = rank + epoch + i
-            T.atomic_store(F[rank], epoch, "release")
-            T.clear(acc)
-            for r in T.serial(world):
-                while T.atomic_load(F[r], "acquire") < epoch:
-                    T.evaluate(0)
-                for i in T.Parallel(16):
-                    acc[i] += X[r, i]
-            T.copy(acc, Y)
-
-    return main
+                acc[i] += X[r, i]
+        T.copy(acc, Y)
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])

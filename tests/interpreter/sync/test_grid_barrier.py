@@ -1,44 +1,35 @@
 """`T.sync_grid`: every block waits until all have come."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import SCHEDULES, interpret, scheduled
 from tlmatrix.interpreter.errors import DeadlockError
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
-@tilelang.jit
-def reversed_sums(blocks, n, wait=True, absent=False):
-    """Blocks sum a row each; then block b adds up the sums of all but writes to row blocks-1-b."""
-
-    @T.prim_func
-    def main(
-        A: T.Tensor((blocks, n), "float32"),
-        Partial: T.Tensor((blocks,), "float32"),
-        Out: T.Tensor((blocks,), "float32"),
-    ):
-        with T.Kernel(blocks, threads=64) as bx:
-            row = T.alloc_fragment((n,), "float32")
-            total = T.alloc_fragment((1,), "float32")
-            T.copy(A[bx, 0:n], row)
-            T.reduce_sum(row, total, dim=0)
-            Partial[bx] = total[0]
-            if wait:
-                if absent:
-                    if bx > 0:
-                        T.sync_grid()
-                else:
+# Blocks sum a row each; then block b adds up the sums of all but writes to row blocks-1-b.
+@jit_kernel(A="f32[blocks, n]", Partial="f32[blocks]", Out="f32[blocks]")
+def reversed_sums(A, Partial, Out, blocks, n, wait=True, absent=False):
+    with T.Kernel(blocks, threads=64) as bx:
+        row = T.alloc_fragment((n,), "float32")
+        total = T.alloc_fragment((1,), "float32")
+        T.copy(A[bx, 0:n], row)
+        T.reduce_sum(row, total, dim=0)
+        Partial[bx] = total[0]
+        if wait:
+            if absent:
+                if bx > 0:
                     T.sync_grid()
-            all_of = T.alloc_fragment((blocks,), "float32")
-            T.copy(Partial, all_of)
-            T.reduce_sum(all_of, total, dim=0)
-            Out[blocks - 1 - bx] = total[0] * (bx + 1)
-
-    return main
+            else:
+                T.sync_grid()
+        all_of = T.alloc_fragment((blocks,), "float32")
+        T.copy(Partial, all_of)
+        T.reduce_sum(all_of, total, dim=0)
+        Out[blocks - 1 - bx] = total[0] * (bx + 1)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -67,16 +58,12 @@ def test_a_block_that_does_not_come_is_a_deadlock():
 
 
 def test_it_can_be_met_again():
-    @tilelang.jit
-    def doubling(blocks, rounds):
-        @T.prim_func
-        def main(A: T.Tensor((rounds + 1, blocks), "float32")):
-            with T.Kernel(blocks, threads=32) as bx:
-                for k in T.serial(rounds):
-                    A[k + 1, bx] = A[k, (bx + 1) % blocks] * 2.0
-                    T.sync_grid()
-
-        return main
+    @jit_kernel(A="f32[rounds + 1, blocks]")
+    def doubling(A, blocks, rounds):
+        with T.Kernel(blocks, threads=32) as bx:
+            for k in T.serial(rounds):
+                A[k + 1, bx] = A[k, (bx + 1) % blocks] * 2.0
+                T.sync_grid()
 
     a = torch.zeros(4, 3)
     a[0] = torch.tensor([1.0, 2.0, 3.0])

@@ -5,6 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix.interpreter import (
     SCHEDULES,
@@ -162,24 +163,20 @@ def test_a_schedule_that_does_not_exist_is_refused():
         pass
 
 
-@tilelang.jit(out_idx=[-1])
-def counted(threads_arriving):
-    @T.prim_func
-    def main(Y: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=64):
-            s = T.alloc_shared((32,), "float32")
-            bar = T.alloc_barrier(threads_arriving)
-            tx = T.get_thread_binding()
-            if tx < 32:
-                for i in T.Parallel(32):
-                    s[i] = i
-                T.mbarrier_arrive(bar)
-            else:
-                T.mbarrier_wait_parity(bar, 0)
-                for i in T.Parallel(32):
-                    Y[i] = s[i]
-
-    return main
+@jit_kernel(Y="f32[32]", out_idx=[-1])
+def counted(Y, threads_arriving):
+    with T.Kernel(1, threads=64):
+        s = T.alloc_shared((32,), "float32")
+        bar = T.alloc_barrier(threads_arriving)
+        tx = T.get_thread_binding()
+        if tx < 32:
+            for i in T.Parallel(32):
+                s[i] = i
+            T.mbarrier_arrive(bar)
+        else:
+            T.mbarrier_wait_parity(bar, 0)
+            for i in T.Parallel(32):
+                Y[i] = s[i]
 
 
 def test_a_barrier_counts_threads():
@@ -242,28 +239,23 @@ def test_what_all_roles_do_together_is_done_once(schedule):
     torch.testing.assert_close(y, x * 2 + 1)
 
 
-@tilelang.jit(out_idx=[-1])
-def copied_by_threads(wait):
-    """A warp copies row by row, each thread four elements; the barrier counts the copies."""
-
-    @T.prim_func
-    def main(X: T.Tensor((4, 128), "float16"), Y: T.Tensor((4, 128), "float16")):
-        with T.Kernel(1, threads=64):
-            s = T.alloc_shared((4, 128), "float16")
-            ready = T.alloc_barrier(32)
-            tx = T.get_thread_binding()
-            if tx < 32:
-                for r in T.serial(4):
-                    T.ptx_cp_async(
-                        T.access_ptr(s[r, tx * 4], "w", 4), T.access_ptr(X[r, tx * 4], "r", 4), 4
-                    )
-                T.cp_async_barrier_noinc(ready)
-            else:
-                if wait:
-                    T.mbarrier_wait_parity(ready, 0)
-                T.copy(s, Y)
-
-    return main
+# A warp copies row by row, each thread four elements; the barrier counts the copies.
+@jit_kernel(X="f16[4, 128]", Y="f16[4, 128]", out_idx=[-1])
+def copied_by_threads(X, Y, wait):
+    with T.Kernel(1, threads=64):
+        s = T.alloc_shared((4, 128), "float16")
+        ready = T.alloc_barrier(32)
+        tx = T.get_thread_binding()
+        if tx < 32:
+            for r in T.serial(4):
+                T.ptx_cp_async(
+                    T.access_ptr(s[r, tx * 4], "w", 4), T.access_ptr(X[r, tx * 4], "r", 4), 4
+                )
+            T.cp_async_barrier_noinc(ready)
+        else:
+            if wait:
+                T.mbarrier_wait_parity(ready, 0)
+            T.copy(s, Y)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -298,20 +290,16 @@ def test_where_a_copy_goes_is_decided_when_it_is_issued(schedule, scope):
 
 
 def test_work_that_is_read_before_it_is_done_is_reported():
-    @tilelang.jit(out_idx=[-1])
-    def product(wait):
-        @T.prim_func
-        def main(A: T.Tensor((32, 32), "float16"), C: T.Tensor((32, 32), "float32")):
-            with T.Kernel(1, threads=128):
-                s = T.alloc_shared((32, 32), "float16")
-                acc = T.alloc_fragment((32, 32), "float32")
-                T.copy(A, s)
-                T.wgmma_gemm(s, s, acc, clear_accum=True)
-                if wait:
-                    T.wait_wgmma(0)
-                T.copy(acc, C)
-
-        return main
+    @jit_kernel(A="f16[32, 32]", C="f32[32, 32]", out_idx=[-1])
+    def product(A, C, wait):
+        with T.Kernel(1, threads=128):
+            s = T.alloc_shared((32, 32), "float16")
+            acc = T.alloc_fragment((32, 32), "float32")
+            T.copy(A, s)
+            T.wgmma_gemm(s, s, acc, clear_accum=True)
+            if wait:
+                T.wait_wgmma(0)
+            T.copy(acc, C)
 
     a = torch.randn(32, 32).half()
     torch.testing.assert_close(product(True)(a), a.float() @ a.float(), rtol=1e-4, atol=1e-4)

@@ -3,51 +3,41 @@
 from functools import partial
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import interpret
 
 
-@tilelang.jit
-def summed(shared_columns, tile=False, dtype="float32", kind="add"):
-    """Blocks add rows of 32; with `shared_columns` all to one row, else to their own."""
-
-    @T.prim_func
-    def main(X: T.Tensor((4, 32), dtype), Y: T.Tensor((4, 32), dtype)):
-        with T.Kernel(4, threads=32) as block:
-            f = T.alloc_fragment((1, 32), dtype)
-            T.copy(X[block : block + 1, 0:32], f)
-            row = 0 if shared_columns else block
-            if tile:
-                T.atomic_add(Y[row, 0], f)
-            elif kind == "max":
-                for j in T.Parallel(32):
-                    T.atomic_max(Y[row, j], f[0, j])
-            else:
-                for j in T.Parallel(32):
-                    T.atomic_add(Y[row, j], f[0, j])
-
-    return main
+# Blocks add rows of 32; with `shared_columns` all to one row, else to their own.
+@jit_kernel(X="dtype[4, 32]", Y="dtype[4, 32]")
+def summed(X, Y, shared_columns, tile=False, dtype="float32", kind="add"):
+    with T.Kernel(4, threads=32) as block:
+        f = T.alloc_fragment((1, 32), dtype)
+        T.copy(X[block : block + 1, 0:32], f)
+        row = 0 if shared_columns else block
+        if tile:
+            T.atomic_add(Y[row, 0], f)
+        elif kind == "max":
+            for j in T.Parallel(32):
+                T.atomic_max(Y[row, j], f[0, j])
+        else:
+            for j in T.Parallel(32):
+                T.atomic_add(Y[row, j], f[0, j])
 
 
-@tilelang.jit
-def rows_summed(split):
-    """Threads of one block add the elements of a row to one, or one thread each of 32 rows."""
-
-    @T.prim_func
-    def main(X: T.Tensor((32, 32), "float32"), Y: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=32):
-            if split:
-                for i, j in T.Parallel(32, 32):
+# Threads of one block add the elements of a row to one, or one thread each of 32 rows.
+@jit_kernel(X="f32[32, 32]", Y="f32[32]")
+def rows_summed(X, Y, split):
+    with T.Kernel(1, threads=32):
+        if split:
+            for i, j in T.Parallel(32, 32):
+                T.atomic_add(Y[i], X[i, j])
+        else:
+            for j in T.serial(32):
+                for i in T.Parallel(32):
                     T.atomic_add(Y[i], X[i, j])
-            else:
-                for j in T.serial(32):
-                    for i in T.Parallel(32):
-                        T.atomic_add(Y[i], X[i, j])
-
-    return main
 
 
 def reports_of(factory, x, y, sanitize="atomics"):
@@ -85,17 +75,12 @@ def test_only_a_demand_turns_it_on():
     assert not reports_of(partial(summed, True), x, y, sanitize=True)
 
 
-@tilelang.jit
-def counted(dtype):
-    """All threads of all blocks add one to an element."""
-
-    @T.prim_func
-    def main(Y: T.Tensor((2,), dtype)):
-        with T.Kernel(4, threads=32):
-            for j in T.Parallel(32):
-                T.atomic_add(Y[j % 2], T.cast(1, dtype))
-
-    return main
+# All threads of all blocks add one to an element.
+@jit_kernel(Y="dtype[2]")
+def counted(Y, dtype):
+    with T.Kernel(4, threads=32):
+        for j in T.Parallel(32):
+            T.atomic_add(Y[j % 2], T.cast(1, dtype))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

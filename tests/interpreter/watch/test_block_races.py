@@ -1,10 +1,10 @@
 """Races between blocks: grids of one kernel are ordered, and a race names two different blocks."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import DEFAULT_SANITIZERS, interpret
 
 ENGINES = ("tiles", "threads", "roles")
@@ -69,16 +69,12 @@ def reports(engine, *grids, also=()):
     threads = 2 * N if engine == "roles" else N
     (first, count), (second, count2) = grids
 
-    @tilelang.jit
-    def two_grids():
-        @T.prim_func
-        def main(X: T.Tensor((N,), "float32"), S: T.Tensor((4, N), "float32")):
-            with T.Kernel(count, threads=threads) as b:
-                row(engine, first, b, X, S)
-            with T.Kernel(count2, threads=threads) as b2:
-                row(engine, second, b2, X, S)
-
-        return main
+    @jit_kernel(X="f32[N]", S="f32[4, N]")
+    def two_grids(X, S):
+        with T.Kernel(count, threads=threads) as b:
+            row(engine, first, b, X, S)
+        with T.Kernel(count2, threads=threads) as b2:
+            row(engine, second, b2, X, S)
 
     with interpret(sanitize=DEFAULT_SANITIZERS - {"unwritten"} | {*also}, on_report="keep") as run:
         two_grids()(torch.ones(N), torch.ones(4, N))
@@ -137,25 +133,19 @@ def test_a_race_of_the_second_grid_names_two_of_its_blocks(engine, before, racin
 
 
 def test_a_flag_orders_the_block_that_set_it_alone():
-    @tilelang.jit
-    def handed_on():
-        @T.prim_func
-        def main(
-            X: T.Tensor((N,), "float32"), S: T.Tensor((4, N), "float32"), F: T.Tensor((1,), "int32")
-        ):
-            with T.Kernel(3, threads=N) as b:
+    @jit_kernel(X="f32[N]", S="f32[4, N]", F="i32[1]")
+    def handed_on(X, S, F):
+        with T.Kernel(3, threads=N) as b:
+            for i in T.Parallel(N):
+                if b < 2:
+                    S[b, i] = X[i]
+            if b == 1:
+                T.atomic_store(F[0], 1, "release")
+            if b == 2:
+                seen = T.atomic_load(F[0], "acquire")
                 for i in T.Parallel(N):
-                    if b < 2:
-                        S[b, i] = X[i]
-                if b == 1:
-                    T.atomic_store(F[0], 1, "release")
-                if b == 2:
-                    seen = T.atomic_load(F[0], "acquire")
-                    for i in T.Parallel(N):
-                        if seen == 1:
-                            X[i] = 0.0
-
-        return main
+                    if seen == 1:
+                        X[i] = 0.0
 
     with interpret(sanitize="races", on_report="keep") as run:
         handed_on()(torch.ones(N), torch.ones(4, N), torch.zeros(1, dtype=torch.int32))

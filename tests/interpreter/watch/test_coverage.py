@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import role_kernels
-import tilelang
 import tilelang.language as T
 import torch
 from tile_programs import tile_program, traced
 
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import Coverage, Feature, interpret, interpreted
 
 BLOCK = 16
@@ -37,31 +37,24 @@ def hits(coverage, mark):
     return coverage.lines[(__file__, line_of(mark))]
 
 
-@tilelang.jit(out_idx=[2])
-def summed():
-    """Sums of chosen blocks: a loop over them, guards against the ends."""
-    n, m = T.dynamic("n, m")
-
-    @T.prim_func
-    def main(
-        A: T.Tensor((n,), "float32"), chosen: T.Tensor((m,), "int32"), B: T.Tensor((n,), "float32")
-    ):
-        with T.Kernel(T.ceildiv(n, BLOCK), threads=32) as bx:
-            tile = T.alloc_fragment((BLOCK,), "float32")
-            total = T.alloc_fragment((BLOCK,), "float32")
-            T.clear(total)  # clear
-            for k in T.serial(m):  # loop
-                T.copy(A[chosen[k] * BLOCK], tile)  # copy
-                for i in T.Parallel(BLOCK):
-                    total[i] += tile[i]  # add
-            if m > 3:  # scalar
-                for i in T.Parallel(BLOCK):
-                    total[i] = total[i] / 2  # rare
+# Sums of chosen blocks: a loop over them, guards against the ends.
+@jit_kernel(A="f32[n]", chosen="i32[m]", B="f32[n]", out_idx=[2])
+def summed(A, chosen, B):
+    n, m = A.shape[0], chosen.shape[0]
+    with T.Kernel(T.ceildiv(n, BLOCK), threads=32) as bx:
+        tile = T.alloc_fragment((BLOCK,), "float32")
+        total = T.alloc_fragment((BLOCK,), "float32")
+        T.clear(total)  # clear
+        for k in T.serial(m):  # loop
+            T.copy(A[chosen[k] * BLOCK], tile)  # copy
             for i in T.Parallel(BLOCK):
-                if T.And(bx * BLOCK + i < n, i < BLOCK):  # mask
-                    B[bx * BLOCK + i] = T.if_then_else(i < m, total[i], -1.0)  # choice
-
-    return main
+                total[i] += tile[i]  # add
+        if m > 3:  # scalar
+            for i in T.Parallel(BLOCK):
+                total[i] = total[i] / 2  # rare
+        for i in T.Parallel(BLOCK):
+            if T.And(bx * BLOCK + i < n, i < BLOCK):  # mask
+                B[bx * BLOCK + i] = T.if_then_else(i < m, total[i], -1.0)  # choice
 
 
 def cover(*sizes):
@@ -119,24 +112,19 @@ def test_a_choice_inside_a_branch_counts_in_both_forms_of_the_branch():
     assert hits(coverage, "choice") == 2 + 3
 
 
-@tilelang.jit
-def jumping():
-    n = T.dynamic("n")
-
-    @T.prim_func
-    def main(A: T.Tensor((n,), "int32"), B: T.Tensor((2,), "int32")):
-        with T.Kernel(1, threads=32):
-            left = T.alloc_var("int32")
-            left = n
-            for k in T.serial(n):  # broken
-                if A[k] < 0:  # stop
-                    T.loop_break()
-                B[0] = A[k]  # after the break
-            while left > 0:  # while
-                left = left - 1
-            B[1] = left
-
-    return main
+@jit_kernel(A="i32[n]", B="i32[2]")
+def jumping(A, B):
+    n = A.shape[0]
+    with T.Kernel(1, threads=32):
+        left = T.alloc_var("int32")
+        left = n
+        for k in T.serial(n):  # broken
+            if A[k] < 0:  # stop
+                T.loop_break()
+            B[0] = A[k]  # after the break
+        while left > 0:  # while
+            left = left - 1
+        B[1] = left
 
 
 def test_a_loop_that_is_left_counts_the_trips_it_made():
@@ -148,21 +136,16 @@ def test_a_loop_that_is_left_counts_the_trips_it_made():
     assert hits(run.coverage, "after the break") == 2
 
 
-@tilelang.jit
-def nested():
-    n = T.dynamic("n")
-
-    @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(BLOCK):
-                if i < n:
-                    if A[i] > 0:  # loaded
-                        B[i] = T.if_then_else(A[i] > 5, 5.0, A[i])  # clamp
-                    else:
-                        B[i] = 0  # negative
-
-    return main
+@jit_kernel(A="f32[n]", B="f32[n]")
+def nested(A, B):
+    n = A.shape[0]
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(BLOCK):
+            if i < n:
+                if A[i] > 0:  # loaded
+                    B[i] = T.if_then_else(A[i] > 5, 5.0, A[i])  # clamp
+                else:
+                    B[i] = 0  # negative
 
 
 def test_a_mask_inside_of_a_mask_asks_only_the_lanes_that_come_to_it():
@@ -179,17 +162,13 @@ def test_a_mask_inside_of_a_mask_asks_only_the_lanes_that_come_to_it():
     assert hits(run.coverage, "clamp") == 0
 
 
-@tilelang.jit
-def with_option(half):
-    @T.prim_func
-    def main(B: T.Tensor((4,), "float32")):
-        with T.Kernel(1, threads=32):
-            if half:
-                T.fill(B, 0.5)  # half
-            else:
-                T.fill(B, 1.0)  # whole
-
-    return main
+@jit_kernel(B="f32[4]")
+def with_option(B, half):
+    with T.Kernel(1, threads=32):
+        if half:
+            T.fill(B, 0.5)  # half
+        else:
+            T.fill(B, 1.0)  # whole
 
 
 def test_what_an_option_leaves_out_is_no_line_until_a_variant_has_it():

@@ -6,37 +6,28 @@ import tilelang.language as T
 import torch
 
 import tlmatrix
+from jit_kernel import jit_kernel
 
 LARGEST = 2**31 - 1
 
 
-@tilelang.jit
-def banded():
-    n = T.dynamic("n")
-
-    @T.prim_func
-    def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32"), window: T.int32):
-        with T.Kernel(T.ceildiv(n, 64), threads=64) as bx:
-            end = T.min(n, bx * 64 + window)
-            for i in T.Parallel(64):
-                if bx * 64 + i < end:
-                    Y[bx * 64 + i] = X[bx * 64 + i]
-
-    return main
+@jit_kernel(X="f32[n]", Y="f32[n]", window="i32")
+def banded(X, Y, window):
+    n = X.shape[0]
+    with T.Kernel(T.ceildiv(n, 64), threads=64) as bx:
+        end = T.min(n, bx * 64 + window)
+        for i in T.Parallel(64):
+            if bx * 64 + i < end:
+                Y[bx * 64 + i] = X[bx * 64 + i]
 
 
-@tilelang.jit
-def masked():
-    n = T.dynamic("n")
-
-    @T.prim_func
-    def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32"), first: T.int32):
-        with T.Kernel(1, threads=64):
-            for i in T.Parallel(64):
-                if T.And(T.And(i < n, X[T.min(i, n - 1)] > 0), first + i > 0):
-                    Y[i] = X[i]
-
-    return main
+@jit_kernel(X="f32[n]", Y="f32[n]", first="i32")
+def masked(X, Y, first):
+    n = X.shape[0]
+    with T.Kernel(1, threads=64):
+        for i in T.Parallel(64):
+            if T.And(T.And(i < n, X[T.min(i, n - 1)] > 0), first + i > 0):
+                Y[i] = X[i]
 
 
 def _reports(factory, *arguments, **options):
@@ -52,7 +43,7 @@ def test_a_window_that_overflows_when_added_to_a_position_is_reported(window, fo
     assert len(reports) == found
     for report in reports:
         assert f"int32 arithmetic gives {64 + window}, outside its range" in report
-        assert "test_overflow.py:20" in report
+        assert "test_overflow.py:18" in report
 
 
 def test_iterations_of_a_parallel_loop_count_only_where_they_are_active():
@@ -110,16 +101,12 @@ def test_an_offset_past_int32_is_computed_as_the_variable_that_holds_it(kind):
         assert torch.equal(y[1], torch.arange(32, dtype=torch.int8))
 
 
-@tilelang.jit
-def shortened():
-    @T.prim_func
-    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32"), n: T.int32, m: T.int32):
-        with T.Kernel(1, threads=64):
-            for i in T.Parallel(64):
-                if i < n + m:
-                    Y[i] = X[i]
-
-    return main
+@jit_kernel(X="f32[64]", Y="f32[64]", n="i32", m="i32")
+def shortened(X, Y, n, m):
+    with T.Kernel(1, threads=64):
+        for i in T.Parallel(64):
+            if i < n + m:
+                Y[i] = X[i]
 
 
 def test_a_mask_kept_from_an_earlier_launch_hides_no_overflow():

@@ -5,10 +5,10 @@ import logging
 from functools import partial
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import (
     DEFAULT_SANITIZERS,
     SANITIZERS,
@@ -28,45 +28,32 @@ def line_of(factory, text):
     return found
 
 
-@tilelang.jit(out_idx=[1])
-def overlapping():
-    @T.prim_func
-    def main(X: T.Tensor((96,), "float32"), Y: T.Tensor((96,), "float32")):
-        with T.Kernel(3, 2, threads=32) as (bx, by):
-            for i in T.Parallel(32):
-                if by == 0:
-                    Y[bx * 32 + i] = X[bx * 32 + i]  # first
-            for i in T.Parallel(32):
-                if by == 1:
-                    Y[bx * 32 + i] = X[bx * 32 + i] * 2.0  # second
-
-    return main
+@jit_kernel(X="f32[96]", Y="f32[96]", name="main", out_idx=[1])
+def overlapping(X, Y):
+    with T.Kernel(3, 2, threads=32) as (bx, by):
+        for i in T.Parallel(32):
+            if by == 0:
+                Y[bx * 32 + i] = X[bx * 32 + i]  # first
+        for i in T.Parallel(32):
+            if by == 1:
+                Y[bx * 32 + i] = X[bx * 32 + i] * 2.0  # second
 
 
-@tilelang.jit(out_idx=[1])
-def guarded():
-    n = T.dynamic("n")
-
-    @T.prim_func
-    def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
-        with T.Kernel(T.ceildiv(n, 32), threads=32) as bx:
-            f = T.alloc_fragment((32,), "float32")
-            for i in T.Parallel(32):
-                f[i] = X[bx * 32 + i]
-            T.copy(f, Y[bx * 32 : bx * 32 + 32])
-
-    return main
+@jit_kernel(X="f32[n]", Y="f32[n]", name="main", out_idx=[1])
+def guarded(X, Y):
+    n = X.shape[0]
+    with T.Kernel(T.ceildiv(n, 32), threads=32) as bx:
+        f = T.alloc_fragment((32,), "float32")
+        for i in T.Parallel(32):
+            f[i] = X[bx * 32 + i]
+        T.copy(f, Y[bx * 32 : bx * 32 + 32])
 
 
-@tilelang.jit(out_idx=[0])
-def partly_unwritten():
-    @T.prim_func
-    def main(Y: T.Tensor((8,), "float32")):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(5):
-                Y[i] = 1.0
-
-    return main
+@jit_kernel(Y="f32[8]", name="main", out_idx=[0])
+def partly_unwritten(Y):
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(5):
+            Y[i] = 1.0
 
 
 def test_nothing_is_reported_unless_asked_for():
@@ -201,18 +188,14 @@ def test_each_launch_reports_anew_and_equal_findings_are_counted():
     assert [r.count for r in run.reports] == [3, 3]
 
 
-@tilelang.jit
-def two_grids(again):
-    @T.prim_func
-    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
-        with T.Kernel(2, threads=32) as bx:
-            for i in T.Parallel(32):
-                Y[bx * 32 + i] = X[bx * 32 + i]
-        with T.Kernel(2, threads=32) as bx:
-            for i in T.Parallel(32):
-                Y[63 - bx * 32 - i] = Y[63 - bx * 32 - i] + 1.0
-
-    return main
+@jit_kernel(X="f32[64]", Y="f32[64]", name="main")
+def two_grids(X, Y, again):
+    with T.Kernel(2, threads=32) as bx:
+        for i in T.Parallel(32):
+            Y[bx * 32 + i] = X[bx * 32 + i]
+    with T.Kernel(2, threads=32) as bx:
+        for i in T.Parallel(32):
+            Y[63 - bx * 32 - i] = Y[63 - bx * 32 - i] + 1.0
 
 
 def test_a_second_grid_comes_after_the_first():
@@ -223,15 +206,11 @@ def test_a_second_grid_comes_after_the_first():
     assert y.tolist() == [2.0] * 64
 
 
-@tilelang.jit(out_idx=[0])
-def same_value():
-    @T.prim_func
-    def main(Y: T.Tensor((4,), "float32")):
-        with T.Kernel(1, threads=32):
-            for i, _j in T.Parallel(4, 8):
-                Y[i] = T.cast(i, "float32")
-
-    return main
+@jit_kernel(Y="f32[4]", name="main", out_idx=[0])
+def same_value(Y):
+    with T.Kernel(1, threads=32):
+        for i, _j in T.Parallel(4, 8):
+            Y[i] = T.cast(i, "float32")
 
 
 def test_lanes_that_store_one_same_value_are_no_finding():
@@ -240,25 +219,15 @@ def test_lanes_that_store_one_same_value_are_no_finding():
     assert run.reports == []
 
 
-@tilelang.jit
-def packed_rows(overrun):
-    n = T.dynamic("n")
-
-    @T.prim_func
-    def main(
-        X: T.Tensor((n,), "float32"),
-        Cu: T.Tensor((4,), "int32"),
-        Y: T.Tensor((n,), "float32"),
-    ):
-        with T.Kernel(3, threads=32) as b:
-            f = T.alloc_fragment((32,), "float32")
-            for tile in T.serial(T.ceildiv(Cu[b + 1] - Cu[b], 32)):
-                T.copy(X[Cu[b] + tile * 32], f)
-                for i in T.Parallel(32):
-                    if tile * 32 + i < Cu[b + 1] - Cu[b] + overrun:
-                        Y[Cu[b] + tile * 32 + i] = f[i]
-
-    return main
+@jit_kernel(X="f32[n]", Cu="i32[4]", Y="f32[n]", name="main")
+def packed_rows(X, Cu, Y, overrun):
+    with T.Kernel(3, threads=32) as b:
+        f = T.alloc_fragment((32,), "float32")
+        for tile in T.serial(T.ceildiv(Cu[b + 1] - Cu[b], 32)):
+            T.copy(X[Cu[b] + tile * 32], f)
+            for i in T.Parallel(32):
+                if tile * 32 + i < Cu[b + 1] - Cu[b] + overrun:
+                    Y[Cu[b] + tile * 32 + i] = f[i]
 
 
 def packed_run(overrun, **options):
@@ -319,30 +288,21 @@ def poisoned_run(make, *tensors):
     return [(r.sanitizer, r.buffer, r.index, r.count) for r in run.reports]
 
 
-@tilelang.jit
-def through_a_tile(used):
-    """Copies all of X to a tile, and uses `used` elements of it."""
-
-    @T.prim_func
-    def main(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")):
-        with T.Kernel(1, threads=32):
-            tile = T.alloc_shared((8,), "float32")
-            T.copy(X, tile)
-            for i in T.Parallel(8):
-                if i < used:
-                    Y[i] = tile[i] + 1.0
-
-    return main
+# Copies all of X to a tile, and uses `used` elements of it.
+@jit_kernel(X="f32[8]", Y="f32[8]", name="main")
+def through_a_tile(X, Y, used):
+    with T.Kernel(1, threads=32):
+        tile = T.alloc_shared((8,), "float32")
+        T.copy(X, tile)
+        for i in T.Parallel(8):
+            if i < used:
+                Y[i] = tile[i] + 1.0
 
 
-@tilelang.jit
-def element_by_element():
-    @T.prim_func
-    def main(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")):
-        with T.Kernel(8, threads=32) as b:
-            Y[b] = X[b] + 1.0
-
-    return main
+@jit_kernel(X="f32[8]", Y="f32[8]", name="main")
+def element_by_element(X, Y):
+    with T.Kernel(8, threads=32) as b:
+        Y[b] = X[b] + 1.0
 
 
 def test_elements_with_the_bits_of_poison_count_as_unwritten():
@@ -375,15 +335,11 @@ def test_sequences_that_are_none_are_refused(boundaries):
         pass
 
 
-@tilelang.jit(out_idx=[1])
-def logarithms():
-    @T.prim_func
-    def main(X: T.Tensor((32,), "float32"), Y: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(32):
-                Y[i] = T.if_then_else(X[i] == 0.0, -T.infinity("float32"), T.log(X[i]))
-
-    return main
+@jit_kernel(X="f32[32]", Y="f32[32]", name="main", out_idx=[1])
+def logarithms(X, Y):
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(32):
+            Y[i] = T.if_then_else(X[i] == 0.0, -T.infinity("float32"), T.log(X[i]))
 
 
 def test_an_infinity_that_the_kernel_names_is_meant():
@@ -402,14 +358,10 @@ def test_nan_of_an_input_is_not_born_in_the_kernel():
     assert run.reports == []
 
 
-@tilelang.jit
-def added_up():
-    @T.prim_func
-    def main(X: T.Tensor((4,), "float32"), Y: T.Tensor((1,), "float32")):
-        with T.Kernel(4, threads=1) as bx:
-            T.atomic_add(Y[0], 1.0 / X[bx])
-
-    return main
+@jit_kernel(X="f32[4]", Y="f32[1]", name="main")
+def added_up(X, Y):
+    with T.Kernel(4, threads=1) as bx:
+        T.atomic_add(Y[0], 1.0 / X[bx])
 
 
 def test_the_traced_run_leaves_the_results_as_they_are():
@@ -426,16 +378,12 @@ def test_the_traced_run_leaves_the_results_as_they_are():
     assert y.item() == 9.0
 
 
-@tilelang.jit
-def laid_out():
-    @T.prim_func
-    def main(X: T.Tensor((10, 8), "float32")):
-        with T.Kernel(1, threads=32):
-            T.annotate_layout({X: T.Layout((10, 8), lambda i, j: [i // 8, j, i % 8])})
-            for i, j in T.Parallel(10, 8):
-                X[i, j] = 1.0  # stored
-
-    return main
+@jit_kernel(X="f32[10, 8]", name="main")
+def laid_out(X):
+    with T.Kernel(1, threads=32):
+        T.annotate_layout({X: T.Layout((10, 8), lambda i, j: [i // 8, j, i % 8])})
+        for i, j in T.Parallel(10, 8):
+            X[i, j] = 1.0  # stored
 
 
 def test_a_layout_past_its_allocation_is_reported_and_raised():
@@ -446,19 +394,15 @@ def test_a_layout_past_its_allocation_is_reported_and_raised():
     assert report.line == line_of(laid_out, "# stored")
 
 
-@tilelang.jit(out_idx=[1])
-def gemm_past_its_tile():
-    @T.prim_func
-    def main(X: T.Tensor((32, 32), "float16"), Y: T.Tensor((32, 32), "float32")):
-        with T.Kernel(1, threads=128):
-            a = T.alloc_shared((32, 32), "float16")
-            c = T.alloc_fragment((32, 32), "float32")
-            T.copy(X, a)
-            T.clear(c)
-            T.gemm(a[16:48, 0:32], a, c)  # product
-            T.copy(c, Y)
-
-    return main
+@jit_kernel(X="f16[32, 32]", Y="f32[32, 32]", name="main", out_idx=[1])
+def gemm_past_its_tile(X, Y):
+    with T.Kernel(1, threads=128):
+        a = T.alloc_shared((32, 32), "float16")
+        c = T.alloc_fragment((32, 32), "float32")
+        T.copy(X, a)
+        T.clear(c)
+        T.gemm(a[16:48, 0:32], a, c)  # product
+        T.copy(c, Y)
 
 
 def test_what_cannot_go_on_is_reported_before_it_is_raised():
@@ -469,23 +413,19 @@ def test_what_cannot_go_on_is_reported_before_it_is_raised():
     assert report.line == line_of(gemm_past_its_tile, "# product")
 
 
-@tilelang.jit(out_idx=[1])
-def reshaped(rows):
-    @T.prim_func
-    def main(X: T.Tensor((2, 64), "float32"), Y: T.Tensor((2, 8), "float32")):
-        with T.Kernel(2, threads=32) as bx:
-            flat = T.alloc_shared((64,), "float32")
-            total = T.alloc_fragment((8,), "float32")
-            square = T.reshape(flat, (8, 8))
-            for i, j in T.Parallel(rows, 8):
-                square[i, j] = X[bx, i * 8 + j]
-            tile = T.alloc_fragment((8, 8), "float32")
-            for i, j in T.Parallel(8, 8):
-                tile[i, j] = flat[i * 8 + j]  # read
-            T.reduce_sum(tile, total, dim=1)
-            T.copy(total, Y[bx, 0:8])
-
-    return main
+@jit_kernel(X="f32[2, 64]", Y="f32[2, 8]", name="main", out_idx=[1])
+def reshaped(X, Y, rows):
+    with T.Kernel(2, threads=32) as bx:
+        flat = T.alloc_shared((64,), "float32")
+        total = T.alloc_fragment((8,), "float32")
+        square = T.reshape(flat, (8, 8))
+        for i, j in T.Parallel(rows, 8):
+            square[i, j] = X[bx, i * 8 + j]
+        tile = T.alloc_fragment((8, 8), "float32")
+        for i, j in T.Parallel(8, 8):
+            tile[i, j] = flat[i * 8 + j]  # read
+        T.reduce_sum(tile, total, dim=1)
+        T.copy(total, Y[bx, 0:8])
 
 
 @pytest.mark.parametrize("rows", [7, 8])
@@ -496,22 +436,18 @@ def test_a_view_shares_what_is_known_of_its_memory(rows):
     assert found == ([] if rows == 8 else [("uninitialised", "flat", (56,), (0,), 2)])
 
 
-@tilelang.jit(out_idx=[1])
-def private():
-    @T.prim_func
-    def main(X: T.Tensor((32,), "float32"), Y: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=32):
-            own = T.alloc_local((2,), "float32")
-            last = T.alloc_var("float32")
-            for i in T.Parallel(32):
-                own[0] = X[i]
-                own[1] = own[0] + 1.0
-                last = 3.0
-                Y[i] = own[1]
-            for i in T.Parallel(32):
-                Y[i] = Y[i] + last
-
-    return main
+@jit_kernel(X="f32[32]", Y="f32[32]", name="main", out_idx=[1])
+def private(X, Y):
+    with T.Kernel(1, threads=32):
+        own = T.alloc_local((2,), "float32")
+        last = T.alloc_var("float32")
+        for i in T.Parallel(32):
+            own[0] = X[i]
+            own[1] = own[0] + 1.0
+            last = 3.0
+            Y[i] = own[1]
+        for i in T.Parallel(32):
+            Y[i] = Y[i] + last
 
 
 def test_memory_of_single_lanes_is_written_by_its_loop():
@@ -520,15 +456,11 @@ def test_memory_of_single_lanes_is_written_by_its_loop():
     assert run.reports == []
 
 
-@tilelang.jit(out_idx=[0])
-def variable_without_a_value():
-    @T.prim_func
-    def main(Y: T.Tensor((1,), "float32")):
-        with T.Kernel(1, threads=32):
-            x = T.alloc_var("float32")
-            Y[0] = x  # read
-
-    return main
+@jit_kernel(Y="f32[1]", name="main", out_idx=[0])
+def variable_without_a_value(Y):
+    with T.Kernel(1, threads=32):
+        x = T.alloc_var("float32")
+        Y[0] = x  # read
 
 
 def test_a_variable_read_before_it_is_set_is_reported():
@@ -539,16 +471,12 @@ def test_a_variable_read_before_it_is_set_is_reported():
     assert report.line == line_of(variable_without_a_value, "# read")
 
 
-@tilelang.jit(out_idx=[0])
-def by_thread(last):
-    @T.prim_func
-    def main(Y: T.Tensor((64,), "float32")):
-        with T.Kernel(1, threads=64):
-            tid = T.get_thread_binding()
-            if tid < last:
-                Y[tid] = 1.0
-
-    return main
+@jit_kernel(Y="f32[64]", name="main", out_idx=[0])
+def by_thread(Y, last):
+    with T.Kernel(1, threads=64):
+        tid = T.get_thread_binding()
+        if tid < last:
+            Y[tid] = 1.0
 
 
 def test_code_by_thread_index_is_watched():
@@ -560,15 +488,11 @@ def test_code_by_thread_index_is_watched():
     assert [(r.sanitizer, r.buffer, r.index) for r in run.reports] == [("unwritten", "Y", (63,))]
 
 
-@tilelang.jit
-def shifted(by):
-    @T.prim_func
-    def main(X: T.Tensor((128,), "float32"), Y: T.Tensor((128,), "float32")):
-        with T.Kernel(4, threads=32) as bx:
-            for i in T.Parallel(32):
-                Y[bx * 32 + i] = X[T.min(bx * 32 + i + by, 127)] + 1.0
-
-    return main
+@jit_kernel(X="f32[128]", Y="f32[128]", name="main")
+def shifted(X, Y, by):
+    with T.Kernel(4, threads=32) as bx:
+        for i in T.Parallel(32):
+            Y[bx * 32 + i] = X[T.min(bx * 32 + i + by, 127)] + 1.0
 
 
 @pytest.mark.parametrize("by", [0, 1])
@@ -591,17 +515,13 @@ def test_the_traced_run_keeps_parameters_that_are_one_tensor_together():
     assert run.reports == []
 
 
-@tilelang.jit(out_idx=[0])
-def past_a_fragment():
-    @T.prim_func
-    def main(Y: T.Tensor((16,), "float32")):
-        with T.Kernel(1, threads=32):
-            f = T.alloc_fragment((16,), "float32")
-            for i in T.Parallel(32):
-                f[i] = 1.0
-            T.copy(f, Y)
-
-    return main
+@jit_kernel(Y="f32[16]", name="main", out_idx=[0])
+def past_a_fragment(Y):
+    with T.Kernel(1, threads=32):
+        f = T.alloc_fragment((16,), "float32")
+        for i in T.Parallel(32):
+            f[i] = 1.0
+        T.copy(f, Y)
 
 
 def test_fragments_can_be_tolerated_alone():
@@ -615,20 +535,16 @@ def test_without_the_sanitizers_of_bounds_outside_stays_an_error():
         past_a_fragment()()
 
 
-@tilelang.jit(out_idx=[1])
-def reduced():
-    @T.prim_func
-    def main(X: T.Tensor((4, 32), "float32"), Y: T.Tensor((4,), "float32")):
-        with T.Kernel(1, threads=32):
-            total = T.alloc_reducer((4,), "float32", op="sum")
-            result = T.alloc_fragment((4,), "float32")
-            T.reducer_init(total)
-            for i, j in T.Parallel(4, 32):
-                T.reducer_update(total[i], X[i, j])
-            T.finalize_reducer(total, result)
-            T.copy(result, Y)
-
-    return main
+@jit_kernel(X="f32[4, 32]", Y="f32[4]", name="main", out_idx=[1])
+def reduced(X, Y):
+    with T.Kernel(1, threads=32):
+        total = T.alloc_reducer((4,), "float32", op="sum")
+        result = T.alloc_fragment((4,), "float32")
+        T.reducer_init(total)
+        for i, j in T.Parallel(4, 32):
+            T.reducer_update(total[i], X[i, j])
+        T.finalize_reducer(total, result)
+        T.copy(result, Y)
 
 
 def test_lanes_that_contribute_to_a_reducer_are_no_finding():
@@ -637,22 +553,18 @@ def test_lanes_that_contribute_to_a_reducer_are_no_finding():
     assert run.reports == []
 
 
-@tilelang.jit
-def copied_in_part():
-    @T.prim_func
-    def main(X: T.Tensor((32,), "float32"), Y: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=32):
-            half = T.alloc_fragment((32,), "float32")
-            copied = T.alloc_fragment((32,), "float32")
-            total = T.alloc_fragment((32,), "float32")
-            for i in T.Parallel(16):
-                half[i] = X[i]
-            T.copy(half, copied)
-            for i in T.Parallel(32):
-                total[i] = copied[i]
-            T.copy(total, Y)
-
-    return main
+@jit_kernel(X="f32[32]", Y="f32[32]", name="main")
+def copied_in_part(X, Y):
+    with T.Kernel(1, threads=32):
+        half = T.alloc_fragment((32,), "float32")
+        copied = T.alloc_fragment((32,), "float32")
+        total = T.alloc_fragment((32,), "float32")
+        for i in T.Parallel(16):
+            half[i] = X[i]
+        T.copy(half, copied)
+        for i in T.Parallel(32):
+            total[i] = copied[i]
+        T.copy(total, Y)
 
 
 def test_only_a_buffer_that_may_be_uninitialized_is_followed():

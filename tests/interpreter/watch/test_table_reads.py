@@ -1,78 +1,69 @@
 """Integers read past the end of a table, although nothing depends on them."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import DEFAULT_SANITIZERS, interpret
 
 TABLE = torch.tensor([1, 2, 3], dtype=torch.int32)
 
 
-@tilelang.jit(out_idx=[2])
-def walk(form):
-    n, p = T.dynamic("n"), T.dynamic("p")
-
-    @T.prim_func
-    def main(
-        X: T.Tensor((n,), "float32"),
-        table: T.Tensor((p,), "int32"),
-        Y: T.Tensor((64,), "float32"),
-    ):
-        with T.Kernel(1, threads=32) as bx:
-            f = T.alloc_fragment((64,), "float32")
-            last = T.alloc_var("int32")
-            last = 0
-            T.clear(f)
-            if form == "loop bound":
-                for t in T.serial(table[p]):
-                    last += t
-            if form == "if after the read":
-                for t in T.serial(p + 1):
-                    if table[t] > 0 and t < p:
-                        last += 1
-            if form == "unused in the last iteration":
-                for t in T.serial(p + 1):
-                    page = table[t]
-                    last = T.if_then_else(page > 0, t, last)
-            if form == "next entry":
-                for t in T.serial(p):
-                    for i in T.Parallel(64):
-                        f[i] += X[table[t] * 4 + i % 4] + T.Cast("float32", table[t + 1])
-            if form == "entry before":
-                for t in T.serial(p):
-                    last += table[t - 1]
-            if form == "index of a copy":
-                for t in T.serial(p + 1):
-                    T.copy(X[table[t] * 4 : table[t] * 4 + 64], f)
-            if form == "some iterations":
+@jit_kernel(X="f32[n]", table="i32[p]", Y="f32[64]", out_idx=[2])
+def walk(X, table, Y, form):
+    p = table.shape[0]
+    with T.Kernel(1, threads=32) as bx:
+        f = T.alloc_fragment((64,), "float32")
+        last = T.alloc_var("int32")
+        last = 0
+        T.clear(f)
+        if form == "loop bound":
+            for t in T.serial(table[p]):
+                last += t
+        if form == "if after the read":
+            for t in T.serial(p + 1):
+                if table[t] > 0 and t < p:
+                    last += 1
+        if form == "unused in the last iteration":
+            for t in T.serial(p + 1):
+                page = table[t]
+                last = T.if_then_else(page > 0, t, last)
+        if form == "next entry":
+            for t in T.serial(p):
                 for i in T.Parallel(64):
-                    if i < 3:
-                        f[i] = X[table[p + bx]]
-            if form == "of a table":
-                last = table[table[bx] + 2]
-            if form == "if before the read":
-                for t in T.serial(p + 1):
-                    if t < p and table[t] > 0:
-                        last += table[t]
-            if form == "if_then_else":
-                for t in T.serial(p):
-                    last += T.if_then_else(t + 1 < p, table[t + 1], 0)
-            if form == "no iteration":
-                for i in T.Parallel(64):
-                    if i < last:
-                        f[i] = X[table[p + bx]]
-            if form == "partial tile":
-                for i in T.Parallel(64):
-                    f[i] = T.Cast("float32", table[i])
-            if form == "safe value":
-                T.annotate_safe_value({table: 7})
-                last = table[p + bx]
-            f[0] += T.Cast("float32", last)
-            T.copy(f, Y)
-
-    return main
+                    f[i] += X[table[t] * 4 + i % 4] + T.Cast("float32", table[t + 1])
+        if form == "entry before":
+            for t in T.serial(p):
+                last += table[t - 1]
+        if form == "index of a copy":
+            for t in T.serial(p + 1):
+                T.copy(X[table[t] * 4 : table[t] * 4 + 64], f)
+        if form == "some iterations":
+            for i in T.Parallel(64):
+                if i < 3:
+                    f[i] = X[table[p + bx]]
+        if form == "of a table":
+            last = table[table[bx] + 2]
+        if form == "if before the read":
+            for t in T.serial(p + 1):
+                if t < p and table[t] > 0:
+                    last += table[t]
+        if form == "if_then_else":
+            for t in T.serial(p):
+                last += T.if_then_else(t + 1 < p, table[t + 1], 0)
+        if form == "no iteration":
+            for i in T.Parallel(64):
+                if i < last:
+                    f[i] = X[table[p + bx]]
+        if form == "partial tile":
+            for i in T.Parallel(64):
+                f[i] = T.Cast("float32", table[i])
+        if form == "safe value":
+            T.annotate_safe_value({table: 7})
+            last = table[p + bx]
+        f[0] += T.Cast("float32", last)
+        T.copy(f, Y)
 
 
 def reports(form, sanitize=True):

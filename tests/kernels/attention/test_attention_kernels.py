@@ -37,10 +37,8 @@ def cumulative(lengths):
 FACTORIES = {
     "forward": 1,
     "prepare": 1,
-    "atomic_gradients": 1,
-    "key_gradients": 2,  # split and grouped
+    "key_gradients": 4,  # one a strategy
     "query_gradients": 1,
-    "reordered_gradients": 1,
     "restore": 1,
 }
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from jit_kernel import jit_kernel
 from tlmatrix.backend.kernel_cache import share_kernels
 from tlmatrix_kernels.distributed import all_gather, create_context, signals
 from tlmatrix_kernels.distributed.barriers import all_ranks_barrier, barrier
@@ -98,27 +99,17 @@ def signals_through_new_memory(context):
         torch.cuda.synchronize()
 
 
-@tilelang.jit
-def copy_on_arrival(dtype="float16"):
-    """Y = X, each part of X copied when its flag says that it is there."""
-    world, columns = T.dynamic("world"), T.dynamic("columns")
-
-    @T.prim_func
-    def copy_parts(
-        X: T.Tensor([world, columns], dtype),
-        Y: T.Tensor([world, columns], dtype),
-        ready: T.Tensor([world], "int32"),
-        epoch: T.int32,
-    ):
-        with T.Kernel(T.ceildiv(columns, 1024), world, threads=128) as (block, part):
-            T.annotate_restrict_buffers(X)
-            T.import_source(signals.source(128))
-            signals.wait(ready, part, epoch)
-            for i in T.Parallel(1024):
-                if block * 1024 + i < columns:
-                    Y[part, block * 1024 + i] = X[part, block * 1024 + i]
-
-    return copy_parts
+# Y = X, each part of X copied when its flag says that it is there.
+@jit_kernel(X="dtype[world, columns]", Y="dtype[world, columns]", ready="i32[world]", epoch="i32")
+def copy_on_arrival(X, Y, ready, epoch, dtype="float16"):
+    world, columns = X.shape
+    with T.Kernel(T.ceildiv(columns, 1024), world, threads=128) as (block, part):
+        T.annotate_restrict_buffers(X)
+        T.import_source(signals.source(128))
+        signals.wait(ready, part, epoch)
+        for i in T.Parallel(1024):
+            if block * 1024 + i < columns:
+                Y[part, block * 1024 + i] = X[part, block * 1024 + i]
 
 
 def blocks_wait_for_pulls(context):
@@ -193,28 +184,23 @@ def blocks_signal_peers(context):
     assert torch.stack(right).all(), right
 
 
-@tilelang.jit
-def meet_twice():
-    """Every block of every rank meets, `rounds` times; each counts what it saw too early."""
-
-    @T.prim_func
-    def meet_often(
-        counter: T.Tensor([16], "int32"),
-        seen: T.Tensor([16], "int32"),
-        early: T.Tensor([16], "int32"),
-        before: T.int32,
-        blocks_of_all: T.int32,
-        rounds: T.int32,
-    ):
-        with T.Kernel(16, threads=64) as block:
-            T.import_source(signals.source(64))
-            for turn in T.serial(rounds):
-                signals.add(seen, 1, 1)
-                all_ranks_barrier(counter, 0, before + (turn + 1) * blocks_of_all)
-                if signals.load(seen, 1) - before < (turn + 1) * blocks_of_all:
-                    early[block] += 1
-
-    return meet_often
+# Every block of every rank meets, `rounds` times; each counts what it saw too early.
+@jit_kernel(
+    counter="i32[16]",
+    seen="i32[16]",
+    early="i32[16]",
+    before="i32",
+    blocks_of_all="i32",
+    rounds="i32",
+)
+def meet_twice(counter, seen, early, before, blocks_of_all, rounds):
+    with T.Kernel(16, threads=64) as block:
+        T.import_source(signals.source(64))
+        for turn in T.serial(rounds):
+            signals.add(seen, 1, 1)
+            all_ranks_barrier(counter, 0, before + (turn + 1) * blocks_of_all)
+            if signals.load(seen, 1) - before < (turn + 1) * blocks_of_all:
+                early[block] += 1
 
 
 def all_blocks_of_all_ranks_meet(context):
