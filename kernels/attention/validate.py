@@ -59,7 +59,8 @@ class Lengths:
     max_seqlen_k: int
 
 
-def _refuse(message: str) -> None:
+def refuse(message: str) -> None:
+    """Raises a ValueError."""
     raise ValueError(message)
 
 
@@ -67,41 +68,49 @@ def _shape(tensor: torch.Tensor) -> list[int]:
     return list(tensor.shape)
 
 
-def _check_tensors(named: dict[str, torch.Tensor], dims: str) -> None:
+def check_tensor(name: str, tensor, dims: str, q: torch.Tensor, dtypes: tuple = DTYPES) -> None:
+    """Raises ValueError unless it is a tensor of these dimensions, one of `dtypes`, beside q.
+
+    With `DTYPES` it must have the dtype of q.
+    """
     rank = len(dims.split(","))
-    q = named["q"]
+    if not isinstance(tensor, torch.Tensor):
+        refuse(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.dim() != rank:
+        refuse(f"{name} must have {rank} dimensions [{dims}], got shape {_shape(tensor)}")
+    if tensor.dtype not in dtypes:
+        wanted = " or ".join(dtype_name(dtype) for dtype in dtypes)
+        refuse(f"{name} must be {wanted}, got {tensor.dtype}")
+    if dtypes is DTYPES and tensor.dtype != q.dtype:
+        refuse(f"{name} must have the dtype of q, {q.dtype}, got {tensor.dtype}")
+    if tensor.device != q.device:
+        refuse(f"{name} must be on the device of q, {q.device}, got {tensor.device}")
+
+
+def _check_tensors(named: dict[str, torch.Tensor], dims: str) -> None:
     for name, tensor in named.items():
-        if not isinstance(tensor, torch.Tensor):
-            _refuse(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
-        if tensor.dim() != rank:
-            _refuse(f"{name} must have {rank} dimensions [{dims}], got shape {_shape(tensor)}")
-        if tensor.dtype not in DTYPES:
-            _refuse(f"{name} must be float16 or bfloat16, got {tensor.dtype}")
-        if tensor.dtype != q.dtype:
-            _refuse(f"{name} must have the dtype of q, {q.dtype}, got {tensor.dtype}")
-        if tensor.device != q.device:
-            _refuse(f"{name} must be on the device of q, {q.device}, got {tensor.device}")
+        check_tensor(name, tensor, dims, named["q"])
 
 
 def _check_dims(heads: int, kv_heads: int, v_heads: int, dims: dict[str, int], k_dim: int) -> None:
     if v_heads != kv_heads:
-        _refuse(f"v must have as many heads as k, {kv_heads}, got {v_heads}")
+        refuse(f"v must have as many heads as k, {kv_heads}, got {v_heads}")
     check_head_counts(heads, kv_heads, "k", "k and v")
     if heads > GRID_MAX:
-        _refuse(f"q must have at most {GRID_MAX} heads, got {heads}")
+        refuse(f"q must have at most {GRID_MAX} heads, got {heads}")
     if k_dim != dims["head_dim"]:
-        _refuse(f"k must have the head_dim of q, {dims['head_dim']}, got {k_dim}")
+        refuse(f"k must have the head_dim of q, {dims['head_dim']}, got {k_dim}")
     check_head_dims(dims)
 
 
 def check_head_counts(heads: int, kv_heads: int, k: str, owners: str) -> None:
     """Raises ValueError unless q has a multiple of the heads of `k`, which `owners` have."""
     if kv_heads < 1:
-        _refuse(f"{k} must have at least 1 head, got 0")
+        refuse(f"{k} must have at least 1 head, got 0")
     if heads < 1:
-        _refuse("q must have at least 1 head, got 0")
+        refuse("q must have at least 1 head, got 0")
     if heads % kv_heads:
-        _refuse(
+        refuse(
             f"the heads of q must be a multiple of the heads of {owners}, "
             f"got {heads} query heads and {kv_heads} kv heads"
         )
@@ -111,7 +120,7 @@ def check_head_dims(dims: dict[str, int]) -> None:
     """Raises ValueError unless the kernels support the head dimensions."""
     for name, dim in dims.items():
         if not (HEAD_DIM_STEP <= dim <= HEAD_DIM_MAX) or dim % HEAD_DIM_STEP:
-            _refuse(
+            refuse(
                 f"{name} must be a multiple of {HEAD_DIM_STEP} "
                 f"from {HEAD_DIM_STEP} to {HEAD_DIM_MAX}, got {dim}"
             )
@@ -121,27 +130,27 @@ def _check_sink(sink, q: torch.Tensor, heads: int) -> None:
     if sink is None:
         return
     if not isinstance(sink, torch.Tensor):
-        _refuse(f"sink must be a torch.Tensor or None, got {type(sink).__name__}")
+        refuse(f"sink must be a torch.Tensor or None, got {type(sink).__name__}")
     if _shape(sink) != [heads]:
-        _refuse(f"sink must have the shape [heads], [{heads}], got {_shape(sink)}")
+        refuse(f"sink must have the shape [heads], [{heads}], got {_shape(sink)}")
     if sink.dtype not in (torch.float32, q.dtype):
-        _refuse(f"sink must be float32 or have the dtype of q, {q.dtype}, got {sink.dtype}")
+        refuse(f"sink must be float32 or have the dtype of q, {q.dtype}, got {sink.dtype}")
     if sink.device != q.device:
-        _refuse(f"sink must be on the device of q, {q.device}, got {sink.device}")
+        refuse(f"sink must be on the device of q, {q.device}, got {sink.device}")
 
 
 def _check_options(causal, window, scale, head_dim: int, backward) -> float:
     if not isinstance(causal, bool):
-        _refuse(f"causal must be True or False, got {causal!r}")
+        refuse(f"causal must be True or False, got {causal!r}")
     if window is not None:
         if isinstance(window, bool) or not isinstance(window, int):
-            _refuse(f"window must be an int or None, got {window!r}")
+            refuse(f"window must be an int or None, got {window!r}")
         if not causal:
-            _refuse(f"window needs causal=True, got window={window} with causal=False")
+            refuse(f"window needs causal=True, got window={window} with causal=False")
         if not 1 <= window < 2**31:
-            _refuse(f"window must be at least 1 and below 2**31, got {window}")
+            refuse(f"window must be at least 1 and below 2**31, got {window}")
     if backward is not None and backward not in STRATEGIES:
-        _refuse(f"backward must be one of {', '.join(STRATEGIES)} or None, got {backward!r}")
+        refuse(f"backward must be one of {', '.join(STRATEGIES)} or None, got {backward!r}")
     return check_scale(scale, head_dim)
 
 
@@ -158,9 +167,9 @@ def check_scale(scale, head_dim: int) -> float:
     if scale is None:
         return head_dim**-0.5
     if isinstance(scale, bool) or not isinstance(scale, int | float):
-        _refuse(f"scale must be a number or None, got {scale!r}")
+        refuse(f"scale must be a number or None, got {scale!r}")
     if not SCALE_MIN <= scale <= SCALE_MAX:
-        _refuse(
+        refuse(
             f"scale must be positive and finite, from {SCALE_MIN:.0e} to {SCALE_MAX:.0e}, "
             f"got {scale}"
         )
@@ -171,7 +180,7 @@ def _attention(
     layout, q, k, heads, kv_heads, dims, causal, window, scale, backward, alignment="bottom_right"
 ) -> Attention:
     if alignment not in ALIGNMENTS:
-        _refuse(f"alignment must be one of {', '.join(ALIGNMENTS)}, got {alignment!r}")
+        refuse(f"alignment must be one of {', '.join(ALIGNMENTS)}, got {alignment!r}")
     scale = _check_options(causal, window, scale, dims["head_dim"], backward)
     return Attention(
         layout=layout,
@@ -196,17 +205,17 @@ def check_dense(
         ValueError: the first invalid argument; the message names it, the rule and the value.
     """
     if layout not in DENSE_LAYOUTS:
-        _refuse(f"layout must be one of {', '.join(DENSE_LAYOUTS)}, got {layout!r}")
+        refuse(f"layout must be one of {', '.join(DENSE_LAYOUTS)}, got {layout!r}")
     dims = "batch, seqlen, heads, dim" if layout == "bshd" else "batch, heads, seqlen, dim"
     _check_tensors({"q": q, "k": k, "v": v}, dims)
     rows, heads = (1, 2) if layout == "bshd" else (2, 1)
     for name, tensor in {"k": k, "v": v}.items():
         if tensor.shape[0] != q.shape[0]:
-            _refuse(f"{name} must have the batch of q, {q.shape[0]}, got {tensor.shape[0]}")
+            refuse(f"{name} must have the batch of q, {q.shape[0]}, got {tensor.shape[0]}")
     if q.shape[0] > GRID_MAX:
-        _refuse(f"q must have a batch of at most {GRID_MAX}, got {q.shape[0]}")
+        refuse(f"q must have a batch of at most {GRID_MAX}, got {q.shape[0]}")
     if v.shape[rows] != k.shape[rows]:
-        _refuse(f"v must have the length of k, {k.shape[rows]}, got {v.shape[rows]}")
+        refuse(f"v must have the length of k, {k.shape[rows]}, got {v.shape[rows]}")
     dim_sizes = {"head_dim": q.shape[3], "head_dim_v": v.shape[3]}
     _check_dims(q.shape[heads], k.shape[heads], v.shape[heads], dim_sizes, k.shape[3])
     _check_sink(sink, q, q.shape[heads])
@@ -225,23 +234,23 @@ def check_padded(q, k, v, mask_q, mask_k) -> None:
     _check_tensors({"q": q, "k": k, "v": v}, "batch, seqlen, heads, dim")
     for name, tensor in {"k": k, "v": v}.items():
         if tensor.shape[0] != q.shape[0]:
-            _refuse(f"{name} must have the batch of q, {q.shape[0]}, got {tensor.shape[0]}")
+            refuse(f"{name} must have the batch of q, {q.shape[0]}, got {tensor.shape[0]}")
     if v.shape[1] != k.shape[1]:
-        _refuse(f"v must have the length of k, {k.shape[1]}, got {v.shape[1]}")
+        refuse(f"v must have the length of k, {k.shape[1]}, got {v.shape[1]}")
     for name, mask, of, tensor in (("mask_q", mask_q, "q", q), ("mask_k", mask_k, "k", k)):
         if mask is None:
             continue
         if not isinstance(mask, torch.Tensor):
-            _refuse(f"{name} must be a torch.Tensor or None, got {type(mask).__name__}")
+            refuse(f"{name} must be a torch.Tensor or None, got {type(mask).__name__}")
         if mask.dtype != torch.bool:
-            _refuse(f"{name} must be bool, true where a token is, got {mask.dtype}")
+            refuse(f"{name} must be bool, true where a token is, got {mask.dtype}")
         if mask.shape != tensor.shape[:2]:
-            _refuse(
+            refuse(
                 f"{name} must have the batch and the length of {of}, {_shape(tensor)[:2]}, "
                 f"got shape {_shape(mask)}"
             )
         if mask.device != q.device:
-            _refuse(f"{name} must be on the device of q, {q.device}, got {mask.device}")
+            refuse(f"{name} must be on the device of q, {q.device}, got {mask.device}")
 
 
 def check_sm100(q, k, v, causal, window, scale, layout, variant, alignment) -> Attention:
@@ -251,19 +260,19 @@ def check_sm100(q, k, v, causal, window, scale, layout, variant, alignment) -> A
         ValueError: the first invalid argument; the message names it, the rule and the value.
     """
     if variant not in SM100_VARIANTS:
-        _refuse(f"variant must be one of {', '.join(SM100_VARIANTS)}, got {variant!r}")
+        refuse(f"variant must be one of {', '.join(SM100_VARIANTS)}, got {variant!r}")
     call = check_dense(q, k, v, causal, window, scale, layout, "reordered", alignment=alignment)
     wide = max(call.head_dim, call.head_dim_v)
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
     if wanted and wide > SM100_GRADIENT_DIM_MAX:
-        _refuse(
+        refuse(
             f"head_dim must be at most {SM100_GRADIENT_DIM_MAX} if inputs require gradients, got "
             f"{wide}; dense_attention supports up to {HEAD_DIM_MAX}"
         )
     if q.device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(q.device)
         if major != SM100_MAJOR:
-            _refuse(
+            refuse(
                 f"q must be on a GPU of compute capability {SM100_MAJOR}, got {major}.{minor}; "
                 "dense_attention supports any GPU"
             )
@@ -272,13 +281,13 @@ def check_sm100(q, k, v, causal, window, scale, layout, variant, alignment) -> A
 
 def _check_bounds(name: str, cu_seqlens: torch.Tensor, total_name: str, q: torch.Tensor) -> None:
     if not isinstance(cu_seqlens, torch.Tensor):
-        _refuse(f"{name} must be a torch.Tensor, got {type(cu_seqlens).__name__}")
+        refuse(f"{name} must be a torch.Tensor, got {type(cu_seqlens).__name__}")
     if cu_seqlens.dtype != torch.int32:
-        _refuse(f"{name} must be int32, got {cu_seqlens.dtype}")
+        refuse(f"{name} must be int32, got {cu_seqlens.dtype}")
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
-        _refuse(f"{name} must have the shape [batch + 1], got {_shape(cu_seqlens)}")
+        refuse(f"{name} must have the shape [batch + 1], got {_shape(cu_seqlens)}")
     if cu_seqlens.device != q.device:
-        _refuse(
+        refuse(
             f"{name} must be on the device of q, {q.device}, got {cu_seqlens.device}; "
             f"it bounds the sequences of {total_name}"
         )
@@ -286,16 +295,16 @@ def _check_bounds(name: str, cu_seqlens: torch.Tensor, total_name: str, q: torch
 
 def _longest(name: str, bounds: list[int], total: int, tensor_name: str) -> int:
     if bounds[0] != 0:
-        _refuse(f"{name} must begin with 0, got {bounds[0]}")
+        refuse(f"{name} must begin with 0, got {bounds[0]}")
     lengths = [after - before for before, after in itertools.pairwise(bounds)]
     for index, length in enumerate(lengths):
         if length < 0:
-            _refuse(
+            refuse(
                 f"{name} must not decrease, got {bounds[index]} then {bounds[index + 1]} "
                 f"at index {index + 1}"
             )
     if bounds[-1] != total:
-        _refuse(f"{name} must end with the rows of {tensor_name}, {total}, got {bounds[-1]}")
+        refuse(f"{name} must end with the rows of {tensor_name}, {total}, got {bounds[-1]}")
     return max(lengths, default=0)
 
 
@@ -303,9 +312,9 @@ def _max_seqlen(name: str, given, longest: int) -> int:
     if given is None:
         return longest
     if isinstance(given, bool) or not isinstance(given, int):
-        _refuse(f"{name} must be an int or None, got {given!r}")
+        refuse(f"{name} must be an int or None, got {given!r}")
     if given < longest:
-        _refuse(f"{name} must be at least the longest sequence, {longest}, got {given}")
+        refuse(f"{name} must be at least the longest sequence, {longest}, got {given}")
     # A larger bound would only launch blocks without work.
     return longest
 
@@ -314,7 +323,7 @@ def _check_packed_tensors(q, k, v) -> dict[str, int]:
     """Checks q, k and v, and returns the head dimensions."""
     _check_tensors({"q": q, "k": k, "v": v}, "total, heads, dim")
     if v.shape[0] != k.shape[0]:
-        _refuse(f"v must have the rows of k, {k.shape[0]}, got {v.shape[0]}")
+        refuse(f"v must have the rows of k, {k.shape[0]}, got {v.shape[0]}")
     dims = {"head_dim": q.shape[2], "head_dim_v": v.shape[2]}
     _check_dims(q.shape[1], k.shape[1], v.shape[1], dims, k.shape[2])
     return dims
@@ -326,12 +335,12 @@ def _bounds_on_host(q, cu_seqlens_q, cu_seqlens_k) -> list[list[int]]:
     _check_bounds("cu_seqlens_k", cu_seqlens_k, "k and v", q)
     size = cu_seqlens_q.shape[0]
     if cu_seqlens_k.shape[0] != size:
-        _refuse(
+        refuse(
             f"cu_seqlens_k must have the length of cu_seqlens_q, {size} (batch + 1), "
             f"got {cu_seqlens_k.shape[0]}"
         )
     if size - 1 > GRID_MAX:
-        _refuse(f"cu_seqlens_q must bound at most {GRID_MAX} sequences, got {size - 1}")
+        refuse(f"cu_seqlens_q must bound at most {GRID_MAX} sequences, got {size - 1}")
     return host_values(cu_seqlens_q, cu_seqlens_k)
 
 

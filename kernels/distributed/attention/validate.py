@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from tlmatrix_kernels.attention import validate as one_gpu
+from tlmatrix_kernels.attention.validate import refuse
 from tlmatrix_kernels.distributed.attention.shards import ORDERS, Sharding
 from tlmatrix_kernels.distributed.validate import check_size
 from tlmatrix_kernels.target import capability
@@ -31,25 +32,21 @@ class Call:
     variant: str = "pipelined"
 
 
-def _refuse(message: str) -> None:
-    raise ValueError(message)
-
-
 def _sharding(sharding, world: int, steps) -> Sharding:
     if sharding not in ORDERS:
-        _refuse(f"sharding must be one of {', '.join(ORDERS)}, got {sharding!r}")
+        refuse(f"sharding must be one of {', '.join(ORDERS)}, got {sharding!r}")
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int)):
-        _refuse(f"steps must be an int or None, got {steps!r}")
+        refuse(f"steps must be an int or None, got {steps!r}")
     if steps is not None and not 1 <= steps <= world:
-        _refuse(f"steps must be from 1 to the number of ranks, {world}, got {steps}")
+        refuse(f"steps must be from 1 to the number of ranks, {world}, got {steps}")
     return Sharding(sharding, world)
 
 
 def _check_variant(variant) -> None:
     if variant not in VARIANTS:
-        _refuse(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
+        refuse(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
     if variant == "specialized" and capability() // 10 != 9:
-        _refuse(f"variant must be pipelined on sm_{capability()}: specialized is for sm_90a")
+        refuse(f"variant must be pipelined on sm_{capability()}: specialized is for sm_90a")
 
 
 def _check_shard(
@@ -57,7 +54,7 @@ def _check_shard(
 ) -> None:
     share = sharding.total(lengths, rank)
     if rows != share:
-        _refuse(
+        refuse(
             f"{name} must have the rows of rank {rank} of {sharding.world} in {sharding.order} "
             f"order, {share} of {whole}, got {rows}"
         )
@@ -69,7 +66,7 @@ def _whole_length(name: str, given, tensor: torch.Tensor, of: str, sharding: Sha
     if given is None:
         whole = rows * sharding.world
         if whole % sharding.chunks:
-            _refuse(
+            refuse(
                 f"{of} must have an even number of rows in zigzag order, two equal chunks, got "
                 f"{rows}; if the chunks differ, pass {name}, the length of the whole sequence"
             )
@@ -102,12 +99,12 @@ def _check_max_seqlen(name: str, given, lengths: Sequence[int], sharding: Shardi
     if given is None:
         return
     if isinstance(given, bool) or not isinstance(given, int):
-        _refuse(f"{name} must be an int or None, got {given!r}")
+        refuse(f"{name} must be an int or None, got {given!r}")
     longest = max(lengths, default=0)
     if given < longest:
         share = max(sharding.rows(longest, rank) for rank in range(sharding.world))
         hint = f"; a rank has up to {share} of them" if given <= share else ""
-        _refuse(
+        refuse(
             f"{name} must be at least the longest of the whole sequences, {longest} rows over "
             f"{sharding.world} ranks, got {given}{hint}"
         )
