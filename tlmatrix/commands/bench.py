@@ -15,12 +15,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from tlmatrix.bench.report import BenchReport
 from tlmatrix.bench.results import BenchFile, BenchFileError, State, read_bench
 from tlmatrix.bench.roofs import roof_of
 from tlmatrix.bench.statistics import CONFIDENCE, Verdict
+from tlmatrix.commands.screen import console_on
 from tlmatrix.commands.specs import spec_paths
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.matrix import Case
@@ -102,9 +101,7 @@ def _show(file: BenchFile, before: BenchFile | None, arguments: argparse.Namespa
 def _report(
     file: BenchFile, before: BenchFile | None, arguments: argparse.Namespace
 ) -> BenchReport:
-    console = Console(file=sys.stderr if arguments.json else sys.stdout)
-    if not console.is_terminal:
-        console = Console(file=console.file, width=120)
+    console = console_on(sys.stderr if arguments.json else sys.stdout)
     roof = roof_of(file.gpu)
     since = arguments.against or ""
     return BenchReport(console, roof, arguments.margin, before, since)

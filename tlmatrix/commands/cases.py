@@ -10,10 +10,11 @@ import faulthandler
 import json
 import sys
 import textwrap
-from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tlmatrix.commands.results import recent_runs
 from tlmatrix.commands.screen import screen_width
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.words import quoted
@@ -109,16 +110,11 @@ def _recorded_lines(result: CaseResult, config: Config) -> Iterator[str]:
 
 
 def _last_record(result: CaseResult, config: Config) -> tuple[Path, CaseResult] | None:
-    from tlmatrix.run.records import RecordsError, read_records
-
-    files = sorted(config.results.glob("run-*.jsonl"), reverse=True)
-    for path in files[:_RECORDS]:
-        with suppress(OSError, RecordsError):
-            for each in read_records(path).results:
-                found = (each, each.smaller) if each.smaller is not None else (each,)
-                for before in found:
-                    if _is_same_test(before, result):
-                        return path, before
+    for records in islice(recent_runs(None, config), _RECORDS):
+        for each in records.results:
+            for before in (each, each.smaller):
+                if before is not None and _is_same_test(before, result):
+                    return records.path, before
     return None
 
 

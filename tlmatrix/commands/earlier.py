@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tlmatrix.commands.results import last_run
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.options.table import LAST_RUN
 from tlmatrix.report.text import count
-from tlmatrix.results_file import kept_results, shown_path
+from tlmatrix.results_file import shown_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from tlmatrix.config import Config
     from tlmatrix.run.records import RunRecords
@@ -52,40 +52,6 @@ def _shortened(problems: Sequence[str]) -> list[str]:
     """The first problems of a results file, and how many more there are."""
     more = len(problems) - _PROBLEMS
     return [*problems[:_PROBLEMS], *([f"{count(more, 'more problem')}"] if more > 0 else [])]
-
-
-def last_run(given: str | None, config: Config) -> RunRecords | None:
-    """The last recorded run in the project's folder, or in the `given` folder or file.
-
-    Raises:
-        UsageError: this version does not read the format of its file.
-    """
-    from tlmatrix.run.records import FormatError, RecordsError, read_records
-
-    for path in kept_results(given, config, "run"):
-        try:
-            return read_records(path)
-        except FormatError as error:
-            raise UsageError(str(error)) from error
-        except (OSError, RecordsError):
-            continue  # It has just begun, or is not a results file.
-    return None
-
-
-def recent_runs(
-    given: str | None, config: Config, *, at_most: float = math.inf
-) -> Iterator[RunRecords]:
-    """The recorded runs, the newest first, while their files have up to `at_most` bytes."""
-    from tlmatrix.run.records import RecordsError, read_records
-
-    for path in kept_results(given, config, "run"):
-        at_most -= path.stat().st_size
-        if at_most < 0:
-            return
-        try:
-            yield read_records(path)
-        except (OSError, RecordsError):
-            continue  # It has just begun, is not a results file, or has another format.
 
 
 def _with_resumed_run(

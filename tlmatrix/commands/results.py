@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tlmatrix.commands.screen import console_on_output, print_wrapped, screen_width
+from tlmatrix.commands.screen import console_on, console_on_output, print_wrapped, screen_width
 from tlmatrix.exit_codes import ExitCode, UsageError, writing
 from tlmatrix.report.text import count
 from tlmatrix.results_file import kept_results, resume_command, shown_path
@@ -20,6 +20,8 @@ from tlmatrix.results_file import kept_results, resume_command, shown_path
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from rich.console import Console
 
     from tlmatrix.config import Config
     from tlmatrix.interpreter.coverage import Coverage
@@ -97,6 +99,40 @@ def open_results(
     if len(records.problems) > _PROBLEMS:
         print(f"tlmatrix: {len(records.problems) - _PROBLEMS} more lines", file=sys.stderr)
     return records
+
+
+def last_run(given: str | None, config: Config) -> RunRecords | None:
+    """The last recorded run in the project's folder, or in the `given` folder or file.
+
+    Raises:
+        UsageError: this version does not read the format of its file.
+    """
+    from tlmatrix.run.records import FormatError, RecordsError, read_records
+
+    for path in kept_results(given, config, "run"):
+        try:
+            return read_records(path)
+        except FormatError as error:
+            raise UsageError(str(error)) from error
+        except (OSError, RecordsError):
+            continue  # It has just begun, or is not a results file.
+    return None
+
+
+def recent_runs(
+    given: str | None, config: Config, *, at_most: float = math.inf
+) -> Iterator[RunRecords]:
+    """The recorded runs, the newest first, while their files have up to `at_most` bytes."""
+    from tlmatrix.run.records import RecordsError, read_records
+
+    for path in kept_results(given, config, "run"):
+        at_most -= path.stat().st_size
+        if at_most < 0:
+            return
+        try:
+            yield read_records(path)
+        except (OSError, RecordsError):
+            continue  # It has just begun, is not a results file, or has another format.
 
 
 def publish(records: RunRecords, *, junitxml: str | None, github: bool) -> None:
@@ -235,9 +271,7 @@ def history(arguments: argparse.Namespace, config: Config) -> ExitCode:
     folder = Path(arguments.folder) if arguments.folder else config.results
     if not folder.is_dir():
         raise UsageError(f"history: no such folder: {folder}")
-    console = Console(file=sys.stdout)
-    if not console.is_terminal:
-        console = Console(file=sys.stdout, width=160)
+    console = console_on(sys.stdout, 160)
     try:
         with opened(folder) as found:
             if arguments.sql:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.backend import backend_class
 from tlmatrix.commands.compile_ahead import compiling_ahead, dry_run_lines, job_of
-from tlmatrix.commands.earlier import recent_runs, with_earlier_run
-from tlmatrix.commands.results import open_results, publish
+from tlmatrix.commands.earlier import with_earlier_run
+from tlmatrix.commands.results import open_results, publish, recent_runs
 from tlmatrix.commands.screen import console_on_output, show
 from tlmatrix.commands.specs import builtin_paths, check_fuzzing, nodes_of, plan_all
 from tlmatrix.engine.cases import run_cases

@@ -44,6 +44,14 @@ def print_wrapped(text: str, stream: TextIO | None = None) -> None:
         print(wrapped, file=stream)
 
 
+def console_on(stream: TextIO, elsewhere: int = 120) -> Console:
+    """A console on a stream, `elsewhere` columns wide if that is no terminal."""
+    from rich.console import Console
+
+    console = Console(file=stream)
+    return console if console.is_terminal else Console(file=stream, width=elsewhere)
+
+
 @contextmanager
 def console_on_output() -> Iterator[Console]:
     """A console on the real output: file descriptor 1 is redirected while a case runs here."""
@@ -55,10 +63,7 @@ def console_on_output() -> Iterator[Console]:
         yield Console(file=sys.stdout)
         return
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        console = Console(file=file)
-        if not console.is_terminal:
-            console = Console(file=file, width=120)
-        yield console
+        yield console_on(file)
 
 
 def show(console: Console, text: str) -> None:
