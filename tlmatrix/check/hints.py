@@ -119,7 +119,7 @@ class Evidence:
 
 def hint(evidence: Evidence) -> str | None:
     """The first hint that the evidence supports."""
-    hints = _HINTS if evidence.alone else tuple(ask for ask in _HINTS if ask not in _OF_ONE_RUN)
+    hints = (ask for ask, of_two_runs in _HINTS if evidence.alone or of_two_runs)
     return next((words for ask in hints if (words := ask(evidence))), None)
 
 
@@ -522,36 +522,23 @@ def _some_nan(evidence: Evidence) -> str | None:
     return "NaN although no input has any"
 
 
-_HINTS: tuple[Callable[[Evidence], str | None], ...] = (
-    _never_written,
-    _rounded_operands,
-    _other_option,
-    _no_visible_key,
-    _tail,
-    _all_zero,
-    _of_another_rank,
-    _mask,
-    _alignment,
-    _permuted,
-    _transposed,
-    _next_sequence,
-    _uniform_factor,
-    _constant_offset,
-    _some_nan,
-    _rounded_values,
+_HINTS: tuple[tuple[Callable[[Evidence], str | None], bool], ...] = (
+    (_never_written, True),
+    (_rounded_operands, False),
+    (_other_option, False),
+    (_no_visible_key, False),
+    (_tail, False),
+    (_all_zero, False),
+    (_of_another_rank, True),
+    (_mask, False),
+    (_alignment, False),
+    (_permuted, True),
+    (_transposed, True),
+    (_next_sequence, False),
+    (_uniform_factor, True),
+    (_constant_offset, True),
+    (_some_nan, True),
+    (_rounded_values, False),
 )
-
-_OF_ONE_RUN = frozenset(
-    {
-        _rounded_operands,
-        _rounded_values,
-        _other_option,
-        _all_zero,
-        _mask,
-        _alignment,
-        _next_sequence,
-        _tail,
-        _no_visible_key,
-    }
-)
-"""Hints about bounds and masks, which do not change between runs of a case."""
+"""Hints in their order, and whether they explain the difference of two runs of a case, too: bounds
+and masks do not change between them."""
