@@ -14,7 +14,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from tlmatrix.backend.binding.entries import Entry
+from tlmatrix.backend.binding.calls import Entry
 from tlmatrix.backend.signature import parameters_of
 from tlmatrix.bench.candidates import NotApplicableError, Run
 from tlmatrix.spec.importing import load

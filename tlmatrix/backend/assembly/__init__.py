@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from tlmatrix.backend.assembly.assembler import KINDS, Assembler, Keep
 from tlmatrix.backend.assembly.budget import check_budgets
-from tlmatrix.backend.assembly.compiled import CompiledKernel, MachineCode
-from tlmatrix.backend.assembly.toolkit import Toolkit, find_toolkit
+from tlmatrix.backend.assembly.toolkit import CompiledKernel, MachineCode, Toolkit, find_toolkit
 
 __all__ = [
     "KINDS",

@@ -12,9 +12,14 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend.ahead.tickets import Tickets
-from tlmatrix.backend.assembly.compiled import CompiledKernel
 from tlmatrix.backend.assembly.lowering import Lowerer, LoweringError
-from tlmatrix.backend.assembly.toolkit import AssemblerError, Toolkit, find_toolkit, flags_for
+from tlmatrix.backend.assembly.toolkit import (
+    AssemblerError,
+    CompiledKernel,
+    Toolkit,
+    find_toolkit,
+    flags_for,
+)
 from tlmatrix.cache_files import FileCache, cache_folder, write_file
 from tlmatrix.spec.values import canonical
 

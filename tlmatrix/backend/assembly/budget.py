@@ -11,7 +11,7 @@ from tlmatrix.words import suggestion
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tlmatrix.backend.assembly.compiled import CompiledKernel, MachineCode
+    from tlmatrix.backend.assembly.toolkit import CompiledKernel, MachineCode
     from tlmatrix.spec.model.spec import CodegenRule, Spec
     from tlmatrix.spec.values import Value
 

@@ -2,7 +2,7 @@
 
 `bind` imports the `entry` or `factory`; each module handles one form of it:
 
-- `entries`: a function, `Function.apply`, an operator of `torch.library`;
+- `calls`: a function, `Function.apply`, an operator of `torch.library`;
 - `modules`: a class of `nn.Module`, whose parameters are inputs;
 - `factories`: TileLang functions that return kernels.
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.backend.binding.calls import binding_error
-from tlmatrix.backend.binding.entries import Entry, refuse_function_class
+from tlmatrix.backend.binding.calls import Entry, binding_error, refuse_function_class
 from tlmatrix.backend.binding.factories import Factory, JitEntry
 from tlmatrix.backend.binding.modules import module_entry
 from tlmatrix.backend.errors import BindingError

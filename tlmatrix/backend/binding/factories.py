@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.backend.binding.calls import argument_source, binding_error, error_at, prepared_call
-from tlmatrix.backend.binding.entries import entry_arguments
+from tlmatrix.backend.binding.calls import (
+    argument_source,
+    binding_error,
+    entry_arguments,
+    error_at,
+    prepared_call,
+)
 from tlmatrix.backend.errors import BindingError, wrapping_entry_errors
 from tlmatrix.backend.signature import parameters_of
 from tlmatrix.problem.calling import Arguments, arguments_of

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.backend.binding.calls import binding_error, error_at, prepared_call
-from tlmatrix.backend.binding.entries import entry_arguments
+from tlmatrix.backend.binding.calls import binding_error, entry_arguments, error_at, prepared_call
 from tlmatrix.backend.errors import wrapping_entry_errors
 from tlmatrix.problem.calling import by_name, parameters_of, takes_any_keyword
 from tlmatrix.spec.expr.expression import ExpressionError
