@@ -48,6 +48,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from distributed_workers import efficiency, slowest
+from gathered_sdpa import all_gather, gathered_sdpa, in_sequence_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,11 +95,11 @@ class Bench:
     """One rank: its shards of a case, and the candidates."""
 
     def __init__(self, case: Case, context: Any, dtype: torch.dtype) -> None:
-        from tlmatrix_kernels.distributed.attention import operators, reference, validate
+        from tlmatrix_kernels.distributed.attention import operators, validate
         from tlmatrix_kernels.distributed.attention.shards import Sharding
 
         self.case, self.context = case, context
-        self.operators, self.reference = operators, reference
+        self.operators = operators
         rank, world = context.rank, context.world
         rows = case.tokens // world
         source = torch.Generator(device="cuda").manual_seed(17)
@@ -137,16 +138,16 @@ class Bench:
 
     def nccl(self) -> tuple[torch.Tensor, torch.Tensor]:
         """NCCL's all-gather."""
-        return self.reference.all_gather(self.k), self.reference.all_gather(self.v)
+        return all_gather(self.k), all_gather(self.v)
 
     def in_turn(self) -> torch.Tensor:
         """All-gather, then the kernel."""
-        k, v = (self.reference.in_sequence_order(found, self.order) for found in self.nccl())
+        k, v = (in_sequence_order(found, self.order) for found in self.nccl())
         return self.attend(k, v)
 
     def sdpa(self) -> torch.Tensor:
         """All-gather, then PyTorch's SDPA."""
-        return self.reference.gathered_sdpa(
+        return gathered_sdpa(
             self.q, self.k, self.v, causal=self.case.causal, sharding=self.case.sharding
         )
 

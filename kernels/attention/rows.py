@@ -29,7 +29,6 @@ import tilelang.language as T
 from tlmatrix_kernels.attention.masks import Mask
 from tlmatrix_kernels.parameters import absent, named
 
-LAYOUTS = ("bshd", "bhsd", "thd")
 PADDING = 64
 """Rows of a block of the pre-pass, which writes the padded rows. Tiles of queries divide it, and it
 is a multiple of the 16 bytes to which copies align.

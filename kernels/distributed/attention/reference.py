@@ -1,17 +1,16 @@
 """PyTorch reference of sequence-parallel attention: all-gather keys and values, then attention.
 
 Differentiable, for any device and any backend of `torch.distributed`, including gloo between CPU
-processes. `gathered_sdpa`, with scaled_dot_product_attention, is a performance baseline.
+processes.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
-from torch.nn.functional import scaled_dot_product_attention
 
 from tlmatrix_kernels.attention.cu_seqlens import host_values
 from tlmatrix_kernels.distributed.attention.shards import Sharding
@@ -189,69 +188,3 @@ def _one_sequence(q, k, v, places, causal: bool, scale: float):
 def _zero_of(*tensors):
     """Zero, as a function of the tensors, so that their gradients are zeros and not None."""
     return sum(tensor[..., :0].sum() for tensor in tensors)
-
-
-def gathered_sdpa(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool = False,
-    sharding: str = "zigzag",
-    group: ProcessGroup | None = None,
-) -> torch.Tensor:
-    """NCCL's all-gather, then scaled_dot_product_attention.
-
-    Every rank has the same number of rows, and there are as many keys as queries.
-
-    Args:
-        q: [batch, rows, heads, head_dim], this rank's shard.
-        k: [batch, rows, kv_heads, head_dim].
-        v: [batch, rows, kv_heads, head_dim].
-        causal: whether a query attends only to keys up to its own position.
-        sharding: "zigzag" or "contiguous".
-        group: the process group.
-
-    Returns:
-        out [batch, rows, heads, head_dim].
-    """
-    order = Sharding(sharding, dist.get_world_size(group))
-    rank = dist.get_rank(group)
-    k, v = (
-        in_sequence_order(all_gather(tensor, group), order).transpose(1, 2) for tensor in (k, v)
-    )
-    if not causal:
-        return _sdpa(q, k, v, None)
-    from torch.nn.attention.bias import causal_lower_right  # imports torch.compile: two seconds
-
-    found, row, chunk = [], 0, q.shape[1] * order.world // order.chunks
-    for index in order.owned(rank):
-        end = (index + 1) * chunk
-        bias = causal_lower_right(chunk, end)
-        found.append(_sdpa(q[:, row : row + chunk], k[:, :, :end], v[:, :, :end], bias))
-        row += chunk
-    return torch.cat(found, 1)
-
-
-def _sdpa(q, k, v, bias):
-    out = scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=bias, enable_gqa=True)
-    return out.transpose(1, 2)
-
-
-def all_gather(tensor: torch.Tensor, group: ProcessGroup | None = None) -> torch.Tensor:
-    """[batch, rows, ...] of each rank to [world, batch, rows, ...], by the group's backend."""
-    found = tensor.new_empty((dist.get_world_size(group), *tensor.shape))
-    # PyTorch 2.13 renamed it.
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(found.flatten(0, 1), tensor.contiguous(), group=group)
-    return found
-
-
-def in_sequence_order(found: torch.Tensor, order: Sharding) -> torch.Tensor:
-    """[world, batch, rows, ...] to whole sequences, [batch, world * rows, ...]."""
-    if order.order == "contiguous":
-        parts: Iterable[torch.Tensor] = found
-    else:
-        halves = found.unflatten(2, (2, -1))
-        parts = [*halves[:, :, 0], *halves[:, :, 1].flip(0)]
-    return torch.cat(list(parts), 1)
