@@ -32,7 +32,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tlmatrix.backend import backend_named, bind, execute
+from tlmatrix.backend import backend_named
+from tlmatrix.backend.binding import bind, execute
 from tlmatrix.check import guards, judge
 from tlmatrix.problem import Problem, Relation, RelationKind, TensorInfo, family_for
 from tlmatrix.problem.tensors import LazyMapping

@@ -11,17 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tlmatrix.backend import (
-    ArchitectureError,
-    Backend,
-    BindingError,
-    EntryError,
-    backend_named,
-    bind,
-    execute,
-    refuse_unknown_axes,
-)
+from tlmatrix.backend import ArchitectureError, Backend, BindingError, EntryError, backend_named
+from tlmatrix.backend.axes import refuse_unknown_axes
 from tlmatrix.backend.backends import CudaBackend, InterpreterBackend
+from tlmatrix.backend.binding import bind, execute
 from tlmatrix.problem import family_for
 from tlmatrix.spec import SpecError, load_spec
 from tlmatrix.tracebacks import user_traceback

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
-from tlmatrix.backend import EntryError, bind
+from tlmatrix.backend import EntryError
+from tlmatrix.backend.binding import bind
 from tlmatrix.backend.signature import parameters_of
 from tlmatrix.bench.results import Implementation, State
 from tlmatrix.bench.timing import interleaved

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from tlmatrix.backend import ArchitectureError, refuse_unknown_axes
+from tlmatrix.backend import ArchitectureError
+from tlmatrix.backend.axes import refuse_unknown_axes
 from tlmatrix.backend.binding import bind
 from tlmatrix.bench.baselines import torch_run
 from tlmatrix.bench.candidates import (

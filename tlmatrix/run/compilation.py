@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.backend import CompileBackend, EntryError, execute
+from tlmatrix.backend import CompileBackend, EntryError
 from tlmatrix.backend.assembly import check_budgets
+from tlmatrix.backend.binding import execute
 from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.distributed.entry import trace
 from tlmatrix.run.outcome import Outcome, bug_words, combined, with_bug
@@ -17,8 +18,8 @@ from tlmatrix.spec.model.spec import has_ranks
 from tlmatrix.tracebacks import user_traceback
 
 if TYPE_CHECKING:
-    from tlmatrix.backend import Binding
     from tlmatrix.backend.assembly import Assembler, CompiledKernel, Keep
+    from tlmatrix.backend.binding import Binding
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem
     from tlmatrix.run.execution import JudgeOptions

@@ -20,7 +20,7 @@ from tlmatrix.unwinding import unwinds
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from tlmatrix.backend import Binding
+    from tlmatrix.backend.binding import Binding
     from tlmatrix.check.finding import Finding
     from tlmatrix.check.registry import Reruns
     from tlmatrix.interpreter.explain.model import Writer

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.backend import EntryError, bind, execute, refuse_unknown_axes
+from tlmatrix.backend import EntryError
+from tlmatrix.backend.axes import refuse_unknown_axes
 from tlmatrix.backend.backends import InterpreterBackend
+from tlmatrix.backend.binding import bind, execute
 from tlmatrix.check.running import OnDevice
 from tlmatrix.distributed.entry import Executors
 from tlmatrix.matrix.case import seed_from
@@ -29,8 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from tlmatrix.backend import Backend, Binding
+    from tlmatrix.backend import Backend
     from tlmatrix.backend.assembly import Assembler, Keep
+    from tlmatrix.backend.binding import Binding
     from tlmatrix.check.finding import Finding
     from tlmatrix.check.running import SeveralRanks
     from tlmatrix.matrix import Case

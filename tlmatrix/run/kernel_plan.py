@@ -69,7 +69,8 @@ def traced_kernels(
     """
     from dataclasses import replace
 
-    from tlmatrix.backend import CompileBackend, execute
+    from tlmatrix.backend import CompileBackend
+    from tlmatrix.backend.binding import execute
     from tlmatrix.distributed.entry import trace
     from tlmatrix.matrix import Case
     from tlmatrix.run.agreement import other_cases

@@ -18,7 +18,8 @@ from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from tlmatrix.backend import CompileBackend, execute
+from tlmatrix.backend import CompileBackend
+from tlmatrix.backend.binding import execute
 from tlmatrix.check.finding import Finding
 from tlmatrix.distributed.entry import trace
 from tlmatrix.interpreter.frontend.programs import program_cache
