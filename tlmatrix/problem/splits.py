@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tlmatrix.problem.tensors import indexable
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -36,7 +38,7 @@ class Split:
             return tensor.clone()
         if self.own:
             return tensor.select(self.axis, rank).clone()
-        return _bits(tensor).index_select(self.axis, self._on(tensor, rank)).view(tensor.dtype)
+        return indexable(tensor).index_select(self.axis, self._on(tensor, rank)).view(tensor.dtype)
 
     def shape(self, whole: tuple[int, ...], rank: int) -> tuple[int, ...]:
         """The shape of a rank's shard of a tensor of shape `whole`."""
@@ -57,7 +59,7 @@ class Split:
         """Write a rank's shard, of the right shape, into the whole."""
         if self.own:
             part = part.unsqueeze(self.axis)
-        _bits(whole).index_copy_(self.axis, self._on(whole, rank), _bits(part.contiguous()))
+        indexable(whole).index_copy_(self.axis, self._on(whole, rank), indexable(part.contiguous()))
 
     def _on(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         return self.rows[rank].to(tensor.device)
@@ -122,8 +124,3 @@ def owners(
                 rows.append(range(begin + chunk.start, begin + chunk.stop))
         begin += length
     return found
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """View 8-bit dtypes as integers: PyTorch cannot index float8."""
-    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor

@@ -64,3 +64,8 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """
     dense = tensor.detach().contiguous()
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+
+
+def indexable(tensor: torch.Tensor) -> torch.Tensor:
+    """View 8-bit dtypes as integers: PyTorch cannot index float8."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor

@@ -19,7 +19,7 @@ import torch
 
 from tlmatrix.problem.distributions import permutation, seeded_random
 from tlmatrix.problem.model import Relation
-from tlmatrix.problem.tensors import LazyMapping
+from tlmatrix.problem.tensors import LazyMapping, indexable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -55,9 +55,8 @@ def select(tensor: torch.Tensor, along: Along, order: Sequence[int]) -> torch.Te
             tensor = tensor.narrow(dim, begin, starts[run.stop] - begin)
         else:
             rows = [row for each in order for row in range(starts[each], starts[each + 1])]
-            tensor = tensor.index_select(
-                dim, torch.tensor(rows, dtype=torch.int64, device=tensor.device)
-            )
+            index = torch.tensor(rows, dtype=torch.int64, device=tensor.device)
+            tensor = indexable(tensor).index_select(dim, index).view(tensor.dtype)
     return tensor
 
 
