@@ -253,7 +253,7 @@ class GlobalShadow(Shadow):
 
     __slots__ = (
         "_boundaries", "_full", "_last", "_monitor", "_noted", "_order", "_packed",
-        "_packed_alone", "_ranks", "fresh", "quiet", "still",
+        "_packed_alone", "_races", "_ranks", "fresh", "quiet", "still",
     )  # fmt: skip
 
     def __init__(
@@ -298,6 +298,7 @@ class GlobalShadow(Shadow):
             planes = 1 if kind == "write" else 2
             kept = (np.zeros(shape, np.int32) for _ in range(planes))
             self._last[kind] = LastAccesses(self._order, *kept)
+        self._races = self._compared()
         noted = ranks is not None or boundaries is not None
         flag = "ordered" in usage
         # Whether a read can only show which sequence its rows belong to.
@@ -306,6 +307,14 @@ class GlobalShadow(Shadow):
             packed is not None or reads_race or ("races" in on and flag) or self.fresh or noted
         )
         self.still = not (packed is not None or needs_writers or races or ranks is not None)
+
+    def _compared(self) -> dict[str, list[tuple[LastAccesses, str]]]:
+        """By an access the earlier ones that may race with it, and what a report says."""
+        on = "races" in self._findings.sanitizers
+        return {
+            access: [(self._last[k], text) for k, text in kinds.items() if on and k in self._last]
+            for access, kinds in _RACES.items()
+        }
 
     @property
     def stored(self) -> Array | None:
@@ -341,6 +350,7 @@ class GlobalShadow(Shadow):
         found._packed = found._boundaries = None  # noqa: SLF001  # of its own class
         found.known = None if self.known is None else self.known.reshape(shape)
         found._last = {kind: last.reshape(shape) for kind, last in self._last.items()}  # noqa: SLF001
+        found._races = found._compared()  # noqa: SLF001
         found._ranks = None if self._ranks is None else self._ranks.reshaped(shape)  # noqa: SLF001
         return found
 
@@ -408,7 +418,7 @@ class GlobalShadow(Shadow):
         self._race("atomic of a flag" if self._monitor.is_flag(site) else "atomic", site, place)
         if self._monitor.rounds(site):
             message = "two blocks add to {buffer}, in any order: equal calls may round differently"
-            self._against("atomic", site, place, message, "atomics")
+            self._against(self._last["atomic"], site, place, message, "atomics")
         self._last["atomic"].add(place, self._order.code(site))
 
     def read(self, site: int, place: Place | None, *, copied: bool = False) -> None:
@@ -431,14 +441,13 @@ class GlobalShadow(Shadow):
 
     def _race(self, access: str, site: int, place: Place) -> None:
         """Report accesses of other blocks that race with one."""
-        for kind, message in _RACES[access].items():
-            self._against(kind, site, place, message, "races")
+        for accesses, message in self._races[access]:
+            self._against(accesses, site, place, message, "races")
 
-    def _against(self, kind: str, site: int, place: Place, message: str, sanitizer: str) -> None:
+    def _against(
+        self, accesses: LastAccesses, site: int, place: Place, message: str, sanitizer: str
+    ) -> None:
         """Report accesses of a kind by other blocks that nothing orders before this one."""
-        accesses = self._last.get(kind)
-        if accesses is None or sanitizer not in self._findings.sanitizers:
-            return
         for codes in accesses.kept:
             if self._conflict(site, place, codes[place[0]], message, sanitizer):
                 return
