@@ -11,10 +11,11 @@ import ctypes
 import os
 import sys
 from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 ALL_GPUS = "TLMATRIX_VISIBLE_GPUS"
 """Environment variable of a worker restricted to one GPU: all GPUs that the user left visible."""
@@ -25,21 +26,31 @@ CONTEXT_BYTES = 600 * 2**20
 _NVML = ("libnvidia-ml.so.1", "nvml.dll")
 
 
-def count_gpus() -> int:
-    """The number of GPUs according to NVML; 0 without a driver."""
+@contextmanager
+def _nvml() -> Iterator[ctypes.CDLL | None]:
+    """NVIDIA's management library, initialized; None without a driver."""
     for name in _NVML:
         try:
             library = ctypes.CDLL(name)
         except OSError:
             continue
-        found = ctypes.c_uint(0)
         if library.nvmlInit_v2() != 0:
+            break
+        try:
+            yield library
+        finally:
+            library.nvmlShutdown()
+        return
+    yield None
+
+
+def count_gpus() -> int:
+    """The number of GPUs according to NVML; 0 without a driver."""
+    found = ctypes.c_uint(0)
+    with _nvml() as library:
+        if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(found)) != 0:
             return 0
-        if library.nvmlDeviceGetCount_v2(ctypes.byref(found)) != 0:
-            found.value = 0
-        library.nvmlShutdown()
-        return found.value
-    return 0
+    return found.value
 
 
 def compute_capability() -> tuple[int, int] | None:
@@ -48,24 +59,18 @@ def compute_capability() -> tuple[int, int] | None:
     if not gpus:
         return None
     number = int(gpus[0]) if gpus[0].isdecimal() else 0
-    for name in _NVML:
-        try:
-            library = ctypes.CDLL(name)
-        except OSError:
-            continue
-        if library.nvmlInit_v2() != 0:
-            return None
-        device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
-        found = (
-            library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)) == 0
-            and library.nvmlDeviceGetCudaComputeCapability(
+    device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+    with _nvml() as library:
+        if (
+            library is None
+            or library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)) != 0
+            or library.nvmlDeviceGetCudaComputeCapability(
                 device, ctypes.byref(major), ctypes.byref(minor)
             )
-            == 0
-        )
-        library.nvmlShutdown()
-        return (major.value, minor.value) if found else None
-    return None
+            != 0
+        ):
+            return None
+    return major.value, minor.value
 
 
 def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -76,13 +76,15 @@ class Expansion:
 
     def count(self) -> int:
         """The number of cases, without making them; an upper bound if not `counted`."""
-        own = self._space.most if self._rows is None else len(self._rows)
+        own = self._space.count if self._rows is None else len(self._rows)
+        if own is None:
+            own = self._space.products
         return len(self.listed) + own - len(self._listed_rows)
 
     @property
     def counted(self) -> bool:
         """Whether `count` is exact: large constraints may leave too many cases to count."""
-        return self._rows is not None or self._space.counts
+        return self._rows is not None or self._space.count is not None
 
     def some(self, most: int) -> list[Case]:
         """All cases if there are at most `most`, otherwise `most` of the tier's own, deterministic.
@@ -94,7 +96,7 @@ class Expansion:
         pick = random.Random(0)  # noqa: S311 - reproducible, not secret
         if self._rows is not None:
             rows = self._rows[:most]
-        elif not self._space.counts:
+        elif self._space.count is None:
             rows = tuple(islice(self._space.spread(pick), most))
         else:
             places = sorted(pick.sample(range(self._space.count), most))
@@ -219,7 +221,7 @@ def _picked(
     spec: Spec, plan: Plan, space: Space, compile_key: CompileKey | None
 ) -> tuple[tuple[Row, ...] | None, Proof | None]:
     some = plan.strategy in (Strategy.FIRST, Strategy.SAMPLE)
-    if some and space.counts and plan.size >= space.count:
+    if some and space.count is not None and plan.size >= space.count:
         return None, None  # the whole product, which may be too large to list
     match plan.strategy:
         case Strategy.PRODUCT:
@@ -284,7 +286,7 @@ def _check_zip(spec: Spec, plan: Plan) -> None:
 def _sample(space: Space, size: int, seed: int) -> tuple[Row, ...]:
     """A sample of `size` rows, uniform if rows can be counted; a prefix of any larger sample."""
     generator = random.Random(seed)  # noqa: S311 - reproducible, not secret
-    if not space.counts:
+    if space.count is None:
         found = islice(space.spread(generator), _DRAWS * size)
         return tuple(islice(dict.fromkeys(found), size))
     drawn: dict[int, None] = {}

@@ -68,32 +68,15 @@ class Space:
         return prod(self.sizes)
 
     @cached_property
-    def most(self) -> int:
-        """`count`, or `products` if there are too many rows to count."""
-        try:
-            return self.count
-        except TooManyError:
-            return self.products
-
-    @cached_property
-    def counts(self) -> bool:
-        """Whether rows can be counted."""
-        try:
-            return self.count >= 0
-        except TooManyError:
-            return False
-
-    @cached_property
-    def count(self) -> int:
-        """The exact number of rows, without listing them.
-
-        Raises:
-            TooManyError: there are too many to count in a few seconds.
-        """
+    def count(self) -> int | None:
+        """The exact number of rows, without listing them; None if it takes more than seconds."""
         if not self._constant:
             return 0
         free = prod(self.sizes[at] for at in self._free)
-        return free and free * prod(group.count() for group in self._groups)
+        try:
+            return free and free * prod(group.count() for group in self._groups)
+        except TooManyError:
+            return None
 
     def removed(self) -> tuple[int | None, ...]:
         """For each constraint alone, the number of rows of the product that violate it.
@@ -168,7 +151,7 @@ class Space:
 
     def __getitem__(self, index: int) -> Row:
         """The row with an index, in another order than iteration: for sampling."""
-        if not 0 <= index < self.count:
+        if self.count is None or not 0 <= index < self.count:
             raise IndexError(index)
         row = [UNBOUND] * len(self.names)
         for at in self._free:
