@@ -150,9 +150,14 @@ class FileCache:
 
     @contextlib.contextmanager
     def exclusive(self, key: str) -> Iterator[None]:
-        """Hold the lock of a key, so that one process makes what others wait for."""
-        with locked(self._folder / f"{key}.lock"):
-            yield
+        """Hold the lock of a key, so that one process makes what others wait for and then find."""
+        path = self._folder / f"{key}.lock"
+        with locked(path):
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def _trim(self) -> None:
         """Remove the files that were used longest ago, if all together are too large."""
