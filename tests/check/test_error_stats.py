@@ -1,17 +1,14 @@
-"""Errors by region, and error bounds of some regions."""
+"""Errors by region."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from packed_attention import attention
 
 from tlmatrix.check.error_stats import Comparison, measure_errors
-from tlmatrix.check.regions import Regions, select_regions
-from tlmatrix.check.tolerance import ReferenceBounds, error_bound
-from tlmatrix.problem.model import Dim, TensorInfo
-from tlmatrix.spec.model.spec import Tolerance
+from tlmatrix.check.regions import Regions
+from tlmatrix.problem.model import Dim
 
 CPU = torch.device("cpu")
 PACKED = Dim("position", 7, [0, 0, 0, 2, 2, 3, 3], [0, 3, 3, 5, 7], "sequence")
@@ -91,30 +88,3 @@ def test_within_uses_the_factor_of_each_tensor():
     pair = [measured("a", SHAPES["one row"]), measured("b", SHAPES["no region"])]
     pair = [replace(each, got=each.reference + 3 * (each.low - each.reference)) for each in pair]
     assert measure_errors(pair).within([3.1, 2.9]).tolist() == [True, False]
-
-
-@pytest.mark.parametrize("name", ["out", "lse", "dq", "dk", "dv"])
-def test_region_subset_has_the_bounds_of_the_whole_tensor(name):
-    problem = attention((1, 3, 9), (4, 3, 2), dtype=torch.bfloat16)
-    bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
-    regions, reference = bounds.regions(name), bounds.reference[name]
-    chosen = np.zeros(regions.count, dtype=bool)
-    chosen[[0, regions.count // 2]] = True
-    part = select_regions(problem.outputs[name], regions, chosen)
-    low = part.of(bounds.lowp[name])
-    alone = error_bound(part.info, part.of(reference), low, bounds.tolerance_of(name))
-    whole = bounds.error_bound(name)
-    assert torch.equal(alone.element, part.of(whole.element))
-    numbers = np.unique(part.info.dims[0].region)
-    assert torch.allclose(
-        alone.region.flatten()[numbers], whole.region.flatten()[numbers], rtol=1e-12
-    )
-
-
-@pytest.mark.parametrize("name", ["one row", "a scalar"])
-def test_region_subset_of_a_single_region(name):
-    made = measured(name, SHAPES[name])
-    info = TensorInfo("y", SHAPES[name], torch.float16, 2.0**-11, made.reference.abs)
-    part = select_regions(info, made.regions, np.ones(1, dtype=bool))
-    assert torch.equal(part.of(made.got).flatten(), made.got.flatten())
-    assert torch.equal(part.info.magnitude().flatten(), made.reference.abs().flatten())

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from tlmatrix.check.error_stats import CHUNK
-from tlmatrix.check.regions import select_regions
-from tlmatrix.check.tolerance import error_bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tlmatrix.check.tolerance import ErrorBound, ReferenceBounds, Suspect
+    from tlmatrix.check.tolerance import ErrorBound, ReferenceBounds
     from tlmatrix.problem.model import TensorInfo, Tensors
 
 _PART = 0.25
@@ -71,24 +68,11 @@ def deviations(results: Tensors, bounds: ReferenceBounds) -> dict[str, Deviation
     found = {}
     suspects = bounds.suspects(results)
     for name, got in results.items():
-        if name in suspects and not _cleared(name, got, suspects[name], bounds):
+        if name in suspects:
             deviation = compare(got, bounds.reference[name], bounds.error_bound(name))
             if deviation is not None:
                 found[name] = deviation
     return found
-
-
-def _cleared(name: str, got: torch.Tensor, suspect: Suspect, bounds: ReferenceBounds) -> bool:
-    """Whether all suspect regions are within their bounds; False if they are too many to test."""
-    info = bounds.problem.outputs[name]
-    if suspect.whole or suspect.regions is None or info.magnitude is None:
-        return False
-    part = select_regions(info, bounds.regions(name), suspect.regions)
-    if 2 * math.prod(part.shape) > got.numel():
-        return False
-    reference, low = part.of(bounds.reference[name]), part.of(bounds.lowp[name])
-    bound = error_bound(part.info, reference, low, bounds.tolerance_of(name))
-    return compare(part.of(got), reference, bound) is None
 
 
 def compare(got: torch.Tensor, reference: torch.Tensor, bound: ErrorBound) -> Deviation | None:
