@@ -7,14 +7,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter import ops
-from tlmatrix.interpreter.analysis.initialization import definitely_initialized
-from tlmatrix.interpreter.analysis.thread_order import (
+from tlmatrix.interpreter.analysis.threads import (
     InferredLayouts,
     annotates_fragments,
+    needs_threads,
     thread_order,
 )
-from tlmatrix.interpreter.analysis.threads import needs_threads
-from tlmatrix.interpreter.analysis.usage import addressed_buffers, kernel_usage, mixed_views
+from tlmatrix.interpreter.analysis.usage import (
+    addressed_buffers,
+    definitely_initialized,
+    kernel_usage,
+    mixed_views,
+)
 from tlmatrix.interpreter.emit.access import Buf
 from tlmatrix.interpreter.emit.emitter import Agents, Emitter, Facts, Rules
 from tlmatrix.interpreter.emit.numbers import bits_of

@@ -7,7 +7,7 @@ import torch
 from jit_kernel import jit_kernel
 from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
-from tlmatrix.interpreter.analysis.initialization import definitely_initialized
+from tlmatrix.interpreter.analysis.usage import definitely_initialized
 from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.interpreter.ops import TABLES
 

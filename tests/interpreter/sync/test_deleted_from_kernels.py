@@ -65,7 +65,7 @@ KERNELS = {
     "attention ts": (lambda: attention("ts"), 10, 0),
     "attention wasp": (lambda: attention("wasp"), 13, 0),
     # The barrier before tensor memory is freed: TileLang lowers no tiles as small as these, so that
-    # `analysis.tensor_memory` cannot see that it is missing.
+    # `analysis.ownership` cannot see that it is missing.
     "attention gradients": (gradients, 14, 1),
 }
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import inner_statements, walk
 
-from .loops import JUMPS, is_parallel
+from .usage import JUMPS, is_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

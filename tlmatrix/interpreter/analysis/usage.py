@@ -1,14 +1,81 @@
-"""What a kernel does with each memory."""
+"""What a kernel does with its loops and its memory."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.ir.walk import walk
+from tlmatrix.interpreter.ir.walk import calls, inner_statements, walk
+
+from .expressions import covers, equal_extents, is_zero
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
+
+
+# Parallel loops: which loops are parallel, how deep they nest, what they write to local memory ----
+
+JUMPS = {
+    "tl.loop_break": "break",
+    "tirx.break_loop": "break",
+    "tirx.continue_loop": "continue",
+}
+_LOCAL = ("local", "local.var")
+_WRITTEN = {"tl.tileop.fill": 0, "tl.tileop.copy": 1}
+
+
+def is_grid(node: Any) -> bool:
+    """Whether a statement is a loop over a thread binding, such as the blocks of a grid."""
+    return isinstance(node, ir.For) and node.kind == ir.THREAD_BINDING
+
+
+def is_parallel(loop: ir.For) -> bool:
+    """Whether the iterations of a loop run together.
+
+    Those of a vectorized loop belong to one thread: where it writes memory of its own, they
+    follow each other.
+    """
+    if loop.kind != ir.VECTORIZED:
+        return loop.kind == ir.PARALLEL
+    return not any(
+        isinstance(node, ir.BufferStore) and node.buffer.scope in _LOCAL for node in walk(loop.body)
+    )
+
+
+def nested_statements(node: ir.Stmt, depth: int = 0) -> Iterator[tuple[ir.Stmt, int]]:
+    """The statements inside one, itself first, each with the number of parallel loops around it."""
+    yield node, depth
+    depth += isinstance(node, ir.For) and is_parallel(node)
+    for child in inner_statements(node):
+        yield from nested_statements(child, depth)
+
+
+def parallel_depth(node: ir.Stmt) -> int:
+    """How many parallel loops are nested at most in a statement."""
+    return max(depth for _, depth in nested_statements(node))
+
+
+def local_writes(node: ir.Stmt) -> dict[ir.Buffer, tuple[int, ...]]:
+    """Local buffers that a parallel nest writes, and the axes along which they then differ."""
+    written: dict[ir.Buffer, set[int]] = {}
+    for child, depth in nested_statements(node):
+        buffer = None
+        if isinstance(child, ir.BufferStore):
+            buffer = child.buffer
+        elif isinstance(child, ir.Evaluate) and isinstance(child.value, ir.Call):
+            position = _WRITTEN.get(child.value.op)
+            buffer = None if position is None else child.value.args[position].buffer
+        if buffer is not None and buffer.scope in _LOCAL:
+            written.setdefault(buffer, set()).update(range(depth))
+    return {buffer: tuple(sorted(axes)) for buffer, axes in written.items()}
+
+
+def has_jumps(node: ir.Stmt) -> bool:
+    """Whether a statement may leave a loop, so that what follows need not run with it."""
+    return calls(node, *JUMPS)
+
+
+# What a kernel does with each memory --------------------------------------------------------------
 
 Usage = dict[ir.Var, frozenset[str]]
 """By the data of a buffer: "read", "write", "atomic", and "ordered" where an access may order
@@ -99,4 +166,135 @@ def mixed_views(kernel: ir.Kernel, low_precision: Mapping[str, object]) -> froze
         data
         for data, dtypes in found.items()
         if len(dtypes) > 1 and any(dtype in low_precision for dtype in dtypes)
+    )
+
+
+# Definite initialization: buffers of a block that are written whole before anything reads them ----
+#
+# They need no poison. Where that is not plain from the order of the statements, a buffer starts as
+# NaN for every block.
+
+_SCOPES = ("shared", "shared.dyn", "local.fragment")
+
+
+def definitely_initialized(
+    kernel: ir.Kernel, overwritten: Callable[[ir.Call], ir.Region | None]
+) -> frozenset[ir.Var]:
+    """The data of buffers that are written whole before they are read, on every path.
+
+    Args:
+        kernel: the kernel.
+        overwritten: the region that a tile operation writes whole whatever was in it, if any.
+    """
+    order = _Order(overwritten)
+    order.visit(kernel.body, [])
+    return frozenset(order.allocated) - order.read_first
+
+
+class _Order:
+    """Follows statements in their order; `written` are buffers that are surely written whole."""
+
+    def __init__(self, overwritten: Callable[[ir.Call], ir.Region | None]) -> None:
+        self.allocated: dict[ir.Var, ir.Buffer] = {}
+        self.read_first: set[ir.Var] = set()
+        self.written: set[ir.Var] = set()
+        self._overwritten = overwritten
+
+    def visit(self, node: Any, loops: list[ir.For]) -> None:
+        """One statement, inside parallel `loops`."""
+        if isinstance(node, ir.SeqStmt):
+            for child in node.seq:
+                self.visit(child, loops)
+        elif isinstance(node, ir.Block):
+            for buffer in node.alloc_buffers:
+                if buffer.scope in _SCOPES and not loops:
+                    self.allocated[buffer.data] = buffer
+                self.written.discard(buffer.data)
+            self.visit(node.body, loops)
+        elif isinstance(node, ir.For):
+            self._read(node.min, node.extent)
+            if is_parallel(node):
+                self.visit(node.body, [*loops, node])
+            else:
+                before = set(self.written)
+                self.visit(node.body, loops)
+                self.written = before  # it may have no iteration
+        elif isinstance(node, ir.IfThenElse):
+            self._branch(node, loops)
+        elif isinstance(node, ir.BufferStore):
+            self._store(node, loops)
+        elif isinstance(node, ir.AttrStmt):
+            self.visit(node.body, loops)
+        elif isinstance(node, ir.Evaluate) and isinstance(node.value, ir.Call):
+            self._call(node.value)
+        else:
+            self._read(node)
+
+    def _branch(self, node: ir.IfThenElse, loops: list[ir.For]) -> None:
+        self._read(node.condition)
+        before = set(self.written)
+        self.visit(node.then_case, loops)
+        after, self.written = self.written, before
+        if node.else_case is not None:
+            self.visit(node.else_case, loops)
+        self.written = self.written & after
+
+    def _store(self, node: ir.BufferStore, loops: list[ir.For]) -> None:
+        self._read(node.value, *node.indices)
+        data, buffer = node.buffer.data, node.buffer
+        if node.predicate is not None or self.allocated.get(data) is not buffer:
+            self._may_read(data)
+            return
+        over = [loop for i in node.indices for loop in loops if loop.loop_var is i]
+        each_once = len(over) == len(node.indices) == len(loops) == len(set(over))
+        if (
+            each_once
+            and all(is_zero(loop.min) for loop in over)
+            and equal_extents([loop.extent for loop in over], buffer.shape)
+        ):
+            self.written.add(data)
+
+    def _call(self, call: ir.Call) -> None:
+        target = self._overwritten(call)
+        self._read(*(arg for arg in call.args if arg is not target))
+        if target is None:
+            return
+        self._read(*target.indices)
+        data = target.buffer.data
+        if self.allocated.get(data) is not target.buffer:
+            self._may_read(data)
+        elif covers(target, target.buffer):
+            self.written.add(data)
+
+    def _read(self, *nodes: Any) -> None:
+        """All memory that nodes name may be read."""
+        for child in walk(*nodes):
+            if isinstance(child, (ir.BufferLoad, ir.BufferStore, ir.Region)):
+                self._may_read(child.buffer.data)
+            elif isinstance(child, ir.Var) and child in self.allocated:
+                self._may_read(child)  # a pointer
+
+    def _may_read(self, data: ir.Var) -> None:
+        if data not in self.written:
+            self.read_first.add(data)
+
+
+def sums_from_zero(first: ir.Stmt, second: ir.Stmt | None) -> bool:
+    """Whether the first of two statements fills with zeros what the second adds a product to."""
+    fill, gemm = (getattr(node, "value", None) for node in (first, second))
+    if getattr(fill, "op", "") != "tl.tileop.fill" or getattr(gemm, "op", "") != "tl.tileop.gemm":
+        return False
+    assert isinstance(fill, ir.Call)
+    assert isinstance(gemm, ir.Call)
+    filled, added = fill.args[0], gemm.args[2]
+    if not (is_zero(fill.args[1]) and is_zero(gemm.args[9])):
+        return False
+    buffer = filled.buffer
+    factors = [arg.buffer.data for arg in gemm.args[:2]]
+    return (
+        buffer.dtype == "float32"
+        and buffer is added.buffer
+        and covers(filled, buffer)
+        and covers(added, buffer)
+        and buffer.data not in factors
     )

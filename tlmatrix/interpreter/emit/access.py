@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.analysis.constants import is_constant_index
-from tlmatrix.interpreter.analysis.intervals import (
+from tlmatrix.interpreter.analysis.expressions import (
     UNKNOWN,
     interval,
+    is_constant_index,
     is_negative_where,
     ranges_under,
 )

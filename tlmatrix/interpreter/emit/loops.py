@@ -6,14 +6,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.analysis.loops import (
+from tlmatrix.interpreter.analysis.usage import (
+    adds_in_any_order,
     is_grid,
     is_parallel,
     local_writes,
     nested_statements,
     parallel_depth,
 )
-from tlmatrix.interpreter.analysis.usage import adds_in_any_order
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.runtime.launching import GRID_YZ
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.analysis.initialization import sums_from_zero
+from tlmatrix.interpreter.analysis.usage import sums_from_zero
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.rewrites.threads import is_thread_index
 from tlmatrix.interpreter.ir.walk import walk

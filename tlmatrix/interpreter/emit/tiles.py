@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tlmatrix.interpreter.analysis.constants import is_constant_index
+from tlmatrix.interpreter.analysis.expressions import is_constant_index
 from tlmatrix.interpreter.ir import nodes as ir
 
 from .access import Dim, conditions, index_width, is_unchanging, under_conditions, wrapped_index

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tlmatrix.interpreter.analysis.budget import shared_memory, tensor_memory
 from tlmatrix.interpreter.analysis.ownership import (
     Fault,
     conjuncts,
+    early_free,
+    is_freed_early,
+    last_copy,
     misguarded,
     scalar_accesses,
     without_a_thread,
 )
 from tlmatrix.interpreter.analysis.repeats import unguarded
-from tlmatrix.interpreter.analysis.tensor_memory import early_free, is_freed_early, last_copy
+from tlmatrix.interpreter.analysis.shared import shared_memory, tensor_memory
 from tlmatrix.interpreter.analysis.threads import ThreadIndex
 from tlmatrix.interpreter.compiler_output import without_warnings
 from tlmatrix.interpreter.gpu import shared_memory_per_block

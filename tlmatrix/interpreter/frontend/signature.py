@@ -13,8 +13,8 @@ import torch
 
 from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter import runtime
-from tlmatrix.interpreter.analysis.evaluate import evaluate
-from tlmatrix.interpreter.analysis.thread_order import placeholders
+from tlmatrix.interpreter.analysis.expressions import evaluate
+from tlmatrix.interpreter.analysis.threads import placeholders
 from tlmatrix.interpreter.errors import ArgumentError, InterpreterError
 from tlmatrix.interpreter.ops.pointer import tensor_at
 from tlmatrix.interpreter.runtime.codecs import pack_into, unpacked

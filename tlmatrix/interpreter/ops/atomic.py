@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.analysis.constants import is_constant_index
+from tlmatrix.interpreter.analysis.expressions import is_constant_index
 from tlmatrix.interpreter.emit.access import (
     check_constants,
     classify,

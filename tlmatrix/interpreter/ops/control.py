@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.analysis.loops import JUMPS, is_grid
+from tlmatrix.interpreter.analysis.usage import JUMPS, is_grid
 from tlmatrix.interpreter.emit.emitter import Rules
 from tlmatrix.interpreter.emit.expressions import both, invert
 from tlmatrix.interpreter.emit.loops import bind_grid_index, check_grid, emit_for, grid_loops

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tlmatrix.dtypes import TILE_DTYPES
-from tlmatrix.interpreter.analysis.constants import equal_extents, ranges
+from tlmatrix.interpreter.analysis.expressions import equal_extents, ranges
 from tlmatrix.interpreter.emit.access import check_constants, is_guarded, skips_outside
 from tlmatrix.interpreter.emit.numbers import cast, round_into
 from tlmatrix.interpreter.emit.tiles import (

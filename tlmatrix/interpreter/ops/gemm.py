@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tlmatrix.interpreter.analysis.constants import is_true
+from tlmatrix.interpreter.analysis.expressions import is_true
 from tlmatrix.interpreter.emit.numbers import round_into
 from tlmatrix.interpreter.emit.threads.axis import cluster_of, rank_in_cluster, refuse_sanitizers
 from tlmatrix.interpreter.emit.tiles import TileOperation, checked_view, matrix, operand

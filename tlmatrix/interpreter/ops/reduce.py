@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tlmatrix.interpreter.analysis.constants import is_true
+from tlmatrix.interpreter.analysis.expressions import is_true
 from tlmatrix.interpreter.emit.access import access_at
 from tlmatrix.interpreter.emit.emitter import Rules
 from tlmatrix.interpreter.emit.memory import buffer, emit_store

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.analysis.constants import number
+from tlmatrix.interpreter.analysis.expressions import number
 from tlmatrix.interpreter.emit.emitter import Rules
 from tlmatrix.interpreter.emit.memory import buffer
 from tlmatrix.interpreter.emit.threads import threads_of

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from tlmatrix.interpreter.analysis.loops import has_jumps
 from tlmatrix.interpreter.analysis.threads import comparisons
+from tlmatrix.interpreter.analysis.usage import has_jumps
 from tlmatrix.interpreter.coverage import Counted, GuardSite, LoopSite
 from tlmatrix.interpreter.emit.access import is_guarded
 from tlmatrix.interpreter.emit.expressions import uniform

@@ -5,9 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from tlmatrix.interpreter.analysis.budget import shared_memory, tensor_memory
-from tlmatrix.interpreter.analysis.ownership import may_be_misplaced
-from tlmatrix.interpreter.analysis.tensor_memory import last_copy
+from tlmatrix.interpreter.analysis.ownership import last_copy, may_be_misplaced
+from tlmatrix.interpreter.analysis.shared import shared_memory, tensor_memory
 from tlmatrix.interpreter.emit.access import is_guarded
 from tlmatrix.interpreter.emit.instrument import Instrument
 from tlmatrix.interpreter.emit.memory import to_dims

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tlmatrix.interpreter.analysis.loops import is_grid
+from tlmatrix.interpreter.analysis.usage import is_grid
 from tlmatrix.interpreter.emit.values import is_float
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk

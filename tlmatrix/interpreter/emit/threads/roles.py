@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.analysis.proxies import fenced_statements
-from tlmatrix.interpreter.analysis.shared import SharedAccesses, shared_accesses
+from tlmatrix.interpreter.analysis.shared import SharedAccesses, fenced_statements, shared_accesses
 from tlmatrix.interpreter.analysis.threads import ThreadIndex
 from tlmatrix.interpreter.emit.access import Buf
 from tlmatrix.interpreter.emit.loops import bind_grid_index, check_grid, grid_loops

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.analysis.loops import is_grid, is_parallel
 from tlmatrix.interpreter.analysis.shared import SharedAccesses, conflict
 from tlmatrix.interpreter.analysis.threads import reads_flags
+from tlmatrix.interpreter.analysis.usage import is_grid, is_parallel
 from tlmatrix.interpreter.emit import expressions, loops, memory, statements
 from tlmatrix.interpreter.emit.emitter import Rules
 from tlmatrix.interpreter.emit.expressions import both

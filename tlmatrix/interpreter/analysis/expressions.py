@@ -1,13 +1,136 @@
-"""Bounds of integer expressions, from the ranges of loop variables."""
+"""Index expressions: constants, values for arrays of variables at once, bounds."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.walk import any_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+
+# Constants of the IR: extents, indices and flags that are known when a program is generated -------
+
+
+def number(node: Any) -> Any:
+    """The value of a numeric constant; None for any other expression."""
+    return node.value if isinstance(node, (ir.IntImm, ir.FloatImm)) else None
+
+
+def is_zero(node: Any) -> bool:
+    """Whether an expression is the constant zero."""
+    return bool(number(node) == 0)
+
+
+def is_true(node: Any) -> bool:
+    """Whether an expression is an integer or boolean constant other than zero."""
+    return isinstance(node, ir.IntImm) and bool(node.value)
+
+
+def equal_extents(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether extents are the same constants."""
+    mine, theirs = [number(n) for n in some], [number(n) for n in others]
+    return mine == theirs and None not in mine
+
+
+def ranges(region: ir.Region) -> list[ir.Expr]:
+    """The extents of a region other than the constant one."""
+    return [extent for extent in region.extents if number(extent) != 1]
+
+
+def covers(region: ir.Region, buffer: ir.Buffer) -> bool:
+    """Whether a region is all of a buffer."""
+    return all(map(is_zero, region.indices)) and equal_extents(region.extents, buffer.shape)
+
+
+def is_constant_index(index: Any) -> bool:
+    """Whether an index has no variable and no load, so that TileLang never guards it."""
+    return isinstance(index, ir.IntImm) or not any_of(index, ir.Var, ir.BufferLoad)
+
+
+# Values of index expressions, for arrays of values of their variables at once ---------------------
+#
+# For what is evaluated before a kernel runs: layouts, and conditions on the thread. Truncating
+# division is taken for floor division, since indices are divided.
+
+ARITHMETIC: dict[type, Any] = {
+    ir.Add: np.add,
+    ir.Sub: np.subtract,
+    ir.Mul: np.multiply,
+    ir.FloorDiv: np.floor_divide,
+    ir.FloorMod: np.mod,
+    ir.Div: np.floor_divide,
+    ir.Mod: np.mod,
+    ir.Min: np.minimum,
+    ir.Max: np.maximum,
+}
+"""By class of the node; the operands are `a` and `b`."""
+
+COMPARISONS: dict[str, Any] = {
+    "==": np.equal,
+    "!=": np.not_equal,
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+}
+
+BITS: dict[str, Any] = {
+    "tirx.bitwise_and": np.bitwise_and,
+    "tirx.bitwise_or": np.bitwise_or,
+    "tirx.bitwise_xor": np.bitwise_xor,
+    "tirx.shift_left": np.left_shift,
+    "tirx.shift_right": np.right_shift,
+}
+"""By name of the operation called."""
+
+
+def evaluate(node: Any, variables: Mapping[Any, Any]) -> Any:
+    """The values of an index expression.
+
+    Args:
+        node: the expression.
+        variables: arrays by variable, or by name.
+
+    Raises:
+        Unsupported: for a variable that has no value, and for what layouts do not contain.
+    """
+    if isinstance(node, ir.IntImm):
+        return node.value
+    if isinstance(node, ir.Var):
+        if node in variables:
+            return variables[node]
+        # A symbolic dimension, by the name that the kernel's parameters gave it.
+        if node.name not in variables:
+            raise Unsupported(
+                f"the interpreter does not model a layout over the symbolic dimension {node.name}, "
+                "which no parameter binds"
+            )
+        return variables[node.name]
+    if type(node) in ARITHMETIC:
+        return ARITHMETIC[type(node)](evaluate(node.a, variables), evaluate(node.b, variables))
+    if isinstance(node, ir.Compare):
+        sides = evaluate(node.a, variables), evaluate(node.b, variables)
+        return COMPARISONS[node.symbol](*sides)
+    if isinstance(node, (ir.And, ir.Or)):
+        combine = np.logical_and if isinstance(node, ir.And) else np.logical_or
+        return combine(evaluate(node.a, variables), evaluate(node.b, variables))
+    if isinstance(node, ir.Not):
+        return np.logical_not(evaluate(node.a, variables))
+    if isinstance(node, ir.Cast):
+        return evaluate(node.value, variables)
+    name = node.op if isinstance(node, ir.Call) else type(node).__name__
+    if name in BITS:
+        return BITS[name](*(evaluate(a, variables) for a in node.args))
+    raise Unsupported(f"the interpreter does not model {name} in a layout")
+
+
+# Bounds of integer expressions, from the ranges of loop variables ---------------------------------
 
 FAR = 1 << 40
 """A bound that is not known lies beyond this."""
