@@ -21,6 +21,7 @@ from tlmatrix.interpreter.analysis.usage import (
 )
 from tlmatrix.interpreter.emit.access import Buf
 from tlmatrix.interpreter.emit.emitter import Agents, Emitter, Facts, Rules
+from tlmatrix.interpreter.emit.instrument import Instrument
 from tlmatrix.interpreter.emit.numbers import bits_of
 from tlmatrix.interpreter.emit.sharing import Invariants
 from tlmatrix.interpreter.emit.threads import Threads
@@ -42,7 +43,6 @@ from tlmatrix.interpreter.watch.registry import functions, observers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tlmatrix.interpreter.emit.instrument import Instrument
     from tlmatrix.interpreter.program import Options
 
 
@@ -214,8 +214,7 @@ def _emit(e: Emitter, shapes: Any) -> Program:
     for instrument in e.instruments:
         e.w.reserve(*filter(None, (instrument.argument, *instrument.reserved)))
     parameters, codes, symbols = _bind_parameters(e)
-    for instrument in e.instruments:
-        instrument.parameters(e)
+    e.notify(Instrument.parameters)
     e.stmt(e.kernel.body)
     arguments = {each.name: each.argument for each in e.instruments if each.argument}
     head = [f"def kernel({', '.join([*codes, *symbols, *arguments.values()])}):"]

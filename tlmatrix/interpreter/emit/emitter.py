@@ -5,12 +5,13 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypedDict, Unpack
 
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir.walk import text_of
 from tlmatrix.interpreter.remedies import remedy
 
+from .instrument import Instrument
 from .source import Writer
 from .values import Affine, Code, Val, literal, numpy_name
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.ir.nodes import Buffer, Call, Kernel, Layout, Var
 
     from .access import Buf
-    from .instrument import Instrument
     from .sharing import Invariants
 
 
@@ -203,6 +203,7 @@ class Snapshot:
     instruments: list[Any]
 
 
+P = ParamSpec("P")
 _TABLES = ("buffers", "vars", "deferred", "fixed", "iotas", "_made")
 
 
@@ -283,11 +284,9 @@ class Emitter:
 
     def stmt(self, node: Any) -> None:
         """Write one statement."""
-        for instrument in self.instruments:
-            instrument.before_statement(self, node)
+        self.notify(Instrument.before_statement, node)
         self.agents.statement(self, node, write_statement)
-        for instrument in self.instruments:
-            instrument.after_statement(self, node)
+        self.notify(Instrument.after_statement, node)
 
     def expr(self, node: Any) -> Val:
         """The value of an expression."""
@@ -324,6 +323,16 @@ class Emitter:
         return self.inside(conditions=(*self.conditions, (condition, holds)))
 
     # -- names and errors
+
+    def notify(
+        self,
+        event: Callable[Concatenate[Instrument, Emitter, P], None],
+        *args: P.args,
+        **kw: P.kwargs,
+    ) -> None:
+        """Call a method of every instrument, given as that of `Instrument`."""
+        for instrument in self.instruments:
+            getattr(instrument, event.__name__)(self, *args, **kw)
 
     def refuse(self, what: str) -> Unsupported:
         """The error for an operation that is not modelled, with the user's line."""
@@ -462,8 +471,6 @@ def write_statement(e: Emitter, node: Any) -> None:
     rule = e.rules.statements.get(type(node))
     if rule is None:
         raise e.refuse(f"the statement {getattr(node, 'op', type(node).__name__)}")
-    for instrument in e.instruments:
-        instrument.before_rule(e, node)
+    e.notify(Instrument.before_rule, node)
     rule(e, node)
-    for instrument in e.instruments:
-        instrument.after_rule(e, node)
+    e.notify(Instrument.after_rule, node)

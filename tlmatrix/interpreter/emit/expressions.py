@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import any_of
 
+from .instrument import Instrument
 from .numbers import (
     add,
     apply,
@@ -79,8 +80,7 @@ def variable(e: Emitter, node: ir.Var) -> Val:
     if isinstance(found, str):
         raise e.refuse(found)
     if found is not None:
-        for instrument in e.instruments:
-            instrument.recalled(e, node, found)
+        e.notify(Instrument.recalled, node, found)
         value: Val = found
         unknown = value.scalar and is_int(value.dtype) and parts_of(value.code) is None
         if unknown and value.code.isidentifier():

@@ -18,6 +18,7 @@ from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.runtime.launching import GRID_YZ
 
 from .expressions import both
+from .instrument import Instrument
 from .memory import buffer
 from .numbers import affine_of, keep
 from .sharing import keep_mask
@@ -73,8 +74,7 @@ def _emit_grid(e: Emitter, node: ir.For) -> None:
     """The loops of a grid, nested; a block starts where all of its indices are known."""
     loops, body = grid_loops(node)
     check_grid(e, loops)
-    for instrument in e.instruments:
-        instrument.grid(e)
+    e.notify(Instrument.grid)
     _grid_loop(e, loops, 0, body)
     if e.invariants is not None:
         e.invariants.end_grid(e)
@@ -82,8 +82,7 @@ def _emit_grid(e: Emitter, node: ir.For) -> None:
 
 def _grid_loop(e: Emitter, loops: list[ir.For], depth: int, body: ir.Stmt) -> None:
     if depth == len(loops):
-        for instrument in e.instruments:
-            instrument.block(e, [loop.loop_var for loop in loops])
+        e.notify(Instrument.block, [loop.loop_var for loop in loops])
         if e.invariants is not None:
             e.invariants.start_block(e)
         e.stmt(body)
@@ -140,18 +139,15 @@ def emit_serial(e: Emitter, node: ir.For) -> None:
 def loop(e: Emitter, node: ir.For | ir.While, header: str, ranged: str = "") -> Iterator[None]:
     """Inside, lines are the body of a loop; a mask that is set there ends with it."""
     with e.inside(mask=e.mask):
-        for instrument in e.instruments:
-            instrument.before_loop(e, node, ranged)
+        e.notify(Instrument.before_loop, node, ranged)
         with e.w.block(header):
             yield
-        for instrument in e.instruments:
-            instrument.after_loop(e, node)
+        e.notify(Instrument.after_loop, node)
 
 
 def start_iteration(e: Emitter, node: ir.For | ir.While, name: str = "") -> None:
     """An iteration starts here; `name` is the variable of the loop, if it has one."""
-    for instrument in e.instruments:
-        instrument.iteration(e, node, name)
+    e.notify(Instrument.iteration, node, name)
 
 
 def _stop(start: Val, extent: Val, width: int) -> str:
@@ -287,8 +283,7 @@ def _emit_with_copies(
             buf, code=code, variable=False, private_axes=axes, per_thread=False, views={}
         )
         e.buffers[key] = copies
-        for instrument in e.instruments:
-            instrument.private_copies(e, buf, copies)
+        e.notify(Instrument.private_copies, buf, copies)
     e.stmt(node.body)
     for key, buf in saved.items():
         copies = e.buffers[key]
@@ -297,8 +292,7 @@ def _emit_with_copies(
         else:
             last = "[..., None]" if buf.private_axes else ""
             e.w.line(f"{buf.code}[...] = collapse({copies.code}, {len(buf.shape)}){last}")
-        for instrument in e.instruments:
-            instrument.merged_copies(e, buf, copies)
+        e.notify(Instrument.merged_copies, buf, copies)
         e.buffers[key] = buf
 
 

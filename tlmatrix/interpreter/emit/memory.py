@@ -12,6 +12,7 @@ from tlmatrix.interpreter.ir.walk import same, walk
 from .access import Access, access_at, check_constants, is_guarded, is_unchanging, skips_outside
 from .emitter import Dest, Stored
 from .expressions import both, root_choice, uniform
+from .instrument import Instrument
 from .numbers import add, as_scalar, cast, consume, fitted_code, round_into, rounded
 from .values import (
     LOW_PRECISION,
@@ -77,8 +78,7 @@ def _view_of(e: Emitter, node: ir.Buffer) -> Buf:
     if dtype != whole.dtype:
         found = replace(found, codec=LOW_PRECISION.get(dtype), rounding=None, safe="0")
     e.buffers[node] = found
-    for instrument in e.instruments:
-        instrument.viewed(e, whole, found)
+    e.notify(Instrument.viewed, whole, found)
     return found
 
 
@@ -104,8 +104,7 @@ def load_access(e: Emitter, access: Access) -> Val:
     """The value of an access."""
     if not access.axes:
         return _load_scalar(e, access)
-    for instrument in e.instruments:
-        instrument.read(e, access)
+    e.notify(Instrument.read, access)
     if not access.block:
         consume(e, *(d.value for d in access.dims))
     check_constants(e, access)
@@ -264,8 +263,7 @@ def store(
         return
     choice = root_choice(value)
     if choice is not None:
-        for instrument in e.instruments:
-            instrument.choice(e, choice[0])
+        e.notify(Instrument.choice, choice[0])
         if e.mask is None and e.axes:
             tests = uniform(e, choice[0])
             if tests is not None and not e.expr(choice[0]).scalar:
@@ -287,11 +285,9 @@ def _assign(e: Emitter, buf: Buf, value: Val) -> None:
     code = fitted_code(e, value, buf.dtype)
     if code == value.code:
         code = as_scalar(value)
-    for instrument in e.instruments:
-        instrument.before_assignment(e, buf, value)
+    e.notify(Instrument.before_assignment, buf, value)
     e.w.line(f"{buf.code} = {code}")
-    for instrument in e.instruments:
-        instrument.after_assignment(e, buf)
+    e.notify(Instrument.after_assignment, buf)
 
 
 def _store_value(e: Emitter, buf: Buf, nodes: Sequence[Any], value: Any, in_place: bool) -> None:
@@ -300,11 +296,9 @@ def _store_value(e: Emitter, buf: Buf, nodes: Sequence[Any], value: Any, in_plac
     dest = _destination(e, nodes, access, value) if in_place else None
     with e.inside(dest=dest, stored=_stored(e, access)):
         result = cast(e, e.expr(value), buf.dtype)
-    for instrument in e.instruments:
-        instrument.before_write(e, access, result, value)
+    e.notify(Instrument.before_write, access, result, value)
     _write(e, access, result, dest)
-    for instrument in e.instruments:
-        instrument.after_write(e)
+    e.notify(Instrument.after_write)
 
 
 def _write(e: Emitter, access: Access, result: Val, dest: Dest | None) -> None:

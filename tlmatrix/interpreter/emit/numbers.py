@@ -15,6 +15,7 @@ from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.runtime.mathematics import fills_vectors, to_int
 from tlmatrix.interpreter.runtime.mathematics import wrap as wrapped_number
 
+from .instrument import Instrument
 from .values import (
     LOW_PRECISION,
     Affine,
@@ -308,8 +309,7 @@ def combine(e: Emitter, symbol: str, a: Val, b: Val, dtype: str) -> Val:
         code = expression(f"({{}} {symbol} {{}})", left, right)
         value = pure(e, code, dtype, (a, b), affine=affine_of(symbol, a, b), lo=lo, hi=hi)
         if dtype == "int32" and not fits(value, dtype):
-            for instrument in e.instruments:
-                instrument.integers(e, value)
+            e.notify(Instrument.integers, value)
         return value
     if symbol == "+":
         return _sum(e, add(a, b), dtype, a, b)

@@ -13,6 +13,7 @@ from tlmatrix.interpreter.runtime.memory import poison
 
 from .access import Buf
 from .expressions import both, invert, uniform
+from .instrument import Instrument
 from .numbers import cast, keep, settle
 from .sharing import keep_mask
 from .values import LOW_PRECISION, is_float, is_value, literal, memory_name, numpy_name
@@ -62,8 +63,7 @@ def emit_bind(e: Emitter, node: ir.Bind) -> None:
         return
     # The variable is an `int` in C, whatever the width of the index that it is used in.
     e.vars[node.var] = keep(e, settle(e, e.expr(node.value)), node.var.name)
-    for instrument in e.instruments:
-        instrument.bound(e, node.var, e.vars[node.var])
+    e.notify(Instrument.bound, node.var, e.vars[node.var])
 
 
 def _is_undefined(e: Emitter, value: Any) -> bool:
@@ -256,8 +256,7 @@ def allocate_buffer(e: Emitter, buffer: ir.Buffer) -> None:
             e.w.line(f"{code}.fill({blank})")
     else:
         e.w.line(f"{code} = allocate({extents}, {np_dtype!r})")
-    for instrument in e.instruments:
-        instrument.allocated(e, buf)
+    e.notify(Instrument.allocated, buf)
 
 
 def private_buffer(e: Emitter, buffer: ir.Buffer, threads: str) -> None:
@@ -277,8 +276,7 @@ def private_buffer(e: Emitter, buffer: ir.Buffer, threads: str) -> None:
         private_axes=(0,),
         per_thread=True,
     )
-    for instrument in e.instruments:
-        instrument.allocated(e, buf)
+    e.notify(Instrument.allocated, buf)
 
 
 def poison_code(np_dtype: str, *, packed: bool = False) -> str:

@@ -9,6 +9,7 @@ from tlmatrix.interpreter.analysis.expressions import is_constant_index
 from tlmatrix.interpreter.ir import nodes as ir
 
 from .access import Dim, conditions, index_width, is_unchanging, under_conditions, wrapped_index
+from .instrument import Instrument
 from .memory import buffer
 from .numbers import add
 
@@ -153,8 +154,7 @@ def checked_view(e: Emitter, box: BufferRegion) -> str:
     """The view of a region that nothing guards: outside is an error."""
     if box.buf.private_axes:
         raise e.refuse(f"a tile operation on {box.buf.name} in a parallel loop")
-    for instrument in e.instruments:
-        instrument.before_view(e, box)
+    e.notify(Instrument.before_view, box)
     if box.conditions:
         with e.w.block(f"if not ({' and '.join(box.conditions)})"):
             e.w.line(f"outside({box.buf.name!r}, {box.dims_code}, {box.buf.code}.shape)")
@@ -264,8 +264,6 @@ class TileOperation:
 
 def perform(e: Emitter, op: TileOperation) -> None:
     """Write an operation and what instruments note of it."""
-    for instrument in e.instruments:
-        instrument.before_tile(e, op)
+    e.notify(Instrument.before_tile, op)
     op.emit(e)
-    for instrument in e.instruments:
-        instrument.after_tile(e, op)
+    e.notify(Instrument.after_tile, op)

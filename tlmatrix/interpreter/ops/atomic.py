@@ -12,6 +12,7 @@ from tlmatrix.interpreter.emit.access import (
     skips_outside,
 )
 from tlmatrix.interpreter.emit.emitter import Atomic, Rules
+from tlmatrix.interpreter.emit.instrument import Instrument
 from tlmatrix.interpreter.emit.memory import buffer, load_access, store, to_dims
 from tlmatrix.interpreter.emit.numbers import add, affine_of, cast, rounded
 from tlmatrix.interpreter.emit.threads import threads_of
@@ -156,11 +157,9 @@ def emit_atomic(e: Emitter, access: Access, value: Val, kind: str, *, previous: 
     check_constants(e, access)
     atomic = replace(e.atomic, kind=kind, reorderable=value.lit is not None)
     with e.inside(atomic=atomic):
-        for instrument in e.instruments:
-            instrument.before_atomic(e, access, value, previous=previous)
+        e.notify(Instrument.before_atomic, access, value, previous=previous)
     found = _emit_atomic(e, access, value, kind, previous=previous)
-    for instrument in e.instruments:
-        instrument.after_write(e)
+    e.notify(Instrument.after_write)
     return found
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.analysis.usage import JUMPS, is_grid
 from tlmatrix.interpreter.emit.emitter import Rules
 from tlmatrix.interpreter.emit.expressions import both, invert
+from tlmatrix.interpreter.emit.instrument import Instrument
 from tlmatrix.interpreter.emit.loops import bind_grid_index, check_grid, emit_for, grid_loops
 from tlmatrix.interpreter.emit.memory import buffer
 from tlmatrix.interpreter.emit.numbers import named, plain
@@ -156,8 +157,7 @@ def _call(e: Emitter, node: ir.Call, name: str) -> Val:
     result = _called(e, node, name, arguments)
     for arg in node.args[1:]:
         if _is_address(arg):
-            for instrument in e.instruments:
-                instrument.overwritten(e, buffer(e, arg.args[0].buffer))
+            e.notify(Instrument.overwritten, buffer(e, arg.args[0].buffer))
     return result
 
 
@@ -190,8 +190,7 @@ def _emit_for(e: Emitter, node: ir.For) -> None:
         raise e.refuse("a second grid in a kernel with flags")
     loops, body = grid_loops(node)
     check_grid(e, loops)
-    for instrument in e.instruments:
-        instrument.grid(e)
+    e.notify(Instrument.grid)
     names, extents = [], []
     for loop in loops:
         extent = e.scalar(loop.extent, "a grid")

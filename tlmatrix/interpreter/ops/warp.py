@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tlmatrix.interpreter.emit.emitter import Rules, Stored
+from tlmatrix.interpreter.emit.instrument import Instrument
 from tlmatrix.interpreter.emit.memory import buffer
 from tlmatrix.interpreter.emit.numbers import as_scalar, named, rounded
 from tlmatrix.interpreter.emit.threads import threads_of
@@ -168,8 +169,7 @@ def _allreduce(e: Emitter, call: ir.Call) -> None:
     if value.scalar:
         code = f"np.full({axis.extent.code}, {value.code}, np.{numpy_name(value.dtype)})"
     e.w.line(f"{buf.code}[{index}] = over_threads(np.{t.combiner}, {code}, {groups})")
-    for instrument in e.instruments:
-        instrument.overwritten(e, buf)
+    e.notify(Instrument.overwritten, buf)
 
 
 OPERATIONS = Operations(
