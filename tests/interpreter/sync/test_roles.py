@@ -196,8 +196,9 @@ def test_errors_are_errors_of_the_interpreter():
     assert issubclass(DeadlockError, SynchronizationError)
 
 
+@pytest.mark.parametrize("coverage", [False, True])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_tilelangs_own_barriers_order_statements_one_after_the_other(schedule):
+def test_tilelangs_own_barriers_order_statements_one_after_the_other(schedule, coverage):
     @tile_kernel(out_idx=[-1])
     def turns(Y: T.Tensor((4, 32), "float32")):
         with T.Kernel(1, threads=256):
@@ -210,7 +211,7 @@ def test_tilelangs_own_barriers_order_statements_one_after_the_other(schedule):
                     for i in T.Parallel(32):
                         Y[k, i] = s[i]
 
-    with scheduled(schedule):
+    with interpret(coverage=coverage), scheduled(schedule):
         got = turns()()
     assert torch.equal(got, torch.arange(4.0)[:, None] * torch.arange(32.0))
 

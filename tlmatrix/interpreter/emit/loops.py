@@ -108,8 +108,8 @@ def bind_grid_index(e: Emitter, loop: ir.For, extent: Val) -> str:
 # Serial loops -----------------------------------------------------------------------------
 
 
-def emit_serial(e: Emitter, node: ir.For) -> None:
-    """A loop whose iterations follow each other."""
+def emit_serial(e: Emitter, node: ir.For, end: Callable[[], None] = lambda: None) -> None:
+    """A loop whose iterations follow each other; `end` writes the end of an iteration."""
     start, extent = e.expr(node.min), e.expr(node.extent)
     name = e.w.fresh(node.loop_var.name)
     width = 1
@@ -119,7 +119,7 @@ def emit_serial(e: Emitter, node: ir.For) -> None:
             raise e.refuse("a loop with a step that is not constant")
         width = int(stride.lit)
     if not (start.scalar and extent.scalar):
-        _serial_by_iteration(e, node, name, start, extent, width)
+        _serial_by_iteration(e, node, name, start, extent, width, end)
         return
     longest = _LONGEST if extent.hi is None else min(extent.hi, _LONGEST)
     hi = None if start.hi is None else start.hi + max(0, (longest - 1) * width)
@@ -133,6 +133,7 @@ def emit_serial(e: Emitter, node: ir.For) -> None:
     with loop(e, node, f"for {name} in range({arguments})", arguments):
         start_iteration(e, node, name)
         e.stmt(node.body)
+        end()
 
 
 @contextmanager
@@ -160,7 +161,13 @@ def _stop(start: Val, extent: Val, width: int) -> str:
 
 
 def _serial_by_iteration(
-    e: Emitter, node: ir.For, name: str, start: Val, extent: Val, width: int
+    e: Emitter,
+    node: ir.For,
+    name: str,
+    start: Val,
+    extent: Val,
+    width: int,
+    end: Callable[[], None],
 ) -> None:
     """A serial loop whose bounds differ between parallel iterations, or between threads."""
     first, limit = keep(e, start, "start"), keep(e, extent, "extent")
@@ -179,6 +186,7 @@ def _serial_by_iteration(
             test = Val(code, "bool", limit.axes)
             e.mask = keep_mask(e, both(e, e.mask, test))
         e.stmt(node.body)
+        end()
 
 
 def emit_while(e: Emitter, node: ir.While) -> None:

@@ -200,19 +200,20 @@ def _emit_serial(e: Emitter, t: Threads, node: ir.For) -> None:
     accesses = t.shared_accesses(node.body) if shares else SharedAccesses()
     if shares:
         t.tail = (accesses, accesses)
-    start = len(e.w.lines)
+
+    def end() -> None:
+        head, tail = t.tail
+        if shares and conflict(tail, head):
+            # What one iteration leaves unordered with the next.
+            e.w.line(f"yield me.sync_group({t.group})")
+
     entered = _enter_jumps(e, t, node)
-    loops.emit_serial(e, node)
+    loops.emit_serial(e, node, end)
     if entered:
         assert t.jumps is not None
         t.jumps = t.jumps.outer
-    if not shares:
-        return
-    head, tail = t.tail
-    if len(e.w.lines) > start and conflict(tail, head):
-        # What one iteration leaves unordered with the next.
-        e.w.line(f"    yield me.sync_group({t.group})")
-    t.tail = (accesses, accesses)
+    if shares:
+        t.tail = (accesses, accesses)
 
 
 def _emit_while(e: Emitter, t: Threads, node: ir.While) -> None:
