@@ -78,10 +78,10 @@ def test_a_layout_over_a_symbolic_dimension():
             for j in T.Parallel(8):
                 X[row, j] = j
 
-    for n in (3, 5):
-        x = torch.zeros(n, 8)
+    for rows in (3, 5):
+        x = torch.zeros(rows, 8)
         rotate()(x)
-        want = torch.stack([torch.arange(8.0).roll(i) for i in range(n)])
+        want = torch.stack([torch.arange(8.0).roll(i) for i in range(rows)])
         assert torch.equal(x, want)
 
 
