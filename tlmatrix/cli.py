@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 import traceback
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from tlmatrix.processes import idle_rank
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from tlmatrix.config import Config
 
@@ -40,14 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS[arguments.command]
     if command.caches and (note := prepare_caches()):
         print_wrapped(f"tlmatrix: {note}", sys.stderr)
-    if "workers" in arguments and _has_workers(arguments):
-        from tlmatrix.engine.server import start_server
-
-        start_server()  # which imports PyTorch while this process plans
     from tlmatrix.spec.issues import SpecError
 
     try:
-        code = command_named(command.target)(arguments, load_config(Path.cwd()))
+        with _server_of_workers(arguments):
+            code = command_named(command.target)(arguments, load_config(Path.cwd()))
         sys.stdout.flush()
     except SpecError as error:
         print_wrapped(str(error), sys.stderr)
@@ -80,8 +79,16 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _server_of_workers(arguments: argparse.Namespace) -> AbstractContextManager[None]:
+    """Have the server of workers import in the background, if the options ask for workers here."""
+    if "workers" not in arguments or not _has_workers(arguments):
+        return nullcontext()
+    from tlmatrix.engine.server import importing
+
+    return importing()
+
+
 def _has_workers(arguments: argparse.Namespace) -> bool:
-    """Whether the options ask for worker processes of this machine."""
     given = vars(arguments)
     return given["workers"] != "0" and given.get("ray") is None and not given.get("dry_run")
 

@@ -3,21 +3,60 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
+import time
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from outside_project import Project
-from tlmatrix.run import Status, read_records
+import preloaded_python
+from outside_project import Project, project
+from tlmatrix.backend.gpus import GpuAssignment
+from tlmatrix.engine.cases import CaseGroup, Cases
+from tlmatrix.engine.pool import CtrlC, Pool
+from tlmatrix.engine.worker import WorkerSettings, worker_main
+from tlmatrix.exit_codes import ExitCode
+from tlmatrix.options.run_options import RunOptions
+from tlmatrix.run import CaseResult, RecordsWriter, Status, read_records
+from tlmatrix.run.plan import plan
+from tlmatrix.spec import load_spec
 
-if TYPE_CHECKING:
-    from pathlib import Path
+__all__ = ["project"]
 
 
 def _results(path: Path) -> dict[str, Status]:
     return {result.case: result.status for result in read_records(path).results}
+
+
+class _Spawning:
+    """An executor from outside of the package, whose workers are new processes."""
+
+    def start(self, settings: WorkerSettings, name: str, gpu: str, _job: object):
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=worker_main, args=(theirs, settings, name, gpu))
+        process.start()
+        theirs.close()
+        return process, ours
+
+
+def test_an_executor_is_one_class(project: Project) -> None:
+    path = project.spec(how="[right, exit, wrong]", rows="[5]")
+    group = CaseGroup("scale.yaml", tuple(plan(load_spec(path)).cases()))
+    settings = WorkerSettings(RunOptions({"backend": "interpreter"}))
+    records = RecordsWriter(project.folder / "out.jsonl")
+    reported: list[CaseResult] = []
+    work = Cases([group], settings, records, reported.append)
+    with CtrlC().deferred() as ctrl_c:
+        Pool(work, settings, records, 1, GpuAssignment(()), ctrl_c, _Spawning()).run()
+    records.close()
+    counts = {Status.PASSED: 2, Status.CRASHED: 2, Status.FAILED: 2}
+    assert Counter(result.status for result in reported) == counts
+    assert read_records(records.path).counts() == counts
 
 
 @dataclass(frozen=True)
@@ -50,6 +89,30 @@ def crashing(tmp_path_factory: pytest.TempPathFactory) -> _Crashing:
     )  # fmt: skip
     out, _ = process.communicate(timeout=120)
     return _Crashing(process.returncode, out, project.folder / "out.jsonl")
+
+
+def test_a_command_that_starts_no_worker_ends_their_server(project: Project) -> None:
+    """One that still imports would keep the output of the command open."""
+    project.spec()
+    words = ("tlmatrix", "run", "scale.yaml", "-k", "(")
+    process = project.start(*words, executable=preloaded_python.PLAIN)
+    assert process.wait(timeout=60) == ExitCode.USAGE
+    deadline = time.monotonic() + 1
+    while _of_session(process.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.communicate()
+
+
+def _of_session(session: int) -> list[str]:
+    """The processes of a session."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, _, mine, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(mine) == session and state not in "ZX":
+                found.append(stat.parent.name)
+    return found
 
 
 def test_workers_share_a_file_and_a_crash_or_hang_costs_one_case(crashing: _Crashing) -> None:

@@ -3,30 +3,59 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from multiprocessing.context import ForkServerContext
 
 
+class _Uses:
+    """How often workers were started."""
+
+    count = 0
+
+
 def start_context() -> ForkServerContext:
-    """The start method: a fork server with preloaded modules; it runs no kernel."""
+    """The start method of workers: a fork server with preloaded modules."""
+    _Uses.count += 1
+    return _context()
+
+
+def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tlmatrix.engine.preload"])
     return context
 
 
-def start_server() -> None:
-    """Start the server of workers, which imports in the background while this process plans."""
+@contextmanager
+def importing() -> Iterator[None]:
+    """Have the server of workers import in the background, while this process plans.
+
+    It is ended if no worker was started: it would keep the output of this process open.
+    """
+    before = _Uses.count
+    _start()
+    try:
+        yield
+    finally:
+        if _Uses.count == before:
+            server = getattr(forkserver, "_forkserver", None)
+            if process := getattr(server, "_forkserver_pid", None):
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+
+
+def _start() -> None:
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return
-    from multiprocessing import forkserver
-
-    start_context()
+    _context()
     # Ctrl-C reaches all processes of a terminal; this process ends its workers, they the server.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
