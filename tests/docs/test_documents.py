@@ -27,6 +27,8 @@ def env():
         # What `-n auto` is: the tests beside this one have the other cores.
         "PYTEST_XDIST_AUTO_NUM_WORKERS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
+        # Else workers warn that they cannot rewrite plugins, which preloaded processes have.
+        "PYTEST_ADDOPTS": "--assert=plain",
     }
 
 
