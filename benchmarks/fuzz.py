@@ -44,7 +44,7 @@ from tlmatrix.fuzz.generation import without_hook
 from tlmatrix.interpreter.frontend.kernel import InterpretedKernel
 from tlmatrix.interpreter.frontend.session import current
 from tlmatrix.matrix import Case
-from tlmatrix.problem.attention import build, family
+from tlmatrix.problem.attention import AttentionFamily, build
 from tlmatrix.run import harness as harness_module
 from tlmatrix.run.records import RecordsWriter
 from tlmatrix.run.result import Status
@@ -252,7 +252,7 @@ def clocked(clock: Clock) -> Iterator[None]:
         return f"reference in {kind}"
 
     changes = [
-        timed("inputs", family.AttentionFamily, "problem"),
+        timed("inputs", AttentionFamily, "problem"),
         by_name(build, "attend", reference),
         timed("entry: autograd and Python around kernels", harness_module, "execute"),
         by_name(InterpretedKernel, "__call__", kernel),
@@ -261,7 +261,7 @@ def clocked(clock: Clock) -> Iterator[None]:
         timed("sanitizers: reports", watch, "findings"),
         timed("numeric, gradients and poison: values", pipeline, "check_values"),
         timed("determinism: comparing", registry, "check_equal_calls"),
-        by_name(relations, "_compare_with_reference", lambda check, *_: f"{check}: own reference"),
+        by_name(relations, "compare_with_reference", lambda check, *_: f"{check}: own reference"),
         by_name(
             registry.RelationCheck,
             "_related",
