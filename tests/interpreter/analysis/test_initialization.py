@@ -5,7 +5,6 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
 from tlmatrix.interpreter.analysis.usage import definitely_initialized
 from tlmatrix.interpreter.ir.read import read_all, saved
@@ -17,7 +16,7 @@ def program(body):
 
     n = T.dynamic("n")
 
-    @tile_kernel
+    @jit_kernel
     def made(X: T.Tensor((n, 8), "float32"), Y: T.Tensor((n, 8), "float32"), turns: T.int32):
         with T.Kernel(2, threads=32) as block:
             a = T.alloc_fragment((4, 8), "float32")

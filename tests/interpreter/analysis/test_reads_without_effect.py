@@ -5,7 +5,6 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
 
 
@@ -35,7 +34,7 @@ def test_the_second_operand_of_and_is_not_read_where_the_first_does_not_hold():
     assert reports_of(running_maximum, (0,), x)[1] == {("fragments", "own")}
 
 
-@tile_kernel(out_idx=[1])
+@jit_kernel(out_idx=[1])
 def differs_from_the_one_before(X: T.Tensor((32, 4), "float32"), Y: T.Tensor((32,), "int32")):
     with T.Kernel(1, threads=32):
         t = T.get_thread_binding(0)

@@ -4,7 +4,7 @@ import pytest
 import tilelang.language as T
 import torch
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import DeadlockError, interpret
 
 
@@ -18,7 +18,7 @@ def two_groups(second, handshake=True):
         handshake: whether the first waits.
     """
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def kernel(X: T.Tensor((2, 128), "float32"), Y: T.Tensor((2, 128), "float32")):
         with T.Kernel(1, threads=256):
             s = T.alloc_shared((2, 128), "float32")

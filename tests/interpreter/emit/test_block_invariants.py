@@ -5,7 +5,6 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
 
 CUTS = torch.tensor([0, 5, 5, 24], dtype=torch.int32)
@@ -43,7 +42,7 @@ def test_boundaries_under_sanitizers_give_the_same_rows():
 
 
 def test_memory_that_the_kernel_writes_is_read_anew():
-    @tile_kernel
+    @jit_kernel
     def counting(C: T.Tensor((4,), "int32"), Y: T.Tensor((4, 6), "int32")):
         with T.Kernel(4, threads=32) as b:
             for k in T.serial(6):
@@ -60,7 +59,7 @@ def test_memory_that_the_kernel_writes_is_read_anew():
 def test_each_of_two_grids_has_its_own():
     n = T.dynamic("n")
 
-    @tile_kernel
+    @jit_kernel
     def twice(C: T.Tensor((n,), "int32"), Y: T.Tensor((n, 2), "int32")):
         with T.Kernel(n, threads=32) as b:
             Y[b, 0] = (C[b] + 7) // 2

@@ -7,7 +7,6 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -63,7 +62,7 @@ def test_a_slice_of_shared_memory_ends_at_a_variable(sanitize):
 
 
 def test_products_and_sums_of_conditions():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def inside(X: T.Tensor((32,), "float32"), Y: T.Tensor((2, 32), "float32")):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(32):

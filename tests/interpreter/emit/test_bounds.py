@@ -9,7 +9,6 @@ import torch
 from tilelang import tvm
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 from tlmatrix.interpreter import InterpreterError
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -42,7 +41,7 @@ def test_a_guarded_load_outside_reads_the_annotated_safe_value():
 def test_a_guarded_store_outside_is_skipped(shift):
     n = T.dynamic("n")
 
-    @tile_kernel
+    @jit_kernel
     def store(Y: T.Tensor((n,), "float16"), shift: T.int32):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(8):
@@ -90,7 +89,7 @@ def test_a_copy_is_predicated_on_both_sides(row, column, dtype):
 
 
 def test_a_copy_into_a_shared_tile_that_is_too_small_skips_the_rest():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def narrow(X: T.Tensor((16,), "float32"), o: T.int32, Y: T.Tensor((16,), "float32")):
         with T.Kernel(1, threads=32):
             s = T.alloc_shared((16,), "float32")
@@ -107,7 +106,7 @@ def test_a_copy_into_a_shared_tile_that_is_too_small_skips_the_rest():
 def test_a_loaded_index_is_guarded_element_by_element():
     n = T.dynamic("n")
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def gather(
         X: T.Tensor((n, 4), "float16"),
         Index: T.Tensor((8,), "int32"),
@@ -126,7 +125,7 @@ def test_a_loaded_index_is_guarded_element_by_element():
 def test_a_scalar_load_outside_reads_zero():
     n = T.dynamic("n")
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def scalar(C: T.Tensor((n,), "int32"), Y: T.Tensor((4,), "int32")):
         with T.Kernel(4, threads=32) as bx:
             length = C[bx + 1] - C[bx]
@@ -151,7 +150,7 @@ def check_error(error, function, text, *words):
 def test_without_guards_a_load_outside_is_an_error_that_names_the_line():
     n = T.dynamic("n")
 
-    @tile_kernel(pass_configs=GUARDS_OFF, out_idx=[-1])
+    @jit_kernel(pass_configs=GUARDS_OFF, out_idx=[-1])
     def unguarded(X: T.Tensor((n,), "float32"), Y: T.Tensor((32,), "float32")):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(32):
@@ -166,7 +165,7 @@ def test_without_guards_a_load_outside_is_an_error_that_names_the_line():
 def test_a_constant_index_is_not_guarded():
     n = T.dynamic("n")
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def constant(X: T.Tensor((n,), "float32"), Y: T.Tensor((1,), "float32")):
         with T.Kernel(1, threads=32):
             Y[0] = X[7]  # the bad line
@@ -181,7 +180,7 @@ def test_a_constant_index_is_not_guarded():
 def test_shared_and_fragment_memory_outside_is_an_error(scope):
     alloc = T.alloc_shared if scope == "shared" else T.alloc_fragment
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def outside(shift: T.int32, Y: T.Tensor((16,), "float32")):
         with T.Kernel(1, threads=32):
             s = alloc((16,), "float32")
@@ -198,7 +197,7 @@ def test_shared_and_fragment_memory_outside_is_an_error(scope):
 
 
 def test_a_branch_that_is_not_taken_reads_nothing():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def lazy(Y: T.Tensor((32,), "float32"), Z: T.Tensor((32,), "float32")):
         with T.Kernel(1, threads=32):
             s = T.alloc_shared((16,), "float32")
@@ -217,7 +216,7 @@ def test_a_branch_that_is_not_taken_reads_nothing():
 
 
 def test_a_lane_that_is_outside_is_named():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def lane(Index: T.Tensor((8,), "int32"), Y: T.Tensor((8,), "float32")):
         with T.Kernel(1, threads=32):
             s = T.alloc_shared((4,), "float32")
@@ -231,7 +230,7 @@ def test_a_lane_that_is_outside_is_named():
 
 
 def test_integer_division_by_zero_is_an_error():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def divide(d: T.int32, Y: T.Tensor((4,), "int32")):
         with T.Kernel(4, threads=32) as bx:
             Y[bx] = 100 // d
@@ -244,7 +243,7 @@ def test_integer_division_by_zero_is_an_error():
 def test_what_is_provably_negative_counts_from_the_end():
     n = T.dynamic("n")
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def last(X: T.Tensor((n,), "float32"), Y: T.Tensor((8,), "float32")):
         with T.Kernel(1, threads=32) as bx:
             T.fill(Y, 0.0)
@@ -297,7 +296,7 @@ def test_what_a_choice_proves_negative_counts_from_the_end(kind, condition, inde
     """As `LegalizeNegativeIndex` of TileLang has it, to which a `T.Select` proves nothing."""
     choose = getattr(T, kind)
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def chosen(X: T.Tensor((10,), "float32"), Y: T.Tensor((3, 4), "float32")):
         with T.Kernel(3, threads=32) as bx:
             for i in T.Parallel(4):

@@ -4,7 +4,7 @@ import pytest
 import tilelang.language as T
 import torch
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import Unsupported
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -15,7 +15,7 @@ def called(name, out, dtype, *more):
 
     n = T.dynamic("n")
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def kernel(X: T.Tensor((n,), dtype), Y: T.Tensor((n,), out)):
         with T.Kernel(T.ceildiv(n, 32), threads=32) as bx:
             for i in T.Parallel(32):
@@ -39,7 +39,7 @@ def test_bits_are_counted(name, values, expected):
 
 
 def test_bits_of_a_scalar_are_counted_in_its_width():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def kernel(x: T.int32, Y: T.Tensor((4,), "int32")):
         with T.Kernel(1, threads=32):
             Y[0] = T.popcount(x)
@@ -51,7 +51,7 @@ def test_bits_of_a_scalar_are_counted_in_its_width():
 
 
 def test_the_bit_that_is_set_after_others():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def kernel(
         mask: T.Tensor((64,), "uint32"),
         base: T.Tensor((64,), "uint32"),
@@ -107,7 +107,7 @@ def test_rounding_to_an_integer_follows_its_name():
 
 
 def test_round_keeps_ties_even_unless_it_says_away_from_zero():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def kernel(X: T.Tensor((6,), "float32"), Y: T.Tensor((3, 6), "float32")):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(6):
@@ -123,7 +123,7 @@ def test_round_keeps_ties_even_unless_it_says_away_from_zero():
 def test_events_of_the_profiler_have_no_effect():
     iket = pytest.importorskip("tilelang.tools.cuda.iket")
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def kernel(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
         with T.Kernel(2, threads=32) as bx, iket.range("all"):
             for i in T.Parallel(32):
@@ -135,7 +135,7 @@ def test_events_of_the_profiler_have_no_effect():
 
 
 def test_lanes_of_a_warp_are_matched_shuffled_and_asked():
-    @tile_kernel
+    @jit_kernel
     def kernel(X: T.Tensor((64,), "int32"), Y: T.Tensor((4, 64), "int32")):
         with T.Kernel(1, threads=64):
             tx = T.get_thread_binding()
@@ -165,7 +165,7 @@ def test_a_function_of_the_users_own_is_still_refused():
 
 
 def test_a_number_is_a_condition_where_it_is_not_zero():
-    @tile_kernel
+    @jit_kernel
     def kernel(X: T.Tensor((64,), "int64"), flag: T.int32, Y: T.Tensor((64,), "int32")):
         with T.Kernel(1, threads=64):
             for i in T.Parallel(64):
@@ -188,7 +188,7 @@ def test_a_number_is_a_condition_where_it_is_not_zero():
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_narrow_integer_shifted_to_the_left_is_cut_where_it_is_stored(dtype, alone):
-    @tile_kernel
+    @jit_kernel
     def kernel(X: T.Tensor((8,), dtype), W: T.Tensor((8,), "int32"), N: T.Tensor((8,), dtype)):
         with T.Kernel(1, threads=32):
             for i in T.serial(8) if alone else T.Parallel(8):

@@ -6,14 +6,13 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 from tlmatrix.interpreter import DeadlockError, interpret, scheduled
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def test_a_block_knows_its_rank_in_a_cluster():
-    @tile_kernel
+    @jit_kernel
     def kernel(Y: T.Tensor((8, 6), "int32")):
         with T.ClusterKernel(8, 6, threads=32, cluster_dims=(4, 2, 1)) as (bx, by):
             T.cluster_sync()
@@ -26,7 +25,7 @@ def test_a_block_knows_its_rank_in_a_cluster():
 
 
 def test_blocks_of_a_cluster_exchange_what_they_wrote_before_a_barrier():
-    @tile_kernel
+    @jit_kernel
     def kernel(X: T.Tensor((4, 64), "int32"), Y: T.Tensor((4, 64), "int32")):
         with T.ClusterKernel(4, threads=64, cluster_dims=2) as bx:
             tx = T.get_thread_binding()
@@ -62,7 +61,7 @@ def test_all_blocks_arrive_at_the_mbarrier_of_the_first():
 
 
 def test_a_block_waits_for_another_of_its_cluster_that_waits_for_a_later_cluster():
-    @tile_kernel
+    @jit_kernel
     def kernel(Flag: T.Tensor((1,), "int32"), Y: T.Tensor((4,), "int32")):
         with T.ClusterKernel(4, threads=32, cluster_dims=2) as bx:
             tx = T.get_thread_binding()

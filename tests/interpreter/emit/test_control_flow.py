@@ -5,14 +5,13 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 from tlmatrix.interpreter import InterpreterError
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def test_branches_in_a_parallel_loop():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def branches(X: T.Tensor((40, 64), "float32"), Y: T.Tensor((40, 64), "float32")):
         with T.Kernel(1, threads=128):
             for i, j in T.Parallel(40, 64):
@@ -37,7 +36,7 @@ def test_branches_in_a_parallel_loop():
 def test_a_uniform_guard_is_right_on_every_side_of_a_tile(length):
     n = T.dynamic("n")
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def guarded(X: T.Tensor((n,), "float32"), limit: T.int32, Y: T.Tensor((n,), "float32")):
         with T.Kernel(T.ceildiv(n, 64), threads=64) as bx:
             for i in T.Parallel(64):
@@ -56,7 +55,7 @@ def test_a_uniform_guard_is_right_on_every_side_of_a_tile(length):
 
 
 def test_serial_loops_while_and_variables():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def collatz(X: T.Tensor((32,), "int32"), Y: T.Tensor((32, 3), "int32")):
         with T.Kernel(32, threads=32) as bx:
             n = T.alloc_var("int32")
@@ -93,7 +92,7 @@ def test_serial_loops_while_and_variables():
 
 
 def test_a_loop_by_lane_with_local_variables():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def triangular(N: T.Tensor((16,), "int32"), Y: T.Tensor((16, 2), "float32")):
         with T.Kernel(1, threads=32):
             total = T.alloc_var("float32")
@@ -115,7 +114,7 @@ def test_a_loop_by_lane_with_local_variables():
 
 
 def test_a_while_loop_that_ends_lane_by_lane():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def halve(X: T.Tensor((16,), "int32"), Y: T.Tensor((16,), "int32")):
         with T.Kernel(1, threads=32):
             n = T.alloc_var("int32")
@@ -133,7 +132,7 @@ def test_a_while_loop_that_ends_lane_by_lane():
 
 
 def test_nested_parallel_loops_of_different_depth():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def nested(X: T.Tensor((8, 12), "float32"), Y: T.Tensor((8, 13), "float32")):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(8):
@@ -160,7 +159,7 @@ def test_a_grid_of_three_dynamic_dimensions_and_let_bindings():
 
 
 def test_several_launches_in_one_function_see_each_other():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def chained(
         X: T.Tensor((64,), "float32"),
         W: T.Tensor((64,), "float32"),
@@ -180,7 +179,7 @@ def test_several_launches_in_one_function_see_each_other():
 
 
 def test_persistent_and_pipelined_loops():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def persistent(X: T.Tensor((96, 64), "float32"), Y: T.Tensor((96, 64), "float32")):
         with T.Kernel(4, threads=128) as block:
             s = T.alloc_shared((16, 16), "float32")
@@ -196,7 +195,7 @@ def test_persistent_and_pipelined_loops():
 
 
 def test_unrolled_and_vectorized_loops():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def unrolled(X: T.Tensor((8, 4), "float32"), Y: T.Tensor((8, 4), "float32")):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(8):
@@ -212,7 +211,7 @@ def test_unrolled_and_vectorized_loops():
 
 
 def test_a_workspace_in_global_memory_is_seen_by_all_blocks():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def workspace(X: T.Tensor((4,), "float32"), Y: T.Tensor((4,), "float32")):
         with T.Kernel(4, threads=32) as bx:
             w = T.alloc_global((4,), "float32")
@@ -226,7 +225,7 @@ def test_a_workspace_in_global_memory_is_seen_by_all_blocks():
 
 
 def test_a_binding_keeps_the_value_a_variable_had():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def fibonacci(Y: T.Tensor((10,), "int32")):
         with T.Kernel(1, threads=32):
             a = T.alloc_var("int32", init=0)
@@ -243,7 +242,7 @@ def test_a_binding_keeps_the_value_a_variable_had():
 def test_an_assumption_that_does_not_hold_is_an_error_that_quotes_it():
     """A compiler drops guards on the strength of it, so false it may do anything on a GPU."""
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def assuming(starts: T.Tensor((2,), "int32"), Y: T.Tensor((64,), "int32")):
         with T.Kernel(1, threads=64):
             start = starts[0]
@@ -262,7 +261,7 @@ def test_an_assumption_that_does_not_hold_is_an_error_that_quotes_it():
 
 @pytest.mark.parametrize(("limit", "holds"), [(8, True), (9, False)])
 def test_assertions_and_assumptions_are_of_the_lanes_that_get_there(limit, holds):
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def asserting(limit: T.int32, Y: T.Tensor((64,), "int32")):
         with T.Kernel(1, threads=64):
             for i in T.Parallel(64):

@@ -5,13 +5,12 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 from tlmatrix.interpreter import Unsupported, interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
-@tile_kernel
+@jit_kernel
 def blocks_that_return(
     X: T.Tensor((128,), "float32"),
     kind: T.Tensor((4,), "int32"),
@@ -71,7 +70,7 @@ def test_a_guard_that_lets_one_thread_too_many_go_on_is_found():
 
 
 def test_a_return_inside_a_loop_is_refused_with_its_line():
-    @tile_kernel
+    @jit_kernel
     def looping(X: T.Tensor((8,), "float32")):
         with T.Kernel(1, threads=32):
             for i in T.serial(8):

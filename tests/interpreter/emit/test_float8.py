@@ -5,7 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -38,7 +38,7 @@ def test_a_conversion_saturates_and_a_copy_does_not(source, columns, loop):
 
 
 def test_a_constant_may_be_infinite():
-    @tile_kernel(out_idx=-1)
+    @jit_kernel(out_idx=-1)
     def kernel(B: T.Tensor((8,), "float8_e5m2")):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(8):
@@ -48,7 +48,7 @@ def test_a_constant_may_be_infinite():
 
 
 def test_float8_e8m0fnu_holds_powers_of_two_rounded_up():
-    @tile_kernel(out_idx=[1, 2])
+    @jit_kernel(out_idx=[1, 2])
     def kernel(
         A: T.Tensor((8,), "float32"),
         B: T.Tensor((8,), "float8_e8m0fnu"),

@@ -4,13 +4,13 @@ import pytest
 import tilelang.language as T
 import torch
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def test_transposed_access_in_a_parallel_loop():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def transpose(X: T.Tensor((40, 24), "float32"), Y: T.Tensor((24, 40), "float32")):
         with T.Kernel(1, threads=128):
             s = T.alloc_shared((40, 24), "float32")
@@ -23,7 +23,7 @@ def test_transposed_access_in_a_parallel_loop():
 
 
 def test_a_parallel_loop_that_reads_what_it_writes_elsewhere_sees_the_old_values():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def symmetric(X: T.Tensor((16, 16), "float32"), Y: T.Tensor((16, 16), "float32")):
         with T.Kernel(1, threads=128):
             s = T.alloc_fragment((16, 16), "float32")
@@ -37,7 +37,7 @@ def test_a_parallel_loop_that_reads_what_it_writes_elsewhere_sees_the_old_values
 
 
 def test_gather_by_loaded_indices():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def gather(
         X: T.Tensor((50, 16), "float16"),
         Index: T.Tensor((32,), "int32"),

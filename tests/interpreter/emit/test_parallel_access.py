@@ -5,7 +5,6 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -14,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 def test_a_dynamic_extent(length):
     n = T.dynamic("n")
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def dynamic(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(n):
@@ -25,7 +24,7 @@ def test_a_dynamic_extent(length):
 
 
 def test_strided_reversed_and_divided_indices():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def patterns(X: T.Tensor((64,), "int32"), Y: T.Tensor((32, 4), "int32")):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(32):
@@ -41,7 +40,7 @@ def test_strided_reversed_and_divided_indices():
 
 
 def test_the_same_axis_in_two_dimensions_is_a_diagonal():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def diagonal(X: T.Tensor((16, 16), "float16"), Y: T.Tensor((16,), "float16")):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(16):
@@ -52,7 +51,7 @@ def test_the_same_axis_in_two_dimensions_is_a_diagonal():
 
 
 def test_three_axes_in_another_order_than_the_buffer():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def permuted(X: T.Tensor((4, 6, 8), "bfloat16"), Y: T.Tensor((8, 4, 6), "bfloat16")):
         with T.Kernel(1, threads=32):
             s = T.alloc_shared((8, 4, 6), "float32")
@@ -66,7 +65,7 @@ def test_three_axes_in_another_order_than_the_buffer():
 
 
 def test_a_broadcast_row_and_column():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def outer(
         A: T.Tensor((8,), "float32"),
         B: T.Tensor((12,), "float32"),
@@ -85,7 +84,7 @@ def test_a_broadcast_row_and_column():
 
 
 def test_a_local_array_indexed_by_the_lane():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def table(I: T.Tensor((16,), "int32"), Y: T.Tensor((16,), "float32")):  # noqa: E741
         with T.Kernel(1, threads=32):
             local = T.alloc_local([4], "float32")
@@ -102,7 +101,7 @@ def test_a_local_array_indexed_by_the_lane():
 
 
 def test_a_conditional_update_of_a_variable_by_lane():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def running_best(X: T.Tensor((16, 10), "float32"), Y: T.Tensor((16,), "int32")):
         with T.Kernel(1, threads=32):
             best = T.alloc_var("float32")
@@ -134,7 +133,7 @@ def test_every_memory_dtype_is_copied_bit_by_bit(dtype):
 
 
 def test_in_place_arguments_share_memory():
-    @tile_kernel
+    @jit_kernel
     def shift(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(8):
@@ -148,7 +147,7 @@ def test_in_place_arguments_share_memory():
 def test_a_guard_of_several_conditions_and_scalars():
     n = T.dynamic("n")
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def window(
         X: T.Tensor((n, n), "float32"),
         left: T.int32,
@@ -174,7 +173,7 @@ def test_a_guard_of_several_conditions_and_scalars():
 
 
 def test_every_lane_fills_and_copies_memory_of_its_own():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def kernel(A: T.Tensor((16, 8), "float16"), Out: T.Tensor((16, 8), "float32")):
         with T.Kernel(1, threads=32):
             mine = T.alloc_local((8,), "float32")

@@ -5,7 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import interpret
 
 # 32 rows of 32 numbers on 128 threads: each has four neighbours of two rows.
@@ -42,7 +42,7 @@ def largest_of_fours(annotated=True, dtype="float32"):
     return main
 
 
-@tile_kernel(out_idx=[1, 2])
+@jit_kernel(out_idx=[1, 2])
 def largest_and_where(
     X: T.Tensor((32, 8), "float32"), Y: T.Tensor((32,), "float32"), At: T.Tensor((32,), "int32")
 ):
@@ -63,7 +63,7 @@ def largest_and_where(
         T.copy(at, At)
 
 
-@tile_kernel(out_idx=[1])
+@jit_kernel(out_idx=[1])
 def row_sums_over_threads(X: T.Tensor((8, 64), "float32"), Y: T.Tensor((8,), "float32")):
     """A race: the numbers of a row are on many threads, and each adds to its own copy."""
     with T.Kernel(1, threads=128):

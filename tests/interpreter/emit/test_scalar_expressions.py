@@ -6,7 +6,6 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 N = 96
@@ -233,7 +232,7 @@ def test_reinterpret_of_a_narrow_integer_takes_its_own_bits():
 
 
 def test_scalar_integers_wrap_where_it_shows():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def scalars(X: T.Tensor((1,), "int32"), Y: T.Tensor((8,), "int64")):
         with T.Kernel(1, threads=32):
             a = X[0]

@@ -6,7 +6,6 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 from tlmatrix.interpreter import InterpreterError, Unsupported, interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -30,7 +29,7 @@ def test_a_thread_indexes_global_and_shared_memory():
 def test_accesses_outside_are_guarded_lane_by_lane(n):
     m = T.dynamic("m")
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def copy(X: T.Tensor((m,), "float16"), Y: T.Tensor((m,), "float16")):
         with T.Kernel(T.ceildiv(m, 64), threads=64) as bx:
             tx = T.get_thread_binding()
@@ -60,7 +59,7 @@ def test_threads_have_variables_and_buffers_of_their_own():
 
 
 def test_a_block_of_threads_in_two_dimensions():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def transpose(X: T.Tensor((8, 16), "int32"), Y: T.Tensor((16, 8), "int32")):
         with T.Kernel(1, threads=(16, 8)) as bx:
             tx = T.get_thread_binding(0)
@@ -72,7 +71,7 @@ def test_a_block_of_threads_in_two_dimensions():
 
 
 def test_a_tree_reduction_in_shared_memory():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def total(X: T.Tensor((4, 128), "float32"), Y: T.Tensor((4,), "float32")):
         with T.Kernel(4, threads=128) as bx:
             s = T.alloc_shared((128,), "float32")
@@ -91,7 +90,7 @@ def test_a_tree_reduction_in_shared_memory():
 
 
 def test_shuffles_move_values_between_lanes():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def moved(X: T.Tensor((64,), "int32"), Y: T.Tensor((5, 64), "int32")):
         with T.Kernel(1, threads=64):
             tx = T.get_thread_binding()
@@ -117,7 +116,7 @@ def test_shuffles_move_values_between_lanes():
 
 
 def test_a_lane_that_is_switched_off_has_nothing_to_give():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def half(X: T.Tensor((32,), "float32"), Y: T.Tensor((32,), "float32")):
         with T.Kernel(1, threads=32):
             tx = T.get_thread_binding()
@@ -133,7 +132,7 @@ def test_a_lane_that_is_switched_off_has_nothing_to_give():
 
 
 def test_votes_and_reductions_of_a_warp():
-    @tile_kernel(out_idx=[-2, -1])
+    @jit_kernel(out_idx=[-2, -1])
     def votes(
         X: T.Tensor((64,), "int32"),
         Y: T.Tensor((6, 64), "int32"),
@@ -165,7 +164,7 @@ def test_votes_and_reductions_of_a_warp():
 
 
 def test_loops_and_branches_that_differ_between_threads():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def collatz(X: T.Tensor((64,), "int32"), Y: T.Tensor((64,), "int32")):
         with T.Kernel(1, threads=64):
             tx = T.get_thread_binding()
@@ -193,7 +192,7 @@ def test_loops_and_branches_that_differ_between_threads():
 
 
 def test_atomics_of_every_thread():
-    @tile_kernel
+    @jit_kernel
     def histogram(
         X: T.Tensor((128,), "int32"), H: T.Tensor((8,), "int32"), N: T.Tensor((1,), "int32")
     ):
@@ -210,7 +209,7 @@ def test_atomics_of_every_thread():
 
 
 def test_tile_operations_between_statements_of_threads():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def mixed(X: T.Tensor((32, 32), "float32"), Y: T.Tensor((32, 32), "float32")):
         with T.Kernel(1, threads=64):
             tx = T.get_thread_binding()
@@ -230,7 +229,7 @@ def test_tile_operations_between_statements_of_threads():
 
 
 def test_what_threads_do_together_must_be_the_same_for_all():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def row_of_thread(X: T.Tensor((64, 32), "float32"), Y: T.Tensor((32,), "float32")):
         with T.Kernel(1, threads=64):
             tx = T.get_thread_binding()
@@ -241,7 +240,7 @@ def test_what_threads_do_together_must_be_the_same_for_all():
 
 
 def test_warp_and_lane_numbers():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def numbers(Y: T.Tensor((3, 128), "int32")):
         with T.Kernel(1, threads=128):
             tx = T.get_thread_binding()
@@ -258,7 +257,7 @@ def test_warp_and_lane_numbers():
 
 
 def test_fills_and_copies_of_a_threads_own_memory():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def rows(X: T.Tensor((64, 8), "float16"), Y: T.Tensor((64, 8), "float32")):
         with T.Kernel(1, threads=64):
             tx = T.get_thread_binding()
@@ -276,7 +275,7 @@ def test_fills_and_copies_of_a_threads_own_memory():
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "int32"])
 def test_a_reduction_over_one_dimension_of_the_threads(dtype):
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def columns(X: T.Tensor((8, 16), dtype), Y: T.Tensor((8,), dtype)):
         with T.Kernel(1, threads=(8, 16)):
             tn = T.get_thread_binding(0)
@@ -299,7 +298,7 @@ def test_a_reduction_over_one_dimension_of_the_threads(dtype):
 
 
 def test_threads_leave_a_loop_one_by_one():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def searched(X: T.Tensor((64, 10), "int32"), Y: T.Tensor((3, 64), "int32")):
         with T.Kernel(1, threads=64):
             tx = T.get_thread_binding()
@@ -377,7 +376,7 @@ def test_a_copy_whose_predicate_fails_reads_nothing_and_writes_zeros(rows, dtype
 def row_of(rows, pick):
     """A kernel that copies the row that `pick` makes of each thread's number of a row."""
 
-    @tile_kernel
+    @jit_kernel
     def kernel(
         X: T.Tensor((rows, 64), "float32"),
         chosen: T.Tensor((64,), "int32"),
@@ -420,7 +419,7 @@ def test_threads_that_come_with_different_tiles_are_told():
 
 @pytest.mark.parametrize("sanitize", [False, True])
 def test_memory_of_a_thread_is_a_lanes_own_in_a_parallel_loop(sanitize):
-    @tile_kernel
+    @jit_kernel
     def kernel(
         X: T.Tensor((4, 64), "float32"),
         Y: T.Tensor((4, 64), "float32"),

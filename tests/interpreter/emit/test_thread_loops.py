@@ -4,13 +4,13 @@ import pytest
 import tilelang.language as T
 import torch
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def test_each_thread_runs_as_many_iterations_as_it_says():
-    @tile_kernel
+    @jit_kernel
     def kernel(Y: T.Tensor((64,), "int32"), Z: T.Tensor((64,), "int32")):
         with T.Kernel(1, threads=64):
             tx = T.get_thread_binding()
@@ -35,7 +35,7 @@ def test_each_thread_runs_as_many_iterations_as_it_says():
 def test_threads_share_elements_by_strides(loop):
     of = getattr(T, loop)
 
-    @tile_kernel
+    @jit_kernel
     def kernel(X: T.Tensor((100,), "float32"), Y: T.Tensor((100,), "float32")):
         with T.Kernel(1, threads=32):
             tx = T.get_thread_binding()
@@ -49,7 +49,7 @@ def test_threads_share_elements_by_strides(loop):
 
 
 def test_the_start_of_a_loop_differs_between_iterations_of_a_parallel_one():
-    @tile_kernel
+    @jit_kernel
     def kernel(X: T.Tensor((8, 16), "int32"), Y: T.Tensor((8,), "int32")):
         with T.Kernel(1, threads=32):
             for r in T.Parallel(8):
@@ -62,7 +62,7 @@ def test_the_start_of_a_loop_differs_between_iterations_of_a_parallel_one():
 
 
 def test_loops_over_threads_make_a_kernel():
-    @tile_kernel
+    @jit_kernel
     def kernel(X: T.Tensor((4, 64), "float32"), Y: T.Tensor((4, 64), "float32")):
         for b in T.thread_binding(4, thread="blockIdx.x"):
             for t in T.thread_binding(64, thread="threadIdx.x"):

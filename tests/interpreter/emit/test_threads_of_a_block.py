@@ -4,7 +4,6 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
 
 
@@ -28,7 +27,7 @@ def test_a_block_of_one_thread_adds_once():
     assert total.item() == 2 * 2.0
 
 
-@tile_kernel
+@jit_kernel
 def atomic_of_elected_threads(B: T.Tensor((1,), "int32")):
     with T.Kernel(1, threads=64):
         if T.get_thread_binding() < 3:
@@ -42,7 +41,7 @@ def test_threads_that_do_not_take_a_branch_do_not_add():
     assert count.item() == 3
 
 
-@tile_kernel
+@jit_kernel
 def sum_from_no_start(B: T.Tensor((1,), "int32")):
     with T.Kernel(1, threads=32):
         total = T.alloc_var("int32")
@@ -58,7 +57,7 @@ def test_a_variable_without_a_start_is_zero():
     assert found.item() == 45  # TileLang's CUDA is `int total = 0;`
 
 
-@tile_kernel
+@jit_kernel
 def reducer_of_one_element(A: T.Tensor((8,), "float32"), B: T.Tensor((1,), "float32")):
     with T.Kernel(1, threads=32):
         total = T.alloc_reducer((1,), "float32", op="sum")
@@ -76,7 +75,7 @@ def test_a_reducer_of_one_element_is_initialized():
     assert found.item() == 28.0
 
 
-@tile_kernel
+@jit_kernel
 def vector_around_the_end(A: T.Tensor((1024,), "float32"), B: T.Tensor((4, 4), "float32")):
     with T.Kernel(1, threads=32):
         for t in T.serial(4):
@@ -92,7 +91,7 @@ def test_negative_elements_of_a_vector_index_count_from_the_end():
 
 
 def test_a_copy_to_memory_of_a_thread_takes_the_extent_that_is_a_number():
-    @tile_kernel
+    @jit_kernel
     def kernel(X: T.Tensor((4, 32), "float32"), Y: T.Tensor((4, 32), "float32")):
         with T.Kernel(4, threads=8) as bx:
             tx = T.get_thread_binding()

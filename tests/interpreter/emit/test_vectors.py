@@ -4,14 +4,14 @@ import pytest
 import tilelang.language as T
 import torch
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import InterpreterError, Unsupported
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def test_vectors_are_loaded_computed_and_stored():
-    @tile_kernel
+    @jit_kernel
     def kernel(A: T.Tensor((64,), "float16"), B: T.Tensor((64,), "float32")):
         with T.Kernel(1, threads=32):
             two = T.Broadcast(T.float32(2), 8)
@@ -28,7 +28,7 @@ def test_vectors_are_loaded_computed_and_stored():
 
 
 def test_every_thread_stores_a_vector_of_its_own():
-    @tile_kernel
+    @jit_kernel
     def kernel(A: T.Tensor((128,), "float16"), B: T.Tensor((128,), "float16")):
         with T.Kernel(1, threads=32):
             tx = T.get_thread_binding()
@@ -46,7 +46,7 @@ def test_every_thread_stores_a_vector_of_its_own():
 def test_a_vector_store_outside_is_guarded_element_by_element():
     n = T.dynamic("n")
 
-    @tile_kernel
+    @jit_kernel
     def kernel(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
         with T.Kernel(T.ceildiv(n, 8), threads=32) as bx:
             B[T.Ramp(bx * 8, 1, 8)] = A[T.Ramp(bx * 8, 1, 8)]
@@ -57,7 +57,7 @@ def test_a_vector_store_outside_is_guarded_element_by_element():
 
 
 def test_a_vector_store_that_reads_its_buffer_shifted_is_refused():
-    @tile_kernel
+    @jit_kernel
     def kernel(A: T.Tensor((64,), "float32")):
         with T.Kernel(1, threads=32):
             A[T.Ramp(1, 1, 8)] = A[T.Ramp(0, 1, 8)]
@@ -70,7 +70,7 @@ def test_a_vector_store_that_reads_its_buffer_shifted_is_refused():
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_operations_of_packed_pairs(dtype):
-    @tile_kernel
+    @jit_kernel
     def kernel(
         A: T.Tensor((64,), dtype),
         B: T.Tensor((64,), dtype),
@@ -98,7 +98,7 @@ def test_operations_of_packed_pairs(dtype):
 def test_a_vector_atomic_returns_the_old_values(lanes):
     add = {2: T.atomic_addx2, 4: T.atomic_addx4}[lanes]
 
-    @tile_kernel
+    @jit_kernel
     def kernel(
         S: T.Tensor((8,), "float32"),
         X: T.Tensor((32 * lanes,), "float32"),
@@ -120,7 +120,7 @@ def test_a_vector_atomic_returns_the_old_values(lanes):
 
 
 def test_every_thread_does_a_vector_atomic_that_returns():
-    @tile_kernel
+    @jit_kernel
     def kernel(S: T.Tensor((2,), "float32"), X: T.Tensor((2,), "float32")):
         with T.Kernel(1, threads=4):
             old = T.alloc_local((2,), "float32")
@@ -137,7 +137,7 @@ def test_words_are_loaded_and_stored_by_address(words, dtype):
     store = {1: T.stg32, 2: T.stg64, 8: T.stg256}[words]
     count = words * 32 // (32 if dtype == "float32" else 16)
 
-    @tile_kernel
+    @jit_kernel
     def kernel(
         X: T.Tensor((32 * count,), dtype),
         Y: T.Tensor((32 * count,), dtype),
@@ -163,7 +163,7 @@ def test_words_are_loaded_and_stored_by_address(words, dtype):
 
 
 def test_words_of_shared_memory():
-    @tile_kernel
+    @jit_kernel
     def kernel(X: T.Tensor((64,), "float16"), Y: T.Tensor((64,), "float16")):
         with T.Kernel(1, threads=16):
             tx = T.get_thread_binding()
@@ -179,7 +179,7 @@ def test_words_of_shared_memory():
 
 
 def test_words_outside_of_memory_are_an_error():
-    @tile_kernel
+    @jit_kernel
     def kernel(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
         with T.Kernel(1, threads=32):
             tx = T.get_thread_binding()
@@ -194,7 +194,7 @@ def test_words_outside_of_memory_are_an_error():
 def test_memory_of_pairs(dtype, threads):
     pair = getattr(T, f"{dtype}x2")
 
-    @tile_kernel
+    @jit_kernel
     def kernel(A: T.Tensor((64, 4), dtype), B: T.Tensor((64, 6), dtype)):
         with T.Kernel(1, threads=64):
             i = T.get_thread_binding() if threads else 3

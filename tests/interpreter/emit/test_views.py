@@ -5,14 +5,13 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 from tlmatrix.interpreter import Unsupported, interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def test_shared_memory_does_not_keep_what_another_block_wrote():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def stale(C: T.Tensor((4, 8), "float32")):
         with T.Kernel(4, threads=32) as bx:
             s = T.alloc_shared((8,), "float32")
@@ -26,7 +25,7 @@ def test_shared_memory_does_not_keep_what_another_block_wrote():
 
 
 def test_reshaped_and_reinterpreted_views_share_memory():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def views(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8, 16), "int32")):
         with T.Kernel(1, threads=128):
             s = T.alloc_shared((8, 16), "float32")
@@ -102,7 +101,7 @@ def test_memory_that_is_also_seen_as_bits_is_unwritten_at_first():
 
 
 def test_views_of_memory_that_each_thread_has():
-    @tile_kernel
+    @jit_kernel
     def kernel(
         X: T.Tensor((32, 8), "bfloat16"),
         Y: T.Tensor((32, 8), "bfloat16"),

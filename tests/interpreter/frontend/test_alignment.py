@@ -7,7 +7,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import interpret
 
 ROWS = 32
@@ -71,7 +71,7 @@ def added(width):
 n = T.dynamic("n")
 
 
-@tile_kernel
+@jit_kernel
 def one_row(table: T.Tensor((n,), "int32"), Y: T.Tensor((n, 32), "int32")):
     """A single element of a table by each block: a scalar load."""
     with T.Kernel(n, threads=32) as block:

@@ -7,7 +7,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 from tlmatrix.interpreter import ArgumentError, interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 m = T.dynamic("m")
 
 
-@tile_kernel(out_idx=[-1])
+@jit_kernel(out_idx=[-1])
 def scaled(
     A: T.Tensor((m, 8), "float16"),
     L: T.Tensor((m + 1,), "int32"),
@@ -88,7 +87,7 @@ def test_argument_errors_are_value_errors():
 
 
 def test_strides_of_dimensions_of_one_do_not_matter():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def one(A: T.Tensor((1, 8), "float32"), Y: T.Tensor((1, 8), "float32")):
         with T.Kernel(1, threads=32):
             T.copy(A, Y)
@@ -124,7 +123,7 @@ def test_a_dispatch_mode_of_the_caller_may_poison_outputs_but_sees_no_inner_oper
                 out.fill_(float("nan"))
             return out
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def half_written(A: T.Tensor((64, 64), "float16"), Y: T.Tensor((64, 64), "float16")):
         with T.Kernel(1, threads=32):
             s = T.alloc_fragment((64, 64), "float32")
@@ -150,7 +149,7 @@ def test_tensors_that_require_grad_are_read_and_inputs_are_left_alone():
 
 
 def test_several_outputs_come_as_a_list_in_the_order_of_out_idx():
-    @tile_kernel(out_idx=[2, 0])
+    @jit_kernel(out_idx=[2, 0])
     def two(
         B: T.Tensor((4,), "float32"), A: T.Tensor((4,), "float32"), C: T.Tensor((4,), "float32")
     ):
@@ -166,7 +165,7 @@ def test_several_outputs_come_as_a_list_in_the_order_of_out_idx():
 
 
 def test_a_kernel_without_out_idx_writes_in_place_and_returns_none():
-    @tile_kernel
+    @jit_kernel
     def in_place(A: T.Tensor((4,), "bfloat16")):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(4):
@@ -198,7 +197,7 @@ def test_a_kernel_shows_its_source():
 def test_the_source_can_be_written_to_a_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TLMATRIX_DUMP", str(tmp_path))
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def dumped(Y: T.Tensor((37,), "float32")):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(37):
@@ -210,7 +209,7 @@ def test_the_source_can_be_written_to_a_folder(tmp_path, monkeypatch):
 
 
 def test_an_annotated_layout_of_a_global_buffer_is_physical():
-    @tile_kernel
+    @jit_kernel
     def laid_out(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8, 16), "float32")):
         with T.Kernel(1, threads=32):
             T.annotate_layout({Y: T.Layout((8, 16), lambda i, j: [j, i])})
@@ -222,7 +221,7 @@ def test_an_annotated_layout_of_a_global_buffer_is_physical():
 
 
 def test_a_layout_that_needs_more_than_was_allocated_is_an_error():
-    @tile_kernel
+    @jit_kernel
     def past(X: T.Tensor((10, 8), "float32"), Y: T.Tensor((10, 8), "float32")):
         with T.Kernel(1, threads=32):
             T.annotate_layout({Y: T.Layout((10, 8), lambda i, j: [i // 8, j, i % 8])})

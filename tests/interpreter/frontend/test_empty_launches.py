@@ -8,7 +8,6 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 from tlmatrix.interpreter import LaunchError, interpret
 
 TOKENS = 32
@@ -105,7 +104,7 @@ def test_of_several_launches_the_one_without_blocks_is_refused():
 tokens = T.dynamic("num_tokens")
 
 
-@tile_kernel
+@jit_kernel
 def handed(X: T.Tensor((tokens, 16), "float32"), Y: T.Tensor((tokens, 16), "float32")):
     with T.Kernel(T.ceildiv(tokens, TOKENS), threads=256) as block:
         tile = T.alloc_shared((TOKENS, 16), "float32")

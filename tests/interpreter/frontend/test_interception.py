@@ -12,7 +12,6 @@ from tilelang.autotuner import autotune
 from tilelang.jit import JITImpl
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 from tlmatrix.interpreter import InterpretedKernel, interpret
 
 
@@ -215,7 +214,7 @@ def test_threads_may_interpret_at_the_same_time():
 def test_a_factory_that_is_gone_is_forgotten():
     from tlmatrix.interpreter.frontend import intercept
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def short_lived(B: T.Tensor((3,), "float32")):
         with T.Kernel(1, threads=32):
             T.clear(B)

@@ -5,7 +5,6 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 from tlmatrix.interpreter import ArgumentError, Unsupported, interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -62,7 +61,7 @@ def test_float4_is_rounded_to_the_nearest_ties_to_even_and_saturates():
 def test_rows_of_a_larger_tensor_are_taken_by_their_stride():
     strides = T.dynamic("row")
 
-    @tile_kernel
+    @jit_kernel
     def kernel(
         A: T.StridedTensor((16, 16), (strides, 1), "float4_e2m1fn"),
         B: T.Tensor((16, 16), "float32"),
@@ -75,7 +74,7 @@ def test_rows_of_a_larger_tensor_are_taken_by_their_stride():
     assert torch.equal(b, VALUES[halves(a)][:, 16:])
 
 
-@tile_kernel(out_idx=-1)
+@jit_kernel(out_idx=-1)
 def product(
     A: T.Tensor((32, 64), "int4"), B: T.Tensor((16, 64), "int4"), C: T.Tensor((32, 16), "int32")
 ):
@@ -96,7 +95,7 @@ def test_a_product_of_int4_is_exact():
 
 
 def test_an_output_of_float4_is_allocated_with_half_of_the_columns():
-    @tile_kernel(out_idx=-1)
+    @jit_kernel(out_idx=-1)
     def kernel(A: T.Tensor((4, 8), "float32"), B: T.Tensor((4, 8), "float4_e2m1fn")):
         with T.Kernel(1, threads=32):
             T.copy(A, B)
@@ -109,7 +108,7 @@ def test_an_output_of_float4_is_allocated_with_half_of_the_columns():
 
 
 def test_an_element_that_is_not_written_is_reported():
-    @tile_kernel
+    @jit_kernel
     def kernel(B: T.Tensor((16, 16), "float4_e2m1fn")):
         with T.Kernel(1, threads=32):
             tile = T.alloc_shared((16, 16), "float4_e2m1fn")
@@ -144,7 +143,7 @@ def test_arithmetic_and_conversions_to_int4_are_refused():
 
 
 def test_a_view_of_bytes_as_float4_is_refused():
-    @tile_kernel
+    @jit_kernel
     def kernel(A: T.Tensor((16, 8), "uint8"), B: T.Tensor((16, 16), "float4_e2m1fn")):
         with T.Kernel(1, threads=32):
             tile = T.alloc_shared((16, 8), "uint8")
@@ -157,7 +156,7 @@ def test_a_view_of_bytes_as_float4_is_refused():
 
 
 def test_a_tensor_of_pairs_has_an_element_for_each_byte():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def kernel(A: T.Tensor((16, 16), T.float4_e2m1fnx2), B: T.Tensor((16, 16), T.float4_e2m1fnx2)):
         with T.Kernel(16, threads=32) as bx:
             tile = T.alloc_shared((16,), T.float4_e2m1fnx2)
@@ -173,7 +172,7 @@ def test_a_tensor_of_pairs_has_an_element_for_each_byte():
 @pytest.mark.parametrize("scope", [T.alloc_shared, T.alloc_fragment])
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_memory_seen_as_bytes(dtype, scope):
-    @tile_kernel
+    @jit_kernel
     def kernel(
         A: T.Tensor((16, 32), "float32"),
         B: T.Tensor((20, 18), dtype),

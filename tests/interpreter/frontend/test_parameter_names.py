@@ -6,7 +6,7 @@ import tilelang.language as T
 import torch
 from tilelang import tvm
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 from tlmatrix import interpret
 
 tir = tvm.tirx
@@ -89,7 +89,7 @@ def test_a_report_tells_the_second_of_a_name_from_the_first():
 def test_parameters_matched_by_hand_without_strides_are_contiguous(columns):
     n = T.dynamic("n")
 
-    @tile_kernel
+    @jit_kernel
     def copied(x: T.handle, y: T.handle):
         X = T.match_buffer(x, (n, 8), "float32")
         Y = T.match_buffer(y, (n, columns), "float32")

@@ -9,7 +9,7 @@ import pytest
 import tilelang.language as T
 import torch
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 from tlmatrix import cache_files
 from tlmatrix.interpreter import interpret
 from tlmatrix.interpreter.frontend import alignment, programs
@@ -39,7 +39,7 @@ def generated(monkeypatch):
 def run(value=3.0, **options):
     """Run a kernel that this process has not seen."""
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def transposed(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8, 16), "float32")):
         with T.Kernel(1, threads=32):
             T.annotate_layout({Y: T.Layout((8, 16), lambda i, j: [j, i])})
@@ -98,7 +98,7 @@ def test_a_kernel_is_lowered_once_for_its_options(folder, monkeypatch, configs):
     def reports(options):
         n = T.dynamic("n")
 
-        @tile_kernel(pass_configs=options)
+        @jit_kernel(pass_configs=options)
         def doubled(X: T.Tensor((n, 8), "float16"), Y: T.Tensor((n, 8), "float16")):
             with T.Kernel(1, threads=8):
                 for i, j in T.Parallel(8, 8):

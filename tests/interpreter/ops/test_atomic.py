@@ -6,7 +6,6 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -26,7 +25,7 @@ def test_atomic_add_of_single_elements_with_collisions(dtype):
 
 
 def test_atomic_add_sums_over_lanes_that_do_not_show_in_the_index():
-    @tile_kernel
+    @jit_kernel
     def rows(X: T.Tensor((16, 24), "float32"), Y: T.Tensor((16,), "float32")):
         with T.Kernel(1, threads=128):
             for i, j in T.Parallel(16, 24):
@@ -59,7 +58,7 @@ def test_tile_atomics_skip_what_is_outside(kind):
 
 
 def test_vector_atomics_and_previous_values():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def pairs(
         X: T.Tensor((8, 8), "float32"),
         Y: T.Tensor((8, 8), "float32"),

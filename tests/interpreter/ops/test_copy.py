@@ -4,13 +4,13 @@ import pytest
 import tilelang.language as T
 import torch
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def test_copies_between_all_memories_with_casts_and_slices():
-    @tile_kernel(out_idx=[-2, -1])
+    @jit_kernel(out_idx=[-2, -1])
     def copies(
         X: T.Tensor((3, 64, 2, 32), "bfloat16"),
         Y: T.Tensor((64, 32), "float16"),
@@ -33,7 +33,7 @@ def test_copies_between_all_memories_with_casts_and_slices():
 
 
 def test_a_copy_of_global_to_global_and_of_single_elements():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def direct(X: T.Tensor((8, 8), "float16"), Y: T.Tensor((8, 8), "float16")):
         with T.Kernel(8, threads=32) as bx:
             T.copy(X[bx, 0:8], Y[7 - bx, 0:8])
@@ -52,7 +52,7 @@ def test_a_copy_of_global_to_global_and_of_single_elements():
 def test_tiles_of_one_element_are_filled_copied_and_reduced_in_place(dtype):
     n = T.dynamic("n")
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def row_sum(X: T.Tensor((n, 8), dtype), Y: T.Tensor((n,), dtype)):
         with T.Kernel(n, threads=32) as row:
             x = T.alloc_fragment((1, 8), dtype)
@@ -71,7 +71,7 @@ def test_tiles_of_one_element_are_filled_copied_and_reduced_in_place(dtype):
 def test_a_layout_over_a_symbolic_dimension():
     n = T.dynamic("n")
 
-    @tile_kernel
+    @jit_kernel
     def rotate(X: T.Tensor((n, 8), "float32")):
         with T.Kernel(n, threads=32) as row:
             T.annotate_layout({X: T.Layout(X.shape, lambda i, j: [i, (j + i) % 8])})
@@ -86,7 +86,7 @@ def test_a_layout_over_a_symbolic_dimension():
 
 
 def test_print_shows_values(capsys):
-    @tile_kernel
+    @jit_kernel
     def shows(X: T.Tensor((4,), "float16")):
         with T.Kernel(2, threads=32) as bx:
             f = T.alloc_fragment((4,), "float16")

@@ -5,7 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import interpret
 
 WIDTH = 8
@@ -72,7 +72,7 @@ def test_iterations_of_a_parallel_loop_copy(by_number):
 
 
 def test_a_parallel_loop_does_not_wait_for_its_copies():
-    @tile_kernel
+    @jit_kernel
     def kernel(X: T.Tensor((4, 32), "float16"), Y: T.Tensor((4, 32), "float16")):
         with T.Kernel(1, threads=32):
             s = T.alloc_shared((4, 32), "float16")

@@ -6,7 +6,6 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 from tlmatrix.interpreter import interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -78,7 +77,7 @@ def test_sums_of_float8_products_keep_the_14_bits_that_hopper_keeps(arch, kept, 
 
 
 def test_gemm_onto_an_accumulator_nobody_cleared_shows_nan():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def uncleared(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
         with T.Kernel(1, threads=128):
             a = T.alloc_shared((64, 64), "float16")

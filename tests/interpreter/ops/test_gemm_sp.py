@@ -4,7 +4,7 @@ import pytest
 import tilelang.language as T
 import torch
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -49,7 +49,7 @@ def test_a_sparse_product_is_the_dense_one(dtype, accumulator, meta, turned):
     def shape(rows, columns):
         return (columns, rows) if turned else (rows, columns)
 
-    @tile_kernel
+    @jit_kernel
     def kernel(
         A: T.Tensor(shape(M, K // 2), dtype),
         E: T.Tensor(shape(M, K // per), meta),

@@ -5,7 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 
 EXPONENT = float(torch.tensor(0.3))
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("interpreted")
     ],
 )
 def test_functions_are_nearly_always_correctly_rounded(function, exact, low, high):
-    @tile_kernel
+    @jit_kernel
     def kernel(X: T.Tensor((4096,), "float32"), Y: T.Tensor((4096,), "float32")):
         with T.Kernel(1, threads=128):
             for i in T.Parallel(4096):
@@ -38,7 +38,7 @@ def test_functions_are_nearly_always_correctly_rounded(function, exact, low, hig
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_a_zero_is_larger_than_a_negative_zero(dtype):
-    @tile_kernel
+    @jit_kernel
     def kernel(
         A: T.Tensor((6,), dtype),
         B: T.Tensor((6,), dtype),

@@ -5,7 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import ArgumentError, InterpreterError, Unsupported, interpret
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -41,7 +41,7 @@ def test_a_table_of_pointers(dtype):
 
 
 def test_an_asynchronous_copy_from_an_address():
-    @tile_kernel
+    @jit_kernel
     def kernel(sources: T.Tensor([2], T.ptr), Y: T.Tensor((2, 4, 8), "float32")):
         with T.Kernel(1, threads=32):
             tile = T.alloc_shared((4, 8), "float32")

@@ -6,7 +6,6 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -62,7 +61,7 @@ def test_reductions(kind, dim, clear, dtype):
 def test_reductions_propagate_nan_where_asked(kind, clear, propagate):
     reduce = getattr(T, f"reduce_{kind}")
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def make(X: T.Tensor((4, 16), "float16"), Y: T.Tensor((4,), "float16")):
         with T.Kernel(1, threads=32):
             x = T.alloc_fragment((4, 16), "float16")
@@ -124,7 +123,7 @@ def test_a_sum_of_a_part_with_the_dimension_kept(source, kept):
 @pytest.mark.parametrize("clear", [True, False])
 @pytest.mark.parametrize("kind", ["max", "min", "sum"])
 def test_a_vector_is_reduced_to_one_element(kind, clear):
-    @tile_kernel
+    @jit_kernel
     def make(X: T.Tensor((40,), "float32"), Y: T.Tensor((1,), "float32")):
         with T.Kernel(1, threads=128):
             x = T.alloc_fragment((40,), "float32")
@@ -194,7 +193,7 @@ def test_reducers_combine_the_contributions_of_all_lanes(op):
 
 @pytest.mark.filterwarnings("ignore:alloc_reducer")
 def test_reducers_written_by_assignment():
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def reducer(X: T.Tensor((16, 24), "float32"), Y: T.Tensor((16,), "float32")):
         with T.Kernel(1, threads=128):
             x = T.alloc_fragment((16, 24), "float32")

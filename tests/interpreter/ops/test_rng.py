@@ -5,7 +5,7 @@ import pytest
 import tilelang.language as T
 import torch
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import Unsupported
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -30,7 +30,7 @@ def test_the_reference_gives_the_known_answer_of_random123():
 
 
 def test_every_thread_has_a_sequence_of_its_own():
-    @tile_kernel
+    @jit_kernel
     def kernel(Y: T.Tensor((2, 32, 6), "uint32")):
         with T.Kernel(2, threads=32) as bx:
             tx = T.get_thread_binding()
@@ -49,7 +49,7 @@ def test_every_thread_has_a_sequence_of_its_own():
 
 
 def test_iterations_of_one_thread_draw_in_order():
-    @tile_kernel
+    @jit_kernel
     def kernel(Y: T.Tensor((10,), "uint32"), Z: T.Tensor((5, 2), "float32")):
         with T.Kernel(1, threads=1):
             T.rng_init(7, 3, 2)
@@ -71,7 +71,7 @@ def test_iterations_of_one_thread_draw_in_order():
 def test_uniform_and_normal_numbers_have_their_distributions(bit):
     dtype = f"float{bit}"
 
-    @tile_kernel
+    @jit_kernel
     def kernel(U: T.Tensor((256, 40), dtype), N: T.Tensor((256, 40), dtype)):
         with T.Kernel(1, threads=256):
             tx = T.get_thread_binding()
@@ -91,7 +91,7 @@ def test_uniform_and_normal_numbers_have_their_distributions(bit):
 
 
 def test_what_depends_on_the_layout_of_a_loop_is_refused():
-    @tile_kernel
+    @jit_kernel
     def kernel(Y: T.Tensor((64,), "uint32")):
         with T.Kernel(1, threads=32):
             T.rng_init(1)

@@ -5,7 +5,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import Unsupported, interpret, scheduled
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -124,7 +124,7 @@ def test_the_factors_are_multiplied_with_the_scales_of_their_rows(blocks, schedu
 
 
 def test_the_synchronous_product_arrives_at_its_barrier():
-    @tile_kernel
+    @jit_kernel
     def kernel(
         A: T.Tensor((M, BLOCK_K), "float8_e4m3fn"),
         B: T.Tensor((BLOCK_K, 64), "float8_e5m2"),

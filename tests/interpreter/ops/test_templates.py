@@ -5,7 +5,7 @@ import pytest
 import tilelang.language as T
 import torch
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import Unsupported
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -20,7 +20,7 @@ def decoded(name, source, out, packed, elements, *count):
     """What a decoder makes of the bytes of each thread."""
     size = packed.shape[1]
 
-    @tile_kernel
+    @jit_kernel
     def kernel(X: T.Tensor((THREADS, size), "uint8"), Y: T.Tensor((THREADS, elements), out)):
         with T.Kernel(1, threads=THREADS):
             T.import_source(source)
@@ -86,7 +86,7 @@ def test_a_decoder_of_the_users_own_is_refused():
         decoded("decode_i4u_to_f16", "something else", "float16", packed, 8, 8)
 
 
-@tile_kernel(out_idx=[-1])
+@jit_kernel(out_idx=[-1])
 def dotted(
     A: T.Tensor((THREADS, 2, 8), "int8"),
     B: T.Tensor((THREADS, 8), "int8"),

@@ -7,12 +7,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 from tlmatrix import interpret, simulate
 from tlmatrix.interpreter import Unsupported
 
 
-@tile_kernel(out_idx=[])
+@jit_kernel(out_idx=[])
 def relay(
     x: T.Tensor((64,), "float32"),
     y: T.Tensor((64,), "float32"),

@@ -1,14 +1,11 @@
 """Models of functions that kernels call in CUDA source of their own."""
 
-from __future__ import annotations
-
 import pytest
 import ranked_kernels as kernels
 import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 from tlmatrix import interpret, simulate
 from tlmatrix.interpreter import (
     DeadlockError,
@@ -46,7 +43,7 @@ def counted(statement, threads=64):
     """The slots and the counts that a kernel gets of `add_at`, for ids 3, 3, 1, 3, 0."""
     model_extern("test_add_at", add_at)
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def kernel(
         ids: T.Tensor((5,), "int32"),
         counts: T.Tensor((8,), "int32"),
@@ -122,7 +119,7 @@ def test_what_a_model_gets_the_address_of_counts_as_written(where):
 
     model_extern("test_numbered", numbered)
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def kernel(Y: T.Tensor((32,), "float32")):
         with T.Kernel(1, threads=32):
             if where == "global":

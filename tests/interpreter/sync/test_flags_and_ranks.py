@@ -5,7 +5,6 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 from tlmatrix.interpreter import SCHEDULES, interpret, run_ranks, scheduled
 from tlmatrix.interpreter.errors import DeadlockError
 
@@ -109,7 +108,7 @@ def test_a_world_needs_a_rank():
         run_ranks(0, lambda rank: rank)
 
 
-@tile_kernel(out_idx=[0])
+@jit_kernel(out_idx=[0])
 def swapped(Y: T.Tensor((2, 32), "float32")):
     """Two blocks hand each other a row through a workspace of the launch."""
     with T.Kernel(2, threads=32) as bx:

@@ -6,7 +6,6 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tile_kernels import tile_kernel
 from tlmatrix.interpreter import (
     SCHEDULES,
     DeadlockError,
@@ -119,7 +118,7 @@ def test_a_wait_for_the_wrong_parity_is_reported(operands, schedule):
         pipelined_gemm(parity=1)(*operands)
 
 
-@tile_kernel(out_idx=[-1])
+@jit_kernel(out_idx=[-1])
 def unordered(Y: T.Tensor((32,), "float32")):
     with T.Kernel(1, threads=64):
         s = T.alloc_shared((32,), "float32")
@@ -199,7 +198,7 @@ def test_errors_are_errors_of_the_interpreter():
 @pytest.mark.parametrize("coverage", [False, True])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_tilelangs_own_barriers_order_statements_one_after_the_other(schedule, coverage):
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def turns(Y: T.Tensor((4, 32), "float32")):
         with T.Kernel(1, threads=256):
             s = T.alloc_shared((32,), "float32")
@@ -218,7 +217,7 @@ def test_tilelangs_own_barriers_order_statements_one_after_the_other(schedule, c
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_what_all_roles_do_together_is_done_once(schedule):
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def together(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
         with T.Kernel(1, threads=256):
             s = T.alloc_shared((64,), "float32")
@@ -271,7 +270,7 @@ def test_copies_that_threads_issue_complete_at_a_barrier(schedule):
 @pytest.mark.parametrize("scope", ["local", "shared"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_where_a_copy_goes_is_decided_when_it_is_issued(schedule, scope):
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def moved(X: T.Tensor((4, 64), "float16"), Y: T.Tensor((2, 64), "float16")):
         with T.Kernel(1, threads=64):
             s = T.alloc_shared((2, 64), "float16")
@@ -313,7 +312,7 @@ def test_work_that_is_read_before_it_is_done_is_reported():
 
 @pytest.mark.parametrize("wait", [False, True])
 def test_a_store_that_may_still_read_names_its_wait(wait):
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def stored(Y: T.Tensor((2, 64, 32), "float16")):
         with T.Kernel(1, threads=128):
             s = T.alloc_shared((64, 32), "float16")

@@ -4,7 +4,7 @@ import pytest
 import tilelang.language as T
 import torch
 
-from tile_kernels import tile_kernel
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import DeadlockError, interpret
 
 
@@ -15,7 +15,7 @@ def pipeline(arrives=True):
         arrives: whether the consumer gives a stage back.
     """
 
-    @tile_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1])
     def kernel(
         X: T.Tensor((4, 128), "float32"),
         count: T.Tensor((1,), "int32"),
