@@ -142,10 +142,6 @@ class GpuAssignment:
         self._assigned[worker] = min(self.gpus, key=lambda gpu: busy[gpu])
         return self._assigned[worker]
 
-    def of(self, worker: str) -> str:
-        """The GPU of a worker; "" if it has none of its own."""
-        return self._assigned.get(worker, "")
-
     def release(self, worker: str) -> None:
         """Release the GPU of a worker that ended."""
         self._assigned.pop(worker, None)

@@ -98,17 +98,17 @@ class CtrlC:
     def deferred(self) -> Iterator[CtrlC]:
         """Handle SIGINT inside, if this is the main thread and SIGINT is not ignored."""
         on_main_thread = threading.current_thread() is threading.main_thread()
-        if not on_main_thread or signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
-            yield self
-            return
-        before = signal.signal(signal.SIGINT, self._handle)
+        ignored = signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None)
+        before = None
+        if on_main_thread and not ignored:
+            before = signal.signal(signal.SIGINT, self._handle)
         try:
             yield self
-        except KeyboardInterrupt:
-            self.note()
-            raise
         finally:
-            signal.signal(signal.SIGINT, before)
+            if before is not None:
+                signal.signal(signal.SIGINT, before)
+            os.close(self.woken)
+            os.close(self._waking)
 
     def note(self) -> None:
         """Note the first Ctrl-C, also one that a case received."""
