@@ -78,7 +78,7 @@ _SEEN = """
 import os
 
 with open("seen.txt", "a") as file:
-    file.write(f"{os.environ.get('PYTEST_XDIST_WORKER')} {os.environ['CUDA_VISIBLE_DEVICES']}\\n")
+    file.write(f"{os.getpid()} {os.environ['CUDA_VISIBLE_DEVICES']}\\n")
 """
 
 
