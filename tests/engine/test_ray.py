@@ -125,7 +125,7 @@ def test_a_search_on_a_cluster_loses_nothing_with_a_killed_node(project: Project
     assert killed[0] < 40
     assert set(_counted(file).values()) == {1}
     records = read_records(file)
-    assert len(records.results) == 24
+    assert len(records.results) == 40
     statuses = {(result.values["how"], result.status) for result in records.results}
     assert statuses <= {
         ("right", Status.PASSED),
