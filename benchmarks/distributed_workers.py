@@ -89,7 +89,7 @@ def _on_ranks(
             module = Path(str(sys.modules[module].__file__)).stem
         name = f"{module}:{call.__qualname__}"
     given = [(name, arguments)] * pool.world
-    return pool.work("distributed_workers:run_on_rank", given, seconds)[0]
+    return pool.call(run_on_rank, given, seconds)[0]
 
 
 _contexts: list[Any] = []

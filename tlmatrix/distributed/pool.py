@@ -88,7 +88,7 @@ class RankPool:
         """
         if not self._processes:
             self._start()
-        requests = [(function, each, list(sys.path)) for each in arguments]
+        requests = [(list(sys.path), pickle.dumps((function, each))) for each in arguments]
         return [answer[1] for answer in self._send(requests, seconds)]
 
     def end(self) -> None:

@@ -1,8 +1,8 @@
 """The process of one rank: `python -m tlmatrix.distributed.process`, started by `RankPool`.
 
-It answers requests on a socket and exits when the socket closes. A request is a pickled tuple of a
-function, its arguments, and paths to import from: the name of a method of `Rank`, or
-`module:function`, which is called with (backend, rank, world, *arguments). The answer is
+It answers requests on a socket and exits when the socket closes. A request is a pickled pair of
+paths to import from, and a function with its arguments, pickled by itself. The function is the name
+of a method of `Rank`, or is called with (backend, rank, world, *arguments). The answer is
 `("done", result)`, or `("failed", failure)` if it raises.
 """
 
@@ -62,10 +62,12 @@ def main(arguments: list[str] | None = None) -> None:
 def _serve(connection: Connection, given: argparse.Namespace) -> None:
     rank: Rank | None = None
     while True:
-        function, arguments, paths = pickle.loads(connection.recv_bytes())  # noqa: S301 - our pool's
+        paths, request = pickle.loads(connection.recv_bytes())  # noqa: S301 - our pool's
         sys.path.extend(path for path in paths if path not in sys.path)
         answer: tuple[str, Any]
         try:
+            # Only now: it may be of modules on these paths.
+            function, arguments = pickle.loads(request)  # noqa: S301 - our pool's
             if rank is None:
                 rank = Rank(given.rank, given.world, given.kind, given.store)
             answer = ("done", rank.call(function, arguments))
