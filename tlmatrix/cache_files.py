@@ -150,7 +150,7 @@ class FileCache:
 
     @contextlib.contextmanager
     def exclusive(self, key: str) -> Iterator[None]:
-        """Hold the lock of a key, so that one process makes what others wait for and then find."""
+        """Hold the lock of a key: one process makes the entry, others wait and find it."""
         path = self._folder / f"{key}.lock"
         with locked(path):
             try:

@@ -184,7 +184,7 @@ def test_kernels_are_traced_once_for_all_lengths(tmp_path, runner, monkeypatch):
     monkeypatch.setattr(programs, "generate", counted)
     spec = packed_spec(tmp_path, "right")
     one = {axis: values[0] for axis, values in spec.axes.items()}
-    one["head_dim"] = 48  # which nobody has traced before in this process
+    one["head_dim"] = 48  # not traced before in this process
     cases = packed_cases(spec).map(
         lambda case: Case("packed", one | {"seqlens": case.values["seqlens"]}, "fuzz")
     )

@@ -46,6 +46,7 @@ _ATTEMPTS = 8
 """Other cases that are tried: constraints exclude some, and some cannot be sharded."""
 
 _MANY_RANKS = 4
+"""Ranks above which a case has many."""
 
 _LARGEST = 4
 """How many times larger the tensors of the other call may be."""

@@ -11,7 +11,7 @@ from tlmatrix import interpret
 
 tir = tvm.tirx
 MARK = 0x7FDBADC5
-"""What memory that nobody has written holds here."""
+"""What memory holds here before it is written."""
 
 
 def shifted(number):

@@ -251,7 +251,7 @@ def replays(compare, count=3):
 
 
 def test_an_epoch_of_the_host_in_a_captured_launch_is_a_race():
-    """The flag has reached the captured epoch by the second replay: nobody waits any more."""
+    """The flag has reached the captured epoch by the second replay: no wait is left."""
     for seed in SEEDS:
         reports = simulate(replays("ge"), world=2, seed=seed).reports
         told = [str(report) for report in reports if "of a graph" in str(report)]

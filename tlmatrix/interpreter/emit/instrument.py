@@ -45,7 +45,7 @@ class Instrument:
     sees_writes = False
 
     def plan(self, e: Emitter) -> Any:
-        """What its other half must know of the emitted program; None for nothing."""
+        """Facts of the emitted program that the observer needs at run time; None without any."""
 
     def parameters(self, e: Emitter) -> None:
         """The buffers of the parameters are known."""
