@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import traceback
 from contextlib import nullcontext
@@ -47,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _server_of_workers(arguments):
             code = command_named(command.target)(arguments, load_config(Path.cwd()))
+        if code == ExitCode.INTERRUPTED:
+            _ignore_ctrl_c()
         sys.stdout.flush()
     except SpecError as error:
         print_wrapped(str(error), sys.stderr)
@@ -55,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_wrapped(f"tlmatrix: {error}", sys.stderr)
         return ExitCode.USAGE
     except KeyboardInterrupt:
+        _ignore_ctrl_c()
         return ExitCode.INTERRUPTED
     except OutputError as error:
         print_wrapped(f"tlmatrix: {error}", sys.stderr)
@@ -72,6 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print_wrapped("tlmatrix: internal error; please report it with these lines", sys.stderr)
         return ExitCode.INTERNAL
     return code
+
+
+def _ignore_ctrl_c() -> None:
+    """Let another Ctrl-C while Python ends not change the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _discard_output() -> None:

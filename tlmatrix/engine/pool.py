@@ -84,9 +84,9 @@ class LocalProcesses:
 class CtrlC:
     """Ctrl-C while a pool runs and its command reports: raised once, between two messages.
 
-    Further ones change nothing, as results and the command to continue would be lost, unless the
-    end takes longer than `_AGAIN` seconds. An ignored SIGINT, as in background jobs of a script,
-    stays ignored.
+    Further ones change nothing, also after the block, as results and the command to continue
+    would be lost, unless the end takes longer than `_AGAIN` seconds. An ignored SIGINT, as in
+    background jobs of a script, stays ignored.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,8 @@ class CtrlC:
         try:
             yield self
         finally:
-            if before is not None:
+            # After a Ctrl-C the command still says how to continue, and the process ends.
+            if before is not None and self._first is None:
                 signal.signal(signal.SIGINT, before)
             os.close(self.woken)
             os.close(self._waking)
