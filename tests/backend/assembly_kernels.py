@@ -32,10 +32,10 @@ def greedy():
     def greedy_elements(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
         with T.Kernel(1, threads=128):
             held = T.alloc_shared((61440,), "float32")
-            for i in T.Parallel(61440):
-                held[i] = X[i]
-            for i in T.Parallel(61440):
-                Y[i] = held[61439 - i] * 2
+            for i in T.Parallel(128):
+                held[i * 480] = X[i]
+            for i in T.Parallel(128):
+                Y[i] = held[(127 - i) * 480] * 2
 
     return greedy_elements
 
