@@ -4,13 +4,13 @@ import json
 import multiprocessing
 import os
 import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
 
 import pytest
 
+import preloaded_python
 from tlmatrix.backend.ahead import FOLDER, Scheduler, Tickets, Waiting
 from tlmatrix.commands.compile_ahead import compiling_ahead, planned_kernels
 from tlmatrix.run.kernel_plan import KernelJob
@@ -178,7 +178,7 @@ scale_kernel("float32", 2)
 def used_kernels(project, folder):
     """The events of all processes so far, after another one has used the kernel."""
     used = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(USE)],
+        [preloaded_python.python(), "-c", textwrap.dedent(USE)],
         cwd=project,
         env={**os.environ, "TILELANG_DEFAULT_TARGET": '{"kind": "cuda", "arch": "sm_90a"}'},
         capture_output=True,

@@ -2,13 +2,13 @@
 
 import ctypes
 import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from packed_attention import DTYPES, attention, flash, run
 
+import preloaded_python
 from tlmatrix.check.guards import ALIGNMENT, guarded
 from tlmatrix.check.memory import poison_mask
 from tlmatrix.problem.model import Dim, Problem, TensorInfo
@@ -342,4 +342,4 @@ def test_guards_and_ranks_do_not_import_torch_compile():
         "tlmatrix.simulate(lambda rank: torch.ones(2).sum(), world=2)\n"
         "sys.exit('torch._dynamo' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", script], check=True)
+    subprocess.run([preloaded_python.python(), "-c", script], check=True)

@@ -1,7 +1,8 @@
 """`torch.compile` in a program that takes the CPU for its GPU."""
 
 import subprocess
-import sys
+
+import preloaded_python
 
 PROGRAM = """
 import tilelang, tilelang.language as T, torch
@@ -70,7 +71,7 @@ else:
 def test_dynamo_traces_a_program_as_on_a_gpu(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     done = subprocess.run(
-        [sys.executable, "-m", "tlmatrix", "exec", "program.py"],
+        [preloaded_python.python(), "-m", "tlmatrix", "exec", "program.py"],
         capture_output=True,
         text=True,
         check=False,

@@ -11,6 +11,7 @@ import torch
 from tilelang.autotuner import autotune
 from tilelang.jit import JITImpl
 
+import preloaded_python
 from jit_kernel import jit_kernel
 from tlmatrix.interpreter import InterpretedKernel, interpret
 
@@ -260,7 +261,8 @@ def test_dynamo_does_not_trace_interpreted_kernels(tmp_path):
     # In a process of its own: TileLang needs a file, and Dynamo slows down what follows it.
     script = tmp_path / "compiled.py"
     script.write_text(_COMPILED)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    command = [preloaded_python.python(), script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,12 +1,12 @@
 """`tlmatrix exec` runs a script written for a GPU, unchanged, on the CPU."""
 
 import subprocess
-import sys
 import textwrap
 from dataclasses import dataclass
 
 import pytest
 
+import preloaded_python
 from tlmatrix.cli import main
 
 KERNEL = """
@@ -304,7 +304,7 @@ def test_a_script_that_is_not_there(capsys):
 def test_as_a_command(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import sys, torch\nprint(torch.ones(2, device='cuda').sum(), sys.argv[1:])")
-    command = [sys.executable, "-m", "tlmatrix", "exec", str(script), "--arch", "mine"]
+    command = [preloaded_python.python(), "-m", "tlmatrix", "exec", str(script), "--arch", "mine"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.stdout == "tensor(2.) ['--arch', 'mine']\n", done.stderr
 

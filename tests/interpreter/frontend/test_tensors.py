@@ -1,9 +1,10 @@
 """Which tensors of a program answer that they are on the GPU, and what they compute."""
 
 import subprocess
-import sys
 
 import pytest
+
+import preloaded_python
 
 PROGRAM = """
 import torch
@@ -83,7 +84,7 @@ torch.set_default_device("cuda:0")
 def test_tensors_answer_as_on_a_gpu(tmp_path, program):
     (tmp_path / "program.py").write_text(program)
     done = subprocess.run(
-        [sys.executable, "-m", "tlmatrix", "exec", "program.py"],
+        [preloaded_python.python(), "-m", "tlmatrix", "exec", "program.py"],
         capture_output=True,
         text=True,
         check=False,
