@@ -42,8 +42,8 @@ def _modules_after(code: str) -> set[str]:
         "import tlmatrix; dir(tlmatrix)",
         "import tlmatrix.pytest_plugin",
         "from tlmatrix.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
-        "from tlmatrix.cli import main\nmain(['list', 'specs'])",
-        "from tlmatrix.cli import main\nmain(['check', 'specs'])",
+        "from tlmatrix.cli import main\nmain(['list', 'specs/gemm.yaml'])",
+        "from tlmatrix.cli import main\nmain(['check', 'specs/gemm.yaml'])",
     ],
 )
 def test_torch_is_not_imported_before_a_case_runs(code: str) -> None:
