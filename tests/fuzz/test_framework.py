@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.issues import Issue
 
-SPECS = int(os.environ.get("TLMATRIX_FRAMEWORK_SPECS", "60"))
+SPECS = int(os.environ.get("TLMATRIX_FRAMEWORK_SPECS", "24"))
 FIRST = int(os.environ.get("TLMATRIX_FRAMEWORK_FIRST", "0"))
 SECONDS = 20
 """Of processor time, for one spec."""

@@ -20,7 +20,7 @@ from hypothesis import Phase, find, given, settings
 from tlmatrix.engine.searches import SearchJob, one_configuration
 from tlmatrix.fuzz.generation import generate_cases
 from tlmatrix.fuzz.search import tier_fuzz_cases
-from tlmatrix.fuzz.strategies import case_domain, cases
+from tlmatrix.fuzz.strategies import case_domain, cases, sharing_cases
 from tlmatrix.fuzz.strategies.case_strategy import case_strategy
 from tlmatrix.fuzz.strategies.integers import Span, related_span
 from tlmatrix.fuzz.strategies.lengths import climbing_batches
@@ -372,27 +372,27 @@ def test_fuzz_cases_of_a_tier_need_no_other_kernels_if_they_are_compiled() -> No
 
 def test_cases_of_shared_kernels_are_the_same_in_every_process() -> None:
     """Workers of pytest-xdist collect them, each with its own hashes of strings."""
+    path = next(path for path in SPECS if path.stem == "gqa_dense")
     code = (
         "from tlmatrix import load; from tlmatrix.fuzz.generation import generate_cases;"
         "from tlmatrix.fuzz.strategies import sharing_cases;"
-        f"spec = load({str(next(path for path in SPECS if path.stem == 'gqa_dense'))!r});"
+        f"spec = load({str(path)!r});"
         "print(*(c.id for c in generate_cases(sharing_cases(spec, 'smoke'), count=5, first=5)))"
     )
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        for seed in ("0", "2")
-    }
-    assert len(found) == 1
+    seed = "2" if os.environ.get("PYTHONHASHSEED") != "2" else "3"
+    other = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    here = generate_cases(sharing_cases(load_spec(path), "smoke"), count=5, first=5)
+    assert [case.id for case in here] == other.split()
 
 
 def test_jobs_on_gpus_have_at_most_as_many_ranks_as_gpus() -> None:
-    for name in ("gemm_reduce_scatter", "reduce_scatter_two_level", "sequence_attention_varlen"):
+    for name in ("reduce_scatter_two_level", "sequence_attention_varlen"):
         spec = load_spec(next(path for path in SPECS if path.stem == name))
         worlds = {case["world"] for case in drawn(spec, 100)}
         assert max(worlds) > 4
@@ -402,7 +402,7 @@ def test_jobs_on_gpus_have_at_most_as_many_ranks_as_gpus() -> None:
                 strategy = one_configuration(
                     spec, SearchJob("", "nightly", configuration=number), gpus=gpus
                 )
-                found = generate_cases(strategy, count=40, first=number)
+                found = generate_cases(strategy, count=15, first=number)
                 assert not [broken for case in found for broken in broken_constraints(spec, case)]
                 few |= {case["world"] for case in found}
             assert few == {world for world in range(1, 7) if world <= gpus}

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the C backe
 
 
 @settings(
-    max_examples=15,
+    max_examples=6,
     derandomize=True,
     database=None,
     deadline=None,
