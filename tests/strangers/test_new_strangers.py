@@ -96,5 +96,7 @@ def test_generated_spec_passes_unedited(target, folder):
     assert outcome.code == ExitCode.OK, outcome.out
     text = (folder / "new.yaml").read_text()
     assert "?" not in text, "nothing is left for a person to decide"
-    outcome = project.tlmatrix("run", "new.yaml", "-n", "0")
-    assert outcome.code == ExitCode.OK, f"{text}\n{outcome.out}"
+    # Every value of its axes, and cases that are drawn; pairs of values are `test_strangers`'.
+    for words in (["--tier", "each"], *([["-k", "fuzz"]] if "\nfuzz:" in text else [])):
+        outcome = project.tlmatrix("run", "new.yaml", "-n", "0", *words)
+        assert outcome.code == ExitCode.OK, f"{text}\n{outcome.out}"
