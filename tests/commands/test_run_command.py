@@ -59,7 +59,7 @@ def test_a_case_that_ends_the_process_is_a_finding_and_the_others_run(
     project: Project, how: str
 ) -> None:
     project.spec(how=f"[right, {how}, wrong]", rows="[5]")
-    code, out = _run(project, ".", "--results", "out.jsonl", "--timeout", "3")
+    code, out = _run(project, ".", "--results", "out.jsonl", "--timeout", "1.5")
     assert code == ExitCode.FINDINGS, out
     ended = "crashed" if how == "exit" else "timeout"
     assert f"2 passed, 2 failed, 2 {ended}" in out

@@ -28,7 +28,7 @@ checks: [numeric, poison, guards, determinism, repeat]
 
 @pytest.fixture(scope="module")
 def runner():
-    found = Runner(backend_named("processes"), rank_seconds=10.0)
+    found = Runner(backend_named("processes"), rank_seconds=5.0)
     yield found
     found.close()
 
@@ -77,7 +77,7 @@ def test_a_rank_that_raises_is_named_with_its_line(runner):
 def test_a_rank_that_hangs_is_ended_and_the_line_of_every_rank_is_reported(runner):
     (finding,) = run(runner, "hanging").findings
     assert finding.check == "ranks"
-    assert finding.title == "every rank did not come back within 10 s"
+    assert finding.title == "every rank did not come back within 5 s"
     lines = finding.detail.splitlines()
     assert any(line.startswith("rank 1 is at") and "in hanging" in line for line in lines)
     assert any(line.startswith("rank 0 is at") and "in gathered" in line for line in lines)
