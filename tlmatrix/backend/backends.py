@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from tlmatrix.interpreter import TracedKernel
+    from tlmatrix.interpreter.frontend.session import OnLaunch
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")
 """Architectures that the backend `compile` compiles for, if the spec names none."""
@@ -262,11 +263,13 @@ class CompileBackend(_HostBackend):
         requested: architectures that the user named; by default those of each spec.
         target: the architecture that kernels are traced for.
         launched: kernels launched inside `active`.
+        on_launch: called with each launch: the kernel, its arguments and sizes by name.
     """
 
     requested: tuple[str, ...] = ()
     target: str = "sm_90a"
     launched: list[TracedKernel] = field(default_factory=list, compare=False)
+    on_launch: OnLaunch | None = field(default=None, compare=False)
     name: str = "compile"
     arch: str = "compile"
 
@@ -298,7 +301,7 @@ class CompileBackend(_HostBackend):
         """Record launches inside; nothing runs."""
         from tlmatrix.interpreter import traced
 
-        with traced(arch=self.target) as launched, _stand_in(self):
+        with traced(arch=self.target, on_launch=self.on_launch) as launched, _stand_in(self):
             try:
                 yield
             finally:

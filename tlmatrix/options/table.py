@@ -319,6 +319,21 @@ _command(
     usage="%(prog)s [options] [PATH ...]",
 )
 _command(
+    "prove",
+    "prove kernels free of races and other faults, for all sizes",
+    "Prove properties of the kernels that specs launch, for all values of their symbolic dims and "
+    "integer tensors: no races between blocks, rows of a block's own sequence, every element "
+    "written, indices in bounds. What a case on the interpreter refutes is a finding.",
+    replace(_PATHS, help="specs, folders of them, or cases as SPEC.yaml::ID (default: specs)"),
+    replace(TIER, help="the tier whose kernels are proven (default: smoke)", default="smoke"),
+    Option("--arch ARCH", "trace kernels for it (default: the first of the spec)"),
+    replace(_WORKERS, help="processes (default: one per core)", kind=worker_processes(1)),
+    replace(_VERBOSE, help="print the facts of each proof"),
+    Option("--json FILE", "also write all answers as JSON"),
+    caches=True,
+    usage="%(prog)s [options] [PATH ...]",
+)
+_command(
     "replay",
     "run the regressions of specs",
     "Run the regressions of specs, and print FIXED, FAILED or ERROR for each.",

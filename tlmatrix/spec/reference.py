@@ -42,6 +42,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("CUDA graphs", models.CudaGraph),
     ("A refusal", models.Refusal),
     ("A codegen rule", models.CodegenRule),
+    ("Proofs", models.Prove),
     ("Fuzzing", models.Fuzz),
     ("Packed batches", models.FuzzLengths),
     ("A trace of lengths", models.FuzzTrace),

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.sync.world import Rank
 
     from .kernel import TracedKernel
+    from .session import OnLaunch
 
 
 # `interpret()`: the context in which kernels run on the CPU, and kernels made without a jit -------
@@ -129,13 +130,15 @@ def interpret(
 
 
 @contextmanager
-def traced(*, arch: str) -> Iterator[list[TracedKernel]]:
+def traced(*, arch: str, on_launch: OnLaunch | None = None) -> Iterator[list[TracedKernel]]:
     """Trace every TileLang kernel called inside for an architecture, and run none.
 
-    Gives the list to which each kernel is added when it is first launched.
+    Gives the list to which each kernel is added when it is first launched. `on_launch` is called
+    with each launch: the kernel, its arguments and its symbolic dims, both by name.
     """
     launched: list[TracedKernel] = []
-    with interpret(arch=arch, launched=launched):
+    with interpret(arch=arch, launched=launched) as session:
+        session.on_launch = on_launch
         yield launched
 
 

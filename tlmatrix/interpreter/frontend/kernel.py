@@ -434,13 +434,22 @@ class TracedKernel:
             known = session.launched
             if not any(kernel is self for kernel in known):
                 known.append(self)
-        if not self.out_idx:
+        on_launch = None if session is None else session.on_launch
+        if not self.out_idx and on_launch is None:
             return None
         sizes = self._sizes(zip(inputs, args, strict=True))
+        if on_launch is not None:
+            named = {self._name(p): value for p, value in zip(inputs, args, strict=True)}
+            on_launch(self, named, {str(var.name): int(n.value) for var, n in sizes.items()})
         outputs = [
             self._zeros(self.prim_func.buffer_map[parameters[k]], sizes) for k in self.out_idx
         ]
+        if not outputs:
+            return None
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def _name(self, parameter: Any) -> str:
+        return str(self.prim_func.buffer_map.get(parameter, parameter).name)
 
     def _sizes(self, arguments: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
         """Symbolic dimensions, by what the arguments have in their place."""
@@ -454,8 +463,11 @@ class TracedKernel:
             else:
                 pairs = zip([parameter], [value] if isinstance(value, int) else [], strict=False)
             for wanted, size in pairs:
+                factor = 1
+                if isinstance(wanted, tvm.tirx.Mul) and isinstance(wanted.b, tvm.tirx.IntImm):
+                    wanted, factor = wanted.a, int(wanted.b.value)  # noqa: PLW2901
                 if isinstance(wanted, tvm.tirx.Var):
-                    sizes[wanted] = tvm.tirx.IntImm(wanted.dtype, size)
+                    sizes[wanted] = tvm.tirx.IntImm(wanted.dtype, size // factor)
         return sizes
 
     def _zeros(self, buffer: Any, sizes: Mapping[Any, Any]) -> torch.Tensor:

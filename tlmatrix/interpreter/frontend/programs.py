@@ -61,7 +61,7 @@ def program_key(ir: str, options: Options) -> str:
     """The name of the file of a program, by the JSON of its kernel and its options."""
     from tilelang import tvm
 
-    return _key(
+    return content_key(
         ir,
         sorted(options.sanitizers),
         sorted(options.observers),
@@ -75,10 +75,11 @@ def program_key(ir: str, options: Options) -> str:
 
 def lowered_key(ir: str, arch: str, configs: Mapping[str, object]) -> str:
     """The name of the file of what the lowered code of a kernel needs."""
-    return _key(ir, "lowered", arch, _texts(configs))
+    return content_key(ir, "lowered", arch, _texts(configs))
 
 
-def _key(ir: str, *depends: object) -> str:
+def content_key(ir: str, *depends: object) -> str:
+    """The name of the file of what follows from a kernel, the interpreter, and `depends`."""
     return hashlib.sha256(f"{(_interpreter(), *depends)}\n{ir}".encode()).hexdigest()
 
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     from .kernel import TracedKernel
 
+    OnLaunch = Callable[[TracedKernel, Mapping[str, Any], Mapping[str, int]], None]
+    """Called with a kernel, its arguments and its symbolic dims, both by name."""
+
 
 # The `interpret()` contexts that are in force -----------------------------------------------------
 
@@ -49,6 +52,7 @@ class Session(Checks):
         untraced: why kernels that should have been followed were not, by name.
         log: the launches, if they are kept.
         launched: where kernels that are only traced are noted; None where kernels run.
+        on_launch: called with each launch of such a kernel.
         settled: outputs whose infinities were traced and found to be meant.
         observers: other observers (`watch.registry`) of programs, by name: a function from the plan
             of a program to the object that the program calls.
@@ -64,6 +68,7 @@ class Session(Checks):
     untraced: dict[str, str] = field(default_factory=dict)
     log: LaunchLog | None = None
     launched: list[TracedKernel] | None = None
+    on_launch: OnLaunch | None = None
     settled: set[Any] = field(default_factory=set)
     observers: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
 

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
+from tlmatrix.spec.expr.expression import Expression
 from tlmatrix.spec.model.fields import (
     EXCEPTION,
     INSTRUCTION,
@@ -139,6 +148,42 @@ class DeterminismRule(Model):
         description="`bitwise`: every bit equal. `bounded`: both within the tolerance.",
         examples=["bounded"],
     )
+
+
+PropertyName = Literal[
+    "races", "own sequence", "coverage", "bounds", "overflow", "assumptions", "equal bits"
+]  # fmt: skip
+
+
+class Prove(Model):
+    """What `tlmatrix prove` must prove of the kernels, for all sizes."""
+
+    properties: tuple[PropertyName, ...] = Field(
+        default=(),
+        description="The properties that must be proven of every kernel: a kernel with another "
+        "answer is a finding of `tlmatrix prove`.",
+        examples=[["races", "own sequence", "coverage"]],
+    )
+    unknown: dict[str, str] = Field(
+        default={},
+        description="Properties that may stay unknown, as `KERNEL: PROPERTY of SUBJECT`, each with "
+        "the reason.",
+        examples=[{"ring_reduction: races of out": "flags order the blocks"}],
+    )
+    given: dict[str, str] = Field(
+        default={},
+        description="Conditions on the symbolic dims and integer scalars of kernels that the host "
+        "code guarantees, each with the reason. They are facts of proofs; a launch that "
+        "contradicts one is an error.",
+        examples=[{"splits <= 128": "the operator refuses more"}],
+    )
+
+    @field_validator("given")
+    @classmethod
+    def _are_conditions(cls, given: dict[str, str]) -> dict[str, str]:
+        for text in given:
+            Expression(text)
+        return given
 
 
 def determinism_rules(value: object) -> object:

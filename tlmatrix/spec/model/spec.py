@@ -30,6 +30,7 @@ from tlmatrix.spec.model.checks import (
     CudaGraph,
     DeterminismRule,
     PackedRows,
+    Prove,
     Refusal,
     RelationDecl,
     SanitizerOptions,
@@ -100,6 +101,7 @@ __all__ = [
     "OutputBuffer",
     "OutputDecl",
     "PackedRows",
+    "Prove",
     "Range",
     "Reference",
     "Refusal",
@@ -312,6 +314,11 @@ class Spec(Model):
             [{"when": "arch == 'sm_90a'", "kernel": "dense_forward", "spills": 0}],
             [{"instructions": ["tcgen05.mma"], "tensor_memory": 256}],
         ],
+    )
+    prove: Prove = Field(
+        default=Prove(),
+        description="What `tlmatrix prove` must prove of the kernels, for all sizes.",
+        examples=[{"properties": ["races", "coverage"], "given": {"splits <= 128": "refused"}}],
     )
     tile: dict[Identifier, TileSize] = Field(
         default={},

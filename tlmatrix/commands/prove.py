@@ -1,0 +1,178 @@
+"""`tlmatrix prove`: proves properties of the kernels of specs, for all sizes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tlmatrix.commands.screen import print_wrapped
+from tlmatrix.commands.specs import nodes_of, plan_all
+from tlmatrix.engine.selection import processors
+from tlmatrix.exit_codes import ExitCode, writing
+from tlmatrix.options.table import TIER
+from tlmatrix.prove.kernels import PROPERTIES
+from tlmatrix.prove.specs import keep, prove_spec
+from tlmatrix.report.text import count
+from tlmatrix.run.runner import Runner
+from tlmatrix.tracebacks import short_path
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from tlmatrix.config import Config
+    from tlmatrix.prove.kernels import KernelProofs
+    from tlmatrix.prove.properties import Proof
+    from tlmatrix.prove.specs import SpecProofs
+    from tlmatrix.spec.model.spec import Spec
+
+_TIER = "smoke"
+"""Its kernels are those of the first cases; a proof holds for all sizes anyway."""
+
+
+def prove(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    """Prove the kernels of specs; print the answers, and refutations as findings.
+
+    Raises:
+        UsageError: a path does not exist.
+        SpecError: a spec is invalid.
+        OutputError: the JSON file cannot be written.
+    """
+    began = time.monotonic()
+    nodes = nodes_of(arguments.paths, config)
+    tier = vars(arguments)[TIER.name] or _TIER
+    plans = plan_all(nodes, tier, roots=[config.root])
+    workers = processors() if arguments.workers == "auto" else int(arguments.workers)
+    roots = [config.root]
+    written = []
+    totals: Counter[str] = Counter()
+    kernels = 0
+    code = ExitCode.OK
+    for plan, ids in zip(plans, nodes.values(), strict=True):
+        spec = plan.spec
+        cases = [
+            case
+            for case in plan.cases()
+            if case.origin not in ("invalid", "fuzz") and (not ids or case.id in ids)
+        ]
+        runner = Runner("interpreter", roots=roots)
+        found = prove_spec(
+            spec, cases, runner, arch=arguments.arch or "", workers=workers, roots=roots
+        )
+        runner.close()
+        if not ids:
+            keep(spec, tier, found, roots)
+        for line in _lines(spec, found, verbose=bool(arguments.verbose)):
+            print_wrapped(line)
+        totals += found.counts
+        kernels += len(found.kernels)
+        if found.counts["refuted"] or list(_missing(spec, found)):
+            code = ExitCode.FINDINGS
+        written.append({"spec": spec.name, **asdict(found)})
+    if arguments.json:
+        with writing("--json", Path(arguments.json)):
+            Path(arguments.json).write_text(json.dumps(written, indent=1, default=_plain) + "\n")
+    print_wrapped(
+        f"{totals['proven']} of {sum(totals.values())} properties of "
+        f"{count(kernels, 'kernel')} proven, {totals['refuted']} refuted, "
+        f"{totals['unknown']} unknown, in {time.monotonic() - began:.1f} s"
+    )
+    return code
+
+
+def _plain(value: object) -> object:
+    return str(value)
+
+
+def _lines(spec: Spec, found: SpecProofs, *, verbose: bool) -> Iterator[str]:
+    yield f"{spec.path}"
+    grouped: dict[str, list[KernelProofs]] = defaultdict(list)
+    for each in found.kernels:
+        grouped[each.name].append(each)
+    for name, kernels in grouped.items():
+        yield f"  {_table_line(name, kernels)}"
+        yield from _details(spec, kernels, verbose=verbose)
+    for words in found.failed[:3]:
+        yield f"  not launched: {words}"
+    for words in _missing(spec, found):
+        yield f"  the spec demands it: {words}"
+
+
+def _table_line(name: str, kernels: Sequence[KernelProofs]) -> str:
+    """The kernel, its number of variants, and the answers by property."""
+    label = name if len(kernels) == 1 else f"{name} x{len(kernels)}"
+    answers: dict[str, Counter[str]] = defaultdict(Counter)
+    for each in kernels:
+        for proof in each.proofs:
+            answers[proof.name][proof.answer] += 1
+    parts = []
+    for wanted in PROPERTIES:
+        if wanted not in answers:
+            continue
+        seen = answers[wanted]
+        if len(seen) == 1:
+            parts.append(f"{wanted} {next(iter(seen))}")
+        else:
+            words = ", ".join(f"{seen[a]} {a}" for a in ("proven", "refuted", "unknown") if seen[a])
+            parts.append(f"{wanted} {words}")
+    seconds = sum(each.seconds for each in kernels)
+    unsupported = next((each.unsupported for each in kernels if each.unsupported), "")
+    if unsupported:
+        parts.append(f"not modelled: {unsupported}")
+    return f"{label:<28} {'; '.join(parts)}  {seconds:.1f} s"
+
+
+def _details(spec: Spec, kernels: Iterable[KernelProofs], *, verbose: bool) -> Iterator[str]:
+    """What is not proven, once for each reason; with `verbose` the facts of each proof."""
+    seen: set[tuple[str, ...]] = set()
+    for kernel in kernels:
+        for proof in kernel.proofs:
+            key = (str(proof), proof.answer, proof.reason, proof.place)
+            if key in seen:
+                continue
+            seen.add(key)
+            if proof.answer == "proven":
+                if verbose:
+                    facts = "; ".join(proof.facts) or "no fact"
+                    yield f"    {proof}: proven with {facts}"
+                continue
+            yield f"    {proof}: {proof.answer}: {proof.reason}{_at(proof)}"
+            if proof.answer == "refuted":
+                yield f"      {proof.finding}"
+                yield f"      repro: tlmatrix repro '{proof.case}'"
+            elif proof.because:
+                yield f"      allowed by the spec: {proof.because}"
+            elif proof.values is not None:
+                yield f"      not confirmed by a case; it would need {_values(proof)}"
+                yield f"      if the host code excludes that, state it: prove.given of {spec.path}"
+
+
+def _at(proof: Proof) -> str:
+    file, _, line = proof.place.rpartition(":")
+    return f" ({short_path(file)}:{line})" if proof.place else ""
+
+
+def _values(proof: Proof) -> str:
+    assert proof.values is not None
+    parts = [f"{name} = {value}" for name, value in proof.values.symbols.items()]
+    for name, table in proof.values.tables.items():
+        parts += [
+            f"{name}[{', '.join(map(str, index))}] = {value}"
+            for index, value in sorted(table.items())[:4]
+        ]
+    return ", ".join(parts[:10])
+
+
+def _missing(spec: Spec, found: SpecProofs) -> Iterator[str]:
+    """The properties that the spec demands and that are neither proven nor allowed unknown."""
+    for kernel in found.kernels:
+        if kernel.unsupported and spec.prove.properties:
+            yield f"{kernel.name}: {kernel.unsupported}"
+        for proof in kernel.proofs:
+            demanded = proof.name in spec.prove.properties and not proof.because
+            if demanded and proof.answer != "proven":
+                yield f"{kernel.name}: {proof} is {proof.answer}"

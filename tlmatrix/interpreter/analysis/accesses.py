@@ -1,0 +1,686 @@
+"""The accesses of a traced kernel: which elements, under which conditions, in which loops.
+
+`accesses_of` executes the statements of one block symbolically. Indices and conditions of an access
+are expressions over the symbolic dims and scalar parameters, `Range` variables (blocks, threads,
+iterations of loops, elements of a tile) and loads of tensors that the kernel only reads, such as
+`cu_seqlens[b + 1]`. Bound variables and integers that a block keeps in local memory are replaced by
+their values; a value that is not known is a `Range` variable without bounds, whose `why` says what
+it was.
+
+The model is exact but for: unknown values, conditions on floats (an unknown boolean each), and
+loops that end early (an unknown boolean for each iteration). All of them admit more executions than
+there are. `Access.certain` says whether there are none on the path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.rewrites.threads import with_boolean_conditions, without_returns
+from tlmatrix.interpreter.ir.walk import any_of, calls, text_of, walk
+
+from .expressions import is_true, number
+from .usage import JUMPS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+Kind = Literal["read", "write", "atomic"]
+
+_ZERO, _ONE = ir.IntImm("int32", 0), ir.IntImm("int32", 1)
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
+_LARGEST_TABLE = 64
+"""Elements of local integer memory that are followed one by one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Range:
+    """A variable of the model: `low <= var < low + extent`, without bounds if `extent` is None.
+
+    Attributes:
+        kind: what it counts: "block" of a grid axis, "thread", iterations of a "loop", elements of
+            a "tile", or an "unknown" value.
+        outer: the variables of the loops around it.
+        why: of an unknown value, what it is.
+    """
+
+    var: ir.Var
+    low: ir.Expr
+    extent: ir.Expr | None
+    kind: Literal["block", "thread", "loop", "tile", "unknown"]
+    why: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """An access of one element, for all values of its variables.
+
+    Attributes:
+        buffer: the buffer.
+        kind: what is done to the element.
+        index: one expression for each dim.
+        box: start and extent of each dim of the tile that the element belongs to.
+        path: the conditions under which it happens.
+        ranges: its variables, outer ones first.
+        certain: whether all conditions and bounds are exact.
+        location: the user's line.
+        operation: the operation, such as "copy"; "" for a load or a store.
+        clipped: whether elements of the tile outside of the buffer are left out.
+        grid: the number of the launch in a function of several.
+        ordered: whether the value is used to order blocks: an atomic load, a flag.
+    """
+
+    buffer: ir.Buffer
+    kind: Kind
+    index: tuple[ir.Expr, ...]
+    box: tuple[tuple[ir.Expr, ir.Expr], ...]
+    path: tuple[ir.Expr, ...]
+    ranges: tuple[Range, ...]
+    certain: bool
+    location: ir.Location | None
+    operation: str = ""
+    clipped: bool = True
+    grid: int = 0
+    order: int = 0
+
+    @property
+    def blocks(self) -> tuple[Range, ...]:
+        """The variables of the grid."""
+        return tuple(r for r in self.ranges if r.kind == "block")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A condition that the kernel states (`T.assume`)."""
+
+    condition: ir.Expr
+    path: tuple[ir.Expr, ...]
+    ranges: tuple[Range, ...]
+    location: ir.Location | None
+
+
+@dataclass
+class Accesses:
+    """What a kernel accesses.
+
+    Attributes:
+        kernel: the kernel, normalized.
+        found: all accesses, in the order of the source.
+        claims: what the kernel assumes.
+        unmodelled: operations whose accesses are not known, with their line.
+        waits: whether a block waits for others (flags).
+    """
+
+    kernel: ir.Kernel
+    found: list[Access] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
+    unmodelled: dict[str, ir.Location | None] = field(default_factory=dict)
+
+    def of(self, buffer: ir.Buffer, *kinds: Kind) -> list[Access]:
+        """The accesses of the memory of a buffer."""
+        data = buffer.data
+        return [a for a in self.found if a.buffer.data is data and (not kinds or a.kind in kinds)]
+
+    def is_read_only(self, buffer: ir.Buffer) -> bool:
+        """Whether it is a parameter that the kernel never writes."""
+        return buffer.data in self._constants
+
+    @property
+    def _constants(self) -> frozenset[ir.Var]:
+        return constants_of(self.kernel)
+
+
+def constants_of(kernel: ir.Kernel) -> frozenset[ir.Var]:
+    """The data of global parameters that a kernel reads and never writes."""
+    data = {buffer.data for buffer in kernel.buffer_map.values()}
+    return frozenset(data - _written(kernel))
+
+
+def accesses_of(kernel: ir.Kernel) -> Accesses:
+    """The accesses of a kernel.
+
+    Raises:
+        Unsupported: for a return inside a loop.
+    """
+    kernel = with_boolean_conditions(without_returns(kernel))
+    found = Accesses(kernel)
+    _Block(found).run(kernel.body)
+    return found
+
+
+def _written(kernel: ir.Kernel) -> frozenset[ir.Var]:
+    found: set[ir.Var] = set()
+    for node in walk(kernel.body):
+        if isinstance(node, ir.BufferStore) or (isinstance(node, ir.Region) and node.writes):
+            found.add(node.buffer.data)
+        elif isinstance(node, ir.Call) and node.op in _POINTERS:
+            found.update(a.buffer.data for a in node.args if isinstance(a, ir.BufferLoad))
+        elif isinstance(node, ir.Call) and "atomic" in node.op:
+            found.update(a.buffer.data for a in node.args[1:2] if isinstance(a, ir.Region))
+    return frozenset(found)
+
+
+_POINTERS = ("tl.access_ptr", "tirx.address_of", "tirx.tvm_access_ptr")
+_CONDITIONAL = ("tirx.if_then_else",)
+_SILENT = frozenset(
+    {
+        "tl.launch_thread_idx", "tirx.assume", "tl.infinity", "tirx.tvm_storage_sync",
+        "tirx.ptx_commit_group", "tirx.ptx_wait_group", "tl.set_max_nreg", "tl.wait_wgmma",
+        "tirx.tvm_tuple", "tirx.type_annotation",
+    }
+)  # fmt: skip
+
+
+@dataclass
+class _State:
+    """What a block knows at a statement.
+
+    Attributes:
+        values: of variables, and of elements of local integer memory.
+        path: the conditions around the statement.
+        ranges: the variables in scope.
+        certain: whether all of these are exact.
+    """
+
+    values: dict[Any, ir.Expr] = field(default_factory=dict)
+    path: tuple[ir.Expr, ...] = ()
+    ranges: tuple[Range, ...] = ()
+    certain: bool = True
+
+
+class _Block:
+    """Executes the statements of one block."""
+
+    def __init__(self, found: Accesses) -> None:
+        self._found = found
+        self._constants = constants_of(found.kernel)
+        self._s = _State()
+        self._grid = -1
+        self._threads: tuple[Any, ...] = ()
+        self._count = 0
+        self._resolved: dict[int, tuple[Any, ir.Expr]] = {}
+        self._threads_of: dict[int, Range] = {}
+
+    # Statements ----------------------------------------------------------------------------
+
+    def run(self, node: Any) -> None:
+        """Execute a statement."""
+        match node:
+            case ir.SeqStmt():
+                self._sequence(node.seq)
+            case ir.Block():
+                if "tl.launch_threads" in node.annotations:
+                    self._threads = tuple(node.annotations["tl.launch_threads"])
+                    self._threads_of = {}
+                for buffer in node.alloc_buffers:
+                    self._forget(buffer.data)
+                self.run(node.body)
+            case ir.Bind():
+                self._bind(node)
+            case ir.For():
+                self._loop(node)
+            case ir.While():
+                self._while(node)
+            case ir.IfThenElse():
+                self._branch(node)
+            case ir.AttrStmt():
+                self.run(node.body)
+            case ir.AssertStmt():
+                self._read(node.condition, node)
+            case ir.Evaluate():
+                self._evaluate(node)
+            case ir.BufferStore():
+                self._store(node)
+            case _:
+                self._found.unmodelled.setdefault(type(node).__name__, None)
+
+    def _sequence(self, statements: Sequence[ir.Stmt]) -> None:
+        before = self._s.certain, self._s.path
+        for child in statements:
+            self.run(child)
+            if any_jump(child):
+                # What follows is executed only in iterations that have not left the loop.
+                self._s.path = (*self._s.path, self._unknown("bool", "a loop that ends early").var)
+                self._s.certain = False
+        self._s.certain, self._s.path = before
+
+    def _bind(self, node: ir.Bind) -> None:
+        value = node.value
+        if isinstance(value, ir.Call) and value.op == "tl.launch_thread_idx":
+            self._values_set(node.var, self._thread(int(number(value.args[0]))).var)
+            return
+        self._read(value, node)
+        if node.var.dtype in _INTEGERS:
+            self._values_set(node.var, self._value(value, node.var.name))
+
+    def _thread(self, axis: int) -> Range:
+        if axis not in self._threads_of:
+            extent = self._threads[axis] if axis < len(self._threads) else _ONE
+            if isinstance(extent, int):
+                extent = ir.IntImm("int32", extent)
+            var = ir.Var("int32", f"thread.{'xyz'[axis]}")
+            self._threads_of[axis] = Range(var, _ZERO, extent, "thread")
+            self._s.ranges = (*self._s.ranges, self._threads_of[axis])
+        return self._threads_of[axis]
+
+    def _loop(self, node: ir.For) -> None:
+        self._read(node.min, node)
+        self._read(node.extent, node)
+        grid = node.kind == ir.THREAD_BINDING and node.thread_tag.startswith("blockIdx")
+        thread = node.kind == ir.THREAD_BINDING and not grid
+        if grid and not self._s.ranges:
+            self._grid += 1
+        low, extent = self._value(node.min, "min"), self._value(node.extent, "extent")
+        kind: Any = "block" if grid else "thread" if thread else "loop"
+        var = ir.Var(node.loop_var.dtype, node.loop_var.name)
+        step = number(node.step) if node.step is not None else 1
+        known: ir.Expr = var
+        if step not in (1, None):
+            # The variable counts iterations.
+            size = ir.IntImm("int32", step)
+            extent = ir.FloorDiv(
+                "int32", ir.Sub("int32", ir.Add("int32", extent, size), _ONE), size
+            )
+            known = ir.Add("int32", low, ir.Mul("int32", var, size))
+            low = _ZERO
+        outside = self._s
+        changed = self._assigned(node.body)
+        self._s = replace(outside, values=dict(outside.values))
+        if kind == "loop":
+            self._havoc(changed, "a value that a loop changes")
+        self._s.ranges = (*outside.ranges, Range(var, low, extent, kind))
+        if kind == "loop" and any_jump(node.body):
+            self._s.certain = False
+        self._values_set(node.loop_var, known)
+        self.run(node.body)
+        self._s = replace(outside, values=dict(outside.values))
+        if kind == "loop":
+            self._havoc(changed, "a value that a loop changes")
+
+    def _while(self, node: ir.While) -> None:
+        outside, changed = self._s, self._assigned(node.body)
+        self._s = replace(outside, values=dict(outside.values), certain=False)
+        self._havoc(changed, "a value that a loop changes")
+        self._read(node.condition, node)
+        self._s.path = (*outside.path, self._value(node.condition, "condition"))
+        self.run(node.body)
+        self._s = replace(outside, values=dict(outside.values))
+        self._havoc(changed, "a value that a loop changes")
+        self._read(node.condition, node)
+
+    def _branch(self, node: ir.IfThenElse) -> None:
+        self._read(node.condition, node)
+        condition = self._value(node.condition, "a condition")
+        exact = not self._is_unknown(condition)
+        outside = self._s
+        ends: list[_State] = []
+        for case, holds in ((node.then_case, True), (node.else_case, False)):
+            test = condition if holds else ir.Not("bool", condition)
+            self._s = replace(
+                outside,
+                values=dict(outside.values),
+                path=(*outside.path, test),
+                certain=outside.certain and exact,
+            )
+            if case is not None:
+                self.run(case)
+            ends.append(self._s)
+        merged = dict(outside.values)
+        then, other = (end.values for end in ends)
+        for key in then.keys() | other.keys():
+            a, b = then.get(key), other.get(key)
+            if a is b and a is not None:
+                merged[key] = a
+            elif a is not None and b is not None:
+                merged[key] = ir.Select(a.dtype, condition, a, b)
+            elif key in outside.values or not isinstance(key, ir.Var):
+                merged.pop(key, None)
+        threads = tuple(r for r in self._s.ranges if r not in outside.ranges)
+        self._s = replace(outside, values=merged)
+        self._s.ranges = (*outside.ranges, *(r for r in threads if r.kind == "thread"))
+
+    def _evaluate(self, node: ir.Evaluate) -> None:
+        value = node.value
+        if isinstance(value, ir.Call) and value.op == "tirx.assume":
+            condition = self._value(value.args[0], "a condition")
+            self._found.claims.append(Claim(condition, self._s.path, self._s.ranges, node.location))
+            return
+        self._read(value, node)
+
+    def _store(self, node: ir.BufferStore) -> None:
+        self._read(node.value, node)
+        for index in node.indices:
+            self._read(index, node)
+        guard = () if node.predicate is None else (self._value(node.predicate, "a predicate"),)
+        self._add(node.buffer, "write", node.indices, node, guard=guard)
+        place = self._place(node.buffer, node.indices)
+        if place is not None and node.value.dtype in _INTEGERS:
+            value = self._value(node.value, node.buffer.name)
+            self._values_set(place, value)
+        elif self._is_followed(node.buffer):
+            self._forget(node.buffer.data)
+
+    # Values --------------------------------------------------------------------------------
+
+    def _values_set(self, key: Any, value: ir.Expr) -> None:
+        self._s.values[key] = value
+
+    def _is_followed(self, buffer: ir.Buffer) -> bool:
+        """Whether the elements of a buffer are integers that one block keeps for itself."""
+        if buffer.scope not in ("local.var", "local", "local.fragment", "shared", "shared.dyn"):
+            return False
+        if buffer.dtype not in _INTEGERS:
+            return False
+        sizes = [number(n) for n in buffer.shape]
+        return None not in sizes and _product(sizes) <= _LARGEST_TABLE
+
+    def _place(self, buffer: ir.Buffer, indices: Iterable[Any]) -> Any:
+        """The key of an element that is followed; None if it is not."""
+        if not self._is_followed(buffer):
+            return None
+        numbers = tuple(number(self._value(i, "index")) for i in indices)
+        return None if None in numbers else (buffer.data, *numbers)
+
+    def _forget(self, data: ir.Var) -> None:
+        for key in [k for k in self._s.values if isinstance(k, tuple) and k[0] is data]:
+            del self._s.values[key]
+
+    def _assigned(self, body: Any) -> set[ir.Var]:
+        """The data of local memory that statements write."""
+        found = set()
+        for node in walk(body):
+            if isinstance(node, ir.BufferStore) or (isinstance(node, ir.Region) and node.writes):
+                found.add(node.buffer.data)
+        return found
+
+    def _havoc(self, changed: set[ir.Var], why: str) -> None:
+        for key in [k for k in self._s.values if isinstance(k, tuple) and k[0] in changed]:
+            value = self._s.values[key]
+            self._values_set(key, self._unknown(value.dtype, why).var)
+
+    def _unknown(self, dtype: str, why: str) -> Range:
+        self._count += 1
+        found = Range(ir.Var(dtype, f"unknown.{self._count}"), _ZERO, None, "unknown", why)
+        self._s.ranges = (*self._s.ranges, found)
+        return found
+
+    def _is_unknown(self, value: ir.Expr) -> bool:
+        names = {r.var for r in self._s.ranges if r.kind == "unknown"}
+        return any(node in names for node in walk(value) if isinstance(node, ir.Var))
+
+    def _value(self, node: Any, why: str) -> ir.Expr:
+        """An integer expression over the variables of the model."""
+        if isinstance(node, (ir.IntImm, ir.FloatImm)):
+            return node
+        if isinstance(node, ir.Var):
+            return self._s.values.get(node, node)
+        if isinstance(node, ir.BufferLoad):
+            return self._loaded(node)
+        if isinstance(node, (ir.Cast, ir.Not)):
+            inner = node.value if isinstance(node, ir.Cast) else node.a
+            if inner.dtype not in _INTEGERS:
+                return self._unknown(node.dtype, f"{why}: {text_of(inner)}").var
+            value = self._value(inner, why)
+            return ir.Not(node.dtype, value) if isinstance(node, ir.Not) else value
+        if isinstance(node, ir.Compare):
+            if node.a.dtype not in _INTEGERS:
+                return self._unknown("bool", f"a condition on floats: {text_of(node)}").var
+            a, b = self._value(node.a, why), self._value(node.b, why)
+            return ir.Compare("bool", a, b, node.symbol)
+        if isinstance(node, ir.BINARY):
+            if node.dtype not in _INTEGERS:
+                return self._unknown(node.dtype, why).var
+            return _folded(
+                type(node), node.dtype, self._value(node.a, why), self._value(node.b, why)
+            )
+        if isinstance(node, ir.Select):
+            parts = (node.condition, node.true_value, node.false_value)
+            return ir.Select(node.dtype, *(self._value(each, why) for each in parts))
+        if isinstance(node, ir.Let):
+            self._values_set(node.var, self._value(node.value, why))
+            return self._value(node.body, why)
+        if isinstance(node, ir.Call):
+            return self._called(node, why)
+        if isinstance(node, ir.Ramp):
+            return node
+        return self._unknown(getattr(node, "dtype", "int32"), f"{why}: {text_of(node)}").var
+
+    def _called(self, node: ir.Call, why: str) -> ir.Expr:
+        if node.op in _CONDITIONAL and node.dtype in _INTEGERS:
+            return ir.Select(node.dtype, *(self._value(each, why) for each in node.args))
+        if node.op in ("tirx.shift_right", "tirx.shift_left"):
+            value, bits = (self._value(each, why) for each in node.args)
+            count = number(bits)
+            if count is not None:
+                kind = ir.FloorDiv if node.op.endswith("right") else ir.Mul
+                return _folded(kind, node.dtype, value, ir.IntImm("int32", 1 << count))
+            # Of the same width a shift is a division by a power of two, whatever its exponent.
+            power = ir.Call(node.dtype, "power_of_two", (bits,), {})
+            kind = ir.FloorDiv if node.op.endswith("right") else ir.Mul
+            return kind(node.dtype, value, power)
+        if node.op == "tirx.bitwise_and" and node.dtype in _INTEGERS:
+            a, b = (self._value(each, why) for each in node.args)
+            mask = number(b)
+            if mask is not None and mask >= 0 and (mask & (mask + 1)) == 0:
+                return _folded(ir.FloorMod, node.dtype, a, ir.IntImm("int32", mask + 1))
+        return self._unknown(node.dtype, f"{why}: {text_of(node)}").var
+
+    def _loaded(self, node: ir.BufferLoad) -> ir.Expr:
+        """The value of an element: of a constant tensor the load itself."""
+        buffer = node.buffer
+        if node.dtype not in _INTEGERS:
+            return self._unknown(node.dtype, f"an element of {buffer.name}").var
+        if buffer.data in self._constants and not any_of(node, ir.Ramp):
+            indices = tuple(self._value(i, "index") for i in node.indices)
+            return ir.BufferLoad(node.dtype, buffer, indices)
+        place = self._place(buffer, node.indices)
+        if place is not None and place in self._s.values:
+            return self._s.values[place]
+        return self._unknown(node.dtype, f"an element of {buffer.name}").var
+
+    # Accesses ------------------------------------------------------------------------------
+
+    def _read(self, node: Any, statement: Any) -> None:
+        """Add what the evaluation of an expression accesses."""
+        if isinstance(node, ir.BufferLoad):
+            for index in node.indices:
+                self._read(index, statement)
+            if node.buffer.scope not in ("local.var", "shared.barrier"):
+                self._add(node.buffer, "read", node.indices, statement)
+        elif isinstance(node, ir.Call):
+            self._call(node, statement)
+        elif isinstance(node, (ir.And, ir.Or)):
+            self._read(node.a, statement)
+            if any_of(node.b, ir.BufferLoad, ir.Call):
+                test = self._value(node.a, "a condition")
+                self._under(
+                    test if isinstance(node, ir.And) else ir.Not("bool", test), node.b, statement
+                )
+        elif isinstance(node, ir.Expr) and not isinstance(node, (ir.IntImm, ir.FloatImm, ir.Var)):
+            if isinstance(node, ir.Let):
+                self._read(node.value, statement)
+                self._values_set(node.var, self._value(node.value, node.var.name))
+                self._read(node.body, statement)
+                return
+            for name in ("a", "b", "value", "condition", "true_value", "false_value", "base"):
+                child = getattr(node, name, None)
+                if isinstance(child, ir.Expr):
+                    self._read(child, statement)
+
+    def _under(self, condition: ir.Expr, node: Any, statement: Any) -> None:
+        before = self._s.path, self._s.certain
+        self._s.path = (*self._s.path, condition)
+        self._s.certain = self._s.certain and not self._is_unknown(condition)
+        self._read(node, statement)
+        self._s.path, self._s.certain = before
+
+    def _call(self, node: ir.Call, statement: Any) -> None:
+        if node.op in _SILENT:
+            return
+        if node.op in _CONDITIONAL:
+            condition, true, false = node.args
+            self._read(condition, statement)
+            if any_of(true, ir.BufferLoad, ir.Call) or any_of(false, ir.BufferLoad, ir.Call):
+                test = self._value(condition, "a condition")
+                self._under(test, true, statement)
+                self._under(ir.Not("bool", test), false, statement)
+            return
+        name = node.op.rpartition(".")[2]
+        atomic = "atomic" in node.op
+        for k, argument in enumerate(node.args):
+            if isinstance(argument, ir.Region):
+                self._region(argument, name, statement, atomic=atomic and k == 1)
+            elif isinstance(argument, ir.Call) and argument.op in _POINTERS:
+                self._pointer(node, argument, name, statement)
+            elif isinstance(argument, ir.Expr):
+                self._read(argument, statement)
+        for argument in node.annotations.values():
+            if isinstance(argument, ir.Expr):
+                self._read(argument, statement)
+
+    def _pointer(self, node: ir.Call, pointer: ir.Call, name: str, statement: Any) -> None:
+        load = next((a for a in pointer.args if isinstance(a, ir.BufferLoad)), None)
+        if load is None:
+            if any(isinstance(a, ir.Var) and a.dtype == "handle" for a in pointer.args):
+                return  # barriers and tensor memory
+            self._found.unmodelled.setdefault(node.op, statement.location)
+            return
+        for index in load.indices:
+            self._read(index, statement)
+        if "atomic" in node.op and pointer.op == "tl.access_ptr":
+            self._add(load.buffer, "atomic", load.indices, statement, operation=name)
+            return
+        # An address: what is done to the memory from it on is not known.
+        self._found.unmodelled.setdefault(node.op, statement.location)
+        whole = [self._tile(_ZERO, extent) for extent in load.buffer.shape]
+        for kind in ("read", "write"):
+            self._access(load.buffer, kind, whole, statement, operation=name, certain=False)
+
+    def _region(self, region: ir.Region, name: str, statement: Any, *, atomic: bool) -> None:
+        for part in (*region.indices, *region.extents):
+            self._read(part, statement)
+        tile = [
+            self._tile(self._value(start, "start"), self._value(extent, "extent"))
+            for start, extent in zip(region.indices, region.extents, strict=True)
+        ]
+        kinds: list[Kind] = ["atomic"] if atomic else []
+        if not atomic:
+            kinds += ["read"] if region.reads else []
+            kinds += ["write"] if region.writes else []
+        for kind in kinds:
+            self._access(region.buffer, kind, tile, statement, operation=name)
+        if region.writes and self._is_followed(region.buffer):
+            self._forget(region.buffer.data)
+
+    def _tile(self, start: ir.Expr, extent: ir.Expr) -> tuple[ir.Expr, ir.Expr, Range | None]:
+        if number(extent) == 1:
+            return start, extent, None
+        self._count += 1
+        var = ir.Var("int32", f"tile.{self._count}")
+        return start, extent, Range(var, _ZERO, extent, "tile")
+
+    def _add(
+        self,
+        buffer: ir.Buffer,
+        kind: Kind,
+        indices: Sequence[Any],
+        statement: Any,
+        *,
+        operation: str = "",
+        guard: tuple[ir.Expr, ...] = (),
+    ) -> None:
+        """An access of the element at `indices`, or of a vector of them."""
+        tile: list[tuple[ir.Expr, ir.Expr, Range | None]] = []
+        for index in indices:
+            if isinstance(index, ir.Ramp):
+                start, step = self._value(index.base, "index"), self._value(index.stride, "stride")
+                lanes = self._tile(_ZERO, ir.IntImm("int32", index.lanes))
+                assert lanes[2] is not None
+                moved = ir.Add("int32", start, ir.Mul("int32", lanes[2].var, step))
+                tile.append((moved, _ONE, lanes[2]))
+            else:
+                tile.append((self._value(index, "index"), _ONE, None))
+        before = self._s.path
+        self._s.path = (*before, *guard)
+        self._access(buffer, kind, tile, statement, operation=operation)
+        self._s.path = before
+
+    def _access(
+        self,
+        buffer: ir.Buffer,
+        kind: Kind,
+        tile: Sequence[tuple[ir.Expr, ir.Expr, Range | None]],
+        statement: Any,
+        *,
+        operation: str = "",
+        certain: bool = True,
+    ) -> None:
+        index, box, ranges = [], [], []
+        for start, extent, element in tile:
+            if element is None:
+                index.append(start)
+            elif any(node is element.var for node in walk(start)):
+                index.append(start)
+                ranges.append(element)
+            else:
+                index.append(_folded(ir.Add, "int32", start, element.var))
+                ranges.append(element)
+            box.append((start, extent))
+        self._found.found.append(
+            Access(
+                buffer,
+                kind,
+                tuple(index),
+                tuple(box),
+                self._s.path,
+                (*self._s.ranges, *ranges),
+                self._s.certain and certain,
+                statement.location,
+                operation,
+                grid=max(self._grid, 0),
+                order=len(self._found.found),
+            )
+        )
+
+
+def any_jump(node: Any) -> bool:
+    """Whether a statement may leave a loop around it."""
+    return calls(node, *JUMPS)
+
+
+def _product(sizes: Iterable[int]) -> int:
+    result = 1
+    for size in sizes:
+        result *= size
+    return result
+
+
+_FOLDED: Mapping[type, Any] = {
+    ir.Add: lambda a, b: a + b,
+    ir.Sub: lambda a, b: a - b,
+    ir.Mul: lambda a, b: a * b,
+    ir.Min: min,
+    ir.Max: max,
+}
+
+
+def _folded(kind: type[ir.Binary], dtype: str, a: ir.Expr, b: ir.Expr) -> ir.Expr:
+    """An operation, computed if both operands are constants."""
+    x, y = number(a), number(b)
+    if x is not None and y is not None:
+        if kind in _FOLDED:
+            return ir.IntImm(dtype, _FOLDED[kind](x, y))
+        if kind in (ir.FloorDiv, ir.FloorMod) and y > 0:
+            return ir.IntImm(dtype, x // y if kind is ir.FloorDiv else x % y)
+    if kind in (ir.Add, ir.Sub) and y == 0:
+        return a
+    if kind is ir.Add and x == 0:
+        return b
+    if kind is ir.And:
+        if is_true(a):
+            return b
+        if is_true(b):
+            return a
+    return kind(dtype, a, b)

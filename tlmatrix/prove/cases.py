@@ -1,0 +1,76 @@
+"""Cases that launch the same kernels with other sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tlmatrix.problem import family_for
+from tlmatrix.problem.distributions import seeded_random
+from tlmatrix.spec.expr.expression import ExpressionError
+from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.values import canonical
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tlmatrix.matrix import Case
+    from tlmatrix.spec.model.spec import Spec
+    from tlmatrix.spec.values import Value
+
+_ATTEMPTS = 40
+_FEW = 3
+"""Where an axis lists fewer values, neighbors of the case's own are used as well."""
+_STEPS = (-1, 1, 2)
+
+
+def variants(spec: Spec, case: Case, count: int) -> Iterator[Case]:
+    """Other cases with the kernels of `case`: other values of axes that no kernel is compiled for.
+
+    They are the same for the same case.
+    """
+    offered = free_values(spec, case)
+    pick = seeded_random(case.seed ^ 0x9E37)
+    seen = {case.key}
+    for _ in range(_ATTEMPTS if offered else 0):
+        if count <= 0:
+            return
+        values = {axis: pick.choice(each) for axis, each in offered.items()}
+        found = replace(case, values={**case.values, **values}, origin="tier")
+        if found.key in seen or not allowed(spec, case, found.values):
+            continue
+        seen.add(found.key)
+        count -= 1
+        yield found
+
+
+def free_values(spec: Spec, case: Case) -> dict[str, list[Value]]:
+    """The values of each axis with which a case has the same kernels."""
+    key = family_for(spec).compile_key
+    mine = key(spec, case.values)
+    found: dict[str, list[Value]] = {}
+    for axis, own in case.values.items():
+        values: list[Value] = [own, *spec.axes.get(axis, ())]
+        if type(own) is int and len(values) < _FEW:
+            values += [own + step for step in _STEPS if own + step > 0]
+        distinct = list({canonical(value): value for value in values}.values())
+        same = [v for v in distinct if _key(spec, {**case.values, axis: v}) == mine]
+        if len(same) > 1:
+            found[axis] = same
+    return found
+
+
+def _key(spec: Spec, values: Mapping[str, Value]) -> object:
+    try:
+        return family_for(spec).compile_key(spec, values)
+    except (ExpressionError, SpecError, ValueError):
+        return None
+
+
+def allowed(spec: Spec, case: Case, values: Mapping[str, Value]) -> bool:
+    """Whether a spec has a case of these values, with the kernels of another one."""
+    try:
+        same = family_for(spec).compile_key(spec, values) == _key(spec, case.values)
+        return same and spec.allows(values)
+    except (ExpressionError, SpecError, ValueError):
+        return False

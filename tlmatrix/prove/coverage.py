@@ -1,0 +1,505 @@
+"""Every element of an output is written: a witness is solved for, instead of a quantifier.
+
+For an element, each write of the kernel gives candidates: values of its variables (block, thread,
+iterations, element of the tile) with which it would write that element. The index equations are
+solved for variables with a constant factor; a block's sequence is the one that the element's row
+lies in; quotients and remainders of one value are solved together; what is left takes the bounds
+of the conditions on it (Cooper's elimination tries no other values). If the element with none of
+the candidates written is impossible, every element is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice, pairwise, product
+from typing import TYPE_CHECKING
+
+import z3
+
+from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.walk import same, walk
+
+from .facts import Intervals, rows_of
+from .properties import Asked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from tlmatrix.interpreter.analysis.accesses import Access, Range
+
+    from .properties import Proof
+    from .solving import Questions
+    from .terms import Polynomial
+
+_MOST_BOUNDS = 24
+"""Values tried for one variable that no equation determines."""
+_MOST_LEFT = 2
+"""Variables of one write that no equation determines."""
+_MOST_CANDIDATES = 96
+"""Of one access."""
+_QUOTIENTS = ("quotient", "div")
+_REMAINDERS = ("remainder", "mod")
+
+Solution = dict[ir.Var, z3.ArithRef]
+Pair = tuple[z3.ArithRef, z3.ArithRef]
+"""A term, and its value."""
+
+
+def coverage(questions: Questions, buffer: ir.Buffer) -> Proof:
+    """Every element of a buffer is written by a block."""
+    asked = Asked("coverage", buffer.name)
+    failed = None
+    for near in (True, False):
+        failed = _covered(questions, buffer, asked, near=near)
+        if failed is None:
+            return asked.proven()
+    assert failed is not None
+    return failed
+
+
+def _covered(questions: Questions, buffer: ir.Buffer, asked: Asked, *, near: bool) -> Proof | None:
+    """None if candidates cover the buffer; with `near` only bounds that the element sets count."""
+    questions.fresh()
+    terms = questions.terms
+    element = [z3.Int(f"element.{d}") for d in range(len(buffer.shape))]
+    constraints = []
+    for at, extent in zip(element, buffer.shape, strict=True):
+        constraints += [at >= 0, at < terms.integer(extent)]
+    owners = list(_owners(questions, buffer, element))
+    for owner in owners:
+        constraints += owner.exists
+    location = None
+    witnesses = []
+    for number, access in enumerate(questions.accesses.of(buffer, "write")):
+        location = access.location
+        if not access.certain or len(access.index) != len(element):
+            continue
+        solver = _Solver(questions, access, element, owners, near=near)
+        for k, solution in enumerate(islice(solver.solutions(), _MOST_CANDIDATES)):
+            block = f"{number}.{k}"
+            for var, value in solution.items():
+                terms.bind(var, value, block)
+            body = [*questions.executed(access, block)]
+            pairs = zip(questions.index(access, block), element, strict=True)
+            body += [index == at for index, at in pairs]
+            witnesses.append(z3.And(body))
+        constraints += solver.exists
+    if not witnesses:
+        return asked.unknown("no write was solved for its block", location)
+    constraints += [z3.Not(each) for each in witnesses]
+    result = questions.ask(constraints)
+    return asked.failed(result, "an element may be written by no block", location)
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """The row of a table of intervals that holds the row of an element.
+
+    Attributes:
+        table: the table.
+        sequence: the number of the row.
+        exists: what is known of it.
+    """
+
+    table: ir.Buffer
+    sequence: z3.ArithRef
+    exists: tuple[z3.BoolRef, ...]
+
+
+def _owners(
+    questions: Questions, buffer: ir.Buffer, element: list[z3.ArithRef]
+) -> Iterator[_Owner]:
+    """For each dim that intervals make up, the one that the element lies in."""
+    terms = questions.terms
+    for dim, (at, extent) in enumerate(zip(element, buffer.shape, strict=True)):
+        for k, fact in enumerate(questions.facts):
+            if not isinstance(fact, Intervals) or not fact.whole:
+                continue
+            if not same(fact.end.expr, extent):
+                continue
+            row = z3.Int(f"interval.{dim}.{k}")
+            start, end = rows_of(terms, fact, row)
+            exists = (row >= 0, row < terms.integer(fact.table.shape[0]), start <= at, at < end)
+            yield _Owner(fact.table, row, exists)
+
+
+class _Solver:
+    """Solves one write for the variables with which it writes an element."""
+
+    def __init__(
+        self,
+        questions: Questions,
+        access: Access,
+        element: list[z3.ArithRef],
+        owners: list[_Owner],
+        *,
+        near: bool,
+    ) -> None:
+        self._terms = questions.terms
+        self._questions = questions
+        self._access = access
+        self._element = element
+        self._near = near
+        self._owners = owners
+        self.exists: list[z3.BoolRef] = []
+        # Others may be anything that their bounds allow, such as the thread.
+        used = {n for n in walk(*access.index, *access.path) if isinstance(n, ir.Var)}
+        self._fixed: Solution = {}
+        self._ranges: dict[z3.ArithRef, Range] = {}
+        for each in reversed(access.ranges):
+            if each.var in used:
+                used.update(n for n in walk(each.low, each.extent) if isinstance(n, ir.Var))
+                if each.var.dtype != "bool":
+                    self._ranges[self._const(each)] = each
+            elif each.extent is not None:
+                self._fixed[each.var] = self._terms.integer(each.low)
+        self._inverses: set[int] = set()
+
+    def _const(self, each: Range) -> z3.ArithRef:
+        return self._terms.variable(each.var)
+
+    def solutions(self) -> Iterator[Solution]:
+        """Candidates; each gives every variable of the write a value."""
+        for owned in self._owned():
+            known: list[Pair] = list(owned)
+            self._solve_equations(known)
+            left = self._free(known)
+            if len(left) > _MOST_LEFT:
+                continue
+            for complete in self._eliminated(known, left):
+                yield self._closed(complete)
+
+    def _owned(self) -> Iterator[list[Pair]]:
+        """The sequences of blocks, as those that the element lies in."""
+        options: dict[int, list[Pair]] = {}
+        for index, at in zip(self._access.index, self._element, strict=True):
+            for sequence, pair in self._sequences(index, at):
+                options.setdefault(sequence.get_id(), []).append(pair)
+        yield from (list(choice) for choice in product(*options.values()))
+
+    def _sequences(self, index: ir.Expr, at: z3.ArithRef) -> Iterator[tuple[z3.ArithRef, Pair]]:
+        """Variables of which the start of a sequence depends, with the value for an element."""
+        for node in walk(index):
+            if isinstance(node, ir.BufferLoad):
+                first = self._terms.integer(node.indices[0])
+                for owner in self._owners:
+                    if owner.table.data is node.buffer.data and first in self._ranges:
+                        yield first, (first, owner.sequence)
+        atoms = list(self._terms.atoms(self._terms.polynomial(index)))
+        for var, each in self._ranges.items():
+            own = [
+                (a, c)
+                for a, c in atoms
+                if _occurs(var, a)
+                and not any(_occurs(other, a) for other in self._ranges if other is not var)
+            ]
+            if each.extent is None or not any(map(self._terms.loads_in, (a for a, _ in own))):
+                continue
+            start = z3.Sum([a * c for a, c in own])
+            yield var, (var, self._between(start, var, each, at))
+
+    def _between(
+        self, start: z3.ArithRef, var: z3.ArithRef, each: Range, at: z3.ArithRef
+    ) -> z3.ArithRef:
+        """A value of `var` with `start(var) <= at < start(var + 1)`.
+
+        There is one if `start(first) <= at < start(last + 1)`, whatever the function `start` is.
+        """
+        found = z3.Int(f"sequence.{start.get_id()}.{at.get_id()}")
+        low = self._terms.integer(each.low)
+        end = low + self._terms.integer(each.extent)  # type: ignore[arg-type] # not None
+        starts = [
+            self._terms.replaced(start, [(var, value)]) for value in (low, end, found, found + 1)
+        ]
+        first, last, here, following = starts
+        self.exists.append(
+            z3.Implies(
+                z3.And(first <= at, at < last),
+                z3.And(here <= at, at < following, found >= low, found < end),
+            )
+        )
+        return found
+
+    # Equations -----------------------------------------------------------------------------
+
+    def _solve_equations(self, known: list[Pair]) -> None:
+        """Add what the index equations determine."""
+        equations = [
+            (self._terms.integer(i), at)
+            for i, at in zip(self._access.index, self._element, strict=True)
+        ]
+        for _ in range(4 * len(equations) + 4):
+            changed = False
+            for k, (left, right) in enumerate(equations):
+                found = self._solve(self._applied(left, known), self._applied(right, known), known)
+                if found:
+                    known += found
+                    changed = True
+                    del equations[k]
+                    break
+            if not changed:
+                changed = self._inverted(known, equations)
+            if not changed:
+                return
+
+    def _solve(self, left: Polynomial, right: Polynomial, known: list[Pair]) -> list[Pair]:
+        """The unknowns of `left == right`, if they are determined."""
+        atoms = [(a, c) for a, c in self._terms.atoms(left) if self._has_free(a, known)]
+        if not atoms:
+            return []
+        rest = right.plus(left, -1)
+        for atom, count in atoms:
+            rest = rest.plus(self._terms.of_term(atom), count)
+        nested = [(a, c) for a, c in atoms if not self._is_unknown(a)]
+        plain = sorted(
+            ((a, c) for a, c in atoms if self._is_unknown(a)), key=lambda each: -abs(each[1])
+        )
+        if not plain:
+            return []
+        if len(plain) == len(nested) == 1 and (strided := self._strided(plain[0], nested[0])):
+            var, size = strided
+            return [
+                (plain[0][0], self._terms.term(self._terms.divided(rest, size, rest=True))),
+                (var, self._terms.term(self._terms.divided(rest, size))),
+            ]
+        if nested or any(c < 0 for _, c in plain):
+            # An element of a tile takes what the rest, still unknown, leaves.
+            for atom, count in reversed(plain):
+                others = [(a, c) for a, c in atoms if a is not atom]
+                if abs(count) != 1 or any(_occurs(atom, a) for a, _ in others):
+                    continue
+                value = rest
+                for other, factor in others:
+                    value = value.plus(self._terms.parsed(other), -factor)
+                return [(atom, self._terms.term(_scaled(value, count)))]
+            return []
+        if len(plain) > 1 and not self._is_radix(plain):
+            atom, count = plain[-1]
+            if count != 1:
+                return []
+            value = rest
+            for other, factor in plain[:-1]:
+                value = value.plus(self._terms.parsed(other), -factor)
+            return [(atom, self._terms.term(value))]
+        found = []
+        for k, (atom, count) in enumerate(plain):
+            if k == len(plain) - 1 and count == 1:
+                found.append((atom, self._terms.term(rest)))
+                break
+            divisor = self._constant(count)
+            found.append((atom, self._terms.term(self._terms.divided(rest, divisor))))
+            rest = self._terms.divided(rest, divisor, rest=True)
+        return found
+
+    def _strided(
+        self, plain: tuple[z3.ArithRef, int], nested: tuple[z3.ArithRef, int]
+    ) -> tuple[z3.ArithRef, Polynomial] | None:
+        """Of `a + b * n` with a < n: b and n; a persistent block strides over its tiles so."""
+        each = self._ranges.get(plain[0])
+        factors = nested[0].children()
+        if each is None or each.extent is None or plain[1] != 1 or nested[1] != 1:
+            return None
+        extent = self._terms.polynomial(each.extent)
+        for var, size in (factors, factors[::-1]) if len(factors) == 2 else ():
+            if var in self._ranges and self._terms.parsed(size).terms == extent.terms:
+                return var, extent
+        return None
+
+    def _is_radix(self, plain: list[tuple[z3.ArithRef, int]]) -> bool:
+        """Whether each unknown is below what the factor of the one before leaves for it."""
+        for (_, larger), (atom, count) in pairwise(plain):
+            size = self._extent(atom)
+            if size is None or larger % count or size > larger // count:
+                return False
+        return True
+
+    def _extent(self, atom: z3.ArithRef) -> int | None:
+        """An upper bound of an unknown that starts at 0."""
+        each = self._ranges.get(atom)
+        if each is not None:
+            if each.extent is None:
+                return None
+            size = self._terms.polynomial(each.extent).constant
+            low = self._terms.polynomial(each.low).constant
+            return size if low == 0 else None
+        if atom.decl().name() in _REMAINDERS:
+            divisor = atom.children()[1]
+            return divisor.as_long() if z3.is_int_value(divisor) else _most(divisor)
+        return None
+
+    def _inverted(
+        self,
+        known: list[Pair],
+        equations: list[Pair],
+    ) -> bool:
+        """From a quotient and a remainder that are known, an equation for what was divided."""
+        for atom, value in known:
+            if atom.decl().name() not in _QUOTIENTS or not atom.children():
+                continue
+            dividend, divisor = atom.children()
+            rest = next(
+                (
+                    (a, v)
+                    for a, v in known
+                    if a.decl().name() in _REMAINDERS
+                    and a.children()[0].eq(dividend)
+                    and a.children()[1].eq(divisor)
+                ),
+                None,
+            )
+            if not self._has_free(dividend, known):
+                continue
+            size = self._applied(divisor, known)
+            product = size.times(self._terms.parsed(value))
+            if rest is None or atom.get_id() in self._inverses:
+                continue
+            self._inverses.add(atom.get_id())
+            whole = product.plus(self._terms.parsed(rest[1]))
+            equations.append((dividend, self._terms.term(whole)))
+            return True
+        return False
+
+    # What no equation determines -----------------------------------------------------------
+
+    def _eliminated(self, known: list[Pair], left: list[z3.ArithRef]) -> Iterator[list[Pair]]:
+        """Complete a solution by bounds of the variables that are left."""
+        if not left:
+            yield known
+            return
+        var, *others = left
+        tests = [*self._questions.executed(self._access)]
+        for value in self._bounds(var, tests, known):
+            yield from self._eliminated([*known, (var, value)], others)
+
+    def _bounds(
+        self,
+        var: z3.ArithRef,
+        tests: Iterable[z3.BoolRef],
+        known: list[Pair],
+    ) -> list[z3.ArithRef]:
+        """Values at which some condition on a variable begins or ceases to hold."""
+        found: dict[int, z3.ArithRef] = {}
+        for left, right in _comparisons(tests):
+            for form in _without_choices(self._substituted(left - right, known), var):
+                if self._near and not any(_occurs(at, form) for at in self._element):
+                    continue
+                linear = self._terms.parsed(form)
+                factor, rest = 0, linear
+                nested = False
+                for atom, count in self._terms.atoms(linear):
+                    if atom.eq(var):
+                        factor = count
+                        rest = rest.plus(self._terms.of_term(atom), -count)
+                    elif _occurs(var, atom):
+                        nested = True
+                if not factor or nested:
+                    continue
+                value = self._terms.divided(
+                    _scaled(rest, -1 if factor > 0 else 1), self._constant(abs(factor))
+                )
+                term = self._terms.term(value)
+                for each in (
+                    term,
+                    self._terms.term(value.plus(self._constant(1))),
+                    self._terms.term(value.plus(self._constant(1), -1)),
+                ):
+                    found.setdefault(each.get_id(), each)
+        found.setdefault(-1, z3.IntVal(0))
+        return list(found.values())[:_MOST_BOUNDS]
+
+    # Substitution --------------------------------------------------------------------------
+
+    def _substituted(self, term: z3.ArithRef, known: list[Pair]) -> z3.ArithRef:
+        for _ in range(4):
+            changed = self._terms.replaced(term, known)
+            if changed.eq(term):
+                break
+            term = changed
+        return term
+
+    def _applied(self, term: z3.ArithRef, known: list[Pair]) -> Polynomial:
+        return self._terms.parsed(self._substituted(term, known))
+
+    def _free(self, known: list[Pair]) -> list[z3.ArithRef]:
+        """Variables without a value that the access depends on."""
+        given = {atom.get_id() for atom, _ in known}
+        return [v for v in self._ranges if v.get_id() not in given]
+
+    def _has_free(self, term: z3.ArithRef, known: list[Pair]) -> bool:
+        free = {v.get_id() for v in self._free(known)}
+        return any(each.get_id() in free for each in _below(term))
+
+    def _is_unknown(self, atom: z3.ArithRef) -> bool:
+        """Whether an atom can be solved for: a variable, a quotient or a remainder."""
+        return atom in self._ranges or atom.decl().name() in (*_QUOTIENTS, *_REMAINDERS)
+
+    def _closed(self, known: list[Pair]) -> Solution:
+        """The values of the variables, without variables."""
+        found: Solution = dict(self._fixed)
+        for const, each in self._ranges.items():
+            found[each.var] = self._substituted(const, known)
+        return found
+
+    def _constant(self, value: int) -> Polynomial:
+        return self._terms.parsed(z3.IntVal(value))
+
+
+def _scaled(polynomial: Polynomial, factor: int) -> Polynomial:
+    return type(polynomial)({m: c * factor for m, c in polynomial.terms.items()})
+
+
+def _below(term: z3.ExprRef) -> Iterator[z3.ExprRef]:
+    seen: set[int] = set()
+    left = [term]
+    while left:
+        each = left.pop()
+        if each.get_id() in seen:
+            continue
+        seen.add(each.get_id())
+        yield each
+        left += each.children()
+
+
+def _occurs(var: z3.ExprRef, term: z3.ExprRef) -> bool:
+    return any(each.eq(var) for each in _below(term))
+
+
+def _most(term: z3.ArithRef) -> int | None:
+    """An upper bound of a choice between terms, such as the smaller of two."""
+    if z3.is_int_value(term):
+        return int(term.as_long())
+    if term.decl().kind() == z3.Z3_OP_ITE:
+        condition, a, b = term.children()
+        bounds = [each for each in (_most(a), _most(b)) if each is not None]
+        if len(bounds) == 2:
+            return max(bounds)
+        # min(n, x) is If(n <= x, n, x)
+        if bounds and condition.decl().kind() in (z3.Z3_OP_LE, z3.Z3_OP_GE):
+            return bounds[0]
+    return None
+
+
+def _comparisons(tests: Iterable[z3.BoolRef]) -> Iterator[tuple[z3.ArithRef, z3.ArithRef]]:
+    """Both sides of all comparisons of integers in conditions."""
+    kinds = (z3.Z3_OP_LE, z3.Z3_OP_LT, z3.Z3_OP_GE, z3.Z3_OP_GT, z3.Z3_OP_EQ)
+    for test in tests:
+        for each in _below(test):
+            if each.decl().kind() in kinds and z3.is_int(each.children()[0]):
+                yield each.children()[0], each.children()[1]
+
+
+def _without_choices(term: z3.ArithRef, var: z3.ArithRef, depth: int = 3) -> Iterator[z3.ArithRef]:
+    """A term with each choice that depends on a variable made either way."""
+    choice = next(
+        (
+            each
+            for each in _below(term)
+            if z3.is_int(each) and each.decl().kind() == z3.Z3_OP_ITE and _occurs(var, each)
+        ),
+        None,
+    )
+    if choice is None or depth == 0:
+        yield term
+        return
+    for option in choice.children()[1:]:
+        yield from _without_choices(z3.substitute(term, (choice, option)), var, depth - 1)

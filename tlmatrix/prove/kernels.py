@@ -1,0 +1,156 @@
+"""All properties of one kernel."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tlmatrix.interpreter.analysis.accesses import accesses_of
+from tlmatrix.interpreter.analysis.expressions import number
+from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.frontend.programs import content_key, program_cache
+from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.walk import walk
+
+from .coverage import coverage
+from .facts import facts_of
+from .properties import Proof, assumptions, bounds, equal_bits, overflow, own_sequence, races
+from .solving import Questions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from tlmatrix.interpreter.analysis.accesses import Access, Accesses
+
+    from .facts import Fact
+    from .launches import KernelUse
+
+PROPERTIES = (
+    "races", "own sequence", "coverage", "bounds", "overflow", "assumptions", "equal bits",
+)  # fmt: skip
+"""The names of properties, in the order of reports."""
+
+_INTEGERS = ("int32", "int64")
+_UNGUARDED: Mapping[str, Callable[[Access], bool]] = {
+    "shared memory": lambda a: (
+        a.buffer.scope.startswith("shared") and "barrier" not in a.buffer.scope
+    ),
+    "fragments": lambda a: a.buffer.scope.startswith("local"),
+}
+
+
+@dataclass(frozen=True)
+class KernelProofs:
+    """The answers about one kernel.
+
+    Attributes:
+        name: the kernel's name.
+        case: the first case that launched it.
+        arch: the architecture that it was traced for.
+        proofs: by property, in the order of the kernel's parameters.
+        unsupported: why nothing could be asked; "" if it could.
+        seconds: what it took.
+    """
+
+    name: str
+    case: str
+    arch: str
+    proofs: tuple[Proof, ...] = ()
+    unsupported: str = ""
+    seconds: float = 0.0
+
+
+def prove_kernel(use: KernelUse, given: Mapping[str, str]) -> KernelProofs:
+    """The answers to all properties of a kernel; kept on disk by its IR and the facts.
+
+    Args:
+        use: the kernel and its launches.
+        given: conditions on sizes that the spec states, with the reasons.
+    """
+    began = time.monotonic()
+    found = KernelProofs(use.name, use.case, use.arch)
+    try:
+        accesses = accesses_of(use.kernel())
+    except Unsupported as error:
+        return replace(found, unsupported=str(error))
+    kernel = accesses.kernel
+    tables = [
+        buffer
+        for buffer in kernel.buffer_map.values()
+        if accesses.is_read_only(buffer) and buffer.dtype in _INTEGERS
+    ]
+    facts = facts_of(kernel, tables, use.observed, use.alike, _columns(accesses), given)
+    unwritten = sorted({name for each in use.observed for name in each.unwritten})
+    store = program_cache()
+    texts = [str(fact) for fact in facts]
+    key = (
+        "" if store is None else content_key(use.text, "proofs", _own(), texts, unwritten, use.bits)
+    )
+    proofs = None if store is None else store.find(key, tuple)
+    if proofs is None:
+        proofs = tuple(_proofs(accesses, facts, tables, frozenset(unwritten), bits=use.bits))
+        if store is not None:
+            store.add(key, proofs)
+    return replace(found, proofs=proofs, seconds=time.monotonic() - began)
+
+
+def _proofs(
+    accesses: Accesses,
+    facts: list[Fact],
+    tables: list[ir.Buffer],
+    unwritten: frozenset[str],
+    *,
+    bits: bool,
+) -> Iterator[Proof]:
+    questions = Questions(accesses, facts)
+    for buffer in accesses.kernel.buffer_map.values():
+        if _is_flag(accesses, buffer):
+            continue
+        if accesses.of(buffer, "write"):
+            yield races(questions, buffer)
+            if buffer.name in unwritten and not accesses.of(buffer, "read", "atomic"):
+                yield coverage(questions, buffer)
+        if bits and "float" in buffer.dtype and accesses.of(buffer, "atomic"):
+            yield equal_bits(questions, buffer)
+        proof = own_sequence(questions, buffer)
+        if proof is not None:
+            yield proof
+    for subject, chosen in _UNGUARDED.items():
+        found = [access for access in accesses.found if chosen(access)]
+        if found:
+            yield bounds(questions, subject, found)
+    read = [a for a in accesses.found if any(a.buffer is table for table in tables)]
+    if read:
+        yield bounds(questions, "tables", read)
+    yield overflow(questions)
+    if accesses.claims:
+        yield assumptions(questions, accesses.claims)
+
+
+def _columns(accesses: Accesses) -> dict[str, frozenset[int]]:
+    """By table of two dims, the columns that a kernel loads."""
+    found: dict[str, set[int]] = {}
+    for node in walk(accesses.kernel.body):
+        if isinstance(node, ir.BufferLoad) and len(node.indices) == 2:
+            column = number(node.indices[1])
+            if column is not None:
+                found.setdefault(node.buffer.name, set()).add(int(column))
+    return {name: frozenset(columns) for name, columns in found.items()}
+
+
+def _is_flag(accesses: Accesses, buffer: ir.Buffer) -> bool:
+    """Whether blocks order each other by a buffer: all its accesses are atomic, or of externs."""
+    return buffer.dtype in _INTEGERS and all(
+        a.kind == "atomic" or a.operation.startswith("call_") for a in accesses.of(buffer)
+    )
+
+
+@cache
+def _own() -> str:
+    """A hash of this package: other questions have other answers."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -1,0 +1,148 @@
+"""Observes the kernels that cases launch, and the arguments of each launch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from tlmatrix.backend import CompileBackend
+from tlmatrix.backend.binding import execute
+from tlmatrix.check.guards import guarded
+from tlmatrix.check.memory import poison_mask
+from tlmatrix.distributed.entry import trace
+from tlmatrix.interpreter.ir.read import read_all, saved
+from tlmatrix.run.harness import Harness, is_bitwise
+from tlmatrix.spec.model.spec import has_ranks
+
+from .facts import Observation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from tlmatrix.interpreter import TracedKernel
+    from tlmatrix.interpreter.ir import nodes as ir
+    from tlmatrix.matrix import Case
+    from tlmatrix.spec.model.spec import Spec
+
+_RANK_SECONDS = 60.0
+_LARGEST_TABLE = 1 << 16
+"""Elements of an integer tensor of which the values are kept."""
+
+
+@dataclass
+class KernelUse:
+    """A kernel, and how cases launch it.
+
+    Attributes:
+        name: the kernel's name.
+        text: its IR as TVM saves it, by which kernels are told apart.
+        case: the first case that launched it.
+        observed: its launches.
+        alike: the launches of all kernels of this name and signature.
+        bits: whether equal calls must give equal bits.
+    """
+
+    name: str
+    text: str
+    case: str
+    arch: str
+    parameters: tuple[str, ...]
+    observed: list[Observation] = field(default_factory=list)
+    alike: list[Observation] = field(default_factory=list)
+    bits: bool = True
+
+    def kernel(self) -> ir.Kernel:
+        """Its IR."""
+        found: ir.Kernel = read_all(self.text)
+        return found
+
+
+def observe(
+    spec: Spec, cases: Iterable[Case], arch: str, *, roots: Sequence[Path] = ()
+) -> tuple[list[KernelUse], list[str]]:
+    """The kernels that the host code of cases launches; they are traced and do not run.
+
+    Also returns the cases whose host code raised, with the exception.
+    """
+    found: dict[str, KernelUse] = {}
+    texts: dict[int, tuple[TracedKernel, str]] = {}
+    pooled: dict[tuple[str, tuple[str, ...]], list[Observation]] = defaultdict(list)
+    failed: list[str] = []
+    noted: list[tuple[TracedKernel, Observation]] = []
+    tables: list[torch.Tensor] = []
+
+    def on_launch(
+        kernel: TracedKernel, values: Mapping[str, Any], sizes: Mapping[str, int]
+    ) -> None:
+        noted.append((kernel, _observation(kernel, values, sizes, tables)))
+
+    backend = CompileBackend(requested=(arch,), target=arch, on_launch=on_launch)
+    harness = Harness(backend, tuple(roots), _RANK_SECONDS, None)
+    for case in cases:
+        noted.clear()
+        bits = True
+        try:
+            bound = harness.bind(spec, backend)
+            problem = harness.problem(bound, spec, case, 0)
+            bits = is_bitwise(spec, {**problem.names, **harness.environment})
+            tables[:] = [t for t in problem.inputs.values() if _is_table(t)]
+            if has_ranks(spec):
+                trace(bound.binding, problem)
+            else:
+                with guarded(problem) as (own, _):
+                    execute(bound.binding, own)
+        except Exception as error:  # noqa: BLE001 - of the code under test; `run` reports it
+            failed.append(f"{case.id}: {type(error).__name__}: {error}")
+        for kernel, observation in noted:
+            if id(kernel) not in texts:
+                texts[id(kernel)] = kernel, saved(kernel.prim_func)
+            text = texts[id(kernel)][1]
+            names = tuple(observation.parameters)
+            if text not in found:
+                found[text] = KernelUse(kernel.name, text, case.id, arch, names, bits=bits)
+            use = found[text]
+            use.observed.append(observation)
+            pooled[use.name, use.parameters].append(observation)
+    for use in found.values():
+        use.alike = pooled[use.name, use.parameters]
+    return list(found.values()), failed
+
+
+def _observation(
+    kernel: TracedKernel,
+    values: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    declared: Sequence[torch.Tensor],
+) -> Observation:
+    func = kernel.prim_func
+    names = [str(func.buffer_map.get(p, p).name) for p in func.params]
+    unwritten = {name for k, name in enumerate(names) if k in kernel.out_idx}
+    tables, own = {}, set()
+    tensors = {name: v.detach() for name, v in values.items() if isinstance(v, torch.Tensor)}
+    for name, value in tensors.items():
+        if _is_table(value):
+            tables[name] = value.cpu().numpy().astype(np.int64)
+            if any(_equal(value, each) for each in declared):
+                own.add(name)
+        else:
+            mask = poison_mask(value)
+            if mask is not None and mask.any():
+                unwritten.add(name)
+    numbers = {name: int(value) for name, value in values.items() if isinstance(value, int)}
+    return Observation(
+        dict(sizes) | numbers, tables, frozenset(own), frozenset(unwritten), tuple(names)
+    )
+
+
+def _is_table(tensor: torch.Tensor) -> bool:
+    whole = not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
+    return whole and tensor.dtype != torch.bool and tensor.numel() <= _LARGEST_TABLE
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and bool((a == b).all())

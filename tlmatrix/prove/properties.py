@@ -1,0 +1,322 @@
+"""The properties that are proven of a kernel, each as questions that no values may satisfy."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import z3
+
+from tlmatrix.interpreter.analysis.expressions import number
+from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.walk import same, text_of, walk
+
+from .facts import Intervals, Offsets, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tlmatrix.interpreter.analysis.accesses import Access, Claim
+
+    from .facts import Fact
+    from .solving import Questions, Result, Values
+
+Answer = Literal["proven", "refuted", "unknown"]
+LARGEST_DIMS = (1 << 20, 1 << 15, 1 << 12)
+"""Largest sizes for which int32 arithmetic is proven to fit; the first that holds is reported."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The answer to one property of a kernel; plain data, kept on disk.
+
+    Attributes:
+        name: the property, such as "races".
+        subject: the buffer, or what else it is about.
+        answer: "unknown" until a case confirms what refutes it.
+        facts: those that a proof uses, in words, with where they come from.
+        reason: why it is not proven.
+        place: the line of the access that no proof was found for.
+        values: those with which it would not hold.
+        case: of a refuted property, the case that confirms it.
+        finding: the finding of that case.
+        because: why the spec lets the property be unknown.
+        seconds: time of Z3 and of the questions.
+    """
+
+    name: str
+    subject: str
+    answer: Answer
+    facts: tuple[str, ...] = ()
+    reason: str = ""
+    place: str = ""
+    values: Values | None = None
+    case: str = ""
+    finding: str = ""
+    because: str = ""
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.subject}"
+
+
+@dataclass
+class Asked:
+    """Collects the results of the questions of one property."""
+
+    name: str
+    subject: str
+    began: float = field(default_factory=time.monotonic)
+    used: dict[Fact, None] = field(default_factory=dict)
+
+    def failed(self, result: Result, reason: str, location: ir.Location | None) -> Proof | None:
+        """The answer if a result is no proof."""
+        self.used.update(dict.fromkeys(result.used))
+        if result.kind == "none":
+            return None
+        if result.kind == "unknown":
+            reason += " (not decided in time)"
+        return self.unknown(reason, location, result.values)
+
+    def unknown(
+        self, reason: str, location: ir.Location | None, values: Values | None = None
+    ) -> Proof:
+        """No proof."""
+        place = "" if location is None else str(location)
+        seconds = time.monotonic() - self.began
+        return Proof(
+            self.name,
+            self.subject,
+            "unknown",
+            reason=reason,
+            place=place,
+            values=values,
+            seconds=seconds,
+        )
+
+    def proven(self) -> Proof:
+        """A proof."""
+        seconds = time.monotonic() - self.began
+        facts = tuple(dict.fromkeys(str(fact) for fact in self.used))
+        return Proof(self.name, self.subject, "proven", facts, seconds=seconds)
+
+
+def _conflict(questions: Questions, a: Access, b: Access) -> list[z3.BoolRef]:
+    """That two blocks access one element."""
+    terms = questions.terms
+    found = [*questions.executed(a, "1"), *questions.executed(b, "2")]
+    if a.buffer is b.buffer or _alike(a.buffer, b.buffer):
+        pairs = zip(questions.index(a, "1"), questions.index(b, "2"), strict=True)
+        found += [x == y for x, y in pairs]
+        found += questions.inside(a, "1")
+    blocks = zip(a.blocks, b.blocks, strict=True)
+    found.append(
+        z3.Or([terms.variable(r.var, "1") != terms.variable(s.var, "2") for r, s in blocks])
+    )
+    return found
+
+
+def _alike(a: ir.Buffer, b: ir.Buffer) -> bool:
+    return len(a.shape) == len(b.shape) and all(map(same, a.shape, b.shape))
+
+
+def races(questions: Questions, buffer: ir.Buffer) -> Proof:
+    """No two blocks access one element of a buffer, one of them to write it."""
+    asked = Asked("races", buffer.name)
+    accesses = questions.accesses
+    writes, others = accesses.of(buffer, "write"), accesses.of(buffer, "read", "atomic")
+    for k, a in enumerate(writes):
+        for b in [*writes[k:], *others]:
+            if a.grid != b.grid:
+                continue  # grids of one function run one after another
+            questions.fresh()
+            result = questions.ask(_conflict(questions, a, b))
+            reason = f"two blocks may {a.kind} and {b.kind} one element"
+            if b.location != a.location:
+                reason += f", the second at {b.location}"
+            if (failed := asked.failed(result, reason, a.location)) is not None:
+                return failed
+    return asked.proven()
+
+
+def equal_bits(questions: Questions, buffer: ir.Buffer) -> Proof:
+    """No two blocks add to one element, so that its bits do not depend on their order."""
+    asked = Asked("equal bits", buffer.name)
+    atomics = questions.accesses.of(buffer, "atomic")
+    for k, a in enumerate(atomics):
+        for b in atomics[k:]:
+            if a.grid != b.grid:
+                continue
+            questions.fresh()
+            result = questions.ask(_conflict(questions, a, b))
+            reason = "two blocks may add to one element, in any order"
+            if (failed := asked.failed(result, reason, a.location)) is not None:
+                return failed
+    return asked.proven()
+
+
+# A block stays in its own sequence ----------------------------------------------------------------
+
+
+def own_sequence(questions: Questions, buffer: ir.Buffer) -> Proof | None:
+    """A block writes rows of a packed tensor only of the sequence whose offsets it loads.
+
+    None if no dim of the buffer is packed, or if no write loads offsets. Where several facts could
+    say which rows a sequence has, one of them must hold.
+    """
+    asked = Asked("own sequence", buffer.name)
+    failed, found = None, False
+    for fact, dim in _packed(questions, buffer):
+        failed, owned = None, False
+        for access in questions.accesses.of(buffer, "write", "atomic"):
+            owner = _owner(access, fact)
+            if owner is None:
+                continue
+            owned = True
+            questions.fresh()
+            terms = questions.terms
+            row = questions.index(access)[dim]
+            start, end = rows_of(terms, fact, terms.integer(owner))
+            outside = z3.Or(row < start, row >= end)
+            constraints = [*questions.executed(access), *questions.inside(access), outside]
+            reason = f"a block may write rows outside of sequence {text_of(owner)}"
+            failed = asked.failed(questions.ask(constraints), reason, access.location)
+            if failed is not None:
+                break
+        found |= owned
+        if owned and failed is None:
+            return asked.proven()
+    return failed if found else None
+
+
+def _packed(questions: Questions, buffer: ir.Buffer) -> Iterator[tuple[Fact, int]]:
+    """The dims of a buffer whose rows belong to sequences, with the fact that says so."""
+    for dim, extent in enumerate(buffer.shape):
+        for fact in questions.facts:
+            if not isinstance(fact, (Offsets, Intervals)) or fact.end is None:
+                continue
+            if same(fact.end.expr, extent):
+                yield fact, dim
+
+
+def _owner(access: Access, fact: Fact) -> ir.Expr | None:
+    """The sequence of a block: the index of the start that its rows are counted from."""
+    assert isinstance(fact, (Offsets, Intervals))
+    for node in walk(*access.index):
+        if not isinstance(node, ir.BufferLoad) or node.buffer.data is not fact.table.data:
+            continue
+        if isinstance(fact, Offsets) or number(node.indices[1]) == fact.start:
+            return node.indices[0]
+    return None
+
+
+# Bounds, overflow, assumptions --------------------------------------------------------------------
+
+
+def bounds(questions: Questions, subject: str, accesses: Sequence[Access]) -> Proof:
+    """Accesses of memory that TileLang does not guard are inside it."""
+    asked = Asked("bounds", subject)
+    done: list[tuple[Access, list[ir.Expr]]] = []
+    for access in accesses:
+        questions.fresh()
+        terms = questions.terms
+        outside = []
+        parts: list[ir.Expr] = []
+        for (start, extent), size in zip(access.box, access.buffer.shape, strict=True):
+            numbers = [number(each) for each in (start, extent, size)]
+            if None not in numbers and 0 <= numbers[0] <= numbers[2] - numbers[1]:
+                continue
+            parts += [start, extent]
+            first, count, whole = (terms.integer(each) for each in (start, extent, size))
+            outside += [first < 0, first + count > whole]
+        if not outside or any(_repeated(access, parts, other) for other in done):
+            continue
+        done.append((access, parts))
+        result = questions.ask([*questions.executed(access), z3.Or(outside)])
+        reason = f"{access.buffer.name} may be accessed outside of its shape"
+        if (failed := asked.failed(result, reason, access.location)) is not None:
+            return failed
+    return asked.proven()
+
+
+def _repeated(access: Access, parts: list[ir.Expr], other: tuple[Access, list[ir.Expr]]) -> bool:
+    earlier, before = other
+    return (
+        earlier.buffer.data is access.buffer.data
+        and earlier.path == access.path
+        and len(parts) == len(before)
+        and all(map(same, parts, before))
+    )
+
+
+def overflow(questions: Questions) -> Proof:
+    """Index arithmetic of int32 stays in its range, for dims up to one of `LARGEST_DIMS`."""
+    failed = None
+    for most in LARGEST_DIMS:
+        asked = Asked("overflow", f"int32, sizes to {most}")
+        failed = _overflows(questions, asked, most)
+        if failed is None:
+            return asked.proven()
+    assert failed is not None
+    return failed
+
+
+def _overflows(questions: Questions, asked: Asked, most: int) -> Proof | None:
+    done: set[ir.Expr] = set()
+    for access in questions.accesses.found:
+        nodes = [
+            node
+            for node in walk(*access.index, *access.path)
+            if isinstance(node, (ir.Add, ir.Sub, ir.Mul))
+            and node.dtype == "int32"
+            and node not in done
+        ]
+        done.update(nodes)
+        if not nodes:
+            continue
+        questions.fresh()
+        terms = questions.terms
+        outside = []
+        for node in nodes:
+            value = terms.integer(node)
+            outside += [value < -(1 << 31), value >= 1 << 31]
+        constraints = [*terms.bounds(access.ranges), z3.Or(outside)]
+        result = questions.ask([*constraints, *_largest(questions, most)])
+        reason = "int32 arithmetic may leave its range"
+        if (failed := asked.failed(result, reason, access.location)) is not None:
+            return failed
+    return None
+
+
+def _largest(questions: Questions, most: int) -> Iterator[z3.BoolRef]:
+    """That sizes and elements of integer tensors are at most `most`, and what follows."""
+    terms = questions.terms
+    for buffer in questions.accesses.kernel.buffer_map.values():
+        for extent in buffer.shape:
+            if number(extent) is None:
+                yield terms.integer(extent) <= most
+    for var in questions.accesses.kernel.params:
+        if var not in questions.accesses.kernel.buffer_map and var.dtype == "int32":
+            yield terms.variable(var) <= most
+            yield terms.variable(var) >= -most
+    for load in list(terms.loads.values()):
+        yield load.value <= most
+        yield load.value >= -most
+    yield from terms.limits()
+
+
+def assumptions(questions: Questions, claims: Sequence[Claim]) -> Proof:
+    """What the kernel lets the compiler assume (`T.assume`) holds."""
+    asked = Asked("assumptions", "T.assume")
+    for claim in claims:
+        questions.fresh()
+        terms = questions.terms
+        constraints = [*terms.bounds(claim.ranges)]
+        constraints += [terms.boolean(test) for test in claim.path]
+        constraints.append(z3.Not(terms.boolean(claim.condition)))
+        reason = f"T.assume({text_of(claim.condition)}) may not hold"
+        failed = asked.failed(questions.ask(constraints), reason, claim.location)
+        if failed is not None:
+            return failed
+    return asked.proven()

@@ -1,0 +1,142 @@
+"""Makes a case of values that refute a property, and runs it: only what it shows is a refutation.
+
+The values are those of a launch: sizes, and elements of integer tensors. Which axes of the spec
+they come from is seen in the launch of a case: an axis whose integer is a size of the launch, or
+whose list has the steps of a tensor of offsets.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.prove.cases import allowed, variants
+from tlmatrix.run.result import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tlmatrix.matrix import Case
+    from tlmatrix.run.runner import Runner
+    from tlmatrix.spec.model.spec import Spec
+    from tlmatrix.spec.values import Value
+
+    from .facts import Observation
+    from .launches import KernelUse
+    from .properties import Proof
+    from .solving import Values
+
+_MOST_CASES = 6
+"""Cases that are run for one property."""
+_LARGEST = 2048
+"""Of a size of a case that is run."""
+_SHOWS = {
+    "races": {"races", "atomics", "numeric", "gradients", "repeat", "determinism"},
+    "own sequence": {"sequences", "races", "isolation", "numeric", "gradients", "unwritten"},
+    "coverage": {"unwritten", "poison", "numeric", "gradients", "uninitialised"},
+    "bounds": {"bounds", "fragments", "tables", "guards", "crash", "numeric", "gradients"},
+    "overflow": {"overflow", "bounds", "tables"},
+    "assumptions": {"bounds", "tables", "guarded", "numeric", "gradients", "races", "guards"},
+    "equal bits": {"atomics", "determinism"},
+}
+"""By property, the checks and sanitizers whose findings show that it does not hold."""
+
+
+def refuted(runner: Runner, spec: Spec, use: KernelUse, case: Case, proof: Proof) -> Proof:
+    """The proof as refuted, if a case on the interpreter shows it; else as it is."""
+    for each in _candidates(spec, use, case, proof):
+        result = runner.judge(spec, each)
+        if result.status not in (Status.FAILED, Status.ERROR):
+            continue
+        for finding in result.findings:
+            if _kind(finding.check, finding.title) in _SHOWS[proof.name]:
+                return replace(
+                    proof, answer="refuted", case=f"{spec.path}::{each.id}", finding=finding.title
+                )
+    return proof
+
+
+def _kind(check: str, title: str) -> str:
+    """The check of a finding, or the sanitizer."""
+    found = re.match(r"(\w+)\b", title)
+    return found.group(1) if check == "sanitizers" and found else check
+
+
+def _candidates(spec: Spec, use: KernelUse, case: Case, proof: Proof) -> Iterator[Case]:
+    """Cases that may launch the kernel with the values of a proof, the nearest first."""
+    seen = set()
+    found = []
+    if proof.values is not None and use.observed:
+        found += list(_of_values(spec, case, use.observed[0], proof.values))
+    found += [case, *variants(spec, case, _MOST_CASES)]
+    for each in found[:_MOST_CASES]:
+        if each.key not in seen:
+            seen.add(each.key)
+            yield each
+
+
+def _of_values(spec: Spec, case: Case, observed: Observation, values: Values) -> Iterator[Case]:
+    """The case with its sizes and lengths taken from values; with each kind of them, then all."""
+    sizes: dict[str, Value] = {}
+    for axis, value in case.values.items():
+        if type(value) is not int:
+            continue
+        for name, size in observed.symbols.items():
+            new = values.symbols.get(name)
+            if size == value and new is not None and 0 < new <= _LARGEST and new != value:
+                sizes[axis] = new
+    lengths: dict[str, Value] = {}
+    for axis, value in case.values.items():
+        changed = _with_lengths(value, observed, values)
+        if changed is not None and changed != value:
+            lengths[axis] = changed
+    tried = [{**sizes, **lengths}, lengths, sizes, *({axis: v} for axis, v in sizes.items())]
+    for changes in tried:
+        if changes:
+            made = replace(case, values={**case.values, **changes}, origin="tier")
+            if allowed(spec, case, made.values):
+                yield made
+
+
+def _with_lengths(value: Any, observed: Observation, values: Values) -> Any:  # noqa: ANN401
+    """The value of an axis with lists of lengths taken from values; None if it has none."""
+    if isinstance(value, dict):
+        changed = {key: _with_lengths(each, observed, values) for key, each in value.items()}
+        if all(each is None for each in changed.values()):
+            return None
+        found = {key: value[key] if each is None else each for key, each in changed.items()}
+        counts = {len(each) for each in found.values() if isinstance(each, (list, tuple))}
+        return found if len(counts) == 1 else None
+    if not isinstance(value, (list, tuple)) or not all(type(n) is int for n in value):
+        return None
+    offsets = list(accumulate(value, initial=0))
+    for name, table in observed.tables.items():
+        known = values.tables.get(name)
+        if known is None:
+            continue
+        if table.ndim == 1 and table.tolist() == offsets:
+            return _lengths_of(known, _ending(values, known, len(offsets), name))
+        if table.ndim == 1 and table.tolist() == list(value):
+            count = max(index[0] for index in known) + 1
+            return [max(known.get((k,), 1), 0) for k in range(min(count, _LARGEST))]
+    return None
+
+
+def _ending(values: Values, known: dict[tuple[int, ...], int], length: int, name: str) -> int:
+    """The number of offsets: of a symbol, at least one more than the indices that are known."""
+    del name
+    least = max(index[0] for index in known) + 1
+    counts = [size for size in values.symbols.values() if size >= least]
+    return max(min(counts, default=least), least, min(length, 2))
+
+
+def _lengths_of(known: dict[tuple[int, ...], int], count: int) -> Sequence[int]:
+    """Lengths of sequences whose offsets are known at some places; others have none."""
+    count = min(count, _LARGEST)
+    offsets, last = [0], 0
+    for place in range(1, count):
+        last = max(last, known.get((place,), last))
+        offsets.append(last)
+    return [min(b - a, _LARGEST) for a, b in pairwise(offsets)]

@@ -1,0 +1,159 @@
+"""Asks Z3 about the accesses of one kernel, with the facts of its launches."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import z3
+
+from .facts import symbols_of
+from .terms import Terms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tlmatrix.interpreter.analysis.accesses import Access, Accesses
+
+    from .facts import Fact
+
+MILLISECONDS = 3000
+"""Of one query."""
+_SIZES = (2, 3, 5, 9, 17, 33, 65, 130, 260, 520)
+"""Bounds of all sizes of values that refute a property, the first that has some is used."""
+_ROUNDS = 4
+"""Instances of facts may load elements that other facts are about."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values with which a property would not hold.
+
+    Attributes:
+        symbols: of symbolic dims and integer scalars, by name.
+        tables: of elements of integer tensors, by name and index.
+    """
+
+    symbols: dict[str, int]
+    tables: dict[str, dict[tuple[int, ...], int]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What Z3 says of constraints.
+
+    Attributes:
+        kind: "none" if no values satisfy them, "some" with such values, or "unknown".
+        used: the facts that the answer "none" needs.
+        values: the smallest that were found.
+    """
+
+    kind: Literal["none", "some", "unknown"]
+    used: tuple[Fact, ...] = ()
+    values: Values | None = None
+
+
+@dataclass
+class Questions:
+    """Asks about one kernel.
+
+    Attributes:
+        accesses: the model of the kernel.
+        facts: of its launches.
+        terms: the terms made so far.
+        seconds: spent in Z3.
+    """
+
+    accesses: Accesses
+    facts: Sequence[Fact]
+    milliseconds: int = MILLISECONDS
+    seconds: float = 0.0
+    terms: Terms = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Have no terms."""
+        self.fresh()
+
+    def fresh(self) -> None:
+        """Forget all terms: lemmas and facts are about those that a question needs."""
+        of_block = {r.var for access in self.accesses.found for r in access.ranges}
+        self.terms = Terms(of_block | {r.var for c in self.accesses.claims for r in c.ranges})
+
+    def executed(self, access: Access, block: str = "") -> list[z3.BoolRef]:
+        """That a block makes an access, of an element of the buffer."""
+        found = [*self.terms.bounds(access.ranges, block)]
+        found += [self.terms.boolean(test, block) for test in access.path]
+        return found
+
+    def index(self, access: Access, block: str = "") -> list[z3.ArithRef]:
+        """The element that a block accesses."""
+        return [self.terms.integer(i, block) for i in access.index]
+
+    def inside(self, access: Access, block: str = "") -> list[z3.BoolRef]:
+        """That the element is one of the buffer."""
+        found = []
+        for i, extent in zip(access.index, access.buffer.shape, strict=True):
+            term, size = self.terms.integer(i, block), self.terms.integer(extent)
+            found += [term >= 0, term < size]
+        return found
+
+    def ask(self, constraints: Iterable[z3.BoolRef], *, spec_only: bool = False) -> Result:
+        """Whether any values satisfy constraints."""
+        began = time.monotonic()
+        solver = z3.Solver()
+        solver.set("timeout", self.milliseconds)
+        solver.add(*constraints)
+        tracked: dict[str, Fact] = {}
+        facts = [f for f in self.facts if f.source == "spec" or not spec_only]
+        done: set[tuple[int, int]] = set()
+        for _ in range(_ROUNDS):
+            loads = list(self.terms.loads.values())
+            before = len(loads)
+            for k, fact in enumerate(facts):
+                for instance in fact.instances(self.terms, loads):
+                    key = (k, instance.get_id())
+                    if key in done:
+                        continue
+                    done.add(key)
+                    label = f"{k}.{len(done)}"
+                    tracked[label] = fact
+                    solver.assert_and_track(instance, label)
+            if len(self.terms.loads) == before:
+                break
+        solver.add(*self._sizes(), *self.terms.lemmas())
+        answer = solver.check()
+        self.seconds += time.monotonic() - began
+        if answer == z3.unsat:
+            used = dict.fromkeys(tracked[str(each)] for each in solver.unsat_core())
+            return Result("none", tuple(used))
+        if answer == z3.sat:
+            return Result("some", values=self._smallest(solver))
+        return Result("unknown")
+
+    def _smallest(self, solver: z3.Solver) -> Values:
+        """Values that satisfy constraints, with the smallest sizes that do in time."""
+        model = solver.model()
+        symbols = symbols_of(self.accesses.kernel)
+        terms = {name: self.terms.variable(var) for name, var in symbols.items()}
+        for most in _SIZES:
+            answer = solver.check(*[term <= most for term in terms.values()])
+            if answer == z3.sat:
+                model = solver.model()
+                break
+        tables: dict[str, dict[tuple[int, ...], int]] = {}
+        for load in self.terms.loads.values():
+            index = tuple(_number(model, i) for i in load.indices)
+            tables.setdefault(load.buffer.name, {})[index] = _number(model, load.value)
+        return Values({name: _number(model, term) for name, term in terms.items()}, tables)
+
+    def _sizes(self) -> list[z3.BoolRef]:
+        """Dims are not negative."""
+        found = []
+        for buffer in self.accesses.kernel.buffer_map.values():
+            found += [self.terms.integer(extent) >= 0 for extent in buffer.shape]
+        return found
+
+
+def _number(model: z3.ModelRef, term: z3.ArithRef) -> int:
+    return int(model.eval(term, model_completion=True).as_long())
