@@ -26,7 +26,6 @@ SCORE = mutant_catalog.FOLDER / "score.json"
 SOME = (
     "causal_key_beside_the_query_hidden",
     "atomic_sum_not_zeroed",
-    "partial_step_of_k_dropped",
     "accumulator_never_given_back",  # needs a block that takes a third tile
 )
 COMPILED = "flags_loaded_relaxed"

@@ -116,7 +116,7 @@ class _LayerNorm(torch.autograd.Function):
     def forward(ctx, x, weight, bias, eps):
         M, N = x.shape
         y = torch.empty_like(x)
-        mean, rstd = torch.empty(2, M, device=x.device).unbind(0)
+        mean, rstd = (torch.empty(M, device=x.device) for _ in range(2))
         if M:
             kernel = layer_norm_forward(N, str(x.dtype).split(".")[-1])
             kernel(x, weight, bias, eps, y, mean, rstd)
@@ -130,7 +130,7 @@ class _LayerNorm(torch.autograd.Function):
         M, N = x.shape
         dx = torch.empty_like(x)
         blocks = (M + BLOCK_M - 1) // BLOCK_M
-        dw, db = torch.empty(2, blocks, N, device=x.device).unbind(0)
+        dw, db = (torch.empty(blocks, N, device=x.device) for _ in range(2))
         if M:
             kernel = layer_norm_backward(N, str(x.dtype).split(".")[-1])
             kernel(dy.contiguous(), x, weight, mean, rstd, dx, dw, db)
