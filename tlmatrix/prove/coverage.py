@@ -23,7 +23,7 @@ from .facts import Intervals, rows_of
 from .properties import Asked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from tlmatrix.interpreter.analysis.accesses import Access, Range
 
@@ -224,6 +224,7 @@ class _Solver:
 
     def _solve_equations(self, known: list[Pair]) -> None:
         """Add what the index equations determine."""
+        self._inverses.clear()
         equations = [
             (self._terms.integer(i), at)
             for i, at in zip(self._access.index, self._element, strict=True)
@@ -249,7 +250,7 @@ class _Solver:
             return []
         rest = right.plus(left, -1)
         for atom, count in atoms:
-            rest = rest.plus(self._terms.of_term(atom), count)
+            rest = rest.plus(self._terms.parsed(atom), count)
         nested = [(a, c) for a, c in atoms if not self._is_unknown(a)]
         plain = sorted(
             ((a, c) for a, c in atoms if self._is_unknown(a)), key=lambda each: -abs(each[1])
@@ -372,40 +373,41 @@ class _Solver:
             yield from self._eliminated([*known, (var, value)], others)
 
     def _bounds(
-        self,
-        var: z3.ArithRef,
-        tests: Iterable[z3.BoolRef],
-        known: list[Pair],
+        self, var: z3.ArithRef, tests: Sequence[z3.BoolRef], known: list[Pair]
     ) -> list[z3.ArithRef]:
         """Values at which some condition on a variable begins or ceases to hold."""
-        found: dict[int, z3.ArithRef] = {}
-        for left, right in _comparisons(tests):
-            for form in _without_choices(self._substituted(left - right, known), var):
-                if self._near and not any(_occurs(at, form) for at in self._element):
-                    continue
-                linear = self._terms.parsed(form)
-                factor, rest = 0, linear
-                nested = False
-                for atom, count in self._terms.atoms(linear):
-                    if atom.eq(var):
-                        factor = count
-                        rest = rest.plus(self._terms.of_term(atom), -count)
-                    elif _occurs(var, atom):
-                        nested = True
-                if not factor or nested:
-                    continue
-                value = self._terms.divided(
-                    _scaled(rest, -1 if factor > 0 else 1), self._constant(abs(factor))
-                )
-                term = self._terms.term(value)
-                for each in (
-                    term,
-                    self._terms.term(value.plus(self._constant(1))),
-                    self._terms.term(value.plus(self._constant(1), -1)),
-                ):
-                    found.setdefault(each.get_id(), each)
-        found.setdefault(-1, z3.IntVal(0))
+        forms = [
+            form
+            for left, right in _comparisons(tests)
+            for form in _without_choices(self._substituted(left - right, known), var)
+        ]
+        near = [form for form in forms if any(_occurs(at, form) for at in self._element)]
+        found = self._limits(var, near) if self._near else {}
+        found = found or self._limits(var, forms) or {0: z3.IntVal(0)}
         return list(found.values())[:_MOST_BOUNDS]
+
+    def _limits(self, var: z3.ArithRef, forms: Iterable[z3.ArithRef]) -> dict[int, z3.ArithRef]:
+        """Where forms that are linear in a variable change their sign, and one to either side."""
+        found: dict[int, z3.ArithRef] = {}
+        for form in forms:
+            linear = self._terms.parsed(form)
+            factor, rest = 0, linear
+            nested = False
+            for atom, count in self._terms.atoms(linear):
+                if atom.eq(var):
+                    factor = count
+                    rest = rest.plus(self._terms.of_term(atom), -count)
+                elif _occurs(var, atom):
+                    nested = True
+            if not factor or nested:
+                continue
+            ratio = self._terms.divided(
+                _scaled(rest, -1 if factor > 0 else 1), self._constant(abs(factor))
+            )
+            for more in (0, 1, -1):
+                term = self._terms.term(ratio.plus(self._constant(more)))
+                found.setdefault(term.get_id(), term)
+        return found
 
     # Substitution --------------------------------------------------------------------------
 

@@ -198,7 +198,7 @@ class _Block:
         self._constants = constants_of(found.kernel)
         self._s = _State()
         self._grid = -1
-        self._threads: tuple[Any, ...] = ()
+        self._threads: tuple[ir.Expr, ...] = ()
         self._count = 0
         self._resolved: dict[int, tuple[Any, ir.Expr]] = {}
         self._threads_of: dict[int, Range] = {}
@@ -211,9 +211,6 @@ class _Block:
             case ir.SeqStmt():
                 self._sequence(node.seq)
             case ir.Block():
-                if "tl.launch_threads" in node.annotations:
-                    self._threads = tuple(node.annotations["tl.launch_threads"])
-                    self._threads_of = {}
                 for buffer in node.alloc_buffers:
                     self._forget(buffer.data)
                 self.run(node.body)
@@ -258,8 +255,6 @@ class _Block:
     def _thread(self, axis: int) -> Range:
         if axis not in self._threads_of:
             extent = self._threads[axis] if axis < len(self._threads) else _ONE
-            if isinstance(extent, int):
-                extent = ir.IntImm("int32", extent)
             var = ir.Var("int32", f"thread.{'xyz'[axis]}")
             self._threads_of[axis] = Range(var, _ZERO, extent, "thread")
             self._s.ranges = (*self._s.ranges, self._threads_of[axis])
@@ -272,6 +267,7 @@ class _Block:
         thread = node.kind == ir.THREAD_BINDING and not grid
         if grid and not self._s.ranges:
             self._grid += 1
+            self._threads, self._threads_of = _launched_threads(node), {}
         low, extent = self._value(node.min, "min"), self._value(node.extent, "extent")
         kind: Any = "block" if grid else "thread" if thread else "loop"
         var = ir.Var(node.loop_var.dtype, node.loop_var.name)
@@ -643,6 +639,15 @@ class _Block:
                 order=len(self._found.found),
             )
         )
+
+
+def _launched_threads(grid: ir.For) -> tuple[ir.Expr, ...]:
+    """The number of threads of a block, by axis; its variables are bound before it is stated."""
+    for node in walk(grid.body):
+        if isinstance(node, ir.Block) and "tl.launch_threads" in node.annotations:
+            sizes = node.annotations["tl.launch_threads"]
+            return tuple(ir.IntImm("int32", n) if isinstance(n, int) else n for n in sizes)
+    return ()
 
 
 def any_jump(node: Any) -> bool:
