@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from tlmatrix.spec.values import Value
 
 _ATTEMPTS = 40
+_ROUNDS = 4
+_PART = 0.4
+"""Of the axes that later attempts change."""
 _FEW = 3
 """Where an axis lists fewer values, neighbors of the case's own are used as well."""
 _STEPS = (-1, 1, 2)
@@ -32,10 +35,16 @@ def variants(spec: Spec, case: Case, count: int) -> Iterator[Case]:
     offered = free_values(spec, case)
     pick = seeded_random(case.seed ^ 0x9E37)
     seen = {case.key}
-    for _ in range(_ATTEMPTS if offered else 0):
+    for attempt in range(_ATTEMPTS if offered else 0):
         if count <= 0:
             return
-        values = {axis: pick.choice(each) for axis, each in offered.items()}
+        # The next value of every axis in turn, so that each size takes two values at least; then
+        # of some axes, for constraints may tie axes to each other.
+        values = {
+            axis: each[(attempt + 1) % len(each)]
+            for axis, each in offered.items()
+            if attempt < _ROUNDS or pick.random() < _PART
+        }
         found = replace(case, values={**case.values, **values}, origin="tier")
         if found.key in seen or not allowed(spec, case, found.values):
             continue

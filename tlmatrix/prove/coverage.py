@@ -37,6 +37,7 @@ _MOST_LEFT = 2
 """Variables of one write that no equation determines."""
 _MOST_CANDIDATES = 96
 """Of one access."""
+_MOST_THREADS = 1024
 _QUOTIENTS = ("quotient", "div")
 _REMAINDERS = ("remainder", "mod")
 
@@ -153,10 +154,29 @@ class _Solver:
                     self._ranges[self._const(each)] = each
             elif each.extent is not None:
                 self._fixed[each.var] = self._terms.integer(each.low)
+        for const, each in list(self._ranges.items()):
+            if each.kind == "thread" and (thread := self._thread(const, each)) is not None:
+                self._fixed[each.var] = thread
+                del self._ranges[const]
         self._inverses: set[int] = set()
 
     def _const(self, each: Range) -> z3.ArithRef:
         return self._terms.variable(each.var)
+
+    def _thread(self, const: z3.ArithRef, each: Range) -> z3.ArithRef | None:
+        """A thread that all conditions on the thread alone admit; any of them makes the access."""
+        extent = self._terms.polynomial(each.extent).constant if each.extent is not None else None
+        tests = [
+            test for test in map(self._terms.boolean, self._access.path) if _occurs(const, test)
+        ]
+        alone = all(not any(_occurs(o, t) for o in self._ranges if o is not const) for t in tests)
+        if extent is None or not alone:
+            return None
+        for number in range(min(extent, _MOST_THREADS)):
+            value = z3.IntVal(number)
+            if all(z3.is_true(z3.simplify(z3.substitute(t, (const, value)))) for t in tests):
+                return value
+        return None
 
     def solutions(self) -> Iterator[Solution]:
         """Candidates; each gives every variable of the write a value."""
@@ -196,20 +216,24 @@ class _Solver:
             if each.extent is None or not any(map(self._terms.loads_in, (a for a, _ in own))):
                 continue
             start = z3.Sum([a * c for a, c in own])
-            yield var, (var, self._between(start, var, each, at))
+            # Rows that are counted from the end of a sequence start at the next one's offset.
+            ends = not any(index.eq(var) for a, _ in own for index in self._terms.indices_in(a))
+            yield var, (var, self._between(start, var, each, at, before=int(ends)))
 
     def _between(
-        self, start: z3.ArithRef, var: z3.ArithRef, each: Range, at: z3.ArithRef
+        self, start: z3.ArithRef, var: z3.ArithRef, each: Range, at: z3.ArithRef, *, before: int
     ) -> z3.ArithRef:
-        """A value of `var` with `start(var) <= at < start(var + 1)`.
+        """A value of `var` with `start(var - before) <= at < start(var - before + 1)`.
 
-        There is one if `start(first) <= at < start(last + 1)`, whatever the function `start` is.
+        There is one if `start` is at most `at` for the first value and above it after the last,
+        whatever the function `start` is.
         """
         found = z3.Int(f"sequence.{start.get_id()}.{at.get_id()}")
         low = self._terms.integer(each.low)
         end = low + self._terms.integer(each.extent)  # type: ignore[arg-type] # not None
         starts = [
-            self._terms.replaced(start, [(var, value)]) for value in (low, end, found, found + 1)
+            self._terms.replaced(start, [(var, value - before)])
+            for value in (low, end, found, found + 1)
         ]
         first, last, here, following = starts
         self.exists.append(

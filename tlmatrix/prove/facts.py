@@ -14,7 +14,7 @@ import ast
 import operator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import z3
@@ -83,7 +83,7 @@ class Size:
         return int(evaluate(self.expr, observed.symbols))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Fact:
     """What all launches have in common.
 
@@ -119,7 +119,7 @@ class AboutSizes(Fact):
         yield self.condition(terms)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class SizeFact(AboutSizes):
     """A least value of a scalar or dim."""
 
@@ -131,7 +131,7 @@ class SizeFact(AboutSizes):
         return terms.integer(self.size.expr) >= self.least
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Equal(AboutSizes):
     """A size that is a multiple of another one."""
 
@@ -144,7 +144,7 @@ class Equal(AboutSizes):
         return terms.integer(self.size.expr) == self.factor * terms.integer(self.of.expr)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Given(AboutSizes):
     """A condition on sizes that the spec states (`prove.given`)."""
 
@@ -175,7 +175,7 @@ class Given(AboutSizes):
         raise Unsupported(f"`prove.given`: {ast.unparse(node)} is not a condition on sizes")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Rounded(AboutSizes):
     """A size that is a count of blocks, or a multiple of a block's size: `ceil(n / block) * unit`.
 
@@ -203,7 +203,7 @@ class Rounded(AboutSizes):
         return terms.integer(self.size.expr) == self.unit * terms.term(count)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TableFact(Fact):
     """A fact about an integer tensor."""
 
@@ -220,7 +220,7 @@ class TableFact(Fact):
         return z3.And([z3.And(i >= 0, i < n) for i, n in pairs])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Within(TableFact):
     """Elements between bounds, those of one column if `column` is not None."""
 
@@ -244,7 +244,7 @@ class Within(TableFact):
                 yield z3.Implies(here, test)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Offsets(TableFact):
     """Offsets of packed sequences: 0 first, never decreasing, the end last."""
 
@@ -270,7 +270,7 @@ class Offsets(TableFact):
             yield z3.Implies(z3.And(both, b.indices[0] <= a.indices[0]), b.value <= a.value)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Steps(TableFact):
     """Neighbours that differ by at most a size: no sequence is longer."""
 
@@ -290,17 +290,19 @@ class Steps(TableFact):
                 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Intervals(TableFact):
-    """Rows of a table that are intervals, a start and a length, disjoint and inside a dim.
+    """Rows of a table that are intervals, a start and a length, inside a dim.
 
     Attributes:
+        disjoint: whether no two have an element in common.
         whole: whether they are all of the dim.
     """
 
     start: int
     length: int
     end: Size
+    disjoint: bool
     whole: bool
 
     def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
@@ -320,12 +322,12 @@ class Intervals(TableFact):
         parts = [(row, *part(row)) for row in rows.values()]
         for _, here, start, length in parts:
             yield z3.Implies(here, z3.And(start >= 0, length >= 0, start + length <= end))
-        for (i, one, a, n), (j, other, b, m) in combinations(parts, 2):
+        for (i, one, a, n), (j, other, b, m) in combinations(parts, 2) if self.disjoint else ():
             apart = z3.Or(a + n <= b, b + m <= a, n == 0, m == 0)
             yield z3.Implies(z3.And(one, other, i != j), apart)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Distinct(TableFact):
     """Elements of which no two are equal, but for negative ones."""
 
@@ -611,27 +613,32 @@ def _interval_facts(
                 ]
                 if None in kinds or not any(len(array) > 1 for array, _ in pairs):
                     continue
-                whole = all(kinds)
-                words = (
-                    f"[{name}[i, {start}], + {name}[i, {length}]) are disjoint "
-                    f"{'parts' if whole else 'and inside'} of {end.words}"
-                )
+                whole, disjoint = all(k == "whole" for k in kinds), "inside" not in kinds
+                apart = "disjoint parts" if whole else "disjoint and inside"
+                what = apart if disjoint else "inside"
                 yield Intervals(
-                    words=words, start=start, length=length, end=end, whole=whole, **about
+                    words=f"[{name}[i, {start}], + {name}[i, {length}]) are {what} of {end.words}",
+                    start=start,
+                    length=length,
+                    end=end,
+                    disjoint=disjoint,
+                    whole=whole,
+                    **about,
                 )
 
 
-def _intervals(starts: Array, lengths: Array, end: int) -> bool | None:
-    """Whether intervals are all of a dim; None if they overlap or leave it."""
+def _intervals(
+    starts: Array, lengths: Array, end: int
+) -> Literal["whole", "disjoint", "inside"] | None:
+    """What intervals are to a dim; None if one leaves it."""
     parts = sorted((int(s), int(n)) for s, n in zip(starts, lengths, strict=True))
     if any(n < 0 or s < 0 or s + n > end for s, n in parts):
         return None
-    parts = [part for part in parts if part[1]]
     reached = 0
     whole = True
-    for start, length in parts:
+    for start, length in (part for part in parts if part[1]):
         if start < reached:
-            return None
+            return "inside"
         whole &= start == reached
         reached = start + length
-    return whole and reached == end
+    return "whole" if whole and reached == end else "disjoint"

@@ -62,6 +62,47 @@ class KernelUse:
         return found
 
 
+class Observer:
+    """Notes the kernels that code launches: `on_launch` is that of `interpreter.traced`.
+
+    Attributes:
+        case: the case that runs.
+        bits: whether its equal calls must give equal bits.
+        declared: the integer tensors of its problem.
+    """
+
+    def __init__(self, arch: str) -> None:
+        """Note kernels that are traced for an architecture."""
+        self.case, self.bits = "", True
+        self.declared: list[torch.Tensor] = []
+        self._arch = arch
+        self._texts: dict[int, tuple[Any, str]] = {}
+        self._found: dict[str, KernelUse] = {}
+
+    def on_launch(
+        self, kernel: TracedKernel, values: Mapping[str, Any], sizes: Mapping[str, int]
+    ) -> None:
+        """Note a launch."""
+        if id(kernel) not in self._texts:
+            self._texts[id(kernel)] = kernel, saved(kernel.prim_func)
+        text = self._texts[id(kernel)][1]
+        observation = _observation(kernel, values, sizes, self.declared)
+        if text not in self._found:
+            self._found[text] = KernelUse(
+                kernel.name, text, self.case, self._arch, observation.parameters, bits=self.bits
+            )
+        self._found[text].observed.append(observation)
+
+    def uses(self) -> list[KernelUse]:
+        """The kernels so far."""
+        pooled: dict[tuple[str, tuple[str, ...]], list[Observation]] = defaultdict(list)
+        for use in self._found.values():
+            pooled[use.name, use.parameters] += use.observed
+        for use in self._found.values():
+            use.alike = pooled[use.name, use.parameters]
+        return list(self._found.values())
+
+
 def observe(
     spec: Spec, cases: Iterable[Case], arch: str, *, roots: Sequence[Path] = ()
 ) -> tuple[list[KernelUse], list[str]]:
@@ -69,28 +110,17 @@ def observe(
 
     Also returns the cases whose host code raised, with the exception.
     """
-    found: dict[str, KernelUse] = {}
-    texts: dict[int, tuple[TracedKernel, str]] = {}
-    pooled: dict[tuple[str, tuple[str, ...]], list[Observation]] = defaultdict(list)
+    observer = Observer(arch)
     failed: list[str] = []
-    noted: list[tuple[TracedKernel, Observation]] = []
-    tables: list[torch.Tensor] = []
-
-    def on_launch(
-        kernel: TracedKernel, values: Mapping[str, Any], sizes: Mapping[str, int]
-    ) -> None:
-        noted.append((kernel, _observation(kernel, values, sizes, tables)))
-
-    backend = CompileBackend(requested=(arch,), target=arch, on_launch=on_launch)
+    backend = CompileBackend(requested=(arch,), target=arch, on_launch=observer.on_launch)
     harness = Harness(backend, tuple(roots), _RANK_SECONDS, None)
     for case in cases:
-        noted.clear()
-        bits = True
+        observer.case, observer.bits = case.id, True
         try:
             bound = harness.bind(spec, backend)
             problem = harness.problem(bound, spec, case, 0)
-            bits = is_bitwise(spec, {**problem.names, **harness.environment})
-            tables[:] = [t for t in problem.inputs.values() if _is_table(t)]
+            observer.bits = is_bitwise(spec, {**problem.names, **harness.environment})
+            observer.declared = [t for t in problem.inputs.values() if _is_table(t)]
             if has_ranks(spec):
                 trace(bound.binding, problem)
             else:
@@ -98,19 +128,7 @@ def observe(
                     execute(bound.binding, own)
         except Exception as error:  # noqa: BLE001 - of the code under test; `run` reports it
             failed.append(f"{case.id}: {type(error).__name__}: {error}")
-        for kernel, observation in noted:
-            if id(kernel) not in texts:
-                texts[id(kernel)] = kernel, saved(kernel.prim_func)
-            text = texts[id(kernel)][1]
-            names = tuple(observation.parameters)
-            if text not in found:
-                found[text] = KernelUse(kernel.name, text, case.id, arch, names, bits=bits)
-            use = found[text]
-            use.observed.append(observation)
-            pooled[use.name, use.parameters].append(observation)
-    for use in found.values():
-        use.alike = pooled[use.name, use.parameters]
-    return list(found.values()), failed
+    return observer.uses(), failed
 
 
 def _observation(

@@ -196,6 +196,8 @@ def _packed(questions: Questions, buffer: ir.Buffer) -> Iterator[tuple[Fact, int
         for fact in questions.facts:
             if not isinstance(fact, (Offsets, Intervals)) or fact.end is None:
                 continue
+            if isinstance(fact, Intervals) and not fact.disjoint:
+                continue
             if same(fact.end.expr, extent):
                 yield fact, dim
 

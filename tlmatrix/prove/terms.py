@@ -149,6 +149,13 @@ class Terms:
             return True
         return any(map(self.loads_in, term.children()))
 
+    def indices_in(self, term: z3.ExprRef) -> Iterator[z3.ExprRef]:
+        """The indices of all elements of constant tensors in a term."""
+        if term.decl().name() in self._tables:
+            yield from term.children()
+        for child in term.children():
+            yield from self.indices_in(child)
+
     def parsed(self, term: z3.ArithRef) -> Polynomial:
         """A term as a sum of products."""
         kind = term.decl().kind()
@@ -405,6 +412,7 @@ class Terms:
         z, first, second = self._of(common), self._product(a), self._product(b)
         for low, high, less, more in ((x, y, first, second), (y, x, second, first)):
             yield z3.Implies(z3.And(z >= 1, low < high), less + z <= more)
+        yield z3.Implies(x == y, first == second)
 
     def _of(self, monomial: _Monomial) -> z3.ArithRef:
         return self._product(monomial) if monomial else z3.IntVal(1)

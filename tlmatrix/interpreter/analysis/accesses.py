@@ -432,8 +432,7 @@ class _Block:
                 type(node), node.dtype, self._value(node.a, why), self._value(node.b, why)
             )
         if isinstance(node, ir.Select):
-            parts = (node.condition, node.true_value, node.false_value)
-            return ir.Select(node.dtype, *(self._value(each, why) for each in parts))
+            return self._chosen(node.dtype, node.condition, node.true_value, node.false_value, why)
         if isinstance(node, ir.Let):
             self._values_set(node.var, self._value(node.value, why))
             return self._value(node.body, why)
@@ -445,7 +444,8 @@ class _Block:
 
     def _called(self, node: ir.Call, why: str) -> ir.Expr:
         if node.op in _CONDITIONAL and node.dtype in _INTEGERS:
-            return ir.Select(node.dtype, *(self._value(each, why) for each in node.args))
+            condition, true, false = node.args
+            return self._chosen(node.dtype, condition, true, false, why)
         if node.op in ("tirx.shift_right", "tirx.shift_left"):
             value, bits = (self._value(each, why) for each in node.args)
             count = number(bits)
@@ -462,6 +462,13 @@ class _Block:
             if mask is not None and mask >= 0 and (mask & (mask + 1)) == 0:
                 return _folded(ir.FloorMod, node.dtype, a, ir.IntImm("int32", mask + 1))
         return self._unknown(node.dtype, f"{why}: {text_of(node)}").var
+
+    def _chosen(self, dtype: str, condition: Any, true: Any, false: Any, why: str) -> ir.Expr:
+        test = self._value(condition, why)
+        known = number(test)
+        if known is not None:
+            return self._value(true if known else false, why)
+        return ir.Select(dtype, test, self._value(true, why), self._value(false, why))
 
     def _loaded(self, node: ir.BufferLoad) -> ir.Expr:
         """The value of an element: of a constant tensor the load itself."""
