@@ -7,9 +7,9 @@ import torch
 
 from tlmatrix.check.memory import unwritten
 from tlmatrix.interpreter import traced
+from tlmatrix.prove.answers import Proof
 from tlmatrix.prove.kernels import prove_kernel
 from tlmatrix.prove.launches import Observer
-from tlmatrix.prove.properties import Proof
 
 
 def answers(*calls: Callable[[], Any], given: dict[str, str] | None = None) -> dict[str, Proof]:

@@ -14,8 +14,8 @@ from tlmatrix.commands.specs import nodes_of, plan_all
 from tlmatrix.engine.selection import processors
 from tlmatrix.exit_codes import ExitCode, writing
 from tlmatrix.options.table import TIER
-from tlmatrix.prove.kernels import PROPERTIES
-from tlmatrix.prove.specs import keep, prove_spec
+from tlmatrix.prove.answers import PROPERTIES, PROVEN_TIER, keep
+from tlmatrix.prove.specs import prove_spec
 from tlmatrix.report.text import count
 from tlmatrix.run.runner import Runner
 from tlmatrix.tracebacks import short_path
@@ -25,13 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from tlmatrix.config import Config
-    from tlmatrix.prove.kernels import KernelProofs
-    from tlmatrix.prove.properties import Proof
-    from tlmatrix.prove.specs import SpecProofs
+    from tlmatrix.prove.answers import KernelProofs, Proof, SpecProofs
     from tlmatrix.spec.model.spec import Spec
-
-_TIER = "smoke"
-"""Its kernels are those of the first cases; a proof holds for all sizes anyway."""
 
 
 def prove(arguments: argparse.Namespace, config: Config) -> ExitCode:
@@ -44,7 +39,7 @@ def prove(arguments: argparse.Namespace, config: Config) -> ExitCode:
     """
     began = time.monotonic()
     nodes = nodes_of(arguments.paths, config)
-    tier = vars(arguments)[TIER.name] or _TIER
+    tier = vars(arguments)[TIER.name] or PROVEN_TIER
     plans = plan_all(nodes, tier, roots=[config.root])
     workers = processors() if arguments.workers == "auto" else int(arguments.workers)
     roots = [config.root]
@@ -70,7 +65,10 @@ def prove(arguments: argparse.Namespace, config: Config) -> ExitCode:
             print_wrapped(line)
         totals += found.counts
         kernels += len(found.kernels)
-        if found.counts["refuted"] or list(_missing(spec, found)):
+        wrong = (
+            found.counts["refuted"] or found.contradicted or (found.failed and not found.kernels)
+        )
+        if wrong or list(_missing(spec, found)):
             code = ExitCode.FINDINGS
         written.append({"spec": spec.name, **asdict(found)})
     if arguments.json:
@@ -98,6 +96,8 @@ def _lines(spec: Spec, found: SpecProofs, *, verbose: bool) -> Iterator[str]:
         yield from _details(spec, kernels, verbose=verbose)
     for words in found.failed[:3]:
         yield f"  not launched: {words}"
+    for words in found.contradicted:
+        yield f"  {words}"
     for words in _missing(spec, found):
         yield f"  the spec demands it: {words}"
 

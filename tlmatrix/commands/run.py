@@ -29,6 +29,7 @@ from tlmatrix.engine.settings import RunSettings, ShardError
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.matrix import CaseNotFoundError
 from tlmatrix.options.table import ARCH, BACKEND, SEED, TIER
+from tlmatrix.prove.answers import summary
 from tlmatrix.report.terminal import TerminalReport
 from tlmatrix.results_file import shown_path
 
@@ -127,6 +128,8 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
         if str(kernels):
             show(console, str(kernels))
         show_ending(session, console)
+        for line in filter(None, (summary(each.spec, [config.root]) for each in plans)):
+            show(console, line)
     if (arguments.junitxml or arguments.github) and settings.results.is_file():
         recorded = open_results("run", str(settings.results), config)
         publish(recorded, junitxml=arguments.junitxml, github=arguments.github)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.analysis.accesses import Access, Range
 
-    from .properties import Proof
+    from .answers import Proof
     from .solving import Questions
     from .terms import Polynomial
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -16,9 +16,10 @@ from tlmatrix.interpreter.frontend.programs import content_key, program_cache
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
 
+from .answers import KernelProofs
 from .coverage import coverage
 from .facts import facts_of
-from .properties import Proof, assumptions, bounds, equal_bits, overflow, own_sequence, races
+from .properties import assumptions, bounds, equal_bits, overflow, own_sequence, races
 from .solving import Questions
 
 if TYPE_CHECKING:
@@ -26,13 +27,9 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.analysis.accesses import Access, Accesses
 
+    from .answers import Proof
     from .facts import Fact
     from .launches import KernelUse
-
-PROPERTIES = (
-    "races", "own sequence", "coverage", "bounds", "overflow", "assumptions", "equal bits",
-)  # fmt: skip
-"""The names of properties, in the order of reports."""
 
 _INTEGERS = ("int32", "int64")
 _UNGUARDED: Mapping[str, Callable[[Access], bool]] = {
@@ -41,27 +38,6 @@ _UNGUARDED: Mapping[str, Callable[[Access], bool]] = {
     ),
     "fragments": lambda a: a.buffer.scope.startswith("local"),
 }
-
-
-@dataclass(frozen=True)
-class KernelProofs:
-    """The answers about one kernel.
-
-    Attributes:
-        name: the kernel's name.
-        case: the first case that launched it.
-        arch: the architecture that it was traced for.
-        proofs: by property, in the order of the kernel's parameters.
-        unsupported: why nothing could be asked; "" if it could.
-        seconds: what it took.
-    """
-
-    name: str
-    case: str
-    arch: str
-    proofs: tuple[Proof, ...] = ()
-    unsupported: str = ""
-    seconds: float = 0.0
 
 
 def prove_kernel(use: KernelUse, given: Mapping[str, str]) -> KernelProofs:

@@ -16,6 +16,7 @@ from tlmatrix.check.memory import poison_mask
 from tlmatrix.distributed.entry import trace
 from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.run.harness import Harness, is_bitwise
+from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.spec import has_ranks
 
 from .facts import Observation
@@ -109,6 +110,9 @@ def observe(
     """The kernels that the host code of cases launches; they are traced and do not run.
 
     Also returns the cases whose host code raised, with the exception.
+
+    Raises:
+        SpecError: the spec does not match its code.
     """
     observer = Observer(arch)
     failed: list[str] = []
@@ -126,6 +130,8 @@ def observe(
             else:
                 with guarded(problem) as (own, _):
                     execute(bound.binding, own)
+        except SpecError:
+            raise
         except Exception as error:  # noqa: BLE001 - of the code under test; `run` reports it
             failed.append(f"{case.id}: {type(error).__name__}: {error}")
     return observer.uses(), failed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import z3
 
@@ -12,6 +12,7 @@ from tlmatrix.interpreter.analysis.expressions import number
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import same, text_of, walk
 
+from .answers import Proof
 from .facts import Intervals, Offsets, rows_of
 
 if TYPE_CHECKING:
@@ -19,46 +20,12 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.analysis.accesses import Access, Claim
 
+    from .answers import Values
     from .facts import Fact
-    from .solving import Questions, Result, Values
+    from .solving import Questions, Result
 
-Answer = Literal["proven", "refuted", "unknown"]
 LARGEST_DIMS = (1 << 20, 1 << 15, 1 << 12)
 """Largest sizes for which int32 arithmetic is proven to fit; the first that holds is reported."""
-
-
-@dataclass(frozen=True)
-class Proof:
-    """The answer to one property of a kernel; plain data, kept on disk.
-
-    Attributes:
-        name: the property, such as "races".
-        subject: the buffer, or what else it is about.
-        answer: "unknown" until a case confirms what refutes it.
-        facts: those that a proof uses, in words, with where they come from.
-        reason: why it is not proven.
-        place: the line of the access that no proof was found for.
-        values: those with which it would not hold.
-        case: of a refuted property, the case that confirms it.
-        finding: the finding of that case.
-        because: why the spec lets the property be unknown.
-        seconds: time of Z3 and of the questions.
-    """
-
-    name: str
-    subject: str
-    answer: Answer
-    facts: tuple[str, ...] = ()
-    reason: str = ""
-    place: str = ""
-    values: Values | None = None
-    case: str = ""
-    finding: str = ""
-    because: str = ""
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        return f"{self.name} of {self.subject}"
 
 
 @dataclass

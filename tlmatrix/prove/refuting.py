@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
+    from .answers import Proof, Values
     from .facts import Observation
     from .launches import KernelUse
-    from .properties import Proof
-    from .solving import Values
 
 _MOST_CASES = 6
 """Cases that are run for one property."""

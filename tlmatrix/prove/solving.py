@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import z3
 
+from .answers import Values
 from .facts import symbols_of
 from .terms import Terms
 
@@ -24,19 +25,6 @@ _SIZES = (2, 3, 5, 9, 17, 33, 65, 130, 260, 520)
 """Bounds of all sizes of values that refute a property, the first that has some is used."""
 _ROUNDS = 4
 """Instances of facts may load elements that other facts are about."""
-
-
-@dataclass(frozen=True)
-class Values:
-    """Values with which a property would not hold.
-
-    Attributes:
-        symbols: of symbolic dims and integer scalars, by name.
-        tables: of elements of integer tensors, by name and index.
-    """
-
-    symbols: dict[str, int]
-    tables: dict[str, dict[tuple[int, ...], int]]
 
 
 @dataclass(frozen=True)

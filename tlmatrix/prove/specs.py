@@ -2,52 +2,32 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from hashlib import sha256
+from dataclasses import replace
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
-from tlmatrix.interpreter.frontend.programs import program_cache
-from tlmatrix.run.sources import digest_of, read_sources
+from tlmatrix.spec.expr.expression import Expression
 
+from .answers import SpecProofs
 from .cases import variants
-from .kernels import KernelProofs, prove_kernel
+from .kernels import prove_kernel
 from .launches import observe
 from .refuting import refuted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from tlmatrix.matrix import Case
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.model.spec import Spec
 
+    from .answers import KernelProofs, Proof
     from .launches import KernelUse
-    from .properties import Proof
 
 _VARIANTS = 4
 """Other cases whose launches are observed, for each case."""
-
-
-@dataclass(frozen=True)
-class SpecProofs:
-    """The answers about the kernels of a spec, kept on disk.
-
-    Attributes:
-        kernels: of each distinct kernel.
-        failed: the cases whose host code raised.
-    """
-
-    kernels: tuple[KernelProofs, ...]
-    failed: tuple[str, ...] = ()
-
-    @property
-    def counts(self) -> Counter[str]:
-        """How many properties have each answer."""
-        return Counter(proof.answer for each in self.kernels for proof in each.proofs)
 
 
 def prove_spec(
@@ -91,7 +71,18 @@ def prove_spec(
         each = replace(proven, proofs=tuple(_allowed(spec, proven, proof) for proof in proofs))
         found.append(each)
         on_kernel(each)
-    return SpecProofs(tuple(found), tuple(failed))
+    return SpecProofs(tuple(found), tuple(failed), tuple(_contradicted(spec, uses)))
+
+
+def _contradicted(spec: Spec, uses: Sequence[KernelUse]) -> Iterator[str]:
+    """The conditions of the spec that do not hold in a launch."""
+    for text in spec.prove.given:
+        condition = Expression(text)
+        for use in uses:
+            known = [o.symbols for o in use.observed if condition.names <= o.symbols.keys()]
+            if not all(condition.evaluate(symbols) for symbols in known):
+                yield f"prove.given: {text} does not hold in a launch of {use.name}"
+                break
 
 
 def _asked(
@@ -110,24 +101,3 @@ def _allowed(spec: Spec, kernel: KernelProofs, proof: Proof) -> Proof:
     """An unknown property with the reason that the spec gives for it."""
     because = spec.prove.unknown.get(f"{kernel.name}: {proof}", "")
     return replace(proof, because=because) if proof.answer == "unknown" and because else proof
-
-
-# Kept on disk, for `run` and reports --------------------------------------------------------------
-
-
-def keep(spec: Spec, tier: str, proofs: SpecProofs, roots: Sequence[Path]) -> None:
-    """Keep the answers until the sources of the spec change."""
-    store = program_cache()
-    if store is not None:
-        store.add(_key(spec, tier, roots), proofs)
-
-
-def kept(spec: Spec, tier: str, roots: Sequence[Path]) -> SpecProofs | None:
-    """The answers for the sources of a spec as they are, if it was proven."""
-    store = program_cache()
-    return None if store is None else store.find(_key(spec, tier, roots), SpecProofs)
-
-
-def _key(spec: Spec, tier: str, roots: Sequence[Path]) -> str:
-    parts: Mapping[str, str] = read_sources(spec.path, tuple(roots)).parts
-    return sha256(f"proofs:{tier}:{digest_of(parts)}".encode()).hexdigest()

@@ -1,0 +1,157 @@
+"""`tlmatrix prove` on a project of a user: answers, refutations by a case, exit codes, JSON."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outside_project import command_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_KERNEL = """
+import tilelang
+import tilelang.language as T
+import torch
+
+
+@tilelang.jit
+def rows_kernel(guarded, step):
+    total, bounds = T.dynamic("total, bounds")
+
+    @T.prim_func
+    def move_rows(
+        X: T.Tensor((total, 8), "float32"),
+        Offsets: T.Tensor((bounds,), "int32"),
+        longest: T.int32,
+        Y: T.Tensor((total, 8), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(longest, 16), bounds - 1, threads=128) as (tile, b):
+            for i, d in T.Parallel(16, 8):
+                row = tile * step + i
+                if guarded:
+                    if row < Offsets[b + 1] - Offsets[b]:
+                        Y[Offsets[b] + row, d] = X[Offsets[b] + row, d] + 1
+                else:
+                    Y[Offsets[b] + row, d] = X[Offsets[b] + row, d] + 1
+
+    return move_rows
+
+
+def add_one(x, offsets, longest, guarded=True, step=16):
+    y = torch.empty_like(x)
+    if x.numel():
+        rows_kernel(guarded, step)(x, offsets, longest, y)
+    return y
+
+
+def reference(x, offsets):
+    return x + 1
+"""
+
+_SPEC = """
+name: rows
+problem:
+  inputs:
+    x: {{shape: [sum(seqlens), 8], dtype: float32}}
+    offsets: {{offsets_of: seqlens}}
+  outputs: [y]
+  reference: {module}:reference
+entry: {module}:add_one
+call: {{x: x, offsets: offsets, longest: max(seqlens), guarded: guarded, step: step}}
+axes:
+  guarded: [{guarded}]
+  step: [{step}]
+  seqlens: [[5], [17, 3], [16, 0, 33]]
+{more}
+"""
+
+
+def _project(folder: Path, *, guarded: str = "true", step: int = 16, more: str = "") -> Path:
+    module = f"rows_{folder.name.replace('-', '_')}"
+    (folder / f"{module}.py").write_text(_KERNEL)
+    path = folder / "rows.yaml"
+    more = textwrap.dedent(more)
+    path.write_text(_SPEC.format(module=module, guarded=guarded, step=step, more=more))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_right_kernel_is_proven_from_its_first_case(folder: Path) -> None:
+    path = _project(folder)
+    outcome = command_line("prove", str(path), "-n", "1", "--json", "proofs.json")
+    assert outcome.code == 0, outcome.out
+    line = next(line for line in outcome.out.splitlines() if "move_rows" in line)
+    for name in ("races", "own sequence", "coverage", "bounds", "overflow"):
+        assert f"{name} proven" in line
+    assert " 0 refuted, 0 unknown" in outcome.out
+    (written,) = json.loads((folder / "proofs.json").read_text())
+    proofs = written["kernels"][0]["proofs"]
+    assert {proof["answer"] for proof in proofs} == {"proven"}
+    assert any("Offsets is 0 first" in fact for proof in proofs for fact in proof["facts"])
+
+
+def test_a_fault_is_refuted_by_a_case_that_the_interpreter_ran(folder: Path) -> None:
+    """The first case has one sequence, with which nothing is wrong."""
+    path = _project(folder, guarded="false")
+    outcome = command_line("prove", f"{path}::guarded=false-seqlens=5-step=16", "-n", "1")
+    assert outcome.code == 1, outcome.out
+    assert "own sequence of Y: refuted" in outcome.out
+    assert "races of Y: refuted" in outcome.out
+    repro = next(line for line in outcome.out.splitlines() if "repro: " in line)
+    case = repro.split("'")[1]
+    again = command_line("repro", case)
+    assert again.code == 1, again.out
+
+
+def test_a_gap_is_refuted_as_unwritten_rows(folder: Path) -> None:
+    path = _project(folder, step=24)
+    outcome = command_line("prove", str(path), "-n", "1")
+    assert outcome.code == 1, outcome.out
+    assert "coverage of Y: refuted" in outcome.out
+
+
+def test_a_demanded_property_that_is_unknown_fails_unless_the_spec_allows_it(
+    folder: Path,
+) -> None:
+    """All rows of one sequence at most: no case has the race that other lengths would have."""
+    more = """
+    constraints: [len(seqlens) == 1]
+    prove: {{properties: [races], {unknown}}}
+    """
+    path = _project(folder, guarded="false", more=more.format(unknown=""))
+    outcome = command_line("prove", str(path), "-n", "1")
+    assert outcome.code == 1, outcome.out
+    assert "the spec demands it: move_rows: races of Y is unknown" in outcome.out
+    assert "prove.given" in outcome.out
+    allowed = 'unknown: {"move_rows: races of Y": one sequence a call}'
+    path = _project(folder, guarded="false", more=more.format(unknown=allowed))
+    outcome = command_line("prove", str(path), "-n", "1")
+    assert outcome.code == 0, outcome.out
+    assert "allowed by the spec: one sequence a call" in outcome.out
+
+
+def test_a_run_reports_what_was_proven_until_the_sources_change(folder: Path) -> None:
+    path = _project(folder)
+    assert command_line("prove", str(path), "-n", "1").code == 0
+    words = "properties of its kernels are proven for all sizes"
+    assert words in command_line("run", str(path), "-n", "0").out
+    module = next(folder.glob("rows_*.py"))
+    module.write_text(module.read_text() + "\n\nCHANGED = True\n")
+    assert words not in command_line("run", str(path), "-n", "0").out
+
+
+def test_a_given_condition_that_a_launch_contradicts_is_reported(folder: Path) -> None:
+    path = _project(folder, more='prove: {given: {"longest <= 4": "wrong"}}')
+    outcome = command_line("prove", str(path), "-n", "1")
+    assert outcome.code == 1, outcome.out
+    assert "prove.given: longest <= 4 does not hold in a launch of move_rows" in outcome.out
