@@ -49,6 +49,13 @@ def test_values_are_followed_through_variables_to_indices():
     assert used.consecutive == set()
 
 
+def test_values_are_followed_through_shared_memory_and_masks_bound_positions():
+    used = _observed("staged_gather").accesses
+    pool = {each for each in used.selections if each.tensor == "Pool"}
+    assert pool == {Selection("Table", "Pool", 0, "index")}
+    assert "Valid" in used.bounds
+
+
 def test_a_value_compared_with_a_column_is_an_index_of_columns():
     interface = _observed("paged_gather")
     assert Selection("Target", "Y", 1, "index") in interface.accesses.selections

@@ -56,6 +56,31 @@ def paged_gather(dim, page=16, dtype="float16"):
 
 
 @tilelang.jit
+def staged_gather(dim, columns=64, dtype="float16"):
+    rows, pool = T.dynamic("rows, pool")
+
+    @T.prim_func
+    def main(
+        Pool: T.Tensor((pool, dim), dtype),
+        Table: T.Tensor((rows, columns), "int32"),
+        Valid: T.Tensor((rows,), "int32"),
+        Y: T.Tensor((rows, columns, dim), dtype),
+    ):
+        with T.Kernel(rows, threads=128) as row:
+            table = T.alloc_shared((columns,), "int32")
+            at = T.alloc_var("int32")
+            T.copy(Table[row, 0], table)
+            at = 0
+            for k in T.serial(columns):
+                for d in T.Parallel(dim):
+                    value = Pool[table[at], d]
+                    Y[row, k, d] = T.Select(at < Valid[row], value, T.cast(0, dtype))
+                at = at + 1
+
+    return main
+
+
+@tilelang.jit
 def product(M, N, K, block=64, dtype="float16"):
     @T.prim_func
     def main(

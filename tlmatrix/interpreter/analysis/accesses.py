@@ -40,16 +40,15 @@ class Range:
     """A variable of the model: `low <= var < low + extent`, without bounds if `extent` is None.
 
     Attributes:
-        kind: what it counts: "block" of a grid axis, "thread", iterations of a "loop", elements of
-            a "tile", or an "unknown" value.
-        outer: the variables of the loops around it.
+        kind: what it counts: "block" of a grid axis, "thread", iterations of a "loop" or of a
+            "parallel" one, elements of a "tile", or an "unknown" value.
         why: of an unknown value, what it is.
     """
 
     var: ir.Var
     low: ir.Expr
     extent: ir.Expr | None
-    kind: Literal["block", "thread", "loop", "tile", "unknown"]
+    kind: Literal["block", "thread", "loop", "parallel", "tile", "unknown"]
     why: str = ""
 
 
@@ -61,7 +60,8 @@ class Access:
         buffer: the buffer.
         kind: what is done to the element.
         index: one expression for each dim.
-        box: start and extent of each dim of the tile that the element belongs to.
+        box: start and extent of each dim of the tile that the element belongs to; of accesses
+            through an address, the element there.
         path: the conditions under which it happens.
         ranges: its variables, outer ones first.
         certain: whether all conditions and bounds are exact.
@@ -110,13 +110,16 @@ class Accesses:
         found: all accesses, in the order of the source.
         claims: what the kernel assumes.
         unmodelled: operations whose accesses are not known, with their line.
-        waits: whether a block waits for others (flags).
+        comparisons: of integers, wherever they are evaluated.
+        flows: by data of memory, and by unknown value, what it may come from.
     """
 
     kernel: ir.Kernel
     found: list[Access] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
     unmodelled: dict[str, ir.Location | None] = field(default_factory=dict)
+    comparisons: list[ir.Compare] = field(default_factory=list)
+    flows: dict[ir.Var, list[Any]] = field(default_factory=dict)
 
     def of(self, buffer: ir.Buffer, *kinds: Kind) -> list[Access]:
         """The accesses of the memory of a buffer."""
@@ -163,6 +166,7 @@ def _written(kernel: ir.Kernel) -> frozenset[ir.Var]:
 
 
 _POINTERS = ("tl.access_ptr", "tirx.address_of", "tirx.tvm_access_ptr")
+_LOOPS = ("loop", "parallel")
 _CONDITIONAL = ("tirx.if_then_else",)
 _SILENT = frozenset(
     {
@@ -251,6 +255,8 @@ class _Block:
         self._read(value, node)
         if node.var.dtype in _INTEGERS:
             self._values_set(node.var, self._value(value, node.var.name))
+        else:
+            self._flow(node.var, value)
 
     def _thread(self, axis: int) -> Range:
         if axis not in self._threads_of:
@@ -270,6 +276,7 @@ class _Block:
             self._threads, self._threads_of = _launched_threads(node), {}
         low, extent = self._value(node.min, "min"), self._value(node.extent, "extent")
         kind: Any = "block" if grid else "thread" if thread else "loop"
+        kind = "parallel" if node.kind == ir.PARALLEL else kind
         var = ir.Var(node.loop_var.dtype, node.loop_var.name)
         step = number(node.step) if node.step is not None else 1
         known: ir.Expr = var
@@ -284,15 +291,15 @@ class _Block:
         outside = self._s
         changed = self._assigned(node.body)
         self._s = replace(outside, values=dict(outside.values))
-        if kind == "loop":
+        if kind in _LOOPS:
             self._havoc(changed, "a value that a loop changes")
         self._s.ranges = (*outside.ranges, Range(var, low, extent, kind))
-        if kind == "loop" and any_jump(node.body):
+        if kind in _LOOPS and any_jump(node.body):
             self._s.certain = False
         self._values_set(node.loop_var, known)
         self.run(node.body)
         self._s = replace(outside, values=dict(outside.values))
-        if kind == "loop":
+        if kind in _LOOPS:
             self._havoc(changed, "a value that a loop changes")
 
     def _while(self, node: ir.While) -> None:
@@ -351,6 +358,7 @@ class _Block:
             self._read(index, node)
         guard = () if node.predicate is None else (self._value(node.predicate, "a predicate"),)
         self._add(node.buffer, "write", node.indices, node, guard=guard)
+        self._flow(node.buffer.data, node.value)
         place = self._place(node.buffer, node.indices)
         if place is not None and node.value.dtype in _INTEGERS:
             value = self._value(node.value, node.buffer.name)
@@ -362,6 +370,10 @@ class _Block:
 
     def _values_set(self, key: Any, value: ir.Expr) -> None:
         self._s.values[key] = value
+        self._flow(key if isinstance(key, ir.Var) else key[0], value)
+
+    def _flow(self, target: ir.Var, source: Any) -> None:
+        self._found.flows.setdefault(target, []).append(source)
 
     def _is_followed(self, buffer: ir.Buffer) -> bool:
         """Whether the elements of a buffer are integers that one block keeps for itself."""
@@ -394,12 +406,14 @@ class _Block:
     def _havoc(self, changed: set[ir.Var], why: str) -> None:
         for key in [k for k in self._s.values if isinstance(k, tuple) and k[0] in changed]:
             value = self._s.values[key]
-            self._values_set(key, self._unknown(value.dtype, why).var)
+            self._values_set(key, self._unknown(value.dtype, why, key[0]).var)
 
-    def _unknown(self, dtype: str, why: str) -> Range:
+    def _unknown(self, dtype: str, why: str, source: Any = None) -> Range:
         self._count += 1
         found = Range(ir.Var(dtype, f"unknown.{self._count}"), _ZERO, None, "unknown", why)
         self._s.ranges = (*self._s.ranges, found)
+        if source is not None:
+            self._flow(found.var, source)
         return found
 
     def _is_unknown(self, value: ir.Expr) -> bool:
@@ -417,7 +431,7 @@ class _Block:
         if isinstance(node, (ir.Cast, ir.Not)):
             inner = node.value if isinstance(node, ir.Cast) else node.a
             if inner.dtype not in _INTEGERS:
-                return self._unknown(node.dtype, f"{why}: {text_of(inner)}").var
+                return self._unknown(node.dtype, f"{why}: {text_of(inner)}", inner).var
             value = self._value(inner, why)
             return ir.Not(node.dtype, value) if isinstance(node, ir.Not) else value
         if isinstance(node, ir.Compare):
@@ -427,7 +441,7 @@ class _Block:
             return ir.Compare("bool", a, b, node.symbol)
         if isinstance(node, ir.BINARY):
             if node.dtype not in _INTEGERS:
-                return self._unknown(node.dtype, why).var
+                return self._unknown(node.dtype, why, node).var
             return _folded(
                 type(node), node.dtype, self._value(node.a, why), self._value(node.b, why)
             )
@@ -440,7 +454,7 @@ class _Block:
             return self._called(node, why)
         if isinstance(node, ir.Ramp):
             return node
-        return self._unknown(getattr(node, "dtype", "int32"), f"{why}: {text_of(node)}").var
+        return self._unknown(getattr(node, "dtype", "int32"), f"{why}: {text_of(node)}", node).var
 
     def _called(self, node: ir.Call, why: str) -> ir.Expr:
         if node.op in _CONDITIONAL and node.dtype in _INTEGERS:
@@ -461,7 +475,7 @@ class _Block:
             mask = number(b)
             if mask is not None and mask >= 0 and (mask & (mask + 1)) == 0:
                 return _folded(ir.FloorMod, node.dtype, a, ir.IntImm("int32", mask + 1))
-        return self._unknown(node.dtype, f"{why}: {text_of(node)}").var
+        return self._unknown(node.dtype, f"{why}: {text_of(node)}", node).var
 
     def _chosen(self, dtype: str, condition: Any, true: Any, false: Any, why: str) -> ir.Expr:
         test = self._value(condition, why)
@@ -474,14 +488,14 @@ class _Block:
         """The value of an element: of a constant tensor the load itself."""
         buffer = node.buffer
         if node.dtype not in _INTEGERS:
-            return self._unknown(node.dtype, f"an element of {buffer.name}").var
+            return self._unknown(node.dtype, f"an element of {buffer.name}", node).var
         if buffer.data in self._constants and not any_of(node, ir.Ramp):
             indices = tuple(self._value(i, "index") for i in node.indices)
             return ir.BufferLoad(node.dtype, buffer, indices)
         place = self._place(buffer, node.indices)
         if place is not None and place in self._s.values:
             return self._s.values[place]
-        return self._unknown(node.dtype, f"an element of {buffer.name}").var
+        return self._unknown(node.dtype, f"an element of {buffer.name}", node).var
 
     # Accesses ------------------------------------------------------------------------------
 
@@ -501,7 +515,14 @@ class _Block:
                 self._under(
                     test if isinstance(node, ir.And) else ir.Not("bool", test), node.b, statement
                 )
+            else:
+                self._read(node.b, statement)
         elif isinstance(node, ir.Expr) and not isinstance(node, (ir.IntImm, ir.FloatImm, ir.Var)):
+            if isinstance(node, ir.Compare) and node.a.dtype in _INTEGERS:
+                known = self._s.ranges
+                compared: Any = self._value(node, "a condition")
+                self._found.comparisons.append(compared)
+                self._s.ranges = known
             if isinstance(node, ir.Let):
                 self._read(node.value, statement)
                 self._values_set(node.var, self._value(node.value, node.var.name))
@@ -542,6 +563,8 @@ class _Block:
         for argument in node.annotations.values():
             if isinstance(argument, ir.Expr):
                 self._read(argument, statement)
+        if name.endswith("copy") and all(isinstance(a, ir.Region) for a in node.args[:2]):
+            self._flow(node.args[1].buffer.data, node.args[0])
 
     def _pointer(self, node: ir.Call, pointer: ir.Call, name: str, statement: Any) -> None:
         load = next((a for a in pointer.args if isinstance(a, ir.BufferLoad)), None)
@@ -558,8 +581,10 @@ class _Block:
         # An address: what is done to the memory from it on is not known.
         self._found.unmodelled.setdefault(node.op, statement.location)
         whole = [self._tile(_ZERO, extent) for extent in load.buffer.shape]
+        there = tuple((self._value(index, "index"), _ONE) for index in load.indices)
         for kind in ("read", "write"):
             self._access(load.buffer, kind, whole, statement, operation=name, certain=False)
+            self._found.found[-1] = replace(self._found.found[-1], box=there)
 
     def _region(self, region: ir.Region, name: str, statement: Any, *, atomic: bool) -> None:
         for part in (*region.indices, *region.extents):

@@ -248,8 +248,8 @@ def is_negative_where(
     orders = {"<": (1,), "<=": (1,), ">": (-1,), ">=": (-1,), "==": (1, -1)}.get(symbol, ())
     for order in orders:
         terms: dict[Any, int] = {}
-        high = _add_terms(node, 1, terms) - gap
-        high += _add_terms(sides[0], -order, terms) + _add_terms(sides[1], order, terms)
+        high = add_terms(node, 1, terms) - gap
+        high += add_terms(sides[0], -order, terms) + add_terms(sides[1], order, terms)
         for atom, factor in terms.items():
             if factor:
                 high += max(factor * bound for bound in interval(atom, ranges))
@@ -258,16 +258,16 @@ def is_negative_where(
     return False
 
 
-def _add_terms(node: Any, factor: int, terms: dict[Any, int]) -> int:
+def add_terms(node: Any, factor: int, terms: dict[Any, int]) -> int:
     """Add a multiple of a linear expression to the factors of its terms; returns its constant."""
     if isinstance(node, ir.IntImm):
         return factor * node.value
     if isinstance(node, (ir.Add, ir.Sub)):
         second = factor if isinstance(node, ir.Add) else -factor
-        return _add_terms(node.a, factor, terms) + _add_terms(node.b, second, terms)
+        return add_terms(node.a, factor, terms) + add_terms(node.b, second, terms)
     if isinstance(node, ir.Mul):
         for one, other in ((node.a, node.b), (node.b, node.a)):
             if isinstance(other, ir.IntImm):
-                return _add_terms(one, factor * other.value, terms)
+                return add_terms(one, factor * other.value, terms)
     terms[node] = terms.get(node, 0) + factor
     return 0
