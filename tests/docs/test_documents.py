@@ -52,6 +52,7 @@ COMMANDS_IN_A_CLONE = {
     "docs/guides/explain.md": 1,
     "docs/guides/fuzzing.md": 1,
     "docs/guides/distributed-kernels.md": 3,
+    "docs/explanation/proofs.md": 2,
 }
 """The same, of documents whose reader is in a clone of the project, and may change its kernels."""
 

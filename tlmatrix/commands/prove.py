@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections import Counter, defaultdict
 from dataclasses import asdict
@@ -63,6 +64,7 @@ def prove(arguments: argparse.Namespace, config: Config) -> ExitCode:
             keep(spec, tier, found, roots)
         for line in _lines(spec, found, verbose=bool(arguments.verbose)):
             print_wrapped(line)
+        sys.stdout.flush()
         totals += found.counts
         kernels += len(found.kernels)
         wrong = (
@@ -129,6 +131,7 @@ def _table_line(name: str, kernels: Sequence[KernelProofs]) -> str:
 def _details(spec: Spec, kernels: Iterable[KernelProofs], *, verbose: bool) -> Iterator[str]:
     """What is not proven, once for each reason; with `verbose` the facts of each proof."""
     seen: set[tuple[str, ...]] = set()
+    cases: set[str] = set()
     for kernel in kernels:
         for proof in kernel.proofs:
             key = (str(proof), proof.answer, proof.reason, proof.place)
@@ -143,7 +146,9 @@ def _details(spec: Spec, kernels: Iterable[KernelProofs], *, verbose: bool) -> I
             yield f"    {proof}: {proof.answer}: {proof.reason}{_at(proof)}"
             if proof.answer == "refuted":
                 yield f"      {proof.finding}"
-                yield f"      repro: tlmatrix repro '{proof.case}'"
+                if proof.case not in cases:
+                    yield f"      repro: tlmatrix repro '{proof.case}'"
+                cases.add(proof.case)
             elif proof.because:
                 yield f"      allowed by the spec: {proof.because}"
             elif proof.values is not None:

@@ -11,6 +11,7 @@ import z3
 from tlmatrix.interpreter.analysis.expressions import number
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import same, text_of, walk
+from tlmatrix.tracebacks import short_path
 
 from .answers import Proof
 from .facts import Intervals, Offsets, rows_of
@@ -100,8 +101,8 @@ def races(questions: Questions, buffer: ir.Buffer) -> Proof:
             questions.fresh()
             result = questions.ask(_conflict(questions, a, b))
             reason = f"two blocks may {a.kind} and {b.kind} one element"
-            if b.location != a.location:
-                reason += f", the second at {b.location}"
+            if b.location != a.location and b.location is not None:
+                reason += f", the second at {short_path(b.location.file)}:{b.location.line}"
             if (failed := asked.failed(result, reason, a.location)) is not None:
                 return failed
     return asked.proven()
