@@ -126,6 +126,7 @@ def test_every_imported_distribution_is_declared():
         "tvm_ffi": "tilelang",
         "pynvml": "nvidia-ml-py",
         "cuda": "cuda-bindings",
+        "z3": "z3-solver",
         "tlmatrix": "",
         "tlmatrix_kernels": "",
     }

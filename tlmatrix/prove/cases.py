@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,16 +13,15 @@ from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from tlmatrix.matrix import Case
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
 _ATTEMPTS = 40
-_ROUNDS = 4
 _PART = 0.4
-"""Of the axes that later attempts change."""
+"""Of the axes that attempts change once all at once do not satisfy the constraints."""
 _FEW = 3
 """Where an axis lists fewer values, neighbors of the case's own are used as well."""
 _STEPS = (-1, 1, 2)
@@ -30,27 +30,37 @@ _STEPS = (-1, 1, 2)
 def variants(spec: Spec, case: Case, count: int) -> Iterator[Case]:
     """Other cases with the kernels of `case`: other values of axes that no kernel is compiled for.
 
-    They are the same for the same case.
+    First each axis alone takes its largest value, so that sizes that are equal by chance differ;
+    then `count` cases with other values of several axes. They are the same for the same case.
     """
     offered = free_values(spec, case)
     pick = seeded_random(case.seed ^ 0x9E37)
     seen = {case.key}
-    for attempt in range(_ATTEMPTS if offered else 0):
-        if count <= 0:
-            return
-        # The next value of every axis in turn, so that each size takes two values at least; then
-        # of some axes, for constraints may tie axes to each other.
-        values = {
-            axis: each[(attempt + 1) % len(each)]
-            for axis, each in offered.items()
-            if attempt < _ROUNDS or pick.random() < _PART
-        }
+    for attempt in range(len(offered) + _ATTEMPTS if offered else 0):
+        if attempt < len(offered):
+            axis = list(offered)[attempt]
+            values: dict[str, Value] = {axis: max(offered[axis], key=_extent)}
+        else:
+            # Of some axes, for constraints may tie axes to each other.
+            part = 1 if attempt < len(offered) + count else _PART
+            values = {a: pick.choice(each) for a, each in offered.items() if pick.random() < part}
         found = replace(case, values={**case.values, **values}, origin="tier")
         if found.key in seen or not allowed(spec, case, found.values):
             continue
         seen.add(found.key)
-        count -= 1
+        count -= attempt >= len(offered)
         yield found
+        if count <= 0:
+            return
+
+
+def _extent(value: Value) -> int:
+    """The size of a value: of an integer itself, of lists the sum."""
+    if isinstance(value, Mapping):
+        return sum(map(_extent, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(_extent, value))
+    return value if type(value) is int else 0
 
 
 def free_values(spec: Spec, case: Case) -> dict[str, list[Value]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
+from tlmatrix.problem import family_for
 from tlmatrix.spec.expr.expression import Expression
 
 from .answers import SpecProofs
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from .answers import KernelProofs, Proof
     from .launches import KernelUse
 
-_VARIANTS = 4
-"""Other cases whose launches are observed, for each case."""
+_VARIANTS = 3
+"""Cases with several other sizes whose launches are observed, for each configuration."""
 
 
 def prove_spec(
@@ -53,7 +54,9 @@ def prove_spec(
     """
     arch = arch or next(iter(spec.architectures), "sm_90a")
     own = {case.id: case for case in cases}
-    more = [each for case in cases for each in variants(spec, case, _VARIANTS)]
+    compile_key = family_for(spec).compile_key
+    first = {compile_key(spec, case.values): case for case in reversed(cases)}
+    more = [each for case in first.values() for each in variants(spec, case, _VARIANTS)]
     uses, failed = observe(spec, [*cases, *more], arch, roots=roots)
     own |= {case.id: case for case in more}
     found = []
