@@ -155,3 +155,26 @@ def test_a_given_condition_that_a_launch_contradicts_is_reported(folder: Path) -
     outcome = command_line("prove", str(path), "-n", "1")
     assert outcome.code == 1, outcome.out
     assert "prove.given: longest <= 4 does not hold in a launch of move_rows" in outcome.out
+
+
+_SCRIPT = """
+import torch
+from {module} import add_one, reference
+
+x, offsets = torch.randn(20, 8), torch.tensor([0, 17, 20], dtype=torch.int32)
+torch.testing.assert_close(add_one(x, offsets, 17), reference(x, offsets))
+print("right")
+"""
+
+
+def test_the_kernels_of_a_script_are_proven_when_it_ends(folder: Path) -> None:
+    """Its one launch shows the offsets; nothing says that more rows than `longest` are excluded."""
+    _project(folder)
+    module = next(folder.glob("rows_*.py")).stem
+    (folder / "script.py").write_text(_SCRIPT.format(module=module))
+    outcome = command_line("exec", "--prove", "script.py")
+    assert outcome.code == 0, outcome.out
+    line = next(line for line in outcome.out.splitlines() if "move_rows" in line)
+    assert "races proven" in line
+    assert "own sequence proven" in line
+    assert "of 1 kernel proven, 0 refuted" in outcome.out

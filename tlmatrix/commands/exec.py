@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from tlmatrix.exit_codes import ExitCode, UsageError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from tlmatrix.config import Config
     from tlmatrix.interpreter.frontend.session import Session
@@ -33,11 +35,28 @@ def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
             raise UsageError(f"no such module: {arguments.script}")
     elif not path.is_file():
         raise UsageError(f"no such script: {path}")
+    sanitizers = _sanitizers(arguments)
+    sessions: list[Session] = []
+    with ExitStack() as stack:
+        started: Callable[[Session], None] = sessions.append
+        if arguments.prove:
+            from tlmatrix.commands.prove import proving
+
+            started = stack.enter_context(proving(arguments.arch, sessions.append))
+        return _run(arguments, path, sessions, started, sanitizers)
+
+
+def _run(
+    arguments: argparse.Namespace,
+    path: Path,
+    sessions: list[Session],
+    started: Callable[[Session], None],
+    sanitizers: bool | frozenset[str] | None,
+) -> ExitCode:
+    """Run the program; its exit code."""
     from tlmatrix.interpreter import Unsupported
     from tlmatrix.interpreter.frontend.scripts import run_program
 
-    sanitizers = _sanitizers(arguments)
-    sessions: list[Session] = []
     try:
         run_program(
             arguments.script,
@@ -47,7 +66,7 @@ def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
             arch=arguments.arch,
             sms=arguments.sms,
             sanitize=sanitizers,
-            started=sessions.append,
+            started=started,
         )
     except SystemExit as stopped:
         reports = [report for session in sessions for report in session.reports]

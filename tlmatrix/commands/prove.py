@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections import Counter, defaultdict
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,9 @@ from tlmatrix.commands.specs import nodes_of, plan_all
 from tlmatrix.engine.selection import processors
 from tlmatrix.exit_codes import ExitCode, writing
 from tlmatrix.options.table import TIER
-from tlmatrix.prove.answers import PROPERTIES, PROVEN_TIER, keep
+from tlmatrix.prove.answers import PROPERTIES, PROVEN_TIER, SpecProofs, keep
+from tlmatrix.prove.kernels import prove_kernel
+from tlmatrix.prove.launches import Observer
 from tlmatrix.prove.specs import prove_spec
 from tlmatrix.report.text import count
 from tlmatrix.run.runner import Runner
@@ -23,10 +26,11 @@ from tlmatrix.tracebacks import short_path
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tlmatrix.config import Config
-    from tlmatrix.prove.answers import KernelProofs, Proof, SpecProofs
+    from tlmatrix.interpreter.frontend.session import Session
+    from tlmatrix.prove.answers import KernelProofs, Proof
     from tlmatrix.spec.model.spec import Spec
 
 
@@ -76,12 +80,38 @@ def prove(arguments: argparse.Namespace, config: Config) -> ExitCode:
     if arguments.json:
         with writing("--json", Path(arguments.json)):
             Path(arguments.json).write_text(json.dumps(written, indent=1, default=_plain) + "\n")
-    print_wrapped(
-        f"{totals['proven']} of {sum(totals.values())} properties of "
-        f"{count(kernels, 'kernel')} proven, {totals['refuted']} refuted, "
-        f"{totals['unknown']} unknown, in {time.monotonic() - began:.1f} s"
-    )
+    print_wrapped(f"{_total(totals, kernels)}, in {time.monotonic() - began:.1f} s")
     return code
+
+
+@contextmanager
+def proving(arch: str, started: Callable[[Session], None]) -> Iterator[Callable[[Session], None]]:
+    """Prove the kernels that a program launched, when it has ended, and print the answers.
+
+    Gives a function to call with the session of the program before it runs; it calls `started`.
+    """
+    observer = Observer(arch)
+
+    def start(session: Session) -> None:
+        session.on_launch = observer.on_launch
+        started(session)
+
+    try:
+        yield start
+    finally:
+        found = SpecProofs(tuple(prove_kernel(use, {}) for use in observer.uses()))
+        for each in found.kernels:
+            print_wrapped(_table_line(each.name, [each]))
+            for line in _details([each], "", verbose=False):
+                print_wrapped(line)
+        print_wrapped(_total(found.counts, len(found.kernels)))
+
+
+def _total(counts: Counter[str], kernels: int) -> str:
+    return (
+        f"{counts['proven']} of {sum(counts.values())} properties of {count(kernels, 'kernel')} "
+        f"proven, {counts['refuted']} refuted, {counts['unknown']} unknown"
+    )
 
 
 def _plain(value: object) -> object:
@@ -95,7 +125,7 @@ def _lines(spec: Spec, found: SpecProofs, *, verbose: bool) -> Iterator[str]:
         grouped[each.name].append(each)
     for name, kernels in grouped.items():
         yield f"  {_table_line(name, kernels)}"
-        yield from _details(spec, kernels, verbose=verbose)
+        yield from _details(kernels, f"prove.given of {spec.path}", verbose=verbose)
     for words in found.failed[:3]:
         yield f"  not launched: {words}"
     for words in found.contradicted:
@@ -128,7 +158,7 @@ def _table_line(name: str, kernels: Sequence[KernelProofs]) -> str:
     return f"{label:<28} {'; '.join(parts)}  {seconds:.1f} s"
 
 
-def _details(spec: Spec, kernels: Iterable[KernelProofs], *, verbose: bool) -> Iterator[str]:
+def _details(kernels: Iterable[KernelProofs], given: str, *, verbose: bool) -> Iterator[str]:
     """What is not proven, once for each reason; with `verbose` the facts of each proof."""
     seen: set[tuple[str, ...]] = set()
     cases: set[str] = set()
@@ -153,7 +183,8 @@ def _details(spec: Spec, kernels: Iterable[KernelProofs], *, verbose: bool) -> I
                 yield f"      allowed by the spec: {proof.because}"
             elif proof.values is not None:
                 yield f"      not confirmed by a case; it would need {_values(proof)}"
-                yield f"      if the host code excludes that, state it: prove.given of {spec.path}"
+                if given:
+                    yield f"      if the host code excludes that, state it: {given}"
 
 
 def _at(proof: Proof) -> str:

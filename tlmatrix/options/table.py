@@ -527,6 +527,10 @@ _command(
         "lower every kernel with TileLang as well, so that errors of its compiler are raised",
     ),
     Option(
+        "--prove",
+        "prove properties of the kernels afterwards, for all symbolic dims and integer tensors",
+    ),
+    Option(
         "-m",
         "PROGRAM is a module, as in `python -m`: `tlmatrix exec -m pytest test_kernel.py`",
         name="module",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from tlmatrix.interpreter import TracedKernel
+    from tlmatrix.interpreter import InterpretedKernel, TracedKernel
     from tlmatrix.interpreter.ir import nodes as ir
     from tlmatrix.matrix import Case
     from tlmatrix.spec.model.spec import Spec
@@ -81,7 +81,10 @@ class Observer:
         self._found: dict[str, KernelUse] = {}
 
     def on_launch(
-        self, kernel: TracedKernel, values: Mapping[str, Any], sizes: Mapping[str, int]
+        self,
+        kernel: TracedKernel | InterpretedKernel,
+        values: Mapping[str, Any],
+        sizes: Mapping[str, int],
     ) -> None:
         """Note a launch."""
         if id(kernel) not in self._texts:
@@ -138,7 +141,7 @@ def observe(
 
 
 def _observation(
-    kernel: TracedKernel,
+    kernel: TracedKernel | InterpretedKernel,
     values: Mapping[str, Any],
     sizes: Mapping[str, int],
     declared: Sequence[torch.Tensor],

@@ -290,6 +290,10 @@ class InterpretedKernel:
         rank: int | None = None,
     ) -> Iterator[BlockLaunch]:
         """Run a launch, which a session may keep, so that it can be explained."""
+        if session is not None and session.on_launch is not None:
+            named = {p.name: v for p, v in zip(self._signature.parameters, values, strict=True)}
+            with without_modes():
+                session.on_launch(self, named, symbols)
         if session is None or session.log is None:
             yield from self._checked(session, values, symbols)
             return

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.explain.model import Writer
     from tlmatrix.interpreter.reports import Report
 
-    from .kernel import TracedKernel
+    from .kernel import InterpretedKernel, TracedKernel
 
-    OnLaunch = Callable[[TracedKernel, Mapping[str, Any], Mapping[str, int]], None]
+    OnLaunch = Callable[
+        [TracedKernel | InterpretedKernel, Mapping[str, Any], Mapping[str, int]], None
+    ]
     """Called with a kernel, its arguments and its symbolic dims, both by name."""
 
 
@@ -52,7 +54,7 @@ class Session(Checks):
         untraced: why kernels that should have been followed were not, by name.
         log: the launches, if they are kept.
         launched: where kernels that are only traced are noted; None where kernels run.
-        on_launch: called with each launch of such a kernel.
+        on_launch: called with each launch of a kernel, traced or run.
         settled: outputs whose infinities were traced and found to be meant.
         observers: other observers (`watch.registry`) of programs, by name: a function from the plan
             of a program to the object that the program calls.
