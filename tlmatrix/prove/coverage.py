@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import z3
 
+from tlmatrix.interpreter.analysis.accesses import alike
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import same, walk
 
@@ -62,7 +63,7 @@ def _covered(questions: Questions, buffer: ir.Buffer, asked: Asked, *, near: boo
     """None if candidates cover the buffer; with `near` only bounds that the element sets count."""
     questions.fresh()
     terms = questions.terms
-    element = [z3.Int(f"element.{d}") for d in range(len(buffer.shape))]
+    element = [z3.Int(f"element {d}") for d in range(len(buffer.shape))]
     constraints = []
     for at, extent in zip(element, buffer.shape, strict=True):
         constraints += [at >= 0, at < terms.integer(extent)]
@@ -73,7 +74,7 @@ def _covered(questions: Questions, buffer: ir.Buffer, asked: Asked, *, near: boo
     witnesses = []
     for number, access in enumerate(questions.accesses.of(buffer, "write")):
         location = access.location
-        if not access.certain or len(access.index) != len(element):
+        if not access.certain or not alike(access.buffer, buffer):
             continue
         solver = _Solver(questions, access, element, owners, near=near)
         for k, solution in enumerate(islice(solver.solutions(), _MOST_CANDIDATES)):
@@ -228,7 +229,7 @@ class _Solver:
         There is one if `start` is at most `at` for the first value and above it after the last,
         whatever the function `start` is.
         """
-        found = z3.Int(f"sequence.{start.get_id()}.{at.get_id()}")
+        found = z3.FreshInt("sequence")
         low = self._terms.integer(each.low)
         end = low + self._terms.integer(each.extent)  # type: ignore[arg-type] # not None
         starts = [
@@ -238,7 +239,7 @@ class _Solver:
         first, last, here, following = starts
         self.exists.append(
             z3.Implies(
-                z3.And(first <= at, at < last),
+                z3.And(low <= end, first <= at, at < last),
                 z3.And(here <= at, at < following, found >= low, found < end),
             )
         )

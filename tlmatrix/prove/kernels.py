@@ -86,9 +86,10 @@ def _proofs(
     for buffer in accesses.kernel.buffer_map.values():
         if _is_flag(accesses, buffer):
             continue
-        if accesses.of(buffer, "write"):
+        written = bool(accesses.of(buffer, "write"))
+        if written or (accesses.of(buffer, "atomic") and accesses.of(buffer, "read")):
             yield races(questions, buffer)
-            if buffer.name in unwritten and not accesses.of(buffer, "read", "atomic"):
+            if written and buffer.name in unwritten and not accesses.of(buffer, "read", "atomic"):
                 yield coverage(questions, buffer)
         if bits and "float" in buffer.dtype and accesses.of(buffer, "atomic"):
             yield equal_bits(questions, buffer)
@@ -99,7 +100,7 @@ def _proofs(
         found = [access for access in accesses.found if chosen(access)]
         if found:
             yield bounds(questions, subject, found)
-    read = [a for a in accesses.found if any(a.buffer is table for table in tables)]
+    read = [a for a in accesses.found if any(a.buffer.data is t.data for t in tables)]
     if read:
         yield bounds(questions, "tables", read)
     yield overflow(questions)

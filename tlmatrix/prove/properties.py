@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import z3
 
+from tlmatrix.interpreter.analysis.accesses import alike
 from tlmatrix.interpreter.analysis.expressions import number
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import same, text_of, walk
@@ -19,11 +20,12 @@ from .facts import Intervals, Offsets, rows_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tlmatrix.interpreter.analysis.accesses import Access, Claim
+    from tlmatrix.interpreter.analysis.accesses import Access, Claim, Range
 
     from .answers import Values
     from .facts import Fact
     from .solving import Questions, Result
+    from .terms import Terms
 
 LARGEST_DIMS = (1 << 20, 1 << 15, 1 << 12)
 """Largest sizes for which int32 arithmetic is proven to fit; the first that holds is reported."""
@@ -74,28 +76,28 @@ def _conflict(questions: Questions, a: Access, b: Access) -> list[z3.BoolRef]:
     """That two blocks access one element."""
     terms = questions.terms
     found = [*questions.executed(a, "1"), *questions.executed(b, "2")]
-    if a.buffer is b.buffer or _alike(a.buffer, b.buffer):
+    if alike(a.buffer, b.buffer):
         pairs = zip(questions.index(a, "1"), questions.index(b, "2"), strict=True)
         found += [x == y for x, y in pairs]
         found += questions.inside(a, "1")
-    blocks = zip(a.blocks, b.blocks, strict=True)
-    found.append(
-        z3.Or([terms.variable(r.var, "1") != terms.variable(s.var, "2") for r, s in blocks])
-    )
+    found.append(_differ(terms, a.blocks, b.blocks))
     return found
 
 
-def _alike(a: ir.Buffer, b: ir.Buffer) -> bool:
-    return len(a.shape) == len(b.shape) and all(map(same, a.shape, b.shape))
+def _differ(terms: Terms, some: Sequence[Range], others: Sequence[Range]) -> z3.BoolRef:
+    """That variables have other values in the first access than in the second."""
+    pairs = zip(some, others, strict=True)
+    return z3.Or([terms.variable(r.var, "1") != terms.variable(s.var, "2") for r, s in pairs])
 
 
 def races(questions: Questions, buffer: ir.Buffer) -> Proof:
-    """No two blocks access one element of a buffer, one of them to write it."""
+    """No two blocks access one element of a buffer, one to write it, unless both are atomic."""
     asked = Asked("races", buffer.name)
     accesses = questions.accesses
-    writes, others = accesses.of(buffer, "write"), accesses.of(buffer, "read", "atomic")
-    for k, a in enumerate(writes):
-        for b in [*writes[k:], *others]:
+    writes, atomics = accesses.of(buffer, "write"), accesses.of(buffer, "atomic")
+    reads = accesses.of(buffer, "read")
+    for k, a in enumerate([*writes, *atomics]):
+        for b in [*writes[k:], *atomics, *reads] if k < len(writes) else reads:
             if a.grid != b.grid:
                 continue  # grids of one function run one after another
             questions.fresh()
@@ -109,19 +111,41 @@ def races(questions: Questions, buffer: ir.Buffer) -> Proof:
 
 
 def equal_bits(questions: Questions, buffer: ir.Buffer) -> Proof:
-    """No two blocks add to one element, so that its bits do not depend on their order."""
+    """No two blocks or threads add to one element: its bits do not depend on their order."""
     asked = Asked("equal bits", buffer.name)
     atomics = questions.accesses.of(buffer, "atomic")
     for k, a in enumerate(atomics):
         for b in atomics[k:]:
             if a.grid != b.grid:
                 continue
-            questions.fresh()
-            result = questions.ask(_conflict(questions, a, b))
-            reason = "two blocks may add to one element, in any order"
-            if (failed := asked.failed(result, reason, a.location)) is not None:
-                return failed
+            for who, conflict in (("blocks", _conflict), ("threads of a block", _unordered)):
+                questions.fresh()
+                result = questions.ask(conflict(questions, a, b))
+                reason = f"two {who} may add to one element, in any order"
+                if (failed := asked.failed(result, reason, a.location)) is not None:
+                    return failed
     return asked.proven()
+
+
+def _unordered(questions: Questions, a: Access, b: Access) -> list[z3.BoolRef]:
+    """That two iterations that one block's threads share among them access one element.
+
+    Loops over equal extents are shared alike: equal iterations belong to one thread.
+    """
+    terms = questions.terms
+    found = [*questions.executed(a, "1"), *questions.executed(b, "2")]
+    if alike(a.buffer, b.buffer):
+        pairs = zip(questions.index(a, "1"), questions.index(b, "2"), strict=True)
+        found += [x == y for x, y in pairs]
+    found.append(z3.Not(_differ(terms, a.blocks, b.blocks)))
+    some, others = _of_threads(a), _of_threads(b)
+    if same(tuple(r.extent for r in some), tuple(r.extent for r in others)):
+        found.append(_differ(terms, some, others))
+    return found
+
+
+def _of_threads(access: Access) -> tuple[Range, ...]:
+    return tuple(r for r in access.ranges if r.kind in ("thread", "parallel", "tile"))
 
 
 # A block stays in its own sequence ----------------------------------------------------------------
@@ -142,6 +166,10 @@ def own_sequence(questions: Questions, buffer: ir.Buffer) -> Proof | None:
             if owner is None:
                 continue
             owned = True
+            if not alike(access.buffer, buffer):
+                reason = f"{access.buffer.name} is a view of another shape"
+                failed = asked.unknown(reason, access.location)
+                break
             questions.fresh()
             terms = questions.terms
             row = questions.index(access)[dim]
@@ -235,28 +263,40 @@ def overflow(questions: Questions) -> Proof:
 def _overflows(questions: Questions, asked: Asked, most: int) -> Proof | None:
     done: set[ir.Expr] = set()
     for access in questions.accesses.found:
-        nodes = [
-            node
-            for node in walk(*access.index, *access.path)
-            if isinstance(node, (ir.Add, ir.Sub, ir.Mul))
-            and node.dtype == "int32"
-            and node not in done
-        ]
-        done.update(nodes)
-        if not nodes:
-            continue
-        questions.fresh()
-        terms = questions.terms
-        outside = []
-        for node in nodes:
-            value = terms.integer(node)
-            outside += [value < -(1 << 31), value >= 1 << 31]
-        constraints = [*terms.bounds(access.ranges), z3.Or(outside)]
-        result = questions.ask([*constraints, *_largest(questions, most)])
-        reason = "int32 arithmetic may leave its range"
-        if (failed := asked.failed(result, reason, access.location)) is not None:
-            return failed
+        for ranges, computed in _computed(access):
+            nodes = [node for node in walk(*computed) if _may_leave(node) and node not in done]
+            done.update(nodes)
+            if not nodes:
+                continue
+            questions.fresh()
+            terms = questions.terms
+            outside = []
+            for node in nodes:
+                value = terms.integer(node)
+                outside += [value < -(1 << 31), value >= 1 << 31]
+            constraints = [*terms.bounds(ranges), z3.Or(outside)]
+            result = questions.ask([*constraints, *_largest(questions, most)])
+            reason = "int32 arithmetic may leave its range"
+            if (failed := asked.failed(result, reason, access.location)) is not None:
+                return failed
     return None
+
+
+def _computed(access: Access) -> Iterator[tuple[tuple[Range, ...], list[ir.Expr]]]:
+    """What an access computes, with the variables that have their values by then."""
+    for k, each in enumerate(access.ranges):
+        if each.extent is not None:
+            yield access.ranges[:k], [each.low, each.extent]
+    yield access.ranges, [*access.index, *access.path]
+
+
+def _may_leave(node: object) -> bool:
+    """Whether the value of a node may be outside of int32, which it has."""
+    if not isinstance(node, ir.Expr) or node.dtype != "int32":
+        return False
+    if isinstance(node, ir.IntImm):
+        return not -(1 << 31) <= node.value < 1 << 31
+    return isinstance(node, (ir.Add, ir.Sub, ir.Mul, ir.Cast))
 
 
 def _largest(questions: Questions, most: int) -> Iterator[z3.BoolRef]:

@@ -14,23 +14,36 @@ there are. `Access.certain` says whether there are none on the path.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.rewrites.threads import with_boolean_conditions, without_returns
-from tlmatrix.interpreter.ir.walk import any_of, calls, text_of, walk
+from tlmatrix.interpreter.ir.walk import any_of, calls, same, text_of, walk
 
-from .expressions import is_true, number
+from .expressions import (
+    UNKNOWN,
+    interval,
+    is_negative_where,
+    is_true,
+    number,
+    ranges_under,
+)
 from .usage import JUMPS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from .expressions import Interval
 
 Kind = Literal["read", "write", "atomic"]
 
 _ZERO, _ONE = ir.IntImm("int32", 0), ir.IntImm("int32", 1)
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
+_EXACT = ("int32", "int64", "bool")
+"""Arithmetic of others wraps around where nobody asks whether it does."""
 _LARGEST_TABLE = 64
 """Elements of local integer memory that are followed one by one."""
 
@@ -138,7 +151,7 @@ class Accesses:
 def constants_of(kernel: ir.Kernel) -> frozenset[ir.Var]:
     """The data of global parameters that a kernel reads and never writes."""
     data = {buffer.data for buffer in kernel.buffer_map.values()}
-    return frozenset(data - _written(kernel))
+    return frozenset(data - _written(kernel.body))
 
 
 def accesses_of(kernel: ir.Kernel) -> Accesses:
@@ -148,23 +161,39 @@ def accesses_of(kernel: ir.Kernel) -> Accesses:
         Unsupported: for a return inside a loop.
     """
     kernel = with_boolean_conditions(without_returns(kernel))
-    found = Accesses(kernel)
-    _Block(found).run(kernel.body)
-    return found
+    divided: frozenset[ir.Var] = frozenset()
+    while True:
+        found = Accesses(kernel)
+        block = _Block(found, divided)
+        block.run(kernel.body)
+        if block.divided <= divided:
+            return found
+        divided |= block.divided
 
 
-def _written(kernel: ir.Kernel) -> frozenset[ir.Var]:
+def _written(statements: Any) -> frozenset[ir.Var]:
+    """The data of memory that statements may write."""
     found: set[ir.Var] = set()
-    for node in walk(kernel.body):
+    for node in walk(statements):
         if isinstance(node, ir.BufferStore) or (isinstance(node, ir.Region) and node.writes):
             found.add(node.buffer.data)
         elif isinstance(node, ir.Call) and node.op in _POINTERS:
-            found.update(a.buffer.data for a in node.args if isinstance(a, ir.BufferLoad))
+            found.update(_pointed(node))
         elif isinstance(node, ir.Call) and "atomic" in node.op:
             found.update(a.buffer.data for a in node.args[1:2] if isinstance(a, ir.Region))
     return frozenset(found)
 
 
+def _pointed(pointer: ir.Call) -> Iterator[ir.Var]:
+    """The data of the memory that a pointer is of."""
+    for argument in pointer.args:
+        if isinstance(argument, ir.BufferLoad):
+            yield argument.buffer.data
+        elif isinstance(argument, ir.Var) and argument.dtype == "handle":
+            yield argument
+
+
+_UNFOLLOWED = ("shared.barrier", "shared.cluster_barrier", "shared.tmem")
 _POINTERS = ("tl.access_ptr", "tirx.address_of", "tirx.tvm_access_ptr")
 _LOOPS = ("loop", "parallel")
 _CONDITIONAL = ("tirx.if_then_else",)
@@ -197,13 +226,18 @@ class _State:
 class _Block:
     """Executes the statements of one block."""
 
-    def __init__(self, found: Accesses) -> None:
+    def __init__(self, found: Accesses, divided: frozenset[ir.Var] = frozenset()) -> None:
+        """Create it; what threads write that others may read is not followed (`divided`)."""
         self._found = found
+        self.divided = divided
         self._constants = constants_of(found.kernel)
         self._s = _State()
         self._grid = -1
         self._threads: tuple[ir.Expr, ...] = ()
         self._count = 0
+        self._free: dict[ir.Var, Range] = {}
+        """Unknown values and threads: they are in scope wherever an expression has them."""
+        self._buffers = {b.data: b for b in found.kernel.buffer_map.values()}
         self._resolved: dict[int, tuple[Any, ir.Expr]] = {}
         self._threads_of: dict[int, Range] = {}
 
@@ -217,6 +251,8 @@ class _Block:
             case ir.Block():
                 for buffer in node.alloc_buffers:
                     self._forget(buffer.data)
+                    if buffer.scope not in _UNFOLLOWED:
+                        self._buffers.setdefault(buffer.data, buffer)
                 self.run(node.body)
             case ir.Bind():
                 self._bind(node)
@@ -235,7 +271,7 @@ class _Block:
             case ir.BufferStore():
                 self._store(node)
             case _:
-                self._found.unmodelled.setdefault(type(node).__name__, None)
+                raise Unsupported(f"the accesses of {type(node).__name__} are not modelled")
 
     def _sequence(self, statements: Sequence[ir.Stmt]) -> None:
         before = self._s.certain, self._s.path
@@ -262,8 +298,7 @@ class _Block:
         if axis not in self._threads_of:
             extent = self._threads[axis] if axis < len(self._threads) else _ONE
             var = ir.Var("int32", f"thread.{'xyz'[axis]}")
-            self._threads_of[axis] = Range(var, _ZERO, extent, "thread")
-            self._s.ranges = (*self._s.ranges, self._threads_of[axis])
+            self._threads_of[axis] = self._free[var] = Range(var, _ZERO, extent, "thread")
         return self._threads_of[axis]
 
     def _loop(self, node: ir.For) -> None:
@@ -280,7 +315,10 @@ class _Block:
         var = ir.Var(node.loop_var.dtype, node.loop_var.name)
         step = number(node.step) if node.step is not None else 1
         known: ir.Expr = var
-        if step not in (1, None):
+        counted = step is not None and step > 0
+        if not counted:
+            known = self._unknown(var.dtype, "the variable of a loop").var
+        elif step != 1:
             # The variable counts iterations.
             size = ir.IntImm("int32", step)
             extent = ir.FloorDiv(
@@ -289,12 +327,12 @@ class _Block:
             known = ir.Add("int32", low, ir.Mul("int32", var, size))
             low = _ZERO
         outside = self._s
-        changed = self._assigned(node.body)
+        changed = _written(node.body)
         self._s = replace(outside, values=dict(outside.values))
         if kind in _LOOPS:
             self._havoc(changed, "a value that a loop changes")
-        self._s.ranges = (*outside.ranges, Range(var, low, extent, kind))
-        if kind in _LOOPS and any_jump(node.body):
+        self._s.ranges = (*outside.ranges, Range(var, low, extent if counted else None, kind))
+        if kind in _LOOPS and (any_jump(node.body) or not counted):
             self._s.certain = False
         self._values_set(node.loop_var, known)
         self.run(node.body)
@@ -303,7 +341,7 @@ class _Block:
             self._havoc(changed, "a value that a loop changes")
 
     def _while(self, node: ir.While) -> None:
-        outside, changed = self._s, self._assigned(node.body)
+        outside, changed = self._s, _written(node.body)
         self._s = replace(outside, values=dict(outside.values), certain=False)
         self._havoc(changed, "a value that a loop changes")
         self._read(node.condition, node)
@@ -340,15 +378,15 @@ class _Block:
                 merged[key] = ir.Select(a.dtype, condition, a, b)
             elif key in outside.values or not isinstance(key, ir.Var):
                 merged.pop(key, None)
-        threads = tuple(r for r in self._s.ranges if r not in outside.ranges)
         self._s = replace(outside, values=merged)
-        self._s.ranges = (*outside.ranges, *(r for r in threads if r.kind == "thread"))
 
     def _evaluate(self, node: ir.Evaluate) -> None:
         value = node.value
         if isinstance(value, ir.Call) and value.op == "tirx.assume":
             condition = self._value(value.args[0], "a condition")
-            self._found.claims.append(Claim(condition, self._s.path, self._s.ranges, node.location))
+            free = self._free_in((condition, *self._s.path))
+            ranges = (*free, *self._s.ranges)
+            self._found.claims.append(Claim(condition, self._s.path, ranges, node.location))
             return
         self._read(value, node)
 
@@ -359,12 +397,26 @@ class _Block:
         guard = () if node.predicate is None else (self._value(node.predicate, "a predicate"),)
         self._add(node.buffer, "write", node.indices, node, guard=guard)
         self._flow(node.buffer.data, node.value)
-        place = self._place(node.buffer, node.indices)
-        if place is not None and node.value.dtype in _INTEGERS:
-            value = self._value(node.value, node.buffer.name)
-            self._values_set(place, value)
-        elif self._is_followed(node.buffer):
-            self._forget(node.buffer.data)
+        buffer = node.buffer
+        place = self._place(buffer, node.indices)
+        if place is None or node.value.dtype not in _INTEGERS or guard:
+            self._forget(buffer.data)
+            return
+        value = self._value(node.value, buffer.name)
+        if buffer.scope.startswith("shared") and self._is_of_thread(value):
+            # Other threads do not have the value that this one has for their own index.
+            self.divided |= {buffer.data}
+        views = (k for k in self._s.values if isinstance(k, tuple) and k[0] is buffer.data)
+        for key in [k for k in views if k[1] is not buffer]:
+            del self._s.values[key]
+        self._values_set(place, value)
+
+    def _is_of_thread(self, value: ir.Expr) -> bool:
+        """Whether a value, or that it is stored, differs between the threads of a block."""
+        of_threads = {r.var for r in self._s.ranges if r.kind == "parallel"}
+        return any(r.kind == "thread" for r in self._free_in((value, *self._s.path))) or any(
+            node in of_threads for node in walk(value, *self._s.path) if type(node) is ir.Var
+        )
 
     # Values --------------------------------------------------------------------------------
 
@@ -379,7 +431,7 @@ class _Block:
         """Whether the elements of a buffer are integers that one block keeps for itself."""
         if buffer.scope not in ("local.var", "local", "local.fragment", "shared", "shared.dyn"):
             return False
-        if buffer.dtype not in _INTEGERS:
+        if buffer.dtype not in _INTEGERS or buffer.data in self.divided:
             return False
         sizes = [number(n) for n in buffer.shape]
         return None not in sizes and _product(sizes) <= _LARGEST_TABLE
@@ -389,21 +441,13 @@ class _Block:
         if not self._is_followed(buffer):
             return None
         numbers = tuple(number(self._value(i, "index")) for i in indices)
-        return None if None in numbers else (buffer.data, *numbers)
+        return None if None in numbers else (buffer.data, buffer, *numbers)
 
     def _forget(self, data: ir.Var) -> None:
         for key in [k for k in self._s.values if isinstance(k, tuple) and k[0] is data]:
             del self._s.values[key]
 
-    def _assigned(self, body: Any) -> set[ir.Var]:
-        """The data of local memory that statements write."""
-        found = set()
-        for node in walk(body):
-            if isinstance(node, ir.BufferStore) or (isinstance(node, ir.Region) and node.writes):
-                found.add(node.buffer.data)
-        return found
-
-    def _havoc(self, changed: set[ir.Var], why: str) -> None:
+    def _havoc(self, changed: frozenset[ir.Var], why: str) -> None:
         for key in [k for k in self._s.values if isinstance(k, tuple) and k[0] in changed]:
             value = self._s.values[key]
             self._values_set(key, self._unknown(value.dtype, why, key[0]).var)
@@ -411,14 +455,18 @@ class _Block:
     def _unknown(self, dtype: str, why: str, source: Any = None) -> Range:
         self._count += 1
         found = Range(ir.Var(dtype, f"unknown.{self._count}"), _ZERO, None, "unknown", why)
-        self._s.ranges = (*self._s.ranges, found)
+        self._free[found.var] = found
         if source is not None:
             self._flow(found.var, source)
         return found
 
-    def _is_unknown(self, value: ir.Expr) -> bool:
-        names = {r.var for r in self._s.ranges if r.kind == "unknown"}
-        return any(node in names for node in walk(value) if isinstance(node, ir.Var))
+    def _is_unknown(self, *values: ir.Expr) -> bool:
+        return any(r.kind == "unknown" for r in self._free_in(values))
+
+    def _free_in(self, values: Iterable[ir.Expr]) -> tuple[Range, ...]:
+        """The unknown values and threads that expressions depend on."""
+        found = (self._free.get(node) for node in walk(*values) if type(node) is ir.Var)
+        return tuple(dict.fromkeys(r for r in found if r is not None))
 
     def _value(self, node: Any, why: str) -> ir.Expr:
         """An integer expression over the variables of the model."""
@@ -433,15 +481,25 @@ class _Block:
             if inner.dtype not in _INTEGERS:
                 return self._unknown(node.dtype, f"{why}: {text_of(inner)}", inner).var
             value = self._value(inner, why)
-            return ir.Not(node.dtype, value) if isinstance(node, ir.Not) else value
+            if isinstance(node, ir.Not):
+                return ir.Not(node.dtype, value)
+            if node.dtype == "bool":
+                return ir.Compare("bool", value, ir.IntImm(inner.dtype, 0), "!=")
+            if (inner.dtype, node.dtype) == ("int64", "int32"):
+                return ir.Cast("int32", value)  # that it fits is asked, as of arithmetic
+            if _holds(node.dtype, inner.dtype) or _is_small(value):
+                return value
+            return self._unknown(node.dtype, f"{why}: {text_of(node)}").var
         if isinstance(node, ir.Compare):
             if node.a.dtype not in _INTEGERS:
                 return self._unknown("bool", f"a condition on floats: {text_of(node)}").var
             a, b = self._value(node.a, why), self._value(node.b, why)
             return ir.Compare("bool", a, b, node.symbol)
         if isinstance(node, ir.BINARY):
-            if node.dtype not in _INTEGERS:
-                return self._unknown(node.dtype, why, node).var
+            if node.dtype not in _INTEGERS or (
+                node.dtype not in _EXACT and isinstance(node, (ir.Add, ir.Sub, ir.Mul))
+            ):
+                return self._unknown(node.dtype, f"{why}: {text_of(node)}", node).var
             return _folded(
                 type(node), node.dtype, self._value(node.a, why), self._value(node.b, why)
             )
@@ -489,13 +547,17 @@ class _Block:
         buffer = node.buffer
         if node.dtype not in _INTEGERS:
             return self._unknown(node.dtype, f"an element of {buffer.name}", node).var
-        if buffer.data in self._constants and not any_of(node, ir.Ramp):
+        if buffer.data in self._constants and self._is_parameter(buffer, node):
             indices = tuple(self._value(i, "index") for i in node.indices)
             return ir.BufferLoad(node.dtype, buffer, indices)
         place = self._place(buffer, node.indices)
         if place is not None and place in self._s.values:
             return self._s.values[place]
         return self._unknown(node.dtype, f"an element of {buffer.name}", node).var
+
+    def _is_parameter(self, buffer: ir.Buffer, node: ir.BufferLoad) -> bool:
+        """Whether a load is of one element of a parameter, not of a view of it."""
+        return alike(buffer, self._buffers[buffer.data]) and not any_of(node, ir.Ramp)
 
     # Accesses ------------------------------------------------------------------------------
 
@@ -558,6 +620,9 @@ class _Block:
                 self._region(argument, name, statement, atomic=atomic and k == 1)
             elif isinstance(argument, ir.Call) and argument.op in _POINTERS:
                 self._pointer(node, argument, name, statement)
+            elif isinstance(argument, ir.Var) and argument.dtype == "handle":
+                pointer = ir.Call("handle", _POINTERS[-1], (argument,), {})
+                self._pointer(node, pointer, name, statement)
             elif isinstance(argument, ir.Expr):
                 self._read(argument, statement)
         for argument in node.annotations.values():
@@ -567,24 +632,42 @@ class _Block:
             self._flow(node.args[1].buffer.data, node.args[0])
 
     def _pointer(self, node: ir.Call, pointer: ir.Call, name: str, statement: Any) -> None:
+        for argument in pointer.args:
+            self._read_below(argument, statement)
+        for data in _pointed(pointer):
+            self._forget(data)
         load = next((a for a in pointer.args if isinstance(a, ir.BufferLoad)), None)
-        if load is None:
-            if any(isinstance(a, ir.Var) and a.dtype == "handle" for a in pointer.args):
-                return  # barriers and tensor memory
-            self._found.unmodelled.setdefault(node.op, statement.location)
-            return
-        for index in load.indices:
-            self._read(index, statement)
-        if "atomic" in node.op and pointer.op == "tl.access_ptr":
-            self._add(load.buffer, "atomic", load.indices, statement, operation=name)
+        if load is not None and "atomic" in node.op and pointer.op == "tl.access_ptr":
+            # The first is what is updated; vectors are of neighbours in the last dim.
+            kind: Kind = "atomic" if node.args[0] is pointer else "read"
+            lanes = re.search(r"x([24])_", node.op)
+            tile: list[tuple[ir.Expr, ir.Expr, Range | None]] = [
+                (self._value(i, "index"), _ONE, None) for i in load.indices
+            ]
+            if lanes is not None and tile:
+                tile[-1] = self._tile(tile[-1][0], ir.IntImm("int32", int(lanes.group(1))))
+            self._access(load.buffer, kind, tile, statement, operation=name)
             return
         # An address: what is done to the memory from it on is not known.
-        self._found.unmodelled.setdefault(node.op, statement.location)
-        whole = [self._tile(_ZERO, extent) for extent in load.buffer.shape]
-        there = tuple((self._value(index, "index"), _ONE) for index in load.indices)
-        for kind in ("read", "write"):
-            self._access(load.buffer, kind, whole, statement, operation=name, certain=False)
-            self._found.found[-1] = replace(self._found.found[-1], box=there)
+        for data in _pointed(pointer):
+            buffer = load.buffer if load is not None else self._buffers.get(data)
+            if buffer is None:
+                continue  # a barrier, or tensor memory
+            self._found.unmodelled.setdefault(node.op, statement.location)
+            whole = [self._tile(_ZERO, extent) for extent in buffer.shape]
+            for kind in ("read", "write"):
+                self._access(buffer, kind, whole, statement, operation=name, certain=False)
+                if load is not None:
+                    there = tuple((self._value(i, "index"), _ONE) for i in load.indices)
+                    self._found.found[-1] = replace(self._found.found[-1], box=there)
+
+    def _read_below(self, node: Any, statement: Any) -> None:
+        """Add what the evaluation of an address accesses."""
+        if isinstance(node, ir.BufferLoad):
+            for index in node.indices:
+                self._read(index, statement)
+        elif isinstance(node, ir.Expr):
+            self._read(node, statement)
 
     def _region(self, region: ir.Region, name: str, statement: Any, *, atomic: bool) -> None:
         for part in (*region.indices, *region.extents):
@@ -599,7 +682,7 @@ class _Block:
             kinds += ["write"] if region.writes else []
         for kind in kinds:
             self._access(region.buffer, kind, tile, statement, operation=name)
-        if region.writes and self._is_followed(region.buffer):
+        if region.writes or atomic:
             self._forget(region.buffer.data)
 
     def _tile(self, start: ir.Expr, extent: ir.Expr) -> tuple[ir.Expr, ir.Expr, Range | None]:
@@ -645,8 +728,10 @@ class _Block:
         operation: str = "",
         certain: bool = True,
     ) -> None:
-        index, box, ranges = [], [], []
-        for start, extent, element in tile:
+        index, ranges = [], []
+        box: list[tuple[ir.Expr, ir.Expr]] = []
+        for at, extent, element in tile:
+            start = self._wrapped(at, buffer, len(box))
             if element is None:
                 index.append(start)
             elif any(node is element.var for node in walk(start)):
@@ -656,6 +741,10 @@ class _Block:
                 index.append(_folded(ir.Add, "int32", start, element.var))
                 ranges.append(element)
             box.append((start, extent))
+        scope = (*self._s.ranges, *ranges)
+        bounds = [e for r in scope for e in (r.low, r.extent) if e is not None]
+        free = self._free_in((*index, *self._s.path, *bounds))
+        certain &= not any(r.kind == "unknown" for r in free)
         self._found.found.append(
             Access(
                 buffer,
@@ -663,7 +752,7 @@ class _Block:
                 tuple(index),
                 tuple(box),
                 self._s.path,
-                (*self._s.ranges, *ranges),
+                (*free, *scope),
                 self._s.certain and certain,
                 statement.location,
                 operation,
@@ -671,6 +760,31 @@ class _Block:
                 order=len(self._found.found),
             )
         )
+
+    def _wrapped(self, index: ir.Expr, buffer: ir.Buffer, dim: int) -> ir.Expr:
+        """An index that TileLang may count from the end, because it finds that it is negative."""
+        if buffer.scope != "global" or dim >= len(buffer.shape):
+            return index
+        bounds = {r.var: _interval_of(r) for r in self._s.ranges}
+        if interval(index, bounds)[0] >= 0:
+            return index
+        for condition in self._s.path:
+            bounds = ranges_under(condition, bounds)
+        if interval(index, bounds)[1] >= 0 and not any(
+            is_negative_where(index, condition, bounds) for condition in self._s.path
+        ):
+            return index
+        end = ir.Add(index.dtype, index, buffer.shape[dim])
+        return ir.Select(index.dtype, self._unknown("bool", "an index below 0").var, end, index)
+
+
+def _interval_of(values: Range) -> Interval:
+    """The least and the largest value, as far as constants say."""
+    low = number(values.low)
+    least = UNKNOWN[0] if low is None else low
+    extent = None if values.extent is None else number(values.extent)
+    most = UNKNOWN[1] if low is None or extent is None else low + extent - 1
+    return (least, most) if values.extent is not None else UNKNOWN
 
 
 def _launched_threads(grid: ir.For) -> tuple[ir.Expr, ...]:
@@ -682,9 +796,38 @@ def _launched_threads(grid: ir.For) -> tuple[ir.Expr, ...]:
     return ()
 
 
+def alike(a: ir.Buffer, b: ir.Buffer) -> bool:
+    """Whether equal indices into two buffers of one memory are the same element."""
+    return a is b or (
+        a.dtype == b.dtype
+        and same(a.shape, b.shape)
+        and same(a.strides, b.strides)
+        and (a.offset is b.offset or same(a.offset or _ZERO, b.offset or _ZERO))
+    )
+
+
 def any_jump(node: Any) -> bool:
     """Whether a statement may leave a loop around it."""
     return calls(node, *JUMPS)
+
+
+def _holds(target: str, source: str) -> bool:
+    """Whether every value of one dtype is one of the other."""
+    if source == "bool":
+        return True
+    bits, others = (int(re.sub(r"\D", "", each) or 1) for each in (target, source))
+    signed, was_signed = target.startswith("int"), source.startswith("int")
+    return target != "bool" and (
+        bits > others
+        if signed != was_signed and signed
+        else signed == was_signed and bits >= others
+    )
+
+
+def _is_small(value: ir.Expr) -> bool:
+    """Whether a value is a constant that every dtype of integers has."""
+    constant = number(value)
+    return constant is not None and 0 <= constant < 1 << 7
 
 
 def _product(sizes: Iterable[int]) -> int:

@@ -1,0 +1,194 @@
+"""What does not hold is not proven: kernels of which a proof was wrong, or would have been."""
+
+import pytest
+import tilelang.language as T
+import torch
+from kernels_proven import answers, fresh
+
+from jit_kernel import jit_kernel
+
+
+def _answers(kernel, *more, sizes=(5, 70)):
+    """The proofs of a kernel of `X` and `Y`, both of n floats, and `more`."""
+    calls = [
+        lambda n=n: kernel()(torch.zeros(n), fresh(n), *(each(n) for each in more)) for n in sizes
+    ]
+    return answers(*calls)
+
+
+@jit_kernel(X="f32[n]", Y="f32[n]")
+def moved_by_a_loop(X, Y):
+    n = X.shape[0]
+    with T.Kernel(T.ceildiv(n, 8), threads=32) as b:
+        v = T.alloc_var("int32")
+        v = 0
+        for _ in T.serial(2):
+            v = b
+        for i in T.Parallel(8):
+            Y[b * 8 + v + i] = 1.0
+
+
+def test_an_unknown_shift_of_a_tile_is_no_choice_of_the_proof():
+    assert _answers(moved_by_a_loop)["coverage of Y"].answer == "unknown"
+
+
+@jit_kernel(X="f32[n]", Y="f32[n]", N="i32[n]")
+def moved_in_a_branch(X, Y, N):
+    n = X.shape[0]
+    with T.Kernel(n, threads=32) as b:
+        v = T.alloc_var("int32")
+        v = 0
+        if n > 3:
+            v = N[b]
+        N[0] = 0
+        if v + b >= 0 and v + b < n:
+            Y[v + b] = 1.0
+
+
+def test_blocks_differ_in_a_value_that_is_unknown_after_a_branch():
+    found = _answers(moved_in_a_branch, lambda n: torch.zeros(n, dtype=torch.int32))
+    assert found["races of Y"].answer == "unknown"
+    assert found["coverage of Y"].answer == "unknown"
+
+
+@jit_kernel(X="f32[n]", Y="f32[n]")
+def trips_unknown(X, Y):
+    n = X.shape[0]
+    with T.Kernel(T.ceildiv(n, 8), threads=32) as b:
+        trips = T.alloc_var("int32")
+        trips = 8
+        for _ in T.serial(3):
+            trips = trips - 1
+        for k in T.serial(trips):
+            Y[b * 8 + k] = 1.0
+
+
+def test_a_loop_of_unknown_trips_covers_nothing():
+    assert _answers(trips_unknown)["coverage of Y"].answer == "unknown"
+
+
+@jit_kernel(X="f32[n]", Y="f32[n]")
+def told_by_one_thread(X, Y):
+    n = X.shape[0]
+    with T.Kernel(n, threads=32) as b:
+        told = T.alloc_shared((1,), "int32")
+        told[0] = b
+        thread = T.get_thread_binding()
+        if thread == 5:
+            told[0] = 0
+        T.sync_threads()
+        if thread == 0:
+            Y[told[0]] = 1.0
+
+
+def test_what_one_thread_stores_to_shared_memory_others_read():
+    assert _answers(told_by_one_thread)["races of Y"].answer == "unknown"
+
+
+@jit_kernel(X="f32[n]", Y="f32[n]")
+def counted(X, Y):
+    n = X.shape[0]
+    with T.Kernel(n, threads=32) as b:
+        count = T.alloc_shared((2,), "int32")
+        count[0] = b
+        for i in T.Parallel(2):
+            T.atomic_add(count[i], 1 - b)
+        Y[count[0]] = 1.0
+
+
+def test_an_atomic_changes_an_integer_that_is_followed():
+    assert _answers(counted)["races of Y"].answer == "unknown"
+
+
+@jit_kernel(X="f32[n]", Y="f32[n]")
+def viewed(X, Y):
+    n = X.shape[0]
+    with T.Kernel(n, threads=32) as b:
+        flat = T.alloc_shared((4,), "int32")
+        square = T.reshape(flat, (2, 2))
+        flat[1] = b
+        square[0, 1] = 0
+        Y[flat[1]] = 1.0
+
+
+def test_a_view_changes_an_integer_that_is_followed():
+    assert _answers(viewed)["races of Y"].answer == "unknown"
+
+
+@jit_kernel(X="f32[n]", Y="f32[n]")
+def narrowed(X, Y):
+    n = X.shape[0]
+    with T.Kernel(n, threads=32) as b:
+        small = T.cast(b, "uint8")
+        Y[T.cast(small, "int32")] = 1.0
+
+
+def test_a_cast_to_few_bits_keeps_the_low_ones():
+    found = _answers(narrowed, sizes=(5, 300))
+    assert found["races of Y"].answer == "unknown"
+    assert found["coverage of Y"].answer == "unknown"
+
+
+@jit_kernel(X="f32[n]", Y="f32[n]")
+def from_the_end(X, Y):
+    n = X.shape[0]
+    with T.Kernel(2, threads=32) as b:
+        for i in T.serial(n):
+            if b == 0:
+                Y[i] = 1.0
+        if b == 1:
+            Y[-1] = 2.0
+
+
+def test_a_negative_constant_index_counts_from_the_end():
+    assert _answers(from_the_end)["races of Y"].answer == "unknown"
+
+
+@jit_kernel(X="f32[n]", Y="f32[n]")
+def added_and_read(X, Y):
+    n = X.shape[0]
+    with T.Kernel(n, threads=32) as b:
+        for i in T.Parallel(1):
+            T.atomic_add(Y[b + i], Y[i])
+
+
+def test_a_read_beside_the_atomic_of_another_block_is_a_race():
+    assert _answers(added_and_read)["races of Y"].answer == "unknown"
+
+
+@pytest.mark.parametrize("stride", [1, 0])
+def test_iterations_of_a_block_that_add_to_one_element_round_in_any_order(stride):
+    @jit_kernel(X="f32[n]", Y="f32[n]")
+    def added(X, Y):
+        n = X.shape[0]
+        with T.Kernel(T.ceildiv(n, 32), threads=32) as b:
+            for i in T.Parallel(32):
+                T.atomic_add(Y[b * 32 + i * stride], X[b * 32 + i])
+
+    expected = "proven" if stride else "unknown"
+    assert _answers(added)["equal bits of Y"].answer == expected
+
+
+@jit_kernel(X="f32[n, 4]", Y="f32[n, 4]")
+def pairs(X, Y):
+    n = X.shape[0]
+    with T.Kernel(n, 2, threads=32) as (b, h):
+        for i in T.Parallel(1):
+            T.atomic_addx2(Y[b, h + i], X[b, h + i])
+
+
+def test_an_atomic_of_two_elements_adds_to_the_second_as_well():
+    found = answers(*[lambda n=n: pairs()(torch.zeros(n, 4), torch.zeros(n, 4)) for n in (3, 9)])
+    assert found["equal bits of Y"].answer == "unknown"
+
+
+@jit_kernel(X="f32[n]", Y="f32[n]", m="i32")
+def many_blocks(X, Y, m):
+    n = X.shape[0]
+    with T.Kernel(n * m, threads=32) as b:
+        Y[b // m] = 1.0
+
+
+def test_the_size_of_a_grid_is_int32_arithmetic():
+    calls = [lambda n=n: many_blocks()(torch.zeros(n), fresh(n), n + 1) for n in (5, 70)]
+    assert "1048576" not in answers(*calls)["overflow"].subject
