@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from tlmatrix.prove.answers import KernelProofs, Proof
     from tlmatrix.spec.model.spec import Spec
 
+_WIDER_TIER = "each"
+"""The tier of which the memory of kernels is looked at: it has each value of each axis."""
+
 
 def prove(arguments: argparse.Namespace, config: Config) -> ExitCode:
     """Prove the kernels of specs; print the answers, and refutations as findings.
@@ -46,14 +49,16 @@ def prove(arguments: argparse.Namespace, config: Config) -> ExitCode:
     nodes = nodes_of(arguments.paths, config)
     tier = vars(arguments)[TIER.name] or PROVEN_TIER
     plans = plan_all(nodes, tier, roots=[config.root])
+    others = plan_all(nodes, _WIDER_TIER, roots=[config.root])
     workers = processors() if arguments.workers == "auto" else int(arguments.workers)
     roots = [config.root]
     written = []
     totals: Counter[str] = Counter()
     kernels = 0
     code = ExitCode.OK
-    for plan, ids in zip(plans, nodes.values(), strict=True):
+    for plan, other, ids in zip(plans, others, nodes.values(), strict=True):
         spec = plan.spec
+        wider = [] if ids else [c for c in other.cases() if c.origin in ("tier", "extra")]
         cases = [
             case
             for case in plan.cases()
@@ -61,7 +66,13 @@ def prove(arguments: argparse.Namespace, config: Config) -> ExitCode:
         ]
         runner = Runner("interpreter", roots=roots)
         found = prove_spec(
-            spec, cases, runner, arch=arguments.arch or "", workers=workers, roots=roots
+            spec,
+            cases,
+            runner,
+            wider=wider,
+            arch=arguments.arch or "",
+            workers=workers,
+            roots=roots,
         )
         runner.close()
         if not ids:
@@ -136,7 +147,8 @@ def _lines(spec: Spec, found: SpecProofs, *, verbose: bool) -> Iterator[str]:
 
 def _table_line(name: str, kernels: Sequence[KernelProofs]) -> str:
     """The kernel, its number of variants, and the answers by property."""
-    label = name if len(kernels) == 1 else f"{name} x{len(kernels)}"
+    asked = sum(len(each.proofs) > 1 for each in kernels)
+    label = name if asked <= 1 else f"{name} x{asked}"
     answers: dict[str, Counter[str]] = defaultdict(Counter)
     for each in kernels:
         for proof in each.proofs:

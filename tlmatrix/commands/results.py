@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from tlmatrix.commands.screen import console_on, console_on_output, print_wrappe
 from tlmatrix.exit_codes import ExitCode, UsageError, writing
 from tlmatrix.report.text import count
 from tlmatrix.results_file import kept_results, resume_command, shown_path
+from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.loader import load_spec
 
 if TYPE_CHECKING:
     import argparse
@@ -178,13 +181,24 @@ def report(arguments: argparse.Namespace, config: Config) -> ExitCode:
             bench.append(_bench(Path(given)))
         else:
             runs.append(open_results("report", given, config))
-    text = render(runs, bench)
+    paths = dict.fromkeys(result.path for run in runs for result in run.results)
+    text = render(runs, bench, list(_proven(paths, config)))
     path = Path(arguments.output)
     with writing("-o", path):
         path.write_text(text, encoding="utf-8", errors="replace")
     cases = sum(len(run.results) for run in runs)
     print(f"{shown_path(path)}: {count(cases, 'case')}, {len(text) / 1e6:.1f} MB")
     return ExitCode.OK
+
+
+def _proven(paths: Iterable[str], config: Config) -> Iterator[str]:
+    """What was proven of specs whose files are here, and have not changed since."""
+    from tlmatrix.prove.answers import summary
+
+    for path in paths:
+        with suppress(OSError, SpecError):
+            if line := summary(load_spec(Path(path)), [config.root]):
+                yield line
 
 
 def _bench(path: Path) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ from tlmatrix.matrix import CaseNotFoundError, explain
 from tlmatrix.options.table import SPECS, TIER
 from tlmatrix.problem import family_for
 from tlmatrix.problem.lint import lint_floors
+from tlmatrix.prove.answers import summary
 from tlmatrix.report.listing import explain_lines, list_lines
 from tlmatrix.report.text import count
 from tlmatrix.results_file import shown_path
@@ -128,6 +129,8 @@ def list_cases(arguments: argparse.Namespace, config: Config) -> ExitCode:
     for each in plans:
         for line in list_lines(each, cases=arguments.cases):
             print_wrapped(line)
+        if proven := summary(each.spec, [config.root]):
+            print_wrapped(f"    {proven.partition(': ')[2]}")
     total = sum(each.count() for each in plans)
     known = [each.configurations() for each in plans]
     compiled = "" if None in known else f", compiled for {sum(filter(None, known))} configurations"

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.interpreter.analysis.accesses import accesses_of
 from tlmatrix.interpreter.analysis.expressions import number
+from tlmatrix.interpreter.analysis.shared import shared_memory, tensor_memory
 from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.frontend.lowered import over_budget
 from tlmatrix.interpreter.frontend.programs import content_key, program_cache
 from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.rewrites import normalized
 from tlmatrix.interpreter.ir.walk import walk
+from tlmatrix.interpreter.sync.externs import is_modelled
 
-from .answers import KernelProofs
+from .answers import KernelProofs, Proof
 from .coverage import coverage
 from .facts import facts_of
 from .properties import assumptions, bounds, equal_bits, overflow, own_sequence, races
@@ -27,7 +31,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.analysis.accesses import Access, Accesses
 
-    from .answers import Proof
     from .facts import Fact
     from .launches import KernelUse
 
@@ -51,6 +54,7 @@ def prove_kernel(use: KernelUse, given: Mapping[str, str]) -> KernelProofs:
     found = KernelProofs(use.name, use.case, use.arch)
     try:
         accesses = accesses_of(use.kernel())
+        memory = budget(use)
     except Unsupported as error:
         return replace(found, unsupported=str(error))
     kernel = accesses.kernel
@@ -71,7 +75,21 @@ def prove_kernel(use: KernelUse, given: Mapping[str, str]) -> KernelProofs:
         proofs = tuple(_proofs(accesses, facts, tables, frozenset(unwritten), bits=use.bits))
         if store is not None:
             store.add(key, proofs)
-    return replace(found, proofs=proofs, seconds=time.monotonic() - began)
+    return replace(found, proofs=(*proofs, memory), seconds=time.monotonic() - began)
+
+
+def budget(use: KernelUse) -> Proof:
+    """The memory that a block needs exists on the architecture; nothing is asked of Z3.
+
+    Raises:
+        Unsupported: the interpreter does not model the kernel.
+    """
+    kernel = normalized(use.kernel(), is_modelled)
+    faults = over_budget(kernel.name, shared_memory(kernel), tensor_memory(kernel), use.arch)
+    if not faults:
+        return Proof("budget", use.arch, "proven")
+    words = faults[0].message
+    return Proof("budget", use.arch, "refuted", reason="a block needs too much", finding=words)
 
 
 def _proofs(

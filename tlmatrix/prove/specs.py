@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
+from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.problem import family_for
 from tlmatrix.spec.expr.expression import Expression
 
-from .answers import SpecProofs
+from .answers import KernelProofs, SpecProofs
 from .cases import variants
-from .kernels import prove_kernel
+from .kernels import budget, prove_kernel
 from .launches import observe
 from .refuting import refuted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
     from tlmatrix.matrix import Case
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.model.spec import Spec
 
-    from .answers import KernelProofs, Proof
+    from .answers import Proof
     from .launches import KernelUse
 
 _VARIANTS = 3
@@ -36,6 +38,7 @@ def prove_spec(
     cases: Sequence[Case],
     runner: Runner,
     *,
+    wider: Sequence[Case] = (),
     arch: str = "",
     workers: int = 1,
     roots: Sequence[Path] = (),
@@ -46,6 +49,7 @@ def prove_spec(
     Args:
         spec: the spec.
         cases: some of its cases.
+        wider: cases with other options, of whose kernels only the memory is looked at.
         runner: runs cases that may refute a property, on the interpreter.
         arch: the architecture that kernels are traced for, by default the first of the spec.
         workers: processes that ask side by side.
@@ -74,7 +78,22 @@ def prove_spec(
         each = replace(proven, proofs=tuple(_allowed(spec, proven, proof) for proof in proofs))
         found.append(each)
         on_kernel(each)
+    found += _budgets(spec, wider, arch, roots, {use.text for use in uses})
     return SpecProofs(tuple(found), tuple(failed), tuple(_contradicted(spec, uses)))
+
+
+def _budgets(
+    spec: Spec, cases: Sequence[Case], arch: str, roots: Sequence[Path], known: Collection[str]
+) -> Iterator[KernelProofs]:
+    """The memory of the kernels of cases, but for those that are known."""
+    uses, _ = observe(spec, cases, arch, roots=roots)
+    for use in uses:
+        if use.text not in known:
+            with suppress(Unsupported):
+                proof = budget(use)
+                if proof.answer == "refuted":
+                    proof = replace(proof, case=f"{spec.path}::{use.case}")
+                yield KernelProofs(use.name, use.case, use.arch, (proof,))
 
 
 def _contradicted(spec: Spec, uses: Sequence[KernelUse]) -> Iterator[str]:

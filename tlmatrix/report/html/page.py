@@ -46,8 +46,14 @@ _SLOWEST = 25
 _SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "report.js")
 
 
-def render(runs: Sequence[RunRecords], bench: Sequence[Mapping[str, Any]] = ()) -> str:
+def render(
+    runs: Sequence[RunRecords],
+    bench: Sequence[Mapping[str, Any]] = (),
+    proven: Sequence[str] = (),
+) -> str:
     """The report of runs, searches and benchmarks (JSON of `tlmatrix bench`) as HTML.
+
+    `proven` are lines about what was proven of kernels.
 
     The file needs no network. Without scripts it has every table, the faults and their pictures.
     """
@@ -90,6 +96,7 @@ def render(runs: Sequence[RunRecords], bench: Sequence[Mapping[str, Any]] = ()) 
         ratios=list(ratio_rows(rows)),
         pairs=pairs(rows),
         kernels=_kernels(runs),
+        proven=proven,
         slowest=sorted(judged, key=lambda row: -row.result.seconds)[:_SLOWEST],
         searched=_searched(runs, rows),
         bench=times,

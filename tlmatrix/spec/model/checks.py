@@ -151,7 +151,8 @@ class DeterminismRule(Model):
 
 
 PropertyName = Literal[
-    "races", "own sequence", "coverage", "bounds", "overflow", "assumptions", "equal bits"
+    "races", "own sequence", "coverage", "bounds", "overflow", "assumptions", "equal bits",
+    "budget",
 ]  # fmt: skip
 
 
