@@ -265,7 +265,8 @@ class _Builder:
         else:
             w = self.loop(self.count(length, self.bm))
             offset = f"{w} * {self.bm}"
-        self.statements(f"{start} + {offset}", "", limit=end, offset=offset, length=length)
+        first = self.one(*[start] * 12, self.one(*self.names))
+        self.statements(f"{first} + {offset}", "", limit=end, offset=offset, length=length)
 
     # -- pieces
 

@@ -3,9 +3,12 @@
 import pytest
 import tilelang.language as T
 import torch
-from kernels_proven import answers, fresh
+from kernels_proven import answers, fresh, offsets
 
 from jit_kernel import jit_kernel
+from tlmatrix.interpreter import traced
+from tlmatrix.prove.kernels import prove_kernel
+from tlmatrix.prove.launches import Observer
 
 
 def _answers(kernel, *more, sizes=(5, 70)):
@@ -192,3 +195,51 @@ def many_blocks(X, Y, m):
 def test_the_size_of_a_grid_is_int32_arithmetic():
     calls = [lambda n=n: many_blocks()(torch.zeros(n), fresh(n), n + 1) for n in (5, 70)]
     assert "1048576" not in answers(*calls)["overflow"].subject
+
+
+@jit_kernel(X="f32[total]", CU="i32[bounds]", Y="f32[total]")
+def packed_with_a_tail(X, CU, Y):
+    bounds, total = CU.shape[0], X.shape[0]
+    with T.Kernel(bounds - 1, threads=32) as b:
+        for i in T.serial(CU[b + 1] - CU[b]):
+            Y[CU[b] + i] = 1.0
+        Y[total - 1 - b] = 0.0
+
+
+def test_rows_that_are_counted_from_no_sequence_are_not_those_of_the_block():
+    def call(*lengths):
+        n = sum(lengths)
+        packed_with_a_tail()(torch.zeros(n), offsets(*lengths), fresh(n))
+
+    found = answers(lambda: call(3, 4), lambda: call(1, 9, 2))["own sequence of Y"]
+    assert found.answer == "unknown"
+    assert "not counted from a sequence" in found.reason
+
+
+@jit_kernel(out_idx=[1], X="f32[n]", CU="i32[n]")
+def reversed_offsets(X, CU):
+    n = X.shape[0]
+    with T.Kernel(n, threads=32) as b:
+        CU[b] = n - b
+
+
+@jit_kernel(X="f32[total]", CU="i32[bounds]", Y="f32[total]")
+def packed(X, CU, Y):
+    bounds = CU.shape[0]
+    with T.Kernel(bounds - 1, threads=32) as b:
+        for i in T.serial(CU[b + 1] - CU[b]):
+            Y[CU[b] + i] = 1.0
+
+
+@pytest.mark.parametrize("by_a_kernel", [False, True])
+def test_integers_that_a_kernel_computes_are_no_fact_where_it_did_not_run(by_a_kernel):
+    """Zeros, which its output holds instead, never decrease."""
+    observer = Observer("sm_90a")
+    with traced(arch="sm_90a", on_launch=observer.on_launch):
+        for n in (3, 5):
+            x = torch.zeros(n)
+            cu = reversed_offsets()(x) if by_a_kernel else torch.zeros(n, dtype=torch.int32)
+            packed()(torch.zeros(7), cu[:], fresh(7))
+    use = next(use for use in observer.uses() if use.name == "packed")
+    found = {str(proof): proof.answer for proof in prove_kernel(use, {}).proofs}
+    assert found["races of Y"] == ("unknown" if by_a_kernel else "proven")

@@ -70,6 +70,7 @@ def _covered(questions: Questions, buffer: ir.Buffer, asked: Asked, *, near: boo
     owners = list(_owners(questions, buffer, element))
     for owner in owners:
         constraints += owner.exists
+        asked.used[owner.fact] = None
     location = None
     witnesses = []
     for number, access in enumerate(questions.accesses.of(buffer, "write")):
@@ -98,11 +99,13 @@ class _Owner:
     """The row of a table of intervals that holds the row of an element.
 
     Attributes:
+        fact: that every row of the dim is in one of them.
         table: the table.
         sequence: the number of the row.
         exists: what is known of it.
     """
 
+    fact: Intervals
     table: ir.Buffer
     sequence: z3.ArithRef
     exists: tuple[z3.BoolRef, ...]
@@ -122,7 +125,7 @@ def _owners(
             row = z3.Int(f"interval.{dim}.{k}")
             start, end = rows_of(terms, fact, row)
             exists = (row >= 0, row < terms.integer(fact.table.shape[0]), start <= at, at < end)
-            yield _Owner(fact.table, row, exists)
+            yield _Owner(fact, fact.table, row, exists)
 
 
 class _Solver:

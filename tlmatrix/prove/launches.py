@@ -14,6 +14,8 @@ from tlmatrix.backend.binding import execute
 from tlmatrix.check.guards import guarded
 from tlmatrix.check.memory import poison_mask
 from tlmatrix.distributed.entry import trace
+from tlmatrix.interpreter import TracedKernel
+from tlmatrix.interpreter.analysis.accesses import constants_of
 from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.run.harness import Harness, is_bitwise
 from tlmatrix.spec.issues import SpecError
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from tlmatrix.interpreter import InterpretedKernel, TracedKernel
+    from tlmatrix.interpreter import InterpretedKernel
     from tlmatrix.interpreter.ir import nodes as ir
     from tlmatrix.matrix import Case
     from tlmatrix.spec.model.spec import Spec
@@ -77,7 +79,9 @@ class Observer:
         self.case, self.bits = "", True
         self.declared: list[torch.Tensor] = []
         self._arch = arch
-        self._texts: dict[int, tuple[Any, str]] = {}
+        self._texts: dict[int, tuple[Any, str, frozenset[str]]] = {}
+        self._unmade: list[torch.Tensor] = []
+        """Integer tensors that a kernel writes which did not run: they do not hold its values."""
         self._found: dict[str, KernelUse] = {}
 
     def on_launch(
@@ -88,14 +92,23 @@ class Observer:
     ) -> None:
         """Note a launch."""
         if id(kernel) not in self._texts:
-            self._texts[id(kernel)] = kernel, saved(kernel.prim_func)
-        text = self._texts[id(kernel)][1]
-        observation = _observation(kernel, values, sizes, self.declared)
+            text = saved(kernel.prim_func)
+            self._texts[id(kernel)] = kernel, text, _written(text)
+        text, written = self._texts[id(kernel)][1:]
+        observation = _observation(kernel, values, sizes, self.declared, self._unmade)
+        if isinstance(kernel, TracedKernel):
+            own = (value for name, value in values.items() if name in written)
+            self._unmade += [v for v in own if isinstance(v, torch.Tensor) and _is_whole(v)]
         if text not in self._found:
             self._found[text] = KernelUse(
-                kernel.name, text, self.case, self._arch, observation.parameters, bits=self.bits
+                kernel.name, text, self.case, self._arch, observation.parameters, bits=False
             )
         self._found[text].observed.append(observation)
+        self._found[text].bits |= self.bits
+
+    def forget(self) -> None:
+        """Another case runs, with tensors of its own."""
+        self._unmade.clear()
 
     def uses(self) -> list[KernelUse]:
         """The kernels so far."""
@@ -123,6 +136,7 @@ def observe(
     harness = Harness(backend, tuple(roots), _RANK_SECONDS, None)
     for case in cases:
         observer.case, observer.bits = case.id, True
+        observer.forget()
         try:
             bound = harness.bind(spec, backend)
             problem = harness.problem(bound, spec, case, 0)
@@ -145,13 +159,17 @@ def _observation(
     values: Mapping[str, Any],
     sizes: Mapping[str, int],
     declared: Sequence[torch.Tensor],
+    unmade: Sequence[torch.Tensor],
 ) -> Observation:
     func = kernel.prim_func
     names = [str(func.buffer_map.get(p, p).name) for p in func.params]
     unwritten = {name for k, name in enumerate(names) if k in kernel.out_idx}
     tables, own = {}, set()
     tensors = {name: v.detach() for name, v in values.items() if isinstance(v, torch.Tensor)}
+    storages = {each.untyped_storage().data_ptr() for each in unmade}
     for name, value in tensors.items():
+        if _is_whole(value) and value.untyped_storage().data_ptr() in storages:
+            continue
         if _is_table(value):
             tables[name] = value.cpu().numpy().astype(np.int64)
             if any(_equal(value, each) for each in declared):
@@ -167,8 +185,21 @@ def _observation(
 
 
 def _is_table(tensor: torch.Tensor) -> bool:
+    return _is_whole(tensor) and tensor.numel() <= _LARGEST_TABLE
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether the elements of a tensor are integers."""
     whole = not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
-    return whole and tensor.dtype != torch.bool and tensor.numel() <= _LARGEST_TABLE
+    return whole and tensor.dtype != torch.bool
+
+
+def _written(text: str) -> frozenset[str]:
+    """The parameters that a kernel may write."""
+    kernel: ir.Kernel = read_all(text)
+    constants = constants_of(kernel)
+    buffers = kernel.buffer_map.values()
+    return frozenset(buffer.name for buffer in buffers if buffer.data not in constants)
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:

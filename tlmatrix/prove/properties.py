@@ -161,9 +161,11 @@ def own_sequence(questions: Questions, buffer: ir.Buffer) -> Proof | None:
     failed, found = None, False
     for fact, dim in _packed(questions, buffer):
         failed, owned = None, False
+        other: Access | None = None
         for access in questions.accesses.of(buffer, "write", "atomic"):
             owner = _owner(access, fact)
             if owner is None:
+                other = access
                 continue
             owned = True
             if not alike(access.buffer, buffer):
@@ -180,6 +182,9 @@ def own_sequence(questions: Questions, buffer: ir.Buffer) -> Proof | None:
             failed = asked.failed(questions.ask(constraints), reason, access.location)
             if failed is not None:
                 break
+        if owned and failed is None and other is not None:
+            reason = "a block may write rows that are not counted from a sequence"
+            failed = asked.unknown(reason, other.location)
         found |= owned
         if owned and failed is None:
             return asked.proven()

@@ -442,12 +442,14 @@ class TracedKernel:
         if not self.out_idx and on_launch is None:
             return None
         sizes = self._sizes(zip(inputs, args, strict=True))
-        if on_launch is not None:
-            named = {self._name(p): value for p, value in zip(inputs, args, strict=True)}
-            on_launch(self, named, {str(var.name): int(n.value) for var, n in sizes.items()})
         outputs = [
             self._zeros(self.prim_func.buffer_map[parameters[k]], sizes) for k in self.out_idx
         ]
+        if on_launch is not None:
+            named = {self._name(p): value for p, value in zip(inputs, args, strict=True)}
+            made = zip(self.out_idx, outputs, strict=True)
+            named |= {self._name(parameters[k]): value for k, value in made}
+            on_launch(self, named, {str(var.name): int(n.value) for var, n in sizes.items()})
         if not outputs:
             return None
         return outputs[0] if len(outputs) == 1 else outputs
