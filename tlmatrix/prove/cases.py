@@ -45,7 +45,7 @@ def variants(spec: Spec, case: Case, count: int) -> Iterator[Case]:
             part = 1 if attempt < len(offered) + count else _PART
             values = {a: pick.choice(each) for a, each in offered.items() if pick.random() < part}
         found = replace(case, values={**case.values, **values}, origin="tier")
-        if found.key in seen or not allowed(spec, case, found.values):
+        if found.key in seen or not allowed(spec, found.values):
             continue
         seen.add(found.key)
         count -= attempt >= len(offered)
@@ -64,32 +64,37 @@ def _extent(value: Value) -> int:
 
 
 def free_values(spec: Spec, case: Case) -> dict[str, list[Value]]:
-    """The values of each axis with which a case has the same kernels."""
-    key = family_for(spec).compile_key
-    mine = key(spec, case.values)
+    """The values of each axis with which a case has the same kernels; of all axes if none has.
+
+    A spec that does not say for which axes kernels are compiled may have kernels with symbolic
+    dims all the same.
+    """
     found: dict[str, list[Value]] = {}
     for axis, own in case.values.items():
         values: list[Value] = [own, *spec.axes.get(axis, ())]
         if type(own) is int and len(values) < _FEW:
             values += [own + step for step in _STEPS if own + step > 0]
         distinct = list({canonical(value): value for value in values}.values())
-        same = [v for v in distinct if _key(spec, {**case.values, axis: v}) == mine]
-        if len(same) > 1:
-            found[axis] = same
-    return found
+        if len(distinct) > 1:
+            found[axis] = distinct
+    free = {
+        axis: [v for v in values if _same_kernels(spec, case, {**case.values, axis: v})]
+        for axis, values in found.items()
+    }
+    return {axis: values for axis, values in free.items() if len(values) > 1} or found
 
 
-def _key(spec: Spec, values: Mapping[str, Value]) -> object:
+def _same_kernels(spec: Spec, case: Case, values: Mapping[str, Value]) -> bool:
+    key = family_for(spec).compile_key
     try:
-        return family_for(spec).compile_key(spec, values)
+        return key(spec, values) == key(spec, case.values)
     except (ExpressionError, SpecError, ValueError):
-        return None
+        return False
 
 
-def allowed(spec: Spec, case: Case, values: Mapping[str, Value]) -> bool:
-    """Whether a spec has a case of these values, with the kernels of another one."""
+def allowed(spec: Spec, values: Mapping[str, Value]) -> bool:
+    """Whether a spec has a case of these values."""
     try:
-        same = family_for(spec).compile_key(spec, values) == _key(spec, case.values)
-        return same and spec.allows(values)
-    except (ExpressionError, SpecError, ValueError):
+        return spec.allows(values)
+    except ExpressionError:
         return False

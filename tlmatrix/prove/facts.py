@@ -383,12 +383,13 @@ def facts_of(
     """
     if not observed:
         return []
-    sizes = _sizes(kernel, observed)
-    found = [
-        *_given_facts(kernel, given, observed),
-        *_size_facts(sizes, observed),
-        *_rounded_facts(sizes, observed),
-    ]
+    found = [*_given_facts(kernel, given, observed)]
+    # What holds for all kernels of the name holds for this one, too.
+    for launches in (observed, alike):
+        own = _sizes(kernel, launches)
+        known = {fact.words for fact in found}
+        more = (*_size_facts(own, launches), *_rounded_facts(own, launches))
+        found += [fact for fact in more if fact.words not in known]
     sizes = _sizes(kernel, alike)
     for table in tables:
         arrays = [each.tables[table.name] for each in alike if table.name in each.tables]

@@ -95,7 +95,7 @@ def _of_values(spec: Spec, case: Case, observed: Observation, values: Values) ->
     for changes in tried:
         if changes:
             made = replace(case, values={**case.values, **changes}, origin="tier")
-            if allowed(spec, case, made.values):
+            if allowed(spec, made.values):
                 yield made
 
 
