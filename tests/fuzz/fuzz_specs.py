@@ -43,6 +43,20 @@ fuzz:
   axes: {batch: 1..3, window: 1..1000, seqlen_k: 1..1000}
 """
 
+_SCALED = """\
+name: scaled
+problem:
+  inputs:
+    x: {shape: [n], dtype: float32, grad: false}
+  outputs: [y]
+  reference: fuzzed_entries:reference
+entry: fuzzed_kernels:wrong_at_one_length
+axes: {n: [5]}
+checks: [numeric]
+fuzz:
+  axes: {n: 1..30000}
+"""
+
 _PACKED = """\
 name: packed
 problem: attention
@@ -79,6 +93,12 @@ def rows_cases(spec):
 def windows_spec(folder):
     path = folder / "windows.yaml"
     path.write_text(_WINDOWS)
+    return load_spec(path)
+
+
+def scaled_spec(folder):
+    path = folder / "scaled.yaml"
+    path.write_text(_SCALED)
     return load_spec(path)
 
 

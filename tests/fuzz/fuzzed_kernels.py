@@ -97,3 +97,26 @@ def unguarded(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale):
 
 def unguarded_from_the_second_tile(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale):
     return _attention(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, 1)
+
+
+@tilelang.jit
+def scaled_kernel(special):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def scaled(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, 96), threads=96) as block:
+            for i in T.Parallel(96):
+                if n == special:
+                    Y[block * 96 + i] = X[block * 96 + i]
+                else:
+                    Y[block * 96 + i] = X[block * 96 + i] * 0.3
+
+    return scaled
+
+
+def wrong_at_one_length(x):
+    """Wrong for 4,321 elements alone."""
+    y = torch.empty_like(x)
+    scaled_kernel(4321)(x, y)
+    return y

@@ -3,11 +3,11 @@
 import time
 from dataclasses import replace
 
-from fuzz_specs import packed_cases, packed_spec, rows_cases, rows_spec, windows_spec
+from fuzz_specs import packed_cases, packed_spec, rows_cases, rows_spec, scaled_spec, windows_spec
 from hypothesis import strategies as st
 
 from tlmatrix.fuzz.search import fuzz_spec, shrink_failure
-from tlmatrix.fuzz.strategies import case_domain
+from tlmatrix.fuzz.strategies import case_domain, cases
 from tlmatrix.fuzz.strategies.case_strategy import case_strategy
 from tlmatrix.interpreter.frontend import programs
 from tlmatrix.matrix import Case
@@ -90,6 +90,15 @@ def test_fault_of_a_difference_of_two_lengths_is_found(tmp_path, runner):
         for found in report.found:
             keys, window = (found.smallest.values[name] for name in ("seqlen_k", "window"))
             assert (keys - window) % 256 == 0 < keys % 256
+
+
+def test_numbers_in_the_kernel_are_drawn_without_a_tile_in_the_spec(tmp_path, runner):
+    spec = scaled_spec(tmp_path)
+    assert runner.kernel_edges(spec, [{"n": 5}]) == [96, 4321]
+    assert not _search(spec, runner, cases(spec), examples=100)[0].found
+    report, _ = _search(spec, runner, None, examples=100)
+    (found,) = report.found
+    assert found.smallest.values == {"n": 4321}
 
 
 def test_seed_determines_the_cases(tmp_path, runner):

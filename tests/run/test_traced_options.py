@@ -2,6 +2,7 @@
 
 import random
 import textwrap
+from functools import partial
 
 import pytest
 
@@ -63,7 +64,8 @@ def test_memory_of_a_combination_that_did_not_run(stages, found, tmp_path):
     }
     wide = {"rows": 64, "width": 256, "stages": stages}
     assert tuple(sorted(wide.items())) in others
-    titles = [each.title for each in traced_options._in_child(harness, spec, wide, "sm_90a")]
+    needs = partial(traced_options._needs, wide)
+    titles = [each.title for each in traced_options._in_child(harness, spec, "sm_90a", needs)]
     assert bool(titles) == found
     for title in titles:
         assert title.startswith("budget: with width=256, stages=8: the kernel needs about 524288")

@@ -41,6 +41,8 @@ _STALE = 50
 """Measured examples in a row without a new feature after which the coverage of fewer is measured,
 which costs about a seventh of a case's time."""
 _ONE_IN = 4
+_TRACED = 4
+"""Cases of the tier whose kernels say around which numbers lengths are generated."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,8 @@ def fuzz_spec(
     Args:
         spec: the spec.
         runner: runs the cases.
-        strategy: generates the cases; by default `tlmatrix.fuzz.strategies.cases` of the tier.
+        strategy: generates the cases; by default `tlmatrix.fuzz.strategies.cases` of the tier,
+            also around the numbers that its kernels combine sizes with.
         tier: its number of examples applies if there are neither `examples` nor `seconds`.
         examples: how many cases to run.
         seconds: how long to run.
@@ -176,9 +179,10 @@ def fuzz_spec(
     if examples is None and seconds is None:
         examples = examples_of(spec, tier)
     if strategy is None:
-        from tlmatrix.fuzz.strategies import cases
+        from tlmatrix.fuzz.strategies import cases, tier_sample
 
-        strategy = cases(spec, tier)
+        edges = runner.kernel_edges(spec, tier_sample(spec, tier)[:_TRACED])
+        strategy = cases(spec, tier, around=edges)
     search = _Search(
         spec,
         runner,

@@ -24,7 +24,7 @@ from tlmatrix.spec.issues import SpecError
 from tlmatrix.unwinding import unwinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from tlmatrix.backend import Backend
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tlmatrix.run.records import RecordsWriter
     from tlmatrix.run.sources import SourceWatch
     from tlmatrix.spec.model.spec import Spec
+    from tlmatrix.spec.values import Value
 
 UNUSABLE = 70
 """Exit status of a process that a case left unusable."""
@@ -277,6 +278,12 @@ class Runner:
         bound = self._harness.bind_case(spec, case)
         problem = self._harness.problem(bound, spec, case, self.seed if seed is None else seed)
         return problem, self._harness.entry(bound.binding)
+
+    def kernel_edges(self, spec: Spec, cases: Sequence[Mapping[str, Value]]) -> list[int]:
+        """The numbers that kernels of cases combine sizes with; none on other backends."""
+        from tlmatrix.run.traced_options import kernel_edges
+
+        return kernel_edges(self._harness, spec, cases)
 
     def close(self) -> None:
         """End the processes that cases started."""

@@ -4,7 +4,7 @@ A tier runs few combinations of the axes that kernels are compiled for, and a ti
 shared memory at another one would show only there. Tracing takes milliseconds and runs nothing, so
 in some cases of a spec, which their seeds select, another combination is traced as well. It happens
 in a child process: code under test may keep what it traced. What was found is kept on disk until
-the sources of the spec change.
+the sources of the spec change. So are the numbers that kernels combine sizes with, for fuzzing.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ import pickle
 import select
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend import CompileBackend
 from tlmatrix.backend.binding import execute
 from tlmatrix.check.finding import Finding
 from tlmatrix.distributed.entry import trace
+from tlmatrix.interpreter.analysis.accesses import accesses_of
+from tlmatrix.interpreter.analysis.edges import edges
+from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.frontend.programs import program_cache
+from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.matrix import known_bug
 from tlmatrix.problem.distributions import seeded_random
 from tlmatrix.problem.sharding import with_owners
@@ -35,7 +39,7 @@ from tlmatrix.tracebacks import short_path
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from tlmatrix.interpreter.frontend.kernel import TracedKernel
@@ -43,6 +47,8 @@ if TYPE_CHECKING:
     from tlmatrix.run.harness import Harness
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
+
+    _Work = Callable[[Harness, Spec, CompileBackend], list[Any]]
 
 _SAMPLED = 12
 """Of this many cases, one traces another combination."""
@@ -67,15 +73,34 @@ def check_other_options(harness: Harness, spec: Spec, case: Case) -> list[Findin
     if values is None:
         return []
     arch = pick.choice(spec.architectures or (str(getattr(harness.backend, "target", "sm_90a")),))
+    return _kept(harness, spec, arch, canonical(dict(values)), partial(_needs, values))
+
+
+def kernel_edges(harness: Harness, spec: Spec, cases: Sequence[Mapping[str, Value]]) -> list[int]:
+    """The numbers that kernels of cases combine sizes with (`interpreter.analysis.edges`).
+
+    None if the backend is not the interpreter, and of cases that cannot be traced.
+    """
+    if harness.backend.name != "interpreter" or not hasattr(os, "fork"):
+        return []
+    arch = next(iter(spec.architectures), str(getattr(harness.backend, "target", "sm_90a")))
+    key = f"edges of {canonical([dict(each) for each in cases])}"
+    with suppress(Exception, SpecError):  # a case that runs reports it
+        return _kept(harness, spec, arch, key, partial(_edges, cases))
+    return []
+
+
+def _kept(harness: Harness, spec: Spec, arch: str, key: str, work: _Work) -> list[Any]:
+    """What a child process finds, or found for the sources as they are."""
     store = program_cache()
     if store is None:
-        return _in_child(harness, spec, values, arch)
+        return _in_child(harness, spec, arch, work)
     parts = digest_of(_parts(spec.path, harness.roots))
-    case_key = sha256(f"{parts}:{canonical(dict(values))}:{arch}".encode()).hexdigest()
-    found: tuple[Finding, ...] | None = store.find(f"{case_key}-options", tuple)
+    full_key = f"{sha256(f'{parts}:{key}:{arch}'.encode()).hexdigest()}-options"
+    found: tuple[Any, ...] | None = store.find(full_key, tuple)
     if found is None:
-        found = tuple(_in_child(harness, spec, values, arch))
-        store.add(f"{case_key}-options", found)
+        found = tuple(_in_child(harness, spec, arch, work))
+        store.add(full_key, found)
     return list(found)
 
 
@@ -135,10 +160,8 @@ def _values(harness: Harness, spec: Spec, values: Mapping[str, Value]) -> dict[s
     return found
 
 
-def _in_child(
-    harness: Harness, spec: Spec, values: Mapping[str, Value], arch: str
-) -> list[Finding]:
-    """The findings of a forked child that traces; none if it fails or takes too long."""
+def _in_child(harness: Harness, spec: Spec, arch: str, work: _Work) -> list[Any]:
+    """What a forked child that traces finds; nothing if it fails or takes too long."""
     backend = CompileBackend(requested=(arch,), target=arch)
     harness.bind(spec, backend)  # here, so that each child finds it
     reading, writing = os.pipe()
@@ -150,7 +173,7 @@ def _in_child(
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, 1)
             os.dup2(nowhere, 2)
-            os.write(writing, pickle.dumps(_traced(harness, spec, values, backend)))
+            os.write(writing, pickle.dumps(work(harness, spec, backend)))
             status = 0
         finally:
             os._exit(status)
@@ -165,14 +188,35 @@ def _in_child(
     finally:
         os.close(reading)
         os.waitpid(child, 0)
-    found: list[Finding] = pickle.loads(sent) if sent else []  # noqa: S301 - of our own child
+    found: list[Any] = pickle.loads(sent) if sent else []  # noqa: S301 - of our own child
     return found
+
+
+def _needs(
+    values: Mapping[str, Value], harness: Harness, spec: Spec, backend: CompileBackend
+) -> list[Finding]:
+    kernels = _traced(harness, spec, values, backend)
+    compiled = _values(harness, spec, values)
+    options = ", ".join(f"{axis}={values[axis]}" for axis in compiled)
+    return [each for kernel in kernels for each in _over_budget(kernel, backend, options)]
+
+
+def _edges(
+    cases: Sequence[Mapping[str, Value]], harness: Harness, spec: Spec, backend: CompileBackend
+) -> list[int]:
+    found: set[int] = set()
+    for case in cases:
+        values = {axis: _launched(value, spec.axes.get(axis, ())) for axis, value in case.items()}
+        for kernel in _traced(harness, spec, values, backend):
+            with suppress(Unsupported):
+                found.update(edges(accesses_of(read_all(saved(kernel.prim_func)))))
+    return sorted(found)
 
 
 def _traced(
     harness: Harness, spec: Spec, values: Mapping[str, Value], backend: CompileBackend
-) -> list[Finding]:
-    """Call the entry with kernels that are traced and not run; exceptions say nothing here."""
+) -> list[TracedKernel]:
+    """The kernels of a case, traced and not run; exceptions say nothing here."""
     bound = harness.bind(spec, backend)
     traced = bound.binding.backend
     assert isinstance(traced, CompileBackend)
@@ -183,9 +227,7 @@ def _traced(
             trace(bound.binding, with_owners(spec, problem))
         else:
             execute(bound.binding, problem)
-    compiled = _values(harness, spec, values)
-    options = ", ".join(f"{axis}={values[axis]}" for axis in compiled)
-    return [each for kernel in traced.launched for each in _over_budget(kernel, backend, options)]
+    return list(traced.launched)
 
 
 def _over_budget(kernel: TracedKernel, backend: CompileBackend, options: str) -> list[Finding]:

@@ -96,7 +96,7 @@ class _Reader:
         self._model = accesses_of(kernel)
         parameters = [kernel.buffer_map.get(each, each) for each in kernel.params]
         self._names: dict[Any, str] = {each: each.name for each in parameters}
-        self._ranges = {r.var: r for access in self._model.found for r in access.ranges}
+        self._ranges = self._model.variables
         self._origins = self._model.flows | {
             var: [each.low, *self._model.flows.get(var, ())] for var, each in self._ranges.items()
         }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.fuzz.strategies.case_domain import (
     CaseDomain,
@@ -19,10 +19,11 @@ from tlmatrix.fuzz.strategies.case_domain import (
     tier_sample,
 )
 from tlmatrix.problem import family_for
+from tlmatrix.spec.model.fuzz import Fuzz
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from hypothesis.strategies import SearchStrategy
 
@@ -36,6 +37,7 @@ __all__ = [
     "cases",
     "sharing_cases",
     "summarize",
+    "tier_sample",
 ]
 
 
@@ -44,6 +46,7 @@ def cases(
     tier: str = "quick",
     *,
     at_most: Mapping[str, int] | None = None,
+    around: Sequence[int] = (),
 ) -> SearchStrategy[Case]:
     """A strategy for cases of origin "fuzz" that satisfy the constraints of the spec.
 
@@ -55,6 +58,7 @@ def cases(
         spec: the spec.
         tier: the name of the tier.
         at_most: the largest number of some axes, unless no case is possible with it.
+        around: boundary numbers of all ranges, besides those of the spec.
 
     Raises:
         ValueError: the spec has no such tier.
@@ -62,7 +66,22 @@ def cases(
     """
     from tlmatrix.fuzz.strategies.case_strategy import case_strategy
 
-    return case_strategy(case_domain(spec, tier, at_most=at_most))
+    domain = case_domain(spec, tier, at_most=at_most)
+    more = tuple(number for number in around if number not in domain.tiles)
+    if more:
+        domain = case_domain(_with_boundaries(spec, more), tier, at_most=at_most)
+    return case_strategy(domain)
+
+
+def _with_boundaries(spec: Spec, more: tuple[int, ...]) -> Spec:
+    fuzz = spec.fuzz or Fuzz()
+    every: dict[str, Any] = {**fuzz.axes, "seqlens": fuzz.seqlens}
+    drawn = {
+        name: each.model_copy(update={"around": (*each.around, *more)})
+        for name, each in every.items()
+    }
+    changed = fuzz.model_copy(update={"seqlens": drawn.pop("seqlens"), "axes": drawn})
+    return spec.model_copy(update={"fuzz": changed})
 
 
 def sharing_cases(

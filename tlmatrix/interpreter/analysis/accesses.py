@@ -144,6 +144,11 @@ class Accesses:
         return buffer.data in self._constants
 
     @property
+    def variables(self) -> dict[ir.Var, Range]:
+        """The variables of all accesses."""
+        return {each.var: each for access in self.found for each in access.ranges}
+
+    @property
     def _constants(self) -> frozenset[ir.Var]:
         return constants_of(self.kernel)
 
