@@ -660,11 +660,11 @@ class _Block:
                 continue  # a barrier, or tensor memory
             self._found.unmodelled.setdefault(node.op, statement.location)
             whole = [self._tile(_ZERO, extent) for extent in buffer.shape]
+            indices = load.indices if load is not None else [_ZERO] * len(buffer.shape)
+            there = tuple((self._value(index, "index"), _ONE) for index in indices)
             for kind in ("read", "write"):
                 self._access(buffer, kind, whole, statement, operation=name, certain=False)
-                if load is not None:
-                    there = tuple((self._value(i, "index"), _ONE) for i in load.indices)
-                    self._found.found[-1] = replace(self._found.found[-1], box=there)
+                self._found.found[-1] = replace(self._found.found[-1], box=there)
 
     def _read_below(self, node: Any, statement: Any) -> None:
         """Add what the evaluation of an address accesses."""
