@@ -38,7 +38,9 @@ from tilelang import tvm
 
 from tlmatrix.interpreter import interpret, interpreted
 from tlmatrix.interpreter.errors import InterpreterError, LaunchError
+from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.read import saved
+from tlmatrix.interpreter.ir.walk import walk
 from tlmatrix.interpreter.runtime.elements import block_of, lanes_inside, lanes_of
 from tlmatrix.interpreter.watch import registry
 from tlmatrix.interpreter.watch.observer import Observer, mask_of
@@ -362,7 +364,7 @@ class _Builder:
 
     def store(self, row: str, column: str, **packed: str) -> None:
         row += self.shift()
-        forms = ["element", "element", "element", "copy", "row", "add", "number"]
+        forms = ["element", "element", "element", "copy", "row", "add", "number", "thread"]
         if not packed:
             forms += ["copy", "slice"]
         form = self.one(*forms)
@@ -386,6 +388,14 @@ class _Builder:
             return
         if form in ("row", "number"):
             self.parallel(row, "", form, **packed)
+            return
+        if form == "thread":
+            thread = self.fresh("t")
+            self.line(f"{thread} = T.get_thread_binding()")
+            self.enter(f"{thread} < {self.one(self.bm, self.bm, self.bm + 1)}")
+            if packed:
+                self.enter(f"{packed['offset']} + {thread} < {packed['length']}")
+            self.line(f"Row[{row} + {thread}] = {self.one('1.0', 'X[0, 0]')}")
             return
         if not column:
             if self.chance(0.5):
@@ -454,7 +464,10 @@ class _Builder:
 
     def other(self) -> None:
         """A statement that changes integers or shared memory."""
-        form = self.one("var", "var", "var", "shared", "loop", "table", "branch", "atomic", "tile")
+        form = self.one(
+            "var", "var", "var", "shared", "loop", "table", "branch", "atomic", "tile", "thread",
+            "view", "cast",
+        )  # fmt: skip
         if form == "var":
             self.line(f"v = {self.expression(2)}")
         elif form == "shared":
@@ -472,6 +485,17 @@ class _Builder:
                 self.line("else:")
                 self.depth += 1
                 self.line(f"v = {self.expression(1)}")
+        elif form == "thread":
+            self.line(f"if T.get_thread_binding() == {self.one(0, 5)}:")
+            self.line(f"    W[{self.one(0, 1)}] = {self.expression(1)}")
+            self.line("T.sync_threads()")
+        elif form == "view":
+            view = self.fresh("view")
+            self.line(f"{view} = T.reshape(W, (2, 4))")
+            self.line(f"{view}[0, 1] = {self.expression(1)}")
+        elif form == "cast":
+            dtype = self.one("int8", "uint8")
+            self.line(f'v = T.cast(T.cast({self.expression(1)}, "{dtype}"), "int32")')
         elif form == "atomic":
             i = self.fresh("i")
             self.line(f"for {i} in T.Parallel({self.one(1, 2)}):")
@@ -496,25 +520,30 @@ class BlockAccesses(Observer):
     sees_every_read = True
     sees_writes = True
 
-    def block(self, e, indices):
-        """A block starts."""
-        e.w.line(f"noted.enter(({', '.join(e.vars[var].code for var in indices)},))")
+    def __init__(self, kernel, options, sites):
+        super().__init__(kernel, options, sites)
+        loops = (node for node in walk(kernel.body) if isinstance(node, ir.For))
+        self._grid = [n.loop_var for n in loops if n.thread_tag.startswith("blockIdx")]
+
+    def _about(self, e, buf, action):
+        """Arguments that say which block does what to which buffer."""
+        at = ", ".join(e.vars[var].code for var in self._grid)
+        return f"({at},), {buf.name!r}, {buf.scope!r}, {action!r}"
 
     def read_scalar(self, e, access, code):
         """A single element is read in the middle of an expression."""
         buf = access.buf
         if buf.private_axes:
             return code
-        return (
-            f"noted.one({buf.name!r}, {buf.scope!r}, ({access.element},), {buf.code}.shape, {code})"
-        )
+        about = self._about(e, buf, "read")
+        return f"noted.one({about}, ({access.element},), {buf.code}.shape, {code})"
 
     def access(self, e, access, action):
         """Elements are about to be accessed."""
         buf = access.buf
         if buf.private_axes or buf.variable:
             return
-        about = f"{buf.name!r}, {buf.scope!r}, {action!r}"
+        about = self._about(e, buf, action)
         if access.block and action != "atomic":
             mask = mask_of(e, access, e.mask)
             e.w.line(f"noted.block({about}, {access.dims_code}, {mask}, {buf.code}.shape)")
@@ -528,7 +557,7 @@ class BlockAccesses(Observer):
         clips = op.moves is not None
         for effect in op.effects:
             r = effect.region
-            about = f"{r.buf.name!r}, {r.buf.scope!r}, {effect.action!r}"
+            about = self._about(e, r.buf, effect.action)
             e.w.line(f"noted.block({about}, {r.dims_code}, None, {r.buf.code}.shape, {clips})")
 
 
@@ -536,46 +565,41 @@ class Noted:
     """Which block accessed which elements in one launch.
 
     Attributes:
-        blocks: the indices of blocks, in the order in which they ran.
-        seen: by (buffer, action) and block, flags of the elements in the order of rows.
+        seen: by (buffer, action) and the index of a block, flags of the elements.
         outside: buffers, with their scope, of which an index was outside.
         doubled: buffers to an element of which one statement of a block adds more than once.
         assumed: whether every `T.assume` held; one that does not ends the launch.
     """
 
     def __init__(self) -> None:
-        self.blocks: list[tuple[int, ...]] = []
-        self.seen: dict[tuple[str, str], dict[int, np.ndarray]] = {}
+        self.seen: dict[tuple[str, str], dict[tuple[int, ...], np.ndarray]] = {}
         self.outside: set[tuple[str, str]] = set()
         self.doubled: set[str] = set()
         self.assumed = True
 
-    def enter(self, indices):
-        self.blocks.append(tuple(map(int, indices)))
-
-    def _mark(self, name, scope, action, place, shape):
+    def _mark(self, at, name, scope, action, place, shape):
         if place is None or scope != "global":
             return
         where, mask = place
         flags = self.seen.setdefault((name, action), {}).setdefault(
-            len(self.blocks) - 1, np.zeros(shape, bool)
+            tuple(map(int, at)), np.zeros(shape, bool)
         )
         if mask is None:
             flags[where] = True
         else:
             flags[where] |= mask
 
-    def one(self, name, scope, index, shape, value):
+    def one(self, at, name, scope, action, index, shape, value):
         if all(0 <= i < n for i, n in zip(index, shape, strict=True)):
-            self._mark(name, scope, "read", (tuple(index), None), shape)
+            self._mark(at, name, scope, action, (tuple(index), None), shape)
         else:
             self.outside.add((name, scope))
         return value
 
-    def block(self, name, scope, action, dims, mask, shape, clipped=False):
+    def block(self, at, name, scope, action, dims, mask, shape, clipped=False):
         if mask is not None and not np.any(mask):
             return
-        self._mark(name, scope, action, block_of(dims, mask, shape), shape)
+        self._mark(at, name, scope, action, block_of(dims, mask, shape), shape)
         for d, n in zip(dims, shape, strict=True):
             first, count, step = d if isinstance(d, tuple) else (d, 1, 1)
             ranged = isinstance(d, tuple)
@@ -584,8 +608,8 @@ class Noted:
                     continue  # which of them are active is not asked: one violation less is seen
                 self.outside.add((name, scope))
 
-    def lanes(self, name, scope, action, index, mask, shape, extents):
-        self._mark(name, scope, action, lanes_of(index, mask, shape, extents), shape)
+    def lanes(self, at, name, scope, action, index, mask, shape, extents):
+        self._mark(at, name, scope, action, lanes_of(index, mask, shape, extents), shape)
         inside = lanes_inside(index, mask, shape, extents)
         active = np.broadcast_to(True if mask is None else mask, inside.shape)
         if (active & ~inside).any():
@@ -804,8 +828,7 @@ def violations(program: Program, noted: Noted, launch: Launch) -> list[tuple[str
         if program.owner:
             cu = launch.tables["cu"]
             for kind in ("write", "atomic"):
-                for block, flags in kinds[kind].items():
-                    indices = noted.blocks[block]
+                for indices, flags in kinds[kind].items():
                     names = dict(zip(("bx", "by"), indices, strict=False))
                     own = evaluated(program.owner, {**launch.symbols, **names})
                     rows = np.flatnonzero(flags.reshape(len(flags), -1).any(1))
@@ -823,7 +846,7 @@ def violations(program: Program, noted: Noted, launch: Launch) -> list[tuple[str
     return found
 
 
-def _conflict(some: dict[int, np.ndarray], others: dict[int, np.ndarray]) -> bool:
+def _conflict(some: dict[Any, np.ndarray], others: dict[Any, np.ndarray]) -> bool:
     return any(a != b and bool((x & y).any()) for a, x in some.items() for b, y in others.items())
 
 
