@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outside_project import command_line
+from tlmatrix.check.finding import Finding
+from tlmatrix.prove.answers import Proof
+from tlmatrix.prove.refuting import shows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -178,3 +181,19 @@ def test_the_kernels_of_a_script_are_proven_when_it_ends(folder: Path) -> None:
     assert "races proven" in line
     assert "own sequence proven" in line
     assert "of 1 kernel proven, 0 refuted" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("check", "title", "kernel", "shown"),
+    [
+        ("sanitizers", "races: Y[0] is written by two blocks", "doubled", True),
+        ("sanitizers", "races: Y[0] is written by two blocks", "another", False),
+        ("sanitizers", "unwritten: Y[0] is never written", "doubled", False),
+        ("sanitizers", "races: Z[0] is written by two blocks", "doubled", False),
+        ("numeric", "Y is wrong", None, False),
+    ],
+)
+def test_a_refutation_is_a_finding_about_the_property_of_the_kernel(check, title, kernel, shown):
+    """A wrong value, or a race of another kernel, has another cause."""
+    proof = Proof("races", "Y", "unknown")
+    assert shows(Finding(check, title, kernel=kernel), proof, "doubled") == shown

@@ -18,6 +18,7 @@ from tlmatrix.run.result import Status
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from tlmatrix.check.finding import Finding
     from tlmatrix.matrix import Case
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.model.spec import Spec
@@ -31,16 +32,21 @@ _MOST_CASES = 6
 """Cases that are run for one property."""
 _LARGEST = 2048
 """Of a size of a case that is run."""
-_SHOWS = {
-    "races": {"races", "atomics", "numeric", "gradients", "repeat", "determinism"},
-    "own sequence": {"sequences", "races", "isolation", "numeric", "gradients", "unwritten"},
-    "coverage": {"unwritten", "poison", "numeric", "gradients", "uninitialised"},
-    "bounds": {"bounds", "fragments", "tables", "guards", "crash", "numeric", "gradients"},
-    "overflow": {"overflow", "bounds", "tables"},
-    "assumptions": {"bounds", "tables", "guarded", "numeric", "gradients", "races", "guards"},
+_SHOWS: dict[str, set[str]] = {
+    "races": {"races"},
+    "own sequence": {"sequences", "races"},
+    "coverage": {"unwritten", "uninitialised", "poison"},
+    "bounds": {"bounds", "fragments", "tables", "guards"},
+    "overflow": {"overflow"},
+    "assumptions": set(),
     "equal bits": {"atomics", "determinism"},
 }
-"""By property, the checks and sanitizers whose findings show that it does not hold."""
+"""By property, the checks and sanitizers whose findings show that it does not hold.
+
+Wrong values show nothing: they have other causes as well. That an assumption does not hold is an
+exception of the entry.
+"""
+_OF_BUFFERS = ("races", "own sequence", "coverage", "equal bits")
 
 
 def refuted(runner: Runner, spec: Spec, use: KernelUse, case: Case, proof: Proof) -> Proof:
@@ -50,17 +56,22 @@ def refuted(runner: Runner, spec: Spec, use: KernelUse, case: Case, proof: Proof
         if result.status not in (Status.FAILED, Status.ERROR):
             continue
         for finding in result.findings:
-            if _kind(finding.check, finding.title) in _SHOWS[proof.name]:
+            if shows(finding, proof, use.name):
                 return replace(
                     proof, answer="refuted", case=f"{spec.path}::{each.id}", finding=finding.title
                 )
     return proof
 
 
-def _kind(check: str, title: str) -> str:
-    """The check of a finding, or the sanitizer."""
-    found = re.match(r"(\w+)\b", title)
-    return found.group(1) if check == "sanitizers" and found else check
+def shows(finding: Finding, proof: Proof, kernel: str) -> bool:
+    """Whether a finding shows that a property of a kernel does not hold."""
+    if finding.check == "entry":
+        return proof.name == "assumptions" and "T.assume(" in finding.title
+    if finding.check != "sanitizers":
+        return finding.check in _SHOWS[proof.name]
+    kind, _, words = finding.title.partition(":")
+    about = proof.name not in _OF_BUFFERS or re.search(rf"\b{re.escape(proof.subject)}\b", words)
+    return kind in _SHOWS[proof.name] and finding.kernel == kernel and bool(about)
 
 
 def _candidates(spec: Spec, use: KernelUse, case: Case, proof: Proof) -> Iterator[Case]:
