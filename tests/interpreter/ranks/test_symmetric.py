@@ -95,6 +95,21 @@ def regrown(*, meets=True, waits=True, keeps=False):
     return program
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.int32])
+def test_memory_is_aligned_as_that_of_a_gpu(dtype):
+    begins = []
+
+    def program(rank):
+        for size in (1, 3, 100):
+            own = symm_mem.empty((size,), dtype=dtype)
+            symm_mem.rendezvous(own, dist.group.WORLD)
+            begins.append(own.data_ptr())
+
+    simulate(program, world=2)
+    assert len(begins) == 6
+    assert all(begin % 512 == 0 for begin in begins)
+
+
 def test_memory_that_all_are_done_with_may_be_given_back():
     assert told(regrown()) == told(regrown(), stragglers=True) == set()
     assert simulate(regrown(), world=2).results == [1.0, 0.0]

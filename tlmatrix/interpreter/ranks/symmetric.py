@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 # The symmetric memory of simulated ranks: which allocation has an address, and which are freed ----
 
+_ALIGNMENT = 512
+"""Bytes of which PyTorch's allocations on a GPU begin at a multiple."""
+
 PAD_BYTES = 2048
 """The size of a signal pad, as PyTorch gives it where `set_signal_pad_size` is not called."""
 
@@ -185,11 +188,12 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> t
     dtype = dtype or torch.get_default_dtype()
     count = math.prod(int(n) for n in shape)
     name = str(dtype).removeprefix("torch.")
+    content = _aligned(max(count, 1) * dtype.itemsize)
     if dtype.is_floating_point or dtype == torch.uint8:
         # All bits set is NaN in every float dtype; bytes are for something to be seen in them.
-        content = np.full(max(count, 1) * dtype.itemsize, 255, np.uint8)
+        content.fill(255)
     else:
-        content = np.full(max(count, 1), poison(name), name)
+        content.view(name).fill(poison(name))
     rank.world.memory.free(rank)
     found = rank.world.memory.allocate(rank.number, content, "symmetric buffer")
     lent = rank.world.memory.lend(found, content)
@@ -202,6 +206,13 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: Any = None) -> t
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # noqa: SLF001
         tensor: torch.Tensor = lent[: count * dtype.itemsize].view(dtype).view(shape)
         return tensor
+
+
+def _aligned(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """New memory that begins where that of a GPU does, at a multiple of the widest access."""
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size]
 
 
 def _zero(rank: Rank, own: Allocation, stream: Stream) -> None:
