@@ -178,6 +178,18 @@ def test_inputs_are_subnormal_or_normal(name):
     assert sum(bool(size.std() > 0.5) for size in sizes) == 8 - len(tiny)
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+def test_a_large_input_has_few_subnormals_of_float32(name):
+    dtype = getattr(torch, name)
+    sizes = [draw("subnormal", generator(seed), (999, 64), dtype).abs() for seed in range(8)]
+    small = [size <= torch.finfo(dtype).smallest_normal for size in sizes]
+    tiny = [each for each in small if each[:256].all()]
+    assert 2 <= len(tiny) <= 6
+    for each in tiny:
+        assert each[256:].all() if name == "float16" else each[256:].double().mean() < 0.1
+    assert all(each.double().mean() < 0.1 for each in small if not each[:256].all())
+
+
 def test_equal_keys_have_equal_scores_and_values_differ():
     problem = make_problem(packed([20, 7], values="equal_rows", head_dim=64))
     q, k, v = (problem.inputs[name].float() for name in "qkv")

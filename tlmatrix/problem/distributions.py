@@ -43,7 +43,7 @@ DISTRIBUTIONS = {
     "equal_rows": "N(0, 1), all rows of every second input equal (the keys of attention): equal "
     "scores, whose softmax weights are 1 / the number of keys",
     "subnormal": "each input, by chance, N(0, 1) or below the smallest normal number of the dtype: "
-    "reveals flushed float16",
+    "reveals flushed float16 (in large bfloat16 and float32 inputs only the first rows)",
     "extreme": "the first input (v of attention) near the largest number of the dtype, or of what "
     "its results and their squares in float32 allow: reveals sums in 16 bits that overflow",
 }
@@ -51,6 +51,10 @@ DISTRIBUTIONS = {
 
 _PERIOD = 2053
 """Period of `replacement_values`: a prime, so that few rows of a tensor start alike."""
+
+_SLOW = 2**14
+"""Most elements of an input that are subnormal in float32: a product with them takes a CPU a
+hundred times as long as others, and a GPU may flush them."""
 
 _OF_ROWS = ("zero_rows", "rising")
 """Distributions for kernels along rows: only used if a spec names them."""
@@ -186,7 +190,9 @@ def draw(
     elif name == "subnormal":
         if bool(torch.randint(0, 2, (), generator=source)):
             result = torch.rand(shape, generator=source, dtype=torch.float32).double() * 2 - 1
-            result *= torch.finfo(dtype).smallest_normal
+            smallest = torch.finfo(dtype).smallest_normal
+            slow = smallest == torch.finfo(torch.float32).smallest_normal
+            result.view(-1)[: _SLOW if slow else None] *= smallest
         else:
             result = torch.randn(shape, generator=source, dtype=torch.float32)
     elif name == "extreme":
