@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter import ops
@@ -36,7 +37,7 @@ from tlmatrix.interpreter.ir.walk import walk
 from tlmatrix.interpreter.ops.control import call_extern, calls_models, rules_of_models
 from tlmatrix.interpreter.program import GlobalLayout, Parameter, Program
 from tlmatrix.interpreter.runtime import environment
-from tlmatrix.interpreter.sync.externs import is_modelled
+from tlmatrix.interpreter.sync.externs import is_modelled, modelled
 from tlmatrix.interpreter.watch.races import RaceInstrument
 from tlmatrix.interpreter.watch.registry import functions, observers
 
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tlmatrix.interpreter.program import Options
+
+
+_LAYOUTS = "layout_map"
+"""The annotation of a block with layouts of its buffers."""
 
 
 def usage_of(func: Any) -> tuple[frozenset[str], ...]:
@@ -64,8 +69,7 @@ def generate(func: Any, text: str, options: Options) -> Program:
         Unsupported: naming the operation and the user's line, if something is not modelled.
     """
     tables = ops.TABLES
-    kernel, shapes, inferred = _read(func, text, options)
-    kernel = normalized(kernel, is_modelled)
+    kernel, shapes, inferred = _read(func, text, options, tuple(modelled()))
     if options.wide:
         kernel = widened(kernel)
     threads = needs_threads(kernel, tables.thread_operations, tables.each_thread)
@@ -110,16 +114,26 @@ def generate(func: Any, text: str, options: Options) -> Program:
 # Reading ----------------------------------------------------------------------------------
 
 
-def _read(func: Any, text: str, options: Options) -> tuple[ir.Kernel, Any, InferredLayouts | None]:
-    """The kernel; with annotated layouts their physical shapes, and what TileLang infers of them.
+def depends_on_arch(text: str) -> bool:
+    """Whether the program of a kernel, by its JSON, may differ by the architecture.
+
+    TileLang infers layouts for one, of kernels that annotate some.
+    """
+    return _LAYOUTS in text
+
+
+def _read(
+    func: Any, text: str, options: Options, models: tuple[str, ...]
+) -> tuple[ir.Kernel, Any, InferredLayouts | None]:
+    """The normalized kernel; with annotated layouts their physical shapes, and those inferred.
 
     TileLang computes the shapes; nodes of what is saved together are shared.
     """
+    if not depends_on_arch(text):
+        return _plain(text, models), {}, None
     kernel: ir.Kernel = read_all(text)
-    if not any(
-        isinstance(n, ir.Block) and "layout_map" in n.annotations for n in walk(kernel.body)
-    ):
-        return kernel, {}, None
+    if not any(isinstance(n, ir.Block) and _LAYOUTS in n.annotations for n in walk(kernel.body)):
+        return normalized(kernel, is_modelled), {}, None
     from tilelang import tvm
 
     funcs = [func]
@@ -140,9 +154,14 @@ def _read(func: Any, text: str, options: Options) -> tuple[ir.Kernel, Any, Infer
     text = tvm.ir.save_json(tvm.runtime.convert([funcs, layouts, shapes]))
     kernels, read_layouts, read_shapes = read_all(text)
     by_layout = dict(zip(read_layouts, read_shapes, strict=True))
-    if len(kernels) == 1:
-        return kernels[0], by_layout, None
-    return kernels[0], by_layout, _layouts_of(kernels[1], by_layout)
+    kernel = normalized(kernels[0], is_modelled)
+    return kernel, by_layout, _layouts_of(kernels[1], by_layout) if kernels[1:] else None
+
+
+@lru_cache(maxsize=8)  # the variants of a program follow each other
+def _plain(text: str, models: tuple[str, ...]) -> ir.Kernel:  # noqa: ARG001 - a part of the key
+    """The normalized kernel, without annotated layouts; `models` are those that there are."""
+    return normalized(read_all(text), is_modelled)
 
 
 def _inferred(func: Any, arch: str) -> Any:

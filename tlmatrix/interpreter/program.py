@@ -64,7 +64,7 @@ class Options:
         sanitizers: the sanitizers that are on.
         observers: names of other observers (`watch.registry`).
         wide: whether all floats are float64.
-        arch: the architecture, for layouts that TileLang infers.
+        arch: the architecture, for layouts that TileLang infers; "" if it infers none.
     """
 
     guard: bool = True

@@ -11,7 +11,7 @@ import torch
 
 from jit_kernel import jit_kernel
 from tlmatrix import cache_files
-from tlmatrix.interpreter import interpret
+from tlmatrix.interpreter import generate, interpret
 from tlmatrix.interpreter.frontend import alignment, programs
 
 
@@ -70,6 +70,46 @@ def test_variants_and_kernels_have_programs_of_their_own(folder, generated):
     assert not run(sanitize=True).reports
     assert run(sanitize=True, coverage=True).coverage.lines
     assert len(generated) == 5
+
+
+@pytest.mark.parametrize(("annotated", "programs_made"), [(True, 2), (False, 1)])
+def test_only_annotated_layouts_make_a_program_depend_on_the_architecture(
+    folder, generated, annotated, programs_made
+):
+    @jit_kernel(out_idx=[-1])
+    def added(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8, 16), "float32")):
+        with T.Kernel(1, threads=32):
+            if annotated:
+                T.annotate_layout({Y: T.Layout((8, 16), lambda i, j: [j, i])})
+            for i, j in T.Parallel(8, 16):
+                Y[i, j] = X[i, j] + 1
+
+    programs._known.clear()
+    x = torch.randn(8, 16)
+    for arch in ("sm_90a", "sm_80"):
+        with interpret(arch=arch):
+            found = added()(x)
+            assert torch.equal(found.view(16, 8).T if annotated else found, x + 1)
+    assert len(generated) == len(list(folder.iterdir())) == programs_made
+
+
+def test_the_json_of_a_kernel_is_read_once_for_its_variants(folder, monkeypatch):
+    read = []
+    read_all = generate.read_all
+    monkeypatch.setattr(generate, "read_all", lambda text: read.append(text) or read_all(text))
+
+    @jit_kernel(out_idx=[-1])
+    def doubled(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8, 16), "float32")):
+        with T.Kernel(1, threads=32):
+            for i, j in T.Parallel(8, 16):
+                Y[i, j] = X[i, j] * 2
+
+    x = torch.randn(8, 16)
+    for options in ({}, {"sanitize": True}, {"coverage": True}):
+        with interpret(**options):
+            assert torch.equal(doubled()(x), x * 2)
+    assert len(list(folder.iterdir())) == 3
+    assert len(read) == 1
 
 
 def test_only_the_variant_that_runs_is_generated(folder, generated):
@@ -170,7 +210,7 @@ def test_programs_that_were_used_longest_ago_are_removed(folder, monkeypatch):
 
 _RUN = """
 import tilelang, tilelang.language as T, torch
-from tlmatrix.interpreter import interpret
+from tlmatrix.interpreter import generate, interpret
 
 @tilelang.jit(out_idx=[-1])
 def ones():

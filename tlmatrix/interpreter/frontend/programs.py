@@ -12,7 +12,7 @@ import os
 import platform
 import sys
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from tlmatrix import dtypes, interpreter
 from tlmatrix.cache_files import FileCache, cache_folder
 from tlmatrix.interpreter import ops, runtime
 from tlmatrix.interpreter.errors import InterpreterError, Unsupported
-from tlmatrix.interpreter.generate import generate
+from tlmatrix.interpreter.generate import depends_on_arch, generate
 from tlmatrix.interpreter.ir.read import saved
 from tlmatrix.interpreter.locks import TRACING
 from tlmatrix.interpreter.program import Options
@@ -183,6 +183,7 @@ class Programs:
         Raises:
             Unsupported: it cannot be generated.
         """
+        arch = arch if self._depends_on_arch else ""
         key = Options(self.guard, sanitizers, observers, wide, arch)
         found = self._loaded.get(key)
         if found is None:
@@ -196,6 +197,10 @@ class Programs:
                 raise
             _dump(found.program, key)
         return found
+
+    @cached_property
+    def _depends_on_arch(self) -> bool:
+        return depends_on_arch(saved(self.prim_func))
 
     def _generated(self, options: Options) -> tuple[Program, CodeType]:
         text = saved(self.prim_func)  # slow: for the key and the program

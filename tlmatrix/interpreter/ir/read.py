@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import Unsupported
@@ -71,6 +72,11 @@ def saved(func: Any) -> str:
     """
     if not hasattr(func, "buffer_map"):
         raise Unsupported(f"the interpreter runs PrimFuncs, got {type(func).__name__}")
+    return _saved(func)
+
+
+@lru_cache(maxsize=8)  # the variants of a program follow each other
+def _saved(func: Any) -> str:
     from tilelang import tvm
 
     return str(tvm.ir.save_json(func))
