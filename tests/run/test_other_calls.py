@@ -1,6 +1,7 @@
 """Calls with other options or data before a call, and between its forward and its backward pass."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -8,8 +9,9 @@ from tlmatrix.run import Status
 from tlmatrix.run import harness as harness_module
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
-from tlmatrix.spec import parse_spec
+from tlmatrix.spec import load_spec, parse_spec
 
+SPECS = Path(__file__).parents[2] / "specs"
 SPEC = """
 name: scaled
 problem:
@@ -258,3 +260,17 @@ class TestCallHistory:
     def test_a_result_that_a_later_call_overwrites_is_a_finding(self, run):
         findings = [each for result in run("shares_a_result") for each in result.findings]
         assert {finding.check for finding in findings} >= {"repeat"}
+
+
+def test_a_case_of_many_ranks_gets_one_of_the_relations_to_earlier_calls():
+    spec = load_spec(SPECS / "sequence_attention_varlen.yaml")
+    harness = Runner("interpreter")._harness
+    names = {}
+    for case in plan(spec, "quick").cases():
+        if case.origin == "tier" and case.values["world"] > 1:
+            problem = harness.problem(harness.bind_case(spec, case), spec, case, 0)
+            found = [relation.name for relation in problem.relations("repeat")]
+            names.setdefault(case.values["world"] > 4, []).append(found)
+    assert all(len(found) == 1 for found in names[True])
+    assert len({found[0] for found in names[True]}) > 1
+    assert all(found[0] == "repeat" and "cuda_graph" in found for found in names[False])

@@ -235,8 +235,10 @@ class Harness:
         if self.backend.compiles and spec.compile_axes:
             problem = _sampled_relations(problem, spec, case, bound.family)
         from tlmatrix.run.other_calls import (
+            many_ranks,
             with_cuda_graph,
             with_many_calls,
+            with_one_repeat,
             with_other_options,
         )
 
@@ -251,9 +253,13 @@ class Harness:
         problem = with_owners(spec, problem)
         if spec.context is not None:
             problem = with_other_options(problem, another, stale=None)
-        if self.backend.name == "interpreter":
+        simulated = self.backend.name == "interpreter"
+        if simulated:
             problem = with_many_calls(spec, case, problem)
-        return with_cuda_graph(spec, case, problem, self.backend)
+        problem = with_cuda_graph(spec, case, problem, self.backend)
+        if simulated and many_ranks(spec, case):
+            return with_one_repeat(problem, case.seed)
+        return problem
 
     def _shared_checks(self, spec: Spec) -> _SharedChecks:
         return self._shared.setdefault(spec.path, _SharedChecks())

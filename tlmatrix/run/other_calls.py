@@ -143,6 +143,18 @@ def many_ranks(spec: Spec, case: Case) -> bool:
     return isinstance(world, int) and world > max(_MANY_RANKS, min(fewer, default=_MANY_RANKS))
 
 
+def with_one_repeat(problem: Problem, seed: int) -> Problem:
+    """The problem with one of its relations to earlier calls, as `seed` selects: on many ranks."""
+
+    def relations(kind: RelationKind) -> Iterator[Relation]:
+        found = list(problem.relations(kind))
+        if kind == "repeat" and found:
+            found = [found[seed // 5 % len(found)]]
+        yield from found
+
+    return replace(problem, relations=relations)
+
+
 def with_many_calls(spec: Spec, case: Case, problem: Problem) -> Problem:
     """Calls after so many that epochs and flags pass 2^31, on several ranks."""
     if spec.context is None or case.values.get(WORLD) == 1 or many_ranks(spec, case):
