@@ -1,14 +1,18 @@
 """The architectures of a spec, each of which the interpreter traces cases for."""
 
 import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from tlmatrix.run import Status
+from tlmatrix.run import harness as harness_module
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
-from tlmatrix.spec import parse_spec
+from tlmatrix.spec import load_spec, parse_spec
 
+SPECS = Path(__file__).parents[2] / "specs"
 SPEC = """
 name: doubled
 problem:
@@ -64,3 +68,29 @@ def test_a_spec_with_fewer_checks_is_bound_on_its_own(tmp_path, monkeypatch) -> 
     with Runner("interpreter") as runner:
         for checks in (("numeric",), ("numeric", "gradients")):
             assert runner.run(spec.model_copy(update={"checks": checks}), case).status == "passed"
+
+
+def test_a_case_of_another_architecture_has_few_relations_that_need_kernels_of_their_own(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(harness_module, "_SAMPLED", 1 << 60)  # none
+    spec = load_spec(SPECS / "gqa_varlen.yaml")
+    harness = Runner("interpreter")._harness
+    others = {}
+    for case in plan(spec, "quick").cases():
+        if case.origin == "invalid":
+            continue
+        bound = harness.bind_case(spec, case)
+        problem = harness.problem(bound, spec, case, 0)
+        key = partial(bound.family.compile_key, spec)
+        own = key(case.values)
+        needed = {
+            key(each.values)
+            for kind in ("isolation", "poison", "repeat", "relations")
+            for relation in problem.relations(kind)
+            for each in relation.problems
+        }
+        others.setdefault(bound.binding.backend.target, []).append(len(needed - {own}))
+    assert set(others) == set(spec.architectures)
+    assert sum(others["sm_90a"]) > len(others["sm_90a"])
+    assert not any(others["sm_80"] + others["sm_100a"])

@@ -78,7 +78,8 @@ def _sampled_relations(problem: Problem, spec: Spec, case: Case, family: Family)
 
     Such a relation doubles the kernels of a case, each of which takes seconds to compile. The seed
     of a planned case keeps one of `_SAMPLED`; a generated case has none, because its kernels are
-    not compiled ahead. The interpreter checks all of them.
+    not compiled ahead. The interpreter checks all of them, except in the few cases that it traces
+    for another architecture, where each is a kernel that no other case needs.
     """
     mine = family.compile_key(spec, case.values)
     planned = case.origin != "fuzz"
@@ -92,6 +93,14 @@ def _sampled_relations(problem: Problem, spec: Spec, case: Case, family: Family)
                 yield relation
 
     return replace(problem, relations=relations)
+
+
+def _is_turned(binding: Binding) -> bool:
+    """Whether kernels are traced for another architecture than the first of the spec."""
+    backend = binding.backend
+    return isinstance(backend, InterpreterBackend) and (
+        backend.target in binding.spec.architectures[1:]
+    )
 
 
 @dataclass
@@ -232,7 +241,7 @@ class Harness:
             problem = with_side_stream(problem)
         if case.origin != "fuzz" and not has_ranks(spec):
             problem = self._with_checks_of_a_spec(bound, spec, case, problem)
-        if self.backend.compiles and spec.compile_axes:
+        if spec.compile_axes and (self.backend.compiles or _is_turned(bound.binding)):
             problem = _sampled_relations(problem, spec, case, bound.family)
         from tlmatrix.run.other_calls import (
             many_ranks,
@@ -303,11 +312,15 @@ class Harness:
         problem: Problem,
         make: Callable[[Mapping[str, Value]], Problem],
     ) -> tuple[str, Problem] | None:
-        """Another case of the spec; on a GPU and on ranks, one with the same kernels."""
+        """Another case of the spec; where kernels are few, one with the same kernels.
+
+        That is on a GPU, on ranks, and in cases traced for another architecture than the first.
+        """
         from tlmatrix.run.other_calls import another_case
 
         key = partial(bound.family.compile_key, spec)
-        only = key(case.values) if self.backend.compiles or has_ranks(spec) else None
+        few = self.backend.compiles or has_ranks(spec) or _is_turned(bound.binding)
+        only = key(case.values) if few else None
         return another_case(
             spec,
             case,
