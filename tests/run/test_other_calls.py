@@ -262,15 +262,17 @@ class TestCallHistory:
         assert {finding.check for finding in findings} >= {"repeat"}
 
 
-def test_a_case_of_many_ranks_gets_one_of_the_relations_to_earlier_calls():
+def test_a_case_of_many_ranks_gets_one_relation_of_each_kind():
     spec = load_spec(SPECS / "sequence_attention_varlen.yaml")
     harness = Runner("interpreter")._harness
     names = {}
     for case in plan(spec, "quick").cases():
         if case.origin == "tier" and case.values["world"] > 1:
             problem = harness.problem(harness.bind_case(spec, case), spec, case, 0)
-            found = [relation.name for relation in problem.relations("repeat")]
-            names.setdefault(case.values["world"] > 4, []).append(found)
-    assert all(len(found) == 1 for found in names[True])
-    assert len({found[0] for found in names[True]}) > 1
-    assert all(found[0] == "repeat" and "cuda_graph" in found for found in names[False])
+            for kind in ("isolation", "repeat", "relations"):
+                found = [relation.name for relation in problem.relations(kind)]
+                names.setdefault((case.values["world"] > 4, kind), []).append(found)
+    for (many, kind), found in names.items():
+        assert any(len(each) > 1 for each in found) != many, kind
+        assert not many or len({name for each in found for name in each}) > 1
+    assert all(each[0] == "repeat" and "cuda_graph" in each for each in names[False, "repeat"])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tlmatrix.check.running import CaseRun
     from tlmatrix.problem.model import LayoutRelation, Problem, Tensors
 
+_ON_RANKS = frozenset({"races"})
 _TRIES = 6
 """Sets of layouts tried until the entry takes one."""
 _REFUSALS = re.compile(
@@ -89,7 +90,8 @@ def _differences(
     if not layouts:
         return []
     problem = relation.laid_out(layouts)
-    only = frozenset({"alignment"}) & relation.promises
+    # On ranks, races are looked for in all later calls, by programs that are there already.
+    only = frozenset({"alignment"}) & relation.promises | (_ON_RANKS if run.on_ranks else set())
     sanitizers = SanitizerSession(run.spec, problem, only=only)
     refused: list[str] = []
 

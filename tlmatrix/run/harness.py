@@ -247,7 +247,7 @@ class Harness:
             many_ranks,
             with_cuda_graph,
             with_many_calls,
-            with_one_repeat,
+            with_one_relation,
             with_other_options,
         )
 
@@ -267,7 +267,7 @@ class Harness:
             problem = with_many_calls(spec, case, problem)
         problem = with_cuda_graph(spec, case, problem, self.backend)
         if simulated and many_ranks(spec, case):
-            return with_one_repeat(problem, case.seed)
+            return with_one_relation(problem, case.seed)
         return problem
 
     def _shared_checks(self, spec: Spec) -> _SharedChecks:

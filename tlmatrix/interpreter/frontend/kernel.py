@@ -133,8 +133,7 @@ class InterpretedKernel:
             return self._programs.variant(arch)
         observers = frozenset({"traced"} if traced else session.observing)
         # A program is not instrumented for the alignment of its arguments.
-        watched = frozenset() if session.sanitizers == _ALIGNMENT else session.sanitizers
-        return self._programs.variant(arch, watched, observers)
+        return self._programs.variant(arch, session.sanitizers - _ALIGNMENT, observers)
 
     def _recorded(self, *, wide: bool) -> LoadedProgram:
         arch = self._arch or _DEFAULT_ARCH
