@@ -132,8 +132,11 @@ def test_a_demanded_property_that_is_unknown_fails_unless_the_spec_allows_it(
     prove: {{properties: [races], {unknown}}}
     """
     path = _project(folder, guarded="false", more=more.format(unknown=""))
-    outcome = command_line("prove", str(path), "-n", "1")
+    outcome = command_line("prove", str(path), "-n", "1", "--json", "proofs.json")
     assert outcome.code == 1, outcome.out
+    (written,) = json.loads((folder / "proofs.json").read_text())
+    races = next(p for p in written["kernels"][0]["proofs"] if p["name"] == "races")
+    assert [[0], 0] in races["values"]["tables"]["Offsets"]
     assert "the spec demands it: move_rows: races of Y is unknown" in outcome.out
     assert "prove.given" in outcome.out
     allowed = 'unknown: {"move_rows: races of Y": one sequence a call}'

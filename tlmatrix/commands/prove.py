@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.commands.screen import print_wrapped
 from tlmatrix.commands.specs import nodes_of, plan_all
@@ -87,10 +87,10 @@ def prove(arguments: argparse.Namespace, config: Config) -> ExitCode:
         )
         if wrong or list(_missing(spec, found)):
             code = ExitCode.FINDINGS
-        written.append({"spec": spec.name, **asdict(found)})
+        written.append({"spec": spec.name, **_fields(found)})
     if arguments.json:
         with writing("--json", Path(arguments.json)):
-            Path(arguments.json).write_text(json.dumps(written, indent=1, default=_plain) + "\n")
+            Path(arguments.json).write_text(json.dumps(written, indent=1) + "\n")
     print_wrapped(f"{_total(totals, kernels)}, in {time.monotonic() - began:.1f} s")
     return code
 
@@ -125,8 +125,17 @@ def _total(counts: Counter[str], kernels: int) -> str:
     )
 
 
-def _plain(value: object) -> object:
-    return str(value)
+def _fields(found: SpecProofs) -> dict[str, Any]:
+    """The answers as JSON has them: elements of tables as `[index, value]`."""
+    fields = asdict(found)
+    for proof in (proof for kernel in fields["kernels"] for proof in kernel["proofs"]):
+        if proof["values"] is not None:
+            tables = proof["values"]["tables"]
+            proof["values"]["tables"] = {
+                name: [[list(index), value] for index, value in table.items()]
+                for name, table in tables.items()
+            }
+    return fields
 
 
 def _lines(spec: Spec, found: SpecProofs, *, verbose: bool) -> Iterator[str]:
