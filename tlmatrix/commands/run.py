@@ -84,7 +84,8 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
             verbosity=arguments.verbose - arguments.quiet,
             earlier=mean_seconds(seconds),
         )
-        for line in filter(None, (note, *settings.again)):
+        proven = (summary(each.spec, [config.root]) for each in plans)
+        for line in filter(None, (note, *settings.again, *proven)):
             report.note(line)
         session = Run(
             settings,
@@ -128,8 +129,6 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
         if str(kernels):
             show(console, str(kernels))
         show_ending(session, console)
-        for line in filter(None, (summary(each.spec, [config.root]) for each in plans)):
-            show(console, line)
     if (arguments.junitxml or arguments.github) and settings.results.is_file():
         recorded = open_results("run", str(settings.results), config)
         publish(recorded, junitxml=arguments.junitxml, github=arguments.github)
