@@ -30,6 +30,7 @@ from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.matrix import known_bug
 from tlmatrix.problem.distributions import seeded_random
 from tlmatrix.problem.sharding import with_owners
+from tlmatrix.processes import end_with
 from tlmatrix.run.sources import digest_of, read_sources
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
@@ -54,7 +55,7 @@ _SAMPLED = 12
 """Of this many cases, one traces another combination."""
 _ATTEMPTS = 20
 """Combinations tried, until constraints allow one."""
-_SECONDS = 20.0
+_SECONDS = 8.0
 """A child that takes longer is ended, and says nothing."""
 
 
@@ -165,10 +166,12 @@ def _in_child(harness: Harness, spec: Spec, arch: str, work: _Work) -> list[Any]
     backend = CompileBackend(requested=(arch,), target=arch)
     harness.bind(spec, backend)  # here, so that each child finds it
     reading, writing = os.pipe()
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
         status = 1
         try:
+            end_with(parent)
             # TileLang prints what it cannot trace.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, 1)
