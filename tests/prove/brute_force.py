@@ -764,7 +764,8 @@ def proofs_of(program: Program, func: Any, every: list[Launch]) -> Any:
         for launch in every
     ]
     names = tuple(program.parameters)
-    use = KernelUse("main", saved(func), "case", "sm_90a", names, observations, observations)
+    traced = {"sm_90a": "case"}
+    use = KernelUse("main", saved(func), "case", traced, names, observations, observations)
     return prove_kernel(use, {})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -114,6 +115,23 @@ def test_a_fault_is_refuted_by_a_case_that_the_interpreter_ran(folder: Path) -> 
     case = repro.split("'")[1]
     again = command_line("repro", case)
     assert again.code == 1, again.out
+
+
+def test_a_fault_of_a_second_architecture_is_refuted_for_it(folder: Path) -> None:
+    path = _project(folder, more="architectures: [sm_90a, sm_80]")
+    module = next(folder.glob("rows_*.py"))
+    capable = "guarded and torch.cuda.get_device_capability() != (8, 0)"
+    module.write_text(module.read_text().replace("(guarded, step)(x", f"({capable}, step)(x"))
+    outcome = command_line("prove", str(path), "-n", "1")
+    assert outcome.code == 1, outcome.out
+    assert re.search("move_rows +sm_90a: races proven; own sequence proven", outcome.out)
+    assert re.search("move_rows +sm_80: races refuted; own sequence refuted", outcome.out)
+    _, case, options = next(line for line in outcome.out.splitlines() if "repro: " in line).split(
+        "'"
+    )
+    assert options.split() == ["--backend", "interpreter", "--arch", "sm_80"]
+    assert command_line("repro", case, *options.split()).code == 1
+    assert command_line("repro", case, *options.split()[:-1], "sm_90a").code == 0
 
 
 def test_a_gap_is_refuted_as_unwritten_rows(folder: Path) -> None:

@@ -105,17 +105,36 @@ class _HostBackend(Backend):
         return torch.device("cpu")
 
 
+def _requested(requested: Sequence[str], named: Sequence[str]) -> tuple[str, ...]:
+    """Those of the architectures that a spec names that the user requested, or all of them.
+
+    Raises:
+        ArchitectureError: the user requested none of them.
+    """
+    if not requested:
+        return tuple(named)
+    found = tuple(arch for arch in requested if not named or arch in named)
+    if not found:
+        raise ArchitectureError(
+            f"its kernels are for {' and '.join(named)}, and {' and '.join(requested)} "
+            "was requested"
+        )
+    return found
+
+
 @dataclass(frozen=True)
 class InterpreterBackend(_HostBackend):
     """Interprets TileLang's IR on the CPU; kernels are traced for the architecture `target`.
 
-    `turn` selects among the architectures of a spec: the first for five of six numbers.
+    `turn` selects among the architectures of a spec: the first for five of six numbers. `requested`
+    are architectures that the user named; by default those of each spec.
     """
 
     name: str = "interpreter"
     arch: str = "interpreter"
     target: str = "sm_90a"
     turn: int = 0
+    requested: tuple[str, ...] = ()
 
     unsupported_checks: ClassVar[frozenset[str]] = frozenset()
     measures_coverage: ClassVar[bool] = True
@@ -125,9 +144,7 @@ class InterpreterBackend(_HostBackend):
 
     def targeting(self, architectures: Sequence[str]) -> Self:
         """Trace kernels for one of the architectures, which `turn` selects."""
-        if not architectures:
-            return replace(self, turn=0)
-        first, *others = architectures
+        first, *others = _requested(self.requested, architectures) or (self.target,)
         turn, other = divmod(self.turn, 6)
         target = others[turn % len(others)] if others and other == 5 else first
         return replace(self, target=target, turn=0)
@@ -282,15 +299,7 @@ class CompileBackend(_HostBackend):
         Raises:
             ArchitectureError: the user requested none of them.
         """
-        if not self.requested:
-            return tuple(named) or ARCHITECTURES
-        found = tuple(arch for arch in self.requested if not named or arch in named)
-        if not found:
-            raise ArchitectureError(
-                f"its kernels are for {' and '.join(named)}, and {' and '.join(self.requested)} "
-                "was requested"
-            )
-        return found
+        return _requested(self.requested, named) or ARCHITECTURES
 
     def targeting(self, architectures: Sequence[str]) -> CompileBackend:
         """Trace kernels for the first architecture."""
@@ -326,7 +335,7 @@ def backend_class(name: str) -> type[InterpreterBackend | CudaBackend | CompileB
 
 
 def backend_named(name: str = "auto", architectures: Sequence[str] = ()) -> Backend:
-    """Create the backend of that name; `compile` compiles for `architectures`.
+    """Create the backend of that name; kernels are traced for `architectures`, if any are given.
 
     Workers of pytest-xdist use the GPUs of the machine in rotation.
 
@@ -341,11 +350,11 @@ def backend_named(name: str = "auto", architectures: Sequence[str] = ()) -> Back
     if name == "processes":
         return ProcessesBackend()
     if name == "interpreter":
-        return InterpreterBackend()
+        return InterpreterBackend(requested=tuple(architectures))
     import torch
 
     if name == "auto" and not torch.cuda.is_available():
-        return InterpreterBackend()
+        return InterpreterBackend(requested=tuple(architectures))
     if not torch.cuda.is_available():
         raise BackendUnavailableError(
             "backend 'cuda': PyTorch sees no GPU here (torch.cuda.is_available() is False). "

@@ -44,6 +44,8 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
         SpecError: the spec is invalid.
     """
     from tlmatrix.backend import BackendUnavailableError
+    from tlmatrix.engine.settings import architectures
+    from tlmatrix.options.table import ARCH, BACKEND
     from tlmatrix.run.result import Status
     from tlmatrix.run.runner import Runner
 
@@ -51,7 +53,9 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)  # A replaced stderr may have no file.
     try:
-        runner = Runner(options=config.chosen(arguments), roots=(config.root,))
+        options = config.chosen(arguments)
+        architectures(options[ARCH] or None, options[BACKEND])
+        runner = Runner(options=options, roots=(config.root,))
     except BackendUnavailableError as error:
         raise UsageError(str(error)) from error
     runner.keep_compared = arguments.verbose

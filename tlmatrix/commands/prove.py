@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tlmatrix.prove.answers import KernelProofs, Proof
     from tlmatrix.spec.model.spec import Spec
 
+_WIDER = "for other options"
 _WIDER_TIER = "each"
 """The tier of which the memory of kernels is looked at: it has each value of each axis."""
 
@@ -112,7 +113,7 @@ def proving(arch: str, started: Callable[[Session], None]) -> Iterator[Callable[
     finally:
         found = SpecProofs(tuple(prove_kernel(use, {}) for use in observer.uses()))
         for each in found.kernels:
-            print_wrapped(_table_line(each.name, [each]))
+            print_wrapped(_table_line(each.name, "", [each]))
             for line in _details([each], "", verbose=False):
                 print_wrapped(line)
         print_wrapped(_total(found.counts, len(found.kernels)))
@@ -140,12 +141,15 @@ def _fields(found: SpecProofs) -> dict[str, Any]:
 
 def _lines(spec: Spec, found: SpecProofs, *, verbose: bool) -> Iterator[str]:
     yield f"{spec.path}"
-    grouped: dict[str, list[KernelProofs]] = defaultdict(list)
+    grouped: dict[tuple[str, str], list[KernelProofs]] = defaultdict(list)
     for each in found.kernels:
-        grouped[each.name].append(each)
-    for name, kernels in grouped.items():
-        yield f"  {_table_line(name, kernels)}"
-        yield from _details(kernels, f"prove.given of {spec.path}", verbose=verbose)
+        memory_alone = each.proofs and all(proof.name == "budget" for proof in each.proofs)
+        key = (_WIDER, "") if memory_alone else (each.name, ", ".join(each.architectures))
+        grouped[key].append(each)
+    for (name, archs), kernels in grouped.items():
+        yield f"  {_table_line(name, archs, kernels)}"
+        given = f"prove.given of {spec.path}"
+        yield from _details(kernels, given, spec.architectures, verbose=verbose)
     for words in found.failed[:3]:
         yield f"  not launched: {words}"
     for words in found.contradicted:
@@ -154,10 +158,9 @@ def _lines(spec: Spec, found: SpecProofs, *, verbose: bool) -> Iterator[str]:
         yield f"  the spec demands it: {words}"
 
 
-def _table_line(name: str, kernels: Sequence[KernelProofs]) -> str:
-    """The kernel, its number of variants, and the answers by property."""
-    asked = sum(len(each.proofs) > 1 for each in kernels)
-    label = name if asked <= 1 else f"{name} x{asked}"
+def _table_line(name: str, archs: str, kernels: Sequence[KernelProofs]) -> str:
+    """The name of kernels, their number, their architectures, and the answers by property."""
+    label = name if len(kernels) == 1 else f"{name} x{len(kernels)}"
     answers: dict[str, Counter[str]] = defaultdict(Counter)
     for each in kernels:
         for proof in each.proofs:
@@ -176,10 +179,12 @@ def _table_line(name: str, kernels: Sequence[KernelProofs]) -> str:
     unsupported = next((each.unsupported for each in kernels if each.unsupported), "")
     if unsupported:
         parts.append(f"not modelled: {unsupported}")
-    return f"{label:<28} {'; '.join(parts)}  {seconds:.1f} s"
+    return f"{label:<28} {archs and f'{archs}: '}{'; '.join(parts)}  {seconds:.1f} s"
 
 
-def _details(kernels: Iterable[KernelProofs], given: str, *, verbose: bool) -> Iterator[str]:
+def _details(
+    kernels: Iterable[KernelProofs], given: str, archs: Sequence[str] = (), *, verbose: bool
+) -> Iterator[str]:
     """What is not proven, once for each reason; with `verbose` the facts of each proof."""
     seen: set[tuple[str, ...]] = set()
     cases: set[str] = set()
@@ -198,7 +203,7 @@ def _details(kernels: Iterable[KernelProofs], given: str, *, verbose: bool) -> I
             if proof.answer == "refuted":
                 yield f"      {proof.finding}"
                 if proof.case not in cases:
-                    yield f"      repro: tlmatrix repro '{proof.case}'"
+                    yield f"      repro: tlmatrix repro '{proof.case}'{_arch(proof, archs)}"
                 cases.add(proof.case)
             elif proof.because:
                 yield f"      allowed by the spec: {proof.because}"
@@ -206,6 +211,11 @@ def _details(kernels: Iterable[KernelProofs], given: str, *, verbose: bool) -> I
                 yield f"      not confirmed by a case; it would need {_values(proof)}"
                 if given:
                     yield f"      if the host code excludes that, state it: {given}"
+
+
+def _arch(proof: Proof, architectures: Sequence[str]) -> str:
+    """The options with which a case of a spec of several architectures is traced for one."""
+    return f" --backend interpreter --arch {proof.arch}" if len(architectures) > 1 else ""
 
 
 def _at(proof: Proof) -> str:

@@ -100,7 +100,7 @@ class RunSettings:
         """
         resumed = _resumed(given.get(RESUME.name), given.get(RESULTS.name))
         options = project.options.updated(_recorded(resumed)).updated(given)
-        chosen = _architectures(given.get(ARCH.name), options[BACKEND])
+        chosen = architectures(given.get(ARCH.name), options[BACKEND])
         options = options.updated({ARCH.name: chosen})
         shard = _shard(options[SHARD] or "")
         passed, again = _passed(resumed, root, options)
@@ -221,12 +221,16 @@ def _recorded(resumed: RunRecords | None) -> dict[str, Any]:
     return {option.name: value for option, value in recorded.items()}
 
 
-def _architectures(given: Sequence[str] | None, backend: str) -> list[str] | None:
-    """The given architectures, each once."""
+def architectures(given: Sequence[str] | None, backend: str) -> list[str] | None:
+    """The given architectures, each once.
+
+    Raises:
+        UsageError: there is no such architecture, or the backend runs on the one that it has.
+    """
     if given is None:
         return None
-    if backend != "compile":
-        raise UsageError("--arch needs --backend compile")
+    if backend not in ("compile", "interpreter"):
+        raise UsageError("--arch needs --backend compile or interpreter")
     from tlmatrix.spec.model.fields import TARGET_ARCH
 
     for arch in given:

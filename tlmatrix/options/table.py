@@ -116,13 +116,13 @@ RESUME: Option[str | None] = Option(
 )
 ARCH: Option[Sequence[str]] = Option(
     "--arch ARCH",
-    "with --backend compile: only this architecture, as sm_90a; repeatable",
+    "trace kernels for this architecture only, as sm_90a; repeatable",
     default=(),
     repeatable=True,
     group=_MACHINES,
     of_run=True,
-    pytest="with --tlmatrix-backend compile: assemble for this architecture only, such as sm_90a; "
-    "repeatable",
+    pytest="with --tlmatrix-backend compile or interpreter: trace kernels for this architecture "
+    "only, such as sm_90a; repeatable",
 )
 KEEP: Option[str | None] = Option(
     "--keep KINDS",
@@ -283,7 +283,7 @@ _command(
     "Run one case in this process and print its findings in full.",
     _CASE,
     replace(_VALUES, help="values for axes instead of an id; other axes take their first value"),
-    *_as_for_run(BACKEND, SEED),
+    *_as_for_run(BACKEND, SEED, ARCH),
     replace(_VERBOSE, help="print tensors around the worst elements"),
     KEEP_GOING,
     target="cases:repro",
@@ -326,7 +326,7 @@ _command(
     "written, indices in bounds. What a case on the interpreter refutes is a finding.",
     replace(_PATHS, help="specs, folders of them, or cases as SPEC.yaml::ID (default: specs)"),
     replace(TIER, help="the tier whose kernels are proven (default: smoke)", default="smoke"),
-    Option("--arch ARCH", "trace kernels for it (default: the first of the spec)"),
+    Option("--arch ARCH", "trace kernels for it (default: for each of the spec)"),
     replace(_WORKERS, help="processes (default: one per core)", kind=worker_processes(1)),
     replace(_VERBOSE, help="print the facts of each proof"),
     Option("--json FILE", "also write all answers as JSON"),

@@ -52,6 +52,7 @@ class Proof:
         place: the line of the access that no proof was found for.
         values: those with which it would not hold.
         case: of a refuted property, the case that confirms it.
+        arch: the architecture that its kernels are traced for.
         finding: the finding of that case.
         because: why the spec lets the property be unknown.
         seconds: time of Z3 and of the questions.
@@ -65,6 +66,7 @@ class Proof:
     place: str = ""
     values: Values | None = None
     case: str = ""
+    arch: str = ""
     finding: str = ""
     because: str = ""
     seconds: float = 0.0
@@ -80,7 +82,7 @@ class KernelProofs:
     Attributes:
         name: the kernel's name.
         case: the first case that launched it.
-        arch: the architecture that it was traced for.
+        architectures: those for which tracing gives this kernel.
         proofs: by property, in the order of the kernel's parameters.
         unsupported: why nothing could be asked; "" if it could.
         seconds: what it took.
@@ -88,7 +90,7 @@ class KernelProofs:
 
     name: str
     case: str
-    arch: str
+    architectures: tuple[str, ...]
     proofs: tuple[Proof, ...] = ()
     unsupported: str = ""
     seconds: float = 0.0

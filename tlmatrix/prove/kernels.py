@@ -51,10 +51,10 @@ def prove_kernel(use: KernelUse, given: Mapping[str, str]) -> KernelProofs:
         given: conditions on sizes that the spec states, with the reasons.
     """
     began = time.monotonic()
-    found = KernelProofs(use.name, use.case, use.arch)
+    found = KernelProofs(use.name, use.case, tuple(use.architectures))
     try:
         accesses = accesses_of(use.kernel())
-        memory = budget(use)
+        memory = list(budgets(use))
     except Unsupported as error:
         return replace(found, unsupported=str(error))
     kernel = accesses.kernel
@@ -75,21 +75,26 @@ def prove_kernel(use: KernelUse, given: Mapping[str, str]) -> KernelProofs:
         proofs = tuple(_proofs(accesses, facts, tables, frozenset(unwritten), bits=use.bits))
         if store is not None:
             store.add(key, proofs)
-    return replace(found, proofs=(*proofs, memory), seconds=time.monotonic() - began)
+    return replace(found, proofs=(*proofs, *memory), seconds=time.monotonic() - began)
 
 
-def budget(use: KernelUse) -> Proof:
-    """The memory that a block needs exists on the architecture; nothing is asked of Z3.
+def budgets(use: KernelUse) -> Iterator[Proof]:
+    """The memory that a block needs exists on each architecture; nothing is asked of Z3.
 
     Raises:
         Unsupported: the interpreter does not model the kernel.
     """
     kernel = normalized(use.kernel(), is_modelled)
-    faults = over_budget(kernel.name, shared_memory(kernel), tensor_memory(kernel), use.arch)
-    if not faults:
-        return Proof("budget", use.arch, "proven")
-    words = faults[0].message
-    return Proof("budget", use.arch, "refuted", reason="a block needs too much", finding=words)
+    needs = shared_memory(kernel), tensor_memory(kernel)
+    for arch, case in use.architectures.items():
+        proof = Proof("budget", arch, "proven")
+        for fault in over_budget(kernel.name, *needs, arch)[:1]:
+            reason = "a block needs too much"
+            words = fault.message
+            proof = replace(
+                proof, answer="refuted", reason=reason, case=case, arch=arch, finding=words
+            )
+        yield proof
 
 
 def _proofs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class KernelUse:
         name: the kernel's name.
         text: its IR as TVM saves it, by which kernels are told apart.
         case: the first case that launched it.
+        architectures: those for which tracing gives it, with the first case that launched it there.
         observed: its launches.
         alike: the launches of all kernels of this name and signature.
         bits: whether equal calls must give equal bits.
@@ -53,7 +55,7 @@ class KernelUse:
     name: str
     text: str
     case: str
-    arch: str
+    architectures: dict[str, str]
     parameters: tuple[str, ...]
     observed: list[Observation] = field(default_factory=list)
     alike: list[Observation] = field(default_factory=list)
@@ -70,15 +72,15 @@ class Observer:
 
     Attributes:
         case: the case that runs.
+        arch: the architecture that its kernels are traced for.
         bits: whether its equal calls must give equal bits.
         declared: the integer tensors of its problem.
     """
 
     def __init__(self, arch: str) -> None:
         """Note kernels that are traced for an architecture."""
-        self.case, self.bits = "", True
+        self.case, self.arch, self.bits = "", arch, True
         self.declared: list[torch.Tensor] = []
-        self._arch = arch
         self._texts: dict[int, tuple[Any, str, frozenset[str]]] = {}
         self._unmade: list[torch.Tensor] = []
         """Integer tensors that a kernel writes which did not run: they do not hold its values."""
@@ -101,10 +103,12 @@ class Observer:
             self._unmade += [v for v in own if isinstance(v, torch.Tensor) and _is_whole(v)]
         if text not in self._found:
             self._found[text] = KernelUse(
-                kernel.name, text, self.case, self._arch, observation.parameters, bits=False
+                kernel.name, text, self.case, {}, observation.parameters, bits=False
             )
-        self._found[text].observed.append(observation)
-        self._found[text].bits |= self.bits
+        use = self._found[text]
+        use.architectures.setdefault(self.arch, self.case)
+        use.observed.append(observation)
+        use.bits |= self.bits
 
     def forget(self) -> None:
         """Another case runs, with tensors of its own."""
@@ -121,21 +125,22 @@ class Observer:
 
 
 def observe(
-    spec: Spec, cases: Iterable[Case], arch: str, *, roots: Sequence[Path] = ()
+    spec: Spec, cases: Iterable[Case], architectures: Sequence[str], *, roots: Sequence[Path] = ()
 ) -> tuple[list[KernelUse], list[str]]:
-    """The kernels that the host code of cases launches; they are traced and do not run.
+    """The kernels that the host code of cases launches, for each architecture; none of them runs.
 
     Also returns the cases whose host code raised, with the exception.
 
     Raises:
         SpecError: the spec does not match its code.
     """
-    observer = Observer(arch)
+    observer = Observer("")
     failed: list[str] = []
-    backend = CompileBackend(requested=(arch,), target=arch, on_launch=observer.on_launch)
-    harness = Harness(backend, tuple(roots), _RANK_SECONDS, None)
-    for case in cases:
-        observer.case, observer.bits = case.id, True
+    for arch, case in product(architectures, list(cases)):
+        if arch != observer.arch:
+            backend = CompileBackend(requested=(arch,), target=arch, on_launch=observer.on_launch)
+            harness = Harness(backend, tuple(roots), _RANK_SECONDS, None)
+        observer.case, observer.arch, observer.bits = case.id, arch, True
         observer.forget()
         try:
             bound = harness.bind(spec, backend)
@@ -150,7 +155,7 @@ def observe(
         except SpecError:
             raise
         except Exception as error:  # noqa: BLE001 - of the code under test; `run` reports it
-            failed.append(f"{case.id}: {type(error).__name__}: {error}")
+            failed.append(f"{case.id} for {arch}: {type(error).__name__}: {error}")
     return observer.uses(), failed
 
 

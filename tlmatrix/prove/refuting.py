@@ -51,15 +51,16 @@ _OF_BUFFERS = ("races", "own sequence", "coverage", "equal bits")
 
 def refuted(runner: Runner, spec: Spec, use: KernelUse, case: Case, proof: Proof) -> Proof:
     """The proof as refuted, if a case on the interpreter shows it; else as it is."""
+    arch = next(iter(use.architectures))
+    traced = spec.model_copy(update={"architectures": (arch,)}) if spec.architectures else spec
     for each in _candidates(spec, use, case, proof):
-        result = runner.judge(spec, each)
+        result = runner.judge(traced, each)
         if result.status not in (Status.FAILED, Status.ERROR):
             continue
         for finding in result.findings:
             if shows(finding, proof, use.name):
-                return replace(
-                    proof, answer="refuted", case=f"{spec.path}::{each.id}", finding=finding.title
-                )
+                words = finding.title
+                return replace(proof, answer="refuted", case=each.id, arch=arch, finding=words)
     return proof
 
 

@@ -14,12 +14,12 @@ from tlmatrix.spec.expr.expression import Expression
 
 from .answers import KernelProofs, SpecProofs
 from .cases import variants
-from .kernels import budget, prove_kernel
+from .kernels import budgets, prove_kernel
 from .launches import observe
 from .refuting import refuted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
     from tlmatrix.matrix import Case
@@ -42,7 +42,6 @@ def prove_spec(
     arch: str = "",
     workers: int = 1,
     roots: Sequence[Path] = (),
-    on_kernel: Callable[[KernelProofs], None] = lambda _: None,
 ) -> SpecProofs:
     """Prove the kernels that cases of a spec launch.
 
@@ -51,17 +50,16 @@ def prove_spec(
         cases: some of its cases.
         wider: cases with other options, of whose kernels only the memory is looked at.
         runner: runs cases that may refute a property, on the interpreter.
-        arch: the architecture that kernels are traced for, by default the first of the spec.
+        arch: the architecture that kernels are traced for, by default each of the spec.
         workers: processes that ask side by side.
         roots: folders from which entries are imported.
-        on_kernel: called with each kernel when all its properties have an answer.
     """
-    arch = arch or next(iter(spec.architectures), "sm_90a")
+    architectures = (arch,) if arch else tuple(spec.architectures) or ("sm_90a",)
     own = {case.id: case for case in cases}
     compile_key = family_for(spec).compile_key
     first = {compile_key(spec, case.values): case for case in reversed(cases)}
     more = [each for case in first.values() for each in variants(spec, case, _VARIANTS)]
-    uses, failed = observe(spec, [*cases, *more], arch, roots=roots)
+    uses, failed = observe(spec, [*cases, *more], architectures, roots=roots)
     own |= {case.id: case for case in more}
     found = []
     tried: set[tuple[str, str, str, str]] = set()
@@ -75,25 +73,29 @@ def prove_spec(
                 proofs.append(refuted(runner, spec, use, own[use.case], proof))
             else:
                 proofs.append(proof)
-        each = replace(proven, proofs=tuple(_allowed(spec, proven, proof) for proof in proofs))
-        found.append(each)
-        on_kernel(each)
-    found += _budgets(spec, wider, arch, roots, {use.text for use in uses})
+        found.append(
+            replace(proven, proofs=tuple(_of_spec(spec, proven, proof) for proof in proofs))
+        )
+    found += _budgets(spec, wider, architectures, roots, {use.text for use in uses})
     return SpecProofs(tuple(found), tuple(failed), tuple(_contradicted(spec, uses)))
 
 
 def _budgets(
-    spec: Spec, cases: Sequence[Case], arch: str, roots: Sequence[Path], known: Collection[str]
+    spec: Spec,
+    cases: Sequence[Case],
+    architectures: Sequence[str],
+    roots: Sequence[Path],
+    known: Collection[str],
 ) -> Iterator[KernelProofs]:
     """The memory of the kernels of cases, but for those that are known."""
-    uses, _ = observe(spec, cases, arch, roots=roots)
+    uses, _ = observe(spec, cases, architectures, roots=roots)
     for use in uses:
         if use.text not in known:
             with suppress(Unsupported):
-                proof = budget(use)
-                if proof.answer == "refuted":
-                    proof = replace(proof, case=f"{spec.path}::{use.case}")
-                yield KernelProofs(use.name, use.case, use.arch, (proof,))
+                found = KernelProofs(use.name, use.case, tuple(use.architectures))
+                yield replace(
+                    found, proofs=tuple(_of_spec(spec, found, proof) for proof in budgets(use))
+                )
 
 
 def _contradicted(spec: Spec, uses: Sequence[KernelUse]) -> Iterator[str]:
@@ -119,7 +121,8 @@ def _asked(
         yield from zip(uses, pool.map(prove_kernel, uses, [given] * len(uses)), strict=True)
 
 
-def _allowed(spec: Spec, kernel: KernelProofs, proof: Proof) -> Proof:
-    """An unknown property with the reason that the spec gives for it."""
-    because = spec.prove.unknown.get(f"{kernel.name}: {proof}", "")
-    return replace(proof, because=because) if proof.answer == "unknown" and because else proof
+def _of_spec(spec: Spec, kernel: KernelProofs, proof: Proof) -> Proof:
+    """A property with its case as commands name it, or the reason that the spec lets it unknown."""
+    if proof.answer == "unknown":
+        return replace(proof, because=spec.prove.unknown.get(f"{kernel.name}: {proof}", ""))
+    return replace(proof, case=f"{spec.path}::{proof.case}") if proof.case else proof
