@@ -9,42 +9,38 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
+
 ROWS, CHANNELS, TAPS = 8, 4, 3
 
 
 # Softmax of each column over the rows of a sequence ---------------------------------------------
 
 
-@tilelang.jit
-def _softmax_kernel(total, batch, bug):
-    @T.prim_func
-    def softmax(
-        x: T.Tensor((total, CHANNELS), "float32"),
-        offsets: T.Tensor((batch + 1,), "int32"),
-        y: T.Tensor((total, CHANNELS), "float32"),
-    ):
-        with T.Kernel(batch, threads=32) as sequence:
-            largest = T.alloc_fragment((CHANNELS,), "float32")
-            summed = T.alloc_fragment((CHANNELS,), "float32")
-            start, end = offsets[sequence], offsets[sequence + 1]
-            T.fill(largest, -T.infinity("float32"))
-            T.fill(summed, 0.0)
-            for tile in T.serial(T.ceildiv(end - start, ROWS)):
-                for i in T.serial(ROWS):
-                    row = start + tile * ROWS + i
-                    if row < T.if_then_else(bug == "read", total, end):
-                        for j in T.Parallel(CHANNELS):
-                            largest[j] = T.max(largest[j], x[row, j])
-            for row in T.serial(start, end):
-                for j in T.Parallel(CHANNELS):
-                    summed[j] += T.exp(x[row, j] - largest[j])
-            for tile in T.serial(T.ceildiv(end - start, ROWS)):
-                for i, j in T.Parallel(ROWS, CHANNELS):
-                    row = start + tile * ROWS + i
-                    if row < T.if_then_else(bug == "store", total, end):
-                        y[row, j] = T.exp(x[row, j] - largest[j]) / summed[j]
-
-    return softmax
+@jit_kernel(
+    x="f32[total, CHANNELS]", offsets="i32[batch + 1]", y="f32[total, CHANNELS]", name="softmax"
+)
+def _softmax_kernel(x, offsets, y, total, batch, bug):
+    with T.Kernel(batch, threads=32) as sequence:
+        largest = T.alloc_fragment((CHANNELS,), "float32")
+        summed = T.alloc_fragment((CHANNELS,), "float32")
+        start, end = offsets[sequence], offsets[sequence + 1]
+        T.fill(largest, -T.infinity("float32"))
+        T.fill(summed, 0.0)
+        for tile in T.serial(T.ceildiv(end - start, ROWS)):
+            for i in T.serial(ROWS):
+                row = start + tile * ROWS + i
+                if row < T.if_then_else(bug == "read", total, end):
+                    for j in T.Parallel(CHANNELS):
+                        largest[j] = T.max(largest[j], x[row, j])
+        for row in T.serial(start, end):
+            for j in T.Parallel(CHANNELS):
+                summed[j] += T.exp(x[row, j] - largest[j])
+        for tile in T.serial(T.ceildiv(end - start, ROWS)):
+            for i, j in T.Parallel(ROWS, CHANNELS):
+                row = start + tile * ROWS + i
+                if row < T.if_then_else(bug == "store", total, end):
+                    y[row, j] = T.exp(x[row, j] - largest[j]) / summed[j]
 
 
 def segment_softmax(x, cu_seqlens, bug=None):
@@ -61,27 +57,21 @@ def softmax_reference(x, cu_seqlens):
 # Sums of the rows of a sequence -----------------------------------------------------------------
 
 
-@tilelang.jit
-def _sums_kernel(total, batch, bug):
-    @T.prim_func
-    def sums(
-        x: T.Tensor((total, CHANNELS), "float32"),
-        offsets: T.Tensor((batch + 1,), "int32"),
-        y: T.Tensor((batch, CHANNELS), "float32"),
-    ):
-        with T.Kernel(1, threads=32) as _:
-            carry = T.alloc_fragment((CHANNELS,), "float32")
-            for sequence in T.serial(batch):
-                start, end = offsets[sequence], offsets[sequence + 1]
-                if bug != "carry" or end > start:
-                    T.fill(carry, 0.0)
-                for row in T.serial(start, end):
-                    for j in T.Parallel(CHANNELS):
-                        carry[j] += x[row, j]
+@jit_kernel(
+    x="f32[total, CHANNELS]", offsets="i32[batch + 1]", y="f32[batch, CHANNELS]", name="sums"
+)
+def _sums_kernel(x, offsets, y, total, batch, bug):
+    with T.Kernel(1, threads=32) as _:
+        carry = T.alloc_fragment((CHANNELS,), "float32")
+        for sequence in T.serial(batch):
+            start, end = offsets[sequence], offsets[sequence + 1]
+            if bug != "carry" or end > start:
+                T.fill(carry, 0.0)
+            for row in T.serial(start, end):
                 for j in T.Parallel(CHANNELS):
-                    y[sequence, j] = carry[j]
-
-    return sums
+                    carry[j] += x[row, j]
+            for j in T.Parallel(CHANNELS):
+                y[sequence, j] = carry[j]
 
 
 def segment_sums(x, cu_seqlens, bug=None):
@@ -98,26 +88,23 @@ def sums_reference(x, cu_seqlens):
 # Rows of each sequence doubled, by starts and lengths ---------------------------------------------
 
 
-@tilelang.jit
-def _double_kernel(total, batch, longest, bug):
-    @T.prim_func
-    def double(
-        x: T.Tensor((total, CHANNELS), "float32"),
-        starts: T.Tensor((batch,), "int32"),
-        lens: T.Tensor((batch,), "int32"),
-        y: T.Tensor((total, CHANNELS), "float32"),
-    ):
-        with T.Kernel(T.ceildiv(longest, ROWS), batch, threads=32) as (tile, sequence):
-            start, length = starts[sequence], lens[sequence]
-            for i, j in T.Parallel(ROWS, CHANNELS):
-                place = tile * ROWS + i
-                if bug == "store":
-                    if (tile * ROWS < length) & (start + place < total):
-                        y[start + place, j] = x[start + place, j] * 2.0
-                elif place < length:
+@jit_kernel(
+    x="f32[total, CHANNELS]",
+    starts="i32[batch]",
+    lens="i32[batch]",
+    y="f32[total, CHANNELS]",
+    name="double",
+)
+def _double_kernel(x, starts, lens, y, total, batch, longest, bug):
+    with T.Kernel(T.ceildiv(longest, ROWS), batch, threads=32) as (tile, sequence):
+        start, length = starts[sequence], lens[sequence]
+        for i, j in T.Parallel(ROWS, CHANNELS):
+            place = tile * ROWS + i
+            if bug == "store":
+                if (tile * ROWS < length) & (start + place < total):
                     y[start + place, j] = x[start + place, j] * 2.0
-
-    return double
+            elif place < length:
+                y[start + place, j] = x[start + place, j] * 2.0
 
 
 def doubled(x, starts, lens, bug=None):

@@ -56,7 +56,7 @@ def fault(problem, result):
 
 @BOTH
 def test_no_finding_for_parts_rounded_once(name):
-    for number in range(120):
+    for number in range(60):
         problem = drawn(name, number)
         found = fault(problem, added_by_ranks(problem, problem.outputs["c"].dtype))
         assert found is None, f"problem {number}, {problem.values}: {found}"
@@ -66,7 +66,7 @@ def test_no_finding_for_parts_rounded_once(name):
 def test_float16_parts_rounded_to_bfloat16_are_found(name):
     # Not of values that repeat: of a few roundings some are small by luck.
     kinds = ("normal", "large", "outlier_rows")
-    problems = [drawn(name, number, (64, 65, 100), kinds) for number in range(60)]
+    problems = [drawn(name, number, (64, 65, 100), kinds) for number in range(45)]
     precise = [each for each in problems if each.outputs["c"].dtype != torch.bfloat16]
     missed = [
         each.values for each in precise if fault(each, added_by_ranks(each, torch.bfloat16)) is None
@@ -98,23 +98,20 @@ checks: [numeric, relations, repeat]
 """
 
 
-def faults_of_gradients(entry, seeds):
+def faults_of_gradients(entry):
     """The findings of all cases whose ranks each return a part of the gradient."""
     spec = parse_spec(GRADIENT.replace("ENTRY", entry), Path(__file__).parent / "of_a_scale.yaml")
-    found = []
-    for seed in seeds:
-        runner = Runner(backend_named("interpreter"), seed=seed)
-        results = [runner.run(spec, case) for case in plan(spec).expansion]
-        assert len(results) == 36
-        found += [(seed, each.case, each.findings) for each in results if each.findings]
-    return found
+    runner = Runner(backend_named("interpreter"), seed=1)
+    results = [runner.run(spec, case) for case in plan(spec).expansion]
+    assert len(results) == 36
+    return [(each.case, each.findings) for each in results if each.findings]
 
 
 def test_no_finding_for_gradients_in_parts():
-    assert faults_of_gradients("right", range(2)) == []
+    assert faults_of_gradients("right") == []
 
 
 def test_gradients_summed_in_bfloat16_are_found():
-    found = faults_of_gradients("adds_in_bfloat16", [1])
-    assert sum("dtype=float16" in case for _, case, _ in found) > 14
-    assert sum("dtype=bfloat16-rows=333" in case for _, case, _ in found) > 2
+    found = faults_of_gradients("adds_in_bfloat16")
+    assert sum("dtype=float16" in case for case, _ in found) > 14
+    assert sum("dtype=bfloat16-rows=333" in case for case, _ in found) > 2

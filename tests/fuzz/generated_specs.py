@@ -43,6 +43,12 @@ def made_text(number: int) -> str:
     return text
 
 
+def scratched_text(number: int) -> str:
+    """The text of one of the project's specs, with some characters gone, doubled, or others."""
+    pick = random.Random(number)
+    return _scratched(pick, pick.choice(_shipped_texts()))
+
+
 # Specs as they should be ----------------------------------------------------------------------
 
 

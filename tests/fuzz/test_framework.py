@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from generated_specs import made_text
+from generated_specs import made_text, scratched_text
 
 from tlmatrix.fuzz.generation import generate_cases
 from tlmatrix.fuzz.strategies import cases
@@ -53,7 +53,10 @@ def limited(seconds: int) -> Iterator[None]:
 
 def outcome(text: str) -> str:
     """What becomes of a spec: "cases", or "errors", each at a place of the file."""
-    issues = issues_of(text)
+    return located(issues_of(text), text)
+
+
+def located(issues: Sequence[Issue], text: str) -> str:
     lines = text.count("\n") + text.count("\r") + 1
     for issue in issues:
         assert issue.path == Path("made.yaml")
@@ -92,3 +95,16 @@ def test_any_spec_gives_cases_or_located_errors(
             raise
     assert found["cases"] > SPECS // 10
     assert found["errors"] > SPECS // 10
+
+
+def test_scratched_text_loads_or_has_located_errors() -> None:
+    found: Counter[str] = Counter()
+    for number in range(400):
+        text = scratched_text(number)
+        try:
+            parse_spec(text, "made.yaml")
+        except SpecError as error:
+            found[located(error.issues, text)] += 1
+        else:
+            found["cases"] += 1
+    assert min(found["cases"], found["errors"]) > 10

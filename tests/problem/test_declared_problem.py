@@ -63,14 +63,6 @@ def test_lowp_is_the_reference_in_the_inputs_dtype():
         assert 0 < error < 0.02
 
 
-def test_dims_have_their_declared_names():
-    problem = make(tile={"rows": 2})
-    assert [dim.name for dim in problem.outputs["dw"].dims] == ["cols"]
-    assert problem.outputs["y"].dims[0].describe(2) == {"rows": 2, "rows_tile": 1}
-    named = NORM | {"outputs": {"y": {"shape": ["rows", "cols"], "dims": ["row", "column"]}}}
-    assert [dim.name for dim in make(named).outputs["y"].dims] == ["row", "column"]
-
-
 def test_axes_reach_the_reference_and_the_entry():
     values = VALUES | {"eps": 0.5}
     problem = make(values=values)
@@ -92,12 +84,6 @@ def test_integer_inputs_keep_their_dtype():
     problem = make(one_input("picks") | {"inputs": inputs})
     assert problem.inputs["index"].dtype == torch.int32
     assert problem.outputs["y"].shape == (5, 8)
-
-
-def test_declared_output_dtype_is_used():
-    outputs = {"y": {"dtype": "float32"}}
-    problem = make(NORM | {"outputs": outputs})
-    assert problem.outputs["y"].dtype == problem.lowp()["y"].dtype == torch.float32
 
 
 def test_lowp_falls_back_to_float32():

@@ -90,17 +90,6 @@ def test_relations_hold_for_the_reference(flags, accumulate):
     ]  # fmt: skip
 
 
-def test_isolation_changes_one_row_or_column():
-    problem = make({})
-    for kind in ("isolation", "poison"):
-        row, column = problem.relations(kind)
-        assert not torch.equal(row.problems[0].inputs["a"], problem.inputs["a"])
-        assert torch.equal(row.problems[0].inputs["b"], problem.inputs["b"])
-        assert not torch.equal(column.problems[0].inputs["b"], problem.inputs["b"])
-        assert row.left(problem.reference())["c"].shape == (4, 4)
-        assert column.left(problem.reference())["c"].shape == (5, 3)
-
-
 def test_transposed_needs_transposes_in_the_spec():
     assert "transposed" not in [each.name for each in make({}).relations("relations")]
 

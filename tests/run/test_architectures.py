@@ -2,6 +2,7 @@
 
 import sys
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_a_case_of_another_architecture_has_few_relations_that_need_kernels_of_t
     spec = load_spec(SPECS / "gqa_varlen.yaml")
     harness = Runner("interpreter")._harness
     others = {}
-    for case in plan(spec, "quick").cases():
+    for case in islice(plan(spec, "quick").cases(), 0, None, 4):
         if case.origin == "invalid":
             continue
         bound = harness.bind_case(spec, case)

@@ -23,6 +23,7 @@ axes: {rows: [1, 2, 7, 9], cols: [1, 40], dtype: [float32, float16], values: [no
 tiers: {quick: product}
 relations: RELATIONS
 """
+FEW = NORM.replace("[1, 2, 7, 9]", "[2, 9]").replace("[float32, float16]", "[float32]")
 CLIP = """
 name: clip
 problem:
@@ -78,7 +79,7 @@ def test_a_correct_entry_without_a_reference_passes():
     ],
 )
 def test_a_relation_alone_detects_a_mutant(how, relation, words):
-    findings, _ = found(NORM, how, f"[{relation}]")
+    findings, _ = found(FEW, how, f"[{relation}]")
     told = [each.title for each in findings]
     # Equal findings of several results are merged; the detail names the others.
     relation, _, tensor = words.partition(": ")
@@ -90,10 +91,9 @@ def test_a_relation_alone_detects_a_mutant(how, relation, words):
 
 
 def test_a_finding_names_the_worst_element_by_dimensions():
-    findings, _ = found(NORM, "tail", "[{permute: rows, because: rows are apart}]")
-    largest = max(findings, key=lambda each: each.total or 0)
-    assert set(largest.index) == {"rows", "cols"}
-    assert largest.detail.startswith("rows are apart")
+    (finding, *_), _ = found(FEW, "tail", "[{permute: rows, because: rows are apart}]")
+    assert set(finding.index) == {"rows", "cols"}
+    assert finding.detail.startswith("rows are apart")
 
 
 def test_an_output_that_aliases_an_input():
@@ -107,7 +107,7 @@ def test_an_output_that_aliases_an_input():
 
 
 def test_a_condition_of_the_spec_limits_a_relation():
-    findings, _ = found(NORM, "tail", "[{permute: rows, when: rows < 3}]")
+    findings, _ = found(FEW, "tail", "[{permute: rows, when: rows < 3}]")
     assert findings == []
 
 
@@ -122,7 +122,7 @@ def test_a_condition_of_the_spec_limits_a_relation():
     ],
 )
 def test_an_invalid_relation_is_an_error_at_its_location(relation, words):
-    findings, results = found(NORM, "right", f"[{relation}]")
+    findings, results = found(FEW, "right", f"[{relation}]")
     assert {result.status for result in results} == {Status.ERROR}
     assert words in findings[0].title.replace(" known:", " did you mean")
     assert "related.yaml:11:13: " in findings[0].title

@@ -9,6 +9,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tlmatrix.problem import Dim, Problem, TensorInfo
 
 ROWS, WIDTH = 16, 8
@@ -99,45 +100,31 @@ def packed_double(total, batch, longest, bug):
     return doubled
 
 
-@tilelang.jit
-def tiles_of_the_longest(total, batch, longest, used):
+@jit_kernel(
+    source="f32[total, WIDTH]", starts="i32[batch + 1]", target="f32[batch, WIDTH]", name="masked"
+)
+def tiles_of_the_longest(source, starts, target, total, batch, longest, used):
     """Every block reads whole tiles, also behind the end of its sequence, and masks afterwards."""
-
-    @T.prim_func
-    def masked(
-        source: T.Tensor((total, WIDTH), "float32"),
-        starts: T.Tensor((batch + 1,), "int32"),
-        target: T.Tensor((batch, WIDTH), "float32"),
-    ):
-        with T.Kernel(batch, threads=128) as sequence:
-            rows = T.alloc_fragment((ROWS, WIDTH), "float32")
-            sums = T.alloc_fragment((WIDTH,), "float32")
-            T.clear(sums)
-            for tile in T.serial(T.ceildiv(longest, ROWS)):
-                T.copy(source[starts[sequence] + tile * ROWS, 0], rows)  # whole tile
-                for i, j in T.Parallel(ROWS, WIDTH):
-                    inside = tile * ROWS + i < starts[sequence + 1] - starts[sequence] + used
-                    rows[i, j] = T.if_then_else(inside, rows[i, j], 0.0)
-                T.reduce_sum(rows, sums, dim=0, clear=False)
-            for j in T.Parallel(WIDTH):
-                target[sequence, j] = sums[j]
-
-    return masked
+    with T.Kernel(batch, threads=128) as sequence:
+        rows = T.alloc_fragment((ROWS, WIDTH), "float32")
+        sums = T.alloc_fragment((WIDTH,), "float32")
+        T.clear(sums)
+        for tile in T.serial(T.ceildiv(longest, ROWS)):
+            T.copy(source[starts[sequence] + tile * ROWS, 0], rows)  # whole tile
+            for i, j in T.Parallel(ROWS, WIDTH):
+                inside = tile * ROWS + i < starts[sequence + 1] - starts[sequence] + used
+                rows[i, j] = T.if_then_else(inside, rows[i, j], 0.0)
+            T.reduce_sum(rows, sums, dim=0, clear=False)
+        for j in T.Parallel(WIDTH):
+            target[sequence, j] = sums[j]
 
 
-@tilelang.jit
-def overlapping_double(total):
+@jit_kernel(source="f32[total, WIDTH]", target="f32[total, WIDTH]", name="overlapping")
+def overlapping_double(source, target, total):
     """Blocks two rows too tall: neighbours write the same values to the same rows."""
-
-    @T.prim_func
-    def overlapping(
-        source: T.Tensor((total, WIDTH), "float32"), target: T.Tensor((total, WIDTH), "float32")
-    ):
-        with T.Kernel(T.ceildiv(total, ROWS), threads=128) as tile:
-            for i, j in T.Parallel(ROWS + 2, WIDTH):
-                target[tile * ROWS + i, j] = source[tile * ROWS + i, j] * 2.0  # tall
-
-    return overlapping
+    with T.Kernel(T.ceildiv(total, ROWS), threads=128) as tile:
+        for i, j in T.Parallel(ROWS + 2, WIDTH):
+            target[tile * ROWS + i, j] = source[tile * ROWS + i, j] * 2.0  # tall
 
 
 @tilelang.jit
@@ -159,51 +146,38 @@ def staged_double(total, bug):
     return staged
 
 
-@tilelang.jit(pass_configs={tilelang.PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS: True})
-def unguarded_double(total):
+@jit_kernel(
+    source="f32[total, WIDTH]",
+    target="f32[total, WIDTH]",
+    pass_configs={tilelang.PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS: True},
+    name="unguarded",
+)
+def unguarded_double(source, target, total):
     """Stores past the end, with TileLang's guards off."""
-
-    @T.prim_func
-    def unguarded(
-        source: T.Tensor((total, WIDTH), "float32"), target: T.Tensor((total, WIDTH), "float32")
-    ):
-        with T.Kernel(T.ceildiv(total, ROWS), threads=128) as tile:
-            for i, j in T.Parallel(ROWS, WIDTH):
-                target[tile * ROWS + i, j] = source[tile * ROWS + i, j] * 2.0  # past
-
-    return unguarded
+    with T.Kernel(T.ceildiv(total, ROWS), threads=128) as tile:
+        for i, j in T.Parallel(ROWS, WIDTH):
+            target[tile * ROWS + i, j] = source[tile * ROWS + i, j] * 2.0  # past
 
 
-@tilelang.jit
-def some_rows(total, first, count):
+@jit_kernel(source="f32[total, WIDTH]", target="f32[total, WIDTH]", name="some")
+def some_rows(source, target, total, first, count):
     """Doubles `count` rows from `first` on."""
-
-    @T.prim_func
-    def some(
-        source: T.Tensor((total, WIDTH), "float32"), target: T.Tensor((total, WIDTH), "float32")
-    ):
-        with T.Kernel(count, threads=32) as row:
-            for j in T.Parallel(WIDTH):
-                target[first + row, j] = source[first + row, j] * 2.0  # some
-
-    return some
+    with T.Kernel(count, threads=32) as row:
+        for j in T.Parallel(WIDTH):
+            target[first + row, j] = source[first + row, j] * 2.0  # some
 
 
-@tilelang.jit
-def redoubled_through(total):
+@jit_kernel(
+    work="f32[total, WIDTH]",
+    source="f32[total, WIDTH]",
+    target="f32[total, WIDTH]",
+    name="redoubled",
+)
+def redoubled_through(work, source, target, total):
     """Reads a workspace; where it holds NaN, the maximum hides it."""
-
-    @T.prim_func
-    def redoubled(
-        work: T.Tensor((total, WIDTH), "float32"),
-        source: T.Tensor((total, WIDTH), "float32"),
-        target: T.Tensor((total, WIDTH), "float32"),
-    ):
-        with T.Kernel(total, threads=32) as row:
-            for j in T.Parallel(WIDTH):
-                target[row, j] = T.max(work[row, j], source[row, j] * 2.0)  # from work
-
-    return redoubled
+    with T.Kernel(total, threads=32) as row:
+        for j in T.Parallel(WIDTH):
+            target[row, j] = T.max(work[row, j], source[row, j] * 2.0)  # from work
 
 
 def in_two_halves(x):
@@ -239,60 +213,39 @@ def by_sequence(x, cu_seqlens):
     return work[:, :WIDTH].clone()
 
 
-@tilelang.jit
-def wide_double(total, batch, longest):
+@jit_kernel(
+    source="f32[total, WIDTH]", starts="i32[batch + 1]", work="f32[total, WIDTH + 2]", name="wide"
+)
+def wide_double(source, starts, work, total, batch, longest):
     """Unguarded, into a workspace of another shape."""
-
-    @T.prim_func
-    def wide(
-        source: T.Tensor((total, WIDTH), "float32"),
-        starts: T.Tensor((batch + 1,), "int32"),
-        work: T.Tensor((total, WIDTH + 2), "float32"),
-    ):
-        with T.Kernel(T.ceildiv(longest, ROWS), batch, threads=128) as (tile, sequence):
-            start = starts[sequence] + tile * ROWS
-            if start < starts[sequence + 1]:
-                for i, j in T.Parallel(ROWS, WIDTH):
-                    work[start + i, j] = source[start + i, j] * 2.0  # wide
-
-    return wide
+    with T.Kernel(T.ceildiv(longest, ROWS), batch, threads=128) as (tile, sequence):
+        start = starts[sequence] + tile * ROWS
+        if start < starts[sequence + 1]:
+            for i, j in T.Parallel(ROWS, WIDTH):
+                work[start + i, j] = source[start + i, j] * 2.0  # wide
 
 
-@tilelang.jit
-def with_roles(total):
+@jit_kernel(source="f32[total, WIDTH]", target="f32[total, WIDTH]", name="roles")
+def with_roles(source, target, total):
     """A producer and a consumer by thread index."""
-
-    @T.prim_func
-    def roles(
-        source: T.Tensor((total, WIDTH), "float32"), target: T.Tensor((total, WIDTH), "float32")
-    ):
-        with T.Kernel(total, threads=256) as row:
-            stage = T.alloc_shared((WIDTH,), "float32")
-            full = T.alloc_barrier([128])
-            if T.get_thread_binding() >= 128:
-                T.copy(source[row, 0:WIDTH], stage)
-                T.mbarrier_arrive(full[0])
-            else:
-                T.mbarrier_wait_parity(full[0], 0)
-                for j in T.Parallel(WIDTH):
-                    target[row, j] = stage[j] * 2.0
-
-    return roles
-
-
-@tilelang.jit
-def born_nan(total):
-    """Takes logarithms of negative numbers in the first row."""
-
-    @T.prim_func
-    def born(
-        source: T.Tensor((total, WIDTH), "float32"), target: T.Tensor((total, WIDTH), "float32")
-    ):
-        with T.Kernel(total, threads=32) as row:
+    with T.Kernel(total, threads=256) as row:
+        stage = T.alloc_shared((WIDTH,), "float32")
+        full = T.alloc_barrier([128])
+        if T.get_thread_binding() >= 128:
+            T.copy(source[row, 0:WIDTH], stage)
+            T.mbarrier_arrive(full[0])
+        else:
+            T.mbarrier_wait_parity(full[0], 0)
             for j in T.Parallel(WIDTH):
-                if row == 0:
-                    target[row, j] = T.log(-T.abs(source[row, j]))  # born
-                else:
-                    target[row, j] = source[row, j] * 2.0
+                target[row, j] = stage[j] * 2.0
 
-    return born
+
+@jit_kernel(source="f32[total, WIDTH]", target="f32[total, WIDTH]", name="born")
+def born_nan(source, target, total):
+    """Takes logarithms of negative numbers in the first row."""
+    with T.Kernel(total, threads=32) as row:
+        for j in T.Parallel(WIDTH):
+            if row == 0:
+                target[row, j] = T.log(-T.abs(source[row, j]))  # born
+            else:
+                target[row, j] = source[row, j] * 2.0

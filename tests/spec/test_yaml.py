@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 from datetime import date
 from pathlib import Path
@@ -208,6 +209,14 @@ def test_an_unreadable_file_is_a_spec_error(tmp_path: Path) -> None:
 
 def test_text_that_is_not_unicode_is_an_error() -> None:
     assert message("name: \udcff").endswith("is not UTF-8 text; save the file as UTF-8")
+
+
+def test_random_bytes_have_located_errors() -> None:
+    draw = random.Random(3)
+    for _ in range(300):
+        with pytest.raises(SpecError) as caught:
+            parse_spec(draw.randbytes(draw.randrange(60)))
+        assert all(issue.line >= 1 and issue.column >= 1 for issue in caught.value.issues)
 
 
 def test_a_loaded_spec_has_path_and_locations() -> None:

@@ -34,13 +34,6 @@ def test_boundaries_read_before_the_rows_give_the_same_rows():
     assert torch.equal(y, 2 * x)
 
 
-def test_boundaries_under_sanitizers_give_the_same_rows():
-    with interpret(sanitize=True, sequences={"X": CUTS, "Y": CUTS}) as run:
-        x, y = doubles()
-    assert torch.equal(y, 2 * x)
-    assert not run.reports
-
-
 def test_memory_that_the_kernel_writes_is_read_anew():
     @jit_kernel
     def counting(C: T.Tensor((4,), "int32"), Y: T.Tensor((4, 6), "int32")):

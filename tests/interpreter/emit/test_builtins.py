@@ -51,13 +51,8 @@ def test_bits_of_a_scalar_are_counted_in_its_width():
 
 
 def test_the_bit_that_is_set_after_others():
-    @jit_kernel(out_idx=[-1])
-    def kernel(
-        mask: T.Tensor((64,), "uint32"),
-        base: T.Tensor((64,), "uint32"),
-        offset: T.Tensor((64,), "int32"),
-        Y: T.Tensor((65,), "uint32"),
-    ):
+    @jit_kernel(mask="u32[64]", base="u32[64]", offset="i32[64]", Y="u32[65]", out_idx=[-1])
+    def kernel(mask, base, offset, Y):
         with T.Kernel(1, threads=64):
             for i in T.Parallel(64):
                 Y[i] = T.__fns(mask[i], base[i], offset[i])

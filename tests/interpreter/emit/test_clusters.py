@@ -1,7 +1,6 @@
 """Clusters of blocks: ranks, barriers of all threads, arrivals at another block's mbarrier."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
@@ -85,64 +84,55 @@ def test_an_mbarrier_that_waits_for_more_threads_than_come_is_a_deadlock():
         gathered(129)(torch.zeros(8, dtype=torch.int32))
 
 
-@tilelang.jit
-def product_of_pairs(stages, first_alone):
+@jit_kernel(A="b16[256, 128]", B="b16[128, 64]", C="f32[256, 64]")
+def product_of_pairs(A, B, C, stages, first_alone):
     """C = A @ B: two blocks load rows of A and half of B each; the first multiplies.
 
     The last warps read tensor memory, which the first frees at its end: TileLang puts a barrier of
     the cluster before that.
     """
-
-    @T.prim_func
-    def main(
-        A: T.Tensor((256, 128), "bfloat16"),
-        B: T.Tensor((128, 64), "bfloat16"),
-        C: T.Tensor((256, 64), "float32"),
-    ):
-        with T.ClusterKernel(2, 1, threads=256, cluster_dims=2) as (bx, by):
-            a = T.alloc_shared((stages, 128, 32), "bfloat16")
-            b = T.alloc_shared((stages, 32, 32), "bfloat16")
-            c = T.alloc_tmem([128, 64], "float32")
-            out = T.alloc_fragment((128, 64), "float32")
-            loaded = T.alloc_cluster_barrier([32 * 2] * stages)
-            consumed = T.alloc_cluster_barrier([1] * stages)
-            full = T.alloc_barrier([1])
-            tx = T.get_thread_binding()
-            rank = T.block_rank_in_cluster()
-            if tx < 32:
-                for k in T.serial(4):
-                    T.mbarrier_wait_parity(consumed[k % stages], ((k // stages) & 1) ^ 1)
-                    T.tma_copy(
-                        A[bx * 128 : (bx + 1) * 128, k * 32 : (k + 1) * 32],
-                        a[k % stages, :, :],
-                        barrier=loaded[k % stages],
-                    )
-                    T.tma_copy(
-                        B[k * 32 : (k + 1) * 32, rank * 32 : (rank + 1) * 32],
-                        b[k % stages, :, :],
-                        barrier=loaded[k % stages],
-                    )
-                    T.mbarrier_arrive(loaded[k % stages], 0)
-            elif tx < 64 and (not first_alone or rank == 0):
-                for k in T.serial(4):
-                    if rank == 0:
-                        T.mbarrier_wait_parity(loaded[k % stages], (k // stages) & 1)
-                    T.tcgen05_gemm(
-                        a[k % stages, :, :],
-                        b[k % stages, :, :],
-                        c,
-                        mbar=consumed[k % stages],
-                        clear_accum=k == 0,
-                        use_2cta=True,
-                    )
+    with T.ClusterKernel(2, 1, threads=256, cluster_dims=2) as (bx, by):
+        a = T.alloc_shared((stages, 128, 32), "bfloat16")
+        b = T.alloc_shared((stages, 32, 32), "bfloat16")
+        c = T.alloc_tmem([128, 64], "float32")
+        out = T.alloc_fragment((128, 64), "float32")
+        loaded = T.alloc_cluster_barrier([32 * 2] * stages)
+        consumed = T.alloc_cluster_barrier([1] * stages)
+        full = T.alloc_barrier([1])
+        tx = T.get_thread_binding()
+        rank = T.block_rank_in_cluster()
+        if tx < 32:
+            for k in T.serial(4):
+                T.mbarrier_wait_parity(consumed[k % stages], ((k // stages) & 1) ^ 1)
+                T.tma_copy(
+                    A[bx * 128 : (bx + 1) * 128, k * 32 : (k + 1) * 32],
+                    a[k % stages, :, :],
+                    barrier=loaded[k % stages],
+                )
+                T.tma_copy(
+                    B[k * 32 : (k + 1) * 32, rank * 32 : (rank + 1) * 32],
+                    b[k % stages, :, :],
+                    barrier=loaded[k % stages],
+                )
+                T.mbarrier_arrive(loaded[k % stages], 0)
+        elif tx < 64 and (not first_alone or rank == 0):
+            for k in T.serial(4):
                 if rank == 0:
-                    T.tcgen05_mma_arrive(full, arrive_2cta=True)
-            elif tx >= 128:
-                T.mbarrier_wait_parity(full, 0)
-                T.copy(c, out)
-                T.copy(out, C[bx * 128, by * 64])
-
-    return main
+                    T.mbarrier_wait_parity(loaded[k % stages], (k // stages) & 1)
+                T.tcgen05_gemm(
+                    a[k % stages, :, :],
+                    b[k % stages, :, :],
+                    c,
+                    mbar=consumed[k % stages],
+                    clear_accum=k == 0,
+                    use_2cta=True,
+                )
+            if rank == 0:
+                T.tcgen05_mma_arrive(full, arrive_2cta=True)
+        elif tx >= 128:
+            T.mbarrier_wait_parity(full, 0)
+            T.copy(c, out)
+            T.copy(out, C[bx * 128, by * 64])
 
 
 @pytest.mark.parametrize("first_alone", [False, True])

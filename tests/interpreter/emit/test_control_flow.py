@@ -159,12 +159,8 @@ def test_a_grid_of_three_dynamic_dimensions_and_let_bindings():
 
 
 def test_several_launches_in_one_function_see_each_other():
-    @jit_kernel(out_idx=[-1])
-    def chained(
-        X: T.Tensor((64,), "float32"),
-        W: T.Tensor((64,), "float32"),
-        Y: T.Tensor((64,), "float32"),
-    ):
+    @jit_kernel(X="f32[64]", W="f32[64]", Y="f32[64]", out_idx=[-1])
+    def chained(X, W, Y):
         with T.Kernel(2, threads=32) as bx:
             s = T.alloc_shared((32,), "float32")
             T.copy(X[bx * 32], s)

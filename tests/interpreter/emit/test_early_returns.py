@@ -10,12 +10,8 @@ from tlmatrix.interpreter import Unsupported, interpret
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
-@jit_kernel
-def blocks_that_return(
-    X: T.Tensor((128,), "float32"),
-    kind: T.Tensor((4,), "int32"),
-    Y: T.Tensor((128,), "float32"),
-):
+@jit_kernel(X="f32[128]", kind="i32[4]", Y="f32[128]")
+def blocks_that_return(X, kind, Y):
     with T.Kernel(4, threads=32) as bx:
         if kind[bx] == 0:
             for i in T.Parallel(32):

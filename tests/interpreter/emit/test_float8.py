@@ -1,7 +1,6 @@
 """Float8 dtypes at their ends: infinities of `float8_e5m2`, powers of two of `float8_e8m0fnu`."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
@@ -10,20 +9,16 @@ from jit_kernel import jit_kernel
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
-@tilelang.jit(out_idx=-1)
-def moved(source, columns, *, loop):
-    @T.prim_func
-    def main(A: T.Tensor((8, columns), source), B: T.Tensor((8, columns), "float8_e5m2")):
-        with T.Kernel(1, threads=32):
-            tile = T.alloc_fragment((8, 16), source)
-            T.copy(A[0, 0], tile)
-            if loop:
-                for i, j in T.Parallel(8, 16):
-                    B[i, j] = tile[i, j]
-            else:
-                T.copy(tile, B[0, 0])
-
-    return main
+@jit_kernel(A="source[8, columns]", B="float8_e5m2[8, columns]", out_idx=-1)
+def moved(A, B, source, columns, *, loop):
+    with T.Kernel(1, threads=32):
+        tile = T.alloc_fragment((8, 16), source)
+        T.copy(A[0, 0], tile)
+        if loop:
+            for i, j in T.Parallel(8, 16):
+                B[i, j] = tile[i, j]
+        else:
+            T.copy(tile, B[0, 0])
 
 
 @pytest.mark.parametrize("loop", [False, True])
@@ -48,12 +43,8 @@ def test_a_constant_may_be_infinite():
 
 
 def test_float8_e8m0fnu_holds_powers_of_two_rounded_up():
-    @jit_kernel(out_idx=[1, 2])
-    def kernel(
-        A: T.Tensor((8,), "float32"),
-        B: T.Tensor((8,), "float8_e8m0fnu"),
-        C: T.Tensor((8,), "float32"),
-    ):
+    @jit_kernel(A="f32[8]", B="float8_e8m0fnu[8]", C="f32[8]", out_idx=[1, 2])
+    def kernel(A, B, C):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(8):
                 B[i] = A[i]

@@ -2,47 +2,11 @@
 
 import numpy as np
 import pytest
-import tilelang.language as T
 import torch
 
-from jit_kernel import jit_kernel
 from tlmatrix.interpreter import interpret
 from tlmatrix.interpreter.runtime import masks
 from tlmatrix_kernels.attention import varlen_attention
-
-
-@jit_kernel(Length="i32[1]", X="i32[extent]", Y="i32[extent]", out_idx=[2])
-def masked(Length, X, Y, extent, test):
-    with T.Kernel(1, threads=32):
-        length = Length[0]
-        for i in T.Parallel(extent):
-            Y[i] = T.if_then_else(test(X, i, length), i, -1)
-
-
-@pytest.mark.parametrize(
-    ("test", "form"),
-    [
-        (lambda x, i, n: i + n < 40, "((i0of1_64 + a0) < 40)"),
-        (lambda x, i, n: (i < n) & (i > 3), "((i0of1_64 < a0) & (i0of1_64 > 3))"),
-        (lambda x, i, n: (i & 3) < n, "((i0of1_64 & 3) < a0)"),
-    ],
-)
-def test_a_mask_of_integers_and_positions_has_a_form(test, form):
-    with interpret():
-        assert f"kept_at := ({form!r}, " in masked(64, test).source
-
-
-@pytest.mark.parametrize(
-    "test",
-    [
-        lambda x, i, n: x[i] < n,
-        lambda x, i, n: T.min(i, n) < 3,
-        lambda x, i, n: (i < n) & (x[i] > 0),
-    ],
-)
-def test_a_mask_that_looks_at_memory_has_none(test):
-    with interpret():
-        assert "KEPT" not in masked(64, test).source
 
 
 def attention(cuts):

@@ -42,10 +42,8 @@ def largest_of_fours(annotated=True, dtype="float32"):
     return main
 
 
-@jit_kernel(out_idx=[1, 2])
-def largest_and_where(
-    X: T.Tensor((32, 8), "float32"), Y: T.Tensor((32,), "float32"), At: T.Tensor((32,), "int32")
-):
+@jit_kernel(X="f32[32, 8]", Y="f32[32]", At="i32[32]", out_idx=[1, 2])
+def largest_and_where(X, Y, At):
     """The largest of each row and where it stands, by the one thread that has the row."""
     with T.Kernel(1, threads=32):
         x = T.alloc_fragment((32, 8), "float32")

@@ -1,36 +1,27 @@
 """Fragments without a layout are registers of each thread."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import Unsupported, interpret
 
 THREADS, ROWS = 32, 4
 
 
-@tilelang.jit(out_idx=[-1])
-def prefetched(*, copied=False):
+@jit_kernel(table="i32[THREADS * ROWS]", x="f32[1000]", out="f32[THREADS, ROWS]", out_idx=[-1])
+def prefetched(table, x, out, *, copied=False):
     """out[t, r] = x[table[t * ROWS + r]], with the indices of a thread in a fragment."""
-
-    @T.prim_func
-    def main(
-        table: T.Tensor((THREADS * ROWS,), "int32"),
-        x: T.Tensor((1000,), "float32"),
-        out: T.Tensor((THREADS, ROWS), "float32"),
-    ):
-        with T.Kernel(1, threads=THREADS):
-            tx = T.get_thread_binding()
-            idx = T.alloc_fragment((2, ROWS), "int32")
-            if copied:
-                T.copy(table[0:ROWS], idx[1, 0:ROWS])
-            for r in T.serial(ROWS):
-                idx[0, r] = table[tx * ROWS + r]
-            for r in T.serial(ROWS):
-                out[tx, r] = x[idx[0, r]]
-
-    return main
+    with T.Kernel(1, threads=THREADS):
+        tx = T.get_thread_binding()
+        idx = T.alloc_fragment((2, ROWS), "int32")
+        if copied:
+            T.copy(table[0:ROWS], idx[1, 0:ROWS])
+        for r in T.serial(ROWS):
+            idx[0, r] = table[tx * ROWS + r]
+        for r in T.serial(ROWS):
+            out[tx, r] = x[idx[0, r]]
 
 
 @pytest.mark.parametrize("sanitize", [False, True])

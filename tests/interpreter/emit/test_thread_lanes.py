@@ -1,7 +1,6 @@
 """Kernels that index by thread: every thread of a block is a lane, as on a GPU."""
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
@@ -132,12 +131,8 @@ def test_a_lane_that_is_switched_off_has_nothing_to_give():
 
 
 def test_votes_and_reductions_of_a_warp():
-    @jit_kernel(out_idx=[-2, -1])
-    def votes(
-        X: T.Tensor((64,), "int32"),
-        Y: T.Tensor((6, 64), "int32"),
-        B: T.Tensor((64,), "uint64"),
-    ):
+    @jit_kernel(X="i32[64]", Y="i32[6, 64]", B="u64[64]", out_idx=[-2, -1])
+    def votes(X, Y, B):
         with T.Kernel(1, threads=64):
             tx = T.get_thread_binding()
             Y[0, tx] = T.any_sync(X[tx] > 0)
@@ -192,10 +187,8 @@ def test_loops_and_branches_that_differ_between_threads():
 
 
 def test_atomics_of_every_thread():
-    @jit_kernel
-    def histogram(
-        X: T.Tensor((128,), "int32"), H: T.Tensor((8,), "int32"), N: T.Tensor((1,), "int32")
-    ):
+    @jit_kernel(X="i32[128]", H="i32[8]", N="i32[1]")
+    def histogram(X, H, N):
         with T.Kernel(2, threads=64) as bx:
             tx = T.get_thread_binding()
             T.atomic_add(H[X[bx * 64 + tx]], 1)
@@ -342,26 +335,22 @@ def test_a_loop_over_the_threads_is_the_thread_index():
 def test_a_copy_whose_predicate_fails_reads_nothing_and_writes_zeros(rows, dtype):
     width = 4
 
-    @tilelang.jit(out_idx=[-1])
-    def kernel(rows):
-        @T.prim_func
-        def main(A: T.Tensor((rows, width), dtype), Out: T.Tensor((32, width), dtype)):
-            with T.Kernel(1, threads=32):
-                tx = T.get_thread_binding()
-                shared = T.alloc_shared((32, width), dtype)
-                T.ptx_cp_async(
-                    T.access_ptr(shared[tx, 0], "w", width),
-                    T.access_ptr(A[tx, 0], "r", width),
-                    width,
-                    tx < rows and tx != 3,
-                )
-                T.ptx_commit_group()
-                T.ptx_wait_group(0)
-                T.sync_threads()
-                for i in T.serial(width):
-                    Out[tx, i] = shared[tx, i]
-
-        return main
+    @jit_kernel(A="dtype[rows, width]", Out="dtype[32, width]", out_idx=[-1])
+    def kernel(A, Out, rows):
+        with T.Kernel(1, threads=32):
+            tx = T.get_thread_binding()
+            shared = T.alloc_shared((32, width), dtype)
+            T.ptx_cp_async(
+                T.access_ptr(shared[tx, 0], "w", width),
+                T.access_ptr(A[tx, 0], "r", width),
+                width,
+                tx < rows and tx != 3,
+            )
+            T.ptx_commit_group()
+            T.ptx_wait_group(0)
+            T.sync_threads()
+            for i in T.serial(width):
+                Out[tx, i] = shared[tx, i]
 
     a = torch.randint(1, 9, (rows, width)).to(getattr(torch, dtype))
     expected = torch.zeros(32, width, dtype=a.dtype)
@@ -419,12 +408,8 @@ def test_threads_that_come_with_different_tiles_are_told():
 
 @pytest.mark.parametrize("sanitize", [False, True])
 def test_memory_of_a_thread_is_a_lanes_own_in_a_parallel_loop(sanitize):
-    @jit_kernel
-    def kernel(
-        X: T.Tensor((4, 64), "float32"),
-        Y: T.Tensor((4, 64), "float32"),
-        Z: T.Tensor((64,), "float32"),
-    ):
+    @jit_kernel(X="f32[4, 64]", Y="f32[4, 64]", Z="f32[64]")
+    def kernel(X, Y, Z):
         with T.Kernel(1, threads=64):
             tx = T.get_thread_binding()
             v = T.alloc_var("float32")

@@ -98,12 +98,8 @@ def test_operations_of_packed_pairs(dtype):
 def test_a_vector_atomic_returns_the_old_values(lanes):
     add = {2: T.atomic_addx2, 4: T.atomic_addx4}[lanes]
 
-    @jit_kernel
-    def kernel(
-        S: T.Tensor((8,), "float32"),
-        X: T.Tensor((32 * lanes,), "float32"),
-        P: T.Tensor((32 * lanes,), "float32"),
-    ):
+    @jit_kernel(S="f32[8]", X="f32[32 * lanes]", P="f32[32 * lanes]")
+    def kernel(S, X, P):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(32):
                 P[i * lanes : (i + 1) * lanes] = add(S[lanes], X[i * lanes], return_prev=True)
@@ -137,12 +133,8 @@ def test_words_are_loaded_and_stored_by_address(words, dtype):
     store = {1: T.stg32, 2: T.stg64, 8: T.stg256}[words]
     count = words * 32 // (32 if dtype == "float32" else 16)
 
-    @jit_kernel
-    def kernel(
-        X: T.Tensor((32 * count,), dtype),
-        Y: T.Tensor((32 * count,), dtype),
-        Z: T.Tensor((32 * count,), dtype),
-    ):
+    @jit_kernel(X="dtype[32 * count]", Y="dtype[32 * count]", Z="dtype[32 * count]")
+    def kernel(X, Y, Z):
         with T.Kernel(1, threads=32):
             at = T.get_thread_binding() * count
             store(Y[at], load(X[at]), pred=at < 20 * count)

@@ -101,12 +101,8 @@ def test_memory_that_is_also_seen_as_bits_is_unwritten_at_first():
 
 
 def test_views_of_memory_that_each_thread_has():
-    @jit_kernel
-    def kernel(
-        X: T.Tensor((32, 8), "bfloat16"),
-        Y: T.Tensor((32, 8), "bfloat16"),
-        Z: T.Tensor((32, 8), "float32"),
-    ):
+    @jit_kernel(X="b16[32, 8]", Y="b16[32, 8]", Z="f32[32, 8]")
+    def kernel(X, Y, Z):
         with T.Kernel(1, threads=32):
             tx = T.get_thread_binding()
             pairs = T.alloc_local((4,), T.bfloat16x2)

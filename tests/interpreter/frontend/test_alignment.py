@@ -51,21 +51,15 @@ def staged(disable_tma, whole=False):
     return stage
 
 
-@tilelang.jit
-def added(width):
+@jit_kernel(X="f32[32 * width]", Y="f32[n]", name="add")
+def added(X, Y, width):
     """Atomics on `width` elements at once."""
-    n = T.dynamic("n")
-
-    @T.prim_func
-    def add(X: T.Tensor((32 * width,), "float32"), Y: T.Tensor((n,), "float32")):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(32):
-                if width == 4:
-                    T.atomic_addx4(Y[4 * i], X[4 * i])
-                else:
-                    T.atomic_add(Y[i], X[i])
-
-    return add
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(32):
+            if width == 4:
+                T.atomic_addx4(Y[4 * i], X[4 * i])
+            else:
+                T.atomic_add(Y[i], X[i])
 
 
 n = T.dynamic("n")

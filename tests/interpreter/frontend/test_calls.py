@@ -15,14 +15,8 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 m = T.dynamic("m")
 
 
-@jit_kernel(out_idx=[-1])
-def scaled(
-    A: T.Tensor((m, 8), "float16"),
-    L: T.Tensor((m + 1,), "int32"),
-    s: T.float32,
-    k: T.int32,
-    Y: T.Tensor((m, 8), "float32"),
-):
+@jit_kernel(A="f16[m, 8]", L="i32[m + 1]", s="f32", k="i32", Y="f32[m, 8]", out_idx=[-1])
+def scaled(A, L, s, k, Y):
     with T.Kernel(T.ceildiv(m, 4), threads=32) as bx:
         for i, j in T.Parallel(4, 8):
             Y[bx * 4 + i, j] = A[bx * 4 + i, j] * s + k + L[bx * 4 + i + 1]
@@ -149,10 +143,8 @@ def test_tensors_that_require_grad_are_read_and_inputs_are_left_alone():
 
 
 def test_several_outputs_come_as_a_list_in_the_order_of_out_idx():
-    @jit_kernel(out_idx=[2, 0])
-    def two(
-        B: T.Tensor((4,), "float32"), A: T.Tensor((4,), "float32"), C: T.Tensor((4,), "float32")
-    ):
+    @jit_kernel(B="f32[4]", A="f32[4]", C="f32[4]", out_idx=[2, 0])
+    def two(B, A, C):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(4):
                 B[i] = A[i] + 1.0

@@ -74,10 +74,8 @@ def test_rows_of_a_larger_tensor_are_taken_by_their_stride():
     assert torch.equal(b, VALUES[halves(a)][:, 16:])
 
 
-@jit_kernel(out_idx=-1)
-def product(
-    A: T.Tensor((32, 64), "int4"), B: T.Tensor((16, 64), "int4"), C: T.Tensor((32, 16), "int32")
-):
+@jit_kernel(A="int4[32, 64]", B="int4[16, 64]", C="i32[32, 16]", out_idx=-1)
+def product(A, B, C):
     with T.Kernel(2, threads=128) as bx:
         a, b = T.alloc_shared((16, 64), "int4"), T.alloc_shared((16, 64), "int4")
         c = T.alloc_fragment((16, 16), "int32")
@@ -172,12 +170,8 @@ def test_a_tensor_of_pairs_has_an_element_for_each_byte():
 @pytest.mark.parametrize("scope", [T.alloc_shared, T.alloc_fragment])
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_memory_seen_as_bytes(dtype, scope):
-    @jit_kernel
-    def kernel(
-        A: T.Tensor((16, 32), "float32"),
-        B: T.Tensor((20, 18), dtype),
-        C: T.Tensor((16, 32), "float32"),
-    ):
+    @jit_kernel(A="f32[16, 32]", B="dtype[20, 18]", C="f32[16, 32]")
+    def kernel(A, B, C):
         with T.Kernel(1, threads=32):
             tile = scope((16, 32), "float4_e2m1fn")
             seen = T.view(tile, (16, 16), dtype=dtype)

@@ -58,13 +58,8 @@ def test_tile_atomics_skip_what_is_outside(kind):
 
 
 def test_vector_atomics_and_previous_values():
-    @jit_kernel(out_idx=[-1])
-    def pairs(
-        X: T.Tensor((8, 8), "float32"),
-        Y: T.Tensor((8, 8), "float32"),
-        N: T.Tensor((1,), "int32"),
-        P: T.Tensor((16,), "int32"),
-    ):
+    @jit_kernel(X="f32[8, 8]", Y="f32[8, 8]", N="i32[1]", P="i32[16]", out_idx=[-1])
+    def pairs(X, Y, N, P):
         with T.Kernel(1, threads=32):
             s = T.alloc_shared((8, 8), "float32")
             T.copy(X, s)

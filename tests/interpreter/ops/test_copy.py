@@ -10,12 +10,8 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def test_copies_between_all_memories_with_casts_and_slices():
-    @jit_kernel(out_idx=[-2, -1])
-    def copies(
-        X: T.Tensor((3, 64, 2, 32), "bfloat16"),
-        Y: T.Tensor((64, 32), "float16"),
-        Z: T.Tensor((2, 16, 32), "float32"),
-    ):
+    @jit_kernel(X="b16[3, 64, 2, 32]", Y="f16[64, 32]", Z="f32[2, 16, 32]", out_idx=[-2, -1])
+    def copies(X, Y, Z):
         with T.Kernel(2, threads=128) as bx:
             a = T.alloc_shared((32, 32), "bfloat16")
             b = T.alloc_fragment((32, 32), "float32")

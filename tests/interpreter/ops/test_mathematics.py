@@ -38,12 +38,8 @@ def test_functions_are_nearly_always_correctly_rounded(function, exact, low, hig
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_a_zero_is_larger_than_a_negative_zero(dtype):
-    @jit_kernel
-    def kernel(
-        A: T.Tensor((6,), dtype),
-        B: T.Tensor((6,), dtype),
-        Y: T.Tensor((4, 6), dtype),
-    ):
+    @jit_kernel(A="dtype[6]", B="dtype[6]", Y="dtype[4, 6]")
+    def kernel(A, B, Y):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(6):
                 Y[0, i] = T.max(A[i], B[i])

@@ -124,14 +124,14 @@ def test_the_factors_are_multiplied_with_the_scales_of_their_rows(blocks, schedu
 
 
 def test_the_synchronous_product_arrives_at_its_barrier():
-    @jit_kernel
-    def kernel(
-        A: T.Tensor((M, BLOCK_K), "float8_e4m3fn"),
-        B: T.Tensor((BLOCK_K, 64), "float8_e5m2"),
-        SFA: T.Tensor((M,), "uint32"),
-        SFB: T.Tensor((128,), "uint32"),
-        C: T.Tensor((M, 64), "float32"),
-    ):
+    @jit_kernel(
+        A="float8_e4m3fn[M, BLOCK_K]",
+        B="float8_e5m2[BLOCK_K, 64]",
+        SFA="u32[M]",
+        SFB="u32[128]",
+        C="f32[M, 64]",
+    )
+    def kernel(A, B, SFA, SFB, C):
         with T.Kernel(1, threads=128):
             a = T.alloc_shared((M, BLOCK_K), "float8_e4m3fn")
             b = T.alloc_shared((BLOCK_K, 64), "float8_e5m2")

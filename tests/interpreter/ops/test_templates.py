@@ -86,12 +86,8 @@ def test_a_decoder_of_the_users_own_is_refused():
         decoded("decode_i4u_to_f16", "something else", "float16", packed, 8, 8)
 
 
-@jit_kernel(out_idx=[-1])
-def dotted(
-    A: T.Tensor((THREADS, 2, 8), "int8"),
-    B: T.Tensor((THREADS, 8), "int8"),
-    C: T.Tensor((THREADS, 2), "int32"),
-):
+@jit_kernel(A="i8[THREADS, 2, 8]", B="i8[THREADS, 8]", C="i32[THREADS, 2]", out_idx=[-1])
+def dotted(A, B, C):
     with T.Kernel(1, threads=THREADS):
         tx = T.get_thread_binding()
         a = T.alloc_local((2, 8), "int8")

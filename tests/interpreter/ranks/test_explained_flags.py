@@ -12,13 +12,8 @@ from tlmatrix import interpret, simulate
 from tlmatrix.interpreter import Unsupported
 
 
-@jit_kernel(out_idx=[])
-def relay(
-    x: T.Tensor((64,), "float32"),
-    y: T.Tensor((64,), "float32"),
-    z: T.Tensor((64,), "float32"),
-    flags: T.Tensor((8,), "int32"),
-):
+@jit_kernel(x="f32[64]", y="f32[64]", z="f32[64]", flags="i32[8]", out_idx=[])
+def relay(x, y, z, flags):
     """Block 0 writes what block 1 waits for and reads."""
     with T.Kernel(2, threads=64) as bx:
         tile = T.alloc_fragment((64,), "float32")

@@ -43,12 +43,8 @@ def counted(statement, threads=64):
     """The slots and the counts that a kernel gets of `add_at`, for ids 3, 3, 1, 3, 0."""
     model_extern("test_add_at", add_at)
 
-    @jit_kernel(out_idx=[-1])
-    def kernel(
-        ids: T.Tensor((5,), "int32"),
-        counts: T.Tensor((8,), "int32"),
-        slots: T.Tensor((5,), "int32"),
-    ):
+    @jit_kernel(ids="i32[5]", counts="i32[8]", slots="i32[5]", out_idx=[-1])
+    def kernel(ids, counts, slots):
         with T.Kernel(1, threads=threads):
             statement(ids, counts, slots)
 

@@ -3,33 +3,29 @@
 import textwrap
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
 import tlmatrix
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import interpret, scheduled
 from tlmatrix.interpreter.sync.settings import blocks_in_order
 
 PARTS = [1e8, 1.0, -1e8, 3.0]
 
 
-@tilelang.jit
-def summed(dtype, *, ordered=False):
-    @T.prim_func
-    def main(X: T.Tensor((4,), dtype), Y: T.Tensor((8,), dtype), turn: T.Tensor((1,), "int32")):
-        with T.Kernel(4, threads=32) as bx:
-            if ordered:
-                last = T.alloc_var("int32")
-                last = T.atomic_add(turn[0], 1, return_prev=True)
-                if last >= 0:
-                    for i in T.Parallel(8):
-                        T.atomic_add(Y[i], X[bx])
-            else:
+@jit_kernel(X="dtype[4]", Y="dtype[8]", turn="i32[1]")
+def summed(X, Y, turn, dtype, *, ordered=False):
+    with T.Kernel(4, threads=32) as bx:
+        if ordered:
+            last = T.alloc_var("int32")
+            last = T.atomic_add(turn[0], 1, return_prev=True)
+            if last >= 0:
                 for i in T.Parallel(8):
                     T.atomic_add(Y[i], X[bx])
-
-    return main
+        else:
+            for i in T.Parallel(8):
+                T.atomic_add(Y[i], X[bx])
 
 
 def total(seed, dtype="float32", *, ordered=False):

@@ -81,28 +81,6 @@ def test_ranks_share_buffers_and_wait_for_each_other(world):
         torch.testing.assert_close(y, expected)
 
 
-def test_a_rank_that_never_comes_is_a_deadlock():
-    x, f = torch.zeros(2, 16), torch.zeros(2, dtype=torch.int32)
-
-    def program(rank):
-        if rank == 0:
-            with interpret():
-                exchange(2)(x, f, rank, 1, torch.empty(16))
-
-    with pytest.raises(DeadlockError, match="spin"):
-        run_ranks(2, program)
-
-
-def test_the_error_of_a_rank_ends_all():
-    def program(rank):
-        if rank == 1:
-            raise RuntimeError("rank 1 failed")
-        return rank
-
-    with pytest.raises(RuntimeError, match="rank 1 failed"):
-        run_ranks(3, program)
-
-
 def test_a_world_needs_a_rank():
     with pytest.raises(ValueError, match="at least 1"):
         run_ranks(0, lambda rank: rank)

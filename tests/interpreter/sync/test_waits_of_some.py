@@ -15,12 +15,8 @@ def pipeline(arrives=True):
         arrives: whether the consumer gives a stage back.
     """
 
-    @jit_kernel(out_idx=[-1])
-    def kernel(
-        X: T.Tensor((4, 128), "float32"),
-        count: T.Tensor((1,), "int32"),
-        Y: T.Tensor((4, 128), "float32"),
-    ):
+    @jit_kernel(X="f32[4, 128]", count="i32[1]", Y="f32[4, 128]", out_idx=[-1])
+    def kernel(X, count, Y):
         with T.Kernel(1, threads=256):
             s = T.alloc_shared((128,), "float32")
             mine = T.alloc_local((1,), "int32")

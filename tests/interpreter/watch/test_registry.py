@@ -3,10 +3,10 @@
 from collections import Counter
 
 import pytest
-import tilelang
 import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import interpret
 from tlmatrix.interpreter.watch import registry
 from tlmatrix.interpreter.watch.observer import Observer
@@ -41,17 +41,13 @@ def registered(monkeypatch):
     monkeypatch.setattr(registry, "OBSERVERS", [*registry.OBSERVERS, Accesses])
 
 
-@tilelang.jit(out_idx=[1])
-def doubled(blocks):
-    @T.prim_func
-    def main(x: T.Tensor((blocks, 8), "float32"), y: T.Tensor((blocks, 8), "float32")):
-        with T.Kernel(blocks, threads=32) as b:
-            row = T.alloc_fragment((8,), "float32")
-            T.copy(x[b, :], row)
-            for i in T.Parallel(8):
-                y[b, i] = row[i] * 2
-
-    return main
+@jit_kernel(x="f32[blocks, 8]", y="f32[blocks, 8]", out_idx=[1])
+def doubled(x, y, blocks):
+    with T.Kernel(blocks, threads=32) as b:
+        row = T.alloc_fragment((8,), "float32")
+        T.copy(x[b, :], row)
+        for i in T.Parallel(8):
+            y[b, i] = row[i] * 2
 
 
 @pytest.mark.parametrize("sanitize", [False, True])

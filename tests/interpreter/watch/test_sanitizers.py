@@ -98,15 +98,6 @@ def test_a_race_names_both_blocks_and_both_lines():
     assert "against a write by block (0, 0)" in text
 
 
-def test_a_clean_block_of_the_same_kernel_computes_what_it_does_without_sanitizers():
-    x = torch.randn(70)
-    with interpret():
-        plain = guarded()(x)
-    with interpret(sanitize=True) as run:
-        assert torch.equal(guarded()(x), plain)
-    assert run.reports == []
-
-
 def test_reports_are_raised_when_the_kernel_ends_if_asked_for():
     with (
         interpret(sanitize=True, on_report="raise") as run,
@@ -188,24 +179,6 @@ def test_each_launch_reports_anew_and_equal_findings_are_counted():
     assert [r.count for r in run.reports] == [3, 3]
 
 
-@jit_kernel(X="f32[64]", Y="f32[64]", name="main")
-def two_grids(X, Y, again):
-    with T.Kernel(2, threads=32) as bx:
-        for i in T.Parallel(32):
-            Y[bx * 32 + i] = X[bx * 32 + i]
-    with T.Kernel(2, threads=32) as bx:
-        for i in T.Parallel(32):
-            Y[63 - bx * 32 - i] = Y[63 - bx * 32 - i] + 1.0
-
-
-def test_a_second_grid_comes_after_the_first():
-    with interpret(sanitize=True) as run:
-        y = torch.zeros(64)
-        two_grids(1)(torch.ones(64), y)
-    assert run.reports == []
-    assert y.tolist() == [2.0] * 64
-
-
 @jit_kernel(Y="f32[4]", name="main", out_idx=[0])
 def same_value(Y):
     with T.Kernel(1, threads=32):
@@ -241,11 +214,6 @@ def test_a_tile_may_read_past_its_sequence_unless_that_is_asked_for():
     reports = packed_run(0, sanitize={"overreads"})
     assert [(r.sanitizer, r.buffer, r.index) for r in reports] == [("overreads", "X", (20,))]
     assert "row 20 of sequence 1, by a block of sequence 0" in reports[0].message
-
-
-def test_a_row_written_past_its_sequence_is_reported():
-    (report,) = packed_run(1, sanitize={"sequences"})
-    assert (report.buffer, report.index, report.block) == ("Y", (20,), (0,))
 
 
 def test_the_sequence_of_a_block_can_be_declared():
@@ -469,23 +437,6 @@ def test_a_variable_read_before_it_is_set_is_reported():
     report = run.reports[0]
     assert (report.sanitizer, report.buffer) == ("uninitialised", "x")
     assert report.line == line_of(variable_without_a_value, "# read")
-
-
-@jit_kernel(Y="f32[64]", name="main", out_idx=[0])
-def by_thread(Y, last):
-    with T.Kernel(1, threads=64):
-        tid = T.get_thread_binding()
-        if tid < last:
-            Y[tid] = 1.0
-
-
-def test_code_by_thread_index_is_watched():
-    with interpret(sanitize=True) as run:
-        by_thread(64)()
-    assert run.reports == []
-    with interpret(sanitize=True) as run:
-        by_thread(63)()
-    assert [(r.sanitizer, r.buffer, r.index) for r in run.reports] == [("unwritten", "Y", (63,))]
 
 
 @jit_kernel(X="f32[128]", Y="f32[128]", name="main")

@@ -110,21 +110,6 @@ def test_call_cache_is_bounded(monkeypatch):
     assert len(context._prepared) == 3
 
 
-def test_gpu_properties_are_queried_once(monkeypatch):
-    asked = []
-    original = target.determine_target
-    monkeypatch.setattr(
-        target, "determine_target", lambda *args, **kw: asked.append(1) or original(*args, **kw)
-    )
-    target._of_device.cache_clear()
-    assert len({target.capability() for _ in range(5)}) == 1
-    assert len(asked) == 1
-    from tilelang import tvm
-
-    with tvm.target.Target({"kind": "cuda", "arch": "sm_80"}):
-        assert target.capability() == 80
-
-
 def test_the_capability_is_that_of_the_current_gpu():
     """Two simulated GPUs in one process: their index alone would not tell them apart."""
     for arch, number in (("sm_80", 80), ("sm_90a", 90), ("sm_100a", 100)):

@@ -9,7 +9,7 @@ from tlmatrix import simulate
 from tlmatrix_kernels.distributed import create_context, gemm_reduce_scatter
 from tlmatrix_kernels.distributed import segments as module
 from tlmatrix_kernels.distributed.partition import row_ranges
-from tlmatrix_kernels.distributed.segments import MAX_SEGMENTS, Segments, segment_count, segments
+from tlmatrix_kernels.distributed.segments import MAX_SEGMENTS, segment_count, segments
 from tlmatrix_kernels.distributed.swizzle import ordered_tile, panel_height
 
 operator = importlib.import_module("tlmatrix_kernels.distributed.gemm_reduce_scatter")
@@ -19,20 +19,6 @@ def test_a_small_share_is_one_piece_and_a_large_one_a_few():
     asked = (0, 1, 2**10, 2**11, 3 * 2**10)
     assert [segment_count(rows, 2**10, 1e12) for rows in asked] == [1, 1, 1, 2, 3]
     assert segment_count(2048, 8192, 1e12) == segment_count(2**30, 2**10, 1e12) == MAX_SEGMENTS
-
-
-def test_launch_bound_product_is_one_piece():
-    assert segment_count(2048, 4096, 2.0 * 4096**3 / 2) == 1  # of two ranks
-
-
-def test_pieces_of_8192_on_four_ranks_are_panels():
-    panel = panel_height(8192, 4, 128, panels=segment_count(2048, 8192, 2.7e11))
-    assert panel == 4
-    cuts = tuple((low, low + 512) for low in range(0, 2048, 512))
-    for rank in range(4):
-        begin = 2048 * rank
-        found = segments((begin, begin + 2048), 64, (begin // 128 + 16) % 64, panel, 128, 4)
-        assert found == Segments(begin, 512, cuts)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])

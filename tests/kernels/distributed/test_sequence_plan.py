@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from tlmatrix_kernels.distributed.attention.plan import copies, plan_for, rank_groups, slices
+from tlmatrix_kernels.distributed.attention.plan import plan_for, rank_groups
 from tlmatrix_kernels.distributed.attention.shards import ORDERS, Sharding
 
 WORLDS = [1, 2, 3, 4, 8]
@@ -71,31 +71,12 @@ def test_each_visible_pair_is_scheduled_once(world, order, causal):
             assert sum(length for _, length in plan.runs) == plan.rows_q
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("world", WORLDS)
-def test_every_row_has_one_owner(world, order):
-    sharding = Sharding(order, world)
-    for lengths in [(), (1,), (0, 17), (2 * world, 7, 100)]:
-        places = [sharding.positions(lengths, rank) for rank in range(world)]
-        assert torch.equal(torch.cat(places).sort().values, torch.arange(sum(lengths)))
-        for rank, of_rank in enumerate(places):
-            assert len(of_rank) == sharding.total(lengths, rank)
-
-
 def test_zigzag_gives_a_rank_a_chunk_of_either_end():
     assert [Sharding("zigzag", 4).owned(rank) for rank in range(4)] == [
         (0, 7), (1, 6), (2, 5), (3, 4),
     ]  # fmt: skip
     assert [Sharding("zigzag", 4).owner(chunk) for chunk in range(8)] == [0, 1, 2, 3, 3, 2, 1, 0]
     assert Sharding("zigzag", 2).positions((8, 4), 0).tolist() == [0, 1, 6, 7, 8, 11]
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_equal_lengths_need_one_launch_a_step(order):
-    for world, rank in [(2, 0), (4, 1), (4, 3)]:
-        plan = plan_for(Sharding(order, world), rank, (64, 32), (64, 32), True, 2)
-        assert [len(step.launches) for step in plan.steps] in ([1, 1], [1, 0])
-        assert not any(launch.causal for launch in plan.steps[1].launches)
 
 
 def test_first_fetches_use_different_ranks():
@@ -110,24 +91,6 @@ def test_first_fetches_use_different_ranks():
     ]
     full = [plan_for(Sharding("zigzag", 4), r, (64,), (64,), False, 2) for r in range(4)]
     assert [plan.steps[1].segments[0].owner for plan in full] == [3, 0, 1, 2]
-
-
-def test_slices_partition_the_rows_in_order():
-    for lengths in [(64,), (1, 0, 90, 7), ()]:
-        step = plan_for(Sharding("zigzag", 4), 1, lengths, lengths, True, 2).steps[1]
-        for rows in (1, 7, 16, 1000):
-            found = slices(step, rows)
-            at = [row for cut in found for _, _, first, n in cut for row in range(first, first + n)]
-            assert at == list(range(step.rows))
-            for number, cut in enumerate(found):
-                assert sum(n for *_, n in cut) == min(rows, step.rows - number * rows)
-            cut = [copy for segments in found for copy in segments]
-            assert _rows(cut) == _rows(copies(step))
-
-
-def _rows(copied):
-    """(owner, row there, row here) of every row."""
-    return {(owner, there + i, here + i) for owner, there, here, n in copied for i in range(n)}
 
 
 def test_causal_ranks_fetch_only_visible_keys():
