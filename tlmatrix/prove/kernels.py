@@ -21,6 +21,7 @@ from tlmatrix.interpreter.ir.walk import walk
 from tlmatrix.interpreter.sync.externs import is_modelled
 
 from .answers import KernelProofs, Proof
+from .barriers import phases
 from .coverage import coverage
 from .facts import facts_of
 from .properties import assumptions, bounds, equal_bits, overflow, own_sequence, races
@@ -129,6 +130,8 @@ def _proofs(
     yield overflow(questions)
     if accesses.claims:
         yield assumptions(questions, accesses.claims)
+    for barrier in {each.barrier.data: each.barrier for each in accesses.events}.values():
+        yield from phases(questions, barrier)
 
 
 def _columns(accesses: Accesses) -> dict[str, frozenset[int]]:

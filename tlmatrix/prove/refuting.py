@@ -40,6 +40,7 @@ _SHOWS: dict[str, set[str]] = {
     "overflow": {"overflow"},
     "assumptions": set(),
     "equal bits": {"atomics", "determinism"},
+    "phases": {"barriers", "races"},
 }
 """By property, the checks and sanitizers whose findings show that it does not hold.
 

@@ -15,7 +15,7 @@ from .terms import Terms
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tlmatrix.interpreter.analysis.accesses import Access, Accesses
+    from tlmatrix.interpreter.analysis.accesses import Access, Accesses, Claim, Event
 
     from .facts import Fact
 
@@ -65,8 +65,9 @@ class Questions:
 
     def fresh(self) -> None:
         """Forget all terms: lemmas and facts are about those that a question needs."""
-        of_block = {r.var for access in self.accesses.found for r in access.ranges}
-        self.terms = Terms(of_block | {r.var for c in self.accesses.claims for r in c.ranges})
+        model = self.accesses
+        own: list[Access | Claim | Event] = [*model.found, *model.claims, *model.events]
+        self.terms = Terms({r.var for each in own for r in each.ranges})
 
     def executed(self, access: Access, block: str = "") -> list[z3.BoolRef]:
         """That a block makes an access, of an element of the buffer."""

@@ -389,7 +389,18 @@ class Terms:
             first, rest = self._atoms[monomial[0]], self._product(monomial[1:])
             self._products[monomial] = self._multiply(first, rest)
             self._lemmas.append(self._multiply(first, rest) == self._multiply(rest, first))
+            self._lemmas += self._chosen_factors(monomial)
         return self._products[monomial]
+
+    def _chosen_factors(self, monomial: _Monomial) -> Iterator[z3.BoolRef]:
+        """A product by one of two values is the product by the one that is chosen."""
+        for k, number in enumerate(monomial):
+            if z3.is_app_of(self._atoms[number], z3.Z3_OP_ITE):
+                test, *values = self._atoms[number].children()
+                others = Polynomial({(*monomial[:k], *monomial[k + 1 :]): 1})
+                for holds, value in zip((test, z3.Not(test)), values, strict=True):
+                    product = self.term(self.parsed(value).times(others))
+                    yield z3.Implies(holds, self._products[monomial] == product)
 
     def _signs(self, monomial: _Monomial) -> Iterator[z3.BoolRef]:
         """What a product of two factors is where one of them is 0, 1, or at least 1."""

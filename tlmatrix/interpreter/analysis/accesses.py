@@ -80,9 +80,7 @@ class Access:
         certain: whether all conditions and bounds are exact.
         location: the user's line.
         operation: the operation, such as "copy"; "" for a load or a store.
-        clipped: whether elements of the tile outside of the buffer are left out.
         grid: the number of the launch in a function of several.
-        ordered: whether the value is used to order blocks: an atomic load, a flag.
     """
 
     buffer: ir.Buffer
@@ -94,9 +92,7 @@ class Access:
     certain: bool
     location: ir.Location | None
     operation: str = ""
-    clipped: bool = True
     grid: int = 0
-    order: int = 0
 
     @property
     def blocks(self) -> tuple[Range, ...]:
@@ -114,6 +110,29 @@ class Claim:
     location: ir.Location | None
 
 
+@dataclass(frozen=True, eq=False)
+class Event:
+    """An arrival at an mbarrier, or a wait for one of its phases.
+
+    Attributes:
+        barrier: the array of mbarriers.
+        index: which of them.
+        parity: that of the phase that is waited for; None of an arrival.
+        path: the conditions under which it happens.
+        ranges: its variables, outer ones first.
+        certain: whether all conditions and bounds are exact.
+        location: the user's line.
+    """
+
+    barrier: ir.Buffer
+    index: ir.Expr
+    parity: ir.Expr | None
+    path: tuple[ir.Expr, ...]
+    ranges: tuple[Range, ...]
+    certain: bool
+    location: ir.Location | None
+
+
 @dataclass
 class Accesses:
     """What a kernel accesses.
@@ -122,7 +141,7 @@ class Accesses:
         kernel: the kernel, normalized.
         found: all accesses, in the order of the source.
         claims: what the kernel assumes.
-        unmodelled: operations whose accesses are not known, with their line.
+        events: arrivals at mbarriers and waits for them, in the order of the source.
         comparisons: of integers, wherever they are evaluated.
         flows: by data of memory, and by unknown value, what it may come from.
     """
@@ -130,7 +149,7 @@ class Accesses:
     kernel: ir.Kernel
     found: list[Access] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
-    unmodelled: dict[str, ir.Location | None] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
     comparisons: list[ir.Compare] = field(default_factory=list)
     flows: dict[ir.Var, list[Any]] = field(default_factory=dict)
 
@@ -633,8 +652,33 @@ class _Block:
         for argument in node.annotations.values():
             if isinstance(argument, ir.Expr):
                 self._read(argument, statement)
+        if node.op != "tl.mbarrier_expect_tx":
+            self._event(node, statement)
         if name.endswith("copy") and all(isinstance(a, ir.Region) for a in node.args[:2]):
             self._flow(node.args[1].buffer.data, node.args[0])
+
+    def _event(self, node: ir.Call, statement: Any) -> None:
+        """Add what a call does to an mbarrier that is an argument of it."""
+        for argument in node.args:
+            if not isinstance(argument, ir.BufferLoad) or "barrier" not in argument.buffer.scope:
+                continue
+            index = self._value(argument.indices[0], "index")
+            waits = node.op == "tl.mbarrier_wait_parity"
+            parity = self._value(node.args[1], "a parity") if waits else None
+            free = self._free_in((index, *self._s.path, *([] if parity is None else [parity])))
+            certain = self._s.certain and not any(r.kind == "unknown" for r in free)
+            ranges = (*free, *self._s.ranges)
+            self._found.events.append(
+                Event(
+                    argument.buffer,
+                    index,
+                    parity,
+                    self._s.path,
+                    ranges,
+                    certain,
+                    statement.location,
+                )
+            )
 
     def _pointer(self, node: ir.Call, pointer: ir.Call, name: str, statement: Any) -> None:
         for argument in pointer.args:
@@ -658,7 +702,6 @@ class _Block:
             buffer = load.buffer if load is not None else self._buffers.get(data)
             if buffer is None:
                 continue  # a barrier, or tensor memory
-            self._found.unmodelled.setdefault(node.op, statement.location)
             whole = [self._tile(_ZERO, extent) for extent in buffer.shape]
             indices = load.indices if load is not None else [_ZERO] * len(buffer.shape)
             there = tuple((self._value(index, "index"), _ONE) for index in indices)
@@ -762,7 +805,6 @@ class _Block:
                 statement.location,
                 operation,
                 grid=max(self._grid, 0),
-                order=len(self._found.found),
             )
         )
 

@@ -152,7 +152,7 @@ class DeterminismRule(Model):
 
 PropertyName = Literal[
     "races", "own sequence", "coverage", "bounds", "overflow", "assumptions", "equal bits",
-    "budget",
+    "phases", "budget",
 ]  # fmt: skip
 
 

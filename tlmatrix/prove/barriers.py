@@ -1,0 +1,295 @@
+"""The phases of mbarriers: each wait is for the phase that its number among the waits demands.
+
+A counted pipeline uses barrier `n % S` of an array of S in its n-th step, and waits there for
+parity `n // S % 2`, or for the other one where it waits for the phase before (PTX ISA, "mbarrier").
+How many waits a thread has made before one is a sum over the loops around it, written as an
+expression over sizes and loop variables. The barrier and the parity of the wait must follow from
+that sum.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import z3
+
+from tlmatrix.interpreter.analysis.expressions import number
+from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.walk import walk
+
+from .properties import Asked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from tlmatrix.interpreter.analysis.accesses import Event, Range
+
+    from .answers import Proof
+    from .solving import Questions
+    from .terms import Terms
+
+_ZERO, _ONE = ir.IntImm("int32", 0), ir.IntImm("int32", 1)
+_MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
+_NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
+
+
+class UncountedError(ValueError):
+    """How often a statement is executed is no expression of the sizes."""
+
+
+def phases(questions: Questions, barrier: ir.Buffer) -> Iterator[Proof]:
+    """Waits and arrivals of each thread at an array of barriers take them in turn.
+
+    The n-th arrival is at barrier `n % S`; the n-th wait is there, for the phase n // S or the one
+    before; and no wait is for a phase that no arrival completes. Barriers that are always named by
+    constants are arrays of one.
+    """
+    events = [e for e in questions.accesses.events if e.barrier.data is barrier.data]
+    places = {number(event.index) for event in events}
+    size = number(barrier.shape[0])
+    if None in places:
+        yield _phases(questions, Asked("phases", barrier.name), events, size)
+        return
+    for place in sorted(places):
+        name = barrier.name if size == 1 else f"{barrier.name}[{place}]"
+        own = [event for event in events if number(event.index) == place]
+        yield _phases(questions, Asked("phases", name), own, None)
+
+
+def _phases(questions: Questions, asked: Asked, events: Sequence[Event], size: int | None) -> Proof:
+    """The answer about `size` barriers that are used in turn; of a single one, `size` is None."""
+    for event in events:
+        if not event.certain or any(r.kind in ("parallel", "tile") for r in event.ranges):
+            reason = "how often, or which barrier, depends on a value that is not known"
+            return asked.unknown(reason, event.location)
+    arrivals = [event for event in events if event.parity is None]
+    waits = [event for event in events if event.parity is not None]
+    if not waits:
+        return asked.proven()
+    behind: dict[Event, int] = {}
+    try:
+        for event in arrivals if size is not None else ():
+            failed = _in_turn(questions, asked, event, arrivals, size, None)
+            if failed is not None:
+                return failed
+        for event in waits:
+            for late in (0, 1):
+                failed = _in_turn(questions, asked, event, waits, size, late)
+                if failed is None:
+                    behind[event] = late
+                    break
+            if failed is not None:
+                return failed
+        failed = _mixed(questions, asked, behind) or _lacking(
+            questions, asked, behind, arrivals, size or 1
+        )
+    except UncountedError as error:
+        return asked.unknown(str(error), events[0].location)
+    return failed or asked.proven()
+
+
+def _in_turn(
+    questions: Questions,
+    asked: Asked,
+    event: Event,
+    alike: Sequence[Event],
+    size: int | None,
+    late: int | None,
+) -> Proof | None:
+    """None if the barrier and the parity of an event follow from its number among those alike."""
+    questions.fresh()
+    terms = questions.terms
+
+    def holds(test: ir.Expr) -> bool:
+        found = [*_executed(terms, event), z3.Not(terms.boolean(test))]
+        return questions.ask(found).kind == "none"
+
+    before = _earlier(event, alike, holds)
+    turn, wrong = before, []
+    if size is not None:
+        divisor = ir.IntImm("int32", size)
+        wrong.append(terms.integer(event.index) != _rest(terms, before, divisor))
+        turn = ir.FloorDiv("int32", before, divisor)
+    if event.parity is not None:
+        shifted = ir.Add("int32", turn, _ONE if late else _ZERO)
+        wrong.append(terms.integer(event.parity) != _rest(terms, shifted, ir.IntImm("int32", 2)))
+    result = questions.ask([*_executed(terms, event), z3.Or(wrong)])
+    reason = "a wait may be for another phase than its number among the waits demands"
+    if event.parity is None:
+        reason = "an arrival may be at another barrier than its number among the arrivals demands"
+    return asked.failed(result, reason, event.location)
+
+
+def _mixed(questions: Questions, asked: Asked, behind: Mapping[Event, int]) -> Proof | None:
+    """None if no thread waits both for the current phase and for the one before."""
+    for a, b in combinations(behind, 2):
+        if behind[a] == behind[b]:
+            continue
+        questions.fresh()
+        found = [*_executed(questions.terms, a), *_executed(questions.terms, b)]
+        reason = "a thread may wait for a phase and, elsewhere, for the one before"
+        failed = asked.failed(questions.ask(found), reason, b.location)
+        if failed is not None:
+            return failed
+    return None
+
+
+def _lacking(
+    questions: Questions,
+    asked: Asked,
+    behind: Mapping[Event, int],
+    arrivals: Sequence[Event],
+    size: int,
+) -> Proof | None:
+    """None if threads that arrive do so as often as others wait; `size` waits pass without."""
+    for late in set(behind.values()):
+        questions.fresh()
+        terms = questions.terms
+        waits = [event for event, each in behind.items() if each == late]
+        waited = terms.integer(_total(waits), "1")
+        arrived = terms.integer(_total(arrivals), "2")
+        ranges = [r for e in (*waits, *arrivals) for r in e.ranges if r.kind != "loop"]
+        found = [*terms.bounds(ranges, "1"), *terms.bounds(ranges, "2")]
+        blocks = {r.var for r in ranges if r.kind == "block"}
+        found += [terms.variable(var, "1") == terms.variable(var, "2") for var in blocks]
+        found += [arrived > 0, waited > arrived + late * size]
+        reason = "a wait may be for a phase that no arrival completes"
+        failed = asked.failed(questions.ask(found), reason, waits[0].location)
+        if failed is not None:
+            return failed
+    return None
+
+
+def _executed(terms: Terms, event: Event) -> list[z3.BoolRef]:
+    return [*terms.bounds(event.ranges), *(terms.boolean(test) for test in event.path)]
+
+
+def _rest(terms: Terms, value: ir.Expr, divisor: ir.Expr) -> z3.ArithRef:
+    return terms.integer(ir.FloorMod("int32", value, divisor))
+
+
+# How often statements are executed ----------------------------------------------------------------
+
+
+def _total(events: Sequence[Event]) -> ir.Expr:
+    """How often a thread executes events, all in all."""
+    return _sum(_executions(event, _loops(event), {}, lambda _: False) for event in events)
+
+
+def _earlier(event: Event, alike: Sequence[Event], holds: Callable[[ir.Expr], bool]) -> ir.Expr:
+    """How often a thread has executed events before it executes `event`, which is one of them.
+
+    `holds` says whether a condition holds wherever `event` is executed.
+    """
+    parts = []
+    follows = False
+    for other in alike:
+        follows |= other is event
+        common = []
+        for mine, its in zip(_loops(event), _loops(other), strict=False):
+            if mine.var is not its.var:
+                break
+            common.append(mine)
+        for k, each in enumerate(common):
+            parts.append(_executions(other, _loops(other)[k:], {each.var: each.var}, holds))
+        if not follows:
+            parts.append(_executions(other, _loops(other)[len(common) :], {}, holds))
+    return _sum(parts)
+
+
+def _loops(event: Event) -> list[Range]:
+    return [r for r in event.ranges if r.kind == "loop"]
+
+
+def _executions(
+    event: Event,
+    free: Sequence[Range],
+    ends: Mapping[ir.Var, ir.Expr],
+    holds: Callable[[ir.Expr], bool],
+) -> ir.Expr:
+    """How often an event is executed in all iterations of loops; of some, up to an iteration.
+
+    Raises:
+        UncountedError: a condition on a loop's variable is no bound of it, or the number of
+            iterations of one loop depends on another.
+    """
+    tests = [part for test in event.path for part in _parts(test)]
+    found: ir.Expr = _ONE
+    for loop in reversed(free):
+        if _has(found, loop.var) or loop.extent is None:
+            raise UncountedError(f"the iterations of {loop.var.name} differ in their waits")
+        own = [test for test in tests if _has(test, loop.var)]
+        tests = [test for test in tests if test not in own]
+        low, end = loop.low, ends.get(loop.var, ir.Add("int32", loop.low, loop.extent))
+        for test in own:
+            least, most = _bound(test, loop.var)
+            low = low if least is None else _larger(low, least, holds)
+            if most is not None:
+                after = ir.Add("int32", most, _ONE)
+                inside = holds(ir.Compare("bool", end, after, "<="))
+                end = end if inside else ir.Min("int32", end, after)
+        count = _larger(ir.Sub("int32", end, low), _ZERO, holds)
+        found = ir.Mul("int32", count, found)
+    for test in tests:
+        found = ir.Select("int32", test, found, _ZERO)
+    return found
+
+
+def _larger(a: ir.Expr, b: ir.Expr, holds: Callable[[ir.Expr], bool]) -> ir.Expr:
+    if holds(ir.Compare("bool", a, b, ">=")):
+        return a
+    return b if holds(ir.Compare("bool", a, b, "<=")) else ir.Max("int32", a, b)
+
+
+def _parts(test: ir.Expr) -> Iterator[ir.Expr]:
+    if isinstance(test, ir.And):
+        yield from _parts(test.a)
+        yield from _parts(test.b)
+    else:
+        yield test
+
+
+def _bound(test: ir.Expr, var: ir.Var) -> tuple[ir.Expr | None, ir.Expr | None]:
+    """The least and the largest value of a variable for which a condition holds.
+
+    Raises:
+        UncountedError: the condition is no bound.
+    """
+    holds = True
+    while isinstance(test, ir.Not):
+        test, holds = test.a, not holds
+    if isinstance(test, ir.Compare) and _has(test.a, var) != _has(test.b, var):
+        symbol, limit = test.symbol, test.b
+        side: Any = test.a
+        if _has(test.b, var):
+            symbol, side, limit = _MIRRORED[symbol], test.b, test.a
+        while isinstance(side, (ir.Add, ir.Sub)) and _has(side.a, var) != _has(side.b, var):
+            inverse = ir.Sub if isinstance(side, ir.Add) else ir.Add
+            if _has(side.a, var):
+                side, limit = side.a, inverse("int32", limit, side.b)
+            elif isinstance(side, ir.Add):
+                side, limit = side.b, ir.Sub("int32", limit, side.a)
+            else:
+                symbol = _MIRRORED[symbol]
+                side, limit = side.b, ir.Sub("int32", side.a, limit)
+        symbol = symbol if holds else _NEGATED[symbol]
+        if side is var and symbol != "!=":
+            least = ir.Add("int32", limit, _ONE) if symbol == ">" else limit
+            most = ir.Sub("int32", limit, _ONE) if symbol == "<" else limit
+            return (
+                least if symbol in (">", ">=", "==") else None,
+                most if symbol in ("<", "<=", "==") else None,
+            )
+    raise UncountedError(f"a condition on {var.name} is not a bound of it")
+
+
+def _has(node: ir.Expr, var: ir.Var) -> bool:
+    return any(each is var for each in walk(node))
+
+
+def _sum(parts: Sequence[ir.Expr] | Iterator[ir.Expr]) -> ir.Expr:
+    found: ir.Expr = _ZERO
+    for part in parts:
+        found = ir.Add("int32", found, part)
+    return found
