@@ -186,7 +186,7 @@ import torch
 from {module} import add_one, reference
 
 x, offsets = torch.randn(20, 8), torch.tensor([0, 17, 20], dtype=torch.int32)
-torch.testing.assert_close(add_one(x, offsets, 17), reference(x, offsets))
+torch.testing.assert_close(add_one(x, offsets, 17).cpu(), reference(x, offsets))
 print("right")
 """
 
@@ -202,6 +202,43 @@ def test_the_kernels_of_a_script_are_proven_when_it_ends(folder: Path) -> None:
     assert "races proven" in line
     assert "own sequence proven" in line
     assert "of 1 kernel proven, 0 refuted" in outcome.out
+
+
+def test_a_launch_of_other_lengths_refutes_a_property_of_a_script(folder: Path) -> None:
+    """The script's own lengths are right: one fills its tile, and the last may go over the end."""
+    _project(folder)
+    module = next(folder.glob("rows_*.py")).stem
+    text = (
+        _SCRIPT.format(module=module).replace("17, 20", "16, 20").replace(", 17)", ", 16, False)")
+    )
+    (folder / "script.py").write_text(text)
+    outcome = command_line("exec", "--prove", "script.py")
+    assert "right" in outcome.out
+    assert outcome.code == 1, outcome.out
+    assert "races of Y: refuted" in outcome.out
+    assert "own sequence of Y: refuted" in outcome.out
+    lines = outcome.out.splitlines()
+    launch = next(line for line in lines if "in a launch with " in line)
+    assert re.search(r"Offsets = \[0, \d+, \d+\]", launch)
+
+
+def test_no_launch_has_longer_sequences_than_those_of_the_script(folder: Path) -> None:
+    """A grid for sequences of 48 rows at most is not refuted by longer ones."""
+    _project(folder)
+    path = next(folder.glob("rows_*.py"))
+    text = path.read_text().replace("T.ceildiv(longest, 16)", "3")
+    text = text.replace("tilelang.jit\n", "tilelang.jit(out_idx=-1)\n")
+    path.write_text(
+        text.replace(
+            "        rows_kernel(guarded, step)(x, offsets, longest, y)",
+            "        y = rows_kernel(guarded, step)(x, offsets, longest)",
+        )
+    )
+    script = _SCRIPT.format(module=path.stem).replace("20", "60").replace("17", "41")
+    (folder / "script.py").write_text(script)
+    outcome = command_line("exec", "--prove", "script.py")
+    assert outcome.code == 0, outcome.out
+    assert "coverage of Y: unknown" in outcome.out
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
     from tlmatrix.config import Config
     from tlmatrix.interpreter.frontend.session import Session
+    from tlmatrix.prove.answers import KernelProofs
 
 
 def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
     """Run the program; print its exceptions as Python does.
 
     Sanitizers log their findings as they occur; the exit code is then FINDINGS, however the
-    program ends.
+    program ends. So it is if a property of a kernel is refuted.
 
     Raises:
         UsageError: the program or a sanitizer does not exist.
@@ -37,13 +38,23 @@ def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
         raise UsageError(f"no such script: {path}")
     sanitizers = _sanitizers(arguments)
     sessions: list[Session] = []
-    with ExitStack() as stack:
-        started: Callable[[Session], None] = sessions.append
-        if arguments.prove:
-            from tlmatrix.commands.prove import proving
+    proven: list[KernelProofs] = []
+    try:
+        with ExitStack() as stack:
+            started: Callable[[Session], None] = sessions.append
+            if arguments.prove:
+                from tlmatrix.commands.prove import proving
 
-            started = stack.enter_context(proving(arguments.arch, sessions.append))
-        return _run(arguments, path, sessions, started, sanitizers)
+                started = stack.enter_context(proving(arguments.arch, sessions.append, proven))
+            code = _run(arguments, path, sessions, started, sanitizers)
+    except SystemExit:
+        if not _refuted(proven):
+            raise
+    return ExitCode.FINDINGS if _refuted(proven) else code
+
+
+def _refuted(proven: list[KernelProofs]) -> bool:
+    return any(proof.answer == "refuted" for each in proven for proof in each.proofs)
 
 
 def _run(

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from tlmatrix.options.table import TIER
 from tlmatrix.prove.answers import PROPERTIES, PROVEN_TIER, SpecProofs, keep
 from tlmatrix.prove.kernels import prove_kernel
 from tlmatrix.prove.launches import Observer
+from tlmatrix.prove.relaunch import refuted_by_launch
 from tlmatrix.prove.specs import prove_spec
 from tlmatrix.report.text import count
 from tlmatrix.run.runner import Runner
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tlmatrix.config import Config
     from tlmatrix.interpreter.frontend.session import Session
     from tlmatrix.prove.answers import KernelProofs, Proof
+    from tlmatrix.prove.launches import KernelUse
     from tlmatrix.spec.model.spec import Spec
 
 _WIDER = "for other options"
@@ -97,10 +99,13 @@ def prove(arguments: argparse.Namespace, config: Config) -> ExitCode:
 
 
 @contextmanager
-def proving(arch: str, started: Callable[[Session], None]) -> Iterator[Callable[[Session], None]]:
+def proving(
+    arch: str, started: Callable[[Session], None], proven: list[KernelProofs]
+) -> Iterator[Callable[[Session], None]]:
     """Prove the kernels that a program launched, when it has ended, and print the answers.
 
     Gives a function to call with the session of the program before it runs; it calls `started`.
+    The answers are added to `proven`.
     """
     observer = Observer(arch)
 
@@ -111,12 +116,19 @@ def proving(arch: str, started: Callable[[Session], None]) -> Iterator[Callable[
     try:
         yield start
     finally:
-        found = SpecProofs(tuple(prove_kernel(use, {}) for use in observer.uses()))
-        for each in found.kernels:
+        proven += [_launched(observer, use) for use in observer.uses()]
+        for each in proven:
             print_wrapped(_table_line(each.name, "", [each]))
             for line in _details([each], "", verbose=False):
                 print_wrapped(line)
-        print_wrapped(_total(found.counts, len(found.kernels)))
+        print_wrapped(_total(SpecProofs(tuple(proven)).counts, len(proven)))
+
+
+def _launched(observer: Observer, use: KernelUse) -> KernelProofs:
+    """The answers about a kernel of a program; what refutes them is launched."""
+    found = prove_kernel(use, {})
+    func = observer.prim_func(use)
+    return replace(found, proofs=tuple(refuted_by_launch(use, func, p) for p in found.proofs))
 
 
 def _total(counts: Counter[str], kernels: int) -> str:
@@ -202,7 +214,9 @@ def _details(
             yield f"    {proof}: {proof.answer}: {proof.reason}{_at(proof)}"
             if proof.answer == "refuted":
                 yield f"      {proof.finding}"
-                if proof.case not in cases:
+                if proof.values is not None and not proof.case:
+                    yield f"      in a launch with {_values(proof)}"
+                elif proof.case not in cases:
                     yield f"      repro: tlmatrix repro '{proof.case}'{_arch(proof, archs)}"
                 cases.add(proof.case)
             elif proof.because:
@@ -227,6 +241,9 @@ def _values(proof: Proof) -> str:
     assert proof.values is not None
     parts = [f"{name} = {value}" for name, value in proof.values.symbols.items()]
     for name, table in proof.values.tables.items():
+        if sorted(table) == [(k,) for k in range(len(table))]:
+            parts.append(f"{name} = {[table[k,] for k in range(len(table))]}")
+            continue
         parts += [
             f"{name}[{', '.join(map(str, index))}] = {value}"
             for index, value in sorted(table.items())[:4]

@@ -33,10 +33,12 @@ class Values:
     Attributes:
         symbols: of symbolic dims and integer scalars, by name.
         tables: of elements of integer tensors, by name and index.
+        usual: whether tables of offsets are whole, without longer steps than launches had.
     """
 
     symbols: dict[str, int]
     tables: dict[str, dict[tuple[int, ...], int]]
+    usual: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import z3
 
-from tlmatrix.interpreter.analysis.expressions import evaluate
+from tlmatrix.interpreter.analysis.expressions import evaluate, number
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import text_of, walk
@@ -246,9 +246,20 @@ class Within(TableFact):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Offsets(TableFact):
-    """Offsets of packed sequences: 0 first, never decreasing, the end last."""
+    """Offsets of packed sequences: 0 first, never decreasing, the end last.
+
+    Attributes:
+        longest: the largest step that a launch had.
+    """
 
     end: Size | None
+    longest: int
+
+    def usual(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
+        """That no step is larger than those of the launches, which is no fact."""
+        most = Size("", ir.IntImm("int32", self.longest))
+        steps = Steps(words="", source="host", launches=0, table=self.table, most=most)
+        yield from steps.instances(terms, loads)
 
     def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """One for each two elements."""
@@ -395,8 +406,20 @@ def facts_of(
         arrays = [each.tables[table.name] for each in alike if table.name in each.tables]
         if len(arrays) == len(alike) and any(a.size for a in arrays):
             used = columns.get(table.name, frozenset())
-            found += _table_facts(table, arrays, sizes, alike, used)
+            constants = _constant_ends(kernel, table, observed)
+            found += _table_facts(table, arrays, sizes, alike, used, constants)
     return found
+
+
+def _constant_ends(
+    kernel: ir.Kernel, table: ir.Buffer, observed: Sequence[Observation]
+) -> list[Size]:
+    """The dims that a kernel is compiled for which are the last of a table of offsets."""
+    arrays = [each.tables[table.name] for each in observed]
+    lasts = {int(array[-1]) for array in arrays if array.ndim == 1 and array.size}
+    extents = [extent for buffer in kernel.buffer_map.values() for extent in buffer.shape]
+    found = {number(e): Size(text_of(e), e) for e in extents if number(e) is not None}
+    return [found[last] for last in lasts if len(lasts) == 1 and last > 1 and last in found]
 
 
 def _sizes(kernel: ir.Kernel, observed: Sequence[Observation]) -> list[Size]:
@@ -519,12 +542,15 @@ def _table_facts(
     sizes: Sequence[Size],
     observed: Sequence[Observation],
     columns: frozenset[int],
+    constants: Sequence[Size],
 ) -> Iterator[Fact]:
     name = table.name
     source = "spec" if all(name in each.declared for each in observed) else "host"
     about: dict[str, Any] = {"source": source, "launches": len(observed), "table": table}
     pairs = list(zip(arrays, observed, strict=True))
-    offsets = list(_vector_facts(name, pairs, sizes, about)) if arrays[0].ndim == 1 else []
+    offsets = (
+        list(_vector_facts(name, pairs, sizes, constants, about)) if arrays[0].ndim == 1 else []
+    )
     if offsets:
         yield from offsets
         return
@@ -572,6 +598,7 @@ def _vector_facts(
     name: str,
     pairs: Sequence[tuple[Array, Observation]],
     sizes: Sequence[Size],
+    constants: Sequence[Size],
     about: dict[str, Any],
 ) -> Iterator[Fact]:
     if any(array.size == 0 for array, _ in pairs):
@@ -582,10 +609,12 @@ def _vector_facts(
     if not all((d >= 0).all() for d in differences) or any(array[0] for array, _ in pairs):
         return
     ends = [s for s in sizes if all(array[-1] == s.value(each) for array, each in pairs)]
-    known: list[Size | None] = [*ends] or [None]
+    known: list[Size | None] = [*ends] or [*constants] or [None]
     for end in known:
         last = "" if end is None else f", {end.words} last"
-        yield Offsets(words=f"{name} is 0 first, never decreasing{last}", end=end, **about)
+        words = f"{name} is 0 first, never decreasing{last}"
+        longest = max(int(d.max()) for d in differences if d.size)
+        yield Offsets(words=words, end=end, longest=longest, **about)
     steps = [(d, each) for d, (_, each) in zip(differences, pairs, strict=True) if d.size]
     for size in sizes:
         if size in ends:

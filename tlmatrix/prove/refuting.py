@@ -32,7 +32,7 @@ _MOST_CASES = 6
 """Cases that are run for one property."""
 _LARGEST = 2048
 """Of a size of a case that is run."""
-_SHOWS: dict[str, set[str]] = {
+SHOWS: dict[str, set[str]] = {
     "races": {"races"},
     "own sequence": {"sequences", "races"},
     "coverage": {"unwritten", "uninitialised", "poison"},
@@ -70,10 +70,10 @@ def shows(finding: Finding, proof: Proof, kernel: str) -> bool:
     if finding.check == "entry":
         return proof.name == "assumptions" and "T.assume(" in finding.title
     if finding.check != "sanitizers":
-        return finding.check in _SHOWS[proof.name]
+        return finding.check in SHOWS[proof.name]
     kind, _, words = finding.title.partition(":")
     about = proof.name not in _OF_BUFFERS or re.search(rf"\b{re.escape(proof.subject)}\b", words)
-    return kind in _SHOWS[proof.name] and finding.kernel == kernel and bool(about)
+    return kind in SHOWS[proof.name] and finding.kernel == kernel and bool(about)
 
 
 def _candidates(spec: Spec, use: KernelUse, case: Case, proof: Proof) -> Iterator[Case]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Literal
 
 import z3
 
 from .answers import Values
-from .facts import symbols_of
+from .facts import Offsets, symbols_of
 from .terms import Terms
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ MILLISECONDS = 3000
 """Of one query."""
 _SIZES = (2, 3, 5, 9, 17, 33, 65, 130, 260, 520)
 """Bounds of all sizes of values that refute a property, the first that has some is used."""
+_MOST_ELEMENTS = 128
+"""Of a table of which all elements get a value that would refute a property."""
 _ROUNDS = 4
 """Instances of facts may load elements that other facts are about."""
 
@@ -130,11 +134,40 @@ class Questions:
             if answer == z3.sat:
                 model = solver.model()
                 break
+        whole = self._completed(solver, model, terms.values())
+        model = whole or model
         tables: dict[str, dict[tuple[int, ...], int]] = {}
         for load in self.terms.loads.values():
             index = tuple(_number(model, i) for i in load.indices)
-            tables.setdefault(load.buffer.name, {})[index] = _number(model, load.value)
-        return Values({name: _number(model, term) for name, term in terms.items()}, tables)
+            if min(index) >= 0:
+                tables.setdefault(load.buffer.name, {})[index] = _number(model, load.value)
+        symbols_found = {name: _number(model, term) for name, term in terms.items()}
+        return Values(symbols_found, tables, whole is not None)
+
+    def _completed(
+        self, solver: z3.Solver, model: z3.ModelRef, sizes: Iterable[z3.ArithRef]
+    ) -> z3.ModelRef | None:
+        """A model with all elements of tables, as in launches, and the sizes of another model."""
+        terms = self.terms
+        for buffer in self.accesses.kernel.buffer_map.values():
+            if buffer.dtype not in ("int32", "int64") or not self.accesses.is_read_only(buffer):
+                continue
+            shape = [_number(model, terms.integer(extent)) for extent in buffer.shape]
+            if prod(shape) > _MOST_ELEMENTS:
+                return None
+            for index in product(*map(range, shape)):
+                terms.load(buffer, [z3.IntVal(i) for i in index])
+        solver.push()
+        solver.add([size == _number(model, size) for size in sizes])
+        loads = list(terms.loads.values())
+        for fact in self.facts:
+            solver.add(list(fact.instances(terms, loads)))
+            if isinstance(fact, Offsets):
+                solver.add(list(fact.usual(terms, loads)))
+        solver.add(terms.lemmas())
+        found = solver.model() if solver.check() == z3.sat else None
+        solver.pop()
+        return found
 
     def _sizes(self) -> list[z3.BoolRef]:
         """Dims are not negative."""
