@@ -228,6 +228,8 @@ def _judged(spec: Spec, node: str) -> list[str]:
         if name == "bounds":
             words = {"fragments": "fragments", "tables": "tables", "bounds": "shared memory"}
             subject = words[sanitizer.group(1)] if sanitizer else ""
+        if name == "overflow":
+            subject = "int32"
         found.append(f"{finding.kernel}: {name} of {subject}")
     return sorted(set(found))
 

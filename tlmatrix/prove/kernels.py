@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.analysis.accesses import Access, Accesses
 
-    from .facts import Fact
     from .launches import KernelUse
 
 _INTEGERS = ("int32", "int64")
@@ -68,12 +67,20 @@ def prove_kernel(use: KernelUse, given: Mapping[str, str]) -> KernelProofs:
     unwritten = sorted({name for each in use.observed for name in each.unwritten})
     store = program_cache()
     texts = [str(fact) for fact in facts]
+    scalars = {v.name for v in kernel.params if v not in kernel.buffer_map}
+    seen: dict[str, int] = {}
+    for name, value in (item for each in use.observed for item in each.symbols.items()):
+        if name in scalars:
+            seen[name] = max(seen.get(name, 0), abs(value))
     key = (
-        "" if store is None else content_key(use.text, "proofs", _own(), texts, unwritten, use.bits)
+        ""
+        if store is None
+        else content_key(use.text, "proofs", _own(), texts, unwritten, seen, use.bits)
     )
     proofs = None if store is None else store.find(key, tuple)
     if proofs is None:
-        proofs = tuple(_proofs(accesses, facts, tables, frozenset(unwritten), bits=use.bits))
+        questions = Questions(accesses, facts, seen)
+        proofs = tuple(_proofs(questions, tables, frozenset(unwritten), bits=use.bits))
         if store is not None:
             store.add(key, proofs)
     return replace(found, proofs=(*proofs, *memory), seconds=time.monotonic() - began)
@@ -99,14 +106,13 @@ def budgets(use: KernelUse) -> Iterator[Proof]:
 
 
 def _proofs(
-    accesses: Accesses,
-    facts: list[Fact],
+    questions: Questions,
     tables: list[ir.Buffer],
     unwritten: frozenset[str],
     *,
     bits: bool,
 ) -> Iterator[Proof]:
-    questions = Questions(accesses, facts)
+    accesses = questions.accesses
     for buffer in accesses.kernel.buffer_map.values():
         if _is_flag(accesses, buffer):
             continue

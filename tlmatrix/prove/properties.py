@@ -305,7 +305,10 @@ def _may_leave(node: object) -> bool:
 
 
 def _largest(questions: Questions, most: int) -> Iterator[z3.BoolRef]:
-    """That sizes and elements of integer tensors are at most `most`, and what follows."""
+    """That sizes and elements of integer tensors are at most `most`, and what follows.
+
+    A scalar that had a larger value in a launch may have any value up to that.
+    """
     terms = questions.terms
     for buffer in questions.accesses.kernel.buffer_map.values():
         for extent in buffer.shape:
@@ -313,8 +316,9 @@ def _largest(questions: Questions, most: int) -> Iterator[z3.BoolRef]:
                 yield terms.integer(extent) <= most
     for var in questions.accesses.kernel.params:
         if var not in questions.accesses.kernel.buffer_map and var.dtype == "int32":
-            yield terms.variable(var) <= most
-            yield terms.variable(var) >= -most
+            seen = questions.seen.get(var.name, 0)
+            yield terms.variable(var) <= max(most, seen)
+            yield terms.variable(var) >= -max(most, seen)
     for load in list(terms.loads.values()):
         yield load.value <= most
         yield load.value >= -most

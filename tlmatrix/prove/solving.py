@@ -15,7 +15,7 @@ from .facts import Offsets, symbols_of
 from .terms import Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tlmatrix.interpreter.analysis.accesses import Access, Accesses, Claim, Event
 
@@ -53,12 +53,14 @@ class Questions:
     Attributes:
         accesses: the model of the kernel.
         facts: of its launches.
+        seen: by scalar parameter, its largest value in a launch.
         terms: the terms made so far.
         seconds: spent in Z3.
     """
 
     accesses: Accesses
     facts: Sequence[Fact]
+    seen: Mapping[str, int] = field(default_factory=dict)
     milliseconds: int = MILLISECONDS
     seconds: float = 0.0
     terms: Terms = field(init=False)
