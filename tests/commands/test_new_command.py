@@ -57,6 +57,57 @@ def test_new_writes_a_spec_that_check_accepts(project: Project, name: str, axes:
     assert project.tlmatrix("new", target, "-o", f"{name}.yaml").code == ExitCode.USAGE
 
 
+_ROWS = """
+import tilelang
+import tilelang.language as T
+import torch
+
+@tilelang.jit
+def doubled(dtype="float32"):
+    total, dim, bounds = T.dynamic("total, dim, bounds")
+
+    @T.prim_func
+    def double_rows(
+        X: T.Tensor((total, dim), dtype),
+        Offsets: T.Tensor((bounds,), "int32"),
+        Y: T.Tensor((total, dim), dtype),
+    ):
+        with T.Kernel(bounds - 1, T.ceildiv(dim, 8), threads=128) as (b, part):
+            for tile in T.serial(T.ceildiv(Offsets[b + 1] - Offsets[b], 16)):
+                for i, d in T.Parallel(16, 8):
+                    row = Offsets[b] + tile * 16 + i
+                    if row < Offsets[b + 1] and part * 8 + d < dim:
+                        Y[row, part * 8 + d] = X[row, part * 8 + d] * 2
+
+    return double_rows
+
+
+def double(x, offsets):
+    y = torch.empty_like(x)
+    if x.numel():
+        doubled()(x, offsets, y)
+    return y
+
+
+def reference(x, offsets):
+    return x * 2
+"""
+
+
+def test_a_new_spec_demands_what_is_proven_of_its_kernels(project: Project) -> None:
+    module = project.folder / f"{project.module}.py"
+    module.write_text(_ROWS)
+    call = "f(torch.randn(24, 40), torch.tensor([0, 5, 24]).int())"
+    outcome = project.tlmatrix("new", f"{project.module}:double", "--call", call, "-o", "s.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    assert "proven for all sizes: races, own sequence, coverage, overflow" in outcome.out
+    spec = load_spec(project.folder / "s.yaml")
+    assert {"races", "own sequence", "coverage"} <= set(spec.prove.properties)
+    assert project.tlmatrix("prove", "s.yaml").code == ExitCode.OK
+    module.write_text(module.read_text().replace("row < Offsets[b + 1] and", "row < total and"))
+    assert project.tlmatrix("prove", "s.yaml").code == ExitCode.FINDINGS
+
+
 _FACTORIES = """
 import tilelang
 import tilelang.language as T

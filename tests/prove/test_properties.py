@@ -126,6 +126,18 @@ def test_a_given_bound_that_a_launch_contradicts_is_no_fact() -> None:
     assert found.answer == "unknown"
 
 
+@jit_kernel(CU="i32[bounds]", Y="f32[batch]")
+def lengths(CU, Y):
+    with T.Kernel(Y.shape[0], threads=32) as b:
+        Y[b] = T.cast(CU[b + 1] - CU[b], "float32")
+
+
+def test_there_is_one_offset_more_than_sequences() -> None:
+    found = answers(*[lambda n=n: lengths()(offsets(*[5] * n), fresh(n)) for n in (2, 7)])
+    assert found["bounds of tables"].answer == "proven"
+    assert "bounds == batch + 1" in " ".join(found["bounds of tables"].facts)
+
+
 @jit_kernel(X="f32[n, 64]", ROWS="i32[n]", Y="f32[m, 64]")
 def scattered(X, ROWS, Y):
     with T.Kernel(ROWS.shape[0], threads=64) as row:

@@ -133,15 +133,17 @@ class SizeFact(AboutSizes):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Equal(AboutSizes):
-    """A size that is a multiple of another one."""
+    """A size that is a multiple of another one, or one more, as there are offsets."""
 
     size: Size
     of: Size
-    factor: int
+    factor: int = 1
+    more: int = 0
 
     def condition(self, terms: Terms) -> z3.BoolRef:
         """The term of it."""
-        return terms.integer(self.size.expr) == self.factor * terms.integer(self.of.expr)
+        other = self.factor * terms.integer(self.of.expr)
+        return terms.integer(self.size.expr) == other + self.more
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -460,6 +462,11 @@ def _size_facts(sizes: Sequence[Size], observed: Sequence[Observation]) -> Itera
     for a in varied:
         for b in varied:
             x, y = values[a], values[b]
+            if all(u == v + 1 for u, v in zip(x, y, strict=True)):
+                words = f"{a.words} == {b.words} + 1"
+                yield Equal(
+                    words=words, source="host", launches=len(observed), size=a, of=b, more=1
+                )
             if a is b or not y[0] or x[0] % y[0]:
                 continue
             factor = x[0] // y[0]

@@ -44,6 +44,34 @@ def run_draft(draft: Draft, path: Path, roots: Iterable[Path]) -> Iterator[str]:
         draft = drop_values(draft, rejected)
         path.write_text(spec_text(draft), encoding="utf-8")
     yield from _summary(results, path)
+    if not any(result.failed for result in results):
+        yield from _proven(path, roots)
+
+
+def _proven(path: Path, roots: Iterable[Path]) -> Iterator[str]:
+    """Demand in a spec what is proven of all its kernels, and yield lines about the answers."""
+    from tlmatrix.prove.answers import PROPERTIES, PROVEN_TIER
+    from tlmatrix.prove.specs import prove_spec
+    from tlmatrix.run.plan import plan
+    from tlmatrix.run.runner import Runner
+
+    spec = load_spec(path)
+    cases = [case for case in plan(spec, PROVEN_TIER).cases() if case.origin != "invalid"]
+    with Runner("interpreter", roots=tuple(roots)) as runner:
+        found = prove_spec(spec, cases, runner, roots=tuple(roots))
+    proofs = [proof for kernel in found.kernels for proof in kernel.proofs]
+    open_ones = {proof.name for proof in proofs if proof.answer != "proven"}
+    held = [p for p in PROPERTIES if p in {proof.name for proof in proofs} - open_ones]
+    if held and not any(kernel.unsupported for kernel in found.kernels):
+        text = f"\n# Proven for all sizes.\nprove:\n  properties: [{', '.join(held)}]\n"
+        path.write_text(path.read_text(encoding="utf-8") + text, encoding="utf-8")
+        yield f"proven for all sizes: {', '.join(held)}"
+    for proof in proofs:
+        if proof.answer == "refuted":
+            yield f"  {proof} is refuted: {proof.finding}"
+    if open_ones:
+        command = f"tlmatrix prove {shlex.quote(str(path))}"
+        yield f"not proven: {', '.join(sorted(open_ones))} ({command})"
 
 
 def _run(path: Path, roots: Iterable[Path]) -> list[CaseResult]:
