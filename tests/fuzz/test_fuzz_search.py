@@ -4,6 +4,7 @@ import time
 from dataclasses import replace
 
 from fuzz_specs import packed_cases, packed_spec, rows_cases, rows_spec, scaled_spec, windows_spec
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from tlmatrix.fuzz.search import fuzz_spec, shrink_failure
@@ -163,6 +164,21 @@ def test_search_stops_at_its_time_limit(tmp_path, runner):
     report, _ = _search(spec, runner, rows_cases(spec), seconds=0.3)
     assert report.examples > 1
     assert report.seconds < 3
+
+
+def test_a_search_whose_draws_are_all_invalid_stops_at_its_time_limit(tmp_path, runner):
+    """Hypothesis may draw for minutes without a case to judge."""
+
+    @st.composite
+    def slow(draw):
+        time.sleep(0.1)
+        draw(st.integers(0, 1 << 40))
+        assume(False)
+
+    began = time.monotonic()
+    report, _ = _search(scaled_spec(tmp_path), runner, slow(), seconds=0.5)
+    assert time.monotonic() - began < 5
+    assert report.examples == 0
 
 
 def test_shrink_failure_of_any_case(tmp_path, runner):

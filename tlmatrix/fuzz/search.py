@@ -7,8 +7,11 @@ are counted. Only a hash is kept of a passing case, so a search may run for hour
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +21,7 @@ from tlmatrix.triage.cause import VALUE_CHECKS, Cause, cause_of, known_fault, sa
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from hypothesis.strategies import SearchStrategy
 
@@ -275,6 +278,7 @@ class _Search:
     _examples: int = 0
     _draws: int = 0
     _duplicates: int = 0
+    _judging: bool = False
 
     def run(self, strategy: SearchStrategy[Case], seed: int) -> FuzzReport:
         from tlmatrix.fuzz.generation import derive_seed, explore
@@ -284,7 +288,8 @@ class _Search:
             before = self._draws
             count = max(_MIN_EXAMPLES, self._budget.left(self._examples))
             first = derive_seed(self._spec.name, seed, number)
-            explore(strategy, self._one, count=count, first=first)
+            with self._ending():
+                explore(strategy, self._one, count=count, first=first)
             number += 1
             if self._draws == before:
                 break
@@ -301,6 +306,33 @@ class _Search:
             coverage=self._guidance.coverage,
         )
 
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """End generation when the time is over, where it draws no case that can be judged."""
+        on_main_thread = threading.current_thread() is threading.main_thread()
+        if self._budget.seconds is None or not on_main_thread:
+            yield
+            return
+        from hypothesis.errors import Flaky
+
+        from tlmatrix.fuzz.generation import StopGenerating
+
+        def stop(*_: object) -> None:
+            if not self._judging:
+                raise StopGenerating
+
+        left = self._budget.began + self._budget.seconds - time.monotonic()
+        handler = signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, max(left, 0) + 1, 1)
+        try:
+            yield
+        except Flaky:  # a draw that was cut off differs from the one before
+            if not self._over():
+                raise
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, handler)
+
     def _over(self) -> bool:
         done = self._budget.spent(self._examples) or self._duplicates >= _MAX_DUPLICATES
         return done or self._stopped()
@@ -310,6 +342,13 @@ class _Search:
         return bool(self._runner.broken_by or self._runner.outdated)
 
     def _one(self, case: Case) -> Mapping[str, float] | None:
+        self._judging = True
+        try:
+            return self._judged(case)
+        finally:
+            self._judging = False
+
+    def _judged(self, case: Case) -> Mapping[str, float] | None:
         from tlmatrix.fuzz.generation import StopGenerating
 
         if self._over():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -66,7 +67,8 @@ class TimeLimit:
         on_main_thread = threading.current_thread() is threading.main_thread()
         if on_main_thread:
             handler = signal.signal(signal.SIGALRM, self._on_alarm)
-            remaining, _ = signal.setitimer(signal.ITIMER_REAL, self._seconds)
+            began = time.monotonic()
+            outer, interval = signal.setitimer(signal.ITIMER_REAL, self._seconds)
         try:
             yield
         finally:
@@ -74,7 +76,9 @@ class TimeLimit:
             if on_main_thread:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.signal(signal.SIGALRM, handler)
-                signal.setitimer(signal.ITIMER_REAL, remaining)
+                if outer:
+                    left = max(outer - (time.monotonic() - began), 0.001)
+                    signal.setitimer(signal.ITIMER_REAL, left, interval)
 
     def _on_alarm(self, _signal: int, frame: FrameType | None) -> None:
         self.expired = True

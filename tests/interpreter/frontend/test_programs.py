@@ -317,6 +317,18 @@ def test_an_architecture_that_makes_no_sense(arch):
         pass
 
 
+def test_no_driver_is_asked_for_an_accelerator(monkeypatch):
+    """A build of PyTorch for CUDA would ask one, as `torch.compile` does for a stream."""
+    import torch
+
+    from tlmatrix.interpreter.frontend.device import stand_in
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    with stand_in():
+        assert not torch.accelerator.is_available()
+    assert torch.accelerator.is_available()
+
+
 def test_the_stand_in_leaves_nothing_behind():
     import torch
 

@@ -253,6 +253,7 @@ class Declared:
 
     def _info(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> TensorInfo:
         known = self.reference is not None
+        none = torch.zeros((), device=self.setup.device)
         return TensorInfo(
             name,
             self._dims(name, shape),
@@ -260,8 +261,8 @@ class Declared:
             DTYPES[str(dtype)[6:]].roundoff + (self.reference.roundoff if self.reference else 0),
             magnitude=(lambda: self._term_sizes.largest[name]) if known else None,
             spread=(lambda: self._term_sizes.spread[name]) if known else None,
-            carried=lambda: self._carried.bound.get(name, torch.zeros(())),
-            carried_spread=lambda: self._carried.spread.get(name, torch.zeros(())),
+            carried=lambda: self._carried.bound.get(name, none),
+            carried_spread=lambda: self._carried.spread.get(name, none),
         )
 
     def _dims(self, name: str, shape: tuple[int, ...]) -> tuple[Dim, ...]:

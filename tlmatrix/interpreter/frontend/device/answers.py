@@ -139,6 +139,8 @@ def torch_answers(properties: DeviceProperties) -> Iterator[tuple[Any, str, Any]
         yield torch.cuda, name, always(None)
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
         yield torch.cuda.nvtx, name, always(None)
+    # A build of PyTorch for CUDA would ask a driver.
+    yield torch.accelerator, "is_available", always(False)
     yield torch.cuda.profiler, "start", always(None)
     yield torch.cuda.profiler, "stop", always(None)
     yield torch.profiler, "profile", _HostProfile
