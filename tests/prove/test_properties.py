@@ -126,6 +126,19 @@ def test_a_given_bound_that_a_launch_contradicts_is_no_fact() -> None:
     assert found.answer == "unknown"
 
 
+@jit_kernel(CU="i32[batch + 1]", Y="f32[total]")
+def ones(CU, Y):
+    with T.Kernel(CU.shape[0] - 1, threads=32) as b:
+        for k in T.serial(CU[b + 1] - CU[b]):
+            Y[CU[b] + k] = 1.0
+
+
+def test_a_symbol_that_only_a_sum_in_a_shape_binds_has_facts() -> None:
+    found = answers(*[lambda n=n: ones()(offsets(*[5] * n), fresh(5 * n)) for n in (2, 7)])
+    assert found["coverage of Y"].answer == "proven"
+    assert any("batch + 1 >= 1" in fact for fact in found["coverage of Y"].facts)
+
+
 @jit_kernel(CU="i32[bounds]", Y="f32[batch]")
 def lengths(CU, Y):
     with T.Kernel(Y.shape[0], threads=32) as b:

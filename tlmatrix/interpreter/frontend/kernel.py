@@ -467,12 +467,22 @@ class TracedKernel:
                 pairs = zip(shape, getattr(value, "shape", ()), strict=False)
             else:
                 pairs = zip([parameter], [value] if isinstance(value, int) else [], strict=False)
-            for wanted, size in pairs:
-                factor = 1
-                if isinstance(wanted, tvm.tirx.Mul) and isinstance(wanted.b, tvm.tirx.IntImm):
-                    wanted, factor = wanted.a, int(wanted.b.value)  # noqa: PLW2901
+            for extent, found in pairs:
+                wanted, size = extent, found
+                while isinstance(getattr(wanted, "b", None), tvm.tirx.IntImm):
+                    constant = int(wanted.b.value)
+                    match wanted:
+                        case tvm.tirx.Mul():
+                            size //= constant
+                        case tvm.tirx.Add():
+                            size -= constant
+                        case tvm.tirx.Sub():
+                            size += constant
+                        case _:
+                            break
+                    wanted = wanted.a
                 if isinstance(wanted, tvm.tirx.Var):
-                    sizes[wanted] = tvm.tirx.IntImm(wanted.dtype, size // factor)
+                    sizes[wanted] = tvm.tirx.IntImm(wanted.dtype, size)
         return sizes
 
     def _zeros(self, buffer: Any, sizes: Mapping[Any, Any]) -> torch.Tensor:
