@@ -116,8 +116,9 @@ def proving(
     try:
         yield start
     finally:
-        proven += [_launched(observer, use) for use in observer.uses()]
-        for each in proven:
+        for use in observer.uses():
+            each = _launched(observer, use)
+            proven.append(each)
             print_wrapped(_table_line(each.name, "", [each]))
             for line in _details([each], "", verbose=False):
                 print_wrapped(line)
