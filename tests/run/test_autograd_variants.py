@@ -20,6 +20,7 @@ problem:
   outputs: [y]
   reference: autograd_variants_code:reference
 entry: autograd_variants_code:{entry}
+call: [x, w]
 returns: [y]
 axes: {{rows: [4]}}
 checks: [numeric, gradients, determinism]
@@ -33,6 +34,7 @@ problem:
   outputs: [y, {output}]
   reference: autograd_variants_code:{reference}
 entry: autograd_variants_code:{entry}
+call: [x, w]
 returns: [y, {output}]
 axes: {{rows: [4]}}
 checks: [numeric, gradients, determinism]
@@ -117,36 +119,14 @@ class Keeps(Right):
         return dy * w, dy * x
 
 
-def saves(x, w):
-    return Saves.apply(x, w)
-
-
-def keeps(x, w):
-    return Keeps.apply(x, w)
-
-
-def right(x, w):
-    return Right.apply(x, w)
-
-
-def assumes_strides(x, w):
-    return AssumesStrides.apply(x, w)
-
-
-def refuses_strides(x, w):
-    return RefusesStrides.apply(x, w)
-
-
-def changes_saved(x, w):
-    return ChangesSaved.apply(x, w)
-
-
-def wrong_slots(x, w):
-    return WrongSlots.apply(x, w)
-
-
-def needs_all(x, w):
-    return NeedsAll.apply(x, w)
+saves = Saves.apply
+keeps = Keeps.apply
+right = Right.apply
+assumes_strides = AssumesStrides.apply
+refuses_strides = RefusesStrides.apply
+changes_saved = ChangesSaved.apply
+wrong_slots = WrongSlots.apply
+needs_all = NeedsAll.apply
 
 
 class Summed(Right):
@@ -156,8 +136,7 @@ class Summed(Right):
         return dy * w, (dy * x).sum(0)
 
 
-def summed(x, w):
-    return Summed.apply(x, w)
+summed = Summed.apply
 
 
 def two(x, w):
@@ -186,12 +165,8 @@ class NeedsBoth(Two):
         return (None, None) if dz is None or dy is None else (dy * w + dz, dy * x + dz)
 
 
-def right_two(x, w):
-    return Two.apply(x, w)
-
-
-def needs_both(x, w):
-    return NeedsBoth.apply(x, w)
+right_two = Two.apply
+needs_both = NeedsBoth.apply
 
 
 def with_sum(x, w):
@@ -219,12 +194,8 @@ class Marks(Claims):
         return y, s
 
 
-def claims(x, w):
-    return Claims.apply(x, w)
-
-
-def marks(x, w):
-    return Marks.apply(x, w)
+claims = Claims.apply
+marks = Marks.apply
 
 
 def wrong_in_inference(x, w):

@@ -19,6 +19,7 @@ problem:
   outputs: [y]
   reference: second_derivative_code:reference
 entry: second_derivative_code:{entry}
+call: [x, w]
 returns: [y]
 axes: {{rows: [4]}}
 checks: [numeric, gradients, relations]
@@ -92,32 +93,18 @@ class KeepsInputs(Right):
         return dy * w * (1 - tanh * tanh), (dy * tanh).sum(0)
 
 
-def keeps_inputs(x, w):
-    return KeepsInputs.apply(x, w)
+keeps_inputs = KeepsInputs.apply
 
 
 def plain(x, w):
     return reference(x, w)
 
 
-def right(x, w):
-    return Right.apply(x, w)
-
-
-def refuses(x, w):
-    return Refuses.apply(x, w)
-
-
-def without_graph(x, w):
-    return WithoutGraph.apply(x, w)
-
-
-def only_of_output_gradients(x, w):
-    return OnlyOfOutputGradients.apply(x, w)
-
-
-def not_of_output_gradients(x, w):
-    return NotOfOutputGradients.apply(x, w)
+right = Right.apply
+refuses = Refuses.apply
+without_graph = WithoutGraph.apply
+only_of_output_gradients = OnlyOfOutputGradients.apply
+not_of_output_gradients = NotOfOutputGradients.apply
 """
 
 
