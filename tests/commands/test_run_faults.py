@@ -288,7 +288,7 @@ def test_workers_hide_gpus_from_specs_alone(
     (project.folder / "test_gpus.py").write_text(
         "import os\n\n\ndef test_gpus():\n    assert os.environ['CUDA_VISIBLE_DEVICES'] == '0,1'\n"
     )
-    process = project.start("pytest", "test_gpus.py", "-n", "2")
+    process = project.start("pytest", "test_gpus.py", "-n", "1")
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, out
     process = project.start("pytest", "scale.yaml", "-n", "2", "--tlmatrix-backend", "auto")
