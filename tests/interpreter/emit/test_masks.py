@@ -2,11 +2,41 @@
 
 import numpy as np
 import pytest
+import tilelang.language as T
 import torch
 
+from jit_kernel import jit_kernel
 from tlmatrix.interpreter import interpret
 from tlmatrix.interpreter.runtime import masks
 from tlmatrix_kernels.attention import varlen_attention
+
+
+@jit_kernel(Length="i32[1]", X="i32[extent]", Y="i32[extent]", out_idx=[2])
+def masked(Length, X, Y, extent, test):
+    with T.Kernel(1, threads=32):
+        length = Length[0]
+        for i in T.Parallel(extent):
+            Y[i] = T.if_then_else(test(X, i, length), i, -1)
+
+
+@pytest.mark.parametrize(
+    ("test", "kept"),
+    [
+        (lambda x, i, n: i + n < 40, True),
+        (lambda x, i, n: (i < n) & (i > 3), True),
+        (lambda x, i, n: (i & 3) < n, True),
+        (lambda x, i, n: x[i] < n, False),
+        (lambda x, i, n: (i < n) & (x[i] > 0), False),
+    ],
+)
+def test_a_mask_of_integers_and_positions_alone_is_kept(test, kept):
+    x, i = torch.arange(-20, 44, dtype=torch.int32), torch.arange(64, dtype=torch.int32)
+    with interpret():
+        kernel = masked(64, test)
+        for length in (2, 30):
+            n = torch.tensor([length], dtype=torch.int32)
+            assert torch.equal(kernel(n, x), torch.where(test(x, i, n), i, -1))
+        assert ("kept_at := " in kernel.source) == kept
 
 
 def attention(cuts):
