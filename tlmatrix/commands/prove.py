@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from tlmatrix.prove.launches import KernelUse
     from tlmatrix.spec.model.spec import Spec
 
+_LAUNCHES = 3
+"""Of a program's launches of a kernel, those that launches which refute a property are like."""
 _WIDER = "for other options"
 _WIDER_TIER = "each"
 """The tier of which the memory of kernels is looked at: it has each value of each axis."""
@@ -127,7 +129,7 @@ def proving(
 
 def _launched(observer: Observer, use: KernelUse) -> KernelProofs:
     """The answers about a kernel of a program; what refutes them is launched."""
-    found = prove_kernel(use, {})
+    found = prove_kernel(use, {}, use.observed[:_LAUNCHES])
     func = observer.prim_func(use)
     return replace(found, proofs=tuple(refuted_by_launch(use, func, p) for p in found.proofs))
 
@@ -217,7 +219,7 @@ def _details(
                 yield f"      {proof.finding}"
                 if proof.values is not None and not proof.case:
                     yield f"      in a launch with {_values(proof)}"
-                elif proof.case not in cases:
+                elif proof.case and proof.case not in cases:
                     yield f"      repro: tlmatrix repro '{proof.case}'{_arch(proof, archs)}"
                 cases.add(proof.case)
             elif proof.because:

@@ -33,12 +33,13 @@ class Values:
     Attributes:
         symbols: of symbolic dims and integer scalars, by name.
         tables: of elements of integer tensors, by name and index.
-        usual: whether tables of offsets are whole, without longer steps than launches had.
+        like_launch: whether they are those of an observed launch but for offsets, with the same
+            number of rows and no longer sequence.
     """
 
     symbols: dict[str, int]
     tables: dict[str, dict[tuple[int, ...], int]]
-    usual: bool = False
+    like_launch: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ No quantifier is given to Z3: a fact is instantiated at the elements that a quer
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from dataclasses import dataclass
 from itertools import combinations
@@ -252,16 +253,20 @@ class Offsets(TableFact):
 
     Attributes:
         longest: the largest step that a launch had.
+        unit: the largest number that divides all steps of all launches.
     """
 
     end: Size | None
     longest: int
+    unit: int
 
     def usual(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
-        """That no step is larger than those of the launches, which is no fact."""
+        """That no step is larger than those of launches, nor another multiple: which is no fact."""
         most = Size("", ir.IntImm("int32", self.longest))
         steps = Steps(words="", source="host", launches=0, table=self.table, most=most)
         yield from steps.instances(terms, loads)
+        if self.unit > 1:
+            yield from (load.value % self.unit == 0 for load in self.own(loads))
 
     def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """One for each two elements."""
@@ -350,6 +355,15 @@ class Distinct(TableFact):
             both = z3.And(self.inside(terms, a), self.inside(terms, b))
             same = z3.And([x == y for x, y in zip(a.indices, b.indices, strict=True)])
             yield z3.Implies(z3.And(both, a.value == b.value, a.value >= 0), same)
+
+
+def follows(steps: Array, others: Array) -> bool:
+    """Whether steps may be counts of tiles of others, rounded up, or are the same."""
+    return steps.shape == others.shape and any(
+        (steps == -(-others // block) * unit).all()
+        for block in (1, *_BLOCKS)
+        for unit in (1, block)
+    )
 
 
 def symbols_of(kernel: ir.Kernel) -> dict[str, ir.Var]:
@@ -621,7 +635,8 @@ def _vector_facts(
         last = "" if end is None else f", {end.words} last"
         words = f"{name} is 0 first, never decreasing{last}"
         longest = max(int(d.max()) for d in differences if d.size)
-        yield Offsets(words=words, end=end, longest=longest, **about)
+        unit = math.gcd(*(int(n) for d in differences for n in d))
+        yield Offsets(words=words, end=end, longest=longest, unit=unit, **about)
     steps = [(d, each) for d, (_, each) in zip(differences, pairs, strict=True) if d.size]
     for size in sizes:
         if size in ends:

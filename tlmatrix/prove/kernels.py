@@ -28,10 +28,11 @@ from .properties import assumptions, bounds, equal_bits, overflow, own_sequence,
 from .solving import Questions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tlmatrix.interpreter.analysis.accesses import Access, Accesses
 
+    from .facts import Observation
     from .launches import KernelUse
 
 _INTEGERS = ("int32", "int64")
@@ -43,12 +44,15 @@ _UNGUARDED: Mapping[str, Callable[[Access], bool]] = {
 }
 
 
-def prove_kernel(use: KernelUse, given: Mapping[str, str]) -> KernelProofs:
+def prove_kernel(
+    use: KernelUse, given: Mapping[str, str], launches: Sequence[Observation] = ()
+) -> KernelProofs:
     """The answers to all properties of a kernel; kept on disk by its IR and the facts.
 
     Args:
         use: the kernel and its launches.
         given: conditions on sizes that the spec states, with the reasons.
+        launches: values that refute a property are sought among those like one of them.
     """
     began = time.monotonic()
     found = KernelProofs(use.name, use.case, tuple(use.architectures))
@@ -72,14 +76,12 @@ def prove_kernel(use: KernelUse, given: Mapping[str, str]) -> KernelProofs:
     for name, value in (item for each in use.observed for item in each.symbols.items()):
         if name in scalars:
             seen[name] = max(seen.get(name, 0), abs(value))
-    key = (
-        ""
-        if store is None
-        else content_key(use.text, "proofs", _own(), texts, unwritten, seen, use.bits)
-    )
+    like = [(each.symbols, {k: v.tolist() for k, v in each.tables.items()}) for each in launches]
+    about = (use.text, "proofs", _own(), texts, unwritten, seen, use.bits, like)
+    key = "" if store is None else content_key(*about)
     proofs = None if store is None else store.find(key, tuple)
     if proofs is None:
-        questions = Questions(accesses, facts, seen)
+        questions = Questions(accesses, facts, seen, launches)
         proofs = tuple(_proofs(questions, tables, frozenset(unwritten), bits=use.bits))
         if store is not None:
             store.add(key, proofs)

@@ -32,7 +32,7 @@ _MOST_ELEMENTS = 1 << 22
 
 def refuted_by_launch(use: KernelUse, prim_func: Any, proof: Proof) -> Proof:  # noqa: ANN401
     """The proof as refuted, if a launch with its values shows it; else as it is."""
-    if proof.answer != "unknown" or proof.values is None or not proof.values.usual:
+    if proof.answer != "unknown" or proof.values is None or not proof.values.like_launch:
         return proof
     for report in _reports(use, prim_func, proof):
         shown = report.sanitizer in SHOWS[proof.name]

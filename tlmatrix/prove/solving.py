@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from itertools import product
-from math import prod
+from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import z3
 
 from .answers import Values
-from .facts import Offsets, symbols_of
+from .facts import Offsets, follows, symbols_of
 from .terms import Terms
 
 if TYPE_CHECKING:
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.analysis.accesses import Access, Accesses, Claim, Event
 
-    from .facts import Fact
+    from .facts import Fact, Observation
 
 MILLISECONDS = 3000
 """Of one query."""
 _SIZES = (2, 3, 5, 9, 17, 33, 65, 130, 260, 520)
 """Bounds of all sizes of values that refute a property, the first that has some is used."""
 _MOST_ELEMENTS = 128
-"""Of a table of which all elements get a value that would refute a property."""
+"""Of an integer tensor of a launch that values are to be like."""
 _ROUNDS = 4
 """Instances of facts may load elements that other facts are about."""
 
@@ -54,6 +54,7 @@ class Questions:
         accesses: the model of the kernel.
         facts: of its launches.
         seen: by scalar parameter, its largest value in a launch.
+        launches: values that refute a property are sought among those like one of them.
         terms: the terms made so far.
         seconds: spent in Z3.
     """
@@ -61,6 +62,7 @@ class Questions:
     accesses: Accesses
     facts: Sequence[Fact]
     seen: Mapping[str, int] = field(default_factory=dict)
+    launches: Sequence[Observation] = ()
     milliseconds: int = MILLISECONDS
     seconds: float = 0.0
     terms: Terms = field(init=False)
@@ -136,37 +138,45 @@ class Questions:
             if answer == z3.sat:
                 model = solver.model()
                 break
-        whole = self._completed(solver, model, terms.values())
-        model = whole or model
+        alike = next((found for each in self.launches if (found := self._like(solver, each))), None)
+        model = alike or model
         tables: dict[str, dict[tuple[int, ...], int]] = {}
         for load in self.terms.loads.values():
             index = tuple(_number(model, i) for i in load.indices)
             if min(index) >= 0:
                 tables.setdefault(load.buffer.name, {})[index] = _number(model, load.value)
         symbols_found = {name: _number(model, term) for name, term in terms.items()}
-        return Values(symbols_found, tables, whole is not None)
+        return Values(symbols_found, tables, alike is not None)
 
-    def _completed(
-        self, solver: z3.Solver, model: z3.ModelRef, sizes: Iterable[z3.ArithRef]
-    ) -> z3.ModelRef | None:
-        """A model with all elements of tables, as in launches, and the sizes of another model."""
+    def _like(self, solver: z3.Solver, launch: Observation) -> z3.ModelRef | None:
+        """A model that differs from a launch in offsets alone, without longer steps; None if none.
+
+        Other integer tensors, and sizes, may have conditions that launches do not show.
+        """
+        if any(array.size > _MOST_ELEMENTS for array in launch.tables.values()):
+            return None
         terms = self.terms
+        free = {f.table.name: f for f in self.facts if isinstance(f, Offsets) and f.end is not None}
+        steps = [np.diff(launch.tables[name]) for name in free if name in launch.tables]
+        if any(follows(a, b) or follows(b, a) for a, b in combinations(steps, 2)):
+            return None  # one may be made from the other
+        fixed = []
+        for name, var in symbols_of(self.accesses.kernel).items():
+            fixed.append(terms.variable(var) == launch.symbols.get(name, -1))
         for buffer in self.accesses.kernel.buffer_map.values():
-            if buffer.dtype not in ("int32", "int64") or not self.accesses.is_read_only(buffer):
+            if buffer.name not in launch.tables or not self.accesses.is_read_only(buffer):
                 continue
-            shape = [_number(model, terms.integer(extent)) for extent in buffer.shape]
-            if prod(shape) > _MOST_ELEMENTS:
-                return None
-            for index in product(*map(range, shape)):
-                terms.load(buffer, [z3.IntVal(i) for i in index])
-        solver.push()
-        solver.add([size == _number(model, size) for size in sizes])
+            for index, value in np.ndenumerate(launch.tables[buffer.name]):
+                element = terms.load(buffer, [z3.IntVal(i) for i in index])
+                if buffer.name not in free:
+                    fixed.append(element == int(value))
         loads = list(terms.loads.values())
         for fact in self.facts:
-            solver.add(list(fact.instances(terms, loads)))
-            if isinstance(fact, Offsets):
-                solver.add(list(fact.usual(terms, loads)))
-        solver.add(terms.lemmas())
+            fixed += fact.instances(terms, loads)
+        for each in free.values():
+            fixed += each.usual(terms, loads)
+        solver.push()
+        solver.add(*fixed, *terms.lemmas())
         found = solver.model() if solver.check() == z3.sat else None
         solver.pop()
         return found
