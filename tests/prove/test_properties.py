@@ -1,5 +1,6 @@
 """Each property is proven of a right kernel, and not of one with a fault that breaks it."""
 
+import pytest
 import tilelang.language as T
 import torch
 from kernels_proven import answers, fresh, offsets
@@ -124,6 +125,32 @@ def test_shared_memory_that_grows_with_a_size_needs_a_bound_from_the_spec() -> N
 def test_a_given_bound_that_a_launch_contradicts_is_no_fact() -> None:
     found = _sum(given={"parts <= 63": "wrong"})["bounds of shared memory"]
     assert found.answer == "unknown"
+
+
+@jit_kernel(X="f32[n]", Y="f32[n]")
+def copied_along_y(X, Y, blocks_a_row=1):
+    n = X.shape[0]
+    with T.Kernel(T.ceildiv(n, 64), n * blocks_a_row, threads=64) as (bx, by):
+        if by == 0:
+            for i in T.Parallel(64):
+                if bx * 64 + i < n:
+                    Y[bx * 64 + i] = X[bx * 64 + i]
+
+
+@pytest.mark.parametrize(("blocks", "sizes"), [(1, 1 << 15), (2, 1 << 15), (60, 1 << 10)])
+def test_a_grid_is_launched_up_to_the_sizes_that_are_named(blocks: int, sizes: int) -> None:
+    kernel = lambda n: copied_along_y(blocks)(torch.zeros(n), fresh(n))  # noqa: E731
+    found = answers(lambda: kernel(5), lambda: kernel(70))
+    assert found[f"grid of blocks, sizes to {sizes}"].answer == "proven"
+
+
+def test_more_blocks_along_y_than_cuda_launches_are_no_proof() -> None:
+    kernel = lambda n: copied_along_y(1000)(torch.zeros(n), fresh(n))  # noqa: E731
+    found = answers(lambda: kernel(5), lambda: kernel(70))
+    proof = next(proof for name, proof in found.items() if name.startswith("grid"))
+    assert proof.answer == "unknown"
+    assert "more than 65535 blocks along y" in proof.reason
+    assert proof.values.symbols["n"] >= 66
 
 
 @jit_kernel(CU="i32[batch + 1]", Y="f32[total]")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Answer = Literal["proven", "refuted", "unknown"]
 PROPERTIES = (
     "races", "own sequence", "coverage", "bounds", "overflow", "assumptions", "equal bits",
-    "phases", "budget",
+    "phases", "grid", "budget",
 )  # fmt: skip
 """The names of properties, in the order of reports."""
 PROVEN_TIER = "smoke"

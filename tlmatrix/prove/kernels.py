@@ -24,7 +24,7 @@ from .answers import KernelProofs, Proof
 from .barriers import phases
 from .coverage import coverage
 from .facts import facts_of
-from .properties import assumptions, bounds, equal_bits, overflow, own_sequence, races
+from .properties import assumptions, bounds, equal_bits, grid, overflow, own_sequence, races
 from .solving import Questions
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ def _proofs(
     if read:
         yield bounds(questions, "tables", read)
     yield overflow(questions)
+    yield grid(questions)
     if accesses.claims:
         yield assumptions(questions, accesses.claims)
     for barrier in {each.barrier.data: each.barrier for each in accesses.events}.values():

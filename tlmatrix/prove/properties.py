@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .solving import Questions, Result
     from .terms import Terms
 
+_SMALLER_DIMS = (1 << 10, 1 << 8)
+"""Largest dims for which a grid is proven to be launched, where it is not for larger ones."""
 LARGEST_DIMS = (1 << 20, 1 << 15, 1 << 12)
 """Largest sizes for which int32 arithmetic is proven to fit; the first that holds is reported."""
 
@@ -263,6 +265,36 @@ def overflow(questions: Questions) -> Proof:
             return asked.proven()
     assert failed is not None
     return failed
+
+
+def grid(questions: Questions) -> Proof:
+    """CUDA launches the grid: at most 65,535 blocks along y and z, for dims as in `overflow`."""
+    failed = None
+    for most in (*LARGEST_DIMS, *_SMALLER_DIMS):
+        asked = Asked("grid", f"blocks, sizes to {most}")
+        failed = _too_many_blocks(questions, asked, most)
+        if failed is None:
+            return asked.proven()
+    assert failed is not None
+    return failed
+
+
+def _too_many_blocks(questions: Questions, asked: Asked, most: int) -> Proof | None:
+    axes: dict[ir.Var, tuple[Range, Access]] = {}
+    for access in questions.accesses.found:
+        for each in access.blocks:
+            axes.setdefault(each.var, (each, access))
+    for axis, access in axes.values():
+        limit = (1 << 31) - 1 if axis.why.endswith("x") else 65535
+        if axis.extent is None or number(axis.extent) is not None:
+            continue
+        questions.fresh()
+        above = questions.terms.integer(axis.extent) > limit
+        result = questions.ask([above, *_largest(questions, most)])
+        reason = f"there may be more than {limit} blocks along {axis.why[-1]}"
+        if (failed := asked.failed(result, reason, access.location)) is not None:
+            return failed
+    return None
 
 
 def _overflows(questions: Questions, asked: Asked, most: int) -> Proof | None:

@@ -41,6 +41,7 @@ SHOWS: dict[str, set[str]] = {
     "assumptions": set(),
     "equal bits": {"atomics", "determinism"},
     "phases": {"barriers", "races"},
+    "grid": set(),
 }
 """By property, the checks and sanitizers whose findings show that it does not hold.
 

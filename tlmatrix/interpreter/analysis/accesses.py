@@ -55,7 +55,7 @@ class Range:
     Attributes:
         kind: what it counts: "block" of a grid axis, "thread", iterations of a "loop" or of a
             "parallel" one, elements of a "tile", or an "unknown" value.
-        why: of an unknown value, what it is.
+        why: of an unknown value, what it is; of a block, its axis: "blockIdx.x".
     """
 
     var: ir.Var
@@ -355,7 +355,9 @@ class _Block:
         self._s = replace(outside, values=dict(outside.values))
         if kind in _LOOPS:
             self._havoc(changed, "a value that a loop changes")
-        self._s.ranges = (*outside.ranges, Range(var, low, extent if counted else None, kind))
+        axis = node.thread_tag if grid else ""
+        counts = Range(var, low, extent if counted else None, kind, axis)
+        self._s.ranges = (*outside.ranges, counts)
         if kind in _LOOPS and (any_jump(node.body) or not counted):
             self._s.certain = False
         self._values_set(node.loop_var, known)

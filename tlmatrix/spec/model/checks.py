@@ -152,7 +152,7 @@ class DeterminismRule(Model):
 
 PropertyName = Literal[
     "races", "own sequence", "coverage", "bounds", "overflow", "assumptions", "equal bits",
-    "phases", "budget",
+    "phases", "grid", "budget",
 ]  # fmt: skip
 
 
