@@ -110,6 +110,29 @@ def test_a_phase_that_a_loop_changes_is_unknown():
 
 
 @jit_kernel(X="f32[m, 32]", Y="f32[m, 32]")
+def with_unknown_steps(X, Y):
+    m = X.shape[0]
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_shared((_ROWS, 32), "float32")
+        come = T.alloc_barrier(128)
+        steps = T.alloc_var("int32")
+        steps = 1
+        for _ in T.serial(m):
+            steps = steps + 1
+        for outer in T.serial(2):
+            for step in T.serial(steps):
+                T.copy(X[step * _ROWS : (step + 1) * _ROWS, 0:32], tile)
+                T.mbarrier_arrive(come)
+                T.mbarrier_wait_parity(come, (outer * steps + step) % 2)
+                T.copy(tile, Y[step * _ROWS : (step + 1) * _ROWS, 0:32])
+
+
+def test_a_number_of_steps_that_a_loop_changes_is_unknown():
+    found = answers(lambda: with_unknown_steps()(torch.zeros(40, 32), fresh(40, 32)))
+    assert found["phases of come"].answer == "unknown"
+
+
+@jit_kernel(X="f32[m, 32]", Y="f32[m, 32]")
 def with_named_barriers(X, Y, second=1):
     """Two barriers of one array with a meaning each."""
     m = X.shape[0]

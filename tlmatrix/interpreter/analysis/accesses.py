@@ -667,7 +667,9 @@ class _Block:
             index = self._value(argument.indices[0], "index")
             waits = node.op == "tl.mbarrier_wait_parity"
             parity = self._value(node.args[1], "a parity") if waits else None
-            free = self._free_in((index, *self._s.path, *([] if parity is None else [parity])))
+            bounds = [e for r in self._s.ranges for e in (r.low, r.extent) if e is not None]
+            read = [index, *([] if parity is None else [parity])]
+            free = self._free_in((*read, *self._s.path, *bounds))
             certain = self._s.certain and not any(r.kind == "unknown" for r in free)
             ranges = (*free, *self._s.ranges)
             self._found.events.append(
