@@ -27,7 +27,7 @@ def copied_in_waves(X, Y, blocks, carried=True, released="all", rounded_up=True)
                 for step in T.serial(filled):
                     count = wave * filled + step if carried else step
                     s = count % _STAGES
-                    T.mbarrier_wait_parity(empty[s], (count // _STAGES + 1) % 2)
+                    T.mbarrier_wait_parity(empty[s], ((count // _STAGES) & 1) ^ 1)
                     T.copy(X[row : row + _ROWS, step * 32 : step * 32 + 32], ring[s, :, :])
                     T.mbarrier_arrive(full[s])
         else:
@@ -147,6 +147,33 @@ def with_named_barriers(X, Y, second=1):
             T.mbarrier_arrive(come[1])
             T.mbarrier_wait_parity(come[1], (step + second) % 2)
             T.copy(tile[1, :, :], Y[step * _ROWS : (step + 1) * _ROWS, 0:32])
+
+
+@jit_kernel(X="f32[m, 32]", Y="f32[m, 32]")
+def with_both_halves_of_an_array(X, Y):
+    """The first two barriers say that a stage is full, the others that it is empty."""
+    m = X.shape[0]
+    with T.Kernel(1, threads=256):
+        ring = T.alloc_shared((2, _ROWS, 32), "float32")
+        bars = T.alloc_barrier([128] * 4)
+        thread = T.get_thread_binding()
+        if thread >= 128:
+            for step in T.serial(T.ceildiv(m, _ROWS)):
+                T.mbarrier_wait_parity(bars[step % 2 + 2], ((step // 2) % 2) ^ 1)
+                T.copy(X[step * _ROWS : (step + 1) * _ROWS, 0:32], ring[step % 2, :, :])
+                T.mbarrier_arrive(bars[step % 2])
+        else:
+            for step in T.serial(T.ceildiv(m, _ROWS)):
+                T.mbarrier_wait_parity(bars[step % 2], (step // 2) % 2)
+                T.copy(ring[step % 2, :, :], Y[step * _ROWS : (step + 1) * _ROWS, 0:32])
+                T.mbarrier_arrive(bars[step % 2 + 2])
+
+
+def test_parts_of_an_array_have_phases_of_their_own():
+    call = with_both_halves_of_an_array
+    found = answers(lambda: call()(torch.zeros(40, 32), fresh(40, 32)))
+    assert found["phases of bars[0:2]"].answer == "proven"
+    assert found["phases of bars[2:4]"].answer == "proven"
 
 
 def test_barriers_that_are_named_by_constants_have_phases_of_their_own():

@@ -9,12 +9,14 @@ that sum.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import z3
 
-from tlmatrix.interpreter.analysis.expressions import number
+from tlmatrix.interpreter.analysis.accesses import interval_of
+from tlmatrix.interpreter.analysis.expressions import interval, number
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
 
@@ -42,19 +44,35 @@ def phases(questions: Questions, barrier: ir.Buffer) -> Iterator[Proof]:
     """Waits and arrivals of each thread at an array of barriers take them in turn.
 
     The n-th arrival is at barrier `n % S`; the n-th wait is there, for the phase n // S or the one
-    before; and no wait is for a phase that no arrival completes. Barriers that are always named by
-    constants are arrays of one.
+    before; and no wait is for a phase that no arrival completes. Parts of an array that no index
+    reaches from another part are arrays of their own.
     """
+    whole = number(barrier.shape[0])
+    parts: list[tuple[int, int, list[Event]]] = []
     events = [e for e in questions.accesses.events if e.barrier.data is barrier.data]
-    places = {number(event.index) for event in events}
-    size = number(barrier.shape[0])
-    if None in places:
-        yield _phases(questions, Asked("phases", barrier.name), events, size)
-        return
-    for place in sorted(places):
-        name = barrier.name if size == 1 else f"{barrier.name}[{place}]"
-        own = [event for event in events if number(event.index) == place]
-        yield _phases(questions, Asked("phases", name), own, None)
+    for low, high, event in sorted(((*_span(e, whole), e) for e in events), key=lambda s: s[:2]):
+        if parts and low <= parts[-1][1]:
+            first, last, own = parts.pop()
+            parts.append((first, max(last, high), [*own, event]))
+        else:
+            parts.append((low, high, [event]))
+    for low, high, own in parts:
+        name = f"{barrier.name}[{low}]" if high == low else f"{barrier.name}[{low}:{high + 1}]"
+        asked = Asked("phases", barrier.name if high - low + 1 == whole else name)
+        ordered = [_moved(event, low) for event in events if event in own]
+        yield _phases(questions, asked, ordered, high - low + 1 if high > low else None)
+
+
+def _span(event: Event, size: int) -> tuple[int, int]:
+    """The barriers of an array that an event may be at."""
+    low, high = interval(event.index, {r.var: interval_of(r) for r in event.ranges})
+    return max(low, 0), min(high, size - 1)
+
+
+def _moved(event: Event, start: int) -> Event:
+    """An event at a part of an array that begins with a barrier."""
+    index = ir.Sub("int32", event.index, ir.IntImm("int32", start))
+    return replace(event, index=index) if start else event
 
 
 def _phases(questions: Questions, asked: Asked, events: Sequence[Event], size: int | None) -> Proof:

@@ -559,6 +559,12 @@ class _Block:
             mask = number(b)
             if mask is not None and mask >= 0 and (mask & (mask + 1)) == 0:
                 return _folded(ir.FloorMod, node.dtype, a, ir.IntImm("int32", mask + 1))
+        if node.op == "tirx.bitwise_xor" and node.dtype in _INTEGERS and number(node.args[1]) == 1:
+            a = self._value(node.args[0], why)
+            last = _folded(ir.FloorMod, node.dtype, a, ir.IntImm("int32", 2))
+            twice = _folded(ir.Mul, node.dtype, last, ir.IntImm("int32", 2))
+            one_more = _folded(ir.Add, node.dtype, a, _ONE)
+            return _folded(ir.Sub, node.dtype, one_more, twice)
         return self._unknown(node.dtype, f"{why}: {text_of(node)}", node).var
 
     def _chosen(self, dtype: str, condition: Any, true: Any, false: Any, why: str) -> ir.Expr:
@@ -816,7 +822,7 @@ class _Block:
         """An index that TileLang may count from the end, because it finds that it is negative."""
         if buffer.scope != "global" or dim >= len(buffer.shape):
             return index
-        bounds = {r.var: _interval_of(r) for r in self._s.ranges}
+        bounds = {r.var: interval_of(r) for r in self._s.ranges}
         if interval(index, bounds)[0] >= 0:
             return index
         for condition in self._s.path:
@@ -829,7 +835,7 @@ class _Block:
         return ir.Select(index.dtype, self._unknown("bool", "an index below 0").var, end, index)
 
 
-def _interval_of(values: Range) -> Interval:
+def interval_of(values: Range) -> Interval:
     """The least and the largest value, as far as constants say."""
     low = number(values.low)
     least = UNKNOWN[0] if low is None else low
