@@ -151,30 +151,32 @@ class Questions:
     def _like(self, solver: z3.Solver, launch: Observation) -> z3.ModelRef | None:
         """A model that differs from a launch in offsets alone, without longer steps; None if none.
 
-        Other integer tensors, and sizes, may have conditions that launches do not show.
+        Other integer tensors, and sizes, may have conditions that launches do not show: a kernel
+        that reads one has no such launch.
         """
-        if any(array.size > _MOST_ELEMENTS for array in launch.tables.values()):
-            return None
         terms = self.terms
         free = {f.table.name: f for f in self.facts if isinstance(f, Offsets) and f.end is not None}
-        steps = [np.diff(launch.tables[name]) for name in free if name in launch.tables]
-        if any(follows(a, b) or follows(b, a) for a, b in combinations(steps, 2)):
-            return None  # one may be made from the other
+        kernel = self.accesses.kernel
+        read = [b for b in kernel.buffer_map.values() if self.accesses.is_read_only(b)]
+        tables = {b: launch.tables[b.name] for b in read if b.name in launch.tables}
+        steps = [np.diff(array) for array in tables.values()]
+        if (
+            any(b.name not in free or a.size > _MOST_ELEMENTS for b, a in tables.items())
+            # One may be made from the other.
+            or any(follows(a, b) or follows(b, a) for a, b in combinations(steps, 2))
+        ):
+            return None
         fixed = []
-        for name, var in symbols_of(self.accesses.kernel).items():
+        for name, var in symbols_of(kernel).items():
             fixed.append(terms.variable(var) == launch.symbols.get(name, -1))
-        for buffer in self.accesses.kernel.buffer_map.values():
-            if buffer.name not in launch.tables or not self.accesses.is_read_only(buffer):
-                continue
-            for index, value in np.ndenumerate(launch.tables[buffer.name]):
-                element = terms.load(buffer, [z3.IntVal(i) for i in index])
-                if buffer.name not in free:
-                    fixed.append(element == int(value))
-        loads = list(terms.loads.values())
+        for buffer, array in tables.items():
+            for k in range(len(array)):
+                terms.load(buffer, [z3.IntVal(k)])
+        known = list(terms.loads.values())
         for fact in self.facts:
-            fixed += fact.instances(terms, loads)
+            fixed += fact.instances(terms, known)
         for each in free.values():
-            fixed += each.usual(terms, loads)
+            fixed += each.usual(terms, known)
         solver.push()
         solver.add(*fixed, *terms.lemmas())
         found = solver.model() if solver.check() == z3.sat else None
