@@ -1,7 +1,7 @@
 """The quick tier of every spec passes interpreted, on as many simulated ranks as it asks for.
 
-Each case is judged, and of the checks that run the entry again every second one gets one, as drawn
-cases do; `make run` makes all of them, in three times the time. Drawn cases are left out.
+Each case is judged, and every second one gets one of the checks that run the entry again, as drawn
+cases do; `make run` makes all of them. Drawn cases are left out.
 """
 
 from pathlib import Path

@@ -120,10 +120,10 @@ def equal_bits(questions: Questions, buffer: ir.Buffer) -> Proof:
         for b in atomics[k:]:
             if a.grid != b.grid:
                 continue
-            for who, conflict in (("blocks", _conflict), ("threads of a block", _unordered)):
+            for parties, conflict in (("blocks", _conflict), ("threads of a block", _unordered)):
                 questions.fresh()
                 result = questions.ask(conflict(questions, a, b))
-                reason = f"two {who} may add to one element, in any order"
+                reason = f"two {parties} may add to one element, in any order"
                 if (failed := asked.failed(result, reason, a.location)) is not None:
                     return failed
     return asked.proven()

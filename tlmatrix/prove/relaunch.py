@@ -50,11 +50,11 @@ def _reports(use: KernelUse, prim_func: Any, proof: Proof) -> list[Report]:  # n
     tensors = {name: a for name, a in arguments.items() if isinstance(a, torch.Tensor)}
     rows = {}
     if proof.name == "own sequence":
-        subject = tensors[proof.subject]
-        for table in tensors.values():
-            ends = table.dim() == 1 and table.dtype in (torch.int32, torch.int64) and len(table) > 1
-            if ends and int(table[0]) == 0 and int(table[-1]) == len(subject):
-                rows[proof.subject] = table
+        offsets = [tensors[name] for name in proof.values.tables]
+        ending = [each for each in offsets if int(each[-1]) == len(tensors[proof.subject])]
+        if len(ending) != 1:
+            return []  # it is not known whose rows they are
+        rows[proof.subject] = ending[0]
     # The report may come with an exception, of an access that has no meaning.
     with interpret(
         arch=next(iter(use.architectures)), sanitize=True, on_report="keep", sequences=rows

@@ -43,7 +43,7 @@ Kind = Literal["read", "write", "atomic"]
 _ZERO, _ONE = ir.IntImm("int32", 0), ir.IntImm("int32", 1)
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
 _EXACT = ("int32", "int64", "bool")
-"""Arithmetic of others wraps around where nobody asks whether it does."""
+"""Arithmetic of others wraps around; no property asks whether it does."""
 _LARGEST_TABLE = 64
 """Elements of local integer memory that are followed one by one."""
 
