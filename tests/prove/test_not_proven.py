@@ -243,3 +243,46 @@ def test_integers_that_a_kernel_computes_are_no_fact_where_it_did_not_run(by_a_k
     use = next(use for use in observer.uses() if use.name == "packed")
     found = {str(proof): proof.answer for proof in prove_kernel(use, {}).proofs}
     assert found["races of Y"] == ("unknown" if by_a_kernel else "proven")
+
+
+@jit_kernel(STARTS="i32[groups]", SIZES="i32[groups]", Y="f32[n, 64]")
+def tiles_of_groups(STARTS, SIZES, Y):
+    """A tile of 64 rows goes over the end of a group that is shorter."""
+    n = Y.shape[0]
+    with T.Kernel(STARTS.shape[0], threads=64) as g:
+        if SIZES[g] > 0:
+            for i, j in T.Parallel(64, 64):
+                if STARTS[g] + i < n:
+                    Y[STARTS[g] + i, j] = 1.0
+
+
+def test_a_constant_that_equals_the_last_start_by_chance_does_not_end_the_rows():
+    """The second dim has as many columns as the first group has rows."""
+    starts, sizes = torch.tensor([0, 64]).int(), torch.tensor([64, 128]).int()
+    found = answers(lambda: tiles_of_groups()(starts, sizes, fresh(192, 64)))
+    assert found["races of Y"].answer == "unknown"
+
+
+@jit_kernel(N="i32[n]", SIZES="i32[4]", Y="f32[n]")
+def scalar_search(N, SIZES, Y):
+    """The last of four groups that begin before a block is found by a loop over scalars."""
+    n = Y.shape[0]
+    with T.Kernel(n, threads=32) as b:
+        group = T.alloc_var("int32")
+        group = 0
+        for g in range(4):
+            group = T.if_then_else(b * 4 >= SIZES[g], g, group)
+        Y[T.min(b, group)] = 1.0
+
+
+def test_a_loop_over_scalars_is_executed_as_it_stands():
+    found = answers(
+        *[
+            lambda n=n: scalar_search()(
+                torch.zeros(n).int(), torch.tensor([0, 4, 8, 40]).int(), fresh(n)
+            )
+            for n in (5, 70)
+        ]
+    )
+    assert found["bounds of tables"].answer == "proven"
+    assert found["races of Y"].answer == "unknown"

@@ -27,7 +27,7 @@ from tlmatrix.interpreter.ir.walk import text_of, walk
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     from .terms import Load, Terms
@@ -394,6 +394,7 @@ def facts_of(
     observed: Sequence[Observation],
     alike: Sequence[Observation],
     columns: Mapping[str, frozenset[int]],
+    ends: Mapping[str, Iterable[ir.Expr]],
     given: Mapping[str, str],
 ) -> list[Fact]:
     """The facts that all observed launches of a kernel agree on.
@@ -405,6 +406,7 @@ def facts_of(
         alike: those of all kernels of its name, which are compiled for other options; what they
             say of tables holds for it, too.
         columns: by table, the columns that the kernel loads.
+        ends: by table, the dims whose indices are counted from its elements.
         given: conditions on sizes that the spec states, with the reasons; one is a fact where the
             kernel has all its names, and every launch agrees.
     """
@@ -422,18 +424,17 @@ def facts_of(
         arrays = [each.tables[table.name] for each in alike if table.name in each.tables]
         if len(arrays) == len(alike) and any(a.size for a in arrays):
             used = columns.get(table.name, frozenset())
-            constants = _constant_ends(kernel, table, observed)
+            constants = _constant_ends(ends.get(table.name, ()), table, observed)
             found += _table_facts(table, arrays, sizes, alike, used, constants)
     return found
 
 
 def _constant_ends(
-    kernel: ir.Kernel, table: ir.Buffer, observed: Sequence[Observation]
+    extents: Iterable[ir.Expr], table: ir.Buffer, observed: Sequence[Observation]
 ) -> list[Size]:
-    """The dims that a kernel is compiled for which are the last of a table of offsets."""
+    """Those of the dims that a table gives rows of which are constants, and its last element."""
     arrays = [each.tables[table.name] for each in observed]
     lasts = {int(array[-1]) for array in arrays if array.ndim == 1 and array.size}
-    extents = [extent for buffer in kernel.buffer_map.values() for extent in buffer.shape]
     found = {number(e): Size(text_of(e), e) for e in extents if number(e) is not None}
     return [found[last] for last in lasts if len(lasts) == 1 and last > 1 and last in found]
 

@@ -67,7 +67,9 @@ def prove_kernel(
         for buffer in kernel.buffer_map.values()
         if accesses.is_read_only(buffer) and buffer.dtype in _INTEGERS
     ]
-    facts = facts_of(kernel, tables, use.observed, use.alike, _columns(accesses), given)
+    facts = facts_of(
+        kernel, tables, use.observed, use.alike, _columns(accesses), _ends(accesses), given
+    )
     unwritten = sorted({name for each in use.observed for name in each.unwritten})
     store = program_cache()
     texts = [str(fact) for fact in facts]
@@ -152,6 +154,17 @@ def _columns(accesses: Accesses) -> dict[str, frozenset[int]]:
             if column is not None:
                 found.setdefault(node.buffer.name, set()).add(int(column))
     return {name: frozenset(columns) for name, columns in found.items()}
+
+
+def _ends(accesses: Accesses) -> dict[str, list[ir.Expr]]:
+    """By table, the dims whose indices are counted from its elements."""
+    found: dict[str, list[ir.Expr]] = {}
+    for access in accesses.found:
+        for index, extent in zip(access.index, access.buffer.shape, strict=True):
+            for node in walk(index):
+                if isinstance(node, ir.BufferLoad):
+                    found.setdefault(node.buffer.name, []).append(extent)
+    return found
 
 
 def _is_flag(accesses: Accesses, buffer: ir.Buffer) -> bool:

@@ -72,9 +72,14 @@ def shows(finding: Finding, proof: Proof, kernel: str) -> bool:
         return proof.name == "assumptions" and "T.assume(" in finding.title
     if finding.check != "sanitizers":
         return finding.check in SHOWS[proof.name]
-    kind, _, words = finding.title.partition(":")
-    about = proof.name not in _OF_BUFFERS or re.search(rf"\b{re.escape(proof.subject)}\b", words)
-    return kind in SHOWS[proof.name] and finding.kernel == kernel and bool(about)
+    # Other reports of one line are in the detail.
+    for line in (finding.title, *(finding.detail or "").splitlines()):
+        kind, _, words = line.strip().partition(":")
+        named = re.search(rf"\b{re.escape(proof.subject)}\b", words)
+        about = proof.name not in _OF_BUFFERS or named is not None
+        if kind in SHOWS[proof.name] and finding.kernel == kernel and about:
+            return True
+    return False
 
 
 def _candidates(spec: Spec, use: KernelUse, case: Case, proof: Proof) -> Iterator[Case]:

@@ -44,6 +44,8 @@ _ZERO, _ONE = ir.IntImm("int32", 0), ir.IntImm("int32", 1)
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
 _EXACT = ("int32", "int64", "bool")
 """Arithmetic of others wraps around; no property asks whether it does."""
+_MOST_STEPS = 32
+"""Iterations of a loop over scalars that are executed one by one."""
 _LARGEST_TABLE = 64
 """Elements of local integer memory that are followed one by one."""
 
@@ -352,6 +354,12 @@ class _Block:
             low = _ZERO
         outside = self._s
         changed = _written(node.body)
+        if kind in _LOOPS and self._computes(node, changed):
+            for k in range(int(number(node.extent) or 0)):
+                index = ir.IntImm(var.dtype, int(number(node.min) or 0) + k)
+                self._values_set(node.loop_var, index)
+                self.run(node.body)
+            return
         self._s = replace(outside, values=dict(outside.values))
         if kind in _LOOPS:
             self._havoc(changed, "a value that a loop changes")
@@ -365,6 +373,20 @@ class _Block:
         self._s = replace(outside, values=dict(outside.values))
         if kind in _LOOPS:
             self._havoc(changed, "a value that a loop changes")
+
+    def _computes(self, node: ir.For, changed: frozenset[ir.Var]) -> bool:
+        """Whether a loop of few iterations computes scalars alone: it is executed as it stands."""
+        count = number(node.extent)
+        buffers = [self._buffers.get(data) for data in changed]
+        return (
+            count is not None
+            and number(node.min) is not None
+            and (node.step is None or number(node.step) == 1)
+            and 0 < count <= _MOST_STEPS
+            and bool(buffers)
+            and all(b is not None and b.scope == "local.var" for b in buffers)
+            and not any_jump(node.body)
+        )
 
     def _while(self, node: ir.While) -> None:
         outside, changed = self._s, _written(node.body)
