@@ -179,7 +179,8 @@ def trace(binding: Binding, problem: Problem) -> None:
         BindingError: arguments or results do not match the spec.
         FindingsError: the ranks deadlock.
     """
-    SimulatedExecutor().run(binding, _jobs([problem], [Sharding.of(binding.spec, problem)]))
+    sharing = Sharding.of(binding.spec, problem)
+    SimulatedExecutor().run(binding, _jobs([problem], [sharing], poison=True))
 
 
 def _jobs(
