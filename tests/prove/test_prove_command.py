@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import textwrap
+import time
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from outside_project import command_line
@@ -239,6 +243,29 @@ def test_no_launch_has_longer_sequences_than_those_of_the_script(folder: Path) -
     outcome = command_line("exec", "--prove", "script.py")
     assert outcome.code == 0, outcome.out
     assert "coverage of Y: unknown" in outcome.out
+
+
+_KILLED = """
+import os, signal, time
+from tlmatrix.prove.specs import process_pool
+
+if __name__ == "__main__":
+    pool = process_pool(1)
+    print(pool.submit(os.getpid).result(), flush=True)
+    pool.submit(time.sleep, 60)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_processes_of_proofs_end_with_a_main_process_that_is_killed(folder: Path) -> None:
+    (folder / "killed.py").write_text(_KILLED)
+    main = subprocess.run([sys.executable, "killed.py"], stdout=subprocess.PIPE, check=False)
+    worker = int(main.stdout)
+    for _ in range(100):
+        if not psutil.pid_exists(worker):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"process {worker} goes on")
 
 
 @pytest.mark.parametrize(

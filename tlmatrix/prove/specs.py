@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.problem import family_for
+from tlmatrix.processes import end_with
 from tlmatrix.spec.expr.expression import Expression
 
 from .answers import KernelProofs, SpecProofs
@@ -117,8 +119,15 @@ def _asked(
         for use in uses:
             yield use, prove_kernel(use, given)
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("forkserver")) as pool:
+    with process_pool(workers) as pool:
         yield from zip(uses, pool.map(prove_kernel, uses, [given] * len(uses)), strict=True)
+
+
+def process_pool(workers: int) -> ProcessPoolExecutor:
+    """Processes that end with this one, whatever ends it."""
+    return ProcessPoolExecutor(
+        workers, get_context("forkserver"), initializer=end_with, initargs=(os.getpid(),)
+    )
 
 
 def _of_spec(spec: Spec, kernel: KernelProofs, proof: Proof) -> Proof:
