@@ -63,3 +63,13 @@ def _skip_without_gpu(items):
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no GPU here"))
+
+
+@pytest.fixture(autouse=True)
+def no_interpreter_variables_left():
+    """Remove variables of Python's that a test leaves: with them none is preloaded."""
+    before = set(os.environ)
+    yield
+    for name in set(os.environ) - before:
+        if name.startswith("PYTHON"):
+            del os.environ[name]
