@@ -32,6 +32,7 @@ from mutant_hunt import Hunt, Plans, hunt
 
 from tlmatrix.backend import backend_named
 from tlmatrix.matrix.explain import find_case
+from tlmatrix.prove.cases import asked_cases
 from tlmatrix.prove.specs import prove_spec
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
@@ -206,9 +207,8 @@ def _child(function: Any, planted: Path, spec: Spec, node: str, sender: Any) -> 
 
 def _cases(spec: Spec, node: str) -> list[Case]:
     """The case of a node, and some of the smoke tier."""
-    found = [case for case in plan(spec, "smoke").cases() if case.origin not in ("invalid", "fuzz")]
     first = find_case(spec, node.partition("::")[2])
-    return [first, *found[:_SMOKE]]
+    return [first, *asked_cases(plan(spec, "smoke").cases())[:_SMOKE]]
 
 
 def _judged(spec: Spec, node: str) -> list[str]:

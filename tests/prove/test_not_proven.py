@@ -286,3 +286,20 @@ def test_a_loop_over_scalars_is_executed_as_it_stands():
     )
     assert found["bounds of tables"].answer == "proven"
     assert found["races of Y"].answer == "unknown"
+
+
+@jit_kernel(X="f32[n]", Y="f32[n]")
+def threads_count_apart(X, Y):
+    """Each thread has the last of its own iterations, not that of the loop."""
+    n = X.shape[0]
+    with T.Kernel(T.ceildiv(n, 32), threads=32) as b:
+        last = T.alloc_var("int32")
+        last = 0
+        for i in T.Parallel(32):
+            last = i
+        if b + last < n:
+            Y[b + last] = 1.0
+
+
+def test_a_scalar_that_threads_set_in_parallel_is_not_that_of_the_last_iteration():
+    assert _answers(threads_count_apart)["races of Y"].answer == "unknown"

@@ -17,6 +17,7 @@ from tlmatrix.engine.selection import processors
 from tlmatrix.exit_codes import ExitCode, writing
 from tlmatrix.options.table import TIER
 from tlmatrix.prove.answers import PROPERTIES, PROVEN_TIER, SpecProofs, keep
+from tlmatrix.prove.cases import asked_cases
 from tlmatrix.prove.kernels import prove_kernel
 from tlmatrix.prove.launches import Observer
 from tlmatrix.prove.relaunch import refuted_by_launch
@@ -64,11 +65,7 @@ def prove(arguments: argparse.Namespace, config: Config) -> ExitCode:
     for plan, other, ids in zip(plans, others, nodes.values(), strict=True):
         spec = plan.spec
         wider = [] if ids else [c for c in other.cases() if c.origin in ("tier", "extra")]
-        cases = [
-            case
-            for case in plan.cases()
-            if case.origin not in ("invalid", "fuzz") and (not ids or case.id in ids)
-        ]
+        cases = [case for case in asked_cases(plan.cases()) if not ids or case.id in ids]
         runner = Runner("interpreter", roots=roots)
         found = prove_spec(
             spec,

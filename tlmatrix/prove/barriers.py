@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import z3
 
 from tlmatrix.interpreter.analysis.accesses import interval_of
-from tlmatrix.interpreter.analysis.expressions import interval, number
+from tlmatrix.interpreter.analysis.expressions import MIRRORED, NEGATED, interval, number
+from tlmatrix.interpreter.analysis.ownership import conjuncts
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
 
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from .terms import Terms
 
 _ZERO, _ONE = ir.IntImm("int32", 0), ir.IntImm("int32", 1)
-_MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
-_NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 
 
 class UncountedError(ValueError):
@@ -120,7 +119,7 @@ def _in_turn(
     terms = questions.terms
 
     def holds(test: ir.Expr) -> bool:
-        found = [*_executed(terms, event), z3.Not(terms.boolean(test))]
+        found = [*questions.executed(event), z3.Not(terms.boolean(test))]
         return questions.ask(found).kind == "none"
 
     before = _earlier(event, alike, holds)
@@ -132,7 +131,7 @@ def _in_turn(
     if event.parity is not None:
         shifted = ir.Add("int32", turn, _ONE if late else _ZERO)
         wrong.append(terms.integer(event.parity) != _rest(terms, shifted, ir.IntImm("int32", 2)))
-    result = questions.ask([*_executed(terms, event), z3.Or(wrong)])
+    result = questions.ask([*questions.executed(event), z3.Or(wrong)])
     reason = "a wait may be for another phase than its number among the waits demands"
     if event.parity is None:
         reason = "an arrival may be at another barrier than its number among the arrivals demands"
@@ -145,7 +144,7 @@ def _mixed(questions: Questions, asked: Asked, behind: Mapping[Event, int]) -> P
         if behind[a] == behind[b]:
             continue
         questions.fresh()
-        found = [*_executed(questions.terms, a), *_executed(questions.terms, b)]
+        found = [*questions.executed(a), *questions.executed(b)]
         reason = "a thread may wait for a phase and, elsewhere, for the one before"
         failed = asked.failed(questions.ask(found), reason, b.location)
         if failed is not None:
@@ -177,10 +176,6 @@ def _lacking(
         if failed is not None:
             return failed
     return None
-
-
-def _executed(terms: Terms, event: Event) -> list[z3.BoolRef]:
-    return [*terms.bounds(event.ranges), *(terms.boolean(test) for test in event.path)]
 
 
 def _rest(terms: Terms, value: ir.Expr, divisor: ir.Expr) -> z3.ArithRef:
@@ -232,7 +227,7 @@ def _executions(
         UncountedError: a condition on a loop's variable is no bound of it, or the number of
             iterations of one loop depends on another.
     """
-    tests = [part for test in event.path for part in _parts(test)]
+    tests = [part for test in event.path for part in conjuncts(test)]
     found: ir.Expr = _ONE
     for loop in reversed(free):
         if _has(found, loop.var) or loop.extent is None:
@@ -260,14 +255,6 @@ def _larger(a: ir.Expr, b: ir.Expr, holds: Callable[[ir.Expr], bool]) -> ir.Expr
     return b if holds(ir.Compare("bool", a, b, "<=")) else ir.Max("int32", a, b)
 
 
-def _parts(test: ir.Expr) -> Iterator[ir.Expr]:
-    if isinstance(test, ir.And):
-        yield from _parts(test.a)
-        yield from _parts(test.b)
-    else:
-        yield test
-
-
 def _bound(test: ir.Expr, var: ir.Var) -> tuple[ir.Expr | None, ir.Expr | None]:
     """The least and the largest value of a variable for which a condition holds.
 
@@ -281,7 +268,7 @@ def _bound(test: ir.Expr, var: ir.Var) -> tuple[ir.Expr | None, ir.Expr | None]:
         symbol, limit = test.symbol, test.b
         side: Any = test.a
         if _has(test.b, var):
-            symbol, side, limit = _MIRRORED[symbol], test.b, test.a
+            symbol, side, limit = MIRRORED[symbol], test.b, test.a
         while isinstance(side, (ir.Add, ir.Sub)) and _has(side.a, var) != _has(side.b, var):
             inverse = ir.Sub if isinstance(side, ir.Add) else ir.Add
             if _has(side.a, var):
@@ -289,9 +276,9 @@ def _bound(test: ir.Expr, var: ir.Var) -> tuple[ir.Expr | None, ir.Expr | None]:
             elif isinstance(side, ir.Add):
                 side, limit = side.b, ir.Sub("int32", limit, side.a)
             else:
-                symbol = _MIRRORED[symbol]
+                symbol = MIRRORED[symbol]
                 side, limit = side.b, ir.Sub("int32", side.a, limit)
-        symbol = symbol if holds else _NEGATED[symbol]
+        symbol = symbol if holds else NEGATED[symbol]
         if side is var and symbol != "!=":
             least = ir.Add("int32", limit, _ONE) if symbol == ">" else limit
             most = ir.Sub("int32", limit, _ONE) if symbol == "<" else limit

@@ -13,7 +13,7 @@ from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from tlmatrix.matrix import Case
     from tlmatrix.spec.model.spec import Spec
@@ -25,6 +25,11 @@ _PART = 0.4
 _FEW = 3
 """Where an axis lists fewer values, neighbors of the case's own are used as well."""
 _STEPS = (-1, 1, 2)
+
+
+def asked_cases(cases: Iterable[Case]) -> list[Case]:
+    """Those whose kernels are proven: without invalid inputs, and without generated ones."""
+    return [case for case in cases if case.origin not in ("invalid", "fuzz")]
 
 
 def variants(spec: Spec, case: Case, count: int) -> Iterator[Case]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import z3
@@ -18,7 +19,7 @@ from .answers import Proof
 from .facts import Intervals, Offsets, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tlmatrix.interpreter.analysis.accesses import Access, Claim, Range
 
@@ -257,10 +258,17 @@ def _repeated(access: Access, parts: list[ir.Expr], other: tuple[Access, list[ir
 
 def overflow(questions: Questions) -> Proof:
     """Index arithmetic of int32 stays in its range, for dims up to one of `LARGEST_DIMS`."""
+    return _for_sizes(LARGEST_DIMS, "overflow", "int32", partial(_overflows, questions))
+
+
+def _for_sizes(
+    largest: Sequence[int], name: str, subject: str, ask: Callable[[Asked, int], Proof | None]
+) -> Proof:
+    """The answer for sizes up to the first of some bounds for which there is a proof."""
     failed = None
-    for most in LARGEST_DIMS:
-        asked = Asked("overflow", f"int32, sizes to {most}")
-        failed = _overflows(questions, asked, most)
+    for most in largest:
+        asked = Asked(name, f"{subject}, sizes to {most}")
+        failed = ask(asked, most)
         if failed is None:
             return asked.proven()
     assert failed is not None
@@ -269,14 +277,8 @@ def overflow(questions: Questions) -> Proof:
 
 def grid(questions: Questions) -> Proof:
     """CUDA launches the grid: at most 65,535 blocks along y and z, for dims as in `overflow`."""
-    failed = None
-    for most in (*LARGEST_DIMS, *_SMALLER_DIMS):
-        asked = Asked("grid", f"blocks, sizes to {most}")
-        failed = _too_many_blocks(questions, asked, most)
-        if failed is None:
-            return asked.proven()
-    assert failed is not None
-    return failed
+    largest = (*LARGEST_DIMS, *_SMALLER_DIMS)
+    return _for_sizes(largest, "grid", "blocks", partial(_too_many_blocks, questions))
 
 
 def _too_many_blocks(questions: Questions, asked: Asked, most: int) -> Proof | None:
@@ -362,10 +364,8 @@ def assumptions(questions: Questions, claims: Sequence[Claim]) -> Proof:
     asked = Asked("assumptions", "T.assume")
     for claim in claims:
         questions.fresh()
-        terms = questions.terms
-        constraints = [*terms.bounds(claim.ranges)]
-        constraints += [terms.boolean(test) for test in claim.path]
-        constraints.append(z3.Not(terms.boolean(claim.condition)))
+        broken = z3.Not(questions.terms.boolean(claim.condition))
+        constraints = [*questions.executed(claim), broken]
         reason = f"T.assume({text_of(claim.condition)}) may not hold"
         failed = asked.failed(questions.ask(constraints), reason, claim.location)
         if failed is not None:

@@ -77,10 +77,10 @@ class Questions:
         own: list[Access | Claim | Event] = [*model.found, *model.claims, *model.events]
         self.terms = Terms({r.var for each in own for r in each.ranges})
 
-    def executed(self, access: Access, block: str = "") -> list[z3.BoolRef]:
-        """That a block makes an access, of an element of the buffer."""
-        found = [*self.terms.bounds(access.ranges, block)]
-        found += [self.terms.boolean(test, block) for test in access.path]
+    def executed(self, what: Access | Claim | Event, block: str = "") -> list[z3.BoolRef]:
+        """That a block makes an access, or what else its statement is."""
+        found = [*self.terms.bounds(what.ranges, block)]
+        found += [self.terms.boolean(test, block) for test in what.path]
         return found
 
     def index(self, access: Access, block: str = "") -> list[z3.ArithRef]:

@@ -51,12 +51,13 @@ def run_draft(draft: Draft, path: Path, roots: Iterable[Path]) -> Iterator[str]:
 def _proven(path: Path, roots: Iterable[Path]) -> Iterator[str]:
     """Demand in a spec what is proven of all its kernels, and yield lines about the answers."""
     from tlmatrix.prove.answers import PROPERTIES, PROVEN_TIER
+    from tlmatrix.prove.cases import asked_cases
     from tlmatrix.prove.specs import prove_spec
     from tlmatrix.run.plan import plan
     from tlmatrix.run.runner import Runner
 
     spec = load_spec(path)
-    cases = [case for case in plan(spec, PROVEN_TIER).cases() if case.origin != "invalid"]
+    cases = asked_cases(plan(spec, PROVEN_TIER).cases())
     with Runner("interpreter", roots=tuple(roots)) as runner:
         found = prove_spec(spec, cases, runner, roots=tuple(roots))
     proofs = [proof for kernel in found.kernels for proof in kernel.proofs]

@@ -354,7 +354,7 @@ class _Block:
             low = _ZERO
         outside = self._s
         changed = _written(node.body)
-        if kind in _LOOPS and self._computes(node, changed):
+        if kind == "loop" and self._computes(node, changed):
             for k in range(int(number(node.extent) or 0)):
                 index = ir.IntImm(var.dtype, int(number(node.min) or 0) + k)
                 self._values_set(node.loop_var, index)
@@ -432,8 +432,7 @@ class _Block:
         value = node.value
         if isinstance(value, ir.Call) and value.op == "tirx.assume":
             condition = self._value(value.args[0], "a condition")
-            free = self._free_in((condition, *self._s.path))
-            ranges = (*free, *self._s.ranges)
+            ranges, _ = self._variables((condition,), self._s.ranges)
             self._found.claims.append(Claim(condition, self._s.path, ranges, node.location))
             return
         self._read(value, node)
@@ -515,6 +514,15 @@ class _Block:
         """The unknown values and threads that expressions depend on."""
         found = (self._free.get(node) for node in walk(*values) if type(node) is ir.Var)
         return tuple(dict.fromkeys(r for r in found if r is not None))
+
+    def _variables(
+        self, values: Iterable[ir.Expr], scope: tuple[Range, ...]
+    ) -> tuple[tuple[Range, ...], bool]:
+        """The variables of values at this statement, and whether it depends on exact ones alone."""
+        bounds = [e for r in scope for e in (r.low, r.extent) if e is not None]
+        free = self._free_in((*values, *self._s.path, *bounds))
+        exact = self._s.certain and not any(r.kind == "unknown" for r in free)
+        return (*free, *scope), exact
 
     def _value(self, node: Any, why: str) -> ir.Expr:
         """An integer expression over the variables of the model."""
@@ -695,22 +703,10 @@ class _Block:
             index = self._value(argument.indices[0], "index")
             waits = node.op == "tl.mbarrier_wait_parity"
             parity = self._value(node.args[1], "a parity") if waits else None
-            bounds = [e for r in self._s.ranges for e in (r.low, r.extent) if e is not None]
-            read = [index, *([] if parity is None else [parity])]
-            free = self._free_in((*read, *self._s.path, *bounds))
-            certain = self._s.certain and not any(r.kind == "unknown" for r in free)
-            ranges = (*free, *self._s.ranges)
-            self._found.events.append(
-                Event(
-                    argument.buffer,
-                    index,
-                    parity,
-                    self._s.path,
-                    ranges,
-                    certain,
-                    statement.location,
-                )
-            )
+            values = (index,) if parity is None else (index, parity)
+            ranges, certain = self._variables(values, self._s.ranges)
+            where = self._s.path, ranges, certain, statement.location
+            self._found.events.append(Event(argument.buffer, index, parity, *where))
 
     def _pointer(self, node: ir.Call, pointer: ir.Call, name: str, statement: Any) -> None:
         for argument in pointer.args:
@@ -821,10 +817,7 @@ class _Block:
                 index.append(_folded(ir.Add, "int32", start, element.var))
                 ranges.append(element)
             box.append((start, extent))
-        scope = (*self._s.ranges, *ranges)
-        bounds = [e for r in scope for e in (r.low, r.extent) if e is not None]
-        free = self._free_in((*index, *self._s.path, *bounds))
-        certain &= not any(r.kind == "unknown" for r in free)
+        variables, exact = self._variables(index, (*self._s.ranges, *ranges))
         self._found.found.append(
             Access(
                 buffer,
@@ -832,8 +825,8 @@ class _Block:
                 tuple(index),
                 tuple(box),
                 self._s.path,
-                (*free, *scope),
-                self._s.certain and certain,
+                variables,
+                exact and certain,
                 statement.location,
                 operation,
                 grid=max(self._grid, 0),

@@ -189,8 +189,9 @@ def _binary(node: ir.Binary, a: Interval, b: Interval) -> Interval:
     return UNKNOWN
 
 
-_MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
-_NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
+MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
+"""By symbol of a comparison, that of the one with its sides exchanged."""
+NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 
 
 def ranges_under(
@@ -208,12 +209,12 @@ def ranges_under(
         return found
     var, limit, symbol = condition.a, condition.b, condition.symbol
     if isinstance(limit, ir.Var):
-        var, limit, symbol = limit, var, _MIRRORED.get(symbol, "")
+        var, limit, symbol = limit, var, MIRRORED.get(symbol, "")
     if not (isinstance(var, ir.Var) and isinstance(limit, ir.IntImm) and var in ranges):
         return found
     low, high = ranges[var]
     n = limit.value
-    match symbol if holds else _NEGATED.get(symbol, ""):
+    match symbol if holds else NEGATED.get(symbol, ""):
         case "<":
             high = min(high, n - 1)
         case "<=":
@@ -241,7 +242,7 @@ def is_negative_where(
         return any(is_negative_where(node, part, ranges, holds=holds) for part in parts)
     if not isinstance(condition, ir.Compare):
         return False
-    symbol = condition.symbol if holds else _NEGATED.get(condition.symbol, "")
+    symbol = condition.symbol if holds else NEGATED.get(condition.symbol, "")
     # What the condition says: the first side is at least so much below the second.
     gap = int(symbol in ("<", ">"))
     sides = (condition.a, condition.b)
