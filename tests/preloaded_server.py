@@ -81,16 +81,24 @@ class Server:
 
     def _accept(self):
         connection, _ = self._listener.accept()
-        header, rights, _, _ = socket.recv_fds(connection, 8, 250)
-        size, count = struct.unpack("ii", header)
-        targets = struct.unpack(f"{count}i", _read(connection, 4 * count))
-        request = _read(connection, size)
+        rights = []
+        try:
+            header, rights, _, _ = socket.recv_fds(connection, 8, 250)
+            size, count = struct.unpack("ii", header)
+            targets = struct.unpack(f"{count}i", _read(connection, 4 * count))
+            request = _read(connection, size)
+        except (EOFError, OSError, struct.error):  # the command was killed
+            connection.close()
+            for each in rights:
+                os.close(each)
+            return None
         process = os.fork()
         if process:
             for each in rights:
                 os.close(each)
             self._processes[connection] = process
-            connection.sendall(struct.pack("i", process))
+            with suppress(OSError):  # the command was killed: `serve` reads its end
+                connection.sendall(struct.pack("i", process))
             return None
         self._leave()
         connection.close()

@@ -3,7 +3,10 @@
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -86,3 +89,13 @@ def test_signals_reach_the_process_and_killing_the_command_kills_it():
             # The pipe is closed when the process has ended too.
             assert command.stdout.read() == ""
             assert command.wait() == -number
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"\1", struct.pack("ii", 100, 3), struct.pack("ii", 9, 0) + b"ab"]
+)
+def test_the_server_survives_commands_killed_while_they_ask(sent):
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(Path(preloaded_python.scripts(), "socket")))
+        connection.sendall(sent)
+    assert _run("-c", "import sys; print('torch' in sys.modules)").stdout == "True\n"
