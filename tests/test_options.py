@@ -10,10 +10,8 @@ from tlmatrix.commands.arguments import command_line
 from tlmatrix.config import ConfigError, load_config
 from tlmatrix.engine.worker import WorkerSettings
 from tlmatrix.exit_codes import ExitCode
-from tlmatrix.options.option import Option
-from tlmatrix.options.run_options import RunOptions
-from tlmatrix.options.table import BACKEND, COMMANDS, SEED
-from tlmatrix.options.values import whole
+from tlmatrix.options.option import Option, whole
+from tlmatrix.options.table import BACKEND, COMMANDS, SEED, RunOptions
 from tlmatrix.pytest_plugin import pytest_addoption
 from tlmatrix.run.runner import Runner
 

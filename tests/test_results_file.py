@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from tlmatrix.config import Config
-from tlmatrix.options.run_options import RunOptions
+from tlmatrix.options.table import RunOptions
 from tlmatrix.results_file import make_folder, new_results, shown_path
 
 

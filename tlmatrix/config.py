@@ -16,8 +16,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tlmatrix.options.run_options import DEFAULTS, RunOptions
-from tlmatrix.options.table import RESULTS, SPECS, options_of_runs
+from tlmatrix.options.table import DEFAULTS, RESULTS, SPECS, RunOptions, options_of_runs
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:

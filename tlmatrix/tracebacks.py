@@ -1,7 +1,8 @@
-"""Tracebacks reduced to the user's own frames."""
+"""Tracebacks reduced to the user's own frames, and exceptions that end a case or a run."""
 
 from __future__ import annotations
 
+import signal
 import sysconfig
 import traceback
 from functools import cache
@@ -64,3 +65,19 @@ def short_path(filename: str) -> str:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def unwinds(error: BaseException) -> bool:
+    """Whether an exception ends a case or a run: its time limit, a real Ctrl-C.
+
+    Handlers for errors of the code under test catch `BaseException` and raise these again. Any
+    other `SystemExit`, `KeyboardInterrupt` or outcome of pytest comes from the code under test.
+    Classes of such exceptions have an attribute `unwinds`. Without a handler that raises one of
+    them, every `KeyboardInterrupt` counts as Ctrl-C.
+    """
+    if isinstance(error, Exception):
+        return False
+    if getattr(error, "unwinds", False):
+        return True
+    default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return default and isinstance(error, KeyboardInterrupt)

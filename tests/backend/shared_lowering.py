@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from tlmatrix.backend.assembly import Assembler
-from tlmatrix.backend.assembly.lowering import Lowerer
+from tlmatrix.backend.assembly.assembler import Lowerer
 
 __all__ = ["SharingAssembler", "lowerer", "shared_lowering"]
 

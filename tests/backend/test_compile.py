@@ -19,7 +19,7 @@ import preloaded_python
 import tlmatrix
 from tlmatrix.backend import ArchitectureError, CompileBackend
 from tlmatrix.backend.assembly import Assembler, CompiledKernel, MachineCode, find_toolkit
-from tlmatrix.backend.assembly.lowering import Lowerer, LoweringError
+from tlmatrix.backend.assembly.assembler import Lowerer, LoweringError
 from tlmatrix.backend.assembly.toolkit import AssemblerError, Toolkit
 from tlmatrix.cache_files import cache_folder
 from tlmatrix.interpreter import interpret, traced

@@ -18,7 +18,7 @@ import tlmatrix
 from outside_project import Outcome, Project, project
 from tlmatrix import cli
 from tlmatrix.bench.engine import Machine
-from tlmatrix.bench.precompile import precompile
+from tlmatrix.bench.machine import precompile
 from tlmatrix.bench.results import read_bench
 from tlmatrix.bench.roofs import roof_of
 from tlmatrix.bench.timing import Timing

@@ -14,7 +14,7 @@ from itertools import accumulate
 import torch
 
 from tlmatrix.check import judge
-from tlmatrix.matrix.case import Case
+from tlmatrix.matrix.listed_cases import Case
 from tlmatrix.problem.model import Dim, Problem, TensorInfo
 from tlmatrix.spec.model.spec import Tolerance
 

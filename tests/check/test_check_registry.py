@@ -8,7 +8,7 @@ from packed_attention import FakeSpec, attention, flash
 from tlmatrix.check import judge
 from tlmatrix.check.finding import Finding
 from tlmatrix.check.registry import CHECKS, Check
-from tlmatrix.matrix.case import Case
+from tlmatrix.matrix.listed_cases import Case
 from tlmatrix.problem.model import Relation
 from tlmatrix.spec.model.fields import CHECKS as NAMED
 from tlmatrix.spec.model.spec import Tolerance

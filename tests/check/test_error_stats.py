@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tlmatrix.check.error_stats import Comparison, measure_errors
-from tlmatrix.check.regions import Regions
+from tlmatrix.check.error_stats import Comparison, Regions, measure_errors
 from tlmatrix.problem.model import Dim
 
 CPU = torch.device("cpu")

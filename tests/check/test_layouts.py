@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tlmatrix.check import judge
-from tlmatrix.matrix.case import Case
+from tlmatrix.matrix.listed_cases import Case
 from tlmatrix.problem.model import Dim, LayoutRelation, Problem, TensorInfo
 from tlmatrix.problem.storage import laid_out, layouts_of, tensors_of
 from tlmatrix.spec.model.checks import Tolerance

@@ -6,8 +6,8 @@ import pytest
 import torch
 from packed_attention import DTYPES, FakeSpec, attention, flash, run
 
+from tlmatrix.check.error_stats import Regions
 from tlmatrix.check.numeric import compare
-from tlmatrix.check.regions import Regions
 from tlmatrix.check.tolerance import ReferenceBounds, error_bound
 from tlmatrix.problem.model import Dim, TensorInfo
 from tlmatrix.spec.model.spec import Tolerance

@@ -6,7 +6,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
 
 from tlmatrix import simulate
-from tlmatrix.distributed.symmetric import SymmetricGuards
+from tlmatrix.distributed.process import SymmetricGuards
 
 
 def titles_of(misuse):

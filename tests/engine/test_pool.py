@@ -20,7 +20,7 @@ from tlmatrix.engine.cases import CaseGroup, Cases
 from tlmatrix.engine.pool import CtrlC, Pool
 from tlmatrix.engine.worker import WorkerSettings, worker_main
 from tlmatrix.exit_codes import ExitCode
-from tlmatrix.options.run_options import RunOptions
+from tlmatrix.options.table import RunOptions
 from tlmatrix.run import CaseResult, RecordsWriter, Status, read_records
 from tlmatrix.run.plan import plan
 from tlmatrix.spec import load_spec

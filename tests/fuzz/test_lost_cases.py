@@ -19,7 +19,7 @@ from tlmatrix.engine.lost import (
 )
 from tlmatrix.engine.worker import WorkerSettings
 from tlmatrix.matrix import Case
-from tlmatrix.options.run_options import RunOptions
+from tlmatrix.options.table import RunOptions
 from tlmatrix.run import Status
 
 pytestmark = pytest.mark.usefixtures("preloaded")

@@ -30,8 +30,7 @@ from tlmatrix.problem import family_for
 from tlmatrix.problem.attention.axes import Setting
 from tlmatrix.problem.distributions import OF_ATTENTION, SPECIAL, usual_distributions
 from tlmatrix.spec import SpecError, load_spec, parse_spec
-from tlmatrix.spec.lengths import sides_of
-from tlmatrix.spec.values import canonical
+from tlmatrix.spec.values import canonical, sides_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from hypothesis import find, settings
 from tlmatrix.fuzz.generation import generate_cases
 from tlmatrix.fuzz.strategies import cases
 from tlmatrix.spec import SpecError, load_spec
-from tlmatrix.spec.lengths import sides_of
+from tlmatrix.spec.values import sides_of
 
 if TYPE_CHECKING:
     from pathlib import Path

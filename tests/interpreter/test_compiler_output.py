@@ -5,8 +5,8 @@ import os
 import tilelang.language as T
 from tilelang import tvm
 
-from tlmatrix.interpreter.compiler_output import without_warnings
 from tlmatrix.interpreter.frontend.lowered import lowered
+from tlmatrix.interpreter.patching import without_warnings
 
 
 @T.prim_func

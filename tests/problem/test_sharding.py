@@ -4,8 +4,14 @@ import pytest
 import torch
 
 from tlmatrix.problem import family_for
-from tlmatrix.problem.sharding import NotSharedError, Sharding, with_owners
-from tlmatrix.problem.splits import UnevenError, owners, parts
+from tlmatrix.problem.sharding import (
+    NotSharedError,
+    Sharding,
+    UnevenError,
+    owners,
+    parts,
+    with_owners,
+)
 from tlmatrix.spec import SpecError, parse_spec
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from tlmatrix.report.forecast import Forecast, duration_text
+from tlmatrix.report.tally import Forecast, duration_text
 
 Cases = list[tuple[str, float]]
 

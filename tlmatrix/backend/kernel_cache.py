@@ -19,7 +19,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.backend.ahead.tickets import Tickets
+from tlmatrix.backend.ahead import Tickets
 from tlmatrix.cache_files import cache_folder, locked, make_private
 
 if TYPE_CHECKING:

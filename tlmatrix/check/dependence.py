@@ -21,7 +21,7 @@ import torch
 
 from tlmatrix.check.memory import copy_with_offset
 from tlmatrix.problem.distributions import poison_scale
-from tlmatrix.unwinding import unwinds
+from tlmatrix.tracebacks import unwinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -21,7 +21,7 @@ from tlmatrix.check.sanitizers import finding_of
 from tlmatrix.check.tolerance import ReferenceBounds
 from tlmatrix.problem.model import AutogradVariant, InapplicableError
 from tlmatrix.problem.storage import changeable_inputs
-from tlmatrix.unwinding import unwinds
+from tlmatrix.tracebacks import unwinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

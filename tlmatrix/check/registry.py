@@ -2,7 +2,7 @@
 
 A check is a class here or in a module of its own, and an entry of `CHECKS`. Those of the first
 call itself (`numeric`, `gradients`, `poison`, `guards`, `sanitizers`) are made by
-`tlmatrix.check.values`, and by the guards and sanitizers of that call.
+`tlmatrix.check.pipeline`, and by the guards and sanitizers of that call.
 
 Most checks need one to three more calls each, which is most of a case's time. A case of a tier gets
 all of them. A fuzz case gets one, in rotation; its own seed selects it, so that the case is checked
@@ -17,8 +17,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tlmatrix.check.determinism import check_equal_calls, seeded_generator
-from tlmatrix.check.layouts import check_layouts
-from tlmatrix.check.relations import check_calls, check_history, check_many_calls
+from tlmatrix.check.relations import check_calls, check_history, check_layouts, check_many_calls
 from tlmatrix.problem.model import HistoryRelation, LayoutRelation, ManyCallsRelation
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from tlmatrix.problem.tensors import on_cpu
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from tlmatrix.matrix.case import Case
+    from tlmatrix.matrix.listed_cases import Case
     from tlmatrix.problem.model import Problem, Tensors
     from tlmatrix.spec.model.spec import Spec
 

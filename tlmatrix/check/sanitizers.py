@@ -20,8 +20,7 @@ from tlmatrix.check.finding import Finding
 from tlmatrix.check.guards import guarded
 from tlmatrix.check.memory import MARKS, poison_mask
 from tlmatrix.check.tensor_map import TensorMap, name_of
-from tlmatrix.tracebacks import short_path
-from tlmatrix.unwinding import unwinds
+from tlmatrix.tracebacks import short_path, unwinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -64,8 +64,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tlmatrix.check.error_stats import Comparison, ErrorStats, measure_errors
-from tlmatrix.check.regions import Regions
+from tlmatrix.check.error_stats import Comparison, ErrorStats, Regions, measure_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from tlmatrix.check.guards import Guards, guarded
 from tlmatrix.distributed.counters import FIRST, OBSERVED, NotLinearError
 from tlmatrix.problem.model import InapplicableError
 from tlmatrix.spec.importing import load
-from tlmatrix.unwinding import unwinds
+from tlmatrix.tracebacks import unwinds
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:

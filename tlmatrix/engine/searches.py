@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tlmatrix.engine.pool import Loss
     from tlmatrix.engine.worker import Worker
     from tlmatrix.matrix import Case
-    from tlmatrix.options.run_options import RunOptions
+    from tlmatrix.options.table import RunOptions
     from tlmatrix.run.result import CaseResult
     from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.spec import Spec

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend.assembly import Keep
     from tlmatrix.config import Config
-    from tlmatrix.options.run_options import RunOptions
+    from tlmatrix.options.table import RunOptions
     from tlmatrix.run.compute_sanitizer import ComputeSanitizer
     from tlmatrix.run.records import RunRecords
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tlmatrix.engine.judging import CaseJudge
     from tlmatrix.interpreter.coverage import Coverage
     from tlmatrix.matrix import Case
-    from tlmatrix.options.run_options import RunOptions
+    from tlmatrix.options.table import RunOptions
     from tlmatrix.run.compute_sanitizer import ComputeSanitizer
     from tlmatrix.run.result import CaseResult
     from tlmatrix.run.runner import Runner

@@ -17,7 +17,7 @@ from hypothesis.errors import Unsatisfiable
 from hypothesis.internal.conjecture import junkdrawer
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
 
-from tlmatrix.matrix.case import seed_from
+from tlmatrix.matrix.listed_cases import seed_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

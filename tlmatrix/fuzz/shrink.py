@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from tlmatrix.fuzz.strategies.case_domain import SIDES
 from tlmatrix.matrix.listed_cases import broken_constraints
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.spec.lengths import sides_of
-from tlmatrix.spec.values import Value, canonical
-from tlmatrix.unwinding import unwinds
+from tlmatrix.spec.values import Value, canonical, sides_of
+from tlmatrix.tracebacks import unwinds
 
 if TYPE_CHECKING:
     import torch

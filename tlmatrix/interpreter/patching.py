@@ -1,13 +1,23 @@
-"""Attributes of other libraries that are replaced while a context is in force."""
+"""Attributes of other libraries that are replaced while a context is in force.
+
+Also the lock under which kernels are traced, and stderr while TileLang's compiler
+lowers.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+import tempfile
+import threading
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
+
 
 _MISSING = object()
 
@@ -68,3 +78,38 @@ class Shared:
                 self._users -= 1
                 if self._users == 0:
                     self._undo.close()
+
+
+TRACING = threading.RLock()
+
+
+def tracing() -> bool:
+    """Whether this thread traces a kernel: then no other may be made to wait for it."""
+    return TRACING._is_owned()  # type: ignore[attr-defined,no-any-return]  # noqa: SLF001
+
+
+_WARNING = re.compile(rb"\[\d\d:\d\d:\d\d\] [^\n]*?: Warning: [^\n]*\n?")
+"""A line of TVM's log. TVM writes it past `sys.stderr`, and has no switch for it."""
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Inside, the compiler's warnings are dropped; the rest of stderr is written at the end.
+
+    They are about how fast a kernel will run, such as the registers of its warp groups, and come
+    again in every process that lowers it.
+    """
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as kept:
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            kept.seek(0)
+            rest = _WARNING.sub(b"", kept.read())
+            if rest:
+                os.write(2, rest)

@@ -1,6 +1,5 @@
 """Expands specs into cases: tiers, constraints, strategies, known bugs and invalid inputs."""
 
-from tlmatrix.matrix.case import Case, Origin
 from tlmatrix.matrix.covering import Proof
 from tlmatrix.matrix.expansion import Expansion, expand
 from tlmatrix.matrix.explain import (
@@ -11,7 +10,14 @@ from tlmatrix.matrix.explain import (
     explain,
     find_case,
 )
-from tlmatrix.matrix.listed_cases import InvalidCase, expired, invalid_cases, known_bug
+from tlmatrix.matrix.listed_cases import (
+    Case,
+    InvalidCase,
+    Origin,
+    expired,
+    invalid_cases,
+    known_bug,
+)
 
 __all__ = [
     "Case",

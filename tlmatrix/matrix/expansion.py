@@ -14,9 +14,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tlmatrix.cache_files import FileCache, cache_folder
-from tlmatrix.matrix.case import Case
 from tlmatrix.matrix.covering import FORMAT, compile_classes, covering_rows, prove
-from tlmatrix.matrix.listed_cases import listed_cases, same_id
+from tlmatrix.matrix.listed_cases import Case, listed_cases, same_id
 from tlmatrix.matrix.space import Space
 from tlmatrix.matrix.tiers import Plan, Strategy, plan_of
 from tlmatrix.spec.issues import SpecError

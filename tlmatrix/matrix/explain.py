@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tlmatrix.matrix.case import Case, Origin
 from tlmatrix.matrix.expansion import expand
 from tlmatrix.matrix.listed_cases import (
+    Case,
+    Origin,
     applies,
     broken_constraints,
     completed,

@@ -2,5 +2,5 @@
 
 `table` declares them. From it derive the parser of the command line
 (`tlmatrix.commands.arguments`), the keys of `[tool.tlmatrix]` (`tlmatrix.config`), the options of
-pytest (`tlmatrix.pytest_plugin`), and the values for a run, which its workers get (`run_options`).
+pytest (`tlmatrix.pytest_plugin`), and `RunOptions`: the values for a run, which its workers get.
 """

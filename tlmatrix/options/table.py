@@ -3,18 +3,29 @@
 An option that several commands have, or that code reads by its name (`options[SEED]`), is a
 constant; the others stand where their command is declared. Commands are named and not imported, so
 that `--help` is fast.
+
+`RunOptions` are the values of the options that hold for a run.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tlmatrix.options.option import Command, Option
-from tlmatrix.options.values import number, one_of, paths, text, whole, worker_processes
+from tlmatrix.options.option import (
+    Command,
+    Option,
+    number,
+    one_of,
+    paths,
+    text,
+    whole,
+    worker_processes,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
 
 LAST_RUN = ""
 """The value of `--resume` without a file."""
@@ -599,3 +610,29 @@ def options_of_runs() -> list[Option[Any]]:
         if option.of_run:
             found.setdefault(option.name, option)
     return list(found.values())
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The values of options for a run: `options[SEED]`; its default if there is no value.
+
+    `values` are plain data, by the names of options, which workers get.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __getitem__(self, option: Option[T]) -> T:
+        value: T = self.values.get(option.name, option.default)
+        return value
+
+    def updated(self, given: Mapping[str, Any]) -> RunOptions:
+        """These options with the values that are given: not None."""
+        names = [each.name for each in options_of_runs() if given.get(each.name) is not None]
+        return RunOptions({**self.values, **{name: given[name] for name in names}})
+
+
+DEFAULTS = RunOptions()
+"""The default of every option."""

@@ -22,7 +22,7 @@ from tlmatrix.problem.model import (
     UnusedRows,
 )
 from tlmatrix.spec.importing import load, refuse
-from tlmatrix.unwinding import unwinds
+from tlmatrix.tracebacks import unwinds
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:

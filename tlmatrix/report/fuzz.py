@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from tlmatrix.report.coverage import gap_lines, summary
-from tlmatrix.report.forecast import Forecast, duration_text
-from tlmatrix.report.tally import Tally, numbers_table
+from tlmatrix.report.tally import Forecast, Tally, duration_text, numbers_table
 from tlmatrix.report.text import count, describe_result
 from tlmatrix.run.events import Summary
 

@@ -16,8 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from tlmatrix.report.coverage import coverage_lines
-from tlmatrix.report.forecast import Forecast, duration_text
-from tlmatrix.report.tally import Tally, numbers_table
+from tlmatrix.report.tally import Forecast, Tally, duration_text, numbers_table
 from tlmatrix.report.text import count, describe_group
 from tlmatrix.run.events import CaseFinished, Event, RunFinished, RunStarted
 from tlmatrix.run.result import CaseResult, Status

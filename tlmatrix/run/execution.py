@@ -15,7 +15,7 @@ from tlmatrix.run.result import Status
 from tlmatrix.run.traced_options import check_other_options
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.spec import has_ranks
-from tlmatrix.unwinding import unwinds
+from tlmatrix.tracebacks import unwinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

@@ -18,7 +18,7 @@ from tlmatrix.backend.backends import InterpreterBackend
 from tlmatrix.backend.binding import bind, execute
 from tlmatrix.check.running import OnDevice
 from tlmatrix.distributed.entry import Executors
-from tlmatrix.matrix.case import seed_from
+from tlmatrix.matrix.listed_cases import seed_from
 from tlmatrix.problem.sharding import with_owners
 from tlmatrix.problem.storage import changeable_inputs
 from tlmatrix.run.invalid_inputs import invalid_problem

@@ -30,14 +30,14 @@ class CaseTimeout(BaseException):
     """Raised at the time limit; not an `Exception`, so that few handlers catch it."""
 
     unwinds = True
-    """See `tlmatrix.unwinding`."""
+    """See `tlmatrix.tracebacks`."""
 
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C; code under test that raises `KeyboardInterrupt` itself has a fault."""
 
     unwinds = True
-    """See `tlmatrix.unwinding`."""
+    """See `tlmatrix.tracebacks`."""
 
 
 class TimeLimit:

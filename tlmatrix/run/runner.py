@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Self
 from tlmatrix.backend import backend_named
 from tlmatrix.cache_files import prepare_caches
 from tlmatrix.interpreter.coverage import Recorder
-from tlmatrix.options.run_options import DEFAULTS
-from tlmatrix.options.table import ARCH, BACKEND, COVERAGE, KEEP_GOING, SEED, UNSUPPORTED
+from tlmatrix.options.table import ARCH, BACKEND, COVERAGE, DEFAULTS, KEEP_GOING, SEED, UNSUPPORTED
 from tlmatrix.run.compilation import compile_case
 from tlmatrix.run.execution import JudgeOptions, execute_case
 from tlmatrix.run.harness import Harness
@@ -21,7 +20,7 @@ from tlmatrix.run.measurements import Measurements, counted
 from tlmatrix.run.outcome import Outcome, error_outcome, outdated_sources, spec_error_outcome
 from tlmatrix.run.result import CaseResult, SkipReason, Status
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.unwinding import unwinds
+from tlmatrix.tracebacks import unwinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from tlmatrix.backend.assembly import Keep
     from tlmatrix.check.registry import Reruns
     from tlmatrix.matrix import Case
-    from tlmatrix.options.run_options import RunOptions
+    from tlmatrix.options.table import RunOptions
     from tlmatrix.problem import Problem, Tensors
     from tlmatrix.run.records import RecordsWriter
     from tlmatrix.run.sources import SourceWatch

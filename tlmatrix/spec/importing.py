@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.tracebacks import user_traceback
-from tlmatrix.unwinding import unwinds
+from tlmatrix.tracebacks import unwinds, user_traceback
 from tlmatrix.words import guess
 
 if TYPE_CHECKING:

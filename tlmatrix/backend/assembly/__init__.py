@@ -1,8 +1,7 @@
 """Compile traced kernels to machine code without a GPU, and check them against a spec's budgets.
 
-`lowering` runs TileLang in a child process to generate CUDA; `toolkit` runs nvcc and ptxas and
-parses their output; `keep` writes what kernels became; `store` caches the results on disk;
-`budget` reports what exceeds a limit.
+`assembler` has TileLang generate CUDA in a child process; `toolkit` runs nvcc and ptxas and
+parses their output; `budget` reports what exceeds a limit.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from tlmatrix.interpreter.compiler_output import without_warnings
+from tlmatrix.interpreter.patching import without_warnings
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
 `bind` imports the `entry` or `factory`; each module handles one form of it:
 
-- `calls`: a function, `Function.apply`, an operator of `torch.library`;
-- `modules`: a class of `nn.Module`, whose parameters are inputs;
+- `calls`: a function, `Function.apply`, an operator of `torch.library`, or a class of `nn.Module`,
+  whose parameters are inputs;
 - `factories`: TileLang functions that return kernels.
 
 `execute` calls it on a problem and returns named outputs and their gradients.

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.backend.binding.calls import Entry, binding_error, refuse_function_class
+from tlmatrix.backend.binding.calls import Entry, binding_error, module_entry, refuse_function_class
 from tlmatrix.backend.binding.factories import Factory, JitEntry
-from tlmatrix.backend.binding.modules import module_entry
 from tlmatrix.backend.errors import BindingError
 from tlmatrix.backend.signature import is_tilelang_factory, parameters_of
 from tlmatrix.problem.calling import takes_any_keyword

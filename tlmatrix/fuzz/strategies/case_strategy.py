@@ -23,7 +23,7 @@ from tlmatrix.fuzz.strategies.lengths import Lengths, Profile, batch_value, key_
 from tlmatrix.matrix import Case
 from tlmatrix.matrix.constraints import UNBOUND
 from tlmatrix.spec.expr.expression import ExpressionError
-from tlmatrix.spec.lengths import sides_of
+from tlmatrix.spec.values import sides_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -7,9 +7,8 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypedDict, Unpack
 
-from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.errors import Unsupported, remedy
 from tlmatrix.interpreter.ir.walk import text_of
-from tlmatrix.interpreter.remedies import remedy
 
 from .instrument import Instrument
 from .source import Writer

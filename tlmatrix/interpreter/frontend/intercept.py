@@ -18,8 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import Unsupported
-from tlmatrix.interpreter.locks import TRACING
-from tlmatrix.interpreter.patching import Shared, replace_in
+from tlmatrix.interpreter.patching import TRACING, Shared, replace_in
 
 from .kernel import InterpretedKernel, TracedKernel
 from .programs import programs_of

@@ -22,13 +22,12 @@ from tlmatrix.interpreter.analysis.ownership import (
 from tlmatrix.interpreter.analysis.repeats import unguarded
 from tlmatrix.interpreter.analysis.shared import shared_memory, tensor_memory
 from tlmatrix.interpreter.analysis.threads import ThreadIndex
-from tlmatrix.interpreter.compiler_output import without_warnings
 from tlmatrix.interpreter.gpu import shared_memory_per_block
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.interpreter.ir.rewrites import normalized
 from tlmatrix.interpreter.ir.walk import walk
-from tlmatrix.interpreter.locks import TRACING
+from tlmatrix.interpreter.patching import TRACING, without_warnings
 from tlmatrix.interpreter.reports import Report, source_line
 from tlmatrix.interpreter.sync.externs import is_modelled
 

@@ -25,7 +25,7 @@ from tlmatrix.interpreter import ops, runtime
 from tlmatrix.interpreter.errors import InterpreterError, Unsupported
 from tlmatrix.interpreter.generate import depends_on_arch, generate
 from tlmatrix.interpreter.ir.read import saved
-from tlmatrix.interpreter.locks import TRACING
+from tlmatrix.interpreter.patching import TRACING
 from tlmatrix.interpreter.program import Options
 from tlmatrix.interpreter.sync.externs import modelled
 from tlmatrix.interpreter.watch.registry import functions

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
     from tlmatrix.interpreter.runtime.codecs import Array
-    from tlmatrix.interpreter.sync.clusters import Cluster
+    from tlmatrix.interpreter.sync.barriers import Cluster
 
 
 # `T.gemm_blockscaled`: factors whose elements share a scale with others of their row --------------

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
     from tlmatrix.interpreter.runtime.codecs import Array
+    from tlmatrix.interpreter.sync.barriers import Cluster
     from tlmatrix.interpreter.sync.blocks import Block
-    from tlmatrix.interpreter.sync.clusters import Cluster
 
 
 # Clusters: the rank of a block, barriers of all threads, arrivals at another block's mbarrier -----

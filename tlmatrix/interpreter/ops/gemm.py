@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.ir.nodes import Call, Region
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.runtime.elements import Event
-    from tlmatrix.interpreter.sync.clusters import Cluster
+    from tlmatrix.interpreter.sync.barriers import Cluster
 
 
 # `T.gemm`: `C = A @ B` or `C += A @ B` ------------------------------------------------------------

@@ -19,9 +19,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tlmatrix.interpreter.callsite import caller
 from tlmatrix.interpreter.gpu import device_properties, is_cuda
 from tlmatrix.interpreter.patching import Shared, replace_in
+from tlmatrix.interpreter.reports import caller
 from tlmatrix.interpreter.sync import context
 from tlmatrix.interpreter.sync.context import current_rank
 from tlmatrix.interpreter.sync.dispatch import Slot

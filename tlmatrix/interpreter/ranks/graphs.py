@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from tlmatrix.interpreter.callsite import caller
+from tlmatrix.interpreter.reports import caller
 from tlmatrix.interpreter.sync.context import current_rank
 
 from .streams import Done, Operation, Stream, enqueue, synchronize, waiting

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from tlmatrix.interpreter.callsite import caller
+from tlmatrix.interpreter.reports import caller
 from tlmatrix.interpreter.sync import context
 from tlmatrix.interpreter.sync.collectives import arrive
 from tlmatrix.interpreter.sync.context import current_rank

@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from tlmatrix.interpreter.callsite import caller, rendered
-from tlmatrix.interpreter.locks import tracing
+from tlmatrix.interpreter.patching import tracing
+from tlmatrix.interpreter.reports import caller, rendered
 from tlmatrix.interpreter.sync import context
 from tlmatrix.interpreter.sync.agents import Agent, Request
 from tlmatrix.interpreter.sync.context import current_rank
@@ -17,7 +17,7 @@ from tlmatrix.interpreter.sync.dispatch import Dispatcher, Slot
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tlmatrix.interpreter.sync.clocks import Clock
+    from tlmatrix.interpreter.sync.agents import Clock
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
     from tlmatrix.interpreter.sync.world import Rank, World
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tlmatrix.interpreter.callsite import rendered
 from tlmatrix.interpreter.errors import InterpreterError, SynchronizationError
+from tlmatrix.interpreter.reports import rendered
 from tlmatrix.interpreter.runtime.memory import poison
 from tlmatrix.interpreter.sync.collectives import meet
 from tlmatrix.interpreter.sync.context import current_rank

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tlmatrix.interpreter.callsite import caller
+from tlmatrix.interpreter.reports import caller
 
 from .agents import Agent
 from .races import FREE, ZERO, Access, Races

@@ -5,17 +5,16 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.callsite import rendered
 from tlmatrix.interpreter.errors import SynchronizationError
+from tlmatrix.interpreter.reports import rendered
 
 from .agents import located
-from .barriers import Mbarrier, Mbarriers, Rendezvous, ThreadBarrier
-from .clusters import Cluster
+from .barriers import Cluster, Mbarrier, Mbarriers, Rendezvous, ThreadBarrier
 from .regions import History, RegionAccess
 from .roles import Role
 
 if TYPE_CHECKING:
-    from .clocks import Clock
+    from .agents import Clock
     from .launches import Launch
 
 _AGENTS = 1 << 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.callsite import caller, rendered
 from tlmatrix.interpreter.errors import SynchronizationError
+from tlmatrix.interpreter.reports import caller, rendered
 
 from .agents import Agent, Wait
 from .barriers import Rendezvous

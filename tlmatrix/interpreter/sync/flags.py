@@ -10,12 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.callsite import rendered
-from tlmatrix.interpreter.reports import Party
+from tlmatrix.interpreter.reports import Party, rendered
 
 from . import context
-from .agents import Agent, Request
-from .clocks import Clock, join
+from .agents import Agent, Clock, Request, join
 from .pointers import Pointer
 from .races import UNZEROED
 

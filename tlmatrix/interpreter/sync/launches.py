@@ -16,24 +16,22 @@ from collections import deque
 from itertools import chain, product
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.callsite import rendered
 from tlmatrix.interpreter.errors import DeadlockError, RaceError, SynchronizationError
-from tlmatrix.interpreter.reports import Party, Report, ReportSet
+from tlmatrix.interpreter.reports import Party, Report, ReportSet, rendered
 
 from . import settings
 from .agents import located
 from .barriers import Mbarrier, ThreadBarrier
 from .blocks import Block
-from .deadlocks import deadlock
 from .regions import rendered_box
-from .scheduler import InOrder, Policy, Prioritized, Scheduler, Uniform
+from .scheduler import InOrder, Policy, Prioritized, Scheduler, Uniform, deadlock
 from .spinning import other_ranks_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .agents import Agent
-    from .clusters import Cluster
+    from .barriers import Cluster
     from .regions import RegionAccess
     from .roles import Operation, Role
 

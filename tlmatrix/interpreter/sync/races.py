@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tlmatrix.interpreter.callsite import rendered
-from tlmatrix.interpreter.reports import Party, Report, ReportSet
+from tlmatrix.interpreter.reports import Party, Report, ReportSet, rendered
 
 if TYPE_CHECKING:
-    from .agents import Agent
-    from .clocks import Order
+    from .agents import Agent, Order
 
 FREE = "free"
 """The operation of a host that releases symmetric memory."""

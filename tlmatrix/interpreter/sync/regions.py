@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from .clocks import Clock, fenced
+from .agents import Clock, fenced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import SynchronizationError
 
-from .agents import Agent, BlockAgent, Wait
+from .agents import Agent, BlockAgent, Clock, Wait, fenced, join
 from .barriers import Mbarrier, Phase, Rendezvous, Spin, ThreadBarrier
-from .clocks import Clock, fenced, join
 from .regions import RegionAccess, region_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from .barriers import Cluster
     from .blocks import Block
-    from .clusters import Cluster
 
 _SPIN = Spin()
 _GROUPED = frozenset({"wgmma", "cp.async", "TMA store"})

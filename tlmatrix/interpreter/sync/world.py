@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.errors import DeadlockError
 
 from . import context
-from .agents import Agent
-from .clocks import Order
-from .deadlocks import deadlock
-from .scheduler import Prioritized, Scheduler, Uniform
+from .agents import Agent, Order
+from .scheduler import Prioritized, Scheduler, Uniform, deadlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +34,7 @@ class Stopped(BaseException):  # no error of this rank, and not for it to catch
     """Another rank failed."""
 
     unwinds = True
-    """See `tlmatrix.unwinding`."""
+    """See `tlmatrix.tracebacks`."""
 
 
 class Rank(Agent):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.runtime.elements import Place
     from tlmatrix.interpreter.sync.accesses import View
-    from tlmatrix.interpreter.sync.clocks import Clock
+    from tlmatrix.interpreter.sync.agents import Clock
 
     Tensors = Mapping[str, torch.Tensor]
 

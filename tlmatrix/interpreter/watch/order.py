@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tlmatrix.interpreter.errors import InterpreterError
-from tlmatrix.interpreter.sync.clocks import Clock, join
+from tlmatrix.interpreter.sync.agents import Clock, join
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

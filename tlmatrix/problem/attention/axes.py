@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.problem.attention.names import CACHE_LAYOUTS, PAGE, sink_kind
-from tlmatrix.spec.lengths import sides_of
+from tlmatrix.spec.values import sides_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -23,7 +23,7 @@ from tlmatrix.problem.name_table import (
     tensor,
     whole,
 )
-from tlmatrix.spec.lengths import explain_lengths
+from tlmatrix.spec.values import explain_lengths
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from tlmatrix.problem.model import Dim
 from tlmatrix.problem.paging import Paging
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 from tlmatrix.spec.importing import refuse
-from tlmatrix.spec.lengths import explain_lengths, sides_of
 from tlmatrix.spec.model.packed import call_of, is_packed, names_in, packed_lists
+from tlmatrix.spec.values import explain_lengths, sides_of
 
 if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import DeclaredProblem, InputDecl

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tlmatrix.unwinding import unwinds
+from tlmatrix.tracebacks import unwinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -23,7 +23,7 @@ from tlmatrix.problem.declared.inputs import (
 from tlmatrix.problem.distributions import poison_scale
 from tlmatrix.problem.relations import balanced_lengths, repeated
 from tlmatrix.problem.relations.batch import NEW, Batch, NotComposableError, place, select
-from tlmatrix.spec.lengths import sides_of
+from tlmatrix.spec.values import sides_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

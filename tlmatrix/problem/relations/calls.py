@@ -118,7 +118,7 @@ def with_changed_inputs(
 def with_two_streams(problem: Problem, passed: Callable[[], None]) -> Problem:
     """The problem with two calls on two simulated streams; `passed` is called if no race is found.
 
-    See `tlmatrix.backend.binding.streams`.
+    See `tlmatrix.backend.binding.execution`.
     """
 
     def nothing(_results: Tensors) -> Tensors:

@@ -20,7 +20,7 @@ from tlmatrix.spec.importing import load, refuse
 from tlmatrix.spec.model.checks import FINITE
 from tlmatrix.spec.model.parts import OutputDecl
 from tlmatrix.spec.model.spec import DeclaredProblem
-from tlmatrix.unwinding import unwinds
+from tlmatrix.tracebacks import unwinds
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:

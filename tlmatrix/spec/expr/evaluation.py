@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from tlmatrix.spec.lengths import SIDES, lengths_of, sides_of
+from tlmatrix.spec.values import SIDES, lengths_of, sides_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

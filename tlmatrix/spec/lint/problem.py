@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from tlmatrix.dtypes import DTYPES, dtype_meant
 from tlmatrix.spec.expr.expression import WORDS, Expression, ExpressionError
 from tlmatrix.spec.issues import Fault
-from tlmatrix.spec.lengths import explain_lengths
 from tlmatrix.spec.lint.messages import show
 from tlmatrix.spec.model.calling import call_faults, output_faults, results_of, written_by
 from tlmatrix.spec.model.checks import FINITE, OF_BATCHES
@@ -18,7 +17,7 @@ from tlmatrix.spec.model.fields import TARGET
 from tlmatrix.spec.model.packed import is_packed, packed_axes, packed_lists
 from tlmatrix.spec.model.parts import DERIVED, OutputDecl
 from tlmatrix.spec.model.spec import FAMILIES, DeclaredProblem
-from tlmatrix.spec.values import label
+from tlmatrix.spec.values import explain_lengths, label
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:

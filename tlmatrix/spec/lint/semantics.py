@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.spec.expr.expression import FUNCTIONS, WORDS
 from tlmatrix.spec.issues import Fault
-from tlmatrix.spec.lengths import explain_lengths
 from tlmatrix.spec.lint.messages import show
 from tlmatrix.spec.lint.problem import (
     RUN_NAMES,
@@ -29,7 +28,7 @@ from tlmatrix.spec.model.fuzz import MAX_CONSTRAINED
 from tlmatrix.spec.model.parts import DEFAULT_TIERS
 from tlmatrix.spec.model.sharding import WORLD, Shard
 from tlmatrix.spec.model.spec import DeclaredProblem
-from tlmatrix.spec.values import canonical, label
+from tlmatrix.spec.values import canonical, explain_lengths, label
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:

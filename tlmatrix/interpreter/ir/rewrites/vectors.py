@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.dtypes import TILE_DTYPES
-from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.errors import Unsupported, remedy
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import calls, same, transform, walk
-from tlmatrix.interpreter.remedies import remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
