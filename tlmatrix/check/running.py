@@ -122,36 +122,29 @@ class SeveralRanks(ABC):
     """Runs an entry on several ranks, each with its own memory."""
 
     @abstractmethod
-    def __call__(self, problem: Problem) -> Tensors:
-        """The whole results of one call."""
-
-    @abstractmethod
-    def guarded(
-        self, problem: Problem, *, poison: bool, sanitizers: SanitizerSession | None = None
-    ) -> tuple[Tensors, list[Finding]]:
-        """The results of a call with canaries around every buffer, and the guards' findings.
-
-        Fresh memory holds NaN with `poison`, otherwise zeros; `sanitizers` collects reports.
-        """
-
-    @abstractmethod
-    def in_a_row(
+    def run(
         self,
         problems: Sequence[Problem],
-        *,
         sanitizers: SanitizerSession | None = None,
+        *,
+        poison: bool | None = None,
         streams: bool = False,
-    ) -> list[Tensors]:
-        """The results of consecutive calls on one context, without a wait between them.
+        captured: bool = False,
+    ) -> tuple[Sequence[Tensors], list[Finding]]:
+        """The whole results of consecutive calls on one context, and findings about them.
 
-        With `streams`, each is on a stream of its own.
+        Args:
+            problems: the problem of each call; there is no wait between calls.
+            sanitizers: collects reports.
+            poison: put canaries around every buffer, of which the findings are; fresh memory holds
+                NaN, or zeros with False.
+            streams: make each call on a stream of its own.
+            captured: capture the first call to a CUDA graph, and replay it with each problem.
         """
 
-    @abstractmethod
-    def captured(
-        self, problems: Sequence[Problem], *, sanitizers: SanitizerSession | None = None
-    ) -> list[Tensors]:
-        """The results of replays of one call, captured to a CUDA graph with the first problem."""
+    def __call__(self, problem: Problem) -> Tensors:
+        """The whole results of one call."""
+        return self.run([problem])[0][0]
 
     @abstractmethod
     def advanced(
@@ -175,9 +168,13 @@ def run_guarded(
     poison: bool,
     sanitizers: SanitizerSession | None = None,
 ) -> tuple[Tensors, list[Finding]]:
-    """The results of a guarded call, and the guards' findings; see `SeveralRanks.guarded`."""
+    """The results of a call with canaries around every buffer, and the guards' findings.
+
+    Fresh memory holds NaN with `poison`, otherwise zeros; `sanitizers` collects reports.
+    """
     if isinstance(execute, SeveralRanks):
-        return execute.guarded(problem, poison=poison, sanitizers=sanitizers)
+        (results,), found = execute.run([problem], sanitizers, poison=poison)
+        return results, found
     if isinstance(execute, OnDevice) and not execute.holds(problem):
         results, found = run_guarded(
             execute, execute.to_device(problem), poison=poison, sanitizers=sanitizers
@@ -304,9 +301,8 @@ class CaseRun:
                 return run_guarded(self.execute, problem, poison=True, sanitizers=masking)[0]
             return self.execute(problem)
         with self._race_detection() as sanitizers:
-            if self.misused_memory:
-                return self.execute.guarded(problem, poison=True, sanitizers=sanitizers)[0]
-            return self.execute.in_a_row([problem], sanitizers=sanitizers)[0]
+            poison = True if self.misused_memory else None
+            return self.execute.run([problem], sanitizers, poison=poison)[0][0]
 
     def sanitized(self, problem: Problem, sanitizers: SanitizerSession) -> Tensors:
         """Run the entry again with guards, and under these sanitizers if the case has any."""
@@ -321,9 +317,8 @@ class CaseRun:
         """Run consecutive calls under race detection, above all between a call and the next."""
         assert isinstance(self.execute, SeveralRanks)
         with self._race_detection() as sanitizers:
-            if captured:
-                return self.execute.captured(problems, sanitizers=sanitizers)
-            return self.execute.in_a_row(problems, sanitizers=sanitizers, streams=streams)
+            run = self.execute.run(problems, sanitizers, captured=captured, streams=streams)
+            return list(run[0])
 
     def race_detector(self) -> SanitizerSession | None:
         """The sanitizer of races alone, if the case has sanitizers."""

@@ -103,33 +103,6 @@ class EntryOnRanks(SeveralRanks):
         self._timed = timed
         self._attempts = attempts if attempts is not None else {}
 
-    def __call__(self, problem: Problem) -> Gathered:
-        """Return the whole results of one call; see `SeveralRanks`."""
-        return self._run([problem])[0][0]
-
-    def guarded(
-        self, problem: Problem, *, poison: bool, sanitizers: SanitizerSession | None = None
-    ) -> tuple[Tensors, list[Finding]]:
-        """See `SeveralRanks.guarded`."""
-        results, findings = self._run([problem], sanitizers, poison=poison)
-        return results[0], findings
-
-    def in_a_row(
-        self,
-        problems: Sequence[Problem],
-        *,
-        sanitizers: SanitizerSession | None = None,
-        streams: bool = False,
-    ) -> list[Tensors]:
-        """See `SeveralRanks.in_a_row`."""
-        return list(self._run(problems, sanitizers, streams=streams)[0])
-
-    def captured(
-        self, problems: Sequence[Problem], *, sanitizers: SanitizerSession | None = None
-    ) -> list[Tensors]:
-        """See `SeveralRanks.captured`."""
-        return list(self._run(problems, sanitizers, captured=True)[0])
-
     def advanced(
         self,
         problems: Sequence[Problem],
@@ -143,16 +116,17 @@ class EntryOnRanks(SeveralRanks):
         if far and left <= 0:
             raise InapplicableError(())
         self._attempts[spec] = left - 1
-        results: list[Tensors] = list(self._run(problems, sanitizers, counters=Counters(far))[0])
+        results: list[Tensors] = list(self.run(problems, sanitizers, counters=Counters(far))[0])
         self._attempts[spec] = left - _ATTEMPTS // 2
         return results
 
-    def _run(
+    def run(
         self,
         problems: Sequence[Problem],
         sanitizers: SanitizerSession | None = None,
         **options: Any,  # noqa: ANN401 - fields of `Job`
     ) -> tuple[list[Gathered], list[Finding]]:
+        """See `SeveralRanks.run`."""
         sharings = [Sharding.of(self._binding.spec, problem) for problem in problems]
         turn = self._turns()
         jobs = _jobs(problems, sharings, turn=turn, straggle=turn, **options)
