@@ -78,9 +78,10 @@ def execute_case(
     try:
         bound = harness.bind_case(spec, case)
         with StateGuard("the code of the case", harness.left_changed, patches=True):
-            findings = _findings(harness, bound, spec, case, options, measurements)
+            execution = _Execution(harness, bound, spec, case, options, measurements)
+            findings = execution.findings()
             if options.explained and measurements.elements <= _MOST_RECORDED:
-                findings = _with_writer(harness, bound, spec, case, options, findings)
+                findings = execution.with_writer(findings)
         findings = _with_target(findings, bound.binding)
         outcome = Outcome(Status.FAILED if findings else Status.PASSED, tuple(findings))
     except SpecError:
@@ -106,54 +107,89 @@ def _with_target(findings: list[Finding], binding: Binding) -> list[Finding]:
     ]
 
 
-def _with_writer(
-    harness: Harness,
-    bound: BoundSpec,
-    spec: Spec,
-    case: Case,
-    options: JudgeOptions,
-    findings: list[Finding],
-) -> list[Finding]:
-    """The findings, of which the first about values names the block and line that wrote it."""
-    if case.origin == "invalid" or has_ranks(spec) or not harness.backend.measures_coverage:
-        return findings
-    known = len(harness.left_changed)
-    try:
-        return with_writer(
-            findings,
-            lambda: (
-                harness.problem(bound, spec, case, options.seed),
-                harness.entry(bound.binding),
-            ),
+@dataclass(frozen=True)
+class _Execution:
+    """A case that runs, bound to its code."""
+
+    harness: Harness
+    bound: BoundSpec
+    spec: Spec
+    case: Case
+    options: JudgeOptions
+    measurements: Measurements
+
+    def problem(self) -> Problem:
+        """The problem of the case."""
+        return self.harness.problem(self.bound, self.spec, self.case, self.options.seed)
+
+    def findings(self) -> list[Finding]:
+        """Run the case and make its checks."""
+        harness, spec, case, options = self.harness, self.spec, self.case, self.options
+        with self.measurements.phase("problem"):
+            problem = self.problem()
+            if not options.explained:
+                problem = replace(problem, other_options=tuple)
+        self.measurements.measure_inputs(problem)
+        if problem.gradient_of:
+            import torch.utils._sympy.functions  # noqa: F401 - outside of the entry's first gradient
+        run_entry = harness.entry(self.bound.binding, self.measurements)
+        if case.origin == "invalid":
+            return check_invalid_input(invalid_input_of(spec, case), problem, run_entry)
+        problem = _narrowed(problem, harness.returned(self.bound, spec, case, options.seed))
+        found = self._judged(self._with_agreements(problem), run_entry)
+        if not found and options.checks is None and "sanitizers" in spec.checks:
+            found = check_other_options(harness, spec, case)
+        return found
+
+    def with_writer(self, findings: list[Finding]) -> list[Finding]:
+        """The findings, of which the first about values names the block and line that wrote it."""
+        harness = self.harness
+        if (
+            self.case.origin == "invalid"
+            or has_ranks(self.spec)
+            or not harness.backend.measures_coverage
+        ):
+            return findings
+        known = len(harness.left_changed)
+        try:
+            return with_writer(
+                findings, lambda: (self.problem(), harness.entry(self.bound.binding))
+            )
+        finally:
+            del harness.left_changed[known:]  # which the first run has left, too
+
+    def _with_agreements(self, problem: Problem) -> Problem:
+        if not self.spec.agree:
+            return problem
+        from tlmatrix.run.agreement import OtherSides, with_agreements
+
+        others = OtherSides(
+            self.harness,
+            case_seed(self.case, self.options.seed),
+            lambda: self.measurements.phase("agreement"),
         )
-    finally:
-        del harness.left_changed[known:]  # which the first run has left, too
+        return with_agreements(self.spec, self.case, problem, self.bound.family, others)
 
+    def _judged(self, problem: Problem, run_entry: Callable[[Problem], Tensors]) -> list[Finding]:
+        from tlmatrix.check import judge
 
-def _findings(
-    harness: Harness,
-    bound: BoundSpec,
-    spec: Spec,
-    case: Case,
-    options: JudgeOptions,
-    measurements: Measurements,
-) -> list[Finding]:
-    with measurements.phase("problem"):
-        problem = harness.problem(bound, spec, case, options.seed)
-        if not options.explained:
-            problem = replace(problem, other_options=tuple)
-    measurements.measure_inputs(problem)
-    if problem.gradient_of:
-        import torch.utils._sympy.functions  # noqa: F401 - outside of the entry's first gradient
-    run_entry = harness.entry(bound.binding, measurements)
-    if case.origin == "invalid":
-        return check_invalid_input(invalid_input_of(spec, case), problem, run_entry)
-    problem = _narrowed(problem, harness.returned(bound, spec, case, options.seed))
-    problem = _with_agreements(harness, bound, spec, case, problem, options, measurements)
-    found = _judge(harness, spec, case, problem, run_entry, options, measurements)
-    if not found and options.checks is None and "sanitizers" in spec.checks:
-        found = check_other_options(harness, spec, case)
-    return found
+        spec, backend, options = self.spec, self.harness.backend, self.options
+        checks = set(spec.checks if options.checks is None else options.checks)
+        return judge(
+            spec,
+            self.case,
+            problem,
+            run_entry,
+            checks=checks - backend.unsupported_checks,
+            arch=backend.arch,
+            deterministic=is_bitwise(spec, {**problem.names, **self.harness.environment}),
+            reruns=options.reruns,
+            on_check=self.measurements.relations.append,
+            on_error_ratio=self.measurements.set_error_ratio,
+            keep_going=options.keep_going,
+            masked=options.masked,
+            keep_compared=options.keep_compared,
+        )
 
 
 def _narrowed(problem: Problem, returned: Collection[str]) -> Problem:
@@ -172,55 +208,6 @@ def _narrowed(problem: Problem, returned: Collection[str]) -> Problem:
         return problem
     outputs = {name: info for name, info in problem.outputs.items() if name in keep}
     return replace(problem, outputs=outputs, relations=relations)
-
-
-def _with_agreements(
-    harness: Harness,
-    bound: BoundSpec,
-    spec: Spec,
-    case: Case,
-    problem: Problem,
-    options: JudgeOptions,
-    measurements: Measurements,
-) -> Problem:
-    if not spec.agree:
-        return problem
-    from tlmatrix.run.agreement import OtherSides, with_agreements
-
-    others = OtherSides(
-        harness, case_seed(case, options.seed), lambda: measurements.phase("agreement")
-    )
-    return with_agreements(spec, case, problem, bound.family, others)
-
-
-def _judge(
-    harness: Harness,
-    spec: Spec,
-    case: Case,
-    problem: Problem,
-    run_entry: Callable[[Problem], Tensors],
-    options: JudgeOptions,
-    measurements: Measurements,
-) -> list[Finding]:
-    from tlmatrix.check import judge
-
-    backend = harness.backend
-    checks = set(spec.checks if options.checks is None else options.checks)
-    return judge(
-        spec,
-        case,
-        problem,
-        run_entry,
-        checks=checks - backend.unsupported_checks,
-        arch=backend.arch,
-        deterministic=is_bitwise(spec, {**problem.names, **harness.environment}),
-        reruns=options.reruns,
-        on_check=measurements.relations.append,
-        on_error_ratio=measurements.set_error_ratio,
-        keep_going=options.keep_going,
-        masked=options.masked,
-        keep_compared=options.keep_compared,
-    )
 
 
 # The block that wrote a wrong element ----------------------------------------------------------

@@ -145,16 +145,9 @@ def gemm(
         c.addmm_(a, b)
 
 
-def gemm_tf32(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    transpose_a: bool,
-    transpose_b: bool,
-    clear: Any,
-) -> None:
+def gemm_tf32(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> None:
     """`gemm` of factors of which tensor cores read 19 bits."""
-    gemm(_tf32(a), _tf32(b), c, transpose_a, transpose_b, clear)
+    gemm(_tf32(a), _tf32(b), *rest)
 
 
 def gemm_float8(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .memory import inside, written_part
+from .memory import inside, store, written_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,13 +43,7 @@ def atomic_block(
         return
     view, value, where = part
     old = codec.widen(view) if codec is not None else view
-    new = _ATOMIC[kind](old, value)
-    if codec is not None:
-        codec.narrow(view, new, where)
-    elif where is None:
-        np.copyto(view, new, casting="unsafe")
-    else:
-        np.copyto(view, new, where=where, casting="unsafe")
+    store(view, codec, _ATOMIC[kind](old, value), where)
 
 
 def atomic_lanes(

@@ -221,9 +221,14 @@ def store_block(
     if part is None:
         return
     view, value, where = part
+    if codec is not None and isinstance(value, np.ndarray) and not value.flags.writeable:
+        value = value.copy()
+    store(view, codec, value, where)
+
+
+def store(view: Array, codec: Codec | None, value: Any, where: Any) -> None:
+    """Store a value, of which `where` selects elements, in a view of a buffer."""
     if codec is not None:
-        if isinstance(value, np.ndarray) and not value.flags.writeable:
-            value = value.copy()
         codec.narrow(view, value, where)
     elif where is None:
         np.copyto(view, value, casting="unsafe")

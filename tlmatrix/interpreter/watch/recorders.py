@@ -187,17 +187,8 @@ class Mapper(_Recorder):
         run.first = at if run.first is None else min(run.first, at)
         run.last = at if run.last is None else max(run.last, at)
 
-    def wrote(
-        self,
-        site: int,
-        array: Any,
-        access: Access,
-        sources: tuple[Source, ...] | None = None,
-        rule: str = "lanes",
-        *extra: Any,
-    ) -> None:
+    def wrote(self, site: int, array: Any, access: Access, *_data: Any) -> None:
         """Global memory was written."""
-        del sources, rule, extra
         if self.record.sites[site].memory == self._memory and access.holds(self._element):
             value = float(self._values(site, array, np.array([self._element]))[0])
             self.writes.append(Write(self._block, site, self._iteration(), value))
@@ -210,17 +201,8 @@ class Keeper(_Recorder):
         super().__init__(record)
         self.arrays: dict[str, Array] = {}
 
-    def wrote(
-        self,
-        site: int,
-        array: Any,
-        access: Access,
-        sources: tuple[Source, ...] | None = None,
-        rule: str = "lanes",
-        *extra: Any,
-    ) -> None:
+    def wrote(self, site: int, array: Any, *_access: Any) -> None:
         """Global memory was written."""
-        del access, sources, rule, extra
         self.arrays[self.record.sites[site].memory] = array
 
 
