@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tlmatrix.backend.binding.calls import Entry
 from tlmatrix.backend.signature import parameters_of
-from tlmatrix.bench.candidates import NotApplicableError, Run
+from tlmatrix.bench.candidates import NotApplicableError, Run, spec_of_function
 from tlmatrix.spec.importing import load
 from tlmatrix.spec.model.spec import DeclaredProblem
 
@@ -65,16 +65,9 @@ def _declared(name: str, spec: Spec, declared: DeclaredProblem, problem: Problem
         raise NotApplicableError("is the problem's reference, and there is none")
     said = declared.reference
     reference: Any = load(spec, ("problem", "reference"), said.function)
-    called = {"call": said.call, "returns": said.returns}
-    alone = {
-        "entry": said.function,
-        "factory": None,
-        "factory_args": {},
-        "constructor_args": {},
-        **called,
-    }
     function = reference if name == "torch" else torch.compile(reference, dynamic=False)
-    entry = Entry(spec.model_copy(update=alone), function, parameters_of(reference))
+    alone = spec_of_function(spec, said.function, call=said.call, returns=said.returns)
+    entry = Entry(alone, function, parameters_of(reference))
 
     def ready(inputs: Named) -> PreparedCall:
         return entry.prepare({**problem.names, **problem.inputs, **inputs}, problem)

@@ -244,16 +244,8 @@ def entry_run(
         SpecError: the code does not exist, or does not take these arguments.
     """
     if target is not None:
-        update: dict[str, object] = {
-            "entry": target,
-            "factory": None,
-            "factory_args": {},
-            "constructor_args": {},
-            "returns": (),
-        }
-        if spec.factory is not None:
-            update["call"] = ()
-        spec = spec.model_copy(update=update)
+        call = () if spec.factory is not None else spec.call
+        spec = spec_of_function(spec, target, call=call, returns=())
     elif config and spec.factory is not None:
         made = _arguments(spec, load(spec, ("factory",), spec.factory), config)
         literal = {name: repr(v) if isinstance(v, str) else v for name, v in made.items()}
@@ -271,6 +263,12 @@ def entry_run(
     if not binding.differentiable:
         return Run(lambda _inputs: first, first.named)
     return Run(ready, first.named)
+
+
+def spec_of_function(spec: Spec, function: str, **update: object) -> Spec:
+    """The spec with the entry `package.module:name`, and with other keys updated."""
+    cleared: dict[str, object] = {"factory": None, "factory_args": {}, "constructor_args": {}}
+    return spec.model_copy(update={"entry": function, **cleared, **update})
 
 
 def _arguments(spec: Spec, function: object, config: Mapping[str, Value]) -> dict[str, object]:

@@ -20,7 +20,7 @@ from tlmatrix.bench.results import BenchFile, BenchFileError, State, read_bench
 from tlmatrix.bench.roofs import roof_of
 from tlmatrix.bench.statistics import CONFIDENCE, Verdict
 from tlmatrix.commands.screen import console_on
-from tlmatrix.commands.specs import spec_paths
+from tlmatrix.commands.specs import selector_of, spec_paths, values_of
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.matrix import Case
 from tlmatrix.report.text import count
@@ -69,19 +69,10 @@ def bench(arguments: argparse.Namespace, config: Config) -> ExitCode:
             break
         file.cases.append(case)
         file.write(stored)
-        _print_case(report, case, file, arguments)
-    report.end(os.path.relpath(stored))
-    if arguments.json:
-        print(json.dumps(file.to_json(), indent=1))
-    return _exit_code(file, report)
-
-
-def _print_case(
-    report: BenchReport, case: CaseTimes, file: BenchFile, arguments: argparse.Namespace
-) -> None:
-    report.case(case)
-    if arguments.sweep:
-        report.best(case, file.gpu)
+        report.case(case)
+        if arguments.sweep:
+            report.best(case, file.gpu)
+    return _ended(file, report, os.path.relpath(stored), as_json=arguments.json)
 
 
 def _show(file: BenchFile, before: BenchFile | None, arguments: argparse.Namespace) -> ExitCode:
@@ -92,10 +83,7 @@ def _show(file: BenchFile, before: BenchFile | None, arguments: argparse.Namespa
     for case in file.cases:
         report.case(case)
         report.best(case, file.gpu)
-    report.end("")
-    if arguments.json:
-        print(json.dumps(file.to_json(), indent=1))
-    return _exit_code(file, report)
+    return _ended(file, report, "", as_json=arguments.json)
 
 
 def _report(
@@ -107,7 +95,11 @@ def _report(
     return BenchReport(console, roof, arguments.margin, before, since)
 
 
-def _exit_code(file: BenchFile, report: BenchReport) -> ExitCode:
+def _ended(file: BenchFile, report: BenchReport, stored: str, *, as_json: bool) -> ExitCode:
+    """Print the end of a report, or all as JSON; the exit code of the command."""
+    report.end(stored)
+    if as_json:
+        print(json.dumps(file.to_json(), indent=1))
     entries = (each for case in file.cases for each in case.implementations if each.name == "entry")
     bad = (State.WRONG, State.FAILED)
     if any(each.state in bad for each in entries) or report.against[Verdict.SLOWER]:
@@ -153,7 +145,10 @@ def _machine() -> Machine:
 
 def _specs(arguments: argparse.Namespace, config: Config) -> list[tuple[Path, Spec, list[Case]]]:
     """The specs and their cases to time; of several specs those with a section `bench`."""
-    given = [_case_values(text) for text in arguments.case or ()]
+    given = [
+        values_of(text, "--case", '{"head_dim": 128}', some=True) for text in arguments.case or ()
+    ]
+    selects = selector_of(arguments.select)
     found = []
     paths = spec_paths(arguments.paths, config)
     for path in paths:
@@ -161,7 +156,7 @@ def _specs(arguments: argparse.Namespace, config: Config) -> list[tuple[Path, Sp
         spec = load_spec(path)
         if spec.bench is None and not given and len(paths) > 1:
             continue
-        cases = _selected(bench_cases(spec, given), arguments.select)
+        cases = [case for case in bench_cases(spec, given) if selects is None or selects(case, ())]
         if cases:
             found.append((path, spec, cases))
     if not found:
@@ -190,29 +185,6 @@ def bench_cases(spec: Spec, given: Sequence[Mapping[str, Value]] = ()) -> list[C
     first = {name: values[0] for name, values in spec.axes.items()}
     cases = [Case(spec.name, {**first, **values}, "extra") for values in written]
     return list(dict.fromkeys(cases))
-
-
-def _selected(cases: list[Case], expression: str) -> list[Case]:
-    """The cases that match the expression of `-k`, with pytest's syntax."""
-    if not expression:
-        return cases
-    from tlmatrix.plugin.keywords import KeywordError, selector
-
-    try:
-        selects = selector(expression)
-    except KeywordError as error:
-        raise UsageError(str(error)) from error
-    return [case for case in cases if selects(case, ())]
-
-
-def _case_values(text: str) -> Mapping[str, Any]:
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"--case: not JSON: {error}") from error
-    if not isinstance(data, dict) or not data:
-        raise UsageError('--case: must be an object, such as {"head_dim": 128}')
-    return data
 
 
 def _read(path: str | None, option: str) -> BenchFile | None:

@@ -7,7 +7,6 @@ under test, and a crash prints a traceback.
 from __future__ import annotations
 
 import faulthandler
-import json
 import sys
 import textwrap
 from itertools import islice
@@ -237,6 +236,7 @@ def _named_case(name: str, values: str | None, config: Config) -> tuple[str, Spe
 
 
 def _case(spec: Spec, case_id: str, values: str | None) -> Case:
+    from tlmatrix.commands.specs import values_of
     from tlmatrix.matrix import CaseNotFoundError, case_of, find_case
 
     try:
@@ -244,12 +244,6 @@ def _case(spec: Spec, case_id: str, values: str | None) -> Case:
             if not case_id:
                 raise UsageError("no case given; write SPEC.yaml::ID or --values JSON")
             return find_case(spec, case_id)
-        try:
-            data = json.loads(values)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"--values: not JSON: {error}") from error
-        if not isinstance(data, dict):
-            raise UsageError('--values: must be an object, such as {"head_dim": 96}')
-        return case_of(spec, data)
+        return case_of(spec, values_of(values, "--values", '{"head_dim": 96}'))
     except CaseNotFoundError as error:
         raise UsageError(str(error)) from error

@@ -13,7 +13,13 @@ from tlmatrix.commands.compile_ahead import compiling_ahead, dry_run_lines, job_
 from tlmatrix.commands.earlier import with_earlier_run
 from tlmatrix.commands.results import open_results, publish, recent_runs
 from tlmatrix.commands.screen import console_on_output, show
-from tlmatrix.commands.specs import builtin_paths, check_fuzzing, nodes_of, plan_all
+from tlmatrix.commands.specs import (
+    builtin_paths,
+    check_fuzzing,
+    nodes_of,
+    plan_all,
+    selector_of,
+)
 from tlmatrix.engine.cases import run_cases
 from tlmatrix.engine.run import Run
 from tlmatrix.engine.selection import (
@@ -35,13 +41,12 @@ from tlmatrix.results_file import shown_path
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from rich.console import Console
 
     from tlmatrix.config import Config
     from tlmatrix.engine.selection import ShardPlan
-    from tlmatrix.matrix import Case
     from tlmatrix.run.plan import Plan
 
 _LARGE = 4_000_000
@@ -169,7 +174,7 @@ def select(
         UsageError: a spec has no case with an id, or -k is invalid.
         SpecError: a spec has too many cases.
     """
-    selects = _selector(expression)
+    selects = selector_of(expression)
     root = root.resolve()
     for plan, named in zip(plans, ids, strict=True):
         path = Path(plan.spec.path)
@@ -184,17 +189,6 @@ def select(
         except CaseNotFoundError as error:
             raise UsageError(f"{path}: {error}") from error
         yield SelectedCases(plan, place, shown_path(path), cases)
-
-
-def _selector(expression: str) -> Callable[[Case, Iterable[str]], bool] | None:
-    if not expression:
-        return None
-    from tlmatrix.plugin.keywords import KeywordError, selector  # which imports pytest
-
-    try:
-        return selector(expression)
-    except KeywordError as error:
-        raise UsageError(str(error)) from error
 
 
 def to_run(

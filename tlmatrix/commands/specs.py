@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend.axes import unsampled_options, unvaried_options
 from tlmatrix.commands.screen import print_wrapped
@@ -30,9 +31,10 @@ from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tlmatrix.config import Config
+    from tlmatrix.matrix import Case
 
 
 def spec_paths(given: Sequence[str], config: Config) -> list[Path]:
@@ -91,6 +93,37 @@ def plan_all(
     if issues:
         raise SpecError(issues)
     return plans
+
+
+def selector_of(expression: str) -> Callable[[Case, Iterable[str]], bool] | None:
+    """Whether a case matches the expression of `-k`, with pytest's syntax; None without one.
+
+    Raises:
+        UsageError: the expression is invalid.
+    """
+    if not expression:
+        return None
+    from tlmatrix.plugin.keywords import KeywordError, selector  # which imports pytest
+
+    try:
+        return selector(expression)
+    except KeywordError as error:
+        raise UsageError(str(error)) from error
+
+
+def values_of(text: str, option: str, example: str, *, some: bool = False) -> dict[str, Any]:
+    """The axis values that an option gives as a JSON object.
+
+    Raises:
+        UsageError: it is not one, or is empty and must have `some`.
+    """
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{option}: not JSON: {error}") from error
+    if not isinstance(data, dict) or (some and not data):
+        raise UsageError(f"{option}: must be an object, such as {example}")
+    return data
 
 
 def check_fuzzing(plans: Iterable[Plan]) -> None:
