@@ -4,7 +4,7 @@
 
 - `calls`: a function, `Function.apply`, an operator of `torch.library`, or a class of `nn.Module`,
   whose parameters are inputs;
-- `factories`: TileLang functions that return kernels.
+- `binding`: TileLang functions that return kernels.
 
 `execute` calls it on a problem and returns named outputs and their gradients.
 """
