@@ -17,6 +17,7 @@ import torch
 import tlmatrix
 from outside_project import Outcome, Project, project
 from tlmatrix import cli
+from tlmatrix.backend.backends import CudaBackend
 from tlmatrix.bench.engine import Machine
 from tlmatrix.bench.machine import precompile
 from tlmatrix.bench.results import read_bench
@@ -25,7 +26,7 @@ from tlmatrix.bench.timing import Timing
 from tlmatrix.commands.bench import bench_cases
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -92,27 +93,18 @@ bench:
   baselines: {baselines}
   configs: {configs}
 """
+_CPU = torch.device("cpu")
 _GPU = "NVIDIA H200"
 
 
 @dataclass(frozen=True)
-class Gpu:
+class Gpu(CudaBackend):
     """A GPU as far as a bench looks at it."""
 
-    name: str = "cuda"
+    device: torch.device = _CPU
     arch: str = "sm_90"
 
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def targeting(self, _architectures: Sequence[str]) -> Gpu:
-        return self
-
     def active(self, _turn: int = 0) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def importing(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def synchronize(self) -> None:

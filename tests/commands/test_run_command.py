@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +12,7 @@ import pytest
 from outside_project import project
 from tlmatrix.engine.selection import SelectedCases, worker_count
 from tlmatrix.exit_codes import ExitCode
-from tlmatrix.run import Status, read_records
+from tlmatrix.run import read_records
 from tlmatrix.run.plan import plan
 from tlmatrix.spec import load_spec
 
@@ -79,27 +77,6 @@ def test_exitfirst_stops_after_a_case_that_ends_its_process(project: Project) ->
     assert code == ExitCode.FINDINGS, out
     assert "1 crashed; 1 not run" in out
     assert "tlmatrix run --resume out.jsonl" in out
-
-
-def test_ctrl_c_in_a_small_run_keeps_the_results(project: Project) -> None:
-    project.spec(how="[slow]", rows="[1, 2, 3, 4, 5]")
-    process = project.start(
-        "tlmatrix", "run", ".", "--results", "out.jsonl", "--backend", "interpreter"
-    )
-    file = project.folder / "out.jsonl"
-    deadline = time.monotonic() + 60
-    while not (file.exists() and '"passed"' in file.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == ExitCode.INTERRUPTED, out
-    assert "tlmatrix run --resume out.jsonl" in out
-    assert re.search(r"stopped early, \d+ not run", out)
-    assert {result.status for result in read_records(file).results} <= {
-        Status.PASSED,
-        Status.CRASHED,  # Begun and stopped.
-    }
 
 
 def test_workers_are_used_if_they_save_time(

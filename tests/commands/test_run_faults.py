@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outside_project import Project, project
+from outside_project import Project, project, wait_until
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.run import Status, read_records
 
@@ -235,18 +235,12 @@ def test_workers_end_when_the_main_process_is_killed(
     project.spec(how="[stuck]", rows="[5]", more="fuzz: {examples: {quick: 4}}")
     process = project.start(*words)
     file = project.folder / "processes"
-    deadline = time.monotonic() + 60
     wanted = 1 if words == ("tlmatrix", "run", ".") else 2
-    while not file.exists() or file.read_text().count("\n") < wanted:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: file.exists() and file.read_text().count("\n") >= wanted)
     workers = [Path(f"/proc/{line}/stat") for line in file.read_text().split()]
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 2
-    while any(map(_runs, workers)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not any(map(_runs, workers)), 2)
 
 
 def _runs(stat: Path) -> bool:
@@ -265,10 +259,8 @@ def test_ctrl_c_keeps_the_way_to_continue(
 ) -> None:
     project.spec(how="[slow]", rows="[1, 2, 3]")
     process = project.start(*words, "-n", workers)
-    deadline = time.monotonic() + 60
-    while '"start"' not in "".join(file.read_text() for file in project.folder.rglob("*.jsonl")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    files = project.folder.rglob
+    wait_until(lambda: any('"start"' in file.read_text() for file in files("*.jsonl")))
     for _ in range(times):  # until Python itself ends
         process.send_signal(signal.SIGINT)
         time.sleep(0.001)

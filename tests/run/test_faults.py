@@ -22,10 +22,10 @@ import tlmatrix
 from outside_project import Project, project
 from tlmatrix.backend import DiskError
 from tlmatrix.backend.assembly.toolkit import AssemblerError, Toolkit, find_toolkit
+from tlmatrix.backend.backends import CudaBackend
 from tlmatrix.run import SkipReason, Status, read_records
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -35,6 +35,7 @@ __all__ = ["project"]
 
 pytestmark = pytest.mark.usefixtures("preloaded")
 
+_CPU = torch.device("cpu")
 _NO_MEMORY = (
     "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.81 GiB of "
     "which 5.31 GiB is free. Including non-PyTorch memory, this process has 134.49 GiB memory in "
@@ -127,32 +128,15 @@ checks: [numeric]
 
 
 @dataclass(frozen=True)
-class FaultyGpu:
+class FaultyGpu(CudaBackend):
     """A GPU as the runner sees one; `illegal` says that its first case costs the context."""
 
-    name: str = "cuda"
+    device: torch.device = _CPU
     arch: str = "sm_90"
     illegal: bool = False
-    executes: bool = True
-    unsupported_checks: frozenset[str] = frozenset({"sanitizers"})
-    measures_coverage: bool = False
-    captures_graphs: bool = True
-    simulates_streams: bool = False
-    survives_fork: bool = False
-    compiles: bool = True
     released: list[int] = field(default_factory=list, compare=False)
 
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def targeting(self, _architectures: Sequence[str]) -> FaultyGpu:
-        return self
-
     def active(self, _run_index: int = 0) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def importing(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def synchronize(self) -> None:
