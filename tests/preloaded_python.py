@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from functools import cache
 from multiprocessing import spawn
 from pathlib import Path
+from typing import Any
 
 PLAIN = sys.executable
 """The interpreter itself, for processes that import on their own."""
@@ -41,6 +42,12 @@ def python() -> str:
 def script(name: str) -> str:
     """The command `name`, which is `python`, `pytest` or `tlmatrix`."""
     return str(Path(scripts()) / name)
+
+
+def run(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run `python` with these words; its output is captured."""
+    command = [python(), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 @contextmanager

@@ -14,10 +14,7 @@ import preloaded_python
 
 
 def _run(*words, **options):
-    return subprocess.run(
-        [preloaded_python.python(), *words],
-        capture_output=True, text=True, check=False, timeout=60, **options,
-    )  # fmt: skip
+    return preloaded_python.run(*words, timeout=60, **options)
 
 
 def test_imports_are_there(tmp_path):

@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import subprocess
 import textwrap
 import time
 from pathlib import Path
@@ -177,13 +176,11 @@ scale_kernel("float32", 2)
 
 def used_kernels(project, folder):
     """The events of all processes so far, after another one has used the kernel."""
-    used = subprocess.run(
-        [preloaded_python.python(), "-c", textwrap.dedent(USE)],
+    used = preloaded_python.run(
+        "-c",
+        textwrap.dedent(USE),
         cwd=project,
         env={**os.environ, "TILELANG_DEFAULT_TARGET": '{"kind": "cuda", "arch": "sm_90a"}'},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert used.returncode == 0, used.stderr
     return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]

@@ -1,7 +1,5 @@
 """On a GPU: chosen by itself, and the checks that look at memory see what kernels really do."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ import tilelang
 import tilelang.language as T
 import torch
 
+import preloaded_python
 import tlmatrix
 from tlmatrix.backend import backend_named
 from tlmatrix.run import read_records
@@ -192,13 +191,8 @@ def test_a_gpu_fault_is_a_finding_and_later_cases_are_judged(tmp_path, how, chec
     (tmp_path / "faults.yaml").write_text(FAULTS.replace("HOW", how))
     (tmp_path / "test_cuda.py").symlink_to(Path(__file__))
     command = ["pytest", "faults.yaml", "-q", "-n", "1", "--tlmatrix-results", "out.jsonl"]
-    done = subprocess.run(
-        [sys.executable, "-m", *command, "--tlmatrix-backend", "cuda", "-p", "no:cacheprovider"],
-        cwd=tmp_path,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    command += ["--tlmatrix-backend", "cuda", "-p", "no:cacheprovider"]
+    done = preloaded_python.run("-m", *command, cwd=tmp_path)
     results = read_records(tmp_path / "out.jsonl").results
     assert len(results) == 4, done.stdout
     for result in results:

@@ -1,14 +1,13 @@
 """On a GPU: the clock tells device time, cold caches, and nothing of a slow host."""
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+import preloaded_python
 from tlmatrix.bench.machine import this_machine
 from tlmatrix.bench.timing import Schedule, interleaved
 
@@ -69,13 +68,7 @@ def test_a_bench_of_a_spec_runs_from_the_command_line(tmp_path):
     words = ["bench", str(ROOT / "specs/gqa_dense.yaml"), "--output", "out.json"]
     words += ["--seconds", "0.2", "--baseline", "sdpa_flash"]
     words += ["--case", '{"batch": 2, "head_dim": 64, "seqlen_q": 1024, "causal": true}']
-    done = subprocess.run(
-        [sys.executable, "-m", "tlmatrix", *words],
-        cwd=tmp_path,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    done = preloaded_python.run("-m", "tlmatrix", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     data = json.loads((tmp_path / "out.json").read_text())
     assert data["hardware"]["gpu"] == torch.cuda.get_device_name()

@@ -1,11 +1,10 @@
 """`tlmatrix exec` of modules, and what TileLang's own tests ask of a device."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
+import preloaded_python
 from tlmatrix.cli import main
 
 pytestmark = pytest.mark.usefixtures("preloaded")
@@ -57,14 +56,8 @@ def test_that_fails():
 
 def test_pytest_runs_the_tests_that_need_a_device(tmp_path):
     (tmp_path / "test_file.py").write_text(TEST_FILE)
-    command = [sys.executable, "-m", "tlmatrix", "exec", "-m", "pytest", "-q", "-rA"]
-    done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", "test_file.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
+    words = ["-m", "tlmatrix", "exec", "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider"]
+    done = preloaded_python.run(*words, "test_file.py", cwd=tmp_path)
     assert done.returncode == 1, done.stdout
     assert "1 failed, 2 passed, 2 skipped" in done.stdout
     assert "Requires CUDA compute ge 10.0, but have 9.0" in done.stdout
@@ -211,7 +204,7 @@ if __name__ == "__main__":
 )
 def test_a_report_decides_the_exit_code_of_a_program_that_exits(tmp_path, module, sanitize, code):
     (tmp_path / "test_racy.py").write_text(RACY)
-    command = [sys.executable, "-m", "tlmatrix", "exec", *sanitize, *module, "test_racy.py"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    words = ["-m", "tlmatrix", "exec", *sanitize, *module, "test_racy.py"]
+    ran = preloaded_python.run(*words, cwd=tmp_path)
     assert ran.returncode == code, ran.stdout + ran.stderr
     assert ("lanes: S[0]" in ran.stderr) == bool(sanitize)

@@ -1,7 +1,5 @@
 """`torch.compile` in a program that takes the CPU for its GPU."""
 
-import subprocess
-
 import preloaded_python
 
 PROGRAM = """
@@ -70,11 +68,5 @@ else:
 
 def test_dynamo_traces_a_program_as_on_a_gpu(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    done = subprocess.run(
-        [preloaded_python.python(), "-m", "tlmatrix", "exec", "program.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
+    done = preloaded_python.run("-m", "tlmatrix", "exec", "program.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout

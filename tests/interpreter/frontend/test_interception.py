@@ -1,6 +1,5 @@
 """`interpret()` leaves TileLang as it found it, and neither side finds the other's kernels."""
 
-import subprocess
 import sys
 import threading
 
@@ -261,8 +260,7 @@ def test_dynamo_does_not_trace_interpreted_kernels(tmp_path):
     # In a process of its own: TileLang needs a file, and Dynamo slows down what follows it.
     script = tmp_path / "compiled.py"
     script.write_text(_COMPILED)
-    command = [preloaded_python.python(), script]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = preloaded_python.run(script)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,6 +1,5 @@
 """`tlmatrix exec` runs a script written for a GPU, unchanged, on the CPU."""
 
-import subprocess
 import textwrap
 from dataclasses import dataclass
 
@@ -304,8 +303,9 @@ def test_a_script_that_is_not_there(capsys):
 def test_as_a_command(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import sys, torch\nprint(torch.ones(2, device='cuda').sum(), sys.argv[1:])")
-    command = [preloaded_python.python(), "-m", "tlmatrix", "exec", str(script), "--arch", "mine"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = preloaded_python.run(
+        "-m", "tlmatrix", "exec", str(script), "--arch", "mine", cwd=tmp_path
+    )
     assert done.stdout == "tensor(2.) ['--arch', 'mine']\n", done.stderr
 
 

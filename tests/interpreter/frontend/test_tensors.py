@@ -1,7 +1,5 @@
 """Which tensors of a program answer that they are on the GPU, and what they compute."""
 
-import subprocess
-
 import pytest
 
 import preloaded_python
@@ -83,11 +81,5 @@ torch.set_default_device("cuda:0")
 @pytest.mark.parametrize("program", [PROGRAM, DIVISIONS, DEFAULT_DEVICE])
 def test_tensors_answer_as_on_a_gpu(tmp_path, program):
     (tmp_path / "program.py").write_text(program)
-    done = subprocess.run(
-        [preloaded_python.python(), "-m", "tlmatrix", "exec", "program.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
+    done = preloaded_python.run("-m", "tlmatrix", "exec", "program.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
