@@ -154,7 +154,9 @@ class SeveralRanks(ABC):
         far: bool,
         sanitizers: SanitizerSession | None = None,
     ) -> list[Tensors]:
-        """The results of consecutive calls after very many, or some, that are not made.
+        """The results of two consecutive calls after very many, or some, that are not made.
+
+        They are made again for each flag that passes 2^31, or 2^32.
 
         Raises:
             InapplicableError: what the context counts does not grow by a constant.

@@ -3,7 +3,8 @@
 Epochs and flags grow with each call, and pass 2^31 after days that no test has. Under simulation
 all ranks share a process: the integers of their contexts, and those in memory that the contexts
 hold, are read after each of some equal calls. What grows by a constant in each two of these (double
-buffers alternate) is then advanced alike, as far as one flag in memory still is below 2^31.
+buffers alternate) is then advanced alike, as far as a flag in memory still is below 2^31. After two
+calls there it is advanced again, for the slowest flag too, and to 2^32.
 """
 
 from __future__ import annotations
@@ -16,12 +17,18 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tlmatrix.interpreter.sync.flags import Flag
 
 FIRST = 2
 """Calls before the first reading: they allocate buffers and fill caches."""
 OBSERVED = 5
 """Equal calls from which the growth is read."""
+EDGE_CALLS = 2
+"""Calls after each time that counters are advanced."""
+EDGES = 4
+"""The most times that they are: flags of two speeds pass 2^31 and 2^32."""
 _NEAR = 8
 """Pairs of calls that are skipped to see whether skipping works at all."""
 _DEPTH = 5
@@ -33,6 +40,10 @@ _FOREIGN = ("torch", "tlmatrix", "builtins", "numpy", "tilelang")
 """Packages whose objects hold no counters of an operator."""
 
 
+_Path = tuple[Any, ...]
+"""The rank of a context, and how an integer is reached from there."""
+
+
 class NotLinearError(Exception):
     """A counter of a context does not grow by a constant, or cannot be advanced."""
 
@@ -42,66 +53,140 @@ class Counters:
     """The counters of all ranks' contexts, read after each call.
 
     Attributes:
-        far: whether they are advanced to 2^31, or by a few calls.
+        far: whether they are advanced to 2^31 and 2^32, or by a few calls as often.
         contexts: those of the ranks that have made the calls so far.
+        ended: whether `advance` has nothing left to do.
     """
 
     far: bool
     contexts: dict[int, Any] = field(default_factory=dict)
-    _integers: list[dict[tuple[Any, ...], int]] = field(default_factory=list)
-    _memory: list[dict[int, np.ndarray[Any, Any]]] = field(default_factory=list)
+    ended: bool = False
+    _readings: list[_Reading] = field(default_factory=list)
+    _growth: _Reading | None = None
+    """What grows by how much in each two calls; known after the observed calls."""
+    _edges: list[int] = field(default_factory=list)
+    """Pairs of calls after the observed ones, before which counters still are to be advanced."""
+    _pairs: int = 0
+    """Pairs of calls after the observed ones, made or not."""
+    _wrapped: set[_Path] = field(default_factory=set)
+    """Integers that were seen to wrap around as an int32."""
 
     def read(self) -> None:
         """Note the counters; no rank may be inside a call."""
-        integers: dict[tuple[Any, ...], int] = {}
-        memory: dict[int, np.ndarray[Any, Any]] = {}
+        reading = _Reading({}, {})
         for rank, context in self.contexts.items():
             for path, value in _walk(context, (rank,), set()):
                 if isinstance(value, torch.Tensor):
                     storage = value.untyped_storage()
-                    memory[storage.data_ptr()] = _words(storage).copy()
+                    reading.memory[storage.data_ptr()] = _words(storage).astype(np.int64)
                 else:
-                    integers[path] = value
-        self._integers.append(integers)
-        self._memory.append(memory)
+                    reading.integers[path] = value
+        self._readings.append(reading)
 
-    def advance(self) -> None:
-        """Advance all counters by the same number of calls.
+    def advance(self, written: Mapping[int, Flag]) -> None:
+        """Advance all counters by the same number of calls; sets `ended` if no edge is left.
+
+        `written` are the flags that the simulation knows, by address; waits compare values with
+        those that they had.
 
         Raises:
             NotLinearError: something does not grow by a constant; nothing was changed.
         """
-        if any(each.keys() != self._integers[0].keys() for each in self._integers[1:]):
-            raise NotLinearError
-        growing = {
-            path: _growth([each[path] for each in self._integers])
-            for path, value in self._integers[0].items()
-            if any(each[path] != value for each in self._integers)
-        }
-        flags = {}
-        for address in self._memory[-1]:
-            rows = [each[address] for each in self._memory if address in each]
-            if len(rows) == OBSERVED:
-                steps = _steps(np.stack(rows).astype(np.int64))
-                if steps.any():
-                    flags[address] = steps
-        if not flags or not growing:
-            raise NotLinearError
-        pairs = self._pairs(flags) if self.far else _NEAR
-        for path, step in growing.items():
-            _add(self.contexts[path[0]], path[1:], pairs * step)
-        for address, steps in flags.items():
+        if self._growth is None:
+            self._growth = growth = _growth(self._readings)
+            edges = _edges(self._readings[-1], growth)
+            self._edges = (
+                edges if self.far else [n * (_NEAR + 1) - 1 for n in range(1, len(edges) + 1)]
+            )
+            del self._readings[:-1]
+        else:
+            growth = self._growth
+            self._pairs += EDGE_CALLS // 2
+            self._edges = [pairs for pairs in self._edges if pairs > self._pairs]
+        self.ended = not self._edges or not self._as_expected(growth)
+        if self.ended:
+            return
+        more = self._edges[0] - self._pairs
+        self._pairs = self._edges.pop(0)
+        for path, step in growth.integers.items():
+            _add(self.contexts[path[0]], path[1:], more * step, wraps=path in self._wrapped)
+        for address, steps in growth.memory.items():
             words = _words_at(address, 4 * len(steps))
-            words += (pairs * steps).astype(np.uint64).astype(np.uint32).view(np.int32)
+            words += (more * steps).astype(np.uint64).astype(np.uint32).view(np.int32)
+            for k in np.flatnonzero(steps):
+                if flag := written.get(address + 4 * int(k)):
+                    flag.advance(int(more * steps[k]))
 
-    def _pairs(self, flags: dict[int, np.ndarray[Any, Any]]) -> int:
-        """How many pairs of calls leave the fastest flag just below 2^31."""
-        ends = [
-            int((2**31 - 1 - self._memory[-1][address][k]) // steps[k])
-            for address, steps in flags.items()
-            for k in np.flatnonzero(steps)
-        ]
-        return min(ends)
+    def _as_expected(self, growth: _Reading) -> bool:
+        """Whether calls at the last edge advanced the counters as before, modulo 2^32."""
+        if not self._pairs:
+            return True
+        first = self._readings[0]
+        self.read()
+        now = self._readings.pop()
+        for path, step in growth.integers.items():
+            expected = first.integers[path] + self._pairs * step
+            if now.integers.get(path) == _int32(expected) != expected:
+                self._wrapped.add(path)
+            elif now.integers.get(path) != expected:
+                return False
+        return all(
+            address in now.memory
+            and np.array_equal(
+                _int32(first.memory[address] + self._pairs * steps)[steps > 0],
+                now.memory[address][steps > 0],
+            )
+            for address, steps in growth.memory.items()
+        )
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Integers by how they are reached, and the int32 words of memory by its address."""
+
+    integers: dict[_Path, int]
+    memory: dict[int, np.ndarray[Any, Any]]
+
+
+def _growth(readings: Sequence[_Reading]) -> _Reading:
+    """What grows in each two calls, and by how much; 0 for words that are no counters.
+
+    Raises:
+        NotLinearError: an integer does not grow by a constant, or no flag or no integer grows.
+    """
+    first, last = readings[0], readings[-1]
+    if any(each.integers.keys() != first.integers.keys() for each in readings):
+        raise NotLinearError
+    integers = {
+        path: _step([each.integers[path] for each in readings])
+        for path, value in first.integers.items()
+        if any(each.integers[path] != value for each in readings)
+    }
+    memory = {}
+    for address in last.memory:
+        rows = [each.memory[address] for each in readings if address in each.memory]
+        if len(rows) == OBSERVED and (steps := _steps(np.stack(rows))).any():
+            memory[address] = steps
+    if not memory or not integers:
+        raise NotLinearError
+    return _Reading(integers, memory)
+
+
+def _edges(last: _Reading, growth: _Reading) -> list[int]:
+    """Pairs of calls that leave the fastest or the slowest flag just below 2^31 or 2^32."""
+    flags = [
+        (int(steps[k]), int(last.memory[address][k]))
+        for address, steps in growth.memory.items()
+        for k in np.flatnonzero(steps)
+    ]
+    speeds = [step for step, _ in flags]
+    return sorted(
+        {
+            min((end - 1 - value) // speed for step, value in flags if step == speed)
+            for speed in (max(speeds), min(speeds))
+            for end in (2**31, 2**32)
+        }
+    )
 
 
 def _walk(
@@ -134,7 +219,7 @@ def _walk(
         yield from _walk(each, (*path, key), seen)
 
 
-def _growth(values: Sequence[int]) -> int:
+def _step(values: Sequence[int]) -> int:
     """What a number grows by in each two calls; it must not fall.
 
     Raises:
@@ -155,17 +240,20 @@ def _steps(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return found
 
 
-def _add(context: Any, path: tuple[Any, ...], more: int) -> None:  # noqa: ANN401
+def _add(context: Any, path: tuple[Any, ...], more: int, *, wraps: bool) -> None:  # noqa: ANN401
     *outer, last = path
     owner = context
     for key in outer:
         owner = owner[key] if isinstance(owner, dict | list | tuple) else vars(owner)[key]
-    if isinstance(owner, dict | list):
-        owner[last] += more
-    elif isinstance(owner, tuple):
+    if isinstance(owner, tuple):
         raise NotLinearError
-    else:
-        vars(owner)[last] += more
+    held = owner if isinstance(owner, dict | list) else vars(owner)
+    held[last] = _int32(held[last] + more) if wraps else held[last] + more
+
+
+def _int32(value: Any) -> Any:  # noqa: ANN401 - an integer, or an array of them
+    """The low 32 bits, as an int32."""
+    return (value + 2**31) % 2**32 - 2**31
 
 
 def _words(storage: torch.UntypedStorage) -> np.ndarray[Any, Any]:

@@ -15,7 +15,7 @@ from tlmatrix.check.determinism import compare_runs
 from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.check.memory import same_bits
 from tlmatrix.check.running import Results, SeveralRanks
-from tlmatrix.distributed.counters import Counters
+from tlmatrix.distributed.counters import EDGES, Counters
 from tlmatrix.distributed.executors import SimulatedExecutor, executor_for
 from tlmatrix.distributed.failures import CHECK
 from tlmatrix.distributed.rank_runner import Job
@@ -116,7 +116,8 @@ class EntryOnRanks(SeveralRanks):
         if far and left <= 0:
             raise InapplicableError(())
         self._attempts[spec] = left - 1
-        results: list[Tensors] = list(self.run(problems, sanitizers, counters=Counters(far))[0])
+        calls = [*problems] * EDGES
+        results: list[Tensors] = list(self.run(calls, sanitizers, counters=Counters(far))[0])
         self._attempts[spec] = left - _ATTEMPTS // 2
         return results
 
@@ -134,7 +135,10 @@ class EntryOnRanks(SeveralRanks):
             answers = self._executor.run(self._binding, jobs, sanitizers)
         device = _device(problems[0])
         results = []
-        for number, (problem, sharding) in enumerate(zip(problems, sharings, strict=True)):
+        made = len(answers[0].results)  # fewer if counters have fewer edges
+        for number, (problem, sharding) in enumerate(
+            list(zip(problems, sharings, strict=True))[:made]
+        ):
             of_ranks = [
                 {name: tensor.to(device) for name, tensor in answer.results[number].items()}
                 for answer in answers

@@ -14,7 +14,7 @@ from tlmatrix.backend.binding import execute
 from tlmatrix.backend.errors import BindingError, EntryError, wrapping_entry_errors
 from tlmatrix.backend.signature import parameters_of
 from tlmatrix.check.guards import Guards, guarded
-from tlmatrix.distributed.counters import FIRST, OBSERVED, NotLinearError
+from tlmatrix.distributed.counters import EDGE_CALLS, FIRST, OBSERVED, NotLinearError
 from tlmatrix.problem.model import InapplicableError
 from tlmatrix.spec.importing import load
 from tlmatrix.tracebacks import unwinds
@@ -47,8 +47,8 @@ class Job:
         straggle: seed of the ranks' delays; 0 for none.
         captured: capture the first call to a CUDA graph, and replay it for each call.
         streams: make each call on a stream of its own; nothing orders these.
-        counters: what the ranks' contexts count, to be advanced before the calls; the same object
-            for all ranks, which share a process.
+        counters: what the ranks' contexts count, to be advanced before each two calls, as often as
+            there is an edge to reach; the same object for all ranks, which share a process.
     """
 
     calls: tuple[Problem, ...]
@@ -131,12 +131,16 @@ class RankRunner:
         if job.captured:
             return self._replay(job)
         if job.counters is not None:
-            self._advance(job, job.counters)
+            self._observe(job, job.counters)
         held: dict[str, torch.Tensor] = {}
         results, findings = [], []
         single = len(job.calls) == 1
         streams = self._streams(job)
-        for call, stream in zip(job.calls, streams, strict=True):
+        for number, (call, stream) in enumerate(zip(job.calls, streams, strict=True)):
+            if job.counters is not None and number % EDGE_CALLS == 0:
+                self._advance(job.counters)
+                if job.counters.ended:
+                    break
             problem = self.problem(call)
             with stream:
                 if not single and not job.streams:
@@ -180,12 +184,8 @@ class RankRunner:
             stream.wait_event(event)
             yield torch.cuda.stream(stream)
 
-    def _advance(self, job: Job, counters: Counters) -> None:
-        """Make some equal calls, and advance what the contexts count.
-
-        Raises:
-            InapplicableError: it does not grow by a constant.
-        """
+    def _observe(self, job: Job, counters: Counters) -> None:
+        """Make some equal calls, and read what the contexts count after each."""
         import torch.distributed as dist
 
         problem = self.problem(job.calls[0])
@@ -196,9 +196,23 @@ class RankRunner:
             if self.rank == 0 and number >= FIRST:
                 counters.read()
             dist.barrier()
+
+    def _advance(self, counters: Counters) -> None:
+        """Advance what the contexts count, after all work of all ranks.
+
+        Raises:
+            InapplicableError: it does not grow by a constant.
+        """
+        import torch.distributed as dist
+
+        from tlmatrix.interpreter.sync.context import current_rank
+
+        with wrapping_entry_errors():
+            self.binding.backend.synchronize()
+        dist.barrier()
         if self.rank == 0:
             try:
-                counters.advance()
+                counters.advance(current_rank().world.flags)
             except NotLinearError:
                 counters.contexts.clear()
         dist.barrier()

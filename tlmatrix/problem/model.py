@@ -257,7 +257,7 @@ class LayoutRelation(Relation):
 
 @dataclass(frozen=True)
 class ManyCallsRelation(Relation):
-    """The problems are called after so many calls that flags pass 2^31."""
+    """The two problems are called after so many calls that flags pass 2^31, and others 2^32."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -155,15 +155,15 @@ def with_one_relation(problem: Problem, seed: int) -> Problem:
 
 
 def with_many_calls(spec: Spec, case: Case, problem: Problem) -> Problem:
-    """Calls after so many that epochs and flags pass 2^31, on several ranks."""
+    """Calls after so many that epochs and flags pass 2^31 and 2^32, on several ranks."""
     if spec.context is None or case.values.get(WORLD) == 1 or many_ranks(spec, case):
         return problem
     relation = ManyCallsRelation(
         "many_calls",
         "repeat",
-        (problem,) * 4,
-        because="what the context counts was advanced to just below 2^31; advanced by a few calls, "
-        "the results are right: compare flags by their signed difference, in 32 bits",
+        (problem,) * 2,
+        because="what the context counts was advanced to just below 2^31, or 2^32; advanced by a "
+        "few calls, the results are right: compare flags by their signed difference, in 32 bits",
     )
     return problem.with_relations("repeat", lambda: (relation,))
 

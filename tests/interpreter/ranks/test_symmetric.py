@@ -314,6 +314,21 @@ def test_a_wait_of_the_stream_itself_needs_no_multiprocessor():
         assert simulate(program, world=2, seed=seed, sms=1).reports == ()
 
 
+@pytest.mark.parametrize("value", [-1, 2**32])
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_flag_of_a_stream_is_a_uint32(waits, value):
+    def program(rank):
+        own, _ = flags_of_ranks()
+        if waits:
+            wait_by_the_stream(own, 1, value)
+        else:
+            symm_mem._SymmetricMemory.stream_write_value32(own.view(torch.uint32), 1, value)
+
+    error = OverflowError if waits else RuntimeError
+    with pytest.raises(error, match=f"value must be .* got {value}; pass its low 32 bits"):
+        simulate(program, world=2, seed=0)
+
+
 def test_a_wait_of_the_stream_itself_that_nobody_ends_is_a_deadlock():
     def program(rank):
         own, _ = flags_of_ranks()

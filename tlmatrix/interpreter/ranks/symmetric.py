@@ -446,7 +446,13 @@ def write_value(tensor: torch.Tensor, offset: int, val: int, count: int = 1) -> 
 
     Raises:
         InterpreterError: for flags past the end of the tensor.
+        RuntimeError: the value is no uint32, as PyTorch requires.
     """
+    if not 0 <= val < 2**32:
+        raise RuntimeError(
+            f"a flag's value must be in the range of [0, 4294967295] (uint32), got {val}; "
+            "pass its low 32 bits (value & 0xFFFFFFFF)"
+        )
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # noqa: SLF001
         flags = tensor.detach().view(-1)
         if offset < 0 or offset + count > len(flags):
@@ -469,7 +475,7 @@ def stream_write_value(tensor: torch.Tensor, offset: int, val: int) -> torch.Ten
 
     Raises:
         InterpreterError: for a flag past the end of the tensor.
-        RuntimeError: the current stream is captured to a CUDA graph.
+        RuntimeError: the value is no uint32, or the current stream is captured to a CUDA graph.
     """
     capture = current_rank().stream.capture
     if capture is not None:
@@ -489,8 +495,14 @@ def stream_wait_value(stream: Any, addr: Any, value: Any, flags: Any) -> tuple[i
     Raises:
         InterpreterError: for a stream that the rank does not have, an address outside of symmetric
             memory, or a comparison other than at least (0) and equal (1).
+        OverflowError: the value is no uint32, as for the driver's bindings.
         RuntimeError: the stream is captured to a CUDA graph.
     """
+    if not 0 <= int(value) < 2**32:
+        raise OverflowError(
+            f"cuStreamWaitValue32: the value must be an unsigned number of 32 bits, got "
+            f"{int(value)}; pass its low 32 bits (value & 0xFFFFFFFF)"
+        )
     if current_rank().world.state["traced"]:
         return (0,)  # kernels are only traced, those too that would raise the flag
     rank, address = current_rank(), int(addr)

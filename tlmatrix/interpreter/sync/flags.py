@@ -32,6 +32,11 @@ _SPINS = 3
 """Reads of an unchanged flag after which an agent counts as waiting for it."""
 
 
+def to_int32(value: int) -> int:
+    """The low 32 bits of an integer, as an int32."""
+    return (value + 2**31) % 2**32 - 2**31
+
+
 @dataclass
 class Write:
     """A write of a flag.
@@ -111,6 +116,14 @@ class Flag:
         self.lost = None
         self.version += 1
         agent.tick()
+
+    def advance(self, number: int) -> None:
+        """Add to the values that it had, in 32 bits, as if it had been increased by more writes."""
+        if self.before is not None:
+            self.before = to_int32(self.before + number)
+        for write in self.writes:
+            write.value = to_int32(write.value + number)
+        self._since.clear()
 
     def since(self, holds: Callable[[int], bool]) -> Published:
         """What was published when a condition began to hold that has held since then.
