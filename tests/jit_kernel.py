@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import tilelang
@@ -24,13 +25,15 @@ def jit_kernel(function: Callable[..., Any] | None = None, **options: Any) -> An
             in `options`. The others are parameters of the factory.
         options: parameters of the kernel by name: a dtype (f16, i32, u8, b16, another by its name,
             or a parameter of the factory) and a shape, of expressions over the factory's
-            parameters, where other names are symbolic sizes; `name`, of the kernel if it is another
-            than that of the function; and what `tilelang.jit` takes.
+            parameters, where other names are symbolic sizes; `threads`, of a kernel of one block
+            without a `T.Kernel` of its own; `name`, of the kernel if it is another than that of the
+            function; and what `tilelang.jit` takes.
     """
     if function is None:
         return lambda decorated: jit_kernel(decorated, **options)
     parameters = inspect.signature(function).parameters
     name = options.pop("name", function.__name__)
+    threads = 0 if "threads" in parameters else options.pop("threads", 0)
     spelled = {each: options.pop(each) for each in parameters if each in options}
     static = [
         each
@@ -44,7 +47,8 @@ def jit_kernel(function: Callable[..., Any] | None = None, **options: Any) -> An
         bound.apply_defaults()
         known = _Names({**function.__globals__, **_closed_over(function), **bound.arguments})
         given = {each: _parameter(text, known) for each, text in spelled.items()}
-        return _traced(function, name, {**_parameters(function), **given, **bound.arguments})
+        values = {**_parameters(function), **given, **bound.arguments}
+        return _traced(function, name, values, threads)
 
     build.__name__, build.__signature__, build.__wrapped__ = name, signature, function
     return tilelang.jit(build, **options)
@@ -80,12 +84,29 @@ def _parameter(text: str, known: Mapping[str, Any]) -> Any:
     return T.Tensor(eval(f"({shape.removesuffix(']')},)", {}, known), getattr(T, dtype, dtype))
 
 
-def _traced(function: Callable[..., Any], name: str, values: Mapping[str, Any]) -> Any:
+class _Builder(builder.Builder):
+    """Opens one block of `threads` once the last parameter is bound; 0: the function does."""
+
+    def __init__(self, last: str, threads: int) -> None:
+        super().__init__()
+        self._last, self._threads = last, threads
+        self.opened = ExitStack()
+
+    def prim_func_arg(self, name: str, value: Any) -> Any:
+        bound = super().prim_func_arg(name, value)
+        if name == self._last and self._threads:
+            self.opened.enter_context(self.with_frame(T.Kernel(1, threads=self._threads)))
+        return bound
+
+
+def _traced(
+    function: Callable[..., Any], name: str, values: Mapping[str, Any], threads: int
+) -> Any:
     """`T.prim_func`, with values of the factory's parameters beside the kernel's."""
-    made = builder.Builder()
-    generate = builder.mutate(function).gen
     ordered = {each: values[each] for each in inspect.signature(function).parameters}
-    with made.prim_func(name):
+    made = _Builder(list(ordered)[-1], threads)
+    generate = builder.mutate(function).gen
+    with made.prim_func(name), made.opened:
         generate(made)(**ordered)
     found = builder._patch_prim_func_attrs(made.get(), made)
     found.orig_func = function

@@ -58,20 +58,23 @@ def softmax_reference(x, cu_seqlens):
 
 
 @jit_kernel(
-    x="f32[total, CHANNELS]", offsets="i32[batch + 1]", y="f32[batch, CHANNELS]", name="sums"
+    x="f32[total, CHANNELS]",
+    offsets="i32[batch + 1]",
+    y="f32[batch, CHANNELS]",
+    name="sums",
+    threads=32,
 )
 def _sums_kernel(x, offsets, y, total, batch, bug):
-    with T.Kernel(1, threads=32) as _:
-        carry = T.alloc_fragment((CHANNELS,), "float32")
-        for sequence in T.serial(batch):
-            start, end = offsets[sequence], offsets[sequence + 1]
-            if bug != "carry" or end > start:
-                T.fill(carry, 0.0)
-            for row in T.serial(start, end):
-                for j in T.Parallel(CHANNELS):
-                    carry[j] += x[row, j]
+    carry = T.alloc_fragment((CHANNELS,), "float32")
+    for sequence in T.serial(batch):
+        start, end = offsets[sequence], offsets[sequence + 1]
+        if bug != "carry" or end > start:
+            T.fill(carry, 0.0)
+        for row in T.serial(start, end):
             for j in T.Parallel(CHANNELS):
-                y[sequence, j] = carry[j]
+                carry[j] += x[row, j]
+        for j in T.Parallel(CHANNELS):
+            y[sequence, j] = carry[j]
 
 
 def segment_sums(x, cu_seqlens, bug=None):

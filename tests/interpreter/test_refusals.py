@@ -13,12 +13,11 @@ from tlmatrix.interpreter import Unsupported
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
-@jit_kernel(Y="f32[32]", name="main")
+@jit_kernel(Y="f32[32]", name="main", threads=32)
 def thread_index(Y):
-    with T.Kernel(1, threads=32):
-        tx = T.get_thread_binding(0)
-        for i in T.Parallel(32):
-            Y[i] = tx  # here
+    tx = T.get_thread_binding(0)
+    for i in T.Parallel(32):
+        Y[i] = tx  # here
 
 
 @jit_kernel(X="f32[32]", name="main")
@@ -28,26 +27,23 @@ def barrier_of_some_threads(X):
             T.cluster_sync()  # here
 
 
-@jit_kernel(Y="f32[32]", name="main")
+@jit_kernel(Y="f32[32]", name="main", threads=32)
 def extern(Y):
-    with T.Kernel(1, threads=32):
-        for i in T.Parallel(32):
-            Y[i] = T.call_extern("float32", "my_device_function", i)  # here
+    for i in T.Parallel(32):
+        Y[i] = T.call_extern("float32", "my_device_function", i)  # here
 
 
-@jit_kernel(Y="f32[32]", name="main")
+@jit_kernel(Y="f32[32]", name="main", threads=32)
 def shuffle(Y):
-    with T.Kernel(1, threads=32):
-        for i in T.Parallel(32):
-            Y[i] = T.shfl_xor(Y[i], 1)  # here
+    for i in T.Parallel(32):
+        Y[i] = T.shfl_xor(Y[i], 1)  # here
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fnuz", "float8_e5m2fnuz", "bfloat16x2"])
 def test_elements_that_the_interpreter_does_not_compute_with_are_refused(dtype):
-    @jit_kernel(name="main")
+    @jit_kernel(name="main", threads=32)
     def kernel(A: T.Tensor((32,), dtype), B: T.Tensor((32,), dtype)):
-        with T.Kernel(1, threads=32):
-            T.copy(A, B)
+        T.copy(A, B)
 
     with pytest.raises(
         Unsupported, match=rf"a parameter of dtype {dtype} \(A\), in kernel main: ."
@@ -55,12 +51,11 @@ def test_elements_that_the_interpreter_does_not_compute_with_are_refused(dtype):
         kernel()
 
 
-@jit_kernel(Y="f32[32]", name="main")
+@jit_kernel(Y="f32[32]", name="main", threads=32)
 def random_numbers(Y):
-    with T.Kernel(1, threads=32):
-        T.rng_init(7)  # here
-        for i in T.Parallel(32):
-            Y[i] = T.rng_rand_float()
+    T.rng_init(7)  # here
+    for i in T.Parallel(32):
+        Y[i] = T.rng_rand_float()
 
 
 def products_by_descriptors(number):
@@ -78,17 +73,15 @@ def products_by_descriptors(number):
     return main
 
 
-@jit_kernel(Y="f32[4]", name="main")
+@jit_kernel(Y="f32[4]", name="main", threads=128)
 def descriptor(Y):
-    with T.Kernel(1, threads=128):
-        T.alloc_wgmma_desc()
-        Y[0] = 1
+    T.alloc_wgmma_desc()
+    Y[0] = 1
 
 
-@jit_kernel(Y="f16[64, 64]", name="main")
+@jit_kernel(Y="f16[64, 64]", name="main", threads=128)
 def tma_descriptor(Y):
-    with T.Kernel(1, threads=128):
-        T.create_tma_descriptor(6, 2, Y.data, 64, 64, 2, 128, 64, 64, 1, 1, 0, 3, 2, 0)
+    T.create_tma_descriptor(6, 2, Y.data, 64, 64, 2, 128, 64, 64, 1, 1, 0, 3, 2, 0)
 
 
 def test_each_kernel_is_refused_at_each_call():
@@ -133,12 +126,11 @@ def test_refused_by_name_and_line(factory, word):
 
 
 def test_a_thread_index_that_nothing_uses_is_no_obstacle():
-    @jit_kernel(Y="f32[32]", name="main")
+    @jit_kernel(Y="f32[32]", name="main", threads=32)
     def unused(Y):
-        with T.Kernel(1, threads=32):
-            T.get_thread_binding(0)
-            for i in T.Parallel(32):
-                Y[i] = 1.0
+        T.get_thread_binding(0)
+        for i in T.Parallel(32):
+            Y[i] = 1.0
 
     y = torch.zeros(32)
     unused()(y)
@@ -146,16 +138,15 @@ def test_a_thread_index_that_nothing_uses_is_no_obstacle():
 
 
 def test_a_local_variable_that_lanes_disagree_on_is_poisoned_after_the_loop():
-    @jit_kernel(Y="f32[2]", name="main", out_idx=[-1])
+    @jit_kernel(Y="f32[2]", name="main", out_idx=[-1], threads=32)
     def disagree(Y):
-        with T.Kernel(1, threads=32):
-            v = T.alloc_var("float32")
-            w = T.alloc_var("float32")
-            for i in T.Parallel(8):
-                v = i
-                w = 3.0
-            Y[0] = v
-            Y[1] = w
+        v = T.alloc_var("float32")
+        w = T.alloc_var("float32")
+        for i in T.Parallel(8):
+            v = i
+            w = 3.0
+        Y[0] = v
+        Y[1] = w
 
     got = disagree()()
     assert got[0].isnan()
@@ -163,11 +154,10 @@ def test_a_local_variable_that_lanes_disagree_on_is_poisoned_after_the_loop():
 
 
 def test_profiling_is_refused():
-    @jit_kernel(Y="f32[32]", name="main", out_idx=[-1])
+    @jit_kernel(Y="f32[32]", name="main", out_idx=[-1], threads=32)
     def fine(Y):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(32):
-                Y[i] = 1.0
+        for i in T.Parallel(32):
+            Y[i] = 1.0
 
     profiler = fine().get_profiler()
     profiler.assert_allclose(lambda: torch.ones(32))
@@ -183,10 +173,9 @@ def test_a_kernel_is_refused_once_and_looked_at_again_with_a_model(monkeypatch):
     generate = programs.generate
     monkeypatch.setattr(programs, "generate", lambda *args: made.append(1) or generate(*args))
 
-    @jit_kernel(Y="f32[32]", name="main")
+    @jit_kernel(Y="f32[32]", name="main", threads=1)
     def kernel(Y):
-        with T.Kernel(1, threads=1):
-            Y[0] = T.call_extern("float32", "test_refused_once", 2.0)
+        Y[0] = T.call_extern("float32", "test_refused_once", 2.0)
 
     messages = []
     for _ in range(3):

@@ -135,22 +135,21 @@ def test_sanitizers_say_so_as_well():
         assert not found.reports
 
 
-@jit_kernel(A="f32[16, 32]", B="f32[32, 16]", C="f32[16, 16]")
+@jit_kernel(A="f32[16, 32]", B="f32[32, 16]", C="f32[16, 16]", threads=32)
 def product(A, B, C, clear, alone):
-    with T.Kernel(1, threads=32) as _:
-        a = T.alloc_shared((16, 32), "float32")
-        b = T.alloc_shared((32, 16), "float32")
-        c = T.alloc_fragment((16, 16), "float32")
-        T.copy(A, a)
-        T.copy(B, b)
-        T.copy(C, c)
-        if not alone:
-            if clear:
-                T.clear(c)
-            else:
-                T.fill(c, 1)
-        T.gemm(a, b, c)
-        T.copy(c, C)
+    a = T.alloc_shared((16, 32), "float32")
+    b = T.alloc_shared((32, 16), "float32")
+    c = T.alloc_fragment((16, 16), "float32")
+    T.copy(A, a)
+    T.copy(B, b)
+    T.copy(C, c)
+    if not alone:
+        if clear:
+            T.clear(c)
+        else:
+            T.fill(c, 1)
+    T.gemm(a, b, c)
+    T.copy(c, C)
 
 
 @pytest.mark.parametrize(("clear", "alone"), [(True, False), (False, False), (False, True)])

@@ -14,16 +14,15 @@ def reports_of(factory, arguments, inputs):
     return outputs, {(r.sanitizer, r.buffer) for r in run.reports}
 
 
-@jit_kernel(X="f32[32, 4]", Y="f32[32]", out_idx=[1])
+@jit_kernel(X="f32[32, 4]", Y="f32[32]", out_idx=[1], threads=32)
 def running_maximum(X, Y, first):
-    with T.Kernel(1, threads=32):
-        t = T.get_thread_binding(0)
-        own = T.alloc_local((4,), "float32")
-        for k in T.unroll(4):
-            own[k] = X[t, k]
-            if k >= first and own[k - 1] > own[k]:
-                own[k] = own[k - 1]
-        Y[t] = own[3]
+    t = T.get_thread_binding(0)
+    own = T.alloc_local((4,), "float32")
+    for k in T.unroll(4):
+        own[k] = X[t, k]
+        if k >= first and own[k - 1] > own[k]:
+            own[k] = own[k - 1]
+    Y[t] = own[3]
 
 
 def test_the_second_operand_of_and_is_not_read_where_the_first_does_not_hold():
@@ -34,17 +33,16 @@ def test_the_second_operand_of_and_is_not_read_where_the_first_does_not_hold():
     assert reports_of(running_maximum, (0,), x)[1] == {("fragments", "own")}
 
 
-@jit_kernel(out_idx=[1])
+@jit_kernel(out_idx=[1], threads=32)
 def differs_from_the_one_before(X: T.Tensor((32, 4), "float32"), Y: T.Tensor((32,), "int32")):
-    with T.Kernel(1, threads=32):
-        t = T.get_thread_binding(0)
-        own = T.alloc_local((4,), "float32")
-        count = T.alloc_var("int32", init=0)
-        for k in T.unroll(4):
-            own[k] = X[t, k]
-            if k == 0 or own[k - 1] != own[k]:
-                count = count + 1
-        Y[t] = count
+    t = T.get_thread_binding(0)
+    own = T.alloc_local((4,), "float32")
+    count = T.alloc_var("int32", init=0)
+    for k in T.unroll(4):
+        own[k] = X[t, k]
+        if k == 0 or own[k - 1] != own[k]:
+            count = count + 1
+    Y[t] = count
 
 
 def test_the_second_operand_of_or_is_not_read_where_the_first_holds():
@@ -73,17 +71,16 @@ def test_lanes_whose_store_is_skipped_read_nothing_that_matters():
 
 
 # Some lanes load a number, and every lane takes those of the first four.
-@jit_kernel(X="f32[32]", Y="f32[32]", out_idx=[1])
+@jit_kernel(X="f32[32]", Y="f32[32]", out_idx=[1], threads=32)
 def handed_round(X, Y, known):
-    with T.Kernel(1, threads=32):
-        t = T.get_thread_binding(0)
-        mine = T.alloc_var("float32")
-        total = T.alloc_var("float32", init=0.0)
-        if t < known:
-            mine = X[t]
-        for k in T.serial(4):
-            total = total + T.shfl_sync(mine, k)
-        Y[t] = total
+    t = T.get_thread_binding(0)
+    mine = T.alloc_var("float32")
+    total = T.alloc_var("float32", init=0.0)
+    if t < known:
+        mine = X[t]
+    for k in T.serial(4):
+        total = total + T.shfl_sync(mine, k)
+    Y[t] = total
 
 
 @pytest.mark.parametrize(("known", "expected"), [(4, set()), (3, {("uninitialised", "mine")})])

@@ -18,20 +18,19 @@ def two_groups(second, handshake=True):
         handshake: whether the first waits.
     """
 
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=256)
     def kernel(X: T.Tensor((2, 128), "float32"), Y: T.Tensor((2, 128), "float32")):
-        with T.Kernel(1, threads=256):
-            s = T.alloc_shared((2, 128), "float32")
-            with T.ws(0):
-                if handshake:
-                    T.sync_threads(1, 256)
-                T.copy(X[0, :], s[0, :])
-                T.copy(s[0, :], Y[0, :])
-            with T.ws(1):
-                if handshake:
-                    T.named_barrier_arrive(1, 256)
-                T.copy(X[1, :], s[second, :])
-                T.copy(s[second, :], Y[1, :])
+        s = T.alloc_shared((2, 128), "float32")
+        with T.ws(0):
+            if handshake:
+                T.sync_threads(1, 256)
+            T.copy(X[0, :], s[0, :])
+            T.copy(s[0, :], Y[0, :])
+        with T.ws(1):
+            if handshake:
+                T.named_barrier_arrive(1, 256)
+            T.copy(X[1, :], s[second, :])
+            T.copy(s[second, :], Y[1, :])
 
     return kernel()
 

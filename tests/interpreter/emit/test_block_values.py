@@ -62,12 +62,11 @@ def test_a_slice_of_shared_memory_ends_at_a_variable(sanitize):
 
 
 def test_products_and_sums_of_conditions():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def inside(X: T.Tensor((32,), "float32"), Y: T.Tensor((2, 32), "float32")):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(32):
-                Y[0, i] = T.if_then_else((i > 3) * (i < 20), X[i], 0.0)
-                Y[1, i] = T.if_then_else((i < 3) + (i > 20), X[i], 0.0)
+        for i in T.Parallel(32):
+            Y[0, i] = T.if_then_else((i > 3) * (i < 20), X[i], 0.0)
+            Y[1, i] = T.if_then_else((i < 3) + (i > 20), X[i], 0.0)
 
     x, i = torch.randn(32), torch.arange(32)
     zero = torch.zeros(())

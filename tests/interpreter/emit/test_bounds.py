@@ -15,13 +15,12 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 GUARDS_OFF = {tilelang.PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS: True}
 
 
-@jit_kernel(X="dtype[n]", shift="i32", Y="dtype[32]", name="main", out_idx=[-1])
+@jit_kernel(X="dtype[n]", shift="i32", Y="dtype[32]", name="main", out_idx=[-1], threads=32)
 def shifted_load(X, shift, Y, dtype, safe=None):
-    with T.Kernel(1, threads=32):
-        if safe is not None:
-            T.annotate_safe_value({X: safe})
-        for i in T.Parallel(32):
-            Y[i] = X[i + shift]
+    if safe is not None:
+        T.annotate_safe_value({X: safe})
+    for i in T.Parallel(32):
+        Y[i] = X[i + shift]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32"])
@@ -41,11 +40,10 @@ def test_a_guarded_load_outside_reads_the_annotated_safe_value():
 def test_a_guarded_store_outside_is_skipped(shift):
     n = T.dynamic("n")
 
-    @jit_kernel
+    @jit_kernel(threads=32)
     def store(Y: T.Tensor((n,), "float16"), shift: T.int32):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(8):
-                Y[i + shift] = 1.0
+        for i in T.Parallel(8):
+            Y[i + shift] = 1.0
 
     y = torch.zeros(12).half()
     store()(y, shift)
@@ -89,13 +87,12 @@ def test_a_copy_is_predicated_on_both_sides(row, column, dtype):
 
 
 def test_a_copy_into_a_shared_tile_that_is_too_small_skips_the_rest():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def narrow(X: T.Tensor((16,), "float32"), o: T.int32, Y: T.Tensor((16,), "float32")):
-        with T.Kernel(1, threads=32):
-            s = T.alloc_shared((16,), "float32")
-            T.fill(s, -1)
-            T.copy(X[0:8], s[o : o + 8])
-            T.copy(s, Y)
+        s = T.alloc_shared((16,), "float32")
+        T.fill(s, -1)
+        T.copy(X[0:8], s[o : o + 8])
+        T.copy(s, Y)
 
     x = torch.randn(16)
     got = narrow()(x, 12)
@@ -106,15 +103,14 @@ def test_a_copy_into_a_shared_tile_that_is_too_small_skips_the_rest():
 def test_a_loaded_index_is_guarded_element_by_element():
     n = T.dynamic("n")
 
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def gather(
         X: T.Tensor((n, 4), "float16"),
         Index: T.Tensor((8,), "int32"),
         Y: T.Tensor((8, 4), "float16"),
     ):
-        with T.Kernel(1, threads=32):
-            for i, j in T.Parallel(8, 4):
-                Y[i, j] = X[Index[i], j]
+        for i, j in T.Parallel(8, 4):
+            Y[i, j] = X[Index[i], j]
 
     x = torch.randn(5, 4).half()
     index = torch.tensor([0, 4, 5, -1, 100, 2, -100, 3], dtype=torch.int32)
@@ -150,11 +146,10 @@ def check_error(error, function, text, *words):
 def test_without_guards_a_load_outside_is_an_error_that_names_the_line():
     n = T.dynamic("n")
 
-    @jit_kernel(pass_configs=GUARDS_OFF, out_idx=[-1])
+    @jit_kernel(pass_configs=GUARDS_OFF, out_idx=[-1], threads=32)
     def unguarded(X: T.Tensor((n,), "float32"), Y: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(32):
-                Y[i] = X[i]  # the bad line
+        for i in T.Parallel(32):
+            Y[i] = X[i]  # the bad line
 
     with pytest.raises(InterpreterError) as error:
         unguarded()(torch.ones(20))
@@ -165,10 +160,9 @@ def test_without_guards_a_load_outside_is_an_error_that_names_the_line():
 def test_a_constant_index_is_not_guarded():
     n = T.dynamic("n")
 
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def constant(X: T.Tensor((n,), "float32"), Y: T.Tensor((1,), "float32")):
-        with T.Kernel(1, threads=32):
-            Y[0] = X[7]  # the bad line
+        Y[0] = X[7]  # the bad line
 
     assert constant()(torch.arange(8.0)).item() == 7.0
     with pytest.raises(InterpreterError) as error:
@@ -180,13 +174,12 @@ def test_a_constant_index_is_not_guarded():
 def test_shared_and_fragment_memory_outside_is_an_error(scope):
     alloc = T.alloc_shared if scope == "shared" else T.alloc_fragment
 
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def outside(shift: T.int32, Y: T.Tensor((16,), "float32")):
-        with T.Kernel(1, threads=32):
-            s = alloc((16,), "float32")
-            T.clear(s)
-            for i in T.Parallel(16):
-                Y[i] = s[i + shift]  # the bad line
+        s = alloc((16,), "float32")
+        T.clear(s)
+        for i in T.Parallel(16):
+            Y[i] = s[i + shift]  # the bad line
 
     assert outside()(0).eq(0).all()
     for shift in (-1, 1):
@@ -197,18 +190,17 @@ def test_shared_and_fragment_memory_outside_is_an_error(scope):
 
 
 def test_a_branch_that_is_not_taken_reads_nothing():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def lazy(Y: T.Tensor((32,), "float32"), Z: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=32):
-            s = T.alloc_shared((16,), "float32")
-            T.fill(s, 3)
-            for i in T.Parallel(32):
-                Y[i] = T.if_then_else(i < 16, s[i], -1.0)
-            for i in T.Parallel(32):
-                if i >= 16:
-                    Z[i] = s[i - 16]
-                else:
-                    Z[i] = 0.0
+        s = T.alloc_shared((16,), "float32")
+        T.fill(s, 3)
+        for i in T.Parallel(32):
+            Y[i] = T.if_then_else(i < 16, s[i], -1.0)
+        for i in T.Parallel(32):
+            if i >= 16:
+                Z[i] = s[i - 16]
+            else:
+                Z[i] = 0.0
 
     z = lazy()(y := torch.empty(32))
     assert y.tolist() == [3.0] * 16 + [-1.0] * 16
@@ -216,13 +208,12 @@ def test_a_branch_that_is_not_taken_reads_nothing():
 
 
 def test_a_lane_that_is_outside_is_named():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def lane(Index: T.Tensor((8,), "int32"), Y: T.Tensor((8,), "float32")):
-        with T.Kernel(1, threads=32):
-            s = T.alloc_shared((4,), "float32")
-            T.clear(s)
-            for i in T.Parallel(8):
-                Y[i] = s[Index[i]]
+        s = T.alloc_shared((4,), "float32")
+        T.clear(s)
+        for i in T.Parallel(8):
+            Y[i] = s[Index[i]]
 
     index = torch.tensor([0, 1, 2, 3, 9, 0, 0, 0], dtype=torch.int32)
     with pytest.raises(InterpreterError, match=r"s\[9\]"):

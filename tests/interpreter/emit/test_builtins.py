@@ -39,25 +39,25 @@ def test_bits_are_counted(name, values, expected):
 
 
 def test_bits_of_a_scalar_are_counted_in_its_width():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def kernel(x: T.int32, Y: T.Tensor((4,), "int32")):
-        with T.Kernel(1, threads=32):
-            Y[0] = T.popcount(x)
-            Y[1] = T.call_extern("int32", "__clz", x)
-            Y[2] = T.call_extern("int32", "__ffs", x)
-            Y[3] = T.call_extern("int32", "max", x, -5)
+        Y[0] = T.popcount(x)
+        Y[1] = T.call_extern("int32", "__clz", x)
+        Y[2] = T.call_extern("int32", "__ffs", x)
+        Y[3] = T.call_extern("int32", "max", x, -5)
 
     assert kernel()(-16).tolist() == [28, 0, 5, -5]
 
 
 def test_the_bit_that_is_set_after_others():
-    @jit_kernel(mask="u32[64]", base="u32[64]", offset="i32[64]", Y="u32[65]", out_idx=[-1])
+    @jit_kernel(
+        mask="u32[64]", base="u32[64]", offset="i32[64]", Y="u32[65]", out_idx=[-1], threads=64
+    )
     def kernel(mask, base, offset, Y):
-        with T.Kernel(1, threads=64):
-            for i in T.Parallel(64):
-                Y[i] = T.__fns(mask[i], base[i], offset[i])
-            T.call_extern("void", "__nanosleep", 100)
-            Y[64] = T.call_extern("uint32", "__fns", T.uint32(0b10110), T.uint32(4), -2)
+        for i in T.Parallel(64):
+            Y[i] = T.__fns(mask[i], base[i], offset[i])
+        T.call_extern("void", "__nanosleep", 100)
+        Y[64] = T.call_extern("uint32", "__fns", T.uint32(0b10110), T.uint32(4), -2)
 
     def right(mask, base, offset):
         places = range(base, 32) if offset > 0 else range(min(base, 32), -1, -1)
@@ -102,13 +102,12 @@ def test_rounding_to_an_integer_follows_its_name():
 
 
 def test_round_keeps_ties_even_unless_it_says_away_from_zero():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def kernel(X: T.Tensor((6,), "float32"), Y: T.Tensor((3, 6), "float32")):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(6):
-                Y[0, i] = T.round(X[i])
-                Y[1, i] = T.round(X[i], "ties-away-from-zero")
-                Y[2, i] = T.call_extern("float32", "roundf", X[i])
+        for i in T.Parallel(6):
+            Y[0, i] = T.round(X[i])
+            Y[1, i] = T.round(X[i], "ties-away-from-zero")
+            Y[2, i] = T.call_extern("float32", "roundf", X[i])
 
     even, away, extern = kernel()(torch.tensor([0.5, 1.5, 2.5, -0.5, -2.5, 2.6])).tolist()
     assert even == [0, 2, 2, 0, -2, 3]
@@ -130,17 +129,16 @@ def test_events_of_the_profiler_have_no_effect():
 
 
 def test_lanes_of_a_warp_are_matched_shuffled_and_asked():
-    @jit_kernel
+    @jit_kernel(threads=64)
     def kernel(X: T.Tensor((64,), "int32"), Y: T.Tensor((4, 64), "int32")):
-        with T.Kernel(1, threads=64):
-            tx = T.get_thread_binding()
-            same = T.call_extern("uint32", "__match_any_sync", 0xFFFFFFFF, X[tx])
-            Y[0, tx] = T.call_extern("int32", "__popc", same)
-            Y[1, tx] = T.call_extern("int32", "__shfl_xor_sync", 0xFFFFFFFF, X[tx], 1)
-            odd = T.call_extern("uint32", "__ballot_sync", 0xFFFFFFFF, X[tx] % 2 == 1)
-            Y[2, tx] = T.call_extern("int32", "__popc", odd)
-            Y[3, tx] = T.call_extern("int32", "__any_sync", 0xFFFFFFFF, X[tx] > 6)
-            T.evaluate(T.call_extern("int32", "__syncwarp"))
+        tx = T.get_thread_binding()
+        same = T.call_extern("uint32", "__match_any_sync", 0xFFFFFFFF, X[tx])
+        Y[0, tx] = T.call_extern("int32", "__popc", same)
+        Y[1, tx] = T.call_extern("int32", "__shfl_xor_sync", 0xFFFFFFFF, X[tx], 1)
+        odd = T.call_extern("uint32", "__ballot_sync", 0xFFFFFFFF, X[tx] % 2 == 1)
+        Y[2, tx] = T.call_extern("int32", "__popc", odd)
+        Y[3, tx] = T.call_extern("int32", "__any_sync", 0xFFFFFFFF, X[tx] > 6)
+        T.evaluate(T.call_extern("int32", "__syncwarp"))
 
     x = torch.randint(0, 8, (64,), dtype=torch.int32)
     x[:32] %= 7
@@ -160,17 +158,16 @@ def test_a_function_of_the_users_own_is_still_refused():
 
 
 def test_a_number_is_a_condition_where_it_is_not_zero():
-    @jit_kernel
+    @jit_kernel(threads=64)
     def kernel(X: T.Tensor((64,), "int64"), flag: T.int32, Y: T.Tensor((64,), "int32")):
-        with T.Kernel(1, threads=64):
-            for i in T.Parallel(64):
-                if i < 60:
-                    if X[i] & 6:
-                        Y[i] = T.if_then_else((X[i] & 4) != 0, 2, 1)
-                    else:
-                        Y[i] = 0
-                if flag & 2:
-                    Y[i] = Y[i] + 10
+        for i in T.Parallel(64):
+            if i < 60:
+                if X[i] & 6:
+                    Y[i] = T.if_then_else((X[i] & 4) != 0, 2, 1)
+                else:
+                    Y[i] = 0
+            if flag & 2:
+                Y[i] = Y[i] + 10
 
     x = torch.arange(64)
     expected = torch.where(x & 4 != 0, 2, torch.where(x & 2 != 0, 1, 0))
@@ -183,12 +180,11 @@ def test_a_number_is_a_condition_where_it_is_not_zero():
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_narrow_integer_shifted_to_the_left_is_cut_where_it_is_stored(dtype, alone):
-    @jit_kernel
+    @jit_kernel(threads=32)
     def kernel(X: T.Tensor((8,), dtype), W: T.Tensor((8,), "int32"), N: T.Tensor((8,), dtype)):
-        with T.Kernel(1, threads=32):
-            for i in T.serial(8) if alone else T.Parallel(8):
-                W[i] = T.cast(X[i] << 12, "int32") | 1
-                N[i] = X[i] << 6
+        for i in T.serial(8) if alone else T.Parallel(8):
+            W[i] = T.cast(X[i] << 12, "int32") | 1
+            N[i] = X[i] << 6
 
     x = torch.tensor([0, 1, 2, 3, 5, 77, 100, 127]).to(getattr(torch, dtype))
     w, n = torch.empty(8, dtype=torch.int32), torch.empty_like(x)

@@ -11,19 +11,18 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def test_branches_in_a_parallel_loop():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=128)
     def branches(X: T.Tensor((40, 64), "float32"), Y: T.Tensor((40, 64), "float32")):
-        with T.Kernel(1, threads=128):
-            for i, j in T.Parallel(40, 64):
-                if i + 3 < j:
-                    Y[i, j] = X[i, j] * 2.0
-                elif X[i, j] > 0.5:
-                    Y[i, j] = 7.0
-                else:  # noqa: PLR5501  # a nested branch is the point
-                    if j % 2 == 0:
-                        Y[i, j] = -1.0
-                    else:
-                        Y[i, j] = X[i, j]
+        for i, j in T.Parallel(40, 64):
+            if i + 3 < j:
+                Y[i, j] = X[i, j] * 2.0
+            elif X[i, j] > 0.5:
+                Y[i, j] = 7.0
+            else:  # noqa: PLR5501  # a nested branch is the point
+                if j % 2 == 0:
+                    Y[i, j] = -1.0
+                else:
+                    Y[i, j] = X[i, j]
 
     x = torch.randn(40, 64)
     i, j = torch.arange(40)[:, None], torch.arange(64)[None, :]
@@ -92,20 +91,19 @@ def test_serial_loops_while_and_variables():
 
 
 def test_a_loop_by_lane_with_local_variables():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def triangular(N: T.Tensor((16,), "int32"), Y: T.Tensor((16, 2), "float32")):
-        with T.Kernel(1, threads=32):
-            total = T.alloc_var("float32")
-            pair = T.alloc_local([2], "float32")
-            for i in T.Parallel(16):
-                total = 0.0
-                pair[0] = 1.0
-                pair[1] = 0.0
-                for k in T.serial(N[i]):
-                    total = total + k
-                    pair[1] = pair[1] + pair[0]
-                Y[i, 0] = total
-                Y[i, 1] = pair[1]
+        total = T.alloc_var("float32")
+        pair = T.alloc_local([2], "float32")
+        for i in T.Parallel(16):
+            total = 0.0
+            pair[0] = 1.0
+            pair[1] = 0.0
+            for k in T.serial(N[i]):
+                total = total + k
+                pair[1] = pair[1] + pair[0]
+            Y[i, 0] = total
+            Y[i, 1] = pair[1]
 
     n = torch.randint(0, 9, (16,), dtype=torch.int32)
     got = triangular()(n)
@@ -114,31 +112,29 @@ def test_a_loop_by_lane_with_local_variables():
 
 
 def test_a_while_loop_that_ends_lane_by_lane():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def halve(X: T.Tensor((16,), "int32"), Y: T.Tensor((16,), "int32")):
-        with T.Kernel(1, threads=32):
-            n = T.alloc_var("int32")
-            steps = T.alloc_var("int32")
-            for i in T.Parallel(16):
-                n = X[i]
-                steps = 0
-                while n > 0:
-                    n = n // 2
-                    steps = steps + 1
-                Y[i] = steps
+        n = T.alloc_var("int32")
+        steps = T.alloc_var("int32")
+        for i in T.Parallel(16):
+            n = X[i]
+            steps = 0
+            while n > 0:
+                n = n // 2
+                steps = steps + 1
+            Y[i] = steps
 
     x = torch.randint(0, 5000, (16,), dtype=torch.int32)
     assert halve()(x).tolist() == [int(v).bit_length() for v in x]
 
 
 def test_nested_parallel_loops_of_different_depth():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def nested(X: T.Tensor((8, 12), "float32"), Y: T.Tensor((8, 13), "float32")):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(8):
-                Y[i, 12] = X[i, 0]
-                for j in T.Parallel(12):
-                    Y[i, j] = X[i, j] + X[i, 0]
+        for i in T.Parallel(8):
+            Y[i, 12] = X[i, 0]
+            for j in T.Parallel(12):
+                Y[i, j] = X[i, j] + X[i, 0]
 
     x = torch.randn(8, 12)
     assert torch.equal(nested()(x), torch.cat([x + x[:, :1], x[:, :1]], 1))
@@ -191,14 +187,13 @@ def test_persistent_and_pipelined_loops():
 
 
 def test_unrolled_and_vectorized_loops():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def unrolled(X: T.Tensor((8, 4), "float32"), Y: T.Tensor((8, 4), "float32")):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(8):
-                for v in T.vectorized(4):
-                    Y[i, v] = X[i, v] * 2.0
-            for u in T.unroll(3):
-                Y[u, 0] = 9.0
+        for i in T.Parallel(8):
+            for v in T.vectorized(4):
+                Y[i, v] = X[i, v] * 2.0
+        for u in T.unroll(3):
+            Y[u, 0] = 9.0
 
     x = torch.randn(8, 4)
     expected = x * 2
@@ -221,16 +216,15 @@ def test_a_workspace_in_global_memory_is_seen_by_all_blocks():
 
 
 def test_a_binding_keeps_the_value_a_variable_had():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def fibonacci(Y: T.Tensor((10,), "int32")):
-        with T.Kernel(1, threads=32):
-            a = T.alloc_var("int32", init=0)
-            b = T.alloc_var("int32", init=1)
-            for k in T.serial(10):
-                old: T.int32 = a
-                Y[k] = old
-                a = b
-                b = old + b
+        a = T.alloc_var("int32", init=0)
+        b = T.alloc_var("int32", init=1)
+        for k in T.serial(10):
+            old: T.int32 = a
+            Y[k] = old
+            a = b
+            b = old + b
 
     assert fibonacci()().tolist() == [0, 1, 1, 2, 3, 5, 8, 13, 21, 34]
 
@@ -238,14 +232,13 @@ def test_a_binding_keeps_the_value_a_variable_had():
 def test_an_assumption_that_does_not_hold_is_an_error_that_quotes_it():
     """A compiler drops guards on the strength of it, so false it may do anything on a GPU."""
 
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=64)
     def assuming(starts: T.Tensor((2,), "int32"), Y: T.Tensor((64,), "int32")):
-        with T.Kernel(1, threads=64):
-            start = starts[0]
-            T.assume(start >= 0)
-            T.assume(start + 4 <= starts[1])
-            for i in T.Parallel(64):
-                Y[i] = start + i
+        start = starts[0]
+        T.assume(start >= 0)
+        T.assume(start + 4 <= starts[1])
+        for i in T.Parallel(64):
+            Y[i] = start + i
 
     kernel = assuming()
     assert kernel(torch.tensor([2, 6], dtype=torch.int32))[0] == 2
@@ -257,16 +250,15 @@ def test_an_assumption_that_does_not_hold_is_an_error_that_quotes_it():
 
 @pytest.mark.parametrize(("limit", "holds"), [(8, True), (9, False)])
 def test_assertions_and_assumptions_are_of_the_lanes_that_get_there(limit, holds):
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=64)
     def asserting(limit: T.int32, Y: T.Tensor((64,), "int32")):
-        with T.Kernel(1, threads=64):
-            for i in T.Parallel(64):
-                if i < limit:
-                    T.assume(i < 8)
-                    T.device_assert(i < 8)
-                    Y[i] = i
-                else:
-                    Y[i] = 0
+        for i in T.Parallel(64):
+            if i < limit:
+                T.assume(i < 8)
+                T.device_assert(i < 8)
+                Y[i] = i
+            else:
+                Y[i] = 0
 
     kernel = asserting()
     if holds:

@@ -52,13 +52,12 @@ def test_threads_past_the_end_return_before_they_read(n):
 
 
 def test_a_guard_that_lets_one_thread_too_many_go_on_is_found():
-    @jit_kernel(X="f32[n]", Y="f32[n]")
+    @jit_kernel(X="f32[n]", Y="f32[n]", threads=32)
     def doubled(X, Y, n):
-        with T.Kernel(1, threads=32):
-            tx = T.get_thread_binding()
-            if tx >= n - 1:  # HERE: the last element is left out
-                T.thread_return()
-            Y[tx] = X[tx] * 2.0
+        tx = T.get_thread_binding()
+        if tx >= n - 1:  # HERE: the last element is left out
+            T.thread_return()
+        Y[tx] = X[tx] * 2.0
 
     with interpret(sanitize=True, on_report="keep") as run:
         doubled(20)(torch.randn(20), torch.empty(20))
@@ -66,13 +65,12 @@ def test_a_guard_that_lets_one_thread_too_many_go_on_is_found():
 
 
 def test_a_return_inside_a_loop_is_refused_with_its_line():
-    @jit_kernel
+    @jit_kernel(threads=32)
     def looping(X: T.Tensor((8,), "float32")):
-        with T.Kernel(1, threads=32):
-            for i in T.serial(8):
-                if X[i] > 0:
-                    T.thread_return()
-                X[i] = 1.0
+        for i in T.serial(8):
+            if X[i] > 0:
+                T.thread_return()
+            X[i] = 1.0
 
     with pytest.raises(Unsupported, match=r"T.thread_return inside a loop \(.*early_returns.py:\d"):
         looping()

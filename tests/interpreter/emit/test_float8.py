@@ -9,16 +9,15 @@ from jit_kernel import jit_kernel
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
-@jit_kernel(A="source[8, columns]", B="float8_e5m2[8, columns]", out_idx=-1)
+@jit_kernel(A="source[8, columns]", B="float8_e5m2[8, columns]", out_idx=-1, threads=32)
 def moved(A, B, source, columns, *, loop):
-    with T.Kernel(1, threads=32):
-        tile = T.alloc_fragment((8, 16), source)
-        T.copy(A[0, 0], tile)
-        if loop:
-            for i, j in T.Parallel(8, 16):
-                B[i, j] = tile[i, j]
-        else:
-            T.copy(tile, B[0, 0])
+    tile = T.alloc_fragment((8, 16), source)
+    T.copy(A[0, 0], tile)
+    if loop:
+        for i, j in T.Parallel(8, 16):
+            B[i, j] = tile[i, j]
+    else:
+        T.copy(tile, B[0, 0])
 
 
 @pytest.mark.parametrize("loop", [False, True])
@@ -33,23 +32,21 @@ def test_a_conversion_saturates_and_a_copy_does_not(source, columns, loop):
 
 
 def test_a_constant_may_be_infinite():
-    @jit_kernel(out_idx=-1)
+    @jit_kernel(out_idx=-1, threads=32)
     def kernel(B: T.Tensor((8,), "float8_e5m2")):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(8):
-                B[i] = T.infinity("float8_e5m2")
+        for i in T.Parallel(8):
+            B[i] = T.infinity("float8_e5m2")
 
     assert torch.all(torch.isinf(kernel()().float()))
 
 
 def test_float8_e8m0fnu_holds_powers_of_two_rounded_up():
-    @jit_kernel(A="f32[8]", B="float8_e8m0fnu[8]", C="f32[8]", out_idx=[1, 2])
+    @jit_kernel(A="f32[8]", B="float8_e8m0fnu[8]", C="f32[8]", out_idx=[1, 2], threads=32)
     def kernel(A, B, C):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(8):
-                B[i] = A[i]
-            for i in T.Parallel(8):
-                C[i] = B[i]
+        for i in T.Parallel(8):
+            B[i] = A[i]
+        for i in T.Parallel(8):
+            C[i] = B[i]
 
     a = torch.tensor([1, 1.01, -3, 0.5, 0, 3e38, torch.inf, torch.nan])
     b, c = kernel()(a)

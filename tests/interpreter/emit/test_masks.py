@@ -11,12 +11,11 @@ from tlmatrix.interpreter.runtime import masks
 from tlmatrix_kernels.attention import varlen_attention
 
 
-@jit_kernel(Length="i32[1]", X="i32[extent]", Y="i32[extent]", out_idx=[2])
+@jit_kernel(Length="i32[1]", X="i32[extent]", Y="i32[extent]", out_idx=[2], threads=32)
 def masked(Length, X, Y, extent, test):
-    with T.Kernel(1, threads=32):
-        length = Length[0]
-        for i in T.Parallel(extent):
-            Y[i] = T.if_then_else(test(X, i, length), i, -1)
+    length = Length[0]
+    for i in T.Parallel(extent):
+        Y[i] = T.if_then_else(test(X, i, length), i, -1)
 
 
 @pytest.mark.parametrize(

@@ -42,39 +42,35 @@ def largest_of_fours(annotated=True, dtype="float32"):
     return main
 
 
-@jit_kernel(X="f32[32, 8]", Y="f32[32]", At="i32[32]", out_idx=[1, 2])
+@jit_kernel(X="f32[32, 8]", Y="f32[32]", At="i32[32]", out_idx=[1, 2], threads=32)
 def largest_and_where(X, Y, At):
     """The largest of each row and where it stands, by the one thread that has the row."""
-    with T.Kernel(1, threads=32):
-        x = T.alloc_fragment((32, 8), "float32")
-        top = T.alloc_fragment((32,), "float32")
-        at = T.alloc_fragment((32,), "int32")
-        T.annotate_layout({x: T.Fragment((32, 8), forward_fn=lambda i, j: (i, j))})
-        T.fill(top, -T.infinity("float32"))
-        T.fill(at, -1)
-        T.copy(X, x)
-        for i, j in T.Parallel(32, 8):
-            if x[i, j] > top[i]:
-                top[i] = x[i, j]
-                at[i] = j
-        T.copy(top, Y)
-        T.copy(at, At)
+    x = T.alloc_fragment((32, 8), "float32")
+    top = T.alloc_fragment((32,), "float32")
+    at = T.alloc_fragment((32,), "int32")
+    T.annotate_layout({x: T.Fragment((32, 8), forward_fn=lambda i, j: (i, j))})
+    T.fill(top, -T.infinity("float32"))
+    T.fill(at, -1)
+    T.copy(X, x)
+    for i, j in T.Parallel(32, 8):
+        if x[i, j] > top[i]:
+            top[i] = x[i, j]
+            at[i] = j
+    T.copy(top, Y)
+    T.copy(at, At)
 
 
-@jit_kernel(out_idx=[1])
+@jit_kernel(out_idx=[1], threads=128)
 def row_sums_over_threads(X: T.Tensor((8, 64), "float32"), Y: T.Tensor((8,), "float32")):
     """A race: the numbers of a row are on many threads, and each adds to its own copy."""
-    with T.Kernel(1, threads=128):
-        x = T.alloc_fragment((8, 64), "float32")
-        acc = T.alloc_fragment((8,), "float32")
-        T.annotate_layout(
-            {x: T.Fragment((8, 64), forward_fn=lambda i, j: (i % 2 * 64 + j, i // 2))}
-        )
-        T.clear(acc)
-        T.copy(X, x)
-        for i, j in T.Parallel(8, 64):
-            acc[i] = acc[i] + x[i, j]
-        T.copy(acc, Y)
+    x = T.alloc_fragment((8, 64), "float32")
+    acc = T.alloc_fragment((8,), "float32")
+    T.annotate_layout({x: T.Fragment((8, 64), forward_fn=lambda i, j: (i % 2 * 64 + j, i // 2))})
+    T.clear(acc)
+    T.copy(X, x)
+    for i, j in T.Parallel(8, 64):
+        acc[i] = acc[i] + x[i, j]
+    T.copy(acc, Y)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -232,18 +232,17 @@ def test_reinterpret_of_a_narrow_integer_takes_its_own_bits():
 
 
 def test_scalar_integers_wrap_where_it_shows():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def scalars(X: T.Tensor((1,), "int32"), Y: T.Tensor((8,), "int64")):
-        with T.Kernel(1, threads=32):
-            a = X[0]
-            Y[0] = T.Cast("int64", a + a)
-            Y[1] = T.if_then_else(a + a < 0, 1, 0)
-            Y[2] = T.Cast("int64", (a + a) // 7)
-            Y[3] = T.Cast("int64", T.max(a + a, 5))
-            Y[4] = T.Cast("int64", (a + a) >> 1)
-            Y[5] = T.Cast("int64", T.Cast("float32", a + 1))
-            Y[6] = T.Cast("int64", T.Cast("int8", a - 1))
-            Y[7] = T.Cast("int64", a) + T.Cast("int64", a)
+        a = X[0]
+        Y[0] = T.Cast("int64", a + a)
+        Y[1] = T.if_then_else(a + a < 0, 1, 0)
+        Y[2] = T.Cast("int64", (a + a) // 7)
+        Y[3] = T.Cast("int64", T.max(a + a, 5))
+        Y[4] = T.Cast("int64", (a + a) >> 1)
+        Y[5] = T.Cast("int64", T.Cast("float32", a + 1))
+        Y[6] = T.Cast("int64", T.Cast("int8", a - 1))
+        Y[7] = T.Cast("int64", a) + T.Cast("int64", a)
 
     a = 2**31 - 1
     got = scalars()(torch.tensor([a], dtype=torch.int32)).tolist()

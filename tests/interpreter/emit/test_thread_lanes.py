@@ -89,15 +89,14 @@ def test_a_tree_reduction_in_shared_memory():
 
 
 def test_shuffles_move_values_between_lanes():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=64)
     def moved(X: T.Tensor((64,), "int32"), Y: T.Tensor((5, 64), "int32")):
-        with T.Kernel(1, threads=64):
-            tx = T.get_thread_binding()
-            Y[0, tx] = T.shfl_xor(X[tx], 1)
-            Y[1, tx] = T.shfl_down(X[tx], 2)
-            Y[2, tx] = T.shfl_up(X[tx], 3)
-            Y[3, tx] = T.shfl_sync(X[tx], 5)
-            Y[4, tx] = T.shfl_down(X[tx], 2, width=8)
+        tx = T.get_thread_binding()
+        Y[0, tx] = T.shfl_xor(X[tx], 1)
+        Y[1, tx] = T.shfl_down(X[tx], 2)
+        Y[2, tx] = T.shfl_up(X[tx], 3)
+        Y[3, tx] = T.shfl_sync(X[tx], 5)
+        Y[4, tx] = T.shfl_down(X[tx], 2, width=8)
 
     x = torch.randint(0, 1000, (64,), dtype=torch.int32)
     lane = torch.arange(64)
@@ -115,13 +114,12 @@ def test_shuffles_move_values_between_lanes():
 
 
 def test_a_lane_that_is_switched_off_has_nothing_to_give():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def half(X: T.Tensor((32,), "float32"), Y: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=32):
-            tx = T.get_thread_binding()
-            Y[tx] = 0.0
-            if tx % 32 < 16:
-                Y[tx] = T.shfl_down(X[tx], 8)
+        tx = T.get_thread_binding()
+        Y[tx] = 0.0
+        if tx % 32 < 16:
+            Y[tx] = T.shfl_down(X[tx], 8)
 
     x = torch.randn(32)
     got = half()(x)
@@ -131,17 +129,16 @@ def test_a_lane_that_is_switched_off_has_nothing_to_give():
 
 
 def test_votes_and_reductions_of_a_warp():
-    @jit_kernel(X="i32[64]", Y="i32[6, 64]", B="u64[64]", out_idx=[-2, -1])
+    @jit_kernel(X="i32[64]", Y="i32[6, 64]", B="u64[64]", out_idx=[-2, -1], threads=64)
     def votes(X, Y, B):
-        with T.Kernel(1, threads=64):
-            tx = T.get_thread_binding()
-            Y[0, tx] = T.any_sync(X[tx] > 0)
-            Y[1, tx] = T.all_sync(X[tx] > 0)
-            Y[2, tx] = T.syncthreads_count(X[tx] > 0)
-            Y[3, tx] = T.warp_reduce_sum(X[tx])
-            Y[4, tx] = T.warp_reduce_max(X[tx])
-            Y[5, tx] = T.syncthreads_or(X[tx] > 0)
-            B[tx] = T.ballot(X[tx] > 0)
+        tx = T.get_thread_binding()
+        Y[0, tx] = T.any_sync(X[tx] > 0)
+        Y[1, tx] = T.all_sync(X[tx] > 0)
+        Y[2, tx] = T.syncthreads_count(X[tx] > 0)
+        Y[3, tx] = T.warp_reduce_sum(X[tx])
+        Y[4, tx] = T.warp_reduce_max(X[tx])
+        Y[5, tx] = T.syncthreads_or(X[tx] > 0)
+        B[tx] = T.ballot(X[tx] > 0)
 
     x = torch.randint(-5, 5, (64,), dtype=torch.int32)
     x[32:] = x[32:].abs() + 1
@@ -159,22 +156,21 @@ def test_votes_and_reductions_of_a_warp():
 
 
 def test_loops_and_branches_that_differ_between_threads():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=64)
     def collatz(X: T.Tensor((64,), "int32"), Y: T.Tensor((64,), "int32")):
-        with T.Kernel(1, threads=64):
-            tx = T.get_thread_binding()
-            n = T.alloc_var("int32")
-            steps = T.alloc_var("int32", init=0)
-            n = X[tx]
-            while n != 1:
-                if n % 2 == 0:  # noqa: SIM108  # a branch is the point
-                    n = n // 2
-                else:
-                    n = 3 * n + 1
-                steps += 1
-            for _k in T.serial(tx % 3):
-                steps += 100
-            Y[tx] = steps
+        tx = T.get_thread_binding()
+        n = T.alloc_var("int32")
+        steps = T.alloc_var("int32", init=0)
+        n = X[tx]
+        while n != 1:
+            if n % 2 == 0:  # noqa: SIM108  # a branch is the point
+                n = n // 2
+            else:
+                n = 3 * n + 1
+            steps += 1
+        for _k in T.serial(tx % 3):
+            steps += 100
+        Y[tx] = steps
 
     x = torch.arange(1, 65, dtype=torch.int32)
     expected = []
@@ -202,19 +198,18 @@ def test_atomics_of_every_thread():
 
 
 def test_tile_operations_between_statements_of_threads():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=64)
     def mixed(X: T.Tensor((32, 32), "float32"), Y: T.Tensor((32, 32), "float32")):
-        with T.Kernel(1, threads=64):
-            tx = T.get_thread_binding()
-            s = T.alloc_shared((32, 32), "float32")
-            f = T.alloc_fragment((32, 32), "float32")
-            T.copy(X, s)
-            if tx < 32:
-                s[tx, tx] = 0.0
-            T.copy(s, f)
-            for i, j in T.Parallel(32, 32):
-                f[i, j] = f[i, j] + 1.0
-            T.copy(f, Y)
+        tx = T.get_thread_binding()
+        s = T.alloc_shared((32, 32), "float32")
+        f = T.alloc_fragment((32, 32), "float32")
+        T.copy(X, s)
+        if tx < 32:
+            s[tx, tx] = 0.0
+        T.copy(s, f)
+        for i, j in T.Parallel(32, 32):
+            f[i, j] = f[i, j] + 1.0
+        T.copy(f, Y)
 
     x = torch.randn(32, 32)
     expected = x.clone().fill_diagonal_(0) + 1
@@ -222,27 +217,25 @@ def test_tile_operations_between_statements_of_threads():
 
 
 def test_what_threads_do_together_must_be_the_same_for_all():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=64)
     def row_of_thread(X: T.Tensor((64, 32), "float32"), Y: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=64):
-            tx = T.get_thread_binding()
-            T.copy(X[tx, 0:32], Y)
+        tx = T.get_thread_binding()
+        T.copy(X[tx, 0:32], Y)
 
     with pytest.raises(Unsupported, match="thread index"):
         row_of_thread()(torch.randn(64, 32))
 
 
 def test_warp_and_lane_numbers():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=128)
     def numbers(Y: T.Tensor((3, 128), "int32")):
-        with T.Kernel(1, threads=128):
-            tx = T.get_thread_binding()
-            Y[0, tx] = T.get_lane_idx()
-            Y[1, tx] = T.get_warp_idx()
-            if T.shuffle_elect(64):
-                Y[2, tx] = 1
-            else:
-                Y[2, tx] = 0
+        tx = T.get_thread_binding()
+        Y[0, tx] = T.get_lane_idx()
+        Y[1, tx] = T.get_warp_idx()
+        if T.shuffle_elect(64):
+            Y[2, tx] = 1
+        else:
+            Y[2, tx] = 0
 
     y = numbers()()
     lane = torch.arange(128, dtype=torch.int32)
@@ -250,17 +243,16 @@ def test_warp_and_lane_numbers():
 
 
 def test_fills_and_copies_of_a_threads_own_memory():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=64)
     def rows(X: T.Tensor((64, 8), "float16"), Y: T.Tensor((64, 8), "float32")):
-        with T.Kernel(1, threads=64):
-            tx = T.get_thread_binding()
-            part = T.alloc_local((8,), "float16")
-            total = T.alloc_local((8,), "float32")
-            T.clear(total)
-            T.copy(X[tx, 0:8], part)
-            for k in T.serial(8):
-                total[k] += T.cast(part[k], "float32") * tx
-            T.copy(total, Y[tx, 0:8])
+        tx = T.get_thread_binding()
+        part = T.alloc_local((8,), "float16")
+        total = T.alloc_local((8,), "float32")
+        T.clear(total)
+        T.copy(X[tx, 0:8], part)
+        for k in T.serial(8):
+            total[k] += T.cast(part[k], "float32") * tx
+        T.copy(total, Y[tx, 0:8])
 
     x = torch.randn(64, 8).half()
     assert torch.equal(rows()(x), x.float() * torch.arange(64.0)[:, None])
@@ -291,24 +283,23 @@ def test_a_reduction_over_one_dimension_of_the_threads(dtype):
 
 
 def test_threads_leave_a_loop_one_by_one():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=64)
     def searched(X: T.Tensor((64, 10), "int32"), Y: T.Tensor((3, 64), "int32")):
-        with T.Kernel(1, threads=64):
-            tx = T.get_thread_binding()
-            first = T.alloc_var("int32", init=-1)
-            odd = T.alloc_var("int32", init=0)
-            turns = T.alloc_var("int32", init=0)
-            for k in T.serial(10):
-                if X[tx, k] == 7:
-                    first = k
-                    break
-                turns += 1
-                if X[tx, k] % 2 == 0:
-                    continue
-                odd += 1
-            Y[0, tx] = first
-            Y[1, tx] = turns
-            Y[2, tx] = odd
+        tx = T.get_thread_binding()
+        first = T.alloc_var("int32", init=-1)
+        odd = T.alloc_var("int32", init=0)
+        turns = T.alloc_var("int32", init=0)
+        for k in T.serial(10):
+            if X[tx, k] == 7:
+                first = k
+                break
+            turns += 1
+            if X[tx, k] % 2 == 0:
+                continue
+            odd += 1
+        Y[0, tx] = first
+        Y[1, tx] = turns
+        Y[2, tx] = odd
 
     x = torch.randint(0, 10, (64, 10), dtype=torch.int32)
     expected = []
@@ -335,22 +326,21 @@ def test_a_loop_over_the_threads_is_the_thread_index():
 def test_a_copy_whose_predicate_fails_reads_nothing_and_writes_zeros(rows, dtype):
     width = 4
 
-    @jit_kernel(A="dtype[rows, width]", Out="dtype[32, width]", out_idx=[-1])
+    @jit_kernel(A="dtype[rows, width]", Out="dtype[32, width]", out_idx=[-1], threads=32)
     def kernel(A, Out, rows):
-        with T.Kernel(1, threads=32):
-            tx = T.get_thread_binding()
-            shared = T.alloc_shared((32, width), dtype)
-            T.ptx_cp_async(
-                T.access_ptr(shared[tx, 0], "w", width),
-                T.access_ptr(A[tx, 0], "r", width),
-                width,
-                tx < rows and tx != 3,
-            )
-            T.ptx_commit_group()
-            T.ptx_wait_group(0)
-            T.sync_threads()
-            for i in T.serial(width):
-                Out[tx, i] = shared[tx, i]
+        tx = T.get_thread_binding()
+        shared = T.alloc_shared((32, width), dtype)
+        T.ptx_cp_async(
+            T.access_ptr(shared[tx, 0], "w", width),
+            T.access_ptr(A[tx, 0], "r", width),
+            width,
+            tx < rows and tx != 3,
+        )
+        T.ptx_commit_group()
+        T.ptx_wait_group(0)
+        T.sync_threads()
+        for i in T.serial(width):
+            Out[tx, i] = shared[tx, i]
 
     a = torch.randint(1, 9, (rows, width)).to(getattr(torch, dtype))
     expected = torch.zeros(32, width, dtype=a.dtype)
@@ -365,23 +355,22 @@ def test_a_copy_whose_predicate_fails_reads_nothing_and_writes_zeros(rows, dtype
 def row_of(rows, pick):
     """A kernel that copies the row that `pick` makes of each thread's number of a row."""
 
-    @jit_kernel
+    @jit_kernel(threads=64)
     def kernel(
         X: T.Tensor((rows, 64), "float32"),
         chosen: T.Tensor((64,), "int32"),
         Y: T.Tensor((64,), "float32"),
     ):
-        with T.Kernel(1, threads=64):
-            tx = T.get_thread_binding()
-            f = T.alloc_fragment((64,), "float32")
-            mine = T.alloc_local((1,), "int32")
-            mine[0] = chosen[tx]
-            row = pick(mine[0], tx)
-            if row >= 0:
-                T.copy(X[row, :], f)
-                for i in T.Parallel(64):
-                    f[i] = f[i] + T.cast(row, "float32")
-                T.copy(f, Y)
+        tx = T.get_thread_binding()
+        f = T.alloc_fragment((64,), "float32")
+        mine = T.alloc_local((1,), "int32")
+        mine[0] = chosen[tx]
+        row = pick(mine[0], tx)
+        if row >= 0:
+            T.copy(X[row, :], f)
+            for i in T.Parallel(64):
+                f[i] = f[i] + T.cast(row, "float32")
+            T.copy(f, Y)
 
     return kernel()
 
@@ -408,18 +397,17 @@ def test_threads_that_come_with_different_tiles_are_told():
 
 @pytest.mark.parametrize("sanitize", [False, True])
 def test_memory_of_a_thread_is_a_lanes_own_in_a_parallel_loop(sanitize):
-    @jit_kernel(X="f32[4, 64]", Y="f32[4, 64]", Z="f32[64]")
+    @jit_kernel(X="f32[4, 64]", Y="f32[4, 64]", Z="f32[64]", threads=64)
     def kernel(X, Y, Z):
-        with T.Kernel(1, threads=64):
-            tx = T.get_thread_binding()
-            v = T.alloc_var("float32")
-            w = T.alloc_local((2,), "float32")
-            v = 2.0
-            w[0] = 3.0
-            for i, j in T.Parallel(4, 64):
-                w[1] = X[i, j] * v
-                Y[i, j] = w[1] + w[0]
-            Z[tx] = w[0] + v
+        tx = T.get_thread_binding()
+        v = T.alloc_var("float32")
+        w = T.alloc_local((2,), "float32")
+        v = 2.0
+        w[0] = 3.0
+        for i, j in T.Parallel(4, 64):
+            w[1] = X[i, j] * v
+            Y[i, j] = w[1] + w[0]
+        Z[tx] = w[0] + v
 
     x, y, z = torch.randn(4, 64), torch.empty(4, 64), torch.empty(64)
     with interpret(sanitize=sanitize, on_report="raise"):

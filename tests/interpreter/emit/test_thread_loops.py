@@ -10,19 +10,18 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def test_each_thread_runs_as_many_iterations_as_it_says():
-    @jit_kernel
+    @jit_kernel(threads=64)
     def kernel(Y: T.Tensor((64,), "int32"), Z: T.Tensor((64,), "int32")):
-        with T.Kernel(1, threads=64):
-            tx = T.get_thread_binding()
-            total = T.alloc_local((1,), "int32")
-            total[0] = 0
-            for i in T.serial(tx % 5):
-                total[0] = total[0] + i + 1
-            Y[tx] = total[0]
-            total[0] = 0
-            for i in T.serial(0, tx % 7, step=3):
-                total[0] = total[0] * 100 + i + 1
-            Z[tx] = total[0]
+        tx = T.get_thread_binding()
+        total = T.alloc_local((1,), "int32")
+        total[0] = 0
+        for i in T.serial(tx % 5):
+            total[0] = total[0] + i + 1
+        Y[tx] = total[0]
+        total[0] = 0
+        for i in T.serial(0, tx % 7, step=3):
+            total[0] = total[0] * 100 + i + 1
+        Z[tx] = total[0]
 
     y, z = torch.empty(64, dtype=torch.int32), torch.empty(64, dtype=torch.int32)
     kernel()(y, z)
@@ -35,12 +34,11 @@ def test_each_thread_runs_as_many_iterations_as_it_says():
 def test_threads_share_elements_by_strides(loop):
     of = getattr(T, loop)
 
-    @jit_kernel
+    @jit_kernel(threads=32)
     def kernel(X: T.Tensor((100,), "float32"), Y: T.Tensor((100,), "float32")):
-        with T.Kernel(1, threads=32):
-            tx = T.get_thread_binding()
-            for i in of(tx, 100, step=32):
-                Y[i] = X[i] * 2
+        tx = T.get_thread_binding()
+        for i in of(tx, 100, step=32):
+            Y[i] = X[i] * 2
 
     x = torch.randn(100)
     y = torch.zeros(100)
@@ -49,12 +47,11 @@ def test_threads_share_elements_by_strides(loop):
 
 
 def test_the_start_of_a_loop_differs_between_iterations_of_a_parallel_one():
-    @jit_kernel
+    @jit_kernel(threads=32)
     def kernel(X: T.Tensor((8, 16), "int32"), Y: T.Tensor((8,), "int32")):
-        with T.Kernel(1, threads=32):
-            for r in T.Parallel(8):
-                for k in T.serial(r, 16):
-                    Y[r] = Y[r] + X[r, k]
+        for r in T.Parallel(8):
+            for k in T.serial(r, 16):
+                Y[r] = Y[r] + X[r, k]
 
     x, y = torch.randint(0, 99, (8, 16), dtype=torch.int32), torch.zeros(8, dtype=torch.int32)
     kernel()(x, y)

@@ -27,11 +27,10 @@ def test_a_block_of_one_thread_adds_once():
     assert total.item() == 2 * 2.0
 
 
-@jit_kernel
+@jit_kernel(threads=64)
 def atomic_of_elected_threads(B: T.Tensor((1,), "int32")):
-    with T.Kernel(1, threads=64):
-        if T.get_thread_binding() < 3:
-            T.atomic_add(B[0], 1)
+    if T.get_thread_binding() < 3:
+        T.atomic_add(B[0], 1)
 
 
 def test_threads_that_do_not_take_a_branch_do_not_add():
@@ -41,13 +40,12 @@ def test_threads_that_do_not_take_a_branch_do_not_add():
     assert count.item() == 3
 
 
-@jit_kernel
+@jit_kernel(threads=32)
 def sum_from_no_start(B: T.Tensor((1,), "int32")):
-    with T.Kernel(1, threads=32):
-        total = T.alloc_var("int32")
-        for i in T.serial(10):
-            total += i
-        B[0] = total
+    total = T.alloc_var("int32")
+    for i in T.serial(10):
+        total += i
+    B[0] = total
 
 
 def test_a_variable_without_a_start_is_zero():
@@ -57,15 +55,14 @@ def test_a_variable_without_a_start_is_zero():
     assert found.item() == 45  # TileLang's CUDA is `int total = 0;`
 
 
-@jit_kernel
+@jit_kernel(threads=32)
 def reducer_of_one_element(A: T.Tensor((8,), "float32"), B: T.Tensor((1,), "float32")):
-    with T.Kernel(1, threads=32):
-        total = T.alloc_reducer((1,), "float32", op="sum")
-        T.reducer_init(total)
-        for i in T.Parallel(8):
-            T.reducer_update(total[0], A[i])
-        T.finalize_reducer(total)
-        T.copy(total, B)
+    total = T.alloc_reducer((1,), "float32", op="sum")
+    T.reducer_init(total)
+    for i in T.Parallel(8):
+        T.reducer_update(total[0], A[i])
+    T.finalize_reducer(total)
+    T.copy(total, B)
 
 
 def test_a_reducer_of_one_element_is_initialized():
@@ -75,11 +72,10 @@ def test_a_reducer_of_one_element_is_initialized():
     assert found.item() == 28.0
 
 
-@jit_kernel
+@jit_kernel(threads=32)
 def vector_around_the_end(A: T.Tensor((1024,), "float32"), B: T.Tensor((4, 4), "float32")):
-    with T.Kernel(1, threads=32):
-        for t in T.serial(4):
-            B[t, T.Ramp(0, 1, 4)] = A[T.Ramp(t - 2, 1, 4)]
+    for t in T.serial(4):
+        B[t, T.Ramp(0, 1, 4)] = A[T.Ramp(t - 2, 1, 4)]
 
 
 def test_negative_elements_of_a_vector_index_count_from_the_end():

@@ -11,14 +11,13 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 
 
 def test_vectors_are_loaded_computed_and_stored():
-    @jit_kernel
+    @jit_kernel(threads=32)
     def kernel(A: T.Tensor((64,), "float16"), B: T.Tensor((64,), "float32")):
-        with T.Kernel(1, threads=32):
-            two = T.Broadcast(T.float32(2), 8)
-            for k in T.serial(8):
-                wide = T.Cast("float32x8", A[T.Ramp(k * 8, 1, 8)])
-                B[T.Ramp(k * 8, 1, 8)] = T.exp2(wide) * two
-            B[T.Ramp(1, 2, 4)] = T.Broadcast(T.float32(-1), 4)
+        two = T.Broadcast(T.float32(2), 8)
+        for k in T.serial(8):
+            wide = T.Cast("float32x8", A[T.Ramp(k * 8, 1, 8)])
+            B[T.Ramp(k * 8, 1, 8)] = T.exp2(wide) * two
+        B[T.Ramp(1, 2, 4)] = T.Broadcast(T.float32(-1), 4)
 
     a, b = torch.randn(64).half(), torch.empty(64)
     kernel()(a, b)
@@ -28,14 +27,13 @@ def test_vectors_are_loaded_computed_and_stored():
 
 
 def test_every_thread_stores_a_vector_of_its_own():
-    @jit_kernel
+    @jit_kernel(threads=32)
     def kernel(A: T.Tensor((128,), "float16"), B: T.Tensor((128,), "float16")):
-        with T.Kernel(1, threads=32):
-            tx = T.get_thread_binding()
-            mine = T.alloc_local((4,), "float16")
-            mine[T.Ramp(0, 1, 4)] = A[T.Ramp(tx * 4, 1, 4)]
-            if tx > 0:
-                B[T.Ramp(tx * 4, 1, 4)] = mine[T.Ramp(0, 1, 4)]
+        tx = T.get_thread_binding()
+        mine = T.alloc_local((4,), "float16")
+        mine[T.Ramp(0, 1, 4)] = A[T.Ramp(tx * 4, 1, 4)]
+        if tx > 0:
+            B[T.Ramp(tx * 4, 1, 4)] = mine[T.Ramp(0, 1, 4)]
 
     a, b = torch.randn(128).half(), torch.zeros(128).half()
     kernel()(a, b)
@@ -57,10 +55,9 @@ def test_a_vector_store_outside_is_guarded_element_by_element():
 
 
 def test_a_vector_store_that_reads_its_buffer_shifted_is_refused():
-    @jit_kernel
+    @jit_kernel(threads=32)
     def kernel(A: T.Tensor((64,), "float32")):
-        with T.Kernel(1, threads=32):
-            A[T.Ramp(1, 1, 8)] = A[T.Ramp(0, 1, 8)]
+        A[T.Ramp(1, 1, 8)] = A[T.Ramp(0, 1, 8)]
 
     with pytest.raises(
         Unsupported, match=r"a vector store to A that reads it shifted \(.*\.py:\d+"
@@ -70,21 +67,20 @@ def test_a_vector_store_that_reads_its_buffer_shifted_is_refused():
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_operations_of_packed_pairs(dtype):
-    @jit_kernel
+    @jit_kernel(threads=32)
     def kernel(
         A: T.Tensor((64,), dtype),
         B: T.Tensor((64,), dtype),
         C: T.Tensor((7, 64), dtype),
     ):
-        with T.Kernel(1, threads=32):
-            at = T.Ramp(T.get_thread_binding() * 2, 1, 2)
-            C[0, at] = T.add2(A[at], B[at])
-            C[1, at] = T.sub2(A[at], B[at])
-            C[2, at] = T.mul2(A[at], B[at])
-            C[3, at] = T.max2(A[at], B[at])
-            C[4, at] = T.min2(A[at], B[at])
-            C[5, at] = T.fma2(A[at], B[at], A[at])
-            C[6, at] = T.abs2(A[at])
+        at = T.Ramp(T.get_thread_binding() * 2, 1, 2)
+        C[0, at] = T.add2(A[at], B[at])
+        C[1, at] = T.sub2(A[at], B[at])
+        C[2, at] = T.mul2(A[at], B[at])
+        C[3, at] = T.max2(A[at], B[at])
+        C[4, at] = T.min2(A[at], B[at])
+        C[5, at] = T.fma2(A[at], B[at], A[at])
+        C[6, at] = T.abs2(A[at])
 
     a, b = (torch.randint(-9, 9, (64,)).to(getattr(torch, dtype)) / 4 for _ in "ab")
     a[3] = float("nan")
@@ -98,11 +94,10 @@ def test_operations_of_packed_pairs(dtype):
 def test_a_vector_atomic_returns_the_old_values(lanes):
     add = {2: T.atomic_addx2, 4: T.atomic_addx4}[lanes]
 
-    @jit_kernel(S="f32[8]", X="f32[32 * lanes]", P="f32[32 * lanes]")
+    @jit_kernel(S="f32[8]", X="f32[32 * lanes]", P="f32[32 * lanes]", threads=32)
     def kernel(S, X, P):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(32):
-                P[i * lanes : (i + 1) * lanes] = add(S[lanes], X[i * lanes], return_prev=True)
+        for i in T.Parallel(32):
+            P[i * lanes : (i + 1) * lanes] = add(S[lanes], X[i * lanes], return_prev=True)
 
     x, p, s = torch.randint(0, 9, (32 * lanes,)).float(), torch.empty(32 * lanes), torch.ones(8)
     kernel()(s, x, p)
@@ -116,11 +111,10 @@ def test_a_vector_atomic_returns_the_old_values(lanes):
 
 
 def test_every_thread_does_a_vector_atomic_that_returns():
-    @jit_kernel
+    @jit_kernel(threads=4)
     def kernel(S: T.Tensor((2,), "float32"), X: T.Tensor((2,), "float32")):
-        with T.Kernel(1, threads=4):
-            old = T.alloc_local((2,), "float32")
-            old[0:2] = T.atomic_addx2(S[T.Ramp(0, 1, 2)], X[T.Ramp(0, 1, 2)], return_prev=True)
+        old = T.alloc_local((2,), "float32")
+        old[0:2] = T.atomic_addx2(S[T.Ramp(0, 1, 2)], X[T.Ramp(0, 1, 2)], return_prev=True)
 
     s = torch.zeros(2)
     kernel()(s, torch.tensor([1.0, 2.0]))
@@ -155,14 +149,13 @@ def test_words_are_loaded_and_stored_by_address(words, dtype):
 
 
 def test_words_of_shared_memory():
-    @jit_kernel
+    @jit_kernel(threads=16)
     def kernel(X: T.Tensor((64,), "float16"), Y: T.Tensor((64,), "float16")):
-        with T.Kernel(1, threads=16):
-            tx = T.get_thread_binding()
-            S = T.alloc_shared((64,), "float16")
-            T.sts64(S[tx * 4], T.ldg64(X[tx * 4]))
-            T.sync_threads()
-            T.stg64(Y[60 - tx * 4], T.lds64(S[tx * 4]))
+        tx = T.get_thread_binding()
+        S = T.alloc_shared((64,), "float16")
+        T.sts64(S[tx * 4], T.ldg64(X[tx * 4]))
+        T.sync_threads()
+        T.stg64(Y[60 - tx * 4], T.lds64(S[tx * 4]))
 
     x = torch.randn(64).half()
     y = torch.zeros_like(x)
@@ -171,11 +164,10 @@ def test_words_of_shared_memory():
 
 
 def test_words_outside_of_memory_are_an_error():
-    @jit_kernel
+    @jit_kernel(threads=32)
     def kernel(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
-        with T.Kernel(1, threads=32):
-            tx = T.get_thread_binding()
-            T.stg64(Y[tx * 2], T.ldg64(X[tx * 2 + 2]))
+        tx = T.get_thread_binding()
+        T.stg64(Y[tx * 2], T.ldg64(X[tx * 2 + 2]))
 
     with pytest.raises(InterpreterError, match="X has 64 words of 32 bits, and word 64"):
         kernel()(torch.randn(64), torch.randn(64))
@@ -186,19 +178,18 @@ def test_words_outside_of_memory_are_an_error():
 def test_memory_of_pairs(dtype, threads):
     pair = getattr(T, f"{dtype}x2")
 
-    @jit_kernel
+    @jit_kernel(threads=64)
     def kernel(A: T.Tensor((64, 4), dtype), B: T.Tensor((64, 6), dtype)):
-        with T.Kernel(1, threads=64):
-            i = T.get_thread_binding() if threads else 3
-            first = T.alloc_var(pair)
-            both = T.alloc_local((2,), pair)
-            first = pair(A[i, 0], A[i, 1])
-            both[1] = pair(A[i, 2], A[i, 3])
-            both[0] = first + both[1]
-            B[i, 0] = T.extract_lane(first, 1)
-            B[i, 1] = T.extract_lane(both[1], 0)
-            B[i, T.Ramp(2, 1, 2)] = both[0]
-            B[i, T.Ramp(4, 1, 2)] = both[0] * pair(A[i, 3], A[i, 2])
+        i = T.get_thread_binding() if threads else 3
+        first = T.alloc_var(pair)
+        both = T.alloc_local((2,), pair)
+        first = pair(A[i, 0], A[i, 1])
+        both[1] = pair(A[i, 2], A[i, 3])
+        both[0] = first + both[1]
+        B[i, 0] = T.extract_lane(first, 1)
+        B[i, 1] = T.extract_lane(both[1], 0)
+        B[i, T.Ramp(2, 1, 2)] = both[0]
+        B[i, T.Ramp(4, 1, 2)] = both[0] * pair(A[i, 3], A[i, 2])
 
     a = torch.randint(-8, 9, (64, 4)).to(getattr(torch, dtype))
     b = torch.zeros(64, 6, dtype=a.dtype)

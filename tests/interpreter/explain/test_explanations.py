@@ -102,16 +102,15 @@ def test_nan_of_finite_inputs_names_the_statement_that_computed_it():
 
 
 # x * x / (x * x), which is NaN where x * x overflows.
-@jit_kernel(X="f32[length]", Y="f32[length]", name="main", out_idx=[-1])
+@jit_kernel(X="f32[length]", Y="f32[length]", name="main", out_idx=[-1], threads=32)
 def normalized(X, Y, length):
-    with T.Kernel(1, threads=32):
-        square = T.alloc_fragment((length,), "float32")
-        y = T.alloc_fragment((length,), "float32")
-        for i in T.Parallel(length):
-            square[i] = X[i] * X[i]
-        for i in T.Parallel(length):
-            y[i] = square[i] / square[i]
-        T.copy(y, Y)
+    square = T.alloc_fragment((length,), "float32")
+    y = T.alloc_fragment((length,), "float32")
+    for i in T.Parallel(length):
+        square[i] = X[i] * X[i]
+    for i in T.Parallel(length):
+        y[i] = square[i] / square[i]
+    T.copy(y, Y)
 
 
 def test_steps_follow_the_row_through_every_tile_of_every_iteration():

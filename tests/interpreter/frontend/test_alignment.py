@@ -51,15 +51,14 @@ def staged(disable_tma, whole=False):
     return stage
 
 
-@jit_kernel(X="f32[32 * width]", Y="f32[n]", name="add")
+@jit_kernel(X="f32[32 * width]", Y="f32[n]", name="add", threads=32)
 def added(X, Y, width):
     """Atomics on `width` elements at once."""
-    with T.Kernel(1, threads=32):
-        for i in T.Parallel(32):
-            if width == 4:
-                T.atomic_addx4(Y[4 * i], X[4 * i])
-            else:
-                T.atomic_add(Y[i], X[i])
+    for i in T.Parallel(32):
+        if width == 4:
+            T.atomic_addx4(Y[4 * i], X[4 * i])
+        else:
+            T.atomic_add(Y[i], X[i])
 
 
 n = T.dynamic("n")

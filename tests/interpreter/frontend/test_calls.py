@@ -81,10 +81,9 @@ def test_argument_errors_are_value_errors():
 
 
 def test_strides_of_dimensions_of_one_do_not_matter():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def one(A: T.Tensor((1, 8), "float32"), Y: T.Tensor((1, 8), "float32")):
-        with T.Kernel(1, threads=32):
-            T.copy(A, Y)
+        T.copy(A, Y)
 
     a = torch.randn(1, 16)[:, :8]
     assert torch.equal(one()(a), a)
@@ -117,14 +116,13 @@ def test_a_dispatch_mode_of_the_caller_may_poison_outputs_but_sees_no_inner_oper
                 out.fill_(float("nan"))
             return out
 
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def half_written(A: T.Tensor((64, 64), "float16"), Y: T.Tensor((64, 64), "float16")):
-        with T.Kernel(1, threads=32):
-            s = T.alloc_fragment((64, 64), "float32")
-            T.copy(A, s)
-            for i, j in T.Parallel(64, 64):
-                s[i, j] = T.exp2(s[i, j])
-            T.copy(s[0:32, :], Y[0:32, :])
+        s = T.alloc_fragment((64, 64), "float32")
+        T.copy(A, s)
+        for i, j in T.Parallel(64, 64):
+            s[i, j] = T.exp2(s[i, j])
+        T.copy(s[0:32, :], Y[0:32, :])
 
     kernel = half_written()
     a = torch.randn(64, 64).half()
@@ -143,12 +141,11 @@ def test_tensors_that_require_grad_are_read_and_inputs_are_left_alone():
 
 
 def test_several_outputs_come_as_a_list_in_the_order_of_out_idx():
-    @jit_kernel(B="f32[4]", A="f32[4]", C="f32[4]", out_idx=[2, 0])
+    @jit_kernel(B="f32[4]", A="f32[4]", C="f32[4]", out_idx=[2, 0], threads=32)
     def two(B, A, C):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(4):
-                B[i] = A[i] + 1.0
-                C[i] = A[i] + 2.0
+        for i in T.Parallel(4):
+            B[i] = A[i] + 1.0
+            C[i] = A[i] + 2.0
 
     a = torch.randn(4)
     c, b = two()(a)
@@ -157,11 +154,10 @@ def test_several_outputs_come_as_a_list_in_the_order_of_out_idx():
 
 
 def test_a_kernel_without_out_idx_writes_in_place_and_returns_none():
-    @jit_kernel
+    @jit_kernel(threads=32)
     def in_place(A: T.Tensor((4,), "bfloat16")):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(4):
-                A[i] = A[i] * 2.0
+        for i in T.Parallel(4):
+            A[i] = A[i] * 2.0
 
     a = torch.ones(4).bfloat16()
     assert in_place()(a) is None
@@ -189,11 +185,10 @@ def test_a_kernel_shows_its_source():
 def test_the_source_can_be_written_to_a_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TLMATRIX_DUMP", str(tmp_path))
 
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def dumped(Y: T.Tensor((37,), "float32")):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(37):
-                Y[i] = 1.0
+        for i in T.Parallel(37):
+            Y[i] = 1.0
 
     dumped()
     (file,) = tmp_path.glob("dumped_*.py")
@@ -201,11 +196,10 @@ def test_the_source_can_be_written_to_a_folder(tmp_path, monkeypatch):
 
 
 def test_an_annotated_layout_of_a_global_buffer_is_physical():
-    @jit_kernel
+    @jit_kernel(threads=32)
     def laid_out(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8, 16), "float32")):
-        with T.Kernel(1, threads=32):
-            T.annotate_layout({Y: T.Layout((8, 16), lambda i, j: [j, i])})
-            T.copy(X, Y)
+        T.annotate_layout({Y: T.Layout((8, 16), lambda i, j: [j, i])})
+        T.copy(X, Y)
 
     x, y = torch.randn(8, 16), torch.empty(8, 16)
     laid_out()(x, y)
@@ -213,35 +207,33 @@ def test_an_annotated_layout_of_a_global_buffer_is_physical():
 
 
 def test_a_layout_that_needs_more_than_was_allocated_is_an_error():
-    @jit_kernel
+    @jit_kernel(threads=32)
     def past(X: T.Tensor((10, 8), "float32"), Y: T.Tensor((10, 8), "float32")):
-        with T.Kernel(1, threads=32):
-            T.annotate_layout({Y: T.Layout((10, 8), lambda i, j: [i // 8, j, i % 8])})
-            T.copy(X, Y)
+        T.annotate_layout({Y: T.Layout((10, 8), lambda i, j: [i // 8, j, i % 8])})
+        T.copy(X, Y)
 
     with pytest.raises(RuntimeError, match=r"layout annotated on Y of shape \(10, 8\)"):
         past()(torch.randn(10, 8), torch.empty(10, 8))
 
 
 def test_a_vector_atomic_whose_elements_a_layout_places_apart_is_an_error():
-    @jit_kernel(X="f32[16, 16]", Y="f32[16, 16]")
+    @jit_kernel(X="f32[16, 16]", Y="f32[16, 16]", threads=32)
     def quads(X, Y, width):
-        with T.Kernel(1, threads=32):
-            T.annotate_layout(
-                {
-                    Y: T.Layout(
-                        (16, 16),
-                        lambda i, j: [j // 8, i % 8 * 4 + j % 8 // 2, i // 8 * 2 + j % 2],
-                    )
-                }
-            )
-            s = T.alloc_shared((16, 16), "float32")
-            T.copy(X, s)
-            for i, j in T.Parallel(16, 16 // width):
-                if width == 2:
-                    T.atomic_addx2(Y[i, j * 2], s[i, j * 2])
-                else:
-                    T.atomic_addx4(Y[i, j * 4], s[i, j * 4])
+        T.annotate_layout(
+            {
+                Y: T.Layout(
+                    (16, 16),
+                    lambda i, j: [j // 8, i % 8 * 4 + j % 8 // 2, i // 8 * 2 + j % 2],
+                )
+            }
+        )
+        s = T.alloc_shared((16, 16), "float32")
+        T.copy(X, s)
+        for i, j in T.Parallel(16, 16 // width):
+            if width == 2:
+                T.atomic_addx2(Y[i, j * 2], s[i, j * 2])
+            else:
+                T.atomic_addx4(Y[i, j * 4], s[i, j * 4])
 
     x, y = torch.randn(16, 16), torch.zeros(16, 16)
     quads(2)(x, y)
@@ -285,15 +277,14 @@ def test_strides_of_an_empty_tensor_are_bound():
     assert y.eq(1 + nothing.stride(0)).all()
 
 
-@jit_kernel(X="f32[n]", Y="f32[n]", Last="f32[rows, 1]", name="copy")
+@jit_kernel(X="f32[n]", Y="f32[n]", Last="f32[rows, 1]", name="copy", threads=32)
 def noted_last(X, Y, Last, n, note):
-    with T.Kernel(1, threads=32):
-        for i in T.serial(n):
-            Y[i] = X[i] * 2
-            if i == n - 1 and note:
-                Last[0, 0] = X[i]
-            if i > n:
-                Last[1, 0] = X[i]
+    for i in T.serial(n):
+        Y[i] = X[i] * 2
+        if i == n - 1 and note:
+            Last[0, 0] = X[i]
+        if i > n:
+            Last[1, 0] = X[i]
 
 
 def test_a_tensor_may_be_absent_if_no_access_of_it_is_left():

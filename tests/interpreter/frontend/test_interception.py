@@ -15,11 +15,10 @@ from jit_kernel import jit_kernel
 from tlmatrix.interpreter import InterpretedKernel, interpret
 
 
-@jit_kernel(A="f32[n]", B="f32[n]", out_idx=[-1])
+@jit_kernel(A="f32[n]", B="f32[n]", out_idx=[-1], threads=32)
 def add_one(A, B, n, k=1.0):
-    with T.Kernel(1, threads=32):
-        for i in T.Parallel(n):
-            B[i] = A[i] + k
+    for i in T.Parallel(n):
+        B[i] = A[i] + k
 
 
 @tilelang.jit
@@ -214,10 +213,9 @@ def test_threads_may_interpret_at_the_same_time():
 def test_a_factory_that_is_gone_is_forgotten():
     from tlmatrix.interpreter.frontend import intercept
 
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def short_lived(B: T.Tensor((3,), "float32")):
-        with T.Kernel(1, threads=32):
-            T.clear(B)
+        T.clear(B)
 
     with interpret():
         short_lived()

@@ -61,13 +61,12 @@ def test_float4_is_rounded_to_the_nearest_ties_to_even_and_saturates():
 def test_rows_of_a_larger_tensor_are_taken_by_their_stride():
     strides = T.dynamic("row")
 
-    @jit_kernel
+    @jit_kernel(threads=32)
     def kernel(
         A: T.StridedTensor((16, 16), (strides, 1), "float4_e2m1fn"),
         B: T.Tensor((16, 16), "float32"),
     ):
-        with T.Kernel(1, threads=32):
-            T.copy(A, B)
+        T.copy(A, B)
 
     a, b = every_pair(), torch.empty(16, 16)
     kernel()(a[:, 8:], b)
@@ -93,10 +92,9 @@ def test_a_product_of_int4_is_exact():
 
 
 def test_an_output_of_float4_is_allocated_with_half_of_the_columns():
-    @jit_kernel(out_idx=-1)
+    @jit_kernel(out_idx=-1, threads=32)
     def kernel(A: T.Tensor((4, 8), "float32"), B: T.Tensor((4, 8), "float4_e2m1fn")):
-        with T.Kernel(1, threads=32):
-            T.copy(A, B)
+        T.copy(A, B)
 
     a = VALUES[torch.randint(16, (4, 8))]
     b = kernel()(a)
@@ -106,13 +104,12 @@ def test_an_output_of_float4_is_allocated_with_half_of_the_columns():
 
 
 def test_an_element_that_is_not_written_is_reported():
-    @jit_kernel
+    @jit_kernel(threads=32)
     def kernel(B: T.Tensor((16, 16), "float4_e2m1fn")):
-        with T.Kernel(1, threads=32):
-            tile = T.alloc_shared((16, 16), "float4_e2m1fn")
-            for i, j in T.Parallel(16, 15):
-                tile[i, j] = 1.0
-            T.copy(tile, B)
+        tile = T.alloc_shared((16, 16), "float4_e2m1fn")
+        for i, j in T.Parallel(16, 15):
+            tile[i, j] = 1.0
+        T.copy(tile, B)
 
     with interpret(sanitize=True) as session:
         kernel()(torch.zeros(16, 8, dtype=torch.uint8))
@@ -125,14 +122,13 @@ def test_the_last_dim_of_an_argument_counts_elements():
 
 
 def test_arithmetic_and_conversions_to_int4_are_refused():
-    @jit_kernel(A="i4[16]", B="i4[16]")
+    @jit_kernel(A="i4[16]", B="i4[16]", threads=32)
     def kernel(A, B, convert):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(16):
-                if convert:
-                    B[i] = T.cast(T.cast(A[i], "int32") * 3, "int4")
-                else:
-                    B[i] = A[i] + A[i]
+        for i in T.Parallel(16):
+            if convert:
+                B[i] = T.cast(T.cast(A[i], "int32") * 3, "int4")
+            else:
+                B[i] = A[i] + A[i]
 
     a = torch.zeros(8, dtype=torch.int8)
     for convert in (False, True):
@@ -141,12 +137,11 @@ def test_arithmetic_and_conversions_to_int4_are_refused():
 
 
 def test_a_view_of_bytes_as_float4_is_refused():
-    @jit_kernel
+    @jit_kernel(threads=32)
     def kernel(A: T.Tensor((16, 8), "uint8"), B: T.Tensor((16, 16), "float4_e2m1fn")):
-        with T.Kernel(1, threads=32):
-            tile = T.alloc_shared((16, 8), "uint8")
-            T.copy(A, tile)
-            T.copy(T.view(tile, (16, 16), "float4_e2m1fn"), B)
+        tile = T.alloc_shared((16, 8), "uint8")
+        T.copy(A, tile)
+        T.copy(T.view(tile, (16, 16), "float4_e2m1fn"), B)
 
     bytes_of = torch.zeros(16, 8, dtype=torch.uint8)
     with pytest.raises(Unsupported, match=r"a view of tile \(uint8\) as float4_e2m1fn"):
@@ -170,17 +165,16 @@ def test_a_tensor_of_pairs_has_an_element_for_each_byte():
 @pytest.mark.parametrize("scope", [T.alloc_shared, T.alloc_fragment])
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_memory_seen_as_bytes(dtype, scope):
-    @jit_kernel(A="f32[16, 32]", B="dtype[20, 18]", C="f32[16, 32]")
+    @jit_kernel(A="f32[16, 32]", B="dtype[20, 18]", C="f32[16, 32]", threads=32)
     def kernel(A, B, C):
-        with T.Kernel(1, threads=32):
-            tile = scope((16, 32), "float4_e2m1fn")
-            seen = T.view(tile, (16, 16), dtype=dtype)
-            for i, j in T.Parallel(16, 32):
-                tile[i, j] = T.cast(A[i, j], "float4_e2m1fn")
-            T.copy(seen, B[4:20, 1:17])
-            for i, j in T.Parallel(8, 16):
-                seen[i, j] = seen[i, j] ^ T.cast(8, dtype)
-            T.copy(tile, C)
+        tile = scope((16, 32), "float4_e2m1fn")
+        seen = T.view(tile, (16, 16), dtype=dtype)
+        for i, j in T.Parallel(16, 32):
+            tile[i, j] = T.cast(A[i, j], "float4_e2m1fn")
+        T.copy(seen, B[4:20, 1:17])
+        for i, j in T.Parallel(8, 16):
+            seen[i, j] = seen[i, j] ^ T.cast(8, dtype)
+        T.copy(tile, C)
 
     a = VALUES[torch.randint(0, 16, (16, 32))]
     b, c = torch.zeros(20, 18, dtype=getattr(torch, dtype)), torch.empty(16, 32)

@@ -40,12 +40,11 @@ def generated(monkeypatch):
 def run(value=3.0, **options):
     """Run a kernel that this process has not seen."""
 
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def transposed(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8, 16), "float32")):
-        with T.Kernel(1, threads=32):
-            T.annotate_layout({Y: T.Layout((8, 16), lambda i, j: [j, i])})
-            for i, j in T.Parallel(8, 16):
-                Y[i, j] = X[i, j] + value
+        T.annotate_layout({Y: T.Layout((8, 16), lambda i, j: [j, i])})
+        for i, j in T.Parallel(8, 16):
+            Y[i, j] = X[i, j] + value
 
     programs._known.clear()
     x = torch.randn(8, 16)
@@ -77,13 +76,12 @@ def test_variants_and_kernels_have_programs_of_their_own(folder, generated):
 def test_only_annotated_layouts_make_a_program_depend_on_the_architecture(
     folder, generated, annotated, programs_made
 ):
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def added(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8, 16), "float32")):
-        with T.Kernel(1, threads=32):
-            if annotated:
-                T.annotate_layout({Y: T.Layout((8, 16), lambda i, j: [j, i])})
-            for i, j in T.Parallel(8, 16):
-                Y[i, j] = X[i, j] + 1
+        if annotated:
+            T.annotate_layout({Y: T.Layout((8, 16), lambda i, j: [j, i])})
+        for i, j in T.Parallel(8, 16):
+            Y[i, j] = X[i, j] + 1
 
     programs._known.clear()
     x = torch.randn(8, 16)
@@ -115,11 +113,10 @@ def test_a_kernel_is_lowered_once_for_its_options(folder, monkeypatch, configs):
     def reports(options):
         n = T.dynamic("n")
 
-        @jit_kernel(pass_configs=options)
+        @jit_kernel(pass_configs=options, threads=8)
         def doubled(X: T.Tensor((n, 8), "float16"), Y: T.Tensor((n, 8), "float16")):
-            with T.Kernel(1, threads=8):
-                for i, j in T.Parallel(8, 8):
-                    Y[i, j] = X[i, j] + X[i, j]
+            for i, j in T.Parallel(8, 8):
+                Y[i, j] = X[i, j] + X[i, j]
 
         programs._known.clear()
         x = torch.ones(65, dtype=torch.float16)[1:].view(8, 8)

@@ -25,11 +25,10 @@ def test_atomic_add_of_single_elements_with_collisions(dtype):
 
 
 def test_atomic_add_sums_over_lanes_that_do_not_show_in_the_index():
-    @jit_kernel
+    @jit_kernel(threads=128)
     def rows(X: T.Tensor((16, 24), "float32"), Y: T.Tensor((16,), "float32")):
-        with T.Kernel(1, threads=128):
-            for i, j in T.Parallel(16, 24):
-                T.atomic_add(Y[i], X[i, j])
+        for i, j in T.Parallel(16, 24):
+            T.atomic_add(Y[i], X[i, j])
 
     x, y = torch.randn(16, 24), torch.ones(16)
     rows()(x, y)
@@ -58,15 +57,14 @@ def test_tile_atomics_skip_what_is_outside(kind):
 
 
 def test_vector_atomics_and_previous_values():
-    @jit_kernel(X="f32[8, 8]", Y="f32[8, 8]", N="i32[1]", P="i32[16]", out_idx=[-1])
+    @jit_kernel(X="f32[8, 8]", Y="f32[8, 8]", N="i32[1]", P="i32[16]", out_idx=[-1], threads=32)
     def pairs(X, Y, N, P):
-        with T.Kernel(1, threads=32):
-            s = T.alloc_shared((8, 8), "float32")
-            T.copy(X, s)
-            for i, j in T.Parallel(8, 4):
-                T.atomic_addx2(Y[i, j * 2], s[i, j * 2])
-            for i in T.Parallel(16):
-                P[i] = T.atomic_add(N[0], 2, return_prev=True)
+        s = T.alloc_shared((8, 8), "float32")
+        T.copy(X, s)
+        for i, j in T.Parallel(8, 4):
+            T.atomic_addx2(Y[i, j * 2], s[i, j * 2])
+        for i in T.Parallel(16):
+            P[i] = T.atomic_add(N[0], 2, return_prev=True)
 
     x, y, n = torch.randn(8, 8), torch.randn(8, 8), torch.tensor([5], dtype=torch.int32)
     expected = x + y

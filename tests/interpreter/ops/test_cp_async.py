@@ -72,16 +72,13 @@ def test_iterations_of_a_parallel_loop_copy(by_number):
 
 
 def test_a_parallel_loop_does_not_wait_for_its_copies():
-    @jit_kernel
+    @jit_kernel(threads=32)
     def kernel(X: T.Tensor((4, 32), "float16"), Y: T.Tensor((4, 32), "float16")):
-        with T.Kernel(1, threads=32):
-            s = T.alloc_shared((4, 32), "float16")
-            for i, j in T.Parallel(4, 4):
-                T.ptx_cp_async(
-                    T.access_ptr(s[i, j * 8], "w", 8), T.access_ptr(X[i, j * 8], "r", 8), 8
-                )
-            T.ptx_commit_group()
-            T.copy(s, Y)
+        s = T.alloc_shared((4, 32), "float16")
+        for i, j in T.Parallel(4, 4):
+            T.ptx_cp_async(T.access_ptr(s[i, j * 8], "w", 8), T.access_ptr(X[i, j * 8], "r", 8), 8)
+        T.ptx_commit_group()
+        T.copy(s, Y)
 
     x, y = torch.randn(4, 32).half(), torch.empty(4, 32).half()
     with interpret(sanitize=True) as run:

@@ -77,14 +77,13 @@ def test_sums_of_float8_products_keep_the_14_bits_that_hopper_keeps(arch, kept, 
 
 
 def test_gemm_onto_an_accumulator_nobody_cleared_shows_nan():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=128)
     def uncleared(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
-        with T.Kernel(1, threads=128):
-            a = T.alloc_shared((64, 64), "float16")
-            c = T.alloc_fragment((64, 64), "float32")
-            T.copy(A, a)
-            T.gemm(a, a, c)
-            T.copy(c, C)
+        a = T.alloc_shared((64, 64), "float16")
+        c = T.alloc_fragment((64, 64), "float32")
+        T.copy(A, a)
+        T.gemm(a, a, c)
+        T.copy(c, C)
 
     assert uncleared()(torch.randn(64, 64).half()).isnan().all()
 
@@ -92,16 +91,15 @@ def test_gemm_onto_an_accumulator_nobody_cleared_shows_nan():
 def test_tf32_cuts_float32_factors_and_nothing_else():
     from tlmatrix.interpreter import interpret
 
-    @jit_kernel(A="dtype[16, 16]", B="dtype[16, 16]", C="f32[16, 16]", out_idx=[-1])
+    @jit_kernel(A="dtype[16, 16]", B="dtype[16, 16]", C="f32[16, 16]", out_idx=[-1], threads=32)
     def product(A, B, C, dtype):
-        with T.Kernel(1, threads=32):
-            a = T.alloc_shared((16, 16), dtype)
-            b = T.alloc_shared((16, 16), dtype)
-            c = T.alloc_fragment((16, 16), "float32")
-            T.copy(A, a)
-            T.copy(B, b)
-            T.gemm(a, b, c, clear_accum=True)
-            T.copy(c, C)
+        a = T.alloc_shared((16, 16), dtype)
+        b = T.alloc_shared((16, 16), dtype)
+        c = T.alloc_fragment((16, 16), "float32")
+        T.copy(A, a)
+        T.copy(B, b)
+        T.gemm(a, b, c, clear_accum=True)
+        T.copy(c, C)
 
     a = torch.full((16, 16), 1 + 2**-10 + 2**-12)
     eye = torch.eye(16)

@@ -49,30 +49,29 @@ def test_a_sparse_product_is_the_dense_one(dtype, accumulator, meta, turned):
     def shape(rows, columns):
         return (columns, rows) if turned else (rows, columns)
 
-    @jit_kernel
+    @jit_kernel(threads=128)
     def kernel(
         A: T.Tensor(shape(M, K // 2), dtype),
         E: T.Tensor(shape(M, K // per), meta),
         B: T.Tensor(shape(K, N), dtype),
         C: T.Tensor((M, N), accumulator),
     ):
-        with T.Kernel(1, threads=128):
-            a = T.alloc_shared(shape(M, K // 4), dtype)
-            e = T.alloc_shared(shape(M, K // 2 // per), meta)
-            b = T.alloc_shared(shape(K // 2, N), dtype)
-            c = T.alloc_fragment((M, N), accumulator)
-            T.clear(c)
-            for k in T.Pipelined(2, num_stages=2):
-                if turned:
-                    T.copy(A[k * K // 4, 0], a)
-                    T.copy(E[k * K // 2 // per, 0], e)
-                    T.copy(B[0, k * K // 2], b)
-                else:
-                    T.copy(A[0, k * K // 4], a)
-                    T.copy(E[0, k * K // 2 // per], e)
-                    T.copy(B[k * K // 2, 0], b)
-                T.gemm_sp(a, e, b, c, turned, turned, turned)
-            T.copy(c, C)
+        a = T.alloc_shared(shape(M, K // 4), dtype)
+        e = T.alloc_shared(shape(M, K // 2 // per), meta)
+        b = T.alloc_shared(shape(K // 2, N), dtype)
+        c = T.alloc_fragment((M, N), accumulator)
+        T.clear(c)
+        for k in T.Pipelined(2, num_stages=2):
+            if turned:
+                T.copy(A[k * K // 4, 0], a)
+                T.copy(E[k * K // 2 // per, 0], e)
+                T.copy(B[0, k * K // 2], b)
+            else:
+                T.copy(A[0, k * K // 4], a)
+                T.copy(E[0, k * K // 2 // per], e)
+                T.copy(B[k * K // 2, 0], b)
+            T.gemm_sp(a, e, b, c, turned, turned, turned)
+        T.copy(c, C)
 
     group, kept = (2, 1) if dtype == "float32" else (4, 2)
     dense = torch.randint(-4, 5, (M, K // group, group)).float()

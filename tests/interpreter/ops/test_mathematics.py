@@ -23,11 +23,10 @@ pytestmark = pytest.mark.usefixtures("interpreted")
     ],
 )
 def test_functions_are_nearly_always_correctly_rounded(function, exact, low, high):
-    @jit_kernel
+    @jit_kernel(threads=128)
     def kernel(X: T.Tensor((4096,), "float32"), Y: T.Tensor((4096,), "float32")):
-        with T.Kernel(1, threads=128):
-            for i in T.Parallel(4096):
-                Y[i] = function(X[i])
+        for i in T.Parallel(4096):
+            Y[i] = function(X[i])
 
     x, y = torch.linspace(low, high, 4096), torch.empty(4096)
     kernel()(x, y)
@@ -38,14 +37,13 @@ def test_functions_are_nearly_always_correctly_rounded(function, exact, low, hig
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_a_zero_is_larger_than_a_negative_zero(dtype):
-    @jit_kernel(A="dtype[6]", B="dtype[6]", Y="dtype[4, 6]")
+    @jit_kernel(A="dtype[6]", B="dtype[6]", Y="dtype[4, 6]", threads=32)
     def kernel(A, B, Y):
-        with T.Kernel(1, threads=32):
-            for i in T.Parallel(6):
-                Y[0, i] = T.max(A[i], B[i])
-                Y[1, i] = T.min(A[i], B[i])
-                Y[2, i] = T.max(A[i], T.cast(0, dtype))
-                Y[3, i] = T.min(T.cast(0, dtype), A[i])
+        for i in T.Parallel(6):
+            Y[0, i] = T.max(A[i], B[i])
+            Y[1, i] = T.min(A[i], B[i])
+            Y[2, i] = T.max(A[i], T.cast(0, dtype))
+            Y[3, i] = T.min(T.cast(0, dtype), A[i])
 
     nan, torch_dtype = float("nan"), getattr(torch, dtype)
     a = torch.tensor([0.0, -0.0, 0.0, -0.0, nan, 1.0], dtype=torch_dtype)

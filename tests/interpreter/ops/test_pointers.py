@@ -41,15 +41,14 @@ def test_a_table_of_pointers(dtype):
 
 
 def test_an_asynchronous_copy_from_an_address():
-    @jit_kernel
+    @jit_kernel(threads=32)
     def kernel(sources: T.Tensor([2], T.ptr), Y: T.Tensor((2, 4, 8), "float32")):
-        with T.Kernel(1, threads=32):
-            tile = T.alloc_shared((4, 8), "float32")
-            for k in T.serial(2):
-                source = T.make_tensor(sources[k], (4, 8), "float32")
-                T.async_copy(source[0, 0], tile)
-                T.ptx_wait_group(0)
-                T.copy(tile, Y[k, :, :])
+        tile = T.alloc_shared((4, 8), "float32")
+        for k in T.serial(2):
+            source = T.make_tensor(sources[k], (4, 8), "float32")
+            T.async_copy(source[0, 0], tile)
+            T.ptx_wait_group(0)
+            T.copy(tile, Y[k, :, :])
 
     sources, y = [torch.randn(4, 8) for _ in range(2)], torch.empty(2, 4, 8)
     kernel()(addresses(sources), y)

@@ -61,15 +61,14 @@ def test_reductions(kind, dim, clear, dtype):
 def test_reductions_propagate_nan_where_asked(kind, clear, propagate):
     reduce = getattr(T, f"reduce_{kind}")
 
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def make(X: T.Tensor((4, 16), "float16"), Y: T.Tensor((4,), "float16")):
-        with T.Kernel(1, threads=32):
-            x = T.alloc_fragment((4, 16), "float16")
-            y = T.alloc_fragment((4,), "float16")
-            T.copy(X, x)
-            T.fill(y, 1)
-            reduce(x, y, dim=1, clear=clear, nan_propagate=propagate)
-            T.copy(y, Y)
+        x = T.alloc_fragment((4, 16), "float16")
+        y = T.alloc_fragment((4,), "float16")
+        T.copy(X, x)
+        T.fill(y, 1)
+        reduce(x, y, dim=1, clear=clear, nan_propagate=propagate)
+        T.copy(y, Y)
 
     x = torch.ones(4, 16, dtype=torch.float16)
     x[2, 5] = float("nan")
@@ -173,18 +172,17 @@ def test_cumsum(dim, reverse, scope):
 
 @pytest.mark.parametrize("op", ["sum", "max", "min"])
 def test_reducers_combine_the_contributions_of_all_lanes(op):
-    @jit_kernel(X="f32[16, 24]", Y="f32[16]", out_idx=[-1])
+    @jit_kernel(X="f32[16, 24]", Y="f32[16]", out_idx=[-1], threads=128)
     def reducer(X, Y, op):
-        with T.Kernel(1, threads=128):
-            x = T.alloc_fragment((16, 24), "float32")
-            y = T.alloc_fragment((16,), "float32")
-            acc = T.alloc_reducer((16,), "float32", op=op)
-            T.copy(X, x)
-            T.reducer_init(acc)
-            for i, j in T.Parallel(16, 24):
-                T.reducer_update(acc[i], x[i, j])
-            T.finalize_reducer(acc, y)
-            T.copy(y, Y)
+        x = T.alloc_fragment((16, 24), "float32")
+        y = T.alloc_fragment((16,), "float32")
+        acc = T.alloc_reducer((16,), "float32", op=op)
+        T.copy(X, x)
+        T.reducer_init(acc)
+        for i, j in T.Parallel(16, 24):
+            T.reducer_update(acc[i], x[i, j])
+        T.finalize_reducer(acc, y)
+        T.copy(y, Y)
 
     x = torch.randn(16, 24)
     expected = {"sum": x.sum(1), "max": x.amax(1), "min": x.amin(1)}[op]
@@ -193,17 +191,16 @@ def test_reducers_combine_the_contributions_of_all_lanes(op):
 
 @pytest.mark.filterwarnings("ignore:alloc_reducer")
 def test_reducers_written_by_assignment():
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=128)
     def reducer(X: T.Tensor((16, 24), "float32"), Y: T.Tensor((16,), "float32")):
-        with T.Kernel(1, threads=128):
-            x = T.alloc_fragment((16, 24), "float32")
-            acc = T.alloc_reducer((16,), "float32", op="sum", replication="all")
-            T.copy(X, x)
-            T.clear(acc)
-            for i, j in T.Parallel(16, 24):
-                acc[i] += x[i, j]
-            T.finalize_reducer(acc)
-            T.copy(acc, Y)
+        x = T.alloc_fragment((16, 24), "float32")
+        acc = T.alloc_reducer((16,), "float32", op="sum", replication="all")
+        T.copy(X, x)
+        T.clear(acc)
+        for i, j in T.Parallel(16, 24):
+            acc[i] += x[i, j]
+        T.finalize_reducer(acc)
+        T.copy(acc, Y)
 
     x = torch.randn(16, 24)
     torch.testing.assert_close(reducer()(x), x.sum(1))

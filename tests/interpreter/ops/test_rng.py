@@ -49,15 +49,14 @@ def test_every_thread_has_a_sequence_of_its_own():
 
 
 def test_iterations_of_one_thread_draw_in_order():
-    @jit_kernel
+    @jit_kernel(threads=1)
     def kernel(Y: T.Tensor((10,), "uint32"), Z: T.Tensor((5, 2), "float32")):
-        with T.Kernel(1, threads=1):
-            T.rng_init(7, 3, 2)
-            for i in T.Parallel(10):
-                if i % 3 > 0:
-                    Y[i] = T.rng_rand()
-            for i, j in T.Parallel(5, 2):
-                Z[i, j] = T.rng_rand_float()
+        T.rng_init(7, 3, 2)
+        for i in T.Parallel(10):
+            if i % 3 > 0:
+                Y[i] = T.rng_rand()
+        for i, j in T.Parallel(5, 2):
+            Z[i, j] = T.rng_rand_float()
 
     y, z = torch.zeros(10, dtype=torch.uint32), torch.empty(5, 2)
     kernel()(y, z)
@@ -71,14 +70,13 @@ def test_iterations_of_one_thread_draw_in_order():
 def test_uniform_and_normal_numbers_have_their_distributions(bit):
     dtype = f"float{bit}"
 
-    @jit_kernel
+    @jit_kernel(threads=256)
     def kernel(U: T.Tensor((256, 40), dtype), N: T.Tensor((256, 40), dtype)):
-        with T.Kernel(1, threads=256):
-            tx = T.get_thread_binding()
-            T.rng_init(1)
-            for k in T.serial(40):
-                U[tx, k] = T.rng_rand_float(bit=bit)
-                N[tx, k] = T.rng_rand_float(bit=bit, dist="normal")
+        tx = T.get_thread_binding()
+        T.rng_init(1)
+        for k in T.serial(40):
+            U[tx, k] = T.rng_rand_float(bit=bit)
+            N[tx, k] = T.rng_rand_float(bit=bit, dist="normal")
 
     u, n = (torch.empty(256, 40, dtype=getattr(torch, dtype)) for _ in "un")
     kernel()(u, n)
@@ -91,12 +89,11 @@ def test_uniform_and_normal_numbers_have_their_distributions(bit):
 
 
 def test_what_depends_on_the_layout_of_a_loop_is_refused():
-    @jit_kernel
+    @jit_kernel(threads=32)
     def kernel(Y: T.Tensor((64,), "uint32")):
-        with T.Kernel(1, threads=32):
-            T.rng_init(1)
-            for i in T.Parallel(64):
-                Y[i] = T.rng_rand()
+        T.rng_init(1)
+        for i in T.Parallel(64):
+            Y[i] = T.rng_rand()
 
     with pytest.raises(Unsupported, match=r"T\.Parallel of several threads"):
         kernel()(torch.zeros(64, dtype=torch.uint32))

@@ -130,39 +130,39 @@ def test_the_synchronous_product_arrives_at_its_barrier():
         SFA="u32[M]",
         SFB="u32[128]",
         C="f32[M, 64]",
+        threads=128,
     )
     def kernel(A, B, SFA, SFB, C):
-        with T.Kernel(1, threads=128):
-            a = T.alloc_shared((M, BLOCK_K), "float8_e4m3fn")
-            b = T.alloc_shared((BLOCK_K, 64), "float8_e5m2")
-            sf = T.alloc_shared((2, 128), "uint32")
-            c = T.alloc_tmem([M, 64], "float32")
-            sfa = T.alloc_tmem([M, 4], "uint32")
-            sfb = T.alloc_tmem([M, 4], "uint32")
-            out = T.alloc_fragment((M, 64), "float32")
-            done = T.alloc_barrier([1])
-            T.copy(A, a)
-            T.copy(B, b)
-            T.copy(SFA, sf[0, :])
-            T.copy(SFB, sf[1, :])
-            if T.get_thread_binding() < 32:
-                T.tcgen05_sf_warp_transpose(sf[0, :])
-                T.tcgen05_sf_warp_transpose(sf[1, :])
-                T.fence_proxy_async()
-                T.tcgen05_cp_warpx4(sf[0, :], sfa)
-                T.tcgen05_cp_warpx4(sf[1, :], sfb)
-            T.sync_threads()
-            T.gemm_blockscaled(
-                *(a, b, c, sfa, sfb),
-                clear_accum=True,
-                mbar=done,
-                k_start=0,
-                sf_a_granularity_k=32,
-                sf_b_granularity_k=32,
-            )
-            T.mbarrier_wait_parity(done, 0)
-            T.copy(c, out)
-            T.copy(out, C)
+        a = T.alloc_shared((M, BLOCK_K), "float8_e4m3fn")
+        b = T.alloc_shared((BLOCK_K, 64), "float8_e5m2")
+        sf = T.alloc_shared((2, 128), "uint32")
+        c = T.alloc_tmem([M, 64], "float32")
+        sfa = T.alloc_tmem([M, 4], "uint32")
+        sfb = T.alloc_tmem([M, 4], "uint32")
+        out = T.alloc_fragment((M, 64), "float32")
+        done = T.alloc_barrier([1])
+        T.copy(A, a)
+        T.copy(B, b)
+        T.copy(SFA, sf[0, :])
+        T.copy(SFB, sf[1, :])
+        if T.get_thread_binding() < 32:
+            T.tcgen05_sf_warp_transpose(sf[0, :])
+            T.tcgen05_sf_warp_transpose(sf[1, :])
+            T.fence_proxy_async()
+            T.tcgen05_cp_warpx4(sf[0, :], sfa)
+            T.tcgen05_cp_warpx4(sf[1, :], sfb)
+        T.sync_threads()
+        T.gemm_blockscaled(
+            *(a, b, c, sfa, sfb),
+            clear_accum=True,
+            mbar=done,
+            k_start=0,
+            sf_a_granularity_k=32,
+            sf_b_granularity_k=32,
+        )
+        T.mbarrier_wait_parity(done, 0)
+        T.copy(c, out)
+        T.copy(out, C)
 
     (a, b, words_a, words_b, _), _ = inputs(M, 128)
     c = torch.empty(M, 64)

@@ -11,11 +11,10 @@ from tlmatrix.interpreter.emit.emitter import Rules
 from tlmatrix.interpreter.emit.numbers import named
 
 
-@jit_kernel(X="f32[n]", Y="f32[n]", out_idx=[1])
+@jit_kernel(X="f32[n]", Y="f32[n]", out_idx=[1], threads=32)
 def following(X, Y, n):
-    with T.Kernel(1, threads=32):
-        for i in T.Parallel(n):
-            Y[i] = T.nextafter(X[i], T.float32(8))
+    for i in T.Parallel(n):
+        Y[i] = T.nextafter(X[i], T.float32(8))
 
 
 def next_float(value, limit):

@@ -7,17 +7,16 @@ from jit_kernel import jit_kernel
 from tlmatrix.interpreter import interpret
 
 
-@jit_kernel(A="tfloat32[m, k]", B="tfloat32[k, n]", C="f32[m, n]", out_idx=[2])
+@jit_kernel(A="tfloat32[m, k]", B="tfloat32[k, n]", C="f32[m, n]", out_idx=[2], threads=128)
 def product(A, B, C, m=32, n=32, k=64):
-    with T.Kernel(1, threads=128):
-        a = T.alloc_shared((m, k), T.tfloat32)
-        b = T.alloc_shared((k, n), T.tfloat32)
-        c = T.alloc_fragment((m, n), "float32")
-        T.copy(A, a)
-        T.copy(B, b)
-        T.clear(c)
-        T.gemm(a, b, c)
-        T.copy(c, C)
+    a = T.alloc_shared((m, k), T.tfloat32)
+    b = T.alloc_shared((k, n), T.tfloat32)
+    c = T.alloc_fragment((m, n), "float32")
+    T.copy(A, a)
+    T.copy(B, b)
+    T.clear(c)
+    T.gemm(a, b, c)
+    T.copy(c, C)
 
 
 def cut(x):
@@ -33,13 +32,12 @@ def test_products_of_tfloat32_read_the_leading_bits():
     assert (found - a.double() @ b.double()).abs().max() > 1e-4
 
 
-@jit_kernel(A="tfloat32[n]", B="f32[n]", out_idx=[1])
+@jit_kernel(A="tfloat32[n]", B="f32[n]", out_idx=[1], threads=128)
 def copied(A, B, n=128):
-    with T.Kernel(1, threads=128):
-        a = T.alloc_fragment((n,), T.tfloat32)
-        T.copy(A, a)
-        for i in T.Parallel(n):
-            B[i] = T.cast(a[i], "float32") * 2.0
+    a = T.alloc_fragment((n,), T.tfloat32)
+    T.copy(A, a)
+    for i in T.Parallel(n):
+        B[i] = T.cast(a[i], "float32") * 2.0
 
 
 def test_memory_of_tfloat32_keeps_all_bits():

@@ -10,23 +10,22 @@ from tlmatrix.interpreter import interpret, scheduled
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
-@jit_kernel(X="f16[64, 32]", At="i32[8]", Y="f16[64, 32]")
+@jit_kernel(X="f16[64, 32]", At="i32[8]", Y="f16[64, 32]", threads=128)
 def moved(X, At, Y, waits=True):
-    with T.Kernel(1, threads=128):
-        tile = T.alloc_shared((4, 16), "float16")
-        come = T.alloc_barrier(1)
-        rows = [At[k] for k in range(4)]
-        to = [At[k] for k in range(4, 8)]
-        if T.shuffle_elect(128):
-            T.mbarrier_expect_tx(come, T.tma_gather4_bytes(16, "float16"))
-            T.tma_gather4(X, tile, 16, rows, barrier=come)
-            T.barrier_arrive(come)
-        if waits:
-            T.mbarrier_wait_parity(come, 0)
-        if T.shuffle_elect(128):
-            T.tma_scatter4(tile, Y, 8, to)
-            T.tma_store_arrive()
-        T.tma_store_wait(0, read=False)
+    tile = T.alloc_shared((4, 16), "float16")
+    come = T.alloc_barrier(1)
+    rows = [At[k] for k in range(4)]
+    to = [At[k] for k in range(4, 8)]
+    if T.shuffle_elect(128):
+        T.mbarrier_expect_tx(come, T.tma_gather4_bytes(16, "float16"))
+        T.tma_gather4(X, tile, 16, rows, barrier=come)
+        T.barrier_arrive(come)
+    if waits:
+        T.mbarrier_wait_parity(come, 0)
+    if T.shuffle_elect(128):
+        T.tma_scatter4(tile, Y, 8, to)
+        T.tma_store_arrive()
+    T.tma_store_wait(0, read=False)
 
 
 @pytest.mark.parametrize("schedule", ["eager", "lazy", "random", "adversarial"])

@@ -93,22 +93,21 @@ def test_tf32_cuts_the_factors_where_asked():
 
 
 # What each lane gets of one 8x8 matrix.
-@jit_kernel(A="f16[8, 8]", Out="f16[32, 2]", out_idx=[-1])
+@jit_kernel(A="f16[8, 8]", Out="f16[32, 2]", out_idx=[-1], threads=32)
 def moved(A, Out, transposed, inside=True, odd=False):
-    with T.Kernel(1, threads=32):
-        tx = T.get_thread_binding()
-        shared = T.alloc_shared((8, 8), "float16")
-        mine = T.alloc_local((2,), "float16")
-        T.copy(A, shared)
-        if not odd or tx < 7:
-            T.ptx_ldmatrix(
-                T.bool(transposed),
-                1,
-                T.access_ptr(shared[tx % 8, 0 if inside else 4], "r", 8),
-                T.access_ptr(mine[0], "w", 2),
-            )
-        for i in T.serial(2):
-            Out[tx, i] = mine[i]
+    tx = T.get_thread_binding()
+    shared = T.alloc_shared((8, 8), "float16")
+    mine = T.alloc_local((2,), "float16")
+    T.copy(A, shared)
+    if not odd or tx < 7:
+        T.ptx_ldmatrix(
+            T.bool(transposed),
+            1,
+            T.access_ptr(shared[tx % 8, 0 if inside else 4], "r", 8),
+            T.access_ptr(mine[0], "w", 2),
+        )
+    for i in T.serial(2):
+        Out[tx, i] = mine[i]
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -115,15 +115,14 @@ def test_what_a_model_gets_the_address_of_counts_as_written(where):
 
     model_extern("test_numbered", numbered)
 
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=32)
     def kernel(Y: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=32):
-            if where == "global":
-                T.call_extern("handle", "test_numbered", T.address_of(Y[0]), 32)
-            else:
-                s = T.alloc_shared((32,), "float32")
-                T.call_extern("handle", "test_numbered", T.address_of(s[0]), 32)
-                T.copy(s, Y)
+        if where == "global":
+            T.call_extern("handle", "test_numbered", T.address_of(Y[0]), 32)
+        else:
+            s = T.alloc_shared((32,), "float32")
+            T.call_extern("handle", "test_numbered", T.address_of(s[0]), 32)
+            T.copy(s, Y)
 
     with interpret(sanitize=True, on_report="keep") as run:
         assert torch.equal(kernel()(), torch.arange(32.0))

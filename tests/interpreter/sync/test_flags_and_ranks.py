@@ -48,20 +48,19 @@ def test_a_flag_that_nobody_sets_is_a_deadlock():
 
 
 # A rank publishes its row, then sums the rows of all when they are there.
-@jit_kernel(X="f32[world, 16]", F="i32[world]", rank="i32", epoch="i32", Y="f32[16]")
+@jit_kernel(X="f32[world, 16]", F="i32[world]", rank="i32", epoch="i32", Y="f32[16]", threads=32)
 def exchange(X, F, rank, epoch, Y, world):
-    with T.Kernel(1, threads=32):
-        acc = T.alloc_fragment((16,), "float32")
+    acc = T.alloc_fragment((16,), "float32")
+    for i in T.Parallel(16):
+        X[rank, i] = rank + epoch + i
+    T.atomic_store(F[rank], epoch, "release")
+    T.clear(acc)
+    for r in T.serial(world):
+        while T.atomic_load(F[r], "acquire") < epoch:
+            T.evaluate(0)
         for i in T.Parallel(16):
-            X[rank, i] = rank + epoch + i
-        T.atomic_store(F[rank], epoch, "release")
-        T.clear(acc)
-        for r in T.serial(world):
-            while T.atomic_load(F[r], "acquire") < epoch:
-                T.evaluate(0)
-            for i in T.Parallel(16):
-                acc[i] += X[r, i]
-        T.copy(acc, Y)
+            acc[i] += X[r, i]
+    T.copy(acc, Y)
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])

@@ -102,17 +102,16 @@ def test_a_stage_that_was_never_primed_is_reported(operands):
     assert "could arrive: threads 0..127" in text
 
 
-@jit_kernel(out_idx=[-1])
+@jit_kernel(out_idx=[-1], threads=64)
 def unordered(Y: T.Tensor((32,), "float32")):
-    with T.Kernel(1, threads=64):
-        s = T.alloc_shared((32,), "float32")
-        tx = T.get_thread_binding()
-        if tx < 32:
-            for i in T.Parallel(32):
-                s[i] = i
-        else:
-            for i in T.Parallel(32):
-                Y[i] = s[i]
+    s = T.alloc_shared((32,), "float32")
+    tx = T.get_thread_binding()
+    if tx < 32:
+        for i in T.Parallel(32):
+            s[i] = i
+    else:
+        for i in T.Parallel(32):
+            Y[i] = s[i]
 
 
 def test_a_race_is_reported_also_where_the_values_are_right():
@@ -146,20 +145,19 @@ def test_a_schedule_that_does_not_exist_is_refused():
         pass
 
 
-@jit_kernel(Y="f32[32]", out_idx=[-1])
+@jit_kernel(Y="f32[32]", out_idx=[-1], threads=64)
 def counted(Y, threads_arriving):
-    with T.Kernel(1, threads=64):
-        s = T.alloc_shared((32,), "float32")
-        bar = T.alloc_barrier(threads_arriving)
-        tx = T.get_thread_binding()
-        if tx < 32:
-            for i in T.Parallel(32):
-                s[i] = i
-            T.mbarrier_arrive(bar)
-        else:
-            T.mbarrier_wait_parity(bar, 0)
-            for i in T.Parallel(32):
-                Y[i] = s[i]
+    s = T.alloc_shared((32,), "float32")
+    bar = T.alloc_barrier(threads_arriving)
+    tx = T.get_thread_binding()
+    if tx < 32:
+        for i in T.Parallel(32):
+            s[i] = i
+        T.mbarrier_arrive(bar)
+    else:
+        T.mbarrier_wait_parity(bar, 0)
+        for i in T.Parallel(32):
+            Y[i] = s[i]
 
 
 def test_a_barrier_counts_threads():
@@ -182,17 +180,16 @@ def test_errors_are_errors_of_the_interpreter():
 @pytest.mark.parametrize("coverage", [False, True])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_tilelangs_own_barriers_order_statements_one_after_the_other(schedule, coverage):
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=256)
     def turns(Y: T.Tensor((4, 32), "float32")):
-        with T.Kernel(1, threads=256):
-            s = T.alloc_shared((32,), "float32")
-            for k in T.serial(4):
-                with T.ws(0):
-                    for i in T.Parallel(32):
-                        s[i] = i * k
-                with T.ws(1):
-                    for i in T.Parallel(32):
-                        Y[k, i] = s[i]
+        s = T.alloc_shared((32,), "float32")
+        for k in T.serial(4):
+            with T.ws(0):
+                for i in T.Parallel(32):
+                    s[i] = i * k
+            with T.ws(1):
+                for i in T.Parallel(32):
+                    Y[k, i] = s[i]
 
     with interpret(coverage=coverage), scheduled(schedule):
         got = turns()()
@@ -201,20 +198,19 @@ def test_tilelangs_own_barriers_order_statements_one_after_the_other(schedule, c
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_what_all_roles_do_together_is_done_once(schedule):
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=256)
     def together(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
-        with T.Kernel(1, threads=256):
-            s = T.alloc_shared((64,), "float32")
-            f = T.alloc_fragment((64,), "float32")
-            T.copy(X, s)
-            with T.ws(1):
-                for i in T.Parallel(64):
-                    s[i] = s[i] * 2
+        s = T.alloc_shared((64,), "float32")
+        f = T.alloc_fragment((64,), "float32")
+        T.copy(X, s)
+        with T.ws(1):
             for i in T.Parallel(64):
-                s[i] = s[i] + 1
-            T.copy(s, f)
-            for i in T.Parallel(64):
-                T.atomic_add(Y[i], f[i])
+                s[i] = s[i] * 2
+        for i in T.Parallel(64):
+            s[i] = s[i] + 1
+        T.copy(s, f)
+        for i in T.Parallel(64):
+            T.atomic_add(Y[i], f[i])
 
     x = torch.randn(64)
     y = torch.zeros(64)
@@ -224,22 +220,21 @@ def test_what_all_roles_do_together_is_done_once(schedule):
 
 
 # A warp copies row by row, each thread four elements; the barrier counts the copies.
-@jit_kernel(X="f16[4, 128]", Y="f16[4, 128]", out_idx=[-1])
+@jit_kernel(X="f16[4, 128]", Y="f16[4, 128]", out_idx=[-1], threads=64)
 def copied_by_threads(X, Y, wait):
-    with T.Kernel(1, threads=64):
-        s = T.alloc_shared((4, 128), "float16")
-        ready = T.alloc_barrier(32)
-        tx = T.get_thread_binding()
-        if tx < 32:
-            for r in T.serial(4):
-                T.ptx_cp_async(
-                    T.access_ptr(s[r, tx * 4], "w", 4), T.access_ptr(X[r, tx * 4], "r", 4), 4
-                )
-            T.cp_async_barrier_noinc(ready)
-        else:
-            if wait:
-                T.mbarrier_wait_parity(ready, 0)
-            T.copy(s, Y)
+    s = T.alloc_shared((4, 128), "float16")
+    ready = T.alloc_barrier(32)
+    tx = T.get_thread_binding()
+    if tx < 32:
+        for r in T.serial(4):
+            T.ptx_cp_async(
+                T.access_ptr(s[r, tx * 4], "w", 4), T.access_ptr(X[r, tx * 4], "r", 4), 4
+            )
+        T.cp_async_barrier_noinc(ready)
+    else:
+        if wait:
+            T.mbarrier_wait_parity(ready, 0)
+        T.copy(s, Y)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -254,19 +249,18 @@ def test_copies_that_threads_issue_complete_at_a_barrier(schedule):
 @pytest.mark.parametrize("scope", ["local", "shared"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_where_a_copy_goes_is_decided_when_it_is_issued(schedule, scope):
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=64)
     def moved(X: T.Tensor((4, 64), "float16"), Y: T.Tensor((2, 64), "float16")):
-        with T.Kernel(1, threads=64):
-            s = T.alloc_shared((2, 64), "float16")
-            row = T.alloc_local([1], "int32") if scope == "local" else T.alloc_shared([1], "int32")
-            row[0] = 3
-            T.async_copy(X[row[0], :], s[0, :])
-            T.sync_threads()
-            row[0] = 1
-            T.sync_threads()
-            T.async_copy(X[row[0], :], s[1, :])
-            T.ptx_wait_group(0)
-            T.copy(s, Y)
+        s = T.alloc_shared((2, 64), "float16")
+        row = T.alloc_local([1], "int32") if scope == "local" else T.alloc_shared([1], "int32")
+        row[0] = 3
+        T.async_copy(X[row[0], :], s[0, :])
+        T.sync_threads()
+        row[0] = 1
+        T.sync_threads()
+        T.async_copy(X[row[0], :], s[1, :])
+        T.ptx_wait_group(0)
+        T.copy(s, Y)
 
     x = torch.randn(4, 64).half()
     with scheduled(schedule):
@@ -274,16 +268,15 @@ def test_where_a_copy_goes_is_decided_when_it_is_issued(schedule, scope):
 
 
 def test_work_that_is_read_before_it_is_done_is_reported():
-    @jit_kernel(A="f16[32, 32]", C="f32[32, 32]", out_idx=[-1])
+    @jit_kernel(A="f16[32, 32]", C="f32[32, 32]", out_idx=[-1], threads=128)
     def product(A, C, wait):
-        with T.Kernel(1, threads=128):
-            s = T.alloc_shared((32, 32), "float16")
-            acc = T.alloc_fragment((32, 32), "float32")
-            T.copy(A, s)
-            T.wgmma_gemm(s, s, acc, clear_accum=True)
-            if wait:
-                T.wait_wgmma(0)
-            T.copy(acc, C)
+        s = T.alloc_shared((32, 32), "float16")
+        acc = T.alloc_fragment((32, 32), "float32")
+        T.copy(A, s)
+        T.wgmma_gemm(s, s, acc, clear_accum=True)
+        if wait:
+            T.wait_wgmma(0)
+        T.copy(acc, C)
 
     a = torch.randn(32, 32).half()
     torch.testing.assert_close(product(True)(a), a.float() @ a.float(), rtol=1e-4, atol=1e-4)
@@ -296,22 +289,21 @@ def test_work_that_is_read_before_it_is_done_is_reported():
 
 @pytest.mark.parametrize("wait", [False, True])
 def test_a_store_that_may_still_read_names_its_wait(wait):
-    @jit_kernel(out_idx=[-1])
+    @jit_kernel(out_idx=[-1], threads=128)
     def stored(Y: T.Tensor((2, 64, 32), "float16")):
-        with T.Kernel(1, threads=128):
-            s = T.alloc_shared((64, 32), "float16")
-            for k in T.serial(2):
-                for i, j in T.Parallel(64, 32):
-                    s[i, j] = k
-                T.fence_proxy_async()
-                T.sync_threads()
-                T.tma_copy(s, Y[k, :, :])
-                if wait:
-                    T.tma_store_arrive()
-                    T.tma_store_wait()
-            if not wait:
+        s = T.alloc_shared((64, 32), "float16")
+        for k in T.serial(2):
+            for i, j in T.Parallel(64, 32):
+                s[i, j] = k
+            T.fence_proxy_async()
+            T.sync_threads()
+            T.tma_copy(s, Y[k, :, :])
+            if wait:
                 T.tma_store_arrive()
                 T.tma_store_wait()
+        if not wait:
+            T.tma_store_arrive()
+            T.tma_store_wait()
 
     with interpret(sanitize="races", on_report="keep") as run:
         stored()()

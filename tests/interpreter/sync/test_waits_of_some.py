@@ -15,33 +15,32 @@ def pipeline(arrives=True):
         arrives: whether the consumer gives a stage back.
     """
 
-    @jit_kernel(X="f32[4, 128]", count="i32[1]", Y="f32[4, 128]", out_idx=[-1])
+    @jit_kernel(X="f32[4, 128]", count="i32[1]", Y="f32[4, 128]", out_idx=[-1], threads=256)
     def kernel(X, count, Y):
-        with T.Kernel(1, threads=256):
-            s = T.alloc_shared((128,), "float32")
-            mine = T.alloc_local((1,), "int32")
-            turn = T.alloc_local((1,), "int32")
-            full = T.alloc_barrier([128])
-            empty = T.alloc_barrier([128])
-            tx = T.get_thread_binding()
-            if tx < 128:
-                turn[0] = 0
-                for k in T.serial(4):
-                    mine[0] = T.if_then_else(k < count[tx * 0], 1, 0)
-                    if mine[0] != 0:
-                        T.barrier_wait(empty, (turn[0] & 1) ^ 1)
-                        s[tx] = X[k, tx]
-                        T.barrier_arrive(full)
-                        turn[0] = turn[0] + 1
-            else:
-                for k in T.serial(4):
-                    if k < count[0]:
-                        T.barrier_wait(full, k & 1)
-                        Y[k, tx - 128] = s[tx - 128]
-                        if arrives:
-                            T.barrier_arrive(empty)
-                    else:
-                        Y[k, tx - 128] = 0.0
+        s = T.alloc_shared((128,), "float32")
+        mine = T.alloc_local((1,), "int32")
+        turn = T.alloc_local((1,), "int32")
+        full = T.alloc_barrier([128])
+        empty = T.alloc_barrier([128])
+        tx = T.get_thread_binding()
+        if tx < 128:
+            turn[0] = 0
+            for k in T.serial(4):
+                mine[0] = T.if_then_else(k < count[tx * 0], 1, 0)
+                if mine[0] != 0:
+                    T.barrier_wait(empty, (turn[0] & 1) ^ 1)
+                    s[tx] = X[k, tx]
+                    T.barrier_arrive(full)
+                    turn[0] = turn[0] + 1
+        else:
+            for k in T.serial(4):
+                if k < count[0]:
+                    T.barrier_wait(full, k & 1)
+                    Y[k, tx - 128] = s[tx - 128]
+                    if arrives:
+                        T.barrier_arrive(empty)
+                else:
+                    Y[k, tx - 128] = 0.0
 
     return kernel()
 

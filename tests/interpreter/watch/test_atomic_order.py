@@ -28,16 +28,15 @@ def summed(X, Y, shared_columns, tile=False, dtype="float32", kind="add"):
 
 
 # Threads of one block add the elements of a row to one, or one thread each of 32 rows.
-@jit_kernel(X="f32[32, 32]", Y="f32[32]")
+@jit_kernel(X="f32[32, 32]", Y="f32[32]", threads=32)
 def rows_summed(X, Y, split):
-    with T.Kernel(1, threads=32):
-        if split:
-            for i, j in T.Parallel(32, 32):
+    if split:
+        for i, j in T.Parallel(32, 32):
+            T.atomic_add(Y[i], X[i, j])
+    else:
+        for j in T.serial(32):
+            for i in T.Parallel(32):
                 T.atomic_add(Y[i], X[i, j])
-        else:
-            for j in T.serial(32):
-                for i in T.Parallel(32):
-                    T.atomic_add(Y[i], X[i, j])
 
 
 def reports_of(factory, x, y, sanitize="atomics"):

@@ -162,13 +162,12 @@ def test_a_mask_inside_of_a_mask_asks_only_the_lanes_that_come_to_it():
     assert hits(run.coverage, "clamp") == 0
 
 
-@jit_kernel(B="f32[4]")
+@jit_kernel(B="f32[4]", threads=32)
 def with_option(B, half):
-    with T.Kernel(1, threads=32):
-        if half:
-            T.fill(B, 0.5)  # half
-        else:
-            T.fill(B, 1.0)  # whole
+    if half:
+        T.fill(B, 0.5)  # half
+    else:
+        T.fill(B, 1.0)  # whole
 
 
 def test_what_an_option_leaves_out_is_no_line_until_a_variant_has_it():

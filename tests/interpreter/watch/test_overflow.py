@@ -101,12 +101,11 @@ def test_an_offset_past_int32_is_computed_as_the_variable_that_holds_it(kind):
         assert torch.equal(y[1], torch.arange(32, dtype=torch.int8))
 
 
-@jit_kernel(X="f32[64]", Y="f32[64]", n="i32", m="i32")
+@jit_kernel(X="f32[64]", Y="f32[64]", n="i32", m="i32", threads=64)
 def shortened(X, Y, n, m):
-    with T.Kernel(1, threads=64):
-        for i in T.Parallel(64):
-            if i < n + m:
-                Y[i] = X[i]
+    for i in T.Parallel(64):
+        if i < n + m:
+            Y[i] = X[i]
 
 
 def test_a_mask_kept_from_an_earlier_launch_hides_no_overflow():

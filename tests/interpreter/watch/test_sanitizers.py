@@ -49,11 +49,10 @@ def guarded(X, Y):
         T.copy(f, Y[bx * 32 : bx * 32 + 32])
 
 
-@jit_kernel(Y="f32[8]", name="main", out_idx=[0])
+@jit_kernel(Y="f32[8]", name="main", out_idx=[0], threads=32)
 def partly_unwritten(Y):
-    with T.Kernel(1, threads=32):
-        for i in T.Parallel(5):
-            Y[i] = 1.0
+    for i in T.Parallel(5):
+        Y[i] = 1.0
 
 
 def test_nothing_is_reported_unless_asked_for():
@@ -179,11 +178,10 @@ def test_each_launch_reports_anew_and_equal_findings_are_counted():
     assert [r.count for r in run.reports] == [3, 3]
 
 
-@jit_kernel(Y="f32[4]", name="main", out_idx=[0])
+@jit_kernel(Y="f32[4]", name="main", out_idx=[0], threads=32)
 def same_value(Y):
-    with T.Kernel(1, threads=32):
-        for i, _j in T.Parallel(4, 8):
-            Y[i] = T.cast(i, "float32")
+    for i, _j in T.Parallel(4, 8):
+        Y[i] = T.cast(i, "float32")
 
 
 def test_lanes_that_store_one_same_value_are_no_finding():
@@ -257,14 +255,13 @@ def poisoned_run(make, *tensors):
 
 
 # Copies all of X to a tile, and uses `used` elements of it.
-@jit_kernel(X="f32[8]", Y="f32[8]", name="main")
+@jit_kernel(X="f32[8]", Y="f32[8]", name="main", threads=32)
 def through_a_tile(X, Y, used):
-    with T.Kernel(1, threads=32):
-        tile = T.alloc_shared((8,), "float32")
-        T.copy(X, tile)
-        for i in T.Parallel(8):
-            if i < used:
-                Y[i] = tile[i] + 1.0
+    tile = T.alloc_shared((8,), "float32")
+    T.copy(X, tile)
+    for i in T.Parallel(8):
+        if i < used:
+            Y[i] = tile[i] + 1.0
 
 
 @jit_kernel(X="f32[8]", Y="f32[8]", name="main")
@@ -303,11 +300,10 @@ def test_sequences_that_are_none_are_refused(boundaries):
         pass
 
 
-@jit_kernel(X="f32[32]", Y="f32[32]", name="main", out_idx=[1])
+@jit_kernel(X="f32[32]", Y="f32[32]", name="main", out_idx=[1], threads=32)
 def logarithms(X, Y):
-    with T.Kernel(1, threads=32):
-        for i in T.Parallel(32):
-            Y[i] = T.if_then_else(X[i] == 0.0, -T.infinity("float32"), T.log(X[i]))
+    for i in T.Parallel(32):
+        Y[i] = T.if_then_else(X[i] == 0.0, -T.infinity("float32"), T.log(X[i]))
 
 
 def test_an_infinity_that_the_kernel_names_is_meant():
@@ -346,12 +342,11 @@ def test_the_traced_run_leaves_the_results_as_they_are():
     assert y.item() == 9.0
 
 
-@jit_kernel(X="f32[10, 8]", name="main")
+@jit_kernel(X="f32[10, 8]", name="main", threads=32)
 def laid_out(X):
-    with T.Kernel(1, threads=32):
-        T.annotate_layout({X: T.Layout((10, 8), lambda i, j: [i // 8, j, i % 8])})
-        for i, j in T.Parallel(10, 8):
-            X[i, j] = 1.0  # stored
+    T.annotate_layout({X: T.Layout((10, 8), lambda i, j: [i // 8, j, i % 8])})
+    for i, j in T.Parallel(10, 8):
+        X[i, j] = 1.0  # stored
 
 
 def test_a_layout_past_its_allocation_is_reported_and_raised():
@@ -362,15 +357,14 @@ def test_a_layout_past_its_allocation_is_reported_and_raised():
     assert report.line == line_of(laid_out, "# stored")
 
 
-@jit_kernel(X="f16[32, 32]", Y="f32[32, 32]", name="main", out_idx=[1])
+@jit_kernel(X="f16[32, 32]", Y="f32[32, 32]", name="main", out_idx=[1], threads=128)
 def gemm_past_its_tile(X, Y):
-    with T.Kernel(1, threads=128):
-        a = T.alloc_shared((32, 32), "float16")
-        c = T.alloc_fragment((32, 32), "float32")
-        T.copy(X, a)
-        T.clear(c)
-        T.gemm(a[16:48, 0:32], a, c)  # product
-        T.copy(c, Y)
+    a = T.alloc_shared((32, 32), "float16")
+    c = T.alloc_fragment((32, 32), "float32")
+    T.copy(X, a)
+    T.clear(c)
+    T.gemm(a[16:48, 0:32], a, c)  # product
+    T.copy(c, Y)
 
 
 def test_what_cannot_go_on_is_reported_before_it_is_raised():
@@ -404,18 +398,17 @@ def test_a_view_shares_what_is_known_of_its_memory(rows):
     assert found == ([] if rows == 8 else [("uninitialised", "flat", (56,), (0,), 2)])
 
 
-@jit_kernel(X="f32[32]", Y="f32[32]", name="main", out_idx=[1])
+@jit_kernel(X="f32[32]", Y="f32[32]", name="main", out_idx=[1], threads=32)
 def private(X, Y):
-    with T.Kernel(1, threads=32):
-        own = T.alloc_local((2,), "float32")
-        last = T.alloc_var("float32")
-        for i in T.Parallel(32):
-            own[0] = X[i]
-            own[1] = own[0] + 1.0
-            last = 3.0
-            Y[i] = own[1]
-        for i in T.Parallel(32):
-            Y[i] = Y[i] + last
+    own = T.alloc_local((2,), "float32")
+    last = T.alloc_var("float32")
+    for i in T.Parallel(32):
+        own[0] = X[i]
+        own[1] = own[0] + 1.0
+        last = 3.0
+        Y[i] = own[1]
+    for i in T.Parallel(32):
+        Y[i] = Y[i] + last
 
 
 def test_memory_of_single_lanes_is_written_by_its_loop():
@@ -424,11 +417,10 @@ def test_memory_of_single_lanes_is_written_by_its_loop():
     assert run.reports == []
 
 
-@jit_kernel(Y="f32[1]", name="main", out_idx=[0])
+@jit_kernel(Y="f32[1]", name="main", out_idx=[0], threads=32)
 def variable_without_a_value(Y):
-    with T.Kernel(1, threads=32):
-        x = T.alloc_var("float32")
-        Y[0] = x  # read
+    x = T.alloc_var("float32")
+    Y[0] = x  # read
 
 
 def test_a_variable_read_before_it_is_set_is_reported():
@@ -466,13 +458,12 @@ def test_the_traced_run_keeps_parameters_that_are_one_tensor_together():
     assert run.reports == []
 
 
-@jit_kernel(Y="f32[16]", name="main", out_idx=[0])
+@jit_kernel(Y="f32[16]", name="main", out_idx=[0], threads=32)
 def past_a_fragment(Y):
-    with T.Kernel(1, threads=32):
-        f = T.alloc_fragment((16,), "float32")
-        for i in T.Parallel(32):
-            f[i] = 1.0
-        T.copy(f, Y)
+    f = T.alloc_fragment((16,), "float32")
+    for i in T.Parallel(32):
+        f[i] = 1.0
+    T.copy(f, Y)
 
 
 def test_fragments_can_be_tolerated_alone():
@@ -486,16 +477,15 @@ def test_without_the_sanitizers_of_bounds_outside_stays_an_error():
         past_a_fragment()()
 
 
-@jit_kernel(X="f32[4, 32]", Y="f32[4]", name="main", out_idx=[1])
+@jit_kernel(X="f32[4, 32]", Y="f32[4]", name="main", out_idx=[1], threads=32)
 def reduced(X, Y):
-    with T.Kernel(1, threads=32):
-        total = T.alloc_reducer((4,), "float32", op="sum")
-        result = T.alloc_fragment((4,), "float32")
-        T.reducer_init(total)
-        for i, j in T.Parallel(4, 32):
-            T.reducer_update(total[i], X[i, j])
-        T.finalize_reducer(total, result)
-        T.copy(result, Y)
+    total = T.alloc_reducer((4,), "float32", op="sum")
+    result = T.alloc_fragment((4,), "float32")
+    T.reducer_init(total)
+    for i, j in T.Parallel(4, 32):
+        T.reducer_update(total[i], X[i, j])
+    T.finalize_reducer(total, result)
+    T.copy(result, Y)
 
 
 def test_lanes_that_contribute_to_a_reducer_are_no_finding():
@@ -504,18 +494,17 @@ def test_lanes_that_contribute_to_a_reducer_are_no_finding():
     assert run.reports == []
 
 
-@jit_kernel(X="f32[32]", Y="f32[32]", name="main")
+@jit_kernel(X="f32[32]", Y="f32[32]", name="main", threads=32)
 def copied_in_part(X, Y):
-    with T.Kernel(1, threads=32):
-        half = T.alloc_fragment((32,), "float32")
-        copied = T.alloc_fragment((32,), "float32")
-        total = T.alloc_fragment((32,), "float32")
-        for i in T.Parallel(16):
-            half[i] = X[i]
-        T.copy(half, copied)
-        for i in T.Parallel(32):
-            total[i] = copied[i]
-        T.copy(total, Y)
+    half = T.alloc_fragment((32,), "float32")
+    copied = T.alloc_fragment((32,), "float32")
+    total = T.alloc_fragment((32,), "float32")
+    for i in T.Parallel(16):
+        half[i] = X[i]
+    T.copy(half, copied)
+    for i in T.Parallel(32):
+        total[i] = copied[i]
+    T.copy(total, Y)
 
 
 def test_only_a_buffer_that_may_be_uninitialized_is_followed():
