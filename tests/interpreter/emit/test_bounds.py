@@ -53,25 +53,13 @@ def test_a_guarded_store_outside_is_skipped(shift):
 @pytest.mark.parametrize(("row", "column"), [(0, 0), (-3, -3), (10, 20), (14, 30), (40, 40)])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_copy_is_predicated_on_both_sides(row, column, dtype):
-    @tilelang.jit
-    def through():
-        m, n = T.dynamic("m"), T.dynamic("n")
-
-        @T.prim_func
-        def main(
-            X: T.Tensor((m, n), dtype),
-            Y: T.Tensor((m, n), dtype),
-            r: T.int32,
-            c: T.int32,
-            S: T.Tensor((16, 16), dtype),
-        ):
-            with T.Kernel(1, threads=128):
-                s = T.alloc_shared((16, 16), dtype)
-                T.copy(X[r : r + 16, c : c + 16], s)
-                T.copy(s, S)
-                T.copy(s, Y[r : r + 16, c : c + 16])
-
-        return main
+    @jit_kernel(X="dtype[m, n]", Y="dtype[m, n]", r="i32", c="i32", S="dtype[16, 16]", name="main")
+    def through(X, Y, r, c, S):
+        with T.Kernel(1, threads=128):
+            s = T.alloc_shared((16, 16), dtype)
+            T.copy(X[r : r + 16, c : c + 16], s)
+            T.copy(s, S)
+            T.copy(s, Y[r : r + 16, c : c + 16])
 
     x = (torch.randn(20, 33) + 5).to(getattr(torch, dtype))
     y = torch.zeros_like(x)
