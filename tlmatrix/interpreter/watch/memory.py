@@ -16,7 +16,7 @@ from tlmatrix.interpreter.ir.walk import walk
 from tlmatrix.interpreter.runtime.elements import block_of, lanes_of
 
 from .observer import (
-    Observer,
+    Watcher,
     is_followed,
     is_injective,
     is_whole,
@@ -33,19 +33,16 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.emit.tiles import BufferRegion, TileOperation
     from tlmatrix.interpreter.emit.values import Val
-    from tlmatrix.interpreter.program import Options, Watch
+    from tlmatrix.interpreter.program import Options
 
     from .observer import SiteTable
 
 
-class MemorySanitizer(Observer):
+class MemorySanitizer(Watcher):
     """Writes what the sanitizers that are on look at; `monitor.Monitor` is its other half."""
 
     name = "sanitized"
-    argument = "watch"
     functions: ClassVar = {"block_of": block_of, "lanes_of": lanes_of}
-    reports_bounds = True
-    sees_reads = True
 
     def __init__(self, kernel: ir.Kernel, options: Options, sites: SiteTable) -> None:
         super().__init__(kernel, options, sites)
@@ -65,10 +62,6 @@ class MemorySanitizer(Observer):
         """With any sanitizer, unless values are traced in place of it."""
         return bool(options.sanitizers) and "traced" not in options.observers
 
-    def plan(self, e: Emitter) -> Watch:
-        """The sites, and what analyses found of the kernel."""
-        return self.sites.watch(e)
-
     def snapshot(self) -> Any:
         """The shadows."""
         return dict(self._seen)
@@ -87,14 +80,6 @@ class MemorySanitizer(Observer):
     def _watch_global(self, e: Emitter, buf: Buf, kind: str) -> None:
         name = self._seen[buf.code] = e.launch_prologue.fresh(f"{buf.code}_seen")
         e.launch_prologue.line(f"{name} = watch.{kind}({buf.name!r}, {buf.code})")
-
-    def grid(self, e: Emitter) -> None:
-        """Note a launch."""
-        e.w.line("watch.launch()")
-
-    def block(self, e: Emitter, indices: list[Any]) -> None:
-        """Note a block."""
-        e.w.line(f"watch.enter(({', '.join(e.vars[var].code for var in indices)},))")
 
     def allocated(self, e: Emitter, buf: Buf) -> None:
         """Make the shadow of a buffer."""

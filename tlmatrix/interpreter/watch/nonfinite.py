@@ -17,7 +17,7 @@ from tlmatrix.interpreter.ir.walk import walk
 from tlmatrix.interpreter.runtime.elements import block_of, element_of, first_lane
 from tlmatrix.interpreter.runtime.memory import load_block
 
-from .observer import Observer, is_followed, place_of, unless
+from .observer import Watcher, is_followed, place_of, unless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,33 +25,17 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.access import Access, Buf
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.emit.tiles import TileOperation
-    from tlmatrix.interpreter.program import Watch
     from tlmatrix.interpreter.runtime.codecs import Array, Codec
     from tlmatrix.interpreter.runtime.elements import Place
     from tlmatrix.interpreter.runtime.masks import Dim
 
 
-class NonfiniteTracer(Observer):
+class NonfiniteTracer(Watcher):
     """Writes what reads saw and writes made, of floats; `Tracer` is its other half."""
 
     name = "traced"
-    argument = "watch"
-    reports_bounds = True
-    sees_reads = True
     sees_values = True
     sees_writes = True
-
-    def plan(self, e: Emitter) -> Watch:
-        """The sites."""
-        return self.sites.watch(e)
-
-    def grid(self, e: Emitter) -> None:
-        """Note a launch."""
-        e.w.line("watch.launch()")
-
-    def block(self, e: Emitter, indices: list[Any]) -> None:
-        """Note a block."""
-        e.w.line(f"watch.enter(({', '.join(e.vars[var].code for var in indices)},))")
 
     def read(self, e: Emitter, access: Access) -> None:
         """Iterations are about to read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.analysis.ownership import last_copy, may_be_misplaced
 from tlmatrix.interpreter.analysis.shared import shared_memory, tensor_memory
@@ -43,6 +43,26 @@ class Observer(Instrument):
     def wanted(cls, options: Options) -> bool:
         """Whether a variant has this observer."""
         return cls.name in options.observers
+
+
+class Watcher(Observer):
+    """The instrument of an observer whose other half follows launches and blocks, `watch`."""
+
+    argument = "watch"
+    reports_bounds = True
+    sees_reads = True
+
+    def plan(self, e: Emitter) -> Watch:
+        """The sites, and what analyses found of the kernel."""
+        return self.sites.watch(e)
+
+    def grid(self, e: Emitter) -> None:
+        """Note a launch."""
+        e.w.line("watch.launch()")
+
+    def block(self, e: Emitter, indices: list[Any]) -> None:
+        """Note a block."""
+        e.w.line(f"watch.enter(({', '.join(e.vars[var].code for var in indices)},))")
 
 
 class SiteTable:
