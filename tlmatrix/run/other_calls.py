@@ -112,10 +112,8 @@ def with_other_options(
     as on several ranks, the other call comes before only, and not between two passes.
     """
 
-    def relations(kind: RelationKind) -> Iterator[Relation]:
-        yield from problem.relations(kind)
-        found = another() if kind == "repeat" else None
-        if found is not None:
+    def relations() -> Iterator[Relation]:
+        if (found := another()) is not None:
             changed, call = found
             again = replace(problem, between=(call,) if problem.cotangents and stale else ())
             because = f"a call with {changed} came before"
@@ -130,7 +128,7 @@ def with_other_options(
                 stale=stale,
             )
 
-    return replace(problem, relations=relations)
+    return problem.with_relations("repeat", relations)
 
 
 def many_ranks(spec: Spec, case: Case) -> bool:
@@ -174,19 +172,24 @@ def with_call_between(problem: Problem, seed: int) -> Problem:
     The calls get refilled tensors, or new ones at the same addresses, as `seed` selects.
     """
 
+    def between(relation: Relation) -> Relation:
+        other, again = relation.problems
+        again = replace(again, renewed=bool(seed & 8))
+        if not problem.cotangents:
+            return replace(relation, problems=(other, again))
+        again = replace(again, between=(other,))
+        because = f"{relation.because}; it came between forward and backward, too"
+        return replace(relation, problems=(other, again), because=because)
+
+    return _with_repeat(problem, between)
+
+
+def _with_repeat(problem: Problem, change: Callable[[Relation], Relation]) -> Problem:
+    """The problem with its relation `repeat` changed."""
+
     def relations(kind: RelationKind) -> Iterator[Relation]:
         for relation in problem.relations(kind):
-            if relation.name != "repeat":
-                yield relation
-                continue
-            other, again = relation.problems
-            again = replace(again, renewed=bool(seed & 8))
-            if problem.cotangents:
-                again = replace(again, between=(other,))
-                because = f"{relation.because}; it came between forward and backward, too"
-                yield replace(relation, problems=(other, again), because=because)
-            else:
-                yield replace(relation, problems=(other, again))
+            yield change(relation) if relation.name == "repeat" else relation
 
     return replace(problem, relations=relations)
 
@@ -211,23 +214,17 @@ def with_history(
         exact: whether equal calls give equal bits.
     """
 
-    def relations(kind: RelationKind) -> Iterator[Relation]:
-        for relation in problem.relations(kind):
-            if relation.name != "repeat":
-                yield relation
-                continue
-            first, again = relation.problems
-            difference, other = "other data", replace(first, renewed=bool(seed & 8))
-            if found := another() if seed & 16 else None:
-                difference, other = found
-            calls, steps = _drawn_steps(seed, backward=backward)
-            history = History(other, calls, steps, exact, difference)
-            because = relation.because
-            yield repeated(
-                first, again, because, of=HistoryRelation, name="history", history=history
-            )
+    def in_order(relation: Relation) -> Relation:
+        first, again = relation.problems
+        difference, other = "other data", replace(first, renewed=bool(seed & 8))
+        if found := another() if seed & 16 else None:
+            difference, other = found
+        calls, steps = _drawn_steps(seed, backward=backward)
+        history = History(other, calls, steps, exact, difference)
+        because = relation.because
+        return repeated(first, again, because, of=HistoryRelation, name="history", history=history)
 
-    return replace(problem, relations=relations)
+    return _with_repeat(problem, in_order)
 
 
 def _drawn_steps(
@@ -368,13 +365,10 @@ def with_cuda_graph(spec: Spec, case: Case, problem: Problem, backend: Backend) 
     if not allowed and refusal is None:
         return problem
 
-    def relations(kind: RelationKind) -> Iterator[Relation]:
-        yield from problem.relations(kind)
-        if kind != "repeat":
-            return
+    def relations() -> Iterator[Relation]:
         other: Problem | None = problem  # an expected refusal is never replayed
         if refusal is None:
-            repeats = (each for each in problem.relations(kind) if each.name == "repeat")
+            repeats = (each for each in problem.relations("repeat") if each.name == "repeat")
             other = next((each.problems[0] for each in repeats), None)
         if other is not None and _differ_in_data_alone(problem, other):
             because = "the call was captured to a CUDA graph once, and replayed with other data"
@@ -388,7 +382,7 @@ def with_cuda_graph(spec: Spec, case: Case, problem: Problem, backend: Backend) 
                 exact=rule.mode != "bounded",
             )
 
-    return replace(problem, relations=relations)
+    return problem.with_relations("repeat", relations)
 
 
 def _differ_in_data_alone(problem: Problem, other: Problem) -> bool:

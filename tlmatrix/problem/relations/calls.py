@@ -44,6 +44,16 @@ def _variant(problem: Problem, **changes: Any) -> Problem:  # noqa: ANN401 - fie
     return replace(problem, relations=lambda _kind: (), **changes)
 
 
+def _nothing(passed: Callable[[], None]) -> Callable[[Tensors], Tensors]:
+    """No results to compare: what a call raises or reports is all; else it has `passed`."""
+
+    def nothing(_results: Tensors) -> Tensors:
+        passed()
+        return {}
+
+    return nothing
+
+
 def with_given_output(problem: Problem, output: str) -> Problem:
     """The problem with a call that gives the entry a tensor for `output` as its argument `out`.
 
@@ -81,13 +91,8 @@ def with_second_derivative(problem: Problem, passed: Callable[[], None]) -> Prob
 
     An entry may refuse. See `tlmatrix.backend.binding.second_derivative`.
     """
-
-    def nothing(_results: Tensors) -> Tensors:
-        passed()
-        return {}
-
     twice = _variant(problem, autograd=AutogradVariant("second"), between=())
-    relation = Relation("second_derivative", "relations", (twice,), left=nothing)
+    relation = Relation("second_derivative", "relations", (twice,), left=_nothing(passed))
     return problem.with_relations("relations", lambda: (relation,))
 
 
@@ -120,17 +125,12 @@ def with_two_streams(problem: Problem, passed: Callable[[], None]) -> Problem:
 
     See `tlmatrix.backend.binding.execution`.
     """
-
-    def nothing(_results: Tensors) -> Tensors:
-        passed()
-        return {}
-
     both = _variant(problem, two_streams=True, between=())
     relation = Relation(
         "two_streams",
         "relations",
         (both,),
-        left=nothing,
+        left=_nothing(passed),
         because="the first of two calls on two streams, which nothing orders, races with the "
         "second, or with the copies that write its inputs and read its results",
     )
