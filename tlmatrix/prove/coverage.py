@@ -38,7 +38,6 @@ _MOST_LEFT = 2
 """Variables of one write that no equation determines."""
 _MOST_CANDIDATES = 96
 """Of one access."""
-_MOST_THREADS = 1024
 _QUOTIENTS = ("quotient", "div")
 _REMAINDERS = ("remainder", "mod")
 
@@ -100,13 +99,11 @@ class _Owner:
 
     Attributes:
         fact: that every row of the dim is in one of them.
-        table: the table.
         sequence: the number of the row.
         exists: what is known of it.
     """
 
     fact: Intervals
-    table: ir.Buffer
     sequence: z3.ArithRef
     exists: tuple[z3.BoolRef, ...]
 
@@ -118,14 +115,12 @@ def _owners(
     terms = questions.terms
     for dim, (at, extent) in enumerate(zip(element, buffer.shape, strict=True)):
         for k, fact in enumerate(questions.facts):
-            if not isinstance(fact, Intervals) or not fact.whole:
-                continue
-            if not same(fact.end.expr, extent):
+            if not isinstance(fact, Intervals) or not fact.whole or not same(fact.end, extent):
                 continue
             row = z3.Int(f"interval.{dim}.{k}")
             start, end = rows_of(terms, fact, row)
             exists = (row >= 0, row < terms.integer(fact.table.shape[0]), start <= at, at < end)
-            yield _Owner(fact, fact.table, row, exists)
+            yield _Owner(fact, row, exists)
 
 
 class _Solver:
@@ -155,32 +150,10 @@ class _Solver:
             if each.var in used:
                 used.update(n for n in walk(each.low, each.extent) if isinstance(n, ir.Var))
                 if each.var.dtype != "bool":
-                    self._ranges[self._const(each)] = each
+                    self._ranges[self._terms.variable(each.var)] = each
             elif each.extent is not None:
                 self._fixed[each.var] = self._terms.integer(each.low)
-        for const, each in list(self._ranges.items()):
-            if each.kind == "thread" and (thread := self._thread(const, each)) is not None:
-                self._fixed[each.var] = thread
-                del self._ranges[const]
         self._inverses: set[int] = set()
-
-    def _const(self, each: Range) -> z3.ArithRef:
-        return self._terms.variable(each.var)
-
-    def _thread(self, const: z3.ArithRef, each: Range) -> z3.ArithRef | None:
-        """A thread that all conditions on the thread alone admit; any of them makes the access."""
-        extent = self._terms.polynomial(each.extent).constant if each.extent is not None else None
-        tests = [
-            test for test in map(self._terms.boolean, self._access.path) if _occurs(const, test)
-        ]
-        alone = all(not any(_occurs(o, t) for o in self._ranges if o is not const) for t in tests)
-        if extent is None or not alone:
-            return None
-        for number in range(min(extent, _MOST_THREADS)):
-            value = z3.IntVal(number)
-            if all(z3.is_true(z3.simplify(z3.substitute(t, (const, value)))) for t in tests):
-                return value
-        return None
 
     def solutions(self) -> Iterator[Solution]:
         """Candidates; each gives every variable of the write a value."""
@@ -207,7 +180,7 @@ class _Solver:
             if isinstance(node, ir.BufferLoad):
                 first = self._terms.integer(node.indices[0])
                 for owner in self._owners:
-                    if owner.table.data is node.buffer.data and first in self._ranges:
+                    if owner.fact.table.data is node.buffer.data and first in self._ranges:
                         yield first, (first, owner.sequence)
         atoms = list(self._terms.atoms(self._terms.polynomial(index)))
         for var, each in self._ranges.items():
@@ -276,7 +249,7 @@ class _Solver:
         atoms = [(a, c) for a, c in self._terms.atoms(left) if self._has_free(a, known)]
         if not atoms:
             return []
-        rest = right.plus(left, -1)
+        whole = rest = right.plus(left, -1)
         for atom, count in atoms:
             rest = rest.plus(self._terms.parsed(atom), count)
         nested = [(a, c) for a, c in atoms if not self._is_unknown(a)]
@@ -291,25 +264,14 @@ class _Solver:
                 (plain[0][0], self._terms.term(self._terms.divided(rest, size, rest=True))),
                 (var, self._terms.term(self._terms.divided(rest, size))),
             ]
-        if nested or any(c < 0 for _, c in plain):
+        if nested or any(c < 0 for _, c in plain) or not self._is_radix(plain):
             # An element of a tile takes what the rest, still unknown, leaves.
             for atom, count in reversed(plain):
-                others = [(a, c) for a, c in atoms if a is not atom]
-                if abs(count) != 1 or any(_occurs(atom, a) for a, _ in others):
-                    continue
-                value = rest
-                for other, factor in others:
-                    value = value.plus(self._terms.parsed(other), -factor)
-                return [(atom, self._terms.term(_scaled(value, count)))]
+                others = [a for a, _ in atoms if a is not atom]
+                if abs(count) == 1 and not any(_occurs(atom, a) for a in others):
+                    value = whole.plus(self._terms.parsed(atom), count)
+                    return [(atom, self._terms.term(_scaled(value, count)))]
             return []
-        if len(plain) > 1 and not self._is_radix(plain):
-            atom, count = plain[-1]
-            if count != 1:
-                return []
-            value = rest
-            for other, factor in plain[:-1]:
-                value = value.plus(self._terms.parsed(other), -factor)
-            return [(atom, self._terms.term(value))]
         found = []
         for k, (atom, count) in enumerate(plain):
             if k == len(plain) - 1 and count == 1:
@@ -351,41 +313,27 @@ class _Solver:
             size = self._terms.polynomial(each.extent).constant
             low = self._terms.polynomial(each.low).constant
             return size if low == 0 else None
-        if atom.decl().name() in _REMAINDERS:
+        if _is(atom, _REMAINDERS):
             divisor = atom.children()[1]
-            return divisor.as_long() if z3.is_int_value(divisor) else _most(divisor)
+            return divisor.as_long() if z3.is_int_value(divisor) else None
         return None
 
-    def _inverted(
-        self,
-        known: list[Pair],
-        equations: list[Pair],
-    ) -> bool:
+    def _inverted(self, known: list[Pair], equations: list[Pair]) -> bool:
         """From a quotient and a remainder that are known, an equation for what was divided."""
+        parts = {
+            tuple(c.get_id() for c in a.children()): v for a, v in known if _is(a, _REMAINDERS)
+        }
         for atom, value in known:
-            if atom.decl().name() not in _QUOTIENTS or not atom.children():
+            rest = parts.get(tuple(c.get_id() for c in atom.children()))
+            if not _is(atom, _QUOTIENTS) or rest is None or atom.get_id() in self._inverses:
                 continue
             dividend, divisor = atom.children()
-            rest = next(
-                (
-                    (a, v)
-                    for a, v in known
-                    if a.decl().name() in _REMAINDERS
-                    and a.children()[0].eq(dividend)
-                    and a.children()[1].eq(divisor)
-                ),
-                None,
-            )
-            if not self._has_free(dividend, known):
-                continue
-            size = self._applied(divisor, known)
-            product = size.times(self._terms.parsed(value))
-            if rest is None or atom.get_id() in self._inverses:
-                continue
-            self._inverses.add(atom.get_id())
-            whole = product.plus(self._terms.parsed(rest[1]))
-            equations.append((dividend, self._terms.term(whole)))
-            return True
+            if self._has_free(dividend, known):
+                self._inverses.add(atom.get_id())
+                product = self._applied(divisor, known).times(self._terms.parsed(value))
+                whole = product.plus(self._terms.parsed(rest))
+                equations.append((dividend, self._terms.term(whole)))
+                return True
         return False
 
     # What no equation determines -----------------------------------------------------------
@@ -396,8 +344,7 @@ class _Solver:
             yield known
             return
         var, *others = left
-        tests = [*self._questions.executed(self._access)]
-        for value in self._bounds(var, tests, known):
+        for value in self._bounds(var, self._questions.executed(self._access), known):
             yield from self._eliminated([*known, (var, value)], others)
 
     def _bounds(
@@ -419,19 +366,13 @@ class _Solver:
         found: dict[int, z3.ArithRef] = {}
         for form in forms:
             linear = self._terms.parsed(form)
-            factor, rest = 0, linear
-            nested = False
-            for atom, count in self._terms.atoms(linear):
-                if atom.eq(var):
-                    factor = count
-                    rest = rest.plus(self._terms.of_term(atom), -count)
-                elif _occurs(var, atom):
-                    nested = True
-            if not factor or nested:
+            atoms = dict(self._terms.atoms(linear))
+            factor = atoms.pop(var, 0)
+            if not factor or any(_occurs(var, atom) for atom in atoms):
                 continue
-            ratio = self._terms.divided(
-                _scaled(rest, -1 if factor > 0 else 1), self._constant(abs(factor))
-            )
+            rest = linear.plus(self._terms.of_term(var), -factor)
+            rest = _scaled(rest, -1 if factor > 0 else 1)
+            ratio = self._terms.divided(rest, self._constant(abs(factor)))
             for more in (0, 1, -1):
                 term = self._terms.term(ratio.plus(self._constant(more)))
                 found.setdefault(term.get_id(), term)
@@ -461,7 +402,7 @@ class _Solver:
 
     def _is_unknown(self, atom: z3.ArithRef) -> bool:
         """Whether an atom can be solved for: a variable, a quotient or a remainder."""
-        return atom in self._ranges or atom.decl().name() in (*_QUOTIENTS, *_REMAINDERS)
+        return atom in self._ranges or _is(atom, (*_QUOTIENTS, *_REMAINDERS))
 
     def _closed(self, known: list[Pair]) -> Solution:
         """The values of the variables, without variables."""
@@ -472,6 +413,11 @@ class _Solver:
 
     def _constant(self, value: int) -> Polynomial:
         return self._terms.parsed(z3.IntVal(value))
+
+
+def _is(term: z3.ExprRef, names: Sequence[str]) -> bool:
+    """Whether a term is an operation of one of the names, of two operands."""
+    return term.decl().name() in names and term.num_args() == 2
 
 
 def _scaled(polynomial: Polynomial, factor: int) -> Polynomial:
@@ -492,21 +438,6 @@ def _below(term: z3.ExprRef) -> Iterator[z3.ExprRef]:
 
 def _occurs(var: z3.ExprRef, term: z3.ExprRef) -> bool:
     return any(each.eq(var) for each in _below(term))
-
-
-def _most(term: z3.ArithRef) -> int | None:
-    """An upper bound of a choice between terms, such as the smaller of two."""
-    if z3.is_int_value(term):
-        return int(term.as_long())
-    if term.decl().kind() == z3.Z3_OP_ITE:
-        condition, a, b = term.children()
-        bounds = [each for each in (_most(a), _most(b)) if each is not None]
-        if len(bounds) == 2:
-            return max(bounds)
-        # min(n, x) is If(n <= x, n, x)
-        if bounds and condition.decl().kind() in (z3.Z3_OP_LE, z3.Z3_OP_GE):
-            return bounds[0]
-    return None
 
 
 def _comparisons(tests: Iterable[z3.BoolRef]) -> Iterator[tuple[z3.ArithRef, z3.ArithRef]]:

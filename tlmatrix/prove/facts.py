@@ -11,10 +11,10 @@ No quantifier is given to Z3: a fact is instantiated at the elements that a quer
 from __future__ import annotations
 
 import ast
-import math
-import operator
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import combinations
+from functools import partial, reduce
+from itertools import combinations, permutations, product
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -24,30 +24,30 @@ from tlmatrix.interpreter.analysis.expressions import evaluate, number
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import text_of, walk
-from tlmatrix.spec.expr.expression import Expression, ExpressionError
+from tlmatrix.spec.expr.expression import Expression
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from typing import Any
 
     from .terms import Load, Terms
 
     Array = np.ndarray[Any, Any]
+    Sizes = dict[ir.Expr, Array]
 
-_ARITHMETIC: dict[type, Any] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: lambda a, b: a / b,  # of integers: rounded down for positive b
-    ast.Mod: operator.mod,
+_ARITHMETIC: dict[type, type[ir.Binary]] = {
+    ast.Add: ir.Add,
+    ast.Sub: ir.Sub,
+    ast.Mult: ir.Mul,
+    ast.FloorDiv: ir.FloorDiv,
+    ast.Mod: ir.FloorMod,
 }
-_ORDER: dict[type, Any] = {
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
+_ORDER: dict[type, str] = {
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
 }
 _BLOCKS = (2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512)
 """Sizes of blocks that sizes are rounded up to."""
@@ -70,18 +70,6 @@ class Observation:
     declared: frozenset[str] = frozenset()
     unwritten: frozenset[str] = frozenset()
     parameters: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Size:
-    """A dim or a scalar of a launch, or a constant dim."""
-
-    words: str
-    expr: ir.Expr
-
-    def value(self, observed: Observation) -> int:
-        """What it is in a launch."""
-        return int(evaluate(self.expr, observed.symbols))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,102 +96,15 @@ class Fact:
         raise NotImplementedError
 
 
-class AboutSizes(Fact):
-    """A fact about sizes alone."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SizeFact(Fact):
+    """A condition on symbolic dims and scalars."""
 
-    def condition(self, terms: Terms) -> z3.BoolRef:
-        """The term of it."""
-        raise NotImplementedError
+    condition: ir.Expr
 
     def instances(self, terms: Terms, _loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """The condition."""
-        yield self.condition(terms)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SizeFact(AboutSizes):
-    """A least value of a scalar or dim."""
-
-    size: Size
-    least: int
-
-    def condition(self, terms: Terms) -> z3.BoolRef:
-        """The term of it."""
-        return terms.integer(self.size.expr) >= self.least
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Equal(AboutSizes):
-    """A size that is a multiple of another one, or one more, as there are offsets."""
-
-    size: Size
-    of: Size
-    factor: int = 1
-    more: int = 0
-
-    def condition(self, terms: Terms) -> z3.BoolRef:
-        """The term of it."""
-        other = self.factor * terms.integer(self.of.expr)
-        return terms.integer(self.size.expr) == other + self.more
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Given(AboutSizes):
-    """A condition on sizes that the spec states (`prove.given`)."""
-
-    tree: ast.expr
-    symbols: Mapping[str, ir.Var]
-
-    def condition(self, terms: Terms) -> z3.BoolRef:
-        """The term of it."""
-        return self._term(self.tree, terms)
-
-    def _term(self, node: ast.expr, terms: Terms) -> Any:  # noqa: ANN401 - a number or condition
-        match node:
-            case ast.Constant(int(value)):
-                return z3.IntVal(value)
-            case ast.Name(name):
-                return terms.variable(self.symbols[name])
-            case ast.BinOp(left, operator, right) if type(operator) in _ARITHMETIC:
-                a, b = self._term(left, terms), self._term(right, terms)
-                return _ARITHMETIC[type(operator)](a, b)
-            case ast.Compare(left, operators, comparators):
-                parts = [left, *comparators]
-                sides = [self._term(each, terms) for each in parts]
-                pairs = zip(operators, sides, sides[1:], strict=False)
-                return z3.And([_ORDER[type(each)](a, b) for each, a, b in pairs])
-            case ast.BoolOp(operator, values):
-                both = z3.And if isinstance(operator, ast.And) else z3.Or
-                return both([self._term(each, terms) for each in values])
-        raise Unsupported(f"`prove.given`: {ast.unparse(node)} is not a condition on sizes")
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Rounded(AboutSizes):
-    """A size that is a count of blocks, or a multiple of a block's size: `ceil(n / block) * unit`.
-
-    With `starts`, each of so many sequences (less one) begins a block of its own:
-    `(n + block * (starts - 1)) // block * unit`.
-    """
-
-    size: Size
-    of: Size
-    block: int
-    unit: int
-    starts: Size | None = None
-
-    def condition(self, terms: Terms) -> z3.BoolRef:
-        """The term of it."""
-        whole = terms.polynomial(self.of.expr)
-        if self.starts is None:
-            more = self.block - 1
-        else:
-            starts = terms.polynomial(self.starts.expr)
-            whole = whole.plus(starts, self.block)
-            more = -self.block
-        whole = whole.plus(terms.parsed(z3.IntVal(more)))
-        count = terms.divided(whole, terms.parsed(z3.IntVal(self.block)))
-        return terms.integer(self.size.expr) == self.unit * terms.term(count)
+        yield terms.boolean(self.condition)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -228,13 +129,11 @@ class Within(TableFact):
     """Elements between bounds, those of one column if `column` is not None."""
 
     least: int | None = None
-    most: Size | None = None
-    factor: int = 1
-    strict: bool = False
+    most: ir.Expr | None = None
     column: int | None = None
 
     def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
-        """One for each element."""
+        """One for each element and bound."""
         for load in self.own(loads):
             here = self.inside(terms, load)
             if self.column is not None:
@@ -242,9 +141,7 @@ class Within(TableFact):
             if self.least is not None:
                 yield z3.Implies(here, load.value >= self.least)
             if self.most is not None:
-                most = self.factor * terms.integer(self.most.expr)
-                test = load.value < most if self.strict else load.value <= most
-                yield z3.Implies(here, test)
+                yield z3.Implies(here, load.value <= terms.integer(self.most))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -256,13 +153,13 @@ class Offsets(TableFact):
         unit: the largest number that divides all steps of all launches.
     """
 
-    end: Size | None
+    end: ir.Expr | None
     longest: int
     unit: int
 
     def usual(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """That no step is larger than those of launches, nor another multiple: which is no fact."""
-        most = Size("", ir.IntImm("int32", self.longest))
+        most = _constant(self.longest)
         steps = Steps(words="", source="host", launches=0, table=self.table, most=most)
         yield from steps.instances(terms, loads)
         if self.unit > 1:
@@ -274,7 +171,7 @@ class Offsets(TableFact):
         last = terms.integer(self.table.shape[0]) - 1
         ends = [(z3.IntVal(0), z3.IntVal(0))]
         if self.end is not None:
-            ends.append((last, terms.integer(self.end.expr)))
+            ends.append((last, terms.integer(self.end)))
         for load in own:
             here = self.inside(terms, load)
             for place, value in ends:
@@ -292,20 +189,15 @@ class Offsets(TableFact):
 class Steps(TableFact):
     """Neighbours that differ by at most a size: no sequence is longer."""
 
-    most: Size
+    most: ir.Expr
 
     def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """One for each two neighbours."""
-        own = self.own(loads)
-        most = terms.integer(self.most.expr)
-        for a in own:
-            for b in own:
-                if a is b:
-                    continue
-                both = z3.And(self.inside(terms, a), self.inside(terms, b))
-                yield z3.Implies(
-                    z3.And(both, b.indices[0] == a.indices[0] + 1), b.value - a.value <= most
-                )
+        most = terms.integer(self.most)
+        for a, b in permutations(self.own(loads), 2):
+            both = z3.And(self.inside(terms, a), self.inside(terms, b))
+            follows = b.indices[0] == a.indices[0] + 1
+            yield z3.Implies(z3.And(both, follows), b.value - a.value <= most)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -319,7 +211,7 @@ class Intervals(TableFact):
 
     start: int
     length: int
-    end: Size
+    end: ir.Expr
     disjoint: bool
     whole: bool
 
@@ -329,7 +221,7 @@ class Intervals(TableFact):
         for load in self.own(loads):
             rows.setdefault(load.indices[0].get_id(), load.indices[0])
         count = terms.integer(self.table.shape[0])
-        end = terms.integer(self.end.expr)
+        end = terms.integer(self.end)
 
         def part(row: z3.ArithRef) -> tuple[z3.BoolRef, z3.ArithRef, z3.ArithRef]:
             start, length = (
@@ -412,272 +304,247 @@ def facts_of(
     """
     if not observed:
         return []
-    found = [*_given_facts(kernel, given, observed)]
+    conditions = list(_given_conditions(symbols_of(kernel), given, observed))
+    found: list[Fact] = [
+        SizeFact(words=words, source="spec", launches=len(observed), condition=condition)
+        for words, condition in conditions
+    ]
+    known = {words for words, _ in conditions}
     # What holds for all kernels of the name holds for this one, too.
     for launches in (observed, alike):
-        own = _sizes(kernel, launches)
-        known = {fact.words for fact in found}
-        more = (*_size_facts(own, launches), *_rounded_facts(own, launches))
-        found += [fact for fact in more if fact.words not in known]
+        for condition in _size_conditions(_sizes(kernel, launches)):
+            words = text_of(condition)
+            if words not in known:
+                fact = SizeFact(
+                    words=words, source="host", launches=len(launches), condition=condition
+                )
+                found.append(fact)
+                known.add(words)
     sizes = _sizes(kernel, alike)
     for table in tables:
         arrays = [each.tables[table.name] for each in alike if table.name in each.tables]
         if len(arrays) == len(alike) and any(a.size for a in arrays):
             used = columns.get(table.name, frozenset())
             constants = _constant_ends(ends.get(table.name, ()), table, observed)
-            found += _table_facts(table, arrays, sizes, alike, used, constants)
+            declared = all(table.name in each.declared for each in alike)
+            source = "spec" if declared else "host"
+            about = {"source": source, "launches": len(alike), "table": table}
+            found += _table_facts(arrays, sizes, used, constants, about)
     return found
+
+
+def _constant(value: int) -> ir.IntImm:
+    return ir.IntImm("int32", value)
+
+
+# Sizes --------------------------------------------------------------------------------------------
+
+
+def _sizes(kernel: ir.Kernel, observed: Sequence[Observation]) -> Sizes:
+    """The dims that are no constants, and the integer scalars, with their values in launches."""
+    dims = [extent for buffer in kernel.buffer_map.values() for extent in buffer.shape]
+    texts = {text_of(each): each for each in (*dims, *symbols_of(kernel).values())}
+    found: Sizes = {}
+    for size in texts.values():
+        if number(size) is None:  # a table's entries need not fit a constant
+            with suppress(Unsupported):
+                values = [int(evaluate(size, each.symbols)) for each in observed]
+                found[size] = np.array(values)
+    return found
+
+
+def _size_conditions(sizes: Sizes) -> Iterator[ir.Expr]:
+    """Conditions that sizes satisfy in all launches, of the forms in which host code computes."""
+    for size, values in sizes.items():
+        least = int(values.min())
+        if least >= 0:
+            yield ir.Compare("bool", size, _constant(min(least, 1)), ">=")
+    varied = {size: values for size, values in sizes.items() if len(set(values.tolist())) > 1}
+    for (a, x), (b, y) in permutations(varied.items(), 2):
+        others = {c: z for c, z in varied.items() if c not in (a, b)}
+        for computed, values in (*_multiples(b, y, x), *_rounded(b, y, x, others)):
+            if (x == values).all():
+                yield ir.Compare("bool", a, computed, "==")
+
+
+def _multiples(size: ir.Expr, values: Array, wanted: Array) -> Iterator[tuple[ir.Expr, Array]]:
+    """One more than a size, as there are offsets, and the multiple that may be wanted."""
+    yield ir.Add("int32", size, _constant(1)), values + 1
+    factor = int(wanted[0] // values[0]) if values[0] else 0
+    if factor >= 1:
+        multiple = ir.Mul("int32", _constant(factor), size) if factor > 1 else size
+        yield multiple, factor * values
+
+
+def _rounded(
+    size: ir.Expr, values: Array, wanted: Array, others: Sizes
+) -> Iterator[tuple[ir.Expr, Array]]:
+    """Counts of blocks of a size, and of the elements in them.
+
+    Each of `others` may be the number, and one, of sequences that begin a block of their own.
+    """
+    if (wanted == values).all():
+        return
+    for block in map(_constant, _BLOCKS):
+        more = _constant(block.value - 1)
+        count = ir.FloorDiv("int32", ir.Add("int32", size, more), block)
+        counts = -(-values // block.value)
+        if len(set(counts.tolist())) > 1:
+            yield count, counts
+            yield ir.Mul("int32", count, block), counts * block.value
+        for other, starts in others.items():
+            before = ir.Mul("int32", block, ir.Sub("int32", other, _constant(1)))
+            count = ir.FloorDiv("int32", ir.Add("int32", size, before), block)
+            counts = (values + block.value * (starts - 1)) // block.value
+            yield ir.Mul("int32", count, block), counts * block.value
+
+
+def _given_conditions(
+    symbols: Mapping[str, ir.Var], given: Iterable[str], observed: Sequence[Observation]
+) -> Iterator[tuple[str, ir.Expr]]:
+    """What the spec states of sizes that a kernel has, unless a launch contradicts it."""
+    for text in given:
+        if Expression(text).names <= symbols.keys():
+            condition = _condition(ast.parse(text, mode="eval").body, symbols)
+            if all(evaluate(condition, each.symbols) for each in observed):
+                yield text, condition
+
+
+def _condition(node: ast.expr, symbols: Mapping[str, ir.Var]) -> ir.Expr:
+    match node:
+        case ast.Constant(int(value)):
+            return _constant(value)
+        case ast.Name(name):
+            return symbols[name]
+        case ast.BinOp(left, operator, right) if type(operator) in _ARITHMETIC:
+            a, b = _condition(left, symbols), _condition(right, symbols)
+            return _ARITHMETIC[type(operator)]("int32", a, b)
+        case ast.Compare(left, operators, comparators):
+            sides = [_condition(each, symbols) for each in (left, *comparators)]
+            tests: list[ir.Expr] = [
+                ir.Compare("bool", a, b, _ORDER[type(each)])
+                for each, a, b in zip(operators, sides, sides[1:], strict=False)
+            ]
+            return reduce(partial(ir.And, "bool"), tests)
+        case ast.BoolOp(operator, values):
+            kind = ir.And if isinstance(operator, ast.And) else ir.Or
+            return reduce(partial(kind, "bool"), [_condition(each, symbols) for each in values])
+    raise Unsupported(f"`prove.given`: {ast.unparse(node)} is not a condition on sizes")
+
+
+# Tables -------------------------------------------------------------------------------------------
 
 
 def _constant_ends(
     extents: Iterable[ir.Expr], table: ir.Buffer, observed: Sequence[Observation]
-) -> list[Size]:
+) -> list[ir.Expr]:
     """Those of the dims that a table gives rows of which are constants, and its last element."""
     arrays = [each.tables[table.name] for each in observed]
     lasts = {int(array[-1]) for array in arrays if array.ndim == 1 and array.size}
-    found = {number(e): Size(text_of(e), e) for e in extents if number(e) is not None}
+    found = {number(each): each for each in extents}
     return [found[last] for last in lasts if len(lasts) == 1 and last > 1 and last in found]
 
 
-def _sizes(kernel: ir.Kernel, observed: Sequence[Observation]) -> list[Size]:
-    found: dict[str, Size] = {}
-    for buffer in kernel.buffer_map.values():
-        for extent in buffer.shape:
-            found.setdefault(text_of(extent), Size(text_of(extent), extent))
-    for var in kernel.params:
-        if var not in kernel.buffer_map and var.dtype.startswith(("int", "uint")):
-            found.setdefault(var.name, Size(var.name, var))
-    known = []
-    for size in found.values():
-        if isinstance(size.expr, ir.IntImm):
-            continue  # a table's entries need not fit a constant
-        try:
-            for each in observed:
-                size.value(each)
-        except (Unsupported, KeyError):
-            continue
-        known.append(size)
-    return known
-
-
-def _size_facts(sizes: Sequence[Size], observed: Sequence[Observation]) -> Iterator[Fact]:
-    values = {size: [size.value(each) for each in observed] for size in sizes}
-    for size in sizes:
-        least = min(values[size])
-        bound = 1 if least >= 1 else 0 if least == 0 else None
-        if bound is not None:
-            yield SizeFact(
-                words=f"{size.words} >= {bound}",
-                source="host",
-                launches=len(observed),
-                size=size,
-                least=bound,
-            )
-    varied = [size for size in sizes if len(set(values[size])) > 1]
-    for a in varied:
-        for b in varied:
-            x, y = values[a], values[b]
-            if all(u == v + 1 for u, v in zip(x, y, strict=True)):
-                words = f"{a.words} == {b.words} + 1"
-                yield Equal(
-                    words=words, source="host", launches=len(observed), size=a, of=b, more=1
-                )
-            if a is b or not y[0] or x[0] % y[0]:
-                continue
-            factor = x[0] // y[0]
-            if factor >= 1 and all(u == factor * v for u, v in zip(x, y, strict=True)):
-                times = f"{factor} * " if factor > 1 else ""
-                yield Equal(
-                    words=f"{a.words} == {times}{b.words}",
-                    source="host",
-                    launches=len(observed),
-                    size=a,
-                    of=b,
-                    factor=factor,
-                )
-
-
-def _given_facts(
-    kernel: ir.Kernel, given: Mapping[str, str], observed: Sequence[Observation]
-) -> Iterator[Fact]:
-    symbols = symbols_of(kernel)
-    for text in given:
-        given_condition = Expression(text)
-        if not given_condition.names <= symbols.keys():
-            continue
-        try:
-            holds = all(given_condition.evaluate(each.symbols) for each in observed)
-        except ExpressionError:
-            continue
-        if holds:
-            yield Given(
-                words=text,
-                source="spec",
-                launches=len(observed),
-                tree=ast.parse(text, mode="eval").body,
-                symbols=symbols,
-            )
-
-
-def _rounded_facts(sizes: Sequence[Size], observed: Sequence[Observation]) -> Iterator[Fact]:
-    values = {size: np.array([size.value(each) for each in observed]) for size in sizes}
-    varied = [size for size in sizes if len(set(values[size].tolist())) > 1]
-    for a in varied:
-        for b in varied:
-            if a is b or (values[a] == values[b]).all():
-                continue
-            for block in _BLOCKS:
-                count = (values[b] + block - 1) // block
-                for unit in (1, block):
-                    if len(set(count.tolist())) > 1 and (values[a] == count * unit).all():
-                        times = f" * {unit}" if unit > 1 else ""
-                        yield Rounded(
-                            words=f"{a.words} == ceil({b.words} / {block}){times}",
-                            source="host",
-                            launches=len(observed),
-                            size=a,
-                            of=b,
-                            block=block,
-                            unit=unit,
-                        )
-                for c in varied:
-                    if c is a or c is b:
-                        continue
-                    padded = (values[b] + block * (values[c] - 1)) // block * block
-                    if (values[a] == padded).all():
-                        yield Rounded(
-                            words=f"{a.words} == ({b.words} + {block} * ({c.words} - 1)) "
-                            f"// {block} * {block}",
-                            source="host",
-                            launches=len(observed),
-                            size=a,
-                            of=b,
-                            block=block,
-                            unit=block,
-                            starts=c,
-                        )
-
-
 def _table_facts(
-    table: ir.Buffer,
     arrays: Sequence[Array],
-    sizes: Sequence[Size],
-    observed: Sequence[Observation],
-    columns: frozenset[int],
-    constants: Sequence[Size],
+    sizes: Sizes,
+    columns: Iterable[int],
+    constants: Sequence[ir.Expr],
+    about: dict[str, Any],
 ) -> Iterator[Fact]:
-    name = table.name
-    source = "spec" if all(name in each.declared for each in observed) else "host"
-    about: dict[str, Any] = {"source": source, "launches": len(observed), "table": table}
-    pairs = list(zip(arrays, observed, strict=True))
-    offsets = (
-        list(_vector_facts(name, pairs, sizes, constants, about)) if arrays[0].ndim == 1 else []
-    )
-    if offsets:
-        yield from offsets
-        return
-    yield from _bounds(name, pairs, sizes, about, None)
+    name = about["table"].name
+    if arrays[0].ndim == 1:
+        offsets = list(_offsets_facts(name, arrays, sizes, constants, about))
+        if offsets:
+            yield from offsets
+            return
+    yield from _bounds(name, arrays, sizes, about)
     if arrays[0].ndim == 2 and arrays[0].shape[1] <= 16:
-        known = sorted(columns)
-        yield from _interval_facts(name, pairs, sizes, about, known)
-        for column in known:
-            cells = [(array[:, column], each) for array, each in pairs]
-            yield from _bounds(f"{name}[:, {column}]", cells, sizes, about, column)
+        yield from _interval_facts(name, arrays, sizes, about, sorted(columns))
+        for column in sorted(columns):
+            cells = [array[:, column] for array in arrays]
+            yield from _bounds(f"{name}[:, {column}]", cells, sizes, {**about, "column": column})
     flat = [array[array >= 0].ravel() for array in arrays]
     if sum(part.size > 1 for part in flat) >= 2 and all(len(set(p)) == p.size for p in flat):
         yield Distinct(words=f"the entries of {name} are distinct", **about)
 
 
 def _bounds(
-    name: str,
-    pairs: Sequence[tuple[Array, Observation]],
-    sizes: Sequence[Size],
-    about: dict[str, Any],
-    column: int | None,
+    name: str, arrays: Sequence[Array], sizes: Sizes, about: dict[str, Any]
 ) -> Iterator[Fact]:
-    pairs = [(array, each) for array, each in pairs if array.size]
-    if not pairs:
+    filled = [k for k, array in enumerate(arrays) if array.size]
+    if not filled:
         return
-    least = min(int(array.min()) for array, _ in pairs)
+    least = min(int(arrays[k].min()) for k in filled)
+    largest = np.array([int(arrays[k].max()) for k in filled])
     if least >= -1:
-        bound = min(least, 1)
-        yield Within(words=f"{name} >= {bound}", least=bound, column=column, **about)
-    for size in sizes:
-        slack = [size.value(each) - int(array.max()) for array, each in pairs]
-        if min(slack) in (0, 1):
-            strict = min(slack) == 1
-            words = f"{name} {'<' if strict else '<='} {size.words}"
-            yield Within(words=words, most=size, strict=strict, column=column, **about)
+        yield Within(words=f"{name} >= {min(least, 1)}", least=min(least, 1), **about)
+    for size, every in sizes.items():
+        values = every[filled]
+        slack = int((values - largest).min())
+        if slack in (0, 1):
+            words = f"{name} {'<' if slack else '<='} {text_of(size)}"
+            most = ir.Sub("int32", size, _constant(slack))
+            yield Within(words=words, most=most, **about)
         for block in _BLOCKS:
-            blocks = [-(-int(array.max()) // block) for array, _ in pairs]
-            counts = [size.value(each) for _, each in pairs]
-            if blocks == counts and len(set(counts)) > 1:
-                words = f"{name} <= {block} * {size.words}"
-                yield Within(words=words, most=size, factor=block, column=column, **about)
+            if (values == -(-largest // block)).all() and len(set(values.tolist())) > 1:
+                above = ir.Mul("int32", _constant(block), size)
+                yield Within(words=f"{name} <= {text_of(above)}", most=above, **about)
 
 
-def _vector_facts(
+def _offsets_facts(
     name: str,
-    pairs: Sequence[tuple[Array, Observation]],
-    sizes: Sequence[Size],
-    constants: Sequence[Size],
+    arrays: Sequence[Array],
+    sizes: Sizes,
+    constants: Sequence[ir.Expr],
     about: dict[str, Any],
 ) -> Iterator[Fact]:
-    if any(array.size == 0 for array, _ in pairs):
+    if any(array.size == 0 or array[0] for array in arrays):
         return
-    differences = [np.diff(array.astype(np.int64)) for array, _ in pairs]
-    if not any(d.size for d in differences):
+    differences = [np.diff(array) for array in arrays]
+    every = np.concatenate(differences)
+    if not every.size or every.min() < 0:
         return
-    if not all((d >= 0).all() for d in differences) or any(array[0] for array, _ in pairs):
-        return
-    ends = [s for s in sizes if all(array[-1] == s.value(each) for array, each in pairs)]
-    known: list[Size | None] = [*ends] or [*constants] or [None]
+    lasts = np.array([array[-1] for array in arrays])
+    ends = [size for size, values in sizes.items() if (values == lasts).all()]
+    known: Sequence[ir.Expr | None] = ends or constants or [None]
     for end in known:
-        last = "" if end is None else f", {end.words} last"
+        last = "" if end is None else f", {text_of(end)} last"
         words = f"{name} is 0 first, never decreasing{last}"
-        longest = max(int(d.max()) for d in differences if d.size)
-        unit = math.gcd(*(int(n) for d in differences for n in d))
+        longest, unit = int(every.max()), int(np.gcd.reduce(every))
         yield Offsets(words=words, end=end, longest=longest, unit=unit, **about)
-    steps = [(d, each) for d, (_, each) in zip(differences, pairs, strict=True) if d.size]
-    for size in sizes:
-        if size in ends:
-            continue
-        slack = [size.value(each) - int(d.max()) for d, each in steps]
-        if min(slack) == 0:
-            words = f"no step of {name} is larger than {size.words}"
+    for size, values in sizes.items():
+        slack = [n - d.max() for n, d in zip(values, differences, strict=True) if d.size]
+        if size not in ends and min(slack) == 0:
+            words = f"no step of {name} is larger than {text_of(size)}"
             yield Steps(words=words, most=size, **about)
 
 
 def _interval_facts(
     name: str,
-    pairs: Sequence[tuple[Array, Observation]],
-    sizes: Sequence[Size],
+    arrays: Sequence[Array],
+    sizes: Sizes,
     about: dict[str, Any],
     columns: Sequence[int],
 ) -> Iterator[Fact]:
-    for start in columns:
-        for length in columns:
-            if start == length:
-                continue
-            for end in sizes:
-                kinds = [
-                    _intervals(array[:, start], array[:, length], end.value(each))
-                    for array, each in pairs
-                ]
-                if None in kinds or not any(len(array) > 1 for array, _ in pairs):
-                    continue
-                whole, disjoint = all(k == "whole" for k in kinds), "inside" not in kinds
-                apart = "disjoint parts" if whole else "disjoint and inside"
-                what = apart if disjoint else "inside"
-                yield Intervals(
-                    words=f"[{name}[i, {start}], + {name}[i, {length}]) are {what} of {end.words}",
-                    start=start,
-                    length=length,
-                    end=end,
-                    disjoint=disjoint,
-                    whole=whole,
-                    **about,
-                )
+    if all(len(array) <= 1 for array in arrays):
+        return
+    for (start, length), (end, values) in product(permutations(columns, 2), sizes.items()):
+        pairs = zip(arrays, values.tolist(), strict=True)
+        kinds = {_intervals(array[:, start], array[:, length], size) for array, size in pairs}
+        if None in kinds:
+            continue
+        whole, disjoint = kinds == {"whole"}, "inside" not in kinds
+        apart = "disjoint parts" if whole else "disjoint and inside" if disjoint else "inside"
+        yield Intervals(
+            words=f"[{name}[i, {start}], + {name}[i, {length}]) are {apart} of {text_of(end)}",
+            start=start,
+            length=length,
+            end=end,
+            disjoint=disjoint,
+            whole=whole,
+            **about,
+        )
 
 
 def _intervals(

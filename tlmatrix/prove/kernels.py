@@ -59,17 +59,17 @@ def prove_kernel(
     try:
         accesses = accesses_of(use.kernel())
         memory = list(budgets(use))
+        kernel = accesses.kernel
+        tables = [
+            buffer
+            for buffer in kernel.buffer_map.values()
+            if buffer.data in accesses.constants and buffer.dtype in _INTEGERS
+        ]
+        facts = facts_of(
+            kernel, tables, use.observed, use.alike, _columns(accesses), _ends(accesses), given
+        )
     except Unsupported as error:
         return replace(found, unsupported=str(error))
-    kernel = accesses.kernel
-    tables = [
-        buffer
-        for buffer in kernel.buffer_map.values()
-        if accesses.is_read_only(buffer) and buffer.dtype in _INTEGERS
-    ]
-    facts = facts_of(
-        kernel, tables, use.observed, use.alike, _columns(accesses), _ends(accesses), given
-    )
     unwritten = sorted({name for each in use.observed for name in each.unwritten})
     store = program_cache()
     texts = [str(fact) for fact in facts]

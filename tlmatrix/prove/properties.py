@@ -202,7 +202,7 @@ def _packed(questions: Questions, buffer: ir.Buffer) -> Iterator[tuple[Fact, int
                 continue
             if isinstance(fact, Intervals) and not fact.disjoint:
                 continue
-            if same(fact.end.expr, extent):
+            if same(fact.end, extent):
                 yield fact, dim
 
 

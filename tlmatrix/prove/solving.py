@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
@@ -17,7 +16,7 @@ from .terms import Terms
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tlmatrix.interpreter.analysis.accesses import Access, Accesses, Claim, Event
+    from tlmatrix.interpreter.analysis.accesses import Access, Accesses, Executed
 
     from .facts import Fact, Observation
 
@@ -56,15 +55,12 @@ class Questions:
         seen: by scalar parameter, its largest value in a launch.
         launches: values that refute a property are sought among those like one of them.
         terms: the terms made so far.
-        seconds: spent in Z3.
     """
 
     accesses: Accesses
     facts: Sequence[Fact]
     seen: Mapping[str, int] = field(default_factory=dict)
     launches: Sequence[Observation] = ()
-    milliseconds: int = MILLISECONDS
-    seconds: float = 0.0
     terms: Terms = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,10 +70,10 @@ class Questions:
     def fresh(self) -> None:
         """Forget all terms: lemmas and facts are about those that a question needs."""
         model = self.accesses
-        own: list[Access | Claim | Event] = [*model.found, *model.claims, *model.events]
+        own: list[Executed] = [*model.found, *model.claims, *model.events]
         self.terms = Terms({r.var for each in own for r in each.ranges})
 
-    def executed(self, what: Access | Claim | Event, block: str = "") -> list[z3.BoolRef]:
+    def executed(self, what: Executed, block: str = "") -> list[z3.BoolRef]:
         """That a block makes an access, or what else its statement is."""
         found = [*self.terms.bounds(what.ranges, block)]
         found += [self.terms.boolean(test, block) for test in what.path]
@@ -95,34 +91,27 @@ class Questions:
             found += [term >= 0, term < size]
         return found
 
-    def ask(self, constraints: Iterable[z3.BoolRef], *, spec_only: bool = False) -> Result:
+    def ask(self, constraints: Iterable[z3.BoolRef]) -> Result:
         """Whether any values satisfy constraints."""
-        began = time.monotonic()
         solver = z3.Solver()
-        solver.set("timeout", self.milliseconds)
+        solver.set("timeout", MILLISECONDS)
         solver.add(*constraints)
-        tracked: dict[str, Fact] = {}
-        facts = [f for f in self.facts if f.source == "spec" or not spec_only]
-        done: set[tuple[int, int]] = set()
+        tracked: dict[tuple[int, int], Fact] = {}
         for _ in range(_ROUNDS):
             loads = list(self.terms.loads.values())
-            before = len(loads)
-            for k, fact in enumerate(facts):
+            for k, fact in enumerate(self.facts):
                 for instance in fact.instances(self.terms, loads):
                     key = (k, instance.get_id())
-                    if key in done:
-                        continue
-                    done.add(key)
-                    label = f"{k}.{len(done)}"
-                    tracked[label] = fact
-                    solver.assert_and_track(instance, label)
-            if len(self.terms.loads) == before:
+                    if key not in tracked:
+                        tracked[key] = fact
+                        solver.assert_and_track(instance, str(key))
+            if len(self.terms.loads) == len(loads):
                 break
         solver.add(*self._sizes(), *self.terms.lemmas())
         answer = solver.check()
-        self.seconds += time.monotonic() - began
         if answer == z3.unsat:
-            used = dict.fromkeys(tracked[str(each)] for each in solver.unsat_core())
+            core = set(map(str, solver.unsat_core()))
+            used = dict.fromkeys(fact for key, fact in tracked.items() if str(key) in core)
             return Result("none", tuple(used))
         if answer == z3.sat:
             return Result("some", values=self._smallest(solver))
@@ -157,7 +146,7 @@ class Questions:
         terms = self.terms
         free = {f.table.name: f for f in self.facts if isinstance(f, Offsets) and f.end is not None}
         kernel = self.accesses.kernel
-        read = [b for b in kernel.buffer_map.values() if self.accesses.is_read_only(b)]
+        read = [b for b in kernel.buffer_map.values() if b.data in self.accesses.constants]
         tables = {b: launch.tables[b.name] for b in read if b.name in launch.tables}
         steps = [np.diff(array) for array in tables.values()]
         if (

@@ -15,16 +15,21 @@ there are. `Access.certain` says whether there are none on the path.
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.rewrites.threads import with_boolean_conditions, without_returns
-from tlmatrix.interpreter.ir.walk import any_of, calls, same, text_of, walk
+from tlmatrix.interpreter.ir.walk import any_of, calls, children, same, text_of, walk
 
 from .expressions import (
     UNKNOWN,
+    evaluate,
     interval,
     is_negative_where,
     is_true,
@@ -34,7 +39,7 @@ from .expressions import (
 from .usage import JUMPS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from .expressions import Interval
 
@@ -67,9 +72,26 @@ class Range:
     why: str = ""
 
 
-@dataclass(frozen=True, eq=False)
-class Access:
-    """An access of one element, for all values of its variables.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Executed:
+    """What a block executes, for all values of its variables.
+
+    Attributes:
+        path: the conditions under which it happens.
+        ranges: its variables, outer ones first.
+        certain: whether all conditions and bounds are exact.
+        location: the user's line.
+    """
+
+    path: tuple[ir.Expr, ...]
+    ranges: tuple[Range, ...]
+    certain: bool
+    location: ir.Location | None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Access(Executed):
+    """An access of one element.
 
     Attributes:
         buffer: the buffer.
@@ -77,10 +99,6 @@ class Access:
         index: one expression for each dim.
         box: start and extent of each dim of the tile that the element belongs to; of accesses
             through an address, the element there.
-        path: the conditions under which it happens.
-        ranges: its variables, outer ones first.
-        certain: whether all conditions and bounds are exact.
-        location: the user's line.
         operation: the operation, such as "copy"; "" for a load or a store.
         grid: the number of the launch in a function of several.
     """
@@ -89,10 +107,6 @@ class Access:
     kind: Kind
     index: tuple[ir.Expr, ...]
     box: tuple[tuple[ir.Expr, ir.Expr], ...]
-    path: tuple[ir.Expr, ...]
-    ranges: tuple[Range, ...]
-    certain: bool
-    location: ir.Location | None
     operation: str = ""
     grid: int = 0
 
@@ -102,37 +116,26 @@ class Access:
         return tuple(r for r in self.ranges if r.kind == "block")
 
 
-@dataclass(frozen=True)
-class Claim:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Claim(Executed):
     """A condition that the kernel states (`T.assume`)."""
 
     condition: ir.Expr
-    path: tuple[ir.Expr, ...]
-    ranges: tuple[Range, ...]
-    location: ir.Location | None
 
 
-@dataclass(frozen=True, eq=False)
-class Event:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Event(Executed):
     """An arrival at an mbarrier, or a wait for one of its phases.
 
     Attributes:
         barrier: the array of mbarriers.
         index: which of them.
         parity: that of the phase that is waited for; None of an arrival.
-        path: the conditions under which it happens.
-        ranges: its variables, outer ones first.
-        certain: whether all conditions and bounds are exact.
-        location: the user's line.
     """
 
     barrier: ir.Buffer
     index: ir.Expr
     parity: ir.Expr | None
-    path: tuple[ir.Expr, ...]
-    ranges: tuple[Range, ...]
-    certain: bool
-    location: ir.Location | None
 
 
 @dataclass
@@ -141,6 +144,7 @@ class Accesses:
 
     Attributes:
         kernel: the kernel, normalized.
+        constants: the data of parameters that it reads and never writes.
         found: all accesses, in the order of the source.
         claims: what the kernel assumes.
         events: arrivals at mbarriers and waits for them, in the order of the source.
@@ -149,6 +153,7 @@ class Accesses:
     """
 
     kernel: ir.Kernel
+    constants: frozenset[ir.Var]
     found: list[Access] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -160,18 +165,10 @@ class Accesses:
         data = buffer.data
         return [a for a in self.found if a.buffer.data is data and (not kinds or a.kind in kinds)]
 
-    def is_read_only(self, buffer: ir.Buffer) -> bool:
-        """Whether it is a parameter that the kernel never writes."""
-        return buffer.data in self._constants
-
     @property
     def variables(self) -> dict[ir.Var, Range]:
         """The variables of all accesses."""
         return {each.var: each for access in self.found for each in access.ranges}
-
-    @property
-    def _constants(self) -> frozenset[ir.Var]:
-        return constants_of(self.kernel)
 
 
 def constants_of(kernel: ir.Kernel) -> frozenset[ir.Var]:
@@ -189,7 +186,7 @@ def accesses_of(kernel: ir.Kernel) -> Accesses:
     kernel = with_boolean_conditions(without_returns(kernel))
     divided: frozenset[ir.Var] = frozenset()
     while True:
-        found = Accesses(kernel)
+        found = Accesses(kernel, constants_of(kernel))
         block = _Block(found, divided)
         block.run(kernel.body)
         if block.divided <= divided:
@@ -222,14 +219,9 @@ def _pointed(pointer: ir.Call) -> Iterator[ir.Var]:
 _UNFOLLOWED = ("shared.barrier", "shared.cluster_barrier", "shared.tmem")
 _POINTERS = ("tl.access_ptr", "tirx.address_of", "tirx.tvm_access_ptr")
 _LOOPS = ("loop", "parallel")
+_LINEAR = (ir.Add, ir.Sub, ir.Mul, ir.Min, ir.Max)
+_DIVIDED = (ir.FloorDiv, ir.FloorMod)
 _CONDITIONAL = ("tirx.if_then_else",)
-_SILENT = frozenset(
-    {
-        "tl.launch_thread_idx", "tirx.assume", "tl.infinity", "tirx.tvm_storage_sync",
-        "tirx.ptx_commit_group", "tirx.ptx_wait_group", "tl.set_max_nreg", "tl.wait_wgmma",
-        "tirx.tvm_tuple", "tirx.type_annotation",
-    }
-)  # fmt: skip
 
 
 @dataclass
@@ -248,6 +240,10 @@ class _State:
     ranges: tuple[Range, ...] = ()
     certain: bool = True
 
+    def inner(self, *conditions: ir.Expr) -> _State:
+        """A copy under further conditions."""
+        return replace(self, values=dict(self.values), path=(*self.path, *conditions))
+
 
 class _Block:
     """Executes the statements of one block."""
@@ -256,7 +252,6 @@ class _Block:
         """Create it; what threads write that others may read is not followed (`divided`)."""
         self._found = found
         self.divided = divided
-        self._constants = constants_of(found.kernel)
         self._s = _State()
         self._grid = -1
         self._threads: tuple[ir.Expr, ...] = ()
@@ -264,7 +259,6 @@ class _Block:
         self._free: dict[ir.Var, Range] = {}
         """Unknown values and threads: they are in scope wherever an expression has them."""
         self._buffers = {b.data: b for b in found.kernel.buffer_map.values()}
-        self._resolved: dict[int, tuple[Any, ir.Expr]] = {}
         self._threads_of: dict[int, Range] = {}
 
     # Statements ----------------------------------------------------------------------------
@@ -299,15 +293,22 @@ class _Block:
             case _:
                 raise Unsupported(f"the accesses of {type(node).__name__} are not modelled")
 
+    @contextmanager
+    def _under(self, *conditions: ir.Expr) -> Iterator[None]:
+        """What is executed meanwhile has further conditions."""
+        before = self._s.path
+        self._s.path = (*before, *conditions)
+        yield
+        self._s.path = before
+
     def _sequence(self, statements: Sequence[ir.Stmt]) -> None:
-        before = self._s.certain, self._s.path
-        for child in statements:
-            self.run(child)
-            if any_jump(child):
-                # What follows is executed only in iterations that have not left the loop.
-                self._s.path = (*self._s.path, self._unknown("bool", "a loop that ends early").var)
-                self._s.certain = False
-        self._s.certain, self._s.path = before
+        with self._under():
+            for child in statements:
+                self.run(child)
+                if any_jump(child):
+                    # What follows is executed only in iterations that have not left the loop.
+                    left = self._unknown("bool", "a loop that ends early").var
+                    self._s.path = (*self._s.path, left)
 
     def _bind(self, node: ir.Bind) -> None:
         value = node.value
@@ -360,9 +361,9 @@ class _Block:
                 self._values_set(node.loop_var, index)
                 self.run(node.body)
             return
-        self._s = replace(outside, values=dict(outside.values))
+        self._s = outside.inner()
         if kind in _LOOPS:
-            self._havoc(changed, "a value that a loop changes")
+            self._havoc(changed)
         axis = node.thread_tag if grid else ""
         counts = Range(var, low, extent if counted else None, kind, axis)
         self._s.ranges = (*outside.ranges, counts)
@@ -370,54 +371,49 @@ class _Block:
             self._s.certain = False
         self._values_set(node.loop_var, known)
         self.run(node.body)
-        self._s = replace(outside, values=dict(outside.values))
+        self._s = outside.inner()
         if kind in _LOOPS:
-            self._havoc(changed, "a value that a loop changes")
+            self._havoc(changed)
 
     def _computes(self, node: ir.For, changed: frozenset[ir.Var]) -> bool:
         """Whether a loop of few iterations computes scalars alone: it is executed as it stands."""
         count = number(node.extent)
-        buffers = [self._buffers.get(data) for data in changed]
+        scopes = {b.scope if (b := self._buffers.get(data)) else "" for data in changed}
         return (
             count is not None
             and number(node.min) is not None
             and (node.step is None or number(node.step) == 1)
             and 0 < count <= _MOST_STEPS
-            and bool(buffers)
-            and all(b is not None and b.scope == "local.var" for b in buffers)
+            and scopes == {"local.var"}
             and not any_jump(node.body)
         )
 
     def _while(self, node: ir.While) -> None:
         outside, changed = self._s, _written(node.body)
-        self._s = replace(outside, values=dict(outside.values), certain=False)
-        self._havoc(changed, "a value that a loop changes")
+        self._s = replace(outside.inner(), certain=False)
+        self._havoc(changed)
         self._read(node.condition, node)
-        self._s.path = (*outside.path, self._value(node.condition, "condition"))
-        self.run(node.body)
-        self._s = replace(outside, values=dict(outside.values))
-        self._havoc(changed, "a value that a loop changes")
+        with self._under(self._value(node.condition, "condition")):
+            self.run(node.body)
+        self._s = outside.inner()
+        self._havoc(changed)
         self._read(node.condition, node)
 
     def _branch(self, node: ir.IfThenElse) -> None:
         self._read(node.condition, node)
         condition = self._value(node.condition, "a condition")
-        exact = not self._is_unknown(condition)
         outside = self._s
-        ends: list[_State] = []
-        for case, holds in ((node.then_case, True), (node.else_case, False)):
-            test = condition if holds else ir.Not("bool", condition)
-            self._s = replace(
-                outside,
-                values=dict(outside.values),
-                path=(*outside.path, test),
-                certain=outside.certain and exact,
-            )
+        ends: list[dict[Any, ir.Expr]] = []
+        for case, test in (
+            (node.then_case, condition),
+            (node.else_case, ir.Not("bool", condition)),
+        ):
+            self._s = outside.inner(test)
             if case is not None:
                 self.run(case)
-            ends.append(self._s)
+            ends.append(self._s.values)
         merged = dict(outside.values)
-        then, other = (end.values for end in ends)
+        then, other = ends
         for key in then.keys() | other.keys():
             a, b = then.get(key), other.get(key)
             if a is b and a is not None:
@@ -432,8 +428,8 @@ class _Block:
         value = node.value
         if isinstance(value, ir.Call) and value.op == "tirx.assume":
             condition = self._value(value.args[0], "a condition")
-            ranges, _ = self._variables((condition,), self._s.ranges)
-            self._found.claims.append(Claim(condition, self._s.path, ranges, node.location))
+            where = self._executed(node, condition)
+            self._found.claims.append(Claim(condition=condition, **where))
             return
         self._read(value, node)
 
@@ -442,7 +438,7 @@ class _Block:
         for index in node.indices:
             self._read(index, node)
         guard = () if node.predicate is None else (self._value(node.predicate, "a predicate"),)
-        self._add(node.buffer, "write", node.indices, node, guard=guard)
+        self._add(node.buffer, "write", node.indices, node, *guard)
         self._flow(node.buffer.data, node.value)
         buffer = node.buffer
         place = self._place(buffer, node.indices)
@@ -481,7 +477,7 @@ class _Block:
         if buffer.dtype not in _INTEGERS or buffer.data in self.divided:
             return False
         sizes = [number(n) for n in buffer.shape]
-        return None not in sizes and _product(sizes) <= _LARGEST_TABLE
+        return None not in sizes and prod(sizes) <= _LARGEST_TABLE
 
     def _place(self, buffer: ir.Buffer, indices: Iterable[Any]) -> Any:
         """The key of an element that is followed; None if it is not."""
@@ -494,10 +490,11 @@ class _Block:
         for key in [k for k in self._s.values if isinstance(k, tuple) and k[0] is data]:
             del self._s.values[key]
 
-    def _havoc(self, changed: frozenset[ir.Var], why: str) -> None:
+    def _havoc(self, changed: frozenset[ir.Var]) -> None:
+        """Forget the values of memory that a loop changes."""
         for key in [k for k in self._s.values if isinstance(k, tuple) and k[0] in changed]:
-            value = self._s.values[key]
-            self._values_set(key, self._unknown(value.dtype, why, key[0]).var)
+            dtype = self._s.values[key].dtype
+            self._values_set(key, self._unknown(dtype, "a value that a loop changes", key[0]).var)
 
     def _unknown(self, dtype: str, why: str, source: Any = None) -> Range:
         self._count += 1
@@ -507,22 +504,22 @@ class _Block:
             self._flow(found.var, source)
         return found
 
-    def _is_unknown(self, *values: ir.Expr) -> bool:
-        return any(r.kind == "unknown" for r in self._free_in(values))
-
     def _free_in(self, values: Iterable[ir.Expr]) -> tuple[Range, ...]:
         """The unknown values and threads that expressions depend on."""
         found = (self._free.get(node) for node in walk(*values) if type(node) is ir.Var)
         return tuple(dict.fromkeys(r for r in found if r is not None))
 
-    def _variables(
-        self, values: Iterable[ir.Expr], scope: tuple[Range, ...]
-    ) -> tuple[tuple[Range, ...], bool]:
-        """The variables of values at this statement, and whether it depends on exact ones alone."""
+    def _executed(self, statement: Any, *values: ir.Expr, own: Sequence[Range] = ()) -> Any:
+        """What is common to all that a statement executes, for values and variables of its own."""
+        scope = (*self._s.ranges, *own)
         bounds = [e for r in scope for e in (r.low, r.extent) if e is not None]
         free = self._free_in((*values, *self._s.path, *bounds))
-        exact = self._s.certain and not any(r.kind == "unknown" for r in free)
-        return (*free, *scope), exact
+        return {
+            "path": self._s.path,
+            "ranges": (*free, *scope),
+            "certain": self._s.certain and not any(r.kind == "unknown" for r in free),
+            "location": statement.location,
+        }
 
     def _value(self, node: Any, why: str) -> ir.Expr:
         """An integer expression over the variables of the model."""
@@ -543,7 +540,9 @@ class _Block:
                 return ir.Compare("bool", value, ir.IntImm(inner.dtype, 0), "!=")
             if (inner.dtype, node.dtype) == ("int64", "int32"):
                 return ir.Cast("int32", value)  # that it fits is asked, as of arithmetic
-            if _holds(node.dtype, inner.dtype) or _is_small(value):
+            least, most = interval(value, {})
+            kept = node.dtype in _INTEGERS and np.can_cast(inner.dtype, node.dtype)
+            if kept or (least >= 0 and most < 1 << 7):
                 return value
             return self._unknown(node.dtype, f"{why}: {text_of(node)}").var
         if isinstance(node, ir.Compare):
@@ -609,7 +608,7 @@ class _Block:
         buffer = node.buffer
         if node.dtype not in _INTEGERS:
             return self._unknown(node.dtype, f"an element of {buffer.name}", node).var
-        if buffer.data in self._constants and self._is_parameter(buffer, node):
+        if buffer.data in self._found.constants and self._is_parameter(buffer, node):
             indices = tuple(self._value(i, "index") for i in node.indices)
             return ir.BufferLoad(node.dtype, buffer, indices)
         place = self._place(buffer, node.indices)
@@ -636,44 +635,31 @@ class _Block:
             self._read(node.a, statement)
             if any_of(node.b, ir.BufferLoad, ir.Call):
                 test = self._value(node.a, "a condition")
-                self._under(
-                    test if isinstance(node, ir.And) else ir.Not("bool", test), node.b, statement
-                )
+                with self._under(test if isinstance(node, ir.And) else ir.Not("bool", test)):
+                    self._read(node.b, statement)
             else:
                 self._read(node.b, statement)
-        elif isinstance(node, ir.Expr) and not isinstance(node, (ir.IntImm, ir.FloatImm, ir.Var)):
+        elif isinstance(node, ir.Let):
+            self._read(node.value, statement)
+            self._values_set(node.var, self._value(node.value, node.var.name))
+            self._read(node.body, statement)
+        elif isinstance(node, ir.Expr):
             if isinstance(node, ir.Compare) and node.a.dtype in _INTEGERS:
-                known = self._s.ranges
                 compared: Any = self._value(node, "a condition")
                 self._found.comparisons.append(compared)
-                self._s.ranges = known
-            if isinstance(node, ir.Let):
-                self._read(node.value, statement)
-                self._values_set(node.var, self._value(node.value, node.var.name))
-                self._read(node.body, statement)
-                return
-            for name in ("a", "b", "value", "condition", "true_value", "false_value", "base"):
-                child = getattr(node, name, None)
-                if isinstance(child, ir.Expr):
-                    self._read(child, statement)
-
-    def _under(self, condition: ir.Expr, node: Any, statement: Any) -> None:
-        before = self._s.path, self._s.certain
-        self._s.path = (*self._s.path, condition)
-        self._s.certain = self._s.certain and not self._is_unknown(condition)
-        self._read(node, statement)
-        self._s.path, self._s.certain = before
+            for child in children(node):
+                self._read(child, statement)
 
     def _call(self, node: ir.Call, statement: Any) -> None:
-        if node.op in _SILENT:
-            return
         if node.op in _CONDITIONAL:
             condition, true, false = node.args
             self._read(condition, statement)
             if any_of(true, ir.BufferLoad, ir.Call) or any_of(false, ir.BufferLoad, ir.Call):
                 test = self._value(condition, "a condition")
-                self._under(test, true, statement)
-                self._under(ir.Not("bool", test), false, statement)
+                with self._under(test):
+                    self._read(true, statement)
+                with self._under(ir.Not("bool", test)):
+                    self._read(false, statement)
             return
         name = node.op.rpartition(".")[2]
         atomic = "atomic" in node.op
@@ -703,10 +689,9 @@ class _Block:
             index = self._value(argument.indices[0], "index")
             waits = node.op == "tl.mbarrier_wait_parity"
             parity = self._value(node.args[1], "a parity") if waits else None
-            values = (index,) if parity is None else (index, parity)
-            ranges, certain = self._variables(values, self._s.ranges)
-            where = self._s.path, ranges, certain, statement.location
-            self._found.events.append(Event(argument.buffer, index, parity, *where))
+            where = self._executed(statement, index, *([] if parity is None else [parity]))
+            event = Event(barrier=argument.buffer, index=index, parity=parity, **where)
+            self._found.events.append(event)
 
     def _pointer(self, node: ir.Call, pointer: ir.Call, name: str, statement: Any) -> None:
         for argument in pointer.args:
@@ -774,9 +759,7 @@ class _Block:
         kind: Kind,
         indices: Sequence[Any],
         statement: Any,
-        *,
-        operation: str = "",
-        guard: tuple[ir.Expr, ...] = (),
+        *guard: ir.Expr,
     ) -> None:
         """An access of the element at `indices`, or of a vector of them."""
         tile: list[tuple[ir.Expr, ir.Expr, Range | None]] = []
@@ -789,10 +772,8 @@ class _Block:
                 tile.append((moved, _ONE, lanes[2]))
             else:
                 tile.append((self._value(index, "index"), _ONE, None))
-        before = self._s.path
-        self._s.path = (*before, *guard)
-        self._access(buffer, kind, tile, statement, operation=operation)
-        self._s.path = before
+        with self._under(*guard):
+            self._access(buffer, kind, tile, statement)
 
     def _access(
         self,
@@ -817,19 +798,17 @@ class _Block:
                 index.append(_folded(ir.Add, "int32", start, element.var))
                 ranges.append(element)
             box.append((start, extent))
-        variables, exact = self._variables(index, (*self._s.ranges, *ranges))
+        where = self._executed(statement, *index, own=ranges)
+        where["certain"] &= certain
         self._found.found.append(
             Access(
-                buffer,
-                kind,
-                tuple(index),
-                tuple(box),
-                self._s.path,
-                variables,
-                exact and certain,
-                statement.location,
-                operation,
+                buffer=buffer,
+                kind=kind,
+                index=tuple(index),
+                box=tuple(box),
+                operation=operation,
                 grid=max(self._grid, 0),
+                **where,
             )
         )
 
@@ -883,49 +862,12 @@ def any_jump(node: Any) -> bool:
     return calls(node, *JUMPS)
 
 
-def _holds(target: str, source: str) -> bool:
-    """Whether every value of one dtype is one of the other."""
-    if source == "bool":
-        return True
-    bits, others = (int(re.sub(r"\D", "", each) or 1) for each in (target, source))
-    signed, was_signed = target.startswith("int"), source.startswith("int")
-    return target != "bool" and (
-        bits > others
-        if signed != was_signed and signed
-        else signed == was_signed and bits >= others
-    )
-
-
-def _is_small(value: ir.Expr) -> bool:
-    """Whether a value is a constant that every dtype of integers has."""
-    constant = number(value)
-    return constant is not None and 0 <= constant < 1 << 7
-
-
-def _product(sizes: Iterable[int]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
-
-
-_FOLDED: Mapping[type, Any] = {
-    ir.Add: lambda a, b: a + b,
-    ir.Sub: lambda a, b: a - b,
-    ir.Mul: lambda a, b: a * b,
-    ir.Min: min,
-    ir.Max: max,
-}
-
-
 def _folded(kind: type[ir.Binary], dtype: str, a: ir.Expr, b: ir.Expr) -> ir.Expr:
     """An operation, computed if both operands are constants."""
     x, y = number(a), number(b)
-    if x is not None and y is not None:
-        if kind in _FOLDED:
-            return ir.IntImm(dtype, _FOLDED[kind](x, y))
-        if kind in (ir.FloorDiv, ir.FloorMod) and y > 0:
-            return ir.IntImm(dtype, x // y if kind is ir.FloorDiv else x % y)
+    node = kind(dtype, a, b)
+    if None not in (x, y) and (kind in _LINEAR or (kind in _DIVIDED and y > 0)):
+        return ir.IntImm(dtype, int(evaluate(node, {})))
     if kind in (ir.Add, ir.Sub) and y == 0:
         return a
     if kind is ir.Add and x == 0:
@@ -935,4 +877,4 @@ def _folded(kind: type[ir.Binary], dtype: str, a: ir.Expr, b: ir.Expr) -> ir.Exp
             return b
         if is_true(b):
             return a
-    return kind(dtype, a, b)
+    return node
