@@ -10,7 +10,6 @@ the candidates written is impossible, every element is written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import islice, pairwise, product
 from typing import TYPE_CHECKING
 
@@ -67,16 +66,17 @@ def _covered(questions: Questions, buffer: ir.Buffer, asked: Asked, *, near: boo
     for at, extent in zip(element, buffer.shape, strict=True):
         constraints += [at >= 0, at < terms.integer(extent)]
     owners = list(_owners(questions, buffer, element))
-    for owner in owners:
-        constraints += owner.exists
-        asked.used[owner.fact] = None
+    rows = [(fact.table.data, row) for fact, row, _ in owners]
+    for fact, _, exists in owners:
+        constraints += exists
+        asked.used[fact] = None
     location = None
     witnesses = []
     for number, access in enumerate(questions.accesses.of(buffer, "write")):
         location = access.location
         if not access.certain or not alike(access.buffer, buffer):
             continue
-        solver = _Solver(questions, access, element, owners, near=near)
+        solver = _Solver(questions, access, element, rows, near=near)
         for k, solution in enumerate(islice(solver.solutions(), _MOST_CANDIDATES)):
             block = f"{number}.{k}"
             for var, value in solution.items():
@@ -93,34 +93,21 @@ def _covered(questions: Questions, buffer: ir.Buffer, asked: Asked, *, near: boo
     return asked.failed(result, "an element may be written by no block", location)
 
 
-@dataclass(frozen=True)
-class _Owner:
-    """The row of a table of intervals that holds the row of an element.
-
-    Attributes:
-        fact: that every row of the dim is in one of them.
-        sequence: the number of the row.
-        exists: what is known of it.
-    """
-
-    fact: Intervals
-    sequence: z3.ArithRef
-    exists: tuple[z3.BoolRef, ...]
-
-
 def _owners(
     questions: Questions, buffer: ir.Buffer, element: list[z3.ArithRef]
-) -> Iterator[_Owner]:
-    """For each dim that intervals make up, the one that the element lies in."""
+) -> Iterator[tuple[Intervals, z3.ArithRef, list[z3.BoolRef]]]:
+    """The rows of tables of intervals that hold an element, and what is known of each.
+
+    Every index of the dim is in an interval of the table.
+    """
     terms = questions.terms
     for dim, (at, extent) in enumerate(zip(element, buffer.shape, strict=True)):
         for k, fact in enumerate(questions.facts):
-            if not isinstance(fact, Intervals) or not fact.whole or not same(fact.end, extent):
-                continue
-            row = z3.Int(f"interval.{dim}.{k}")
-            start, end = rows_of(terms, fact, row)
-            exists = (row >= 0, row < terms.integer(fact.table.shape[0]), start <= at, at < end)
-            yield _Owner(fact, row, exists)
+            if isinstance(fact, Intervals) and fact.whole and same(fact.end, extent):
+                row = z3.Int(f"interval.{dim}.{k}")
+                start, end = rows_of(terms, fact, row)
+                count = terms.integer(fact.table.shape[0])
+                yield fact, row, [row >= 0, row < count, start <= at, at < end]
 
 
 class _Solver:
@@ -131,7 +118,7 @@ class _Solver:
         questions: Questions,
         access: Access,
         element: list[z3.ArithRef],
-        owners: list[_Owner],
+        owners: list[tuple[ir.Var, z3.ArithRef]],
         *,
         near: bool,
     ) -> None:
@@ -179,9 +166,9 @@ class _Solver:
         for node in walk(index):
             if isinstance(node, ir.BufferLoad):
                 first = self._terms.integer(node.indices[0])
-                for owner in self._owners:
-                    if owner.fact.table.data is node.buffer.data and first in self._ranges:
-                        yield first, (first, owner.sequence)
+                for table, row in self._owners:
+                    if table is node.buffer.data and first in self._ranges:
+                        yield first, (first, row)
         atoms = list(self._terms.atoms(self._terms.polynomial(index)))
         for var, each in self._ranges.items():
             own = [
@@ -190,11 +177,12 @@ class _Solver:
                 if _occurs(var, a)
                 and not any(_occurs(other, a) for other in self._ranges if other is not var)
             ]
-            if each.extent is None or not any(map(self._terms.loads_in, (a for a, _ in own))):
+            indices = [i for a, _ in own for i in self._terms.indices_in(a)]
+            if each.extent is None or not indices:
                 continue
             start = z3.Sum([a * c for a, c in own])
             # Rows that are counted from the end of a sequence start at the next one's offset.
-            ends = not any(index.eq(var) for a, _ in own for index in self._terms.indices_in(a))
+            ends = not any(index.eq(var) for index in indices)
             yield var, (var, self._between(start, var, each, at, before=int(ends)))
 
     def _between(
@@ -231,18 +219,15 @@ class _Solver:
             for i, at in zip(self._access.index, self._element, strict=True)
         ]
         for _ in range(4 * len(equations) + 4):
-            changed = False
             for k, (left, right) in enumerate(equations):
                 found = self._solve(self._applied(left, known), self._applied(right, known), known)
                 if found:
                     known += found
-                    changed = True
                     del equations[k]
                     break
-            if not changed:
-                changed = self._inverted(known, equations)
-            if not changed:
-                return
+            else:
+                if not self._inverted(known, equations):
+                    return
 
     def _solve(self, left: Polynomial, right: Polynomial, known: list[Pair]) -> list[Pair]:
         """The unknowns of `left == right`, if they are determined."""

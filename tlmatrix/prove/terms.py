@@ -7,7 +7,9 @@ every query is linear arithmetic with uninterpreted functions, which Z3 decides.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from itertools import combinations, islice
 from typing import TYPE_CHECKING
 
 import z3
@@ -72,9 +74,7 @@ class Polynomial:
     @property
     def constant(self) -> int | None:
         """Its value if it has no atom."""
-        if not self.terms:
-            return 0
-        return self.terms[()] if list(self.terms) == [()] else None
+        return self.terms.get((), 0) if self.terms.keys() <= {()} else None
 
 
 class Terms:
@@ -143,12 +143,6 @@ class Terms:
                 self.divided(*(self.parsed(part) for part in each.children()))
         return found
 
-    def loads_in(self, term: z3.ExprRef) -> bool:
-        """Whether a term depends on an element of a constant tensor."""
-        if term.decl().name() in self._tables:
-            return True
-        return any(map(self.loads_in, term.children()))
-
     def indices_in(self, term: z3.ExprRef) -> Iterator[z3.ExprRef]:
         """The indices of all elements of constant tensors in a term."""
         if term.decl().name() in self._tables:
@@ -160,8 +154,6 @@ class Terms:
         """A term as a sum of products."""
         kind = term.decl().kind()
         parts = term.children()
-        if z3.is_int_value(term):
-            return Polynomial({(): term.as_long()})
         if kind == z3.Z3_OP_ADD:
             found = Polynomial({})
             for each in parts:
@@ -219,24 +211,15 @@ class Terms:
             return Polynomial({(): term.as_long()})
         return Polynomial({(self._atom(term),): 1})
 
-    def divided(self, x: Polynomial, y: Polynomial, *, rest: bool = False) -> Polynomial:
-        """`x // y` rounded down, or its remainder; `y` is positive."""
-        return self._floor(x, y, rest)
-
     def lemmas(self) -> list[z3.BoolRef]:
         """What is known of the products and quotients in terms made so far."""
         found = list(self._lemmas)
         monomials = [m for m in self._products if len(m) > 1]
         for m in monomials:
             found += self._signs(m)
-        pairs = 0
-        for k, a in enumerate(monomials):
-            for b in monomials[:k]:
-                common = _common(a, b)
-                if not common or pairs >= _MOST_PAIRS:
-                    continue
-                pairs += 1
-                found += self._order(a, b, common)
+        pairs = ((a, b, common) for a, b in combinations(monomials, 2) if (common := _common(a, b)))
+        for a, b, common in islice(pairs, _MOST_PAIRS):
+            found += self._order(a, b, common)
         return found
 
     def limits(self) -> Iterator[z3.BoolRef]:
@@ -244,13 +227,10 @@ class Terms:
         for monomial in [m for m in self._products if len(m) > 1]:
             a, b = self._atoms[monomial[0]], self._product(monomial[1:])
             product = self._products[monomial]
-            positive = z3.And(a >= 0, b >= 0)
-            for bits in range(3, 28, 3):
-                small = z3.And(a <= 1 << bits, b <= 1 << (30 - bits))
-                yield z3.Implies(z3.And(positive, small), product <= 1 << 30)
-                less = z3.And(a <= 1 << bits, b <= 1 << (21 - bits)) if bits < 21 else None
-                if less is not None:
-                    yield z3.Implies(z3.And(positive, less), product <= 1 << 21)
+            for top in (21, 30):
+                for bits in range(3, top, 3):
+                    small = z3.And(a >= 0, b >= 0, a <= 1 << bits, b <= 1 << (top - bits))
+                    yield z3.Implies(small, product <= 1 << top)
 
     # Integers ------------------------------------------------------------------------------
 
@@ -283,7 +263,8 @@ class Terms:
                     return self.polynomial(node.true_value, block)
                 return self.of_term(z3.If(self.boolean(node.condition, block), a, b))
             case ir.BufferLoad():
-                return self.of_term(self._load(node, block))
+                indices = [self.integer(i, block) for i in node.indices]
+                return self.of_term(self.load(node.buffer, indices))
             case ir.Call() if node.op == "power_of_two":
                 power = self._function("power_of_two", 1)(self.integer(node.args[0], block))
                 self._lemmas.append(power >= 1)
@@ -298,15 +279,16 @@ class Terms:
     def _division(self, node: ir.Binary, block: str) -> Polynomial:
         x, y = self.polynomial(node.a, block), self.polynomial(node.b, block)
         rest = isinstance(node, (ir.FloorMod, ir.Mod))
-        down = self._floor(x, y, rest)
+        down = self.divided(x, y, rest=rest)
         if isinstance(node, (ir.FloorDiv, ir.FloorMod)):
             return down
         # Truncated: towards zero where x is negative.
         negative = Polynomial({}).plus(x, -1)
-        up = Polynomial({}).plus(self._floor(negative, y, rest), -1)
+        up = Polynomial({}).plus(self.divided(negative, y, rest=rest), -1)
         return self.of_term(z3.If(self.term(x) >= 0, self.term(down), self.term(up)))
 
-    def _floor(self, x: Polynomial, y: Polynomial, rest: bool) -> Polynomial:
+    def divided(self, x: Polynomial, y: Polynomial, *, rest: bool = False) -> Polynomial:
+        """`x // y` rounded down, or its remainder; `y` is positive."""
         divisor = y.constant
         if divisor is not None and divisor > 0:
             return self._floor_constant(x, divisor, rest)
@@ -336,9 +318,6 @@ class Terms:
         if rest:
             return self.of_term(term % divisor)
         return Polynomial(whole).plus(self.of_term(term / divisor))
-
-    def _load(self, node: ir.BufferLoad, block: str) -> z3.ArithRef:
-        return self.load(node.buffer, [self.integer(i, block) for i in node.indices])
 
     def load(self, buffer: ir.Buffer, indices: Sequence[z3.ArithRef]) -> z3.ArithRef:
         """An element of a constant tensor."""
@@ -370,7 +349,7 @@ class Terms:
             case ir.Select():
                 parts = (node.condition, node.true_value, node.false_value)
                 test, yes, no = (self.boolean(each, block) for each in parts)
-                return z3.And(z3.Implies(test, yes), z3.Implies(z3.Not(test), no))
+                return z3.If(test, yes, no)
         return self.integer(node, block) != 0
 
     # Atoms, products, names ----------------------------------------------------------------
@@ -441,16 +420,8 @@ class Terms:
 
 
 def _common(a: _Monomial, b: _Monomial) -> _Monomial:
-    rest, found = list(b), []
-    for atom in a:
-        if atom in rest:
-            rest.remove(atom)
-            found.append(atom)
-    return tuple(found)
+    return tuple(sorted((Counter(a) & Counter(b)).elements()))
 
 
 def _without(monomial: _Monomial, factor: _Monomial) -> _Monomial:
-    rest = list(monomial)
-    for atom in factor:
-        rest.remove(atom)
-    return tuple(rest)
+    return tuple(sorted((Counter(monomial) - Counter(factor)).elements()))
