@@ -303,3 +303,16 @@ def threads_count_apart(X, Y):
 
 def test_a_scalar_that_threads_set_in_parallel_is_not_that_of_the_last_iteration():
     assert _answers(threads_count_apart)["races of Y"].answer == "unknown"
+
+
+@jit_kernel(X="f32[n]", Y="f32[n]")
+def shifted_out(X, Y):
+    """Blocks 0 and 16 have the same low four bits, of six."""
+    n = X.shape[0]
+    with T.Kernel(T.min(n, 64), threads=32) as b:
+        high = T.shift_left(T.cast(b & 63, "uint8"), T.cast(4, "uint8"))
+        Y[T.cast(T.shift_right(high, T.cast(4, "uint8")), "int32")] = 1.0
+
+
+def test_a_shift_of_few_bits_loses_the_high_ones():
+    assert _answers(shifted_out)["races of Y"].answer == "unknown"

@@ -59,22 +59,16 @@ def prove(arguments: argparse.Namespace, config: Config) -> ExitCode:
     workers = processors() if arguments.workers == "auto" else int(arguments.workers)
     roots = [config.root]
     written = []
-    totals: Counter[str] = Counter()
-    kernels = 0
+    kernels: list[KernelProofs] = []
     code = ExitCode.OK
     for plan, other, ids in zip(plans, others, nodes.values(), strict=True):
         spec = plan.spec
         wider = [] if ids else [c for c in other.cases() if c.origin in ("tier", "extra")]
         cases = [case for case in asked_cases(plan.cases()) if not ids or case.id in ids]
         runner = Runner("interpreter", roots=roots)
+        arch = arguments.arch or ""
         found = prove_spec(
-            spec,
-            cases,
-            runner,
-            wider=wider,
-            arch=arguments.arch or "",
-            workers=workers,
-            roots=roots,
+            spec, cases, runner, wider=wider, arch=arch, workers=workers, roots=roots
         )
         runner.close()
         if not ids:
@@ -82,18 +76,16 @@ def prove(arguments: argparse.Namespace, config: Config) -> ExitCode:
         for line in _lines(spec, found, verbose=bool(arguments.verbose)):
             print_wrapped(line)
         sys.stdout.flush()
-        totals += found.counts
-        kernels += len(found.kernels)
-        wrong = (
-            found.counts["refuted"] or found.contradicted or (found.failed and not found.kernels)
-        )
+        kernels += found.kernels
+        not_launched = found.failed and not found.kernels
+        wrong = found.counts["refuted"] or found.contradicted or not_launched
         if wrong or list(_missing(spec, found)):
             code = ExitCode.FINDINGS
         written.append({"spec": spec.name, **_fields(found)})
     if arguments.json:
         with writing("--json", Path(arguments.json)):
             Path(arguments.json).write_text(json.dumps(written, indent=1) + "\n")
-    print_wrapped(f"{_total(totals, kernels)}, in {time.monotonic() - began:.1f} s")
+    print_wrapped(f"{_total(kernels)}, in {time.monotonic() - began:.1f} s")
     return code
 
 
@@ -121,7 +113,7 @@ def proving(
             print_wrapped(_table_line(each.name, "", [each]))
             for line in _details([each], "", verbose=False):
                 print_wrapped(line)
-        print_wrapped(_total(SpecProofs(tuple(proven)).counts, len(proven)))
+        print_wrapped(_total(proven))
 
 
 def _launched(observer: Observer, use: KernelUse) -> KernelProofs:
@@ -131,9 +123,10 @@ def _launched(observer: Observer, use: KernelUse) -> KernelProofs:
     return replace(found, proofs=tuple(refuted_by_launch(use, func, p) for p in found.proofs))
 
 
-def _total(counts: Counter[str], kernels: int) -> str:
+def _total(kernels: Sequence[KernelProofs]) -> str:
+    counts = SpecProofs(tuple(kernels)).counts
     return (
-        f"{counts['proven']} of {sum(counts.values())} properties of {count(kernels, 'kernel')} "
+        f"{counts['proven']} of {counts.total()} properties of {count(len(kernels), 'kernel')} "
         f"proven, {counts['refuted']} refuted, {counts['unknown']} unknown"
     )
 
@@ -178,15 +171,10 @@ def _table_line(name: str, archs: str, kernels: Sequence[KernelProofs]) -> str:
         for proof in each.proofs:
             answers[proof.name][proof.answer] += 1
     parts = []
-    for wanted in PROPERTIES:
-        if wanted not in answers:
-            continue
+    for wanted in (name for name in PROPERTIES if name in answers):
         seen = answers[wanted]
-        if len(seen) == 1:
-            parts.append(f"{wanted} {next(iter(seen))}")
-        else:
-            words = ", ".join(f"{seen[a]} {a}" for a in ("proven", "refuted", "unknown") if seen[a])
-            parts.append(f"{wanted} {words}")
+        several = (f"{seen[a]} {a}" for a in ("proven", "refuted", "unknown") if seen[a])
+        parts.append(f"{wanted} {', '.join(several) if len(seen) > 1 else next(iter(seen))}")
     seconds = sum(each.seconds for each in kernels)
     unsupported = next((each.unsupported for each in kernels if each.unsupported), "")
     if unsupported:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import z3
 
 from tlmatrix.interpreter.analysis.accesses import interval_of
-from tlmatrix.interpreter.analysis.expressions import MIRRORED, NEGATED, interval, number
+from tlmatrix.interpreter.analysis.expressions import MIRRORED, NEGATED, add_terms, interval, number
 from tlmatrix.interpreter.analysis.ownership import conjuncts
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
@@ -57,9 +57,9 @@ def phases(questions: Questions, barrier: ir.Buffer) -> Iterator[Proof]:
             parts.append((low, high, [event]))
     for low, high, own in parts:
         name = f"{barrier.name}[{low}]" if high == low else f"{barrier.name}[{low}:{high + 1}]"
-        asked = Asked("phases", barrier.name if high - low + 1 == whole else name)
+        asked = Asked(questions, "phases", barrier.name if high - low + 1 == whole else name)
         ordered = [_moved(event, low) for event in events if event in own]
-        yield _phases(questions, asked, ordered, high - low + 1 if high > low else None)
+        yield _phases(asked, ordered, high - low + 1)
 
 
 def _span(event: Event, size: int) -> tuple[int, int]:
@@ -74,8 +74,8 @@ def _moved(event: Event, start: int) -> Event:
     return replace(event, index=index) if start else event
 
 
-def _phases(questions: Questions, asked: Asked, events: Sequence[Event], size: int | None) -> Proof:
-    """The answer about `size` barriers that are used in turn; of a single one, `size` is None."""
+def _phases(asked: Asked, events: Sequence[Event], size: int) -> Proof:
+    """The answer about `size` barriers that are used in turn."""
     for event in events:
         if not event.certain or any(r.kind in ("parallel", "tile") for r in event.ranges):
             reason = "how often, or which barrier, depends on a value that is not known"
@@ -85,36 +85,29 @@ def _phases(questions: Questions, asked: Asked, events: Sequence[Event], size: i
     if not waits:
         return asked.proven()
     behind: dict[Event, int] = {}
+    failed = None
     try:
-        for event in arrivals if size is not None else ():
-            failed = _in_turn(questions, asked, event, arrivals, size, None)
-            if failed is not None:
-                return failed
-        for event in waits:
-            for late in (0, 1):
-                failed = _in_turn(questions, asked, event, waits, size, late)
+        for event in [*(arrivals if size > 1 else ()), *waits]:
+            for late in (0,) if event.parity is None else (0, 1):
+                alike = arrivals if event.parity is None else waits
+                failed = _in_turn(asked, event, alike, size, late)
                 if failed is None:
                     behind[event] = late
                     break
             if failed is not None:
                 return failed
-        failed = _mixed(questions, asked, behind) or _lacking(
-            questions, asked, behind, arrivals, size or 1
-        )
+        behind = {event: late for event, late in behind.items() if event in waits}
+        failed = _mixed(asked, behind) or _lacking(asked, behind, arrivals, size)
     except UncountedError as error:
         return asked.unknown(str(error), events[0].location)
     return failed or asked.proven()
 
 
 def _in_turn(
-    questions: Questions,
-    asked: Asked,
-    event: Event,
-    alike: Sequence[Event],
-    size: int | None,
-    late: int | None,
+    asked: Asked, event: Event, alike: Sequence[Event], size: int, late: int
 ) -> Proof | None:
     """None if the barrier and the parity of an event follow from its number among those alike."""
+    questions = asked.questions
     questions.fresh()
     terms = questions.terms
 
@@ -123,46 +116,37 @@ def _in_turn(
         return questions.ask(found).kind == "none"
 
     before = _earlier(event, alike, holds)
-    turn, wrong = before, []
-    if size is not None:
-        divisor = ir.IntImm("int32", size)
-        wrong.append(terms.integer(event.index) != _rest(terms, before, divisor))
-        turn = ir.FloorDiv("int32", before, divisor)
+    divisor = ir.IntImm("int32", size)
+    wrong = [terms.integer(event.index) != _rest(terms, before, divisor)]
     if event.parity is not None:
-        shifted = ir.Add("int32", turn, _ONE if late else _ZERO)
+        turn = ir.FloorDiv("int32", before, divisor)
+        shifted = ir.Add("int32", turn, ir.IntImm("int32", late))
         wrong.append(terms.integer(event.parity) != _rest(terms, shifted, ir.IntImm("int32", 2)))
-    result = questions.ask([*questions.executed(event), z3.Or(wrong)])
     reason = "a wait may be for another phase than its number among the waits demands"
     if event.parity is None:
         reason = "an arrival may be at another barrier than its number among the arrivals demands"
-    return asked.failed(result, reason, event.location)
+    return asked.failed([*questions.executed(event), z3.Or(wrong)], reason, event.location)
 
 
-def _mixed(questions: Questions, asked: Asked, behind: Mapping[Event, int]) -> Proof | None:
+def _mixed(asked: Asked, behind: Mapping[Event, int]) -> Proof | None:
     """None if no thread waits both for the current phase and for the one before."""
     for a, b in combinations(behind, 2):
-        if behind[a] == behind[b]:
-            continue
-        questions.fresh()
-        found = [*questions.executed(a), *questions.executed(b)]
-        reason = "a thread may wait for a phase and, elsewhere, for the one before"
-        failed = asked.failed(questions.ask(found), reason, b.location)
-        if failed is not None:
-            return failed
+        if behind[a] != behind[b]:
+            asked.questions.fresh()
+            found = [*asked.questions.executed(a), *asked.questions.executed(b)]
+            reason = "a thread may wait for a phase and, elsewhere, for the one before"
+            if (failed := asked.failed(found, reason, b.location)) is not None:
+                return failed
     return None
 
 
 def _lacking(
-    questions: Questions,
-    asked: Asked,
-    behind: Mapping[Event, int],
-    arrivals: Sequence[Event],
-    size: int,
+    asked: Asked, behind: Mapping[Event, int], arrivals: Sequence[Event], size: int
 ) -> Proof | None:
     """None if threads that arrive do so as often as others wait; `size` waits pass without."""
     for late in set(behind.values()):
-        questions.fresh()
-        terms = questions.terms
+        asked.questions.fresh()
+        terms = asked.questions.terms
         waits = [event for event, each in behind.items() if each == late]
         waited = terms.integer(_total(waits), "1")
         arrived = terms.integer(_total(arrivals), "2")
@@ -172,8 +156,7 @@ def _lacking(
         found += [terms.variable(var, "1") == terms.variable(var, "2") for var in blocks]
         found += [arrived > 0, waited > arrived + late * size]
         reason = "a wait may be for a phase that no arrival completes"
-        failed = asked.failed(questions.ask(found), reason, waits[0].location)
-        if failed is not None:
+        if (failed := asked.failed(found, reason, waits[0].location)) is not None:
             return failed
     return None
 
@@ -264,22 +247,18 @@ def _bound(test: ir.Expr, var: ir.Var) -> tuple[ir.Expr | None, ir.Expr | None]:
     holds = True
     while isinstance(test, ir.Not):
         test, holds = test.a, not holds
-    if isinstance(test, ir.Compare) and _has(test.a, var) != _has(test.b, var):
-        symbol, limit = test.symbol, test.b
-        side: Any = test.a
-        if _has(test.b, var):
-            symbol, side, limit = MIRRORED[symbol], test.b, test.a
-        while isinstance(side, (ir.Add, ir.Sub)) and _has(side.a, var) != _has(side.b, var):
-            inverse = ir.Sub if isinstance(side, ir.Add) else ir.Add
-            if _has(side.a, var):
-                side, limit = side.a, inverse("int32", limit, side.b)
-            elif isinstance(side, ir.Add):
-                side, limit = side.b, ir.Sub("int32", limit, side.a)
-            else:
-                symbol = MIRRORED[symbol]
-                side, limit = side.b, ir.Sub("int32", side.a, limit)
-        symbol = symbol if holds else NEGATED[symbol]
-        if side is var and symbol != "!=":
+    if isinstance(test, ir.Compare):
+        # The sides differ by a constant, multiples of terms, and the variable or its negative.
+        terms: dict[Any, int] = {}
+        constant = add_terms(test.a, 1, terms) + add_terms(test.b, -1, terms)
+        factor = terms.pop(var, 0)
+        symbol = test.symbol if holds else NEGATED[test.symbol]
+        symbol = MIRRORED[symbol] if factor < 0 else symbol
+        if abs(factor) == 1 and symbol != "!=" and not any(_has(term, var) for term in terms):
+            limit: ir.Expr = ir.IntImm("int32", -factor * constant)
+            for term, count in terms.items():
+                multiple = ir.Mul("int32", ir.IntImm("int32", -factor * count), term)
+                limit = ir.Add("int32", limit, multiple)
             least = ir.Add("int32", limit, _ONE) if symbol == ">" else limit
             most = ir.Sub("int32", limit, _ONE) if symbol == "<" else limit
             return (

@@ -19,7 +19,7 @@ from tlmatrix.interpreter.analysis.accesses import alike
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import same, walk
 
-from .facts import Intervals, rows_of
+from .facts import Intervals
 from .properties import Asked
 
 if TYPE_CHECKING:
@@ -47,18 +47,19 @@ Pair = tuple[z3.ArithRef, z3.ArithRef]
 
 def coverage(questions: Questions, buffer: ir.Buffer) -> Proof:
     """Every element of a buffer is written by a block."""
-    asked = Asked("coverage", buffer.name)
+    asked = Asked(questions, "coverage", buffer.name)
     failed = None
     for near in (True, False):
-        failed = _covered(questions, buffer, asked, near=near)
+        failed = _covered(asked, buffer, near=near)
         if failed is None:
             return asked.proven()
     assert failed is not None
     return failed
 
 
-def _covered(questions: Questions, buffer: ir.Buffer, asked: Asked, *, near: bool) -> Proof | None:
+def _covered(asked: Asked, buffer: ir.Buffer, *, near: bool) -> Proof | None:
     """None if candidates cover the buffer; with `near` only bounds that the element sets count."""
+    questions = asked.questions
     questions.fresh()
     terms = questions.terms
     element = [z3.Int(f"element {d}") for d in range(len(buffer.shape))]
@@ -89,8 +90,7 @@ def _covered(questions: Questions, buffer: ir.Buffer, asked: Asked, *, near: boo
     if not witnesses:
         return asked.unknown("no write was solved for its block", location)
     constraints += [z3.Not(each) for each in witnesses]
-    result = questions.ask(constraints)
-    return asked.failed(result, "an element may be written by no block", location)
+    return asked.failed(constraints, "an element may be written by no block", location)
 
 
 def _owners(
@@ -105,7 +105,7 @@ def _owners(
         for k, fact in enumerate(questions.facts):
             if isinstance(fact, Intervals) and fact.whole and same(fact.end, extent):
                 row = z3.Int(f"interval.{dim}.{k}")
-                start, end = rows_of(terms, fact, row)
+                start, end = fact.rows(terms, row)
                 count = terms.integer(fact.table.shape[0])
                 yield fact, row, [row >= 0, row < count, start <= at, at < end]
 

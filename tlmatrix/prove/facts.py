@@ -29,6 +29,8 @@ from tlmatrix.spec.expr.expression import Expression
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from tlmatrix.interpreter.analysis.accesses import Accesses
+
     from .terms import Load, Terms
 
     Array = np.ndarray[Any, Any]
@@ -157,6 +159,12 @@ class Offsets(TableFact):
     longest: int
     unit: int
 
+    disjoint = True
+
+    def rows(self, terms: Terms, sequence: z3.ArithRef) -> tuple[z3.ArithRef, z3.ArithRef]:
+        """The first row of a sequence, and that after its last."""
+        return terms.load(self.table, (sequence,)), terms.load(self.table, (sequence + 1,))
+
     def usual(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """That no step is larger than those of launches, nor another multiple: which is no fact."""
         most = _constant(self.longest)
@@ -215,6 +223,13 @@ class Intervals(TableFact):
     disjoint: bool
     whole: bool
 
+    def rows(self, terms: Terms, row: z3.ArithRef) -> tuple[z3.ArithRef, z3.ArithRef]:
+        """The first element of an interval, and that after its last."""
+        start, length = (
+            terms.load(self.table, (row, z3.IntVal(column))) for column in (self.start, self.length)
+        )
+        return start, start + length
+
     def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """One for each two rows."""
         rows: dict[int, z3.ArithRef] = {}
@@ -223,17 +238,13 @@ class Intervals(TableFact):
         count = terms.integer(self.table.shape[0])
         end = terms.integer(self.end)
 
-        def part(row: z3.ArithRef) -> tuple[z3.BoolRef, z3.ArithRef, z3.ArithRef]:
-            start, length = (
-                terms.load(self.table, (row, z3.IntVal(c))) for c in (self.start, self.length)
-            )
-            return z3.And(row >= 0, row < count), start, length
-
-        parts = [(row, *part(row)) for row in rows.values()]
-        for _, here, start, length in parts:
-            yield z3.Implies(here, z3.And(start >= 0, length >= 0, start + length <= end))
-        for (i, one, a, n), (j, other, b, m) in combinations(parts, 2) if self.disjoint else ():
-            apart = z3.Or(a + n <= b, b + m <= a, n == 0, m == 0)
+        parts = [
+            (row, z3.And(row >= 0, row < count), *self.rows(terms, row)) for row in rows.values()
+        ]
+        for _, here, first, after in parts:
+            yield z3.Implies(here, z3.And(first >= 0, after >= first, after <= end))
+        for (i, one, a, b), (j, other, c, d) in combinations(parts, 2) if self.disjoint else ():
+            apart = z3.Or(b <= c, d <= a, a == b, c == d)
             yield z3.Implies(z3.And(one, other, i != j), apart)
 
 
@@ -271,37 +282,25 @@ def symbols_of(kernel: ir.Kernel) -> dict[str, ir.Var]:
     return found
 
 
-def rows_of(terms: Terms, fact: Fact, sequence: z3.ArithRef) -> tuple[z3.ArithRef, z3.ArithRef]:
-    """The first row of a sequence, and that after its last."""
-    if isinstance(fact, Offsets):
-        return terms.load(fact.table, (sequence,)), terms.load(fact.table, (sequence + 1,))
-    assert isinstance(fact, Intervals)
-    start = terms.load(fact.table, (sequence, z3.IntVal(fact.start)))
-    return start, start + terms.load(fact.table, (sequence, z3.IntVal(fact.length)))
-
-
 def facts_of(
-    kernel: ir.Kernel,
+    accesses: Accesses,
     tables: Sequence[ir.Buffer],
     observed: Sequence[Observation],
     alike: Sequence[Observation],
-    columns: Mapping[str, frozenset[int]],
-    ends: Mapping[str, Iterable[ir.Expr]],
-    given: Mapping[str, str],
+    given: Iterable[str],
 ) -> list[Fact]:
     """The facts that all observed launches of a kernel agree on.
 
     Args:
-        kernel: the kernel.
+        accesses: the model of the kernel.
         tables: its parameters that are integer tensors it only reads.
         observed: its launches.
         alike: those of all kernels of its name, which are compiled for other options; what they
             say of tables holds for it, too.
-        columns: by table, the columns that the kernel loads.
-        ends: by table, the dims whose indices are counted from its elements.
-        given: conditions on sizes that the spec states, with the reasons; one is a fact where the
-            kernel has all its names, and every launch agrees.
+        given: conditions on sizes that the spec states; one is a fact where the kernel has all its
+            names, and every launch agrees.
     """
+    kernel = accesses.kernel
     if not observed:
         return []
     conditions = list(_given_conditions(symbols_of(kernel), given, observed))
@@ -324,12 +323,11 @@ def facts_of(
     for table in tables:
         arrays = [each.tables[table.name] for each in alike if table.name in each.tables]
         if len(arrays) == len(alike) and any(a.size for a in arrays):
-            used = columns.get(table.name, frozenset())
-            constants = _constant_ends(ends.get(table.name, ()), table, observed)
+            constants = _constant_ends(accesses, table, observed)
             declared = all(table.name in each.declared for each in alike)
             source = "spec" if declared else "host"
             about = {"source": source, "launches": len(alike), "table": table}
-            found += _table_facts(arrays, sizes, used, constants, about)
+            found += _table_facts(arrays, sizes, _columns(kernel, table), constants, about)
     return found
 
 
@@ -435,20 +433,35 @@ def _condition(node: ast.expr, symbols: Mapping[str, ir.Var]) -> ir.Expr:
 # Tables -------------------------------------------------------------------------------------------
 
 
+def _loads(table: ir.Buffer, *roots: object) -> list[ir.BufferLoad]:
+    nodes = (node for node in walk(*roots) if isinstance(node, ir.BufferLoad))
+    return [node for node in nodes if node.buffer.data is table.data]
+
+
+def _columns(kernel: ir.Kernel, table: ir.Buffer) -> list[int]:
+    """The columns of a table of two dims that a kernel loads."""
+    loads = [load.indices for load in _loads(table, kernel.body) if len(load.indices) == 2]
+    return sorted({number(column) for _, column in loads} - {None})
+
+
 def _constant_ends(
-    extents: Iterable[ir.Expr], table: ir.Buffer, observed: Sequence[Observation]
+    accesses: Accesses, table: ir.Buffer, observed: Sequence[Observation]
 ) -> list[ir.Expr]:
     """Those of the dims that a table gives rows of which are constants, and its last element."""
     arrays = [each.tables[table.name] for each in observed]
     lasts = {int(array[-1]) for array in arrays if array.ndim == 1 and array.size}
-    found = {number(each): each for each in extents}
+    found = {}
+    for access in accesses.found:
+        for index, extent in zip(access.index, access.buffer.shape, strict=True):
+            if _loads(table, index):
+                found[number(extent)] = extent
     return [found[last] for last in lasts if len(lasts) == 1 and last > 1 and last in found]
 
 
 def _table_facts(
     arrays: Sequence[Array],
     sizes: Sizes,
-    columns: Iterable[int],
+    columns: Sequence[int],
     constants: Sequence[ir.Expr],
     about: dict[str, Any],
 ) -> Iterator[Fact]:
@@ -460,8 +473,8 @@ def _table_facts(
             return
     yield from _bounds(name, arrays, sizes, about)
     if arrays[0].ndim == 2 and arrays[0].shape[1] <= 16:
-        yield from _interval_facts(name, arrays, sizes, about, sorted(columns))
-        for column in sorted(columns):
+        yield from _interval_facts(name, arrays, sizes, about, columns)
+        for column in columns:
             cells = [array[:, column] for array in arrays]
             yield from _bounds(f"{name}[:, {column}]", cells, sizes, {**about, "column": column})
     flat = [array[array >= 0].ravel() for array in arrays]

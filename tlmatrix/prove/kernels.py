@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tlmatrix.interpreter.analysis.accesses import accesses_of
-from tlmatrix.interpreter.analysis.expressions import number
 from tlmatrix.interpreter.analysis.shared import shared_memory, tensor_memory
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.frontend.lowered import over_budget
 from tlmatrix.interpreter.frontend.programs import content_key, program_cache
-from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.rewrites import normalized
-from tlmatrix.interpreter.ir.walk import walk
 from tlmatrix.interpreter.sync.externs import is_modelled
 
 from .answers import KernelProofs, Proof
@@ -28,20 +25,17 @@ from .properties import assumptions, bounds, equal_bits, grid, overflow, own_seq
 from .solving import Questions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from tlmatrix.interpreter.analysis.accesses import Access, Accesses
+    from tlmatrix.interpreter.analysis.accesses import Accesses
+    from tlmatrix.interpreter.ir import nodes as ir
 
     from .facts import Observation
     from .launches import KernelUse
 
 _INTEGERS = ("int32", "int64")
-_UNGUARDED: Mapping[str, Callable[[Access], bool]] = {
-    "shared memory": lambda a: (
-        a.buffer.scope.startswith("shared") and "barrier" not in a.buffer.scope
-    ),
-    "fragments": lambda a: a.buffer.scope.startswith("local"),
-}
+_UNGUARDED = {"shared memory": "shared", "fragments": "local"}
+"""By subject, how the scopes of memory begin that TileLang does not guard."""
 
 
 def prove_kernel(
@@ -65,19 +59,14 @@ def prove_kernel(
             for buffer in kernel.buffer_map.values()
             if buffer.data in accesses.constants and buffer.dtype in _INTEGERS
         ]
-        facts = facts_of(
-            kernel, tables, use.observed, use.alike, _columns(accesses), _ends(accesses), given
-        )
+        facts = facts_of(accesses, tables, use.observed, use.alike, given)
     except Unsupported as error:
         return replace(found, unsupported=str(error))
     unwritten = sorted({name for each in use.observed for name in each.unwritten})
     store = program_cache()
     texts = [str(fact) for fact in facts]
-    scalars = {v.name for v in kernel.params if v not in kernel.buffer_map}
-    seen: dict[str, int] = {}
-    for name, value in (item for each in use.observed for item in each.symbols.items()):
-        if name in scalars:
-            seen[name] = max(seen.get(name, 0), abs(value))
+    scalars = [v.name for v in kernel.params if v not in kernel.buffer_map]
+    seen = {n: max(abs(each.symbols.get(n, 0)) for each in use.observed) for n in scalars}
     like = [(each.symbols, {k: v.tolist() for k, v in each.tables.items()}) for each in launches]
     about = (use.text, "proofs", _own(), texts, unwritten, seen, use.bits, like)
     key = "" if store is None else content_key(*about)
@@ -130,41 +119,22 @@ def _proofs(
         proof = own_sequence(questions, buffer)
         if proof is not None:
             yield proof
-    for subject, chosen in _UNGUARDED.items():
-        found = [access for access in accesses.found if chosen(access)]
+    memory = [a for a in accesses.found if "barrier" not in a.buffer.scope]
+    unguarded = {
+        subject: [a for a in memory if a.buffer.scope.startswith(scope)]
+        for subject, scope in _UNGUARDED.items()
+    }
+    data = {table.data for table in tables}
+    unguarded["tables"] = [a for a in accesses.found if a.buffer.data in data]
+    for subject, found in unguarded.items():
         if found:
             yield bounds(questions, subject, found)
-    read = [a for a in accesses.found if any(a.buffer.data is t.data for t in tables)]
-    if read:
-        yield bounds(questions, "tables", read)
     yield overflow(questions)
     yield grid(questions)
     if accesses.claims:
         yield assumptions(questions, accesses.claims)
     for barrier in {each.barrier.data: each.barrier for each in accesses.events}.values():
         yield from phases(questions, barrier)
-
-
-def _columns(accesses: Accesses) -> dict[str, frozenset[int]]:
-    """By table of two dims, the columns that a kernel loads."""
-    found: dict[str, set[int]] = {}
-    for node in walk(accesses.kernel.body):
-        if isinstance(node, ir.BufferLoad) and len(node.indices) == 2:
-            column = number(node.indices[1])
-            if column is not None:
-                found.setdefault(node.buffer.name, set()).add(int(column))
-    return {name: frozenset(columns) for name, columns in found.items()}
-
-
-def _ends(accesses: Accesses) -> dict[str, list[ir.Expr]]:
-    """By table, the dims whose indices are counted from its elements."""
-    found: dict[str, list[ir.Expr]] = {}
-    for access in accesses.found:
-        for index, extent in zip(access.index, access.buffer.shape, strict=True):
-            for node in walk(index):
-                if isinstance(node, ir.BufferLoad):
-                    found.setdefault(node.buffer.name, []).append(extent)
-    return found
 
 
 def _is_flag(accesses: Accesses, buffer: ir.Buffer) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from itertools import combinations_with_replacement, product
 from typing import TYPE_CHECKING
 
 import z3
@@ -16,16 +16,16 @@ from tlmatrix.interpreter.ir.walk import same, text_of, walk
 from tlmatrix.tracebacks import short_path
 
 from .answers import Proof
-from .facts import Intervals, Offsets, rows_of
+from .facts import Intervals, Offsets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tlmatrix.interpreter.analysis.accesses import Access, Claim, Range
 
     from .answers import Values
     from .facts import Fact
-    from .solving import Questions, Result
+    from .solving import Questions
     from .terms import Terms
 
 _SMALLER_DIMS = (1 << 10, 1 << 8)
@@ -36,15 +36,19 @@ LARGEST_DIMS = (1 << 20, 1 << 15, 1 << 12)
 
 @dataclass
 class Asked:
-    """Collects the results of the questions of one property."""
+    """Asks the questions of one property; the answer is unknown from the first that has values."""
 
+    questions: Questions
     name: str
     subject: str
     began: float = field(default_factory=time.monotonic)
     used: dict[Fact, None] = field(default_factory=dict)
 
-    def failed(self, result: Result, reason: str, location: ir.Location | None) -> Proof | None:
-        """The answer if a result is no proof."""
+    def failed(
+        self, constraints: Iterable[z3.BoolRef], reason: str, location: ir.Location | None
+    ) -> Proof | None:
+        """The answer if values may satisfy constraints; None if there are none."""
+        result = self.questions.ask(constraints)
         self.used.update(dict.fromkeys(result.used))
         if result.kind == "none":
             return None
@@ -57,16 +61,8 @@ class Asked:
     ) -> Proof:
         """No proof."""
         place = "" if location is None else str(location)
-        seconds = time.monotonic() - self.began
-        return Proof(
-            self.name,
-            self.subject,
-            "unknown",
-            reason=reason,
-            place=place,
-            values=values,
-            seconds=seconds,
-        )
+        unknown = Proof(self.name, self.subject, "unknown", (), reason, place, values)
+        return replace(unknown, seconds=time.monotonic() - self.began)
 
     def proven(self) -> Proof:
         """A proof."""
@@ -75,15 +71,13 @@ class Asked:
         return Proof(self.name, self.subject, "proven", facts, seconds=seconds)
 
 
-def _conflict(questions: Questions, a: Access, b: Access) -> list[z3.BoolRef]:
-    """That two blocks access one element."""
-    terms = questions.terms
+def _one_element(questions: Questions, a: Access, b: Access) -> list[z3.BoolRef]:
+    """That two blocks, which may be the same, access one element."""
     found = [*questions.executed(a, "1"), *questions.executed(b, "2")]
     if alike(a.buffer, b.buffer):
         pairs = zip(questions.index(a, "1"), questions.index(b, "2"), strict=True)
         found += [x == y for x, y in pairs]
         found += questions.inside(a, "1")
-    found.append(_differ(terms, a.blocks, b.blocks))
     return found
 
 
@@ -95,56 +89,47 @@ def _differ(terms: Terms, some: Sequence[Range], others: Sequence[Range]) -> z3.
 
 def races(questions: Questions, buffer: ir.Buffer) -> Proof:
     """No two blocks access one element of a buffer, one to write it, unless both are atomic."""
-    asked = Asked("races", buffer.name)
+    asked = Asked(questions, "races", buffer.name)
     accesses = questions.accesses
     writes, atomics = accesses.of(buffer, "write"), accesses.of(buffer, "atomic")
     reads = accesses.of(buffer, "read")
-    for k, a in enumerate([*writes, *atomics]):
-        for b in [*writes[k:], *atomics, *reads] if k < len(writes) else reads:
-            if a.grid != b.grid:
-                continue  # grids of one function run one after another
-            questions.fresh()
-            result = questions.ask(_conflict(questions, a, b))
-            reason = f"two blocks may {a.kind} and {b.kind} one element"
-            if b.location != a.location and b.location is not None:
-                reason += f", the second at {short_path(b.location.file)}:{b.location.line}"
-            if (failed := asked.failed(result, reason, a.location)) is not None:
-                return failed
+    pairs = [*combinations_with_replacement(writes, 2), *product(writes, [*atomics, *reads])]
+    for a, b in (*pairs, *product(atomics, reads)):
+        if a.grid != b.grid:
+            continue  # grids of one function run one after another
+        questions.fresh()
+        found = _one_element(questions, a, b)
+        found.append(_differ(questions.terms, a.blocks, b.blocks))
+        reason = f"two blocks may {a.kind} and {b.kind} one element"
+        if b.location != a.location and b.location is not None:
+            reason += f", the second at {short_path(b.location.file)}:{b.location.line}"
+        if (failed := asked.failed(found, reason, a.location)) is not None:
+            return failed
     return asked.proven()
 
 
 def equal_bits(questions: Questions, buffer: ir.Buffer) -> Proof:
-    """No two blocks or threads add to one element: its bits do not depend on their order."""
-    asked = Asked("equal bits", buffer.name)
-    atomics = questions.accesses.of(buffer, "atomic")
-    for k, a in enumerate(atomics):
-        for b in atomics[k:]:
-            if a.grid != b.grid:
-                continue
-            for parties, conflict in (("blocks", _conflict), ("threads of a block", _unordered)):
-                questions.fresh()
-                result = questions.ask(conflict(questions, a, b))
-                reason = f"two {parties} may add to one element, in any order"
-                if (failed := asked.failed(result, reason, a.location)) is not None:
-                    return failed
-    return asked.proven()
+    """No two blocks or threads add to one element: its bits do not depend on their order.
 
-
-def _unordered(questions: Questions, a: Access, b: Access) -> list[z3.BoolRef]:
-    """That two iterations that one block's threads share among them access one element.
-
-    Loops over equal extents are shared alike: equal iterations belong to one thread.
+    Loops over equal extents are shared alike among threads: equal iterations belong to one thread.
     """
-    terms = questions.terms
-    found = [*questions.executed(a, "1"), *questions.executed(b, "2")]
-    if alike(a.buffer, b.buffer):
-        pairs = zip(questions.index(a, "1"), questions.index(b, "2"), strict=True)
-        found += [x == y for x, y in pairs]
-    found.append(z3.Not(_differ(terms, a.blocks, b.blocks)))
-    some, others = _of_threads(a), _of_threads(b)
-    if same(tuple(r.extent for r in some), tuple(r.extent for r in others)):
-        found.append(_differ(terms, some, others))
-    return found
+    asked = Asked(questions, "equal bits", buffer.name)
+    for a, b in combinations_with_replacement(questions.accesses.of(buffer, "atomic"), 2):
+        if a.grid != b.grid:
+            continue
+        some, others = _of_threads(a), _of_threads(b)
+        shared = same(tuple(r.extent for r in some), tuple(r.extent for r in others))
+        for parties in ("blocks", "threads of a block"):
+            questions.fresh()
+            found = _one_element(questions, a, b)
+            apart = _differ(questions.terms, a.blocks, b.blocks)
+            if parties != "blocks":
+                apart = z3.Not(apart)
+                found += [_differ(questions.terms, some, others)] if shared else []
+            reason = f"two {parties} may add to one element, in any order"
+            if (failed := asked.failed([*found, apart], reason, a.location)) is not None:
+                return failed
+    return asked.proven()
 
 
 def _of_threads(access: Access) -> tuple[Range, ...]:
@@ -160,61 +145,53 @@ def own_sequence(questions: Questions, buffer: ir.Buffer) -> Proof | None:
     None if no dim of the buffer is packed, or if no write loads offsets. Where several facts could
     say which rows a sequence has, one of them must hold.
     """
-    asked = Asked("own sequence", buffer.name)
-    failed, found = None, False
+    asked = Asked(questions, "own sequence", buffer.name)
+    failed = None
     for fact, dim in _packed(questions, buffer):
-        failed, owned = None, False
-        other: Access | None = None
-        for access in questions.accesses.of(buffer, "write", "atomic"):
-            owner = _owner(access, fact)
-            if owner is None:
-                other = access
-                continue
-            owned = True
-            if not alike(access.buffer, buffer):
-                reason = f"{access.buffer.name} is a view of another shape"
+        writes = [(w, _owner(w, fact)) for w in questions.accesses.of(buffer, "write", "atomic")]
+        if all(owner is None for _, owner in writes):
+            continue
+        for access, owner in writes:
+            if owner is None or not alike(access.buffer, buffer):
+                reason = "a block may write rows that are not counted from a sequence"
                 failed = asked.unknown(reason, access.location)
-                break
-            questions.fresh()
-            terms = questions.terms
-            row = questions.index(access)[dim]
-            start, end = rows_of(terms, fact, terms.integer(owner))
-            outside = z3.Or(row < start, row >= end)
-            constraints = [*questions.executed(access), *questions.inside(access), outside]
-            reason = f"a block may write rows outside of sequence {text_of(owner)}"
-            failed = asked.failed(questions.ask(constraints), reason, access.location)
+            else:
+                failed = _outside(asked, access, dim, fact, owner)
             if failed is not None:
                 break
-        if owned and failed is None and other is not None:
-            reason = "a block may write rows that are not counted from a sequence"
-            failed = asked.unknown(reason, other.location)
-        found |= owned
-        if owned and failed is None:
+        else:
             return asked.proven()
-    return failed if found else None
+    return failed
 
 
-def _packed(questions: Questions, buffer: ir.Buffer) -> Iterator[tuple[Fact, int]]:
+def _outside(
+    asked: Asked, access: Access, dim: int, fact: Offsets | Intervals, owner: ir.Expr
+) -> Proof | None:
+    """None if an access is of rows of the block's sequence, which is `owner`."""
+    questions = asked.questions
+    questions.fresh()
+    start, end = fact.rows(questions.terms, questions.terms.integer(owner))
+    row = questions.index(access)[dim]
+    outside = z3.Or(row < start, row >= end)
+    found = [*questions.executed(access), *questions.inside(access), outside]
+    reason = f"a block may write rows outside of sequence {text_of(owner)}"
+    return asked.failed(found, reason, access.location)
+
+
+def _packed(questions: Questions, buffer: ir.Buffer) -> Iterator[tuple[Offsets | Intervals, int]]:
     """The dims of a buffer whose rows belong to sequences, with the fact that says so."""
-    for dim, extent in enumerate(buffer.shape):
-        for fact in questions.facts:
-            if not isinstance(fact, (Offsets, Intervals)) or fact.end is None:
-                continue
-            if isinstance(fact, Intervals) and not fact.disjoint:
-                continue
-            if same(fact.end, extent):
-                yield fact, dim
+    facts = [f for f in questions.facts if isinstance(f, (Offsets, Intervals)) and f.disjoint]
+    for (dim, extent), fact in product(enumerate(buffer.shape), facts):
+        if same(fact.end, extent):
+            yield fact, dim
 
 
-def _owner(access: Access, fact: Fact) -> ir.Expr | None:
+def _owner(access: Access, fact: Offsets | Intervals) -> ir.Expr | None:
     """The sequence of a block: the index of the start that its rows are counted from."""
-    assert isinstance(fact, (Offsets, Intervals))
-    for node in walk(*access.index):
-        if not isinstance(node, ir.BufferLoad) or node.buffer.data is not fact.table.data:
-            continue
-        if isinstance(fact, Offsets) or number(node.indices[1]) == fact.start:
-            return node.indices[0]
-    return None
+    loads = (node for node in walk(*access.index) if isinstance(node, ir.BufferLoad))
+    own = (load.indices for load in loads if load.buffer.data is fact.table.data)
+    starts = (at for at in own if isinstance(fact, Offsets) or number(at[1]) == fact.start)
+    return next((row for row, *_ in starts), None)
 
 
 # Bounds, overflow, assumptions --------------------------------------------------------------------
@@ -222,52 +199,48 @@ def _owner(access: Access, fact: Fact) -> ir.Expr | None:
 
 def bounds(questions: Questions, subject: str, accesses: Sequence[Access]) -> Proof:
     """Accesses of memory that TileLang does not guard are inside it."""
-    asked = Asked("bounds", subject)
-    done: list[tuple[Access, list[ir.Expr]]] = []
+    asked = Asked(questions, "bounds", subject)
+    done: list[tuple[ir.Expr, ...]] = []
     for access in accesses:
         questions.fresh()
-        terms = questions.terms
-        outside = []
-        parts: list[ir.Expr] = []
+        outside: list[z3.BoolRef] = []
+        parts = access.path
         for (start, extent), size in zip(access.box, access.buffer.shape, strict=True):
             numbers = [number(each) for each in (start, extent, size)]
-            if None not in numbers and 0 <= numbers[0] <= numbers[2] - numbers[1]:
-                continue
-            parts += [start, extent]
-            first, count, whole = (terms.integer(each) for each in (start, extent, size))
-            outside += [first < 0, first + count > whole]
-        if not outside or any(_repeated(access, parts, other) for other in done):
-            continue
-        done.append((access, parts))
-        result = questions.ask([*questions.executed(access), z3.Or(outside)])
-        reason = f"{access.buffer.name} may be accessed outside of its shape"
-        if (failed := asked.failed(result, reason, access.location)) is not None:
-            return failed
+            if None in numbers or not 0 <= numbers[0] <= numbers[2] - numbers[1]:
+                parts += (start, extent, size)
+                first, count, whole = (questions.terms.integer(each) for each in parts[-3:])
+                outside += [first < 0, first + count > whole]
+        if outside and not any(same(parts, each) for each in done):
+            done.append(parts)
+            reason = f"{access.buffer.name} may be accessed outside of its shape"
+            found = [*questions.executed(access), z3.Or(outside)]
+            if (failed := asked.failed(found, reason, access.location)) is not None:
+                return failed
     return asked.proven()
-
-
-def _repeated(access: Access, parts: list[ir.Expr], other: tuple[Access, list[ir.Expr]]) -> bool:
-    earlier, before = other
-    return (
-        earlier.buffer.data is access.buffer.data
-        and earlier.path == access.path
-        and len(parts) == len(before)
-        and all(map(same, parts, before))
-    )
 
 
 def overflow(questions: Questions) -> Proof:
     """Index arithmetic of int32 stays in its range, for dims up to one of `LARGEST_DIMS`."""
-    return _for_sizes(LARGEST_DIMS, "overflow", "int32", partial(_overflows, questions))
+    return _for_sizes(questions, LARGEST_DIMS, "overflow", "int32", _overflows)
+
+
+def grid(questions: Questions) -> Proof:
+    """CUDA launches the grid: at most 65,535 blocks along y and z, for dims as in `overflow`."""
+    largest = (*LARGEST_DIMS, *_SMALLER_DIMS)
+    return _for_sizes(questions, largest, "grid", "blocks", _too_many_blocks)
 
 
 def _for_sizes(
-    largest: Sequence[int], name: str, subject: str, ask: Callable[[Asked, int], Proof | None]
+    questions: Questions,
+    largest: Sequence[int],
+    name: str,
+    subject: str,
+    ask: Callable[[Asked, int], Proof | None],
 ) -> Proof:
     """The answer for sizes up to the first of some bounds for which there is a proof."""
-    failed = None
     for most in largest:
-        asked = Asked(name, f"{subject}, sizes to {most}")
+        asked = Asked(questions, name, f"{subject}, sizes to {most}")
         failed = ask(asked, most)
         if failed is None:
             return asked.proven()
@@ -275,31 +248,24 @@ def _for_sizes(
     return failed
 
 
-def grid(questions: Questions) -> Proof:
-    """CUDA launches the grid: at most 65,535 blocks along y and z, for dims as in `overflow`."""
-    largest = (*LARGEST_DIMS, *_SMALLER_DIMS)
-    return _for_sizes(largest, "grid", "blocks", partial(_too_many_blocks, questions))
-
-
-def _too_many_blocks(questions: Questions, asked: Asked, most: int) -> Proof | None:
-    axes: dict[ir.Var, tuple[Range, Access]] = {}
-    for access in questions.accesses.found:
-        for each in access.blocks:
-            axes.setdefault(each.var, (each, access))
-    for axis, access in axes.values():
+def _too_many_blocks(asked: Asked, most: int) -> Proof | None:
+    questions = asked.questions
+    axes = {axis: access for access in questions.accesses.found for axis in access.blocks}
+    for axis, access in axes.items():
         limit = (1 << 31) - 1 if axis.why.endswith("x") else 65535
         if axis.extent is None or number(axis.extent) is not None:
             continue
         questions.fresh()
         above = questions.terms.integer(axis.extent) > limit
-        result = questions.ask([above, *_largest(questions, most)])
         reason = f"there may be more than {limit} blocks along {axis.why[-1]}"
-        if (failed := asked.failed(result, reason, access.location)) is not None:
+        found = [above, *_largest(questions, most)]
+        if (failed := asked.failed(found, reason, access.location)) is not None:
             return failed
     return None
 
 
-def _overflows(questions: Questions, asked: Asked, most: int) -> Proof | None:
+def _overflows(asked: Asked, most: int) -> Proof | None:
+    questions = asked.questions
     done: set[ir.Expr] = set()
     for access in questions.accesses.found:
         for ranges, computed in _computed(access):
@@ -309,14 +275,11 @@ def _overflows(questions: Questions, asked: Asked, most: int) -> Proof | None:
                 continue
             questions.fresh()
             terms = questions.terms
-            outside = []
-            for node in nodes:
-                value = terms.integer(node)
-                outside += [value < -(1 << 31), value >= 1 << 31]
-            constraints = [*terms.bounds(ranges), z3.Or(outside)]
-            result = questions.ask([*constraints, *_largest(questions, most)])
+            values = [terms.integer(node) for node in nodes]
+            outside = z3.Or([z3.Or(v < -(1 << 31), v >= 1 << 31) for v in values])
+            found = [*terms.bounds(ranges), outside, *_largest(questions, most)]
             reason = "int32 arithmetic may leave its range"
-            if (failed := asked.failed(result, reason, access.location)) is not None:
+            if (failed := asked.failed(found, reason, access.location)) is not None:
                 return failed
     return None
 
@@ -343,16 +306,15 @@ def _largest(questions: Questions, most: int) -> Iterator[z3.BoolRef]:
 
     A scalar that had a larger value in a launch may have any value up to that.
     """
-    terms = questions.terms
-    for buffer in questions.accesses.kernel.buffer_map.values():
-        for extent in buffer.shape:
-            if number(extent) is None:
-                yield terms.integer(extent) <= most
-    for var in questions.accesses.kernel.params:
-        if var not in questions.accesses.kernel.buffer_map and var.dtype == "int32":
-            seen = questions.seen.get(var.name, 0)
-            yield terms.variable(var) <= max(most, seen)
-            yield terms.variable(var) >= -max(most, seen)
+    terms, kernel = questions.terms, questions.accesses.kernel
+    for extent in (extent for buffer in kernel.buffer_map.values() for extent in buffer.shape):
+        if number(extent) is None:
+            yield terms.integer(extent) <= most
+    for var in kernel.params:
+        if var not in kernel.buffer_map and var.dtype == "int32":
+            limit = max(most, questions.seen.get(var.name, 0))
+            yield terms.variable(var) <= limit
+            yield terms.variable(var) >= -limit
     for load in list(terms.loads.values()):
         yield load.value <= most
         yield load.value >= -most
@@ -361,13 +323,12 @@ def _largest(questions: Questions, most: int) -> Iterator[z3.BoolRef]:
 
 def assumptions(questions: Questions, claims: Sequence[Claim]) -> Proof:
     """What the kernel lets the compiler assume (`T.assume`) holds."""
-    asked = Asked("assumptions", "T.assume")
+    asked = Asked(questions, "assumptions", "T.assume")
     for claim in claims:
         questions.fresh()
         broken = z3.Not(questions.terms.boolean(claim.condition))
-        constraints = [*questions.executed(claim), broken]
         reason = f"T.assume({text_of(claim.condition)}) may not hold"
-        failed = asked.failed(questions.ask(constraints), reason, claim.location)
-        if failed is not None:
+        found = [*questions.executed(claim), broken]
+        if (failed := asked.failed(found, reason, claim.location)) is not None:
             return failed
     return asked.proven()

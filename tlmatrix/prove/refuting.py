@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.prove.cases import allowed, variants
 from tlmatrix.run.result import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator
 
     from tlmatrix.check.finding import Finding
     from tlmatrix.matrix import Case
@@ -55,7 +55,7 @@ def refuted(runner: Runner, spec: Spec, use: KernelUse, case: Case, proof: Proof
     """The proof as refuted, if a case on the interpreter shows it; else as it is."""
     arch = next(iter(use.architectures))
     traced = spec.model_copy(update={"architectures": (arch,)}) if spec.architectures else spec
-    for each in _candidates(spec, use, case, proof):
+    for each in _candidates(spec, use, case, proof.values):
         result = runner.judge(traced, each)
         if result.status not in (Status.FAILED, Status.ERROR):
             continue
@@ -82,17 +82,11 @@ def shows(finding: Finding, proof: Proof, kernel: str) -> bool:
     return False
 
 
-def _candidates(spec: Spec, use: KernelUse, case: Case, proof: Proof) -> Iterator[Case]:
-    """Cases that may launch the kernel with the values of a proof, the nearest first."""
-    seen = set()
-    found = []
-    if proof.values is not None and use.observed:
-        found += list(_of_values(spec, case, use.observed[0], proof.values))
-    found += [case, *variants(spec, case, _MOST_CASES)]
-    for each in found[:_MOST_CASES]:
-        if each.key not in seen:
-            seen.add(each.key)
-            yield each
+def _candidates(spec: Spec, use: KernelUse, case: Case, values: Values | None) -> Collection[Case]:
+    """Cases that may launch the kernel with values, the nearest first."""
+    nearest = () if values is None else _of_values(spec, case, use.observed[0], values)
+    found = islice(chain(nearest, [case], variants(spec, case, _MOST_CASES)), _MOST_CASES)
+    return {each.key: each for each in found}.values()
 
 
 def _of_values(spec: Spec, case: Case, observed: Observation, values: Values) -> Iterator[Case]:
@@ -125,36 +119,22 @@ def _with_lengths(value: Any, observed: Observation, values: Values) -> Any:  # 
         if all(each is None for each in changed.values()):
             return None
         found = {key: value[key] if each is None else each for key, each in changed.items()}
-        counts = {len(each) for each in found.values() if isinstance(each, (list, tuple))}
-        return found if len(counts) == 1 else None
+        sizes = {len(each) for each in found.values() if isinstance(each, (list, tuple))}
+        return found if len(sizes) == 1 else None
     if not isinstance(value, (list, tuple)) or not all(type(n) is int for n in value):
         return None
     offsets = list(accumulate(value, initial=0))
     for name, table in observed.tables.items():
         known = values.tables.get(name)
-        if known is None:
+        if known is None or table.ndim != 1:
             continue
-        if table.ndim == 1 and table.tolist() == offsets:
-            return _lengths_of(known, _ending(values, known, len(offsets), name))
-        if table.ndim == 1 and table.tolist() == list(value):
-            count = max(index[0] for index in known) + 1
-            return [max(known.get((k,), 1), 0) for k in range(min(count, _LARGEST))]
+        last = max(index[0] for index in known)
+        if table.tolist() == offsets:
+            # An offset that is not known is the one before it.
+            counts = [size for size in values.symbols.values() if size > last]
+            count = min(max(min(counts, default=last + 1), 2), _LARGEST)
+            made = accumulate((known.get((k,), 0) for k in range(count)), max)
+            return [min(b - a, _LARGEST) for a, b in pairwise(made)]
+        if table.tolist() == list(value):
+            return [max(known.get((k,), 1), 0) for k in range(min(last + 1, _LARGEST))]
     return None
-
-
-def _ending(values: Values, known: dict[tuple[int, ...], int], length: int, name: str) -> int:
-    """The number of offsets: of a symbol, at least one more than the indices that are known."""
-    del name
-    least = max(index[0] for index in known) + 1
-    counts = [size for size in values.symbols.values() if size >= least]
-    return max(min(counts, default=least), least, min(length, 2))
-
-
-def _lengths_of(known: dict[tuple[int, ...], int], count: int) -> Sequence[int]:
-    """Lengths of sequences whose offsets are known at some places; others have none."""
-    count = min(count, _LARGEST)
-    offsets, last = [0], 0
-    for place in range(1, count):
-        last = max(last, known.get((place,), last))
-        offsets.append(last)
-    return [min(b - a, _LARGEST) for a, b in pairwise(offsets)]

@@ -218,7 +218,6 @@ def _pointed(pointer: ir.Call) -> Iterator[ir.Var]:
 
 _UNFOLLOWED = ("shared.barrier", "shared.cluster_barrier", "shared.tmem")
 _POINTERS = ("tl.access_ptr", "tirx.address_of", "tirx.tvm_access_ptr")
-_LOOPS = ("loop", "parallel")
 _LINEAR = (ir.Add, ir.Sub, ir.Mul, ir.Min, ir.Max)
 _DIVIDED = (ir.FloorDiv, ir.FloorMod)
 _CONDITIONAL = ("tirx.if_then_else",)
@@ -332,13 +331,13 @@ class _Block:
         self._read(node.min, node)
         self._read(node.extent, node)
         grid = node.kind == ir.THREAD_BINDING and node.thread_tag.startswith("blockIdx")
-        thread = node.kind == ir.THREAD_BINDING and not grid
         if grid and not self._s.ranges:
             self._grid += 1
             self._threads, self._threads_of = _launched_threads(node), {}
         low, extent = self._value(node.min, "min"), self._value(node.extent, "extent")
-        kind: Any = "block" if grid else "thread" if thread else "loop"
-        kind = "parallel" if node.kind == ir.PARALLEL else kind
+        kinds: Any = {ir.THREAD_BINDING: "block" if grid else "thread", ir.PARALLEL: "parallel"}
+        kind = kinds.get(node.kind, "loop")
+        repeats = kind in ("loop", "parallel")
         var = ir.Var(node.loop_var.dtype, node.loop_var.name)
         step = number(node.step) if node.step is not None else 1
         known: ir.Expr = var
@@ -348,45 +347,37 @@ class _Block:
         elif step != 1:
             # The variable counts iterations.
             size = ir.IntImm("int32", step)
-            extent = ir.FloorDiv(
-                "int32", ir.Sub("int32", ir.Add("int32", extent, size), _ONE), size
-            )
+            above = ir.Add("int32", extent, ir.IntImm("int32", step - 1))
+            extent = ir.FloorDiv("int32", above, size)
             known = ir.Add("int32", low, ir.Mul("int32", var, size))
             low = _ZERO
         outside = self._s
         changed = _written(node.body)
         if kind == "loop" and self._computes(node, changed):
-            for k in range(int(number(node.extent) or 0)):
-                index = ir.IntImm(var.dtype, int(number(node.min) or 0) + k)
-                self._values_set(node.loop_var, index)
+            first = number(node.min)
+            for k in range(first, first + number(node.extent)):
+                self._values_set(node.loop_var, ir.IntImm(var.dtype, k))
                 self.run(node.body)
             return
         self._s = outside.inner()
-        if kind in _LOOPS:
+        if repeats:
             self._havoc(changed)
+            self._s.certain &= counted and not any_jump(node.body)
         axis = node.thread_tag if grid else ""
         counts = Range(var, low, extent if counted else None, kind, axis)
         self._s.ranges = (*outside.ranges, counts)
-        if kind in _LOOPS and (any_jump(node.body) or not counted):
-            self._s.certain = False
         self._values_set(node.loop_var, known)
         self.run(node.body)
         self._s = outside.inner()
-        if kind in _LOOPS:
+        if repeats:
             self._havoc(changed)
 
     def _computes(self, node: ir.For, changed: frozenset[ir.Var]) -> bool:
         """Whether a loop of few iterations computes scalars alone: it is executed as it stands."""
-        count = number(node.extent)
+        first, count, step = (number(n) for n in (node.min, node.extent, node.step or _ONE))
         scopes = {b.scope if (b := self._buffers.get(data)) else "" for data in changed}
-        return (
-            count is not None
-            and number(node.min) is not None
-            and (node.step is None or number(node.step) == 1)
-            and 0 < count <= _MOST_STEPS
-            and scopes == {"local.var"}
-            and not any_jump(node.body)
-        )
+        few = None not in (first, count) and step == 1 and 0 < count <= _MOST_STEPS
+        return few and scopes == {"local.var"} and not any_jump(node.body)
 
     def _while(self, node: ir.While) -> None:
         outside, changed = self._s, _written(node.body)
@@ -404,10 +395,8 @@ class _Block:
         condition = self._value(node.condition, "a condition")
         outside = self._s
         ends: list[dict[Any, ir.Expr]] = []
-        for case, test in (
-            (node.then_case, condition),
-            (node.else_case, ir.Not("bool", condition)),
-        ):
+        no = ir.Not("bool", condition)
+        for case, test in ((node.then_case, condition), (node.else_case, no)):
             self._s = outside.inner(test)
             if case is not None:
                 self.run(case)
@@ -573,16 +562,14 @@ class _Block:
         if node.op in _CONDITIONAL and node.dtype in _INTEGERS:
             condition, true, false = node.args
             return self._chosen(node.dtype, condition, true, false, why)
-        if node.op in ("tirx.shift_right", "tirx.shift_left"):
+        right = node.op == "tirx.shift_right"
+        if right or (node.op == "tirx.shift_left" and node.dtype in _EXACT):
+            # A division by a power of two, or a product, whatever the exponent.
             value, bits = (self._value(each, why) for each in node.args)
             count = number(bits)
-            if count is not None:
-                kind = ir.FloorDiv if node.op.endswith("right") else ir.Mul
-                return _folded(kind, node.dtype, value, ir.IntImm("int32", 1 << count))
-            # Of the same width a shift is a division by a power of two, whatever its exponent.
-            power = ir.Call(node.dtype, "power_of_two", (bits,), {})
-            kind = ir.FloorDiv if node.op.endswith("right") else ir.Mul
-            return kind(node.dtype, value, power)
+            power: ir.Expr = ir.Call(node.dtype, "power_of_two", (bits,), {})
+            power = power if count is None else ir.IntImm("int32", 1 << count)
+            return _folded(ir.FloorDiv if right else ir.Mul, node.dtype, value, power)
         if node.op == "tirx.bitwise_and" and node.dtype in _INTEGERS:
             a, b = (self._value(each, why) for each in node.args)
             mask = number(b)
