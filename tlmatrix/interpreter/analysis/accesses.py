@@ -252,6 +252,7 @@ class _Block:
         self._found = found
         self.divided = divided
         self._s = _State()
+        self._location: ir.Location | None = None
         self._grid = -1
         self._threads: tuple[ir.Expr, ...] = ()
         self._count = 0
@@ -264,6 +265,7 @@ class _Block:
 
     def run(self, node: Any) -> None:
         """Execute a statement."""
+        self._location = node.location
         match node:
             case ir.SeqStmt():
                 self._sequence(node.seq)
@@ -284,7 +286,7 @@ class _Block:
             case ir.AttrStmt():
                 self.run(node.body)
             case ir.AssertStmt():
-                self._read(node.condition, node)
+                self._read(node.condition)
             case ir.Evaluate():
                 self._evaluate(node)
             case ir.BufferStore():
@@ -314,7 +316,7 @@ class _Block:
         if isinstance(value, ir.Call) and value.op == "tl.launch_thread_idx":
             self._values_set(node.var, self._thread(int(number(value.args[0]))).var)
             return
-        self._read(value, node)
+        self._read(value)
         if node.var.dtype in _INTEGERS:
             self._values_set(node.var, self._value(value, node.var.name))
         else:
@@ -328,8 +330,8 @@ class _Block:
         return self._threads_of[axis]
 
     def _loop(self, node: ir.For) -> None:
-        self._read(node.min, node)
-        self._read(node.extent, node)
+        self._read(node.min)
+        self._read(node.extent)
         grid = node.kind == ir.THREAD_BINDING and node.thread_tag.startswith("blockIdx")
         if grid and not self._s.ranges:
             self._grid += 1
@@ -383,15 +385,15 @@ class _Block:
         outside, changed = self._s, _written(node.body)
         self._s = replace(outside.inner(), certain=False)
         self._havoc(changed)
-        self._read(node.condition, node)
+        self._read(node.condition)
         with self._under(self._value(node.condition, "condition")):
             self.run(node.body)
-        self._s = outside.inner()
+        self._s, self._location = outside.inner(), node.location
         self._havoc(changed)
-        self._read(node.condition, node)
+        self._read(node.condition)
 
     def _branch(self, node: ir.IfThenElse) -> None:
-        self._read(node.condition, node)
+        self._read(node.condition)
         condition = self._value(node.condition, "a condition")
         outside = self._s
         ends: list[dict[Any, ir.Expr]] = []
@@ -417,17 +419,18 @@ class _Block:
         value = node.value
         if isinstance(value, ir.Call) and value.op == "tirx.assume":
             condition = self._value(value.args[0], "a condition")
-            where = self._executed(node, condition)
+            where = self._executed(condition)
             self._found.claims.append(Claim(condition=condition, **where))
             return
-        self._read(value, node)
+        self._read(value)
 
     def _store(self, node: ir.BufferStore) -> None:
-        self._read(node.value, node)
+        self._read(node.value)
         for index in node.indices:
-            self._read(index, node)
+            self._read(index)
         guard = () if node.predicate is None else (self._value(node.predicate, "a predicate"),)
-        self._add(node.buffer, "write", node.indices, node, *guard)
+        with self._under(*guard):
+            self._access(node.buffer, "write", list(map(self._element, node.indices)))
         self._flow(node.buffer.data, node.value)
         buffer = node.buffer
         place = self._place(buffer, node.indices)
@@ -498,7 +501,7 @@ class _Block:
         found = (self._free.get(node) for node in walk(*values) if type(node) is ir.Var)
         return tuple(dict.fromkeys(r for r in found if r is not None))
 
-    def _executed(self, statement: Any, *values: ir.Expr, own: Sequence[Range] = ()) -> Any:
+    def _executed(self, *values: ir.Expr, own: Sequence[Range] = ()) -> Any:
         """What is common to all that a statement executes, for values and variables of its own."""
         scope = (*self._s.ranges, *own)
         bounds = [e for r in scope for e in (r.low, r.extent) if e is not None]
@@ -507,7 +510,7 @@ class _Block:
             "path": self._s.path,
             "ranges": (*free, *scope),
             "certain": self._s.certain and not any(r.kind == "unknown" for r in free),
-            "location": statement.location,
+            "location": self._location,
         }
 
     def _value(self, node: Any, why: str) -> ir.Expr:
@@ -593,9 +596,8 @@ class _Block:
     def _loaded(self, node: ir.BufferLoad) -> ir.Expr:
         """The value of an element: of a constant tensor the load itself."""
         buffer = node.buffer
-        if node.dtype not in _INTEGERS:
-            return self._unknown(node.dtype, f"an element of {buffer.name}", node).var
-        if buffer.data in self._found.constants and self._is_parameter(buffer, node):
+        of_parameter = buffer.data in self._found.constants and not any_of(node, ir.Ramp)
+        if node.dtype in _INTEGERS and of_parameter and alike(buffer, self._buffers[buffer.data]):
             indices = tuple(self._value(i, "index") for i in node.indices)
             return ir.BufferLoad(node.dtype, buffer, indices)
         place = self._place(buffer, node.indices)
@@ -603,72 +605,63 @@ class _Block:
             return self._s.values[place]
         return self._unknown(node.dtype, f"an element of {buffer.name}", node).var
 
-    def _is_parameter(self, buffer: ir.Buffer, node: ir.BufferLoad) -> bool:
-        """Whether a load is of one element of a parameter, not of a view of it."""
-        return alike(buffer, self._buffers[buffer.data]) and not any_of(node, ir.Ramp)
-
     # Accesses ------------------------------------------------------------------------------
 
-    def _read(self, node: Any, statement: Any) -> None:
+    def _read(self, node: Any) -> None:
         """Add what the evaluation of an expression accesses."""
         if isinstance(node, ir.BufferLoad):
             for index in node.indices:
-                self._read(index, statement)
+                self._read(index)
             if node.buffer.scope not in ("local.var", "shared.barrier"):
-                self._add(node.buffer, "read", node.indices, statement)
+                self._access(node.buffer, "read", list(map(self._element, node.indices)))
         elif isinstance(node, ir.Call):
-            self._call(node, statement)
+            self._call(node)
         elif isinstance(node, (ir.And, ir.Or)):
-            self._read(node.a, statement)
-            if any_of(node.b, ir.BufferLoad, ir.Call):
-                test = self._value(node.a, "a condition")
-                with self._under(test if isinstance(node, ir.And) else ir.Not("bool", test)):
-                    self._read(node.b, statement)
-            else:
-                self._read(node.b, statement)
+            self._read(node.a)
+            test = self._value(node.a, "a condition")
+            with self._under(test if isinstance(node, ir.And) else ir.Not("bool", test)):
+                self._read(node.b)
         elif isinstance(node, ir.Let):
-            self._read(node.value, statement)
+            self._read(node.value)
             self._values_set(node.var, self._value(node.value, node.var.name))
-            self._read(node.body, statement)
+            self._read(node.body)
         elif isinstance(node, ir.Expr):
             if isinstance(node, ir.Compare) and node.a.dtype in _INTEGERS:
                 compared: Any = self._value(node, "a condition")
                 self._found.comparisons.append(compared)
             for child in children(node):
-                self._read(child, statement)
+                self._read(child)
 
-    def _call(self, node: ir.Call, statement: Any) -> None:
+    def _call(self, node: ir.Call) -> None:
         if node.op in _CONDITIONAL:
             condition, true, false = node.args
-            self._read(condition, statement)
-            if any_of(true, ir.BufferLoad, ir.Call) or any_of(false, ir.BufferLoad, ir.Call):
-                test = self._value(condition, "a condition")
-                with self._under(test):
-                    self._read(true, statement)
-                with self._under(ir.Not("bool", test)):
-                    self._read(false, statement)
+            self._read(condition)
+            test = self._value(condition, "a condition")
+            for branch, holds in ((true, test), (false, ir.Not("bool", test))):
+                with self._under(holds):
+                    self._read(branch)
             return
         name = node.op.rpartition(".")[2]
         atomic = "atomic" in node.op
         for k, argument in enumerate(node.args):
             if isinstance(argument, ir.Region):
-                self._region(argument, name, statement, atomic=atomic and k == 1)
+                self._region(argument, name, atomic=atomic and k == 1)
             elif isinstance(argument, ir.Call) and argument.op in _POINTERS:
-                self._pointer(node, argument, name, statement)
+                self._pointer(node, argument, name)
             elif isinstance(argument, ir.Var) and argument.dtype == "handle":
                 pointer = ir.Call("handle", _POINTERS[-1], (argument,), {})
-                self._pointer(node, pointer, name, statement)
+                self._pointer(node, pointer, name)
             elif isinstance(argument, ir.Expr):
-                self._read(argument, statement)
+                self._read(argument)
         for argument in node.annotations.values():
             if isinstance(argument, ir.Expr):
-                self._read(argument, statement)
+                self._read(argument)
         if node.op != "tl.mbarrier_expect_tx":
-            self._event(node, statement)
+            self._event(node)
         if name.endswith("copy") and all(isinstance(a, ir.Region) for a in node.args[:2]):
             self._flow(node.args[1].buffer.data, node.args[0])
 
-    def _event(self, node: ir.Call, statement: Any) -> None:
+    def _event(self, node: ir.Call) -> None:
         """Add what a call does to an mbarrier that is an argument of it."""
         for argument in node.args:
             if not isinstance(argument, ir.BufferLoad) or "barrier" not in argument.buffer.scope:
@@ -676,13 +669,14 @@ class _Block:
             index = self._value(argument.indices[0], "index")
             waits = node.op == "tl.mbarrier_wait_parity"
             parity = self._value(node.args[1], "a parity") if waits else None
-            where = self._executed(statement, index, *([] if parity is None else [parity]))
+            where = self._executed(index, *([] if parity is None else [parity]))
             event = Event(barrier=argument.buffer, index=index, parity=parity, **where)
             self._found.events.append(event)
 
-    def _pointer(self, node: ir.Call, pointer: ir.Call, name: str, statement: Any) -> None:
+    def _pointer(self, node: ir.Call, pointer: ir.Call, name: str) -> None:
         for argument in pointer.args:
-            self._read_below(argument, statement)
+            for part in getattr(argument, "indices", (argument,)):
+                self._read(part)
         for data in _pointed(pointer):
             self._forget(data)
         load = next((a for a in pointer.args if isinstance(a, ir.BufferLoad)), None)
@@ -690,12 +684,10 @@ class _Block:
             # The first is what is updated; vectors are of neighbours in the last dim.
             kind: Kind = "atomic" if node.args[0] is pointer else "read"
             lanes = re.search(r"x([24])_", node.op)
-            tile: list[tuple[ir.Expr, ir.Expr, Range | None]] = [
-                (self._value(i, "index"), _ONE, None) for i in load.indices
-            ]
-            if lanes is not None and tile:
+            tile = list(map(self._element, load.indices))
+            if lanes is not None:
                 tile[-1] = self._tile(tile[-1][0], ir.IntImm("int32", int(lanes.group(1))))
-            self._access(load.buffer, kind, tile, statement, operation=name)
+            self._access(load.buffer, kind, tile, operation=name)
             return
         # An address: what is done to the memory from it on is not known.
         for data in _pointed(pointer):
@@ -706,20 +698,12 @@ class _Block:
             indices = load.indices if load is not None else [_ZERO] * len(buffer.shape)
             there = tuple((self._value(index, "index"), _ONE) for index in indices)
             for kind in ("read", "write"):
-                self._access(buffer, kind, whole, statement, operation=name, certain=False)
+                self._access(buffer, kind, whole, operation=name, certain=False)
                 self._found.found[-1] = replace(self._found.found[-1], box=there)
 
-    def _read_below(self, node: Any, statement: Any) -> None:
-        """Add what the evaluation of an address accesses."""
-        if isinstance(node, ir.BufferLoad):
-            for index in node.indices:
-                self._read(index, statement)
-        elif isinstance(node, ir.Expr):
-            self._read(node, statement)
-
-    def _region(self, region: ir.Region, name: str, statement: Any, *, atomic: bool) -> None:
+    def _region(self, region: ir.Region, name: str, *, atomic: bool) -> None:
         for part in (*region.indices, *region.extents):
-            self._read(part, statement)
+            self._read(part)
         tile = [
             self._tile(self._value(start, "start"), self._value(extent, "extent"))
             for start, extent in zip(region.indices, region.extents, strict=True)
@@ -729,7 +713,7 @@ class _Block:
             kinds += ["read"] if region.reads else []
             kinds += ["write"] if region.writes else []
         for kind in kinds:
-            self._access(region.buffer, kind, tile, statement, operation=name)
+            self._access(region.buffer, kind, tile, operation=name)
         if region.writes or atomic:
             self._forget(region.buffer.data)
 
@@ -740,34 +724,20 @@ class _Block:
         var = ir.Var("int32", f"tile.{self._count}")
         return start, extent, Range(var, _ZERO, extent, "tile")
 
-    def _add(
-        self,
-        buffer: ir.Buffer,
-        kind: Kind,
-        indices: Sequence[Any],
-        statement: Any,
-        *guard: ir.Expr,
-    ) -> None:
-        """An access of the element at `indices`, or of a vector of them."""
-        tile: list[tuple[ir.Expr, ir.Expr, Range | None]] = []
-        for index in indices:
-            if isinstance(index, ir.Ramp):
-                start, step = self._value(index.base, "index"), self._value(index.stride, "stride")
-                lanes = self._tile(_ZERO, ir.IntImm("int32", index.lanes))
-                assert lanes[2] is not None
-                moved = ir.Add("int32", start, ir.Mul("int32", lanes[2].var, step))
-                tile.append((moved, _ONE, lanes[2]))
-            else:
-                tile.append((self._value(index, "index"), _ONE, None))
-        with self._under(*guard):
-            self._access(buffer, kind, tile, statement)
+    def _element(self, index: Any) -> tuple[ir.Expr, ir.Expr, Range | None]:
+        """One element of a dim, or a vector of them."""
+        if not isinstance(index, ir.Ramp):
+            return self._value(index, "index"), _ONE, None
+        start, step = self._value(index.base, "index"), self._value(index.stride, "stride")
+        lane = self._tile(_ZERO, ir.IntImm("int32", index.lanes))[2]
+        assert lane is not None
+        return ir.Add("int32", start, ir.Mul("int32", lane.var, step)), _ONE, lane
 
     def _access(
         self,
         buffer: ir.Buffer,
         kind: Kind,
         tile: Sequence[tuple[ir.Expr, ir.Expr, Range | None]],
-        statement: Any,
         *,
         operation: str = "",
         certain: bool = True,
@@ -785,7 +755,7 @@ class _Block:
                 index.append(_folded(ir.Add, "int32", start, element.var))
                 ranges.append(element)
             box.append((start, extent))
-        where = self._executed(statement, *index, own=ranges)
+        where = self._executed(*index, own=ranges)
         where["certain"] &= certain
         self._found.found.append(
             Access(
