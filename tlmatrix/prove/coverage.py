@@ -10,6 +10,7 @@ the candidates written is impossible, every element is written.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import islice, pairwise, product
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,7 @@ def _covered(asked: Asked, buffer: ir.Buffer, *, near: bool) -> Proof | None:
         location = access.location
         if not access.certain or not alike(access.buffer, buffer):
             continue
-        solver = _Solver(questions, access, element, rows, near=near)
+        solver = _Solver(questions, access, element, rows, near)
         for k, solution in enumerate(islice(solver.solutions(), _MOST_CANDIDATES)):
             block = f"{number}.{k}"
             for var, value in solution.items():
@@ -110,25 +111,26 @@ def _owners(
                 yield fact, row, [row >= 0, row < count, start <= at, at < end]
 
 
+@dataclass
 class _Solver:
-    """Solves one write for the variables with which it writes an element."""
+    """Solves one write for the variables with which it writes an element.
 
-    def __init__(
-        self,
-        questions: Questions,
-        access: Access,
-        element: list[z3.ArithRef],
-        owners: list[tuple[ir.Var, z3.ArithRef]],
-        *,
-        near: bool,
-    ) -> None:
-        self._terms = questions.terms
-        self._questions = questions
-        self._access = access
-        self._element = element
-        self._near = near
-        self._owners = owners
-        self.exists: list[z3.BoolRef] = []
+    Attributes:
+        owners: by table of intervals, the row that holds the element.
+        near: whether only bounds that the element sets count.
+        exists: what is known of the values in solutions.
+    """
+
+    questions: Questions
+    access: Access
+    element: list[z3.ArithRef]
+    owners: list[tuple[ir.Var, z3.ArithRef]]
+    near: bool
+    exists: list[z3.BoolRef] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Find the variables to solve for."""
+        self._terms, access = self.questions.terms, self.access
         # Others may be anything that their bounds allow, such as the thread.
         used = {n for n in walk(*access.index, *access.path) if isinstance(n, ir.Var)}
         self._fixed: Solution = {}
@@ -156,7 +158,7 @@ class _Solver:
     def _owned(self) -> Iterator[list[Pair]]:
         """The sequences of blocks, as those that the element lies in."""
         options: dict[int, list[Pair]] = {}
-        for index, at in zip(self._access.index, self._element, strict=True):
+        for index, at in zip(self.access.index, self.element, strict=True):
             for sequence, pair in self._sequences(index, at):
                 options.setdefault(sequence.get_id(), []).append(pair)
         yield from (list(choice) for choice in product(*options.values()))
@@ -166,7 +168,7 @@ class _Solver:
         for node in walk(index):
             if isinstance(node, ir.BufferLoad):
                 first = self._terms.integer(node.indices[0])
-                for table, row in self._owners:
+                for table, row in self.owners:
                     if table is node.buffer.data and first in self._ranges:
                         yield first, (first, row)
         atoms = list(self._terms.atoms(self._terms.polynomial(index)))
@@ -216,7 +218,7 @@ class _Solver:
         self._inverses.clear()
         equations = [
             (self._terms.integer(i), at)
-            for i, at in zip(self._access.index, self._element, strict=True)
+            for i, at in zip(self.access.index, self.element, strict=True)
         ]
         for _ in range(4 * len(equations) + 4):
             for k, (left, right) in enumerate(equations):
@@ -245,10 +247,9 @@ class _Solver:
             return []
         if len(plain) == len(nested) == 1 and (strided := self._strided(plain[0], nested[0])):
             var, size = strided
-            return [
-                (plain[0][0], self._terms.term(self._terms.divided(rest, size, rest=True))),
-                (var, self._terms.term(self._terms.divided(rest, size))),
-            ]
+            left = self._terms.divided(rest, size, rest=True)
+            quotient = self._terms.divided(rest, size)
+            return [(plain[0][0], self._terms.term(left)), (var, self._terms.term(quotient))]
         if nested or any(c < 0 for _, c in plain) or not self._is_radix(plain):
             # An element of a tile takes what the rest, still unknown, leaves.
             for atom, count in reversed(plain):
@@ -329,7 +330,7 @@ class _Solver:
             yield known
             return
         var, *others = left
-        for value in self._bounds(var, self._questions.executed(self._access), known):
+        for value in self._bounds(var, self.questions.executed(self.access), known):
             yield from self._eliminated([*known, (var, value)], others)
 
     def _bounds(
@@ -341,8 +342,8 @@ class _Solver:
             for left, right in _comparisons(tests)
             for form in _without_choices(self._substituted(left - right, known), var)
         ]
-        near = [form for form in forms if any(_occurs(at, form) for at in self._element)]
-        found = self._limits(var, near) if self._near else {}
+        near = [form for form in forms if any(_occurs(at, form) for at in self.element)]
+        found = self._limits(var, near) if self.near else {}
         found = found or self._limits(var, forms) or {0: z3.IntVal(0)}
         return list(found.values())[:_MOST_BOUNDS]
 

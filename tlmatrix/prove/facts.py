@@ -187,10 +187,9 @@ class Offsets(TableFact):
             yield z3.Implies(here, load.value >= 0)
             if self.end is not None:
                 yield z3.Implies(here, load.value <= ends[-1][1])
-        for a, b in combinations(own, 2):
+        for a, b in permutations(own, 2):
             both = z3.And(self.inside(terms, a), self.inside(terms, b))
             yield z3.Implies(z3.And(both, a.indices[0] <= b.indices[0]), a.value <= b.value)
-            yield z3.Implies(z3.And(both, b.indices[0] <= a.indices[0]), b.value <= a.value)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -225,19 +224,14 @@ class Intervals(TableFact):
 
     def rows(self, terms: Terms, row: z3.ArithRef) -> tuple[z3.ArithRef, z3.ArithRef]:
         """The first element of an interval, and that after its last."""
-        start, length = (
-            terms.load(self.table, (row, z3.IntVal(column))) for column in (self.start, self.length)
-        )
+        columns = map(z3.IntVal, (self.start, self.length))
+        start, length = (terms.load(self.table, (row, column)) for column in columns)
         return start, start + length
 
     def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """One for each two rows."""
-        rows: dict[int, z3.ArithRef] = {}
-        for load in self.own(loads):
-            rows.setdefault(load.indices[0].get_id(), load.indices[0])
-        count = terms.integer(self.table.shape[0])
-        end = terms.integer(self.end)
-
+        rows = {load.indices[0].get_id(): load.indices[0] for load in self.own(loads)}
+        count, end = terms.integer(self.table.shape[0]), terms.integer(self.end)
         parts = [
             (row, z3.And(row >= 0, row < count), *self.rows(terms, row)) for row in rows.values()
         ]
@@ -271,15 +265,9 @@ def follows(steps: Array, others: Array) -> bool:
 
 def symbols_of(kernel: ir.Kernel) -> dict[str, ir.Var]:
     """The symbolic dims and integer scalars of a kernel, by name."""
-    found: dict[str, ir.Var] = {}
-    for buffer in kernel.buffer_map.values():
-        for node in walk(*buffer.shape):
-            if isinstance(node, ir.Var):
-                found[node.name] = node
-    for var in kernel.params:
-        if var not in kernel.buffer_map and var.dtype.startswith(("int", "uint")):
-            found[var.name] = var
-    return found
+    dims = (extent for buffer in kernel.buffer_map.values() for extent in buffer.shape)
+    integers = (v for v in kernel.params if v.dtype.startswith(("int", "uint")))
+    return {node.name: node for node in (*walk(*dims), *integers) if isinstance(node, ir.Var)}
 
 
 def facts_of(
@@ -301,24 +289,19 @@ def facts_of(
             names, and every launch agrees.
     """
     kernel = accesses.kernel
-    if not observed:
-        return []
-    conditions = list(_given_conditions(symbols_of(kernel), given, observed))
-    found: list[Fact] = [
-        SizeFact(words=words, source="spec", launches=len(observed), condition=condition)
-        for words, condition in conditions
-    ]
-    known = {words for words, _ in conditions}
     # What holds for all kernels of the name holds for this one, too.
-    for launches in (observed, alike):
-        for condition in _size_conditions(_sizes(kernel, launches)):
-            words = text_of(condition)
-            if words not in known:
-                fact = SizeFact(
-                    words=words, source="host", launches=len(launches), condition=condition
-                )
-                found.append(fact)
-                known.add(words)
+    conditions = [
+        ("spec", observed, _given_conditions(kernel, given, observed)),
+        ("host", observed, _size_conditions(_sizes(kernel, observed))),
+        ("host", alike, _size_conditions(_sizes(kernel, alike))),
+    ]
+    found: dict[str, Fact] = {}
+    for source, launches, tests in conditions:
+        about: dict[str, Any] = {"source": source, "launches": len(launches)}
+        for test in tests:
+            words = text_of(test)
+            found.setdefault(words, SizeFact(words=words, condition=test, **about))
+    facts = list(found.values())
     sizes = _sizes(kernel, alike)
     for table in tables:
         arrays = [each.tables[table.name] for each in alike if table.name in each.tables]
@@ -327,8 +310,8 @@ def facts_of(
             declared = all(table.name in each.declared for each in alike)
             source = "spec" if declared else "host"
             about = {"source": source, "launches": len(alike), "table": table}
-            found += _table_facts(arrays, sizes, _columns(kernel, table), constants, about)
-    return found
+            facts += _table_facts(arrays, sizes, _columns(kernel, table), constants, about)
+    return facts
 
 
 def _constant(value: int) -> ir.IntImm:
@@ -398,14 +381,15 @@ def _rounded(
 
 
 def _given_conditions(
-    symbols: Mapping[str, ir.Var], given: Iterable[str], observed: Sequence[Observation]
-) -> Iterator[tuple[str, ir.Expr]]:
+    kernel: ir.Kernel, given: Iterable[str], observed: Sequence[Observation]
+) -> Iterator[ir.Expr]:
     """What the spec states of sizes that a kernel has, unless a launch contradicts it."""
+    symbols = symbols_of(kernel)
     for text in given:
         if Expression(text).names <= symbols.keys():
             condition = _condition(ast.parse(text, mode="eval").body, symbols)
             if all(evaluate(condition, each.symbols) for each in observed):
-                yield text, condition
+                yield condition
 
 
 def _condition(node: ast.expr, symbols: Mapping[str, ir.Var]) -> ir.Expr:

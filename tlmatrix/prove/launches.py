@@ -95,7 +95,10 @@ class Observer:
         """Note a launch."""
         if id(kernel) not in self._texts:
             text = saved(kernel.prim_func)
-            self._texts[id(kernel)] = kernel, text, _written(text)
+            ours: ir.Kernel = read_all(text)
+            constants = constants_of(ours)
+            names = {b.name for b in ours.buffer_map.values() if b.data not in constants}
+            self._texts[id(kernel)] = kernel, text, frozenset(names)
         text, written = self._texts[id(kernel)][1:]
         observation = _observation(kernel, values, sizes, self.declared, self._unmade)
         if isinstance(kernel, TracedKernel):
@@ -181,7 +184,7 @@ def _observation(
             continue
         if _is_table(value):
             tables[name] = value.cpu().numpy().astype(np.int64)
-            if any(_equal(value, each) for each in declared):
+            if any(value.shape == t.shape and bool((value == t).all()) for t in declared):
                 own.add(name)
         else:
             mask = poison_mask(value)
@@ -201,15 +204,3 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     """Whether the elements of a tensor are integers."""
     whole = not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
     return whole and tensor.dtype != torch.bool
-
-
-def _written(text: str) -> frozenset[str]:
-    """The parameters that a kernel may write."""
-    kernel: ir.Kernel = read_all(text)
-    constants = constants_of(kernel)
-    buffers = kernel.buffer_map.values()
-    return frozenset(buffer.name for buffer in buffers if buffer.data not in constants)
-
-
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and bool((a == b).all())

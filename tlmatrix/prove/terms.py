@@ -253,8 +253,7 @@ class Terms:
             case ir.FloorDiv() | ir.FloorMod() | ir.Div() | ir.Mod():
                 return self._division(node, block)
             case ir.Min() | ir.Max():
-                a, b = (self.polynomial(n, block) for n in (node.a, node.b))
-                x, y = self.term(a), self.term(b)
+                x, y = self.integer(node.a, block), self.integer(node.b, block)
                 first = x <= y if isinstance(node, ir.Min) else x >= y
                 return self.of_term(z3.simplify(z3.If(first, x, y)))
             case ir.Select():
@@ -373,10 +372,10 @@ class Terms:
 
     def _chosen_factors(self, monomial: _Monomial) -> Iterator[z3.BoolRef]:
         """A product by one of two values is the product by the one that is chosen."""
-        for k, number in enumerate(monomial):
+        for number in monomial:
             if z3.is_app_of(self._atoms[number], z3.Z3_OP_ITE):
                 test, *values = self._atoms[number].children()
-                others = Polynomial({(*monomial[:k], *monomial[k + 1 :]): 1})
+                others = Polynomial({_without(monomial, (number,)): 1})
                 for holds, value in zip((test, z3.Not(test)), values, strict=True):
                     product = self.term(self.parsed(value).times(others))
                     yield z3.Implies(holds, self._products[monomial] == product)
@@ -384,10 +383,8 @@ class Terms:
     def _signs(self, monomial: _Monomial) -> Iterator[z3.BoolRef]:
         """What a product of two factors is where one of them is 0, 1, or at least 1."""
         product = self._products[monomial]
-        for k, number in enumerate(monomial):
-            if k and number == monomial[k - 1]:
-                continue
-            a, b = self._atoms[number], self._product((*monomial[:k], *monomial[k + 1 :]))
+        for number in set(monomial):
+            a, b = self._atoms[number], self._product(_without(monomial, (number,)))
             yield z3.Implies(z3.Or(a == 0, b == 0), product == 0)
             yield z3.Implies(a == 1, product == b)
             yield z3.Implies(b == 1, product == a)

@@ -254,12 +254,11 @@ class _Block:
         self._s = _State()
         self._location: ir.Location | None = None
         self._grid = -1
-        self._threads: tuple[ir.Expr, ...] = ()
+        self._threads: list[Range] = []
         self._count = 0
         self._free: dict[ir.Var, Range] = {}
         """Unknown values and threads: they are in scope wherever an expression has them."""
         self._buffers = {b.data: b for b in found.kernel.buffer_map.values()}
-        self._threads_of: dict[int, Range] = {}
 
     # Statements ----------------------------------------------------------------------------
 
@@ -314,7 +313,7 @@ class _Block:
     def _bind(self, node: ir.Bind) -> None:
         value = node.value
         if isinstance(value, ir.Call) and value.op == "tl.launch_thread_idx":
-            self._values_set(node.var, self._thread(int(number(value.args[0]))).var)
+            self._values_set(node.var, self._threads[number(value.args[0])].var)
             return
         self._read(value)
         if node.var.dtype in _INTEGERS:
@@ -322,20 +321,25 @@ class _Block:
         else:
             self._flow(node.var, value)
 
-    def _thread(self, axis: int) -> Range:
-        if axis not in self._threads_of:
-            extent = self._threads[axis] if axis < len(self._threads) else _ONE
-            var = ir.Var("int32", f"thread.{'xyz'[axis]}")
-            self._threads_of[axis] = self._free[var] = Range(var, _ZERO, extent, "thread")
-        return self._threads_of[axis]
+    def _launch(self, grid: ir.For) -> None:
+        """Have variables for the threads of a launch, whose numbers an annotation in it has."""
+        self._grid += 1
+        blocks = (node for node in walk(grid.body) if isinstance(node, ir.Block))
+        sizes = (each.annotations.get("tl.launch_threads") for each in blocks)
+        extents = [*next(filter(None, sizes), ()), 1, 1, 1][:3]
+        self._threads = []
+        for axis, extent in zip("xyz", extents, strict=True):
+            count = ir.IntImm("int32", extent) if isinstance(extent, int) else extent
+            thread = Range(ir.Var("int32", f"thread.{axis}"), _ZERO, count, "thread")
+            self._threads.append(thread)
+            self._free[thread.var] = thread
 
     def _loop(self, node: ir.For) -> None:
         self._read(node.min)
         self._read(node.extent)
         grid = node.kind == ir.THREAD_BINDING and node.thread_tag.startswith("blockIdx")
         if grid and not self._s.ranges:
-            self._grid += 1
-            self._threads, self._threads_of = _launched_threads(node), {}
+            self._launch(node)
         low, extent = self._value(node.min, "min"), self._value(node.extent, "extent")
         kinds: Any = {ir.THREAD_BINDING: "block" if grid else "thread", ir.PARALLEL: "parallel"}
         kind = kinds.get(node.kind, "loop")
@@ -788,20 +792,10 @@ class _Block:
 
 def interval_of(values: Range) -> Interval:
     """The least and the largest value, as far as constants say."""
-    low = number(values.low)
-    least = UNKNOWN[0] if low is None else low
-    extent = None if values.extent is None else number(values.extent)
-    most = UNKNOWN[1] if low is None or extent is None else low + extent - 1
-    return (least, most) if values.extent is not None else UNKNOWN
-
-
-def _launched_threads(grid: ir.For) -> tuple[ir.Expr, ...]:
-    """The number of threads of a block, by axis; its variables are bound before it is stated."""
-    for node in walk(grid.body):
-        if isinstance(node, ir.Block) and "tl.launch_threads" in node.annotations:
-            sizes = node.annotations["tl.launch_threads"]
-            return tuple(ir.IntImm("int32", n) if isinstance(n, int) else n for n in sizes)
-    return ()
+    if values.extent is None:
+        return UNKNOWN
+    low, extent = interval(values.low, {}), interval(values.extent, {})
+    return low[0], low[1] + extent[1] - 1
 
 
 def alike(a: ir.Buffer, b: ir.Buffer) -> bool:
