@@ -61,6 +61,23 @@ def added(X, Y, width):
             T.atomic_add(Y[i], X[i])
 
 
+@jit_kernel(X="f32[1024]", Y="f32[1024]")
+def doubled(X, Y):
+    """The element has a name of its own in the loop."""
+    with T.Kernel(8, threads=32) as block:
+        for i in T.Parallel(128):
+            element = block * 128 + i
+            Y[element] = 2 * X[element]
+
+
+@jit_kernel(X="f32[1024]", Y="f32[1024]")
+def added_vectors(X, Y):
+    with T.Kernel(8, threads=32) as block:
+        for k in T.serial(32):
+            for i in T.vectorized(4):
+                Y[block * 128 + k * 4 + i] = X[block * 128 + k * 4 + i] + 1
+
+
 n = T.dynamic("n")
 
 
@@ -133,6 +150,16 @@ def test_an_atomic_on_four_elements():
     assert "Y begins 4 bytes after a multiple of 16" in report.message
     assert not reports_of(partial(added, 4), x, torch.zeros(128))
     assert not reports_of(partial(added, 1), torch.zeros(32), offset(32))
+
+
+def test_an_index_that_a_parallel_loop_binds_to_a_name():
+    reports = reports_of(doubled, offset(1024), torch.zeros(1024))
+    assert [report.buffer for report in reports] == ["X"]
+
+
+def test_a_vectorized_loop():
+    reports = reports_of(added_vectors, offset(1024), torch.zeros(1024))
+    assert [report.buffer for report in reports] == ["X"]
 
 
 def test_a_scalar_load_is_not_lowered(monkeypatch):

@@ -61,7 +61,7 @@ class Range:
 
     Attributes:
         kind: what it counts: "block" of a grid axis, "thread", iterations of a "loop" or of a
-            "parallel" one, elements of a "tile", or an "unknown" value.
+            "parallel" (or vectorized) one, elements of a "tile", or an "unknown" value.
         why: of an unknown value, what it is; of a block, its axis: "blockIdx.x".
     """
 
@@ -341,7 +341,8 @@ class _Block:
         if grid and not self._s.ranges:
             self._launch(node)
         low, extent = self._value(node.min, "min"), self._value(node.extent, "extent")
-        kinds: Any = {ir.THREAD_BINDING: "block" if grid else "thread", ir.PARALLEL: "parallel"}
+        parallel = dict.fromkeys((ir.PARALLEL, ir.VECTORIZED), "parallel")
+        kinds: Any = {**parallel, ir.THREAD_BINDING: "block" if grid else "thread"}
         kind = kinds.get(node.kind, "loop")
         repeats = kind in ("loop", "parallel")
         var = ir.Var(node.loop_var.dtype, node.loop_var.name)

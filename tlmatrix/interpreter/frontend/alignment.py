@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.ir.read import saved
+from tlmatrix.interpreter.analysis.accesses import accesses_of
+from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.ir.read import read_all, saved
+from tlmatrix.interpreter.ir.walk import walk
 
 from .lowered import Lowered, lowered, positions
 from .programs import lowered_key, program_cache
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from tlmatrix.interpreter.analysis.accesses import Access
+    from tlmatrix.interpreter.ir import nodes as ir
     from tlmatrix.interpreter.program import Parameter
 
 TMA_BYTES = 16
@@ -96,39 +101,19 @@ def _tensors(values: Sequence[Any]) -> Iterator[tuple[int, torch.Tensor]]:
 
 def in_parallel(func: Any) -> frozenset[int]:
     """Positions of the parameters that a tile operation or an index of a parallel loop accesses."""
-    from tilelang import tvm
+    kernel: ir.Kernel = read_all(saved(func))
+    parameters = {b.data: k for k, p in enumerate(kernel.params) if (b := kernel.buffer_map.get(p))}
+    try:
+        accesses = accesses_of(kernel).found
+    except Unsupported:
+        return frozenset(parameters.values())
 
-    tir = tvm.tirx
-    accesses: list[Any] = []
-    found: list[Any] = []
-    axes: set[str] = set()
+    def is_vectorized(access: Access) -> bool:
+        axes = {each.var for each in access.ranges if each.kind in ("parallel", "tile")}
+        return bool(access.operation) or any(node in axes for node in walk(*access.index))
 
-    def visit(node: Any) -> None:
-        if isinstance(node, tir.For) and node.kind in (
-            tir.ForKind.PARALLEL,
-            tir.ForKind.VECTORIZED,
-        ):
-            axes.add(node.loop_var.name)
-        elif isinstance(node, (tir.BufferLoad, tir.BufferStore)):
-            accesses.append(node)
-        elif isinstance(node, tir.Call) and str(getattr(node.op, "name", "")).startswith("tl."):
-            inner = [getattr(argument, "args", None) for argument in node.args]
-            found.extend(a[0].buffer.data for a in inner if a and hasattr(a[0], "buffer"))
-
-    tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
-
-    def varies(index: Any) -> bool:
-        names: list[str] = []
-
-        def note(node: Any) -> None:
-            if isinstance(node, tir.Var):
-                names.append(node.name)
-
-        tvm.tirx.stmt_functor.post_order_visit(index, note)
-        return any(name in axes for name in names)
-
-    found += [a.buffer.data for a in accesses if any(varies(i) for i in a.indices)]
-    return positions(func, found)
+    found = {access.buffer.data for access in accesses if is_vectorized(access)}
+    return frozenset(k for data, k in parameters.items() if data in found)
 
 
 def requirements(func: Any, arch: str, configs: Mapping[str, Any]) -> Requirements:
