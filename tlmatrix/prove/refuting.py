@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tlmatrix.matrix import Case
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.model.spec import Spec
-    from tlmatrix.spec.values import Value
 
     from .answers import Proof, Values
     from .facts import Observation
@@ -91,19 +90,18 @@ def _candidates(spec: Spec, use: KernelUse, case: Case, values: Values | None) -
 
 def _of_values(spec: Spec, case: Case, observed: Observation, values: Values) -> Iterator[Case]:
     """The case with its sizes and lengths taken from values; with each kind of them, then all."""
-    sizes: dict[str, Value] = {}
-    for axis, value in case.values.items():
-        if type(value) is not int:
-            continue
-        for name, size in observed.symbols.items():
-            new = values.symbols.get(name)
-            if size == value and new is not None and 0 < new <= _LARGEST and new != value:
-                sizes[axis] = new
-    lengths: dict[str, Value] = {}
-    for axis, value in case.values.items():
-        changed = _with_lengths(value, observed, values)
-        if changed is not None and changed != value:
-            lengths[axis] = changed
+    sizes = {
+        axis: new
+        for axis, value in case.values.items()
+        for name, size in observed.symbols.items()
+        if type(value) is int and size == value != (new := values.symbols.get(name, 0))
+        if 0 < new <= _LARGEST
+    }
+    lengths = {
+        axis: changed
+        for axis, value in case.values.items()
+        if (changed := _with_lengths(value, observed, values)) not in (None, value)
+    }
     tried = [{**sizes, **lengths}, lengths, sizes, *({axis: v} for axis, v in sizes.items())]
     for changes in tried:
         if changes:

@@ -75,9 +75,8 @@ class Questions:
 
     def executed(self, what: Executed, block: str = "") -> list[z3.BoolRef]:
         """That a block makes an access, or what else its statement is."""
-        found = [*self.terms.bounds(what.ranges, block)]
-        found += [self.terms.boolean(test, block) for test in what.path]
-        return found
+        tests = (self.terms.boolean(test, block) for test in what.path)
+        return [*self.terms.bounds(what.ranges, block), *tests]
 
     def index(self, access: Access, block: str = "") -> list[z3.ArithRef]:
         """The element that a block accesses."""
@@ -155,17 +154,14 @@ class Questions:
             or any(follows(a, b) or follows(b, a) for a, b in combinations(steps, 2))
         ):
             return None
-        fixed = []
-        for name, var in symbols_of(kernel).items():
-            fixed.append(terms.variable(var) == launch.symbols.get(name, -1))
+        names = symbols_of(kernel).items()
+        fixed = [terms.variable(var) == launch.symbols.get(name, -1) for name, var in names]
         for buffer, array in tables.items():
             for k in range(len(array)):
                 terms.load(buffer, [z3.IntVal(k)])
         known = list(terms.loads.values())
-        for fact in self.facts:
-            fixed += fact.instances(terms, known)
-        for each in free.values():
-            fixed += each.usual(terms, known)
+        fixed += [each for fact in self.facts for each in fact.instances(terms, known)]
+        fixed += [each for fact in free.values() for each in fact.usual(terms, known)]
         solver.push()
         solver.add(*fixed, *terms.lemmas())
         found = solver.model() if solver.check() == z3.sat else None
@@ -174,10 +170,8 @@ class Questions:
 
     def _sizes(self) -> list[z3.BoolRef]:
         """Dims are not negative."""
-        found = []
-        for buffer in self.accesses.kernel.buffer_map.values():
-            found += [self.terms.integer(extent) >= 0 for extent in buffer.shape]
-        return found
+        buffers = self.accesses.kernel.buffer_map.values()
+        return [self.terms.integer(extent) >= 0 for each in buffers for extent in each.shape]
 
 
 def _number(model: z3.ModelRef, term: z3.ArithRef) -> int:

@@ -713,10 +713,8 @@ class _Block:
             self._tile(self._value(start, "start"), self._value(extent, "extent"))
             for start, extent in zip(region.indices, region.extents, strict=True)
         ]
-        kinds: list[Kind] = ["atomic"] if atomic else []
-        if not atomic:
-            kinds += ["read"] if region.reads else []
-            kinds += ["write"] if region.writes else []
+        usual: list[tuple[Kind, bool]] = [("read", region.reads), ("write", region.writes)]
+        kinds: list[Kind] = ["atomic"] if atomic else [kind for kind, does in usual if does]
         for kind in kinds:
             self._access(region.buffer, kind, tile, operation=name)
         if region.writes or atomic:
@@ -751,14 +749,12 @@ class _Block:
         box: list[tuple[ir.Expr, ir.Expr]] = []
         for at, extent, element in tile:
             start = self._wrapped(at, buffer, len(box))
-            if element is None:
-                index.append(start)
-            elif any(node is element.var for node in walk(start)):
-                index.append(start)
+            if element is not None:
                 ranges.append(element)
+            if element is None or any(node is element.var for node in walk(start)):
+                index.append(start)
             else:
                 index.append(_folded(ir.Add, "int32", start, element.var))
-                ranges.append(element)
             box.append((start, extent))
         where = self._executed(*index, own=ranges)
         where["certain"] &= certain
