@@ -185,6 +185,12 @@ def test_a_given_condition_that_a_launch_contradicts_is_reported(folder: Path) -
     assert "prove.given: longest <= 4 does not hold in a launch of move_rows" in outcome.out
 
 
+def test_a_given_text_that_is_no_condition_on_sizes_is_reported(folder: Path) -> None:
+    path = _project(folder, more='prove: {given: {"max(longest, 3) <= 64": "few"}}')
+    outcome = command_line("prove", str(path), "-n", "1")
+    assert "`prove.given`: max(longest, 3) is not a condition on sizes" in outcome.out
+
+
 _SCRIPT = """
 import torch
 from {module} import add_one, reference
