@@ -177,6 +177,17 @@ def test_bounds_of_inputs_can_depend_on_axes():
     assert 0.9 < w.max() <= 1
 
 
+def test_integers_have_their_least_and_largest_value_more_often():
+    problem = {
+        "inputs": {"x": {"shape": [800], "dtype": "int64", "between": [-1, 1000]}},
+        "outputs": {"y": {"shape": [800], "dtype": "float32"}},
+    }
+    found = make(problem, relations=["finite"]).names["x"]
+    assert 50 < int((found == -1).sum()) < 150
+    assert 50 < int((found == 1000).sum()) < 150
+    assert len(found.unique()) > 300
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [

@@ -245,8 +245,15 @@ def _drawn(
     dtype = dtype_declared(setup, decl.dtype_text)
     if decl.between is not None:
         low, high = _bounds(setup, decl.between, (*path, "between"))
-        return uniform(low, high, source, shape, dtype)
+        made = uniform(low, high, source, shape, dtype)
+        return made if dtype.is_floating_point else _with_ends(made, low, high, source)
     return draw(decl.fill or distribution, source, shape, dtype, index=index)
+
+
+def _with_ends(made: torch.Tensor, low: int, high: int, source: torch.Generator) -> torch.Tensor:
+    """An eighth of the elements is the least value, often a sentinel, and one is the largest."""
+    chosen = uniform(0, 7, source, tuple(made.shape), torch.int64)
+    return made.masked_fill(chosen == 0, low).masked_fill(chosen == 1, high)
 
 
 def _bounds(

@@ -142,7 +142,8 @@ class InputDecl(Model):
     between: tuple[Bound, ...] | None = Field(
         default=None,
         description="The least and the largest value, both included, instead of `fill`: for "
-        "indices, counts or probabilities. Whole numbers, or expressions over the axes.",
+        "indices, counts or probabilities. Whole numbers, or expressions over the axes. Of "
+        "integers an eighth is the least value, and an eighth the largest.",
         examples=[[0, "experts - 1"], [-1, "experts - 1"]],
     )
 
