@@ -22,6 +22,14 @@ SPECS = sorted((FOLDER / "project").glob("*.yaml"))
 BUGS = load_mutants(FOLDER, kinds=["bugs"])
 ARGUMENTS = load_mutants(FOLDER, kinds=["arguments"])
 SILENT = [bug for bug in [*BUGS, *ARGUMENTS] if bug.silent]
+REDUCTIONS = '  reduction: [mean, sum, "none"]\n'
+MEAN = """
+from cross_entropy import reference
+
+
+def mean(logits, target, ignore_index):
+    return reference(logits, target, ignore_index, "mean")
+"""
 PLAIN = yaml.safe_load((FOLDER / "plain.yaml").read_text())
 
 
@@ -46,6 +54,16 @@ def planted(bug, folder):
     return spec
 
 
+def written(name, lines, folder):
+    """A copy of a kernel and of its spec, in which lines are replaced."""
+    text = (FOLDER / "project" / f"{name}.yaml").read_text()
+    for before, after in lines.items():
+        assert before in text
+        text = text.replace(before, after)
+    (folder / f"{name}.yaml").write_text(text)
+    (folder / f"{name}.py").write_text((FOLDER / "project" / f"{name}.py").read_text())
+
+
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_quick_tier_passes(path, fresh):
     outcome = command_line("run", str(path), "-n", "0", "--unsupported", "fail")
@@ -60,7 +78,7 @@ def test_quick_tier_finds_the_bug(bug, fresh):
 
 
 @pytest.mark.parametrize(
-    ("name", "option", "lines"),
+    ("name", "missing", "lines"),
     [
         ("trailing_linear", "alpha", {"  alpha: [0.5, 1.0]\n": ""}),
         (
@@ -68,17 +86,41 @@ def test_quick_tier_finds_the_bug(bug, fresh):
             "eps",
             {"  eps: [1.0e-5, 0.1]\n": "", ", eps: eps}": "}", "bias, eps]": "bias]"},
         ),
+        ("cross_entropy", "reduction", {REDUCTIONS: ""}),
+        ("cross_entropy", "reduction='none'", {REDUCTIONS: "  reduction: [mean, sum]\n"}),
     ],
 )
-def test_check_names_an_option_that_no_case_passes(name, option, lines, fresh):
-    text = (FOLDER / "project" / f"{name}.yaml").read_text()
-    for before, after in lines.items():
-        assert before in text
-        text = text.replace(before, after)
-    (fresh / f"{name}.yaml").write_text(text)
-    (fresh / f"{name}.py").write_text((FOLDER / "project" / f"{name}.py").read_text())
+def test_check_names_an_option_that_no_case_passes(name, missing, lines, fresh):
+    written(name, lines, fresh)
     outcome = command_line("check", f"{name}.yaml")
-    assert f"no case passes {option} to {name}:" in outcome.out
+    assert f"no case passes {missing} to {name}:" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("missing", "axis"),
+    [("reduction", ""), ("reduction='none'", "  reduction: [mean, sum]\n"), ("", REDUCTIONS)],
+)
+def test_check_names_an_option_that_the_backward_pass_lacks(missing, axis, fresh):
+    written("cross_entropy", {"name: cross_entropy": "name: forward", ", grad: true": ""}, fresh)
+    (fresh / "cross_entropy.yaml").rename(fresh / "forward.yaml")
+    written("cross_entropy", {REDUCTIONS: axis}, fresh)
+    outcome = command_line("check", ".")
+    words = f"no case that checks gradients passes {missing} to cross_entropy:"
+    assert (words in outcome.out) == bool(missing)
+    assert ("warning" in outcome.out) == bool(missing)
+
+
+def test_bug_of_an_option_in_the_backward_pass_needs_its_axis(fresh):
+    """`check` asks for the axis; with it, `test_quick_tier_finds_the_bug`."""
+    (bug,) = (each for each in BUGS if each.name == "sum_of_losses_divided_in_the_backward")
+    spec = planted(bug, fresh)
+    text = spec.read_text()
+    assert REDUCTIONS in text
+    spec.write_text(text.replace(REDUCTIONS, "").replace("cross_entropy:reference", "mean:mean"))
+    (fresh / "mean.py").write_text(MEAN)
+    outcome = command_line("run", str(spec), "-n", "0")
+    assert outcome.code == 0, outcome.out
+    assert "no case passes reduction to" in command_line("check", str(spec)).out
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Cross entropy over a large vocabulary, without the probabilities ever in memory."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import tilelang
 import tilelang.language as T
@@ -60,7 +60,7 @@ def ce_backward(dtype, block_v=128, threads=128):
         Target: T.Tensor((rows,), "int64"),
         ignore_index: T.int64,
         Lse: T.Tensor((rows,), "float32"),
-        Scale: T.Tensor((1,), "float32"),
+        Scale: T.Tensor((rows,), "float32"),
         DLogits: T.Tensor((rows, vocab), dtype),
     ):
         with T.Kernel(T.ceildiv(vocab, block_v), rows, threads=threads) as (bv, row):
@@ -70,7 +70,7 @@ def ce_backward(dtype, block_v=128, threads=128):
                     if Target[row] != ignore_index:
                         p = T.exp(Logits[row, col] - Lse[row])
                         hit = T.if_then_else(col == Target[row], 1.0, 0.0)
-                        DLogits[row, col] = (p - hit) * Scale[0]
+                        DLogits[row, col] = (p - hit) * Scale[row]
                     else:
                         DLogits[row, col] = 0
 
@@ -79,7 +79,7 @@ def ce_backward(dtype, block_v=128, threads=128):
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, logits, target, ignore_index):
+    def forward(ctx, logits, target, ignore_index, reduction):
         rows = logits.shape[0]
         loss, lse = torch.zeros(2, rows, device=logits.device).unbind(0)
         if rows:
@@ -87,9 +87,11 @@ class _CrossEntropy(torch.autograd.Function):
             kernel(logits, target, ignore_index, loss, lse)
         count = (target != ignore_index).sum().clamp(min=1)
         ctx.save_for_backward(logits, target, lse, count)
-        ctx.ignore_index = ignore_index
+        ctx.ignore_index, ctx.reduction = ignore_index, reduction
         ctx.mark_non_differentiable(lse)
-        return loss.sum() / count, lse
+        if reduction != "none":
+            loss = loss.sum() / count if reduction == "mean" else loss.sum()
+        return loss, lse
 
     @staticmethod
     @once_differentiable
@@ -97,10 +99,11 @@ class _CrossEntropy(torch.autograd.Function):
         logits, target, lse, count = ctx.saved_tensors
         dlogits = torch.empty_like(logits)
         if len(logits):
-            scale = (dloss / count).reshape(1)
+            scale = dloss / count if ctx.reduction == "mean" else dloss
+            scale = scale.expand(len(logits)).contiguous()
             kernel = ce_backward(str(logits.dtype).split(".")[-1])
             kernel(logits, target, ctx.ignore_index, lse, scale, dlogits)
-        return dlogits, None, None
+        return dlogits, None, None, None
 
 
 class CrossEntropyOutput(NamedTuple):
@@ -108,14 +111,19 @@ class CrossEntropyOutput(NamedTuple):
     lse: torch.Tensor
 
 
-def cross_entropy(logits, target, ignore_index=-100):
+def cross_entropy(
+    logits, target, ignore_index=-100, reduction: Literal["mean", "sum", "none"] = "mean"
+):
     """Mean over the targets that are not ignored (0 if all are), and each row's log-sum-exp."""
-    return CrossEntropyOutput(*_CrossEntropy.apply(logits, target, ignore_index))
+    return CrossEntropyOutput(*_CrossEntropy.apply(logits, target, ignore_index, reduction))
 
 
-def reference(logits, target, ignore_index):
+def reference(logits, target, ignore_index, reduction):
     kept = target != ignore_index
-    logp = logits.log_softmax(-1)
+    lse = logits.logsumexp(-1)
+    logp = logits - lse.unsqueeze(1)
     picked = logp.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1)
-    loss = -(picked * kept).sum() / kept.sum().clamp(min=1)
-    return loss, logits.logsumexp(-1).detach()
+    loss = -(picked * kept)
+    if reduction != "none":
+        loss = loss.sum() / (kept.sum().clamp(min=1) if reduction == "mean" else 1)
+    return loss, lse.detach()

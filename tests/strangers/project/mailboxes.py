@@ -1,4 +1,7 @@
-"""An all-gather that pushes: each rank writes its rows into mailboxes of all, and raises a flag."""
+"""An all-gather that pushes: each rank writes its rows into mailboxes of all, and raises a flag.
+
+Rows are taken node by node: one block for a tile of the rows of all ranks of a node.
+"""
 
 import tilelang
 import tilelang.language as T
@@ -22,19 +25,22 @@ def take_kernel(dtype, block_rows=4, block_cols=32, threads=64):
         box: T.Tensor((size,), dtype),
         flags: T.Tensor((world,), "int32"),
         epoch: T.int32,
+        nodes: T.int32,
         y: T.Tensor((rows, cols), dtype),
     ):
-        """Each block takes rows of one rank, as soon as they have come."""
-        share = T.ceildiv(rows, world)
-        with T.Kernel(T.ceildiv(share, block_rows), world, threads=threads) as (bx, owner):
+        """Each block takes rows of one node, as soon as those of its ranks have come."""
+        ranks = world // nodes
+        share = T.ceildiv(rows, world) * ranks
+        with T.Kernel(T.ceildiv(share, block_rows), nodes, threads=threads) as (bx, node):
             T.import_source(signals.source(threads))
-            signals.wait(flags, owner, epoch)
+            for rank in T.serial(ranks):
+                signals.wait(flags, node * ranks + rank, epoch)
             for tile in T.serial(T.ceildiv(cols, block_cols)):
                 for i, j in T.Parallel(block_rows, block_cols):
                     row = bx * block_rows + i
                     column = tile * block_cols + j
-                    if row < share and owner * share + row < rows and column < cols:
-                        y[owner * share + row, column] = box[(owner * share + row) * cols + column]
+                    if row < share and node * share + row < rows and column < cols:
+                        y[node * share + row, column] = box[(node * share + row) * cols + column]
 
     return take
 
@@ -42,8 +48,9 @@ def take_kernel(dtype, block_rows=4, block_cols=32, threads=64):
 class Mailboxes:
     """Two mailboxes a rank, in turn: a peer may still read from the last one."""
 
-    def __init__(self, group=None):
+    def __init__(self, group=None, nodes=1):
         self.group = group or dist.group.WORLD
+        self.nodes = nodes
         self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.epoch = 0
         self.flags = symm_mem.empty(self.world, dtype=torch.int32)
@@ -76,5 +83,5 @@ def all_gather(x, rows, context):
         flags = context.of_flags.get_buffer(peer, (context.world,), torch.int32)
         write_flag(flags, context.rank, epoch)
     box = handle.get_buffer(context.rank, (MOST,), x.dtype)
-    take_kernel(str(x.dtype).split(".")[-1])(box, context.flags, epoch, y)
+    take_kernel(str(x.dtype).split(".")[-1])(box, context.flags, epoch, context.nodes, y)
     return y
