@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 
-_LEAVES = (ir.IntImm, ir.FloatImm, ir.StringImm, ir.Var)
 _EXPRESSIONS: dict[type, tuple[str, ...]] = {
     ir.Cast: ("value",),
     ir.Not: ("a",),
