@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tlmatrix.commands.screen import print_wrapped
 from tlmatrix.commands.specs import nodes_of, plan_all
@@ -81,7 +81,7 @@ def prove(arguments: argparse.Namespace, config: Config) -> ExitCode:
         wrong = found.counts["refuted"] or found.contradicted or not_launched
         if wrong or list(_missing(spec, found)):
             code = ExitCode.FINDINGS
-        written.append({"spec": spec.name, **_fields(found)})
+        written.append({"spec": spec.name, **asdict(found)})
     if arguments.json:
         with writing("--json", Path(arguments.json)):
             Path(arguments.json).write_text(json.dumps(written, indent=1) + "\n")
@@ -129,19 +129,6 @@ def _total(kernels: Sequence[KernelProofs]) -> str:
         f"{counts['proven']} of {counts.total()} properties of {count(len(kernels), 'kernel')} "
         f"proven, {counts['refuted']} refuted, {counts['unknown']} unknown"
     )
-
-
-def _fields(found: SpecProofs) -> dict[str, Any]:
-    """The answers as JSON has them: elements of tables as `[index, value]`."""
-    fields = asdict(found)
-    for proof in (proof for kernel in fields["kernels"] for proof in kernel["proofs"]):
-        if proof["values"] is not None:
-            tables = proof["values"]["tables"]
-            proof["values"]["tables"] = {
-                name: [[list(index), value] for index, value in table.items()]
-                for name, table in tables.items()
-            }
-    return fields
 
 
 def _lines(spec: Spec, found: SpecProofs, *, verbose: bool) -> Iterator[str]:
@@ -229,13 +216,10 @@ def _values(proof: Proof) -> str:
     assert proof.values is not None
     parts = [f"{name} = {value}" for name, value in proof.values.symbols.items()]
     for name, table in proof.values.tables.items():
-        if sorted(table) == [(k,) for k in range(len(table))]:
-            parts.append(f"{name} = {[table[k,] for k in range(len(table))]}")
+        if all(index == (k,) for k, (index, _) in enumerate(table)):
+            parts.append(f"{name} = {[value for _, value in table]}")
             continue
-        parts += [
-            f"{name}[{', '.join(map(str, index))}] = {value}"
-            for index, value in sorted(table.items())[:4]
-        ]
+        parts += [f"{name}[{', '.join(map(str, index))}] = {value}" for index, value in table[:4]]
     return ", ".join(parts[:10])
 
 

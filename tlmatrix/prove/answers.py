@@ -32,13 +32,13 @@ class Values:
 
     Attributes:
         symbols: of symbolic dims and integer scalars, by name.
-        tables: of elements of integer tensors, by name and index.
+        tables: of elements of integer tensors, by name: pairs of index and value, ascending.
         like_launch: whether they are those of an observed launch but for offsets, with the same
             number of rows and no longer sequence.
     """
 
     symbols: dict[str, int]
-    tables: dict[str, dict[tuple[int, ...], int]]
+    tables: dict[str, tuple[tuple[tuple[int, ...], int], ...]]
     like_launch: bool = False
 
 

@@ -10,6 +10,7 @@ that sum.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial, reduce
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from tlmatrix.interpreter.ir.walk import walk
 from .properties import Asked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from tlmatrix.interpreter.analysis.accesses import Event, Range
 
@@ -272,8 +273,6 @@ def _has(node: ir.Expr, var: ir.Var) -> bool:
     return any(each is var for each in walk(node))
 
 
-def _sum(parts: Sequence[ir.Expr] | Iterator[ir.Expr]) -> ir.Expr:
-    found: ir.Expr = _ZERO
-    for part in parts:
-        found = ir.Add("int32", found, part)
-    return found
+def _sum(parts: Iterable[ir.Expr]) -> ir.Expr:
+    none: ir.Expr = _ZERO
+    return reduce(partial(ir.Add, "int32"), parts, none)

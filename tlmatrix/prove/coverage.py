@@ -22,6 +22,7 @@ from tlmatrix.interpreter.ir.walk import same, walk
 
 from .facts import Intervals
 from .properties import Asked
+from .terms import subterms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -384,7 +385,7 @@ class _Solver:
 
     def _has_free(self, term: z3.ArithRef, known: list[Pair]) -> bool:
         free = {v.get_id() for v in self._free(known)}
-        return any(each.get_id() in free for each in _below(term))
+        return any(each.get_id() in free for each in subterms(term))
 
     def _is_unknown(self, atom: z3.ArithRef) -> bool:
         """Whether an atom can be solved for: a variable, a quotient or a remainder."""
@@ -410,27 +411,15 @@ def _scaled(polynomial: Polynomial, factor: int) -> Polynomial:
     return type(polynomial)({m: c * factor for m, c in polynomial.terms.items()})
 
 
-def _below(term: z3.ExprRef) -> Iterator[z3.ExprRef]:
-    seen: set[int] = set()
-    left = [term]
-    while left:
-        each = left.pop()
-        if each.get_id() in seen:
-            continue
-        seen.add(each.get_id())
-        yield each
-        left += each.children()
-
-
 def _occurs(var: z3.ExprRef, term: z3.ExprRef) -> bool:
-    return any(each.eq(var) for each in _below(term))
+    return any(each.eq(var) for each in subterms(term))
 
 
 def _comparisons(tests: Iterable[z3.BoolRef]) -> Iterator[tuple[z3.ArithRef, z3.ArithRef]]:
     """Both sides of all comparisons of integers in conditions."""
     kinds = (z3.Z3_OP_LE, z3.Z3_OP_LT, z3.Z3_OP_GE, z3.Z3_OP_GT, z3.Z3_OP_EQ)
     for test in tests:
-        for each in _below(test):
+        for each in subterms(test):
             if each.decl().kind() in kinds and z3.is_int(each.children()[0]):
                 yield each.children()[0], each.children()[1]
 
@@ -440,7 +429,7 @@ def _without_choices(term: z3.ArithRef, var: z3.ArithRef, depth: int = 3) -> Ite
     choice = next(
         (
             each
-            for each in _below(term)
+            for each in subterms(term)
             if z3.is_int(each) and each.decl().kind() == z3.Z3_OP_ITE and _occurs(var, each)
         ),
         None,

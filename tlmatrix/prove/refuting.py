@@ -123,8 +123,8 @@ def _with_lengths(value: Any, observed: Observation, values: Values) -> Any:  # 
         return None
     offsets = list(accumulate(value, initial=0))
     for name, table in observed.tables.items():
-        known = values.tables.get(name)
-        if known is None or table.ndim != 1:
+        known = dict(values.tables.get(name, ()))
+        if not known or table.ndim != 1:
             continue
         last = max(index[0] for index in known)
         if table.tolist() == offsets:

@@ -19,7 +19,7 @@ from tlmatrix.interpreter.analysis.expressions import evaluate
 from .refuting import SHOWS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
 
     from tlmatrix.interpreter.reports import Report
 
@@ -92,9 +92,9 @@ def _arguments(use: KernelUse, values: Values) -> dict[str, Any] | None:
     return found
 
 
-def _table(shape: list[int], known: Mapping[tuple[int, ...], int]) -> np.ndarray[Any, Any]:
+def _table(shape: list[int], known: Iterable[tuple[tuple[int, ...], int]]) -> np.ndarray[Any, Any]:
     table = np.zeros(shape, np.int64)
-    for index, value in known.items():
+    for index, value in known:
         if all(0 <= i < n for i, n in zip(index, shape, strict=True)):
             table[index] = value
     return table

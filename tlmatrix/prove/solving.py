@@ -84,11 +84,8 @@ class Questions:
 
     def inside(self, access: Access, block: str = "") -> list[z3.BoolRef]:
         """That the element is one of the buffer."""
-        found = []
-        for i, extent in zip(access.index, access.buffer.shape, strict=True):
-            term, size = self.terms.integer(i, block), self.terms.integer(extent)
-            found += [term >= 0, term < size]
-        return found
+        pairs = zip(self.index(access, block), access.buffer.shape, strict=True)
+        return [t for i, n in pairs for t in (i >= 0, i < self.terms.integer(n))]
 
     def ask(self, constraints: Iterable[z3.BoolRef]) -> Result:
         """Whether any values satisfy constraints."""
@@ -134,7 +131,8 @@ class Questions:
             if min(index) >= 0:
                 tables.setdefault(load.buffer.name, {})[index] = _number(model, load.value)
         symbols_found = {name: _number(model, term) for name, term in terms.items()}
-        return Values(symbols_found, tables, alike is not None)
+        pairs = {name: tuple(sorted(table.items())) for name, table in tables.items()}
+        return Values(symbols_found, pairs, alike is not None)
 
     def _like(self, solver: z3.Solver, launch: Observation) -> z3.ModelRef | None:
         """A model that differs from a launch in offsets alone, without longer steps; None if none.

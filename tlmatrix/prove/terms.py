@@ -128,14 +128,7 @@ class Terms:
     ) -> z3.ArithRef:
         """A term with parts replaced; facts and lemmas are about the loads and quotients in it."""
         found: z3.ArithRef = z3.substitute(term, *pairs) if pairs else term
-        left: list[z3.ExprRef] = [found]
-        seen: set[int] = set()
-        while left:
-            each = left.pop()
-            if each.get_id() in seen:
-                continue
-            seen.add(each.get_id())
-            left += each.children()
+        for each in list(subterms(found)):
             buffer = self._tables.get(each.decl().name())
             if buffer is not None:
                 self.load(buffer, each.children())
@@ -145,10 +138,9 @@ class Terms:
 
     def indices_in(self, term: z3.ExprRef) -> Iterator[z3.ExprRef]:
         """The indices of all elements of constant tensors in a term."""
-        if term.decl().name() in self._tables:
-            yield from term.children()
-        for child in term.children():
-            yield from self.indices_in(child)
+        for each in subterms(term):
+            if each.decl().name() in self._tables:
+                yield from each.children()
 
     def parsed(self, term: z3.ArithRef) -> Polynomial:
         """A term as a sum of products."""
@@ -209,7 +201,10 @@ class Terms:
         """A polynomial of one atom; of a constant its value."""
         if z3.is_int_value(term):
             return Polynomial({(): term.as_long()})
-        return Polynomial({(self._atom(term),): 1})
+        number = self._numbers.setdefault(term.get_id(), len(self._atoms))
+        if number == len(self._atoms):
+            self._atoms.append(term)
+        return Polynomial({(number,): 1})
 
     def lemmas(self) -> list[z3.BoolRef]:
         """What is known of the products and quotients in terms made so far."""
@@ -353,16 +348,9 @@ class Terms:
 
     # Atoms, products, names ----------------------------------------------------------------
 
-    def _atom(self, term: z3.ArithRef) -> int:
-        key = term.get_id()
-        if key not in self._numbers:
-            self._numbers[key] = len(self._atoms)
-            self._atoms.append(term)
-        return self._numbers[key]
-
     def _product(self, monomial: _Monomial) -> z3.ArithRef:
-        if len(monomial) == 1:
-            return self._atoms[monomial[0]]
+        if len(monomial) < 2:
+            return self._atoms[monomial[0]] if monomial else z3.IntVal(1)
         if monomial not in self._products:
             first, rest = self._atoms[monomial[0]], self._product(monomial[1:])
             self._products[monomial] = self._multiply(first, rest)
@@ -395,14 +383,11 @@ class Terms:
 
     def _order(self, a: _Monomial, b: _Monomial, common: _Monomial) -> Iterator[z3.BoolRef]:
         """Of `x * z` and `y * z`: if x < y and z >= 1, then x * z + z <= y * z."""
-        x, y = self._of(_without(a, common)), self._of(_without(b, common))
-        z, first, second = self._of(common), self._product(a), self._product(b)
+        x, y = self._product(_without(a, common)), self._product(_without(b, common))
+        z, first, second = (self._product(each) for each in (common, a, b))
         for low, high, less, more in ((x, y, first, second), (y, x, second, first)):
             yield z3.Implies(z3.And(z >= 1, low < high), less + z <= more)
         yield z3.Implies(x == y, first == second)
-
-    def _of(self, monomial: _Monomial) -> z3.ArithRef:
-        return self._product(monomial) if monomial else z3.IntVal(1)
 
     def _function(self, name: str, arity: int) -> z3.FuncDeclRef:
         if name not in self._functions:
@@ -422,3 +407,15 @@ def _common(a: _Monomial, b: _Monomial) -> _Monomial:
 
 def _without(monomial: _Monomial, factor: _Monomial) -> _Monomial:
     return tuple(sorted((Counter(monomial) - Counter(factor)).elements()))
+
+
+def subterms(term: z3.ExprRef) -> Iterator[z3.ExprRef]:
+    """A term and all terms in it, each once."""
+    seen: set[int] = set()
+    left = [term]
+    while left:
+        each = left.pop()
+        if each.get_id() not in seen:
+            seen.add(each.get_id())
+            yield each
+            left += each.children()

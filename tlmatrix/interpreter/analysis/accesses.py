@@ -453,10 +453,9 @@ class _Block:
 
     def _is_of_thread(self, value: ir.Expr) -> bool:
         """Whether a value, or that it is stored, differs between the threads of a block."""
-        of_threads = {r.var for r in self._s.ranges if r.kind == "parallel"}
-        return any(r.kind == "thread" for r in self._free_in((value, *self._s.path))) or any(
-            node in of_threads for node in walk(value, *self._s.path) if type(node) is ir.Var
-        )
+        ranges = (*self._s.ranges, *self._free.values())
+        of_threads = {r.var for r in ranges if r.kind in ("parallel", "thread")}
+        return any(node in of_threads for node in walk(value, *self._s.path))
 
     # Values --------------------------------------------------------------------------------
 
