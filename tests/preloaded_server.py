@@ -30,7 +30,7 @@ PRELOADED = (
     "tlmatrix.engine.preload",
     "tlmatrix.api",
     "tlmatrix.commands.fuzz",
-    "tlmatrix.commands.new.command",
+    "tlmatrix.draft.sources",
     "tlmatrix.commands.cases",
     "tlmatrix.commands.run",
     "tlmatrix.plugin.items",

@@ -36,7 +36,11 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code (`tlmatrix.exit_codes.ExitCode`)."""
-    arguments = command_line().parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    # What follows `--` is a command, whose options are its own.
+    end = given.index("--") if given[:1] == ["adopt"] and "--" in given else len(given)
+    arguments = command_line().parse_args(given[:end])
+    arguments.words = given[end + 1 :]
     if idle := idle_rank():
         print_wrapped(f"tlmatrix: {idle}", sys.stderr)
         return ExitCode.OK

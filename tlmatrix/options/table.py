@@ -507,8 +507,50 @@ _command(
         "--script SCRIPT.py",
         "a program that calls the operator once, or makes the tensors of --call",
     ),
+    Option("--calls FILE", "calls that `tlmatrix record` wrote, or a FlashInfer trace definition"),
     Option("--no-run", "do not run the spec"),
+    target="draft:new",
     caches=True,
+)
+_command(
+    "record",
+    "record the calls of kernels that a program makes",
+    "Run a script like `python SCRIPT.py`, or a module like `python -m MODULE`, on a GPU or without "
+    "one on the interpreter. Writes the shapes, dtypes, scalars and small integer tensors of each "
+    "call of a kernel or an operator to a file, with what its result was compared with.",
+    Option("-o --output FILE", "the file (default: calls.jsonl)", default="calls.jsonl"),
+    Option(
+        "--of PACKAGE.MODULE:NAME",
+        "also record this function, though no kernel runs in it; repeatable",
+        repeatable=True,
+        default=[],
+    ),
+    Option("--trace-only", "trace kernels and run none: fast, but results are zeros"),
+    Option("--definitions FOLDER", "also write FlashInfer trace definitions, one a target"),
+    Option("-m", "PROGRAM is a module: `tlmatrix record -m pytest tests`", name="module"),
+    Option("script PROGRAM", "the script, or with -m the module"),
+    Option("arguments ...", "the program's own arguments"),
+    target="draft:record",
+    caches=True,
+)
+_command(
+    "adopt",
+    "write and run a spec of every kernel of a repository",
+    "Find the kernels and operators of a repository, record the calls that a command makes of "
+    "them, write a spec of each, run all on the interpreter, and print what judges each of them, "
+    "and what is missing. Continues where it was stopped. CMD is a script or `-m` and a module.",
+    Option("-o --output FOLDER", "where the specs go (default: specs in the repository)"),
+    replace(_WORKERS, help="processes (default: one per core)", kind=worker_processes(1)),
+    Option(
+        "--seconds S",
+        "time for the command, and for all specs (default: 400)",
+        number("a number of seconds", 1, 100_000),
+        default=400.0,
+    ),
+    Option("folder DIR", "the repository"),
+    target="draft:adopt",
+    caches=True,
+    usage="%(prog)s [options] DIR [-- CMD]",
 )
 _command(
     "exec",

@@ -271,18 +271,25 @@ def bind(spec: Spec, backend: Backend, *, roots: Iterable[Path] = ()) -> Binding
     return Binding(spec, backend, *_entry(spec, found))
 
 
+def _makes_callables(kind: type) -> bool:
+    """Whether objects of a class can be called."""
+    return any("__call__" in vars(base) for base in kind.__mro__)
+
+
 def _entry(spec: Spec, found: Callable[..., Any]) -> tuple[Callee, bool, frozenset[str] | None]:
     """The callee of an entry, whether autograd records it, and the names that it takes."""
     import torch
 
     refuse_function_class(spec, found)
     named = names_of(spec.call)
-    if isinstance(found, type) and issubclass(found, torch.nn.Module):
+    if isinstance(found, type) and (issubclass(found, torch.nn.Module) or _makes_callables(found)):
         module = module_entry(spec, found)
         taken = module.parameters
         return module, True, taken if taken is None or not spec.call else taken | named
     if spec.constructor_args:
-        message = "constructor_args: the entry is not a class of nn.Module; remove the key"
+        message = (
+            "constructor_args: the entry is not a class whose objects are called; remove the key"
+        )
         raise BindingError([spec.issue(("constructor_args",), message)])
     parameters = parameters_of(found)
     if is_tilelang_factory(found):

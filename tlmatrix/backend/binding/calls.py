@@ -223,13 +223,13 @@ def refuse_function_class(spec: Spec, found: object) -> None:
 
 @dataclass(frozen=True)
 class ModuleEntry:
-    """A class of `nn.Module`; modules are cached by constructor arguments."""
+    """A class, of `nn.Module` or of another kind; objects are cached by constructor arguments."""
 
     spec: Spec
-    kind: type[torch.nn.Module]
+    kind: type[Any]
     constructor: Mapping[str, inspect.Parameter] | None
     forward: Mapping[str, inspect.Parameter] | None
-    modules: dict[str, torch.nn.Module] = field(default_factory=dict)
+    modules: dict[str, Any] = field(default_factory=dict)
 
     def prepare(self, names: Names, problem: Problem) -> PreparedCall:
         """Prepare the call of the case's module."""
@@ -239,10 +239,12 @@ class ModuleEntry:
         if key not in self.modules:
             self.modules[key] = self._make(arguments, device)
         module = self.modules[key]
-        state = self._state(module, names, problem)
+        call = module
+        if isinstance(module, torch.nn.Module):
+            state = self._state(module, names, problem)
 
-        def call(*positional: object, **keywords: object) -> object:
-            return torch.func.functional_call(module, state, positional, keywords)
+            def call(*positional: object, **keywords: object) -> object:
+                return torch.func.functional_call(module, state, positional, keywords)
 
         found = entry_arguments(self.spec, self.forward, names, problem)
         return prepared_call(self.spec, call, found, problem.returns)
@@ -287,7 +289,7 @@ class ModuleEntry:
         except ExpressionError as error:
             raise error_at(self.spec)(("constructor_args", name), f"{name}: {error}") from error
 
-    def _make(self, arguments: dict[str, Any], device: torch.device) -> torch.nn.Module:
+    def _make(self, arguments: dict[str, Any], device: torch.device) -> Any:  # noqa: ANN401
         gpus = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(gpus), torch.device(device):
             torch.manual_seed(0)
@@ -331,9 +333,10 @@ class ModuleEntry:
         return state
 
 
-def module_entry(spec: Spec, kind: type[torch.nn.Module]) -> ModuleEntry:
-    """Make the entry of a class of `nn.Module`."""
-    forward = parameters_of(kind.forward)
+def module_entry(spec: Spec, kind: type[Any]) -> ModuleEntry:
+    """Make the entry of a class, whose call is its `forward` if it has one."""
+    method = getattr(kind, "forward", kind.__call__)
+    forward = parameters_of(method)
     if forward is not None:
         forward = dict(list(forward.items())[1:])
     return ModuleEntry(spec, kind, parameters_of(kind), forward)

@@ -64,7 +64,7 @@ def run_program(
         stack.enter_context(stand_in(arch=arch, sms=sms))
         stack.enter_context(dynamo_traces())
         stack.enter_context(_lowering(arch, every=lower))
-        stack.enter_context(_as_main(str(program), folder, arguments))
+        stack.enter_context(as_main(str(program), folder, arguments))
         if module:
             runpy.run_module(str(program), run_name="__main__", alter_sys=True)
         else:
@@ -73,7 +73,7 @@ def run_program(
 
 
 @contextmanager
-def _as_main(name: str, folder: Path, arguments: Sequence[str]) -> Iterator[None]:
+def as_main(name: str, folder: Path, arguments: Sequence[str]) -> Iterator[None]:
     """Set `sys.argv` and `sys.path` as Python does for a program."""
     argv, search = sys.argv, list(sys.path)
     sys.argv = [name, *arguments]

@@ -6,9 +6,10 @@ the bound of a loop, or a comparison. The indices of a load are not part of its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from itertools import permutations, product
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tlmatrix.interpreter.analysis.accesses import accesses_of
 from tlmatrix.interpreter.analysis.expressions import add_terms, number
@@ -17,33 +18,38 @@ from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.interpreter.ir.walk import children, same, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Sequence
 
 SelectionKind = Literal["index", "start", "within"]
+Names = Mapping[str, tuple[str, Mapping[int, int]]]
+"""The names of parameters of a kernel elsewhere, with the dimension there of each of theirs."""
 
 _NONE: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class Selection:
-    """A use of the integer tensor `index` to select elements of dimension `dim` of `tensor`.
+class Selection(NamedTuple):
+    """A use of the integer tensor `source` to select elements of dimension `dim` of `tensor`.
 
     Its values are indices (`index`), starts of ranges to which positions are added (`start`), or
     bounds of positions that begin at 0 in every range (`within`).
     """
 
-    index: str
+    source: str
     tensor: str
     dim: int
     kind: SelectionKind
 
 
 @dataclass(frozen=True)
-class Accesses:
+class Uses:
     """How a kernel uses its parameters, by name."""
 
     read: frozenset[str] = _NONE
     written: frozenset[str] = _NONE
+    updated: frozenset[str] = _NONE
+    """Parameters whose elements are read before any is written."""
+    added: frozenset[str] = _NONE
+    """Parameters that atomics add to."""
     consecutive: frozenset[str] = _NONE
     """Integer vectors that are read at `i` and `i + 1`."""
     selections: frozenset[Selection] = frozenset()
@@ -54,24 +60,35 @@ class Accesses:
     products: frozenset[tuple[str, str]] = frozenset()
     """Pairs of parameters that a matrix product multiplies."""
 
-    def renamed(self, names: Mapping[str, str]) -> Accesses:
-        """The same with other names, without parameters that `names` lacks."""
+    def renamed(self, names: Names) -> Uses:
+        """The same with other names and dimensions, without parameters that `names` lacks."""
 
         def known(found: frozenset[str]) -> frozenset[str]:
-            return frozenset(names[name] for name in found if name in names)
+            return frozenset(names[name][0] for name in found if name in names)
 
-        return Accesses(
+        def place(name: str, dim: int) -> tuple[str, int] | None:
+            other, dims = names.get(name, ("", {}))
+            return (other, dims[dim]) if dim in dims else None
+
+        pairs = frozenset(
+            (names[a][0], names[b][0]) for a, b in self.products if {a, b} <= {*names}
+        )
+        selections = (
+            Selection(names[each.source][0], *there, each.kind)
+            for each in self.selections
+            if each.source in names and (there := place(each.tensor, each.dim))
+        )
+        tiles = ((*there, size) for name, dim, size in self.tiles if (there := place(name, dim)))
+        return Uses(
             known(self.read),
             known(self.written),
+            known(self.updated),
+            known(self.added),
             known(self.consecutive),
-            frozenset(
-                Selection(names[each.index], names[each.tensor], each.dim, each.kind)
-                for each in self.selections
-                if each.index in names and each.tensor in names
-            ),
+            frozenset(selections),
             known(self.bounds),
-            frozenset((names[name], dim, size) for name, dim, size in self.tiles if name in names),
-            frozenset((names[a], names[b]) for a, b in self.products if {a, b} <= names.keys()),
+            frozenset(tiles),
+            frozenset(pairs),
         )
 
     def tile(self, name: str, dim: int) -> int | None:
@@ -79,16 +96,26 @@ class Accesses:
         sizes = [size for other, axis, size in self.tiles if (other, axis) == (name, dim)]
         return max(sizes, default=None)
 
+    @classmethod
+    def of_json(cls, data: Mapping[str, Sequence[Any]]) -> Uses:
+        """The uses whose fields a file has as lists."""
+        made: dict[str, Any] = {"selections": Selection._make, "tiles": tuple, "products": tuple}
+        return cls(**{name: frozenset(map(made.get(name, str), data[name])) for name in _SETS})
 
-def merged(first: Accesses, second: Accesses) -> Accesses:
-    """The accesses of two kernels."""
-    names = [each.name for each in fields(Accesses)]
-    return Accesses(*(getattr(first, name) | getattr(second, name) for name in names))
+
+_SETS = tuple(each.name for each in fields(Uses))
 
 
-def accesses(prim_func: Any) -> Accesses:
-    """The accesses of a traced kernel."""
-    return _Reader(read_all(saved(prim_func))).accesses()
+def merged(first: Uses, second: Uses) -> Uses:
+    """The uses of two kernels, of which the first runs before."""
+    both = [getattr(first, name) | getattr(second, name) for name in _SETS]
+    found = Uses(*both)
+    return replace(found, updated=first.updated | (second.updated - first.written))
+
+
+def uses_of(prim_func: Any) -> Uses:
+    """The uses of a traced kernel."""
+    return _Reader(read_all(saved(prim_func))).uses()
 
 
 class _Reader:
@@ -103,17 +130,27 @@ class _Reader:
         self._found = [a for a in self._model.found if a.buffer in self._names]
         self._claimed = [claim.condition for claim in self._model.claims]
 
-    def accesses(self) -> Accesses:
-        """All accesses."""
-        return Accesses(
+    def uses(self) -> Uses:
+        """All uses."""
+        added = {a.buffer for a in self._found if a.kind not in ("read", "write")}
+        return Uses(
             frozenset(self._names[a.buffer] for a in self._found if a.kind != "write"),
             frozenset(self._names[a.buffer] for a in self._found if a.kind != "read"),
+            frozenset(self._updated()),
+            frozenset(self._names[buffer] for buffer in added),
             self._consecutive(),
             frozenset(self._selections()),
             frozenset(self._bounds()),
             frozenset(self._tiles()),
             frozenset(self._products()),
         )
+
+    def _updated(self) -> Iterator[str]:
+        first: dict[str, str] = {}
+        for access in self._found:
+            first.setdefault(self._names[access.buffer], access.kind)
+        written = {self._names[a.buffer] for a in self._found if a.kind == "write"}
+        yield from (name for name, kind in first.items() if kind == "read" and name in written)
 
     # Values --------------------------------------------------------------------------------
 

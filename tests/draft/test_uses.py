@@ -1,13 +1,13 @@
-"""`tlmatrix new`: accesses of parameters in the IR of kernels."""
+"""Uses of parameters in the IR of kernels."""
 
 import inspect
 
 import traced_strangers
 
 from tlmatrix.backend.signature import undecorated
-from tlmatrix.commands.new.accesses import Selection
-from tlmatrix.commands.new.factories import trace
-from tlmatrix.commands.new.recognition import Role, recognize
+from tlmatrix.draft.factories import trace
+from tlmatrix.draft.roles import Role, recognize
+from tlmatrix.draft.uses import Selection
 
 
 def _observed(name):
@@ -17,7 +17,7 @@ def _observed(name):
 
 
 def test_offsets_are_read_at_consecutive_indices_and_start_rows():
-    used = _observed("packed_scale").accesses
+    used = _observed("packed_scale").uses
     assert used.consecutive == {"Ends"}
     assert Selection("Ends", "X", 0, "start") in used.selections
     assert Selection("Ends", "Y", 0, "start") in used.selections
@@ -28,7 +28,7 @@ def test_offsets_are_read_at_consecutive_indices_and_start_rows():
 
 def test_positions_in_a_sequence_are_not_rows_of_the_packed_tensor():
     interface = _observed("packed_scale")
-    of_cos = [each for each in interface.accesses.selections if each.tensor == "Cos"]
+    of_cos = [each for each in interface.uses.selections if each.tensor == "Cos"]
     assert of_cos == [Selection("Ends", "Cos", 0, "within")]
     recognition = recognize(interface)
     assert recognition.roles == {"Ends": Role("offsets_of", "seqlens")}
@@ -41,7 +41,7 @@ def test_positions_in_a_sequence_are_not_rows_of_the_packed_tensor():
 
 
 def test_values_are_followed_through_variables_to_indices():
-    used = _observed("paged_gather").accesses
+    used = _observed("paged_gather").uses
     assert Selection("Table", "Pool", 0, "index") in used.selections
     assert Selection("Word", "Embed", 0, "index") in used.selections
     assert Selection("Lens", "Table", 1, "within") in used.selections
@@ -50,7 +50,7 @@ def test_values_are_followed_through_variables_to_indices():
 
 
 def test_values_are_followed_through_shared_memory_and_masks_bound_positions():
-    used = _observed("staged_gather").accesses
+    used = _observed("staged_gather").uses
     pool = {each for each in used.selections if each.tensor == "Pool"}
     assert pool == {Selection("Table", "Pool", 0, "index")}
     assert "Valid" in used.bounds
@@ -58,7 +58,7 @@ def test_values_are_followed_through_shared_memory_and_masks_bound_positions():
 
 def test_a_value_compared_with_a_column_is_an_index_of_columns():
     interface = _observed("paged_gather")
-    assert Selection("Target", "Y", 1, "index") in interface.accesses.selections
+    assert Selection("Target", "Y", 1, "index") in interface.uses.selections
     roles = recognize(interface).roles
     assert roles["Target"] == Role("between", ("0", "dim - 1"))
     assert roles["Word"] == Role("between", ("0", "vocab - 1"))
@@ -66,5 +66,4 @@ def test_a_value_compared_with_a_column_is_an_index_of_columns():
 
 def test_a_gemm_names_its_two_factors():
     interface = _observed("product")
-    assert interface.accesses.products == {("A", "B")}
-    assert recognize(interface).family == "gemm"
+    assert interface.uses.products == {("A", "B")}

@@ -3,37 +3,118 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.commands.new import axes as axis_values
-from tlmatrix.commands.new.drafts import Draft, Line
-from tlmatrix.commands.new.interface import Number, Tensor
-from tlmatrix.commands.new.recognition import recognize, substitute
-from tlmatrix.commands.new.references import alike, matched, reference_of
-from tlmatrix.commands.new.spec_text import quoted
-from tlmatrix.commands.new.targets import find_reference
+from tlmatrix.draft.interface import Number, Tensor
+from tlmatrix.draft.references import alike, matched, reference_of
+from tlmatrix.draft.roles import substitute
+from tlmatrix.draft.text import Draft, Line, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from tlmatrix.commands.new.interface import Argument, Interface
-    from tlmatrix.commands.new.recognition import Packing, Recognition
-    from tlmatrix.commands.new.references import Reference
-    from tlmatrix.commands.new.targets import Target
+    from tlmatrix.draft.interface import Argument, Interface
+    from tlmatrix.draft.references import Found, Reference
+    from tlmatrix.draft.roles import Packing, Recognition
+    from tlmatrix.draft.targets import Target
 
 NO_ROWS = "callers launch no kernel without rows"
 _VALUES = ("normal", "large", "zero_rows", "rising")
 _WITHOUT_TIES = ("normal", "large")
+_TILE = 64
+"""The size of a tile if it is unknown."""
+COUNT = re.compile(
+    r"batch|heads?$|groups?$|experts?$|top_?k|width|window|taps|kernel_size|iter|state|^[bhew]$",
+    re.IGNORECASE,
+)
+"""Names of dimensions that are small: counts, and widths of filters."""
 
 
-def draft_interface(target: Target, interface: Interface) -> Draft:
-    """A draft of the spec of an interface."""
-    found = find_reference(target)
-    if found is not None:
-        interface = _with_names_of(interface, found[1])
-    return _Writer(target, interface, recognize(interface), found).draft()
+def declared_draft(
+    target: Target, interface: Interface, recognition: Recognition, found: Found | None
+) -> Draft:
+    """A draft with a declared problem."""
+    return _Writer(target, interface, recognition, found).draft()
+
+
+# Values of axes ----------------------------------------------------------------------------------
+
+
+def sizes(name: str, *, tile: int | None, recorded: Sequence[int]) -> list[int]:
+    """Sizes of a dimension: two tiles and a tail of each loop over it, and the recorded ones.
+
+    Sizes of several calls that share a factor of 8 or more are multiples of it, and one that is not.
+
+    Args:
+        name: its name in the code.
+        tile: the size of a step over it.
+        recorded: its size in recorded calls.
+    """
+    small = [size for size in sorted({*recorded}) if size <= 512][:3]
+    if re.search(r"experts?$", name, re.IGNORECASE):
+        return sorted({*small, max(2, small[0] - 2)}) if small else [4, 6]
+    if re.search(r"width|taps|kernel_size", name, re.IGNORECASE):
+        return [1, 2, 4]
+    if COUNT.search(name) and all(size <= 8 for size in recorded):
+        return sorted({1, *(small or [3])}) if set(small) - {1} or not small else [1, 3]
+    edge = tile or _TILE
+    if step := shared_factor(recorded):
+        whole = [tile, 2 * tile] if tile and tile % step == 0 else []
+        return sorted({step, step + 1, *whole, *small})
+    if small and tile is None:
+        return sorted({1, *small, small[0] + 1})
+    # The last size takes several tiles, and several iterations of a persistent block.
+    near = (1, edge - 1, edge, edge + 1, 2 * edge + 1)
+    return list(dict.fromkeys(each for each in near if each > 0))
+
+
+def shared_factor(recorded: Sequence[int]) -> int:
+    """The factor that all sizes of several calls have; 0 if it is small."""
+    step = math.gcd(*recorded)
+    return step if len({*recorded}) > 1 and step >= 8 else 0
+
+
+def lengths(packings: Sequence[Packing]) -> list[str]:
+    """Values of a packed axis as YAML, on both sides of the edges of tiles."""
+    tile = max((each.tile for each in packings if each.tile), default=0) or _TILE // 2
+    first = [[tile], [1, tile + 1, 3], [0, 2 * tile + 1, 1, 0, tile - 1]]
+    sides = [each.side for each in packings]
+    if sides == [None]:
+        return [_row(each) for each in first]
+    if packings[1].rows is None:
+        # Lengths of a second side, such as cached keys, which include the new rows.
+        more = [[5], [0, tile, 16], [7, 1, 0, 3, 30]]
+    else:
+        more = [[-5 if tile > 5 else 0], [6, 0, -3], [9, -tile, 0, 4, 2]]
+    return [
+        f"{{q: {_row(q)}, k: {_row([a + b for a, b in zip(q, add, strict=True)])}}}"
+        for q, add in zip(first, more, strict=True)
+    ]
+
+
+def _axis_value(value: object) -> str:
+    return str(value) if isinstance(value, str) else constant(value)
+
+
+def _row(values: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, values))}]"
+
+
+def fuzz_lines(axes: Mapping[str, Sequence[str]]) -> Iterator[Line]:
+    """The fuzz section of axes that take any size up to their largest."""
+    parts = []
+    for name, values in axes.items():
+        largest = max(int(value) for value in values)
+        parts.append(f"{name}: 1..{largest + largest // 2 + 1}")
+    if parts:
+        yield Line("axes", f"{{{', '.join(parts)}}}")
+        yield Line("examples", "{quick: 5, nightly: 200}")
+
+
+# Parts of a draft --------------------------------------------------------------------------------
 
 
 def _spec_name(target: str) -> str:
@@ -64,11 +145,15 @@ def constant(value: Any) -> str:  # noqa: ANN401 - any default
     return f"\"'{value}'\"" if isinstance(value, str) else str(value).lower()
 
 
-def _with_names_of(interface: Interface, reference: Callable[..., Any]) -> Interface:
+def with_names_of(interface: Interface, reference: Callable[..., Any]) -> Interface:
     """Rename a traced kernel's parameters to those of the reference that differ in case only."""
     if not interface.factory:
         return interface
-    names = list(inspect.signature(reference).parameters)
+    try:
+        names = list(inspect.signature(reference).parameters)
+    except ValueError:
+        return interface
+    dims = {dim: dim for dim in range(8)}
     taken = {each.name for each in interface.arguments} | {*interface.symbols}
     mine = [each.name for each in (*interface.parameters, *interface.results)]
     renames = {
@@ -81,9 +166,16 @@ def _with_names_of(interface: Interface, reference: Callable[..., Any]) -> Inter
         interface,
         parameters=tuple(replace(each, name=renames[each.name]) for each in interface.parameters),
         results=tuple(replace(each, name=renames[each.name]) for each in interface.results),
-        mutated=frozenset(renames[name] for name in interface.mutated),
-        accesses=interface.accesses.renamed(renames),
+        changed=frozenset(renames[name] for name in interface.changed),
+        uses=interface.uses.renamed({old: (new, dims) for old, new in renames.items()}),
     )
+
+
+def _parameters(found: Found | None) -> set[str]:
+    try:
+        return set(inspect.signature(found.function).parameters) if found else set()
+    except ValueError:
+        return set()
 
 
 class _Writer:
@@ -92,23 +184,30 @@ class _Writer:
         target: Target,
         interface: Interface,
         recognition: Recognition,
-        found: tuple[str, Callable[..., Any]] | None,
+        found: Found | None,
     ) -> None:
         self.target = target
         self.interface = interface
         self.recognition = recognition
         self.found = found
-        self.takes = set(inspect.signature(found[1]).parameters) if found else set()
+        self.takes = _parameters(found)
         self.notes: list[str] = []
         self.remarks: dict[str, str] = {}
         every = (*interface.arguments, *interface.construct)
         self.arguments = {each.name: each for each in every}
-        self.inouts = {name for name in interface.mutated if name in self.takes}
+        added = interface.uses.added if interface.factory else frozenset()
+        self.inouts = {
+            name
+            for name in interface.changed
+            if name in self.takes or (name in interface.uses.updated and name not in added)
+        }
         self.inputs = [
             each
             for each in interface.tensors
-            if each.name not in interface.mutated or each.name in self.inouts
+            if each.name not in interface.changed or each.name in self.inouts
         ]
+        self.ranges: dict[str, tuple[str, ...]] = {}
+        self.multiples: dict[str, int] = {}
         self.axes = dict(self._axes())
         self.outputs = {each.name: self._free_name(each) for each in interface.outputs}
 
@@ -144,6 +243,7 @@ class _Writer:
             constraints=tuple(self._where()),
             tolerance=tuple(self._tolerance()),
             fuzz=tuple(self._fuzz()),
+            multiples=self.multiples,
             notes=tuple(self.notes),
         )
 
@@ -174,7 +274,7 @@ class _Writer:
 
     def _output(self, tensor: Tensor) -> Line:
         name = self.outputs[tensor.name]
-        given = tensor.name in self.interface.mutated
+        given = tensor.name in self.interface.changed
         first = next((each for each in self.inputs if each.dtype_of or not each.integer), None)
         dtype = f"${tensor.dtype_of}" if tensor.dtype_of else tensor.dtype
         own = f"${first.dtype_of}" if first and first.dtype_of else first and first.dtype
@@ -185,23 +285,20 @@ class _Writer:
             parts.append(f"shape: [{', '.join(map(quoted, shape))}]")
         if dtype != own or (self.interface.factory and parts):
             parts.append(f"dtype: {dtype}")
-        used = self.interface.accesses
-        both = tensor.name in used.read and tensor.name in used.written and given
-        starts = both and tensor.name not in self.inouts and self.interface.factory
-        return Line(name, f"{{{', '.join(parts)}}}" if parts else "", "filled with NaN" * starts)
+        return Line(name, f"{{{', '.join(parts)}}}" if parts else "")
 
     def _packed_shape(self, tensor: Tensor) -> list[str]:
         """The shape of a result of a packed problem; empty if a size is ambiguous."""
-        known: dict[int, set[str]] = {}
-        for symbol, size in self.interface.sizes:
+        known: dict[tuple[int, ...], set[str]] = {}
+        for symbol, column in self.interface.symbols.items():
             text = substitute(symbol, self.recognition.dims)
-            known.setdefault(size, set()).add(str(text))
+            known.setdefault(column, set()).add(str(text))
         for packing in self.recognition.packings:
-            of, lengths = packing.expression, packing.lengths
-            if lengths:
-                known.setdefault(len(lengths), set()).add(f"len({packing.axis})")
-                known.setdefault(max(lengths), set()).add(f"max({of})")
-        found = [known.get(size, set()) for size in tensor.sizes]
+            of, each = packing.expression, packing.lengths
+            if each and all(each):
+                known.setdefault(tuple(map(len, each)), set()).add(f"len({packing.axis})")
+                known.setdefault(tuple(map(max, each)), set()).add(f"max({of})")
+        found = [known.get(tensor.sizes(dim), set()) for dim in range(len(tensor.shape))]
         if not self.recognition.packings or any(len(each) != 1 for each in found):
             return []
         return [text for each in found for text in each]
@@ -215,12 +312,10 @@ class _Writer:
     def _reference(self) -> Reference | None:
         if self.found is None:
             return None
-        target, function = self.found
         integers = [each.name for each in self.inputs if each.integer]
         floats = [each.name for each in self.inputs if not each.integer]
         return reference_of(
-            target,
-            function,
+            self.found,
             tensors=[*floats, *integers],
             axes=list(self.axes),
             numbers=self._normalized_shape() | dict(self.recognition.numbers),
@@ -261,7 +356,7 @@ class _Writer:
         values.sort(key=lambda line: order.index(line.key))
         if self.target.positional:
             return tuple(line.value for line in values)
-        if not interface.mutated and all(line.key == line.value for line in values):
+        if not interface.changed and all(line.key == line.value for line in values):
             return None
         return tuple(values)
 
@@ -269,6 +364,8 @@ class _Writer:
         name = each.name
         if name in self.inouts:
             return f"{{inout: {name}, output: {self.outputs[name]}}}"
+        if name in self.outputs and name in self.interface.uses.added:
+            return f"{{output: {self.outputs[name]}, fill: zeros}}"
         return quoted(self.recognition.numbers.get(name, self.outputs.get(name, name)))
 
     def _given(self, argument: Argument) -> bool:
@@ -277,7 +374,17 @@ class _Writer:
     def _value(self, argument: Argument) -> str:
         if argument.name in self.axes:
             return argument.name
+        if isinstance(argument.value, list):
+            return self._list(argument)
         return quoted(self.recognition.numbers.get(argument.name, constant(argument.value)))
+
+    def _list(self, argument: Argument) -> str:
+        """A list with the symbols that have its numbers in all calls."""
+        symbols = {column: name for name, column in reversed([*self.interface.symbols.items()])}
+        columns = zip(*argument.values, strict=False)
+        parts = [symbols.get(column, column[0]) for column in columns]
+        known = self.recognition.dims
+        return f"[{', '.join(str(substitute(part, known)) for part in parts)}]"
 
     def _returns(self) -> tuple[str, ...] | tuple[Line, ...]:
         interface = self.interface
@@ -308,7 +415,7 @@ class _Writer:
         for packing in self.recognition.packings:
             if packing.side in (None, "q"):
                 sides = [each for each in self.recognition.packings if each.axis == packing.axis]
-                yield packing.axis, tuple(axis_values.lengths(sides))
+                yield packing.axis, tuple(lengths(sides))
         for scalar in interface.parameters:
             if isinstance(scalar, Number) and scalar.name not in self.recognition.numbers:
                 value = "0.5" if "float" in scalar.dtype else "1"
@@ -340,21 +447,24 @@ class _Writer:
         self, item: Argument, dimensions: Mapping[str, Any], followed: set[str | None]
     ) -> tuple[str, ...]:
         name, value = item.name, item.value
-        if name in self.recognition.numbers:
+        if name in self.recognition.numbers or isinstance(value, list):
             return ()
         if item.kind == "dtype":
             followed_here = name in followed or not self.interface.factory
             return (self.interface.dtypes or (str(value),)) if followed_here else ()
         if name in dimensions:
             return self._sizes(name, dimensions[name])
+        seen = tuple(dict.fromkeys(_axis_value(each) for each in item.values))
         if item.kind == "flag":
             other = str(not value).lower()
-            return (constant(value), *([other] if name in self.takes else []))
+            return tuple(sorted({*seen, constant(value), *([other] if name in self.takes else [])}))
         if name == "ignore_index":
             return ("-1",)
         if item.kind in ("tile", "setting") and self.interface.factory:
             return ()
         wanted = name in self.takes or not self.interface.factory
+        if len(seen) > 1:
+            return seen
         if item.kind == "size" and (wanted or not item.default):
             small = isinstance(value, int) and 1 < value <= 8 and name in self.takes
             return ("1", str(value)) if small else (str(value),)
@@ -363,14 +473,13 @@ class _Writer:
         return ()
 
     def _sizes(self, name: str, places: list[tuple[str, int]]) -> tuple[str, ...]:
-        recorded = dict(self.interface.sizes).get(name)
+        recorded = self.interface.symbols.get(name, ())
         argument = self.arguments.get(name)
         traced = argument.value if argument is not None and self.interface.factory else None
-        tiles = [self.interface.accesses.tile(tensor, dim) for tensor, dim in places]
-        whole = traced if traced is not None else recorded
-        known = [
-            tile for tile in tiles if tile is not None and (traced is None or tile < traced)
-        ]  # A step of the whole dimension is not a tile.
+        traced = None if recorded else traced
+        tiles = [self.interface.uses.tile(tensor, dim) for tensor, dim in places]
+        # A step of the whole dimension is not a tile.
+        known = [tile for tile in tiles if tile is not None and tile not in (traced, *recorded)]
         own = [
             each.value
             for each in self.interface.arguments
@@ -380,15 +489,21 @@ class _Writer:
         if tile is None and traced is not None:
             every = [each.value for each in self.interface.arguments if each.kind == "tile"]
             tile = max(every, default=None)
-        free = name in self.interface.free or (self.interface.factory and whole is None)
-        if self.interface.factory:
-            free = True
-        halved = any(
-            f"{name} // " in str(size) for each in self.interface.tensors for size in each.shape
-        )
-        found = axis_values.sizes(name, tile=tile, recorded=recorded, free=free and not halved)
-        if found == [1, 3] and any(name == total for total, _ in self._quotients()):
+        found = sizes(name, tile=tile, recorded=recorded)
+        parts = {
+            int(by)
+            for each in (*self.interface.tensors, *self.interface.results)
+            for by in re.findall(rf"\b{name} // (\d+)", " ".join(map(str, each.shape)))
+        }
+        if parts:  # multiples of what it is divided by
+            whole = math.lcm(*parts)
+            found = sorted({-(-size // whole) * whole for size in found})
+        elif found == [1, 3] and any(name == total for total, _ in self._quotients()):
             found.append(6)  # a quotient of two
+        if step := shared_factor(recorded):
+            self.multiples[name] = step
+        if not parts:
+            self.ranges[name] = tuple(map(str, found))
         return tuple(map(str, found))
 
     # The rest ------------------------------------------------------------------------------
@@ -432,11 +547,13 @@ class _Writer:
             yield Line("axes", f"{{{', '.join(others)}}}")
         if by_axis:
             yield Line("examples", "{quick: 5, nightly: 200}")
+        else:
+            yield from fuzz_lines({n: v for n, v in self.ranges.items() if n in self.axes})
 
     def _recognition_notes(self) -> Iterator[str]:
         for name, role in self.recognition.roles.items():
             key = role.key.replace("_", " ")
-            of = f"{role.of[0]} to {role.of[1]}" if isinstance(role.of, tuple) else role.of
+            of = f"{role.of[0]} and {role.of[1]}" if isinstance(role.of, tuple) else role.of
             yield f"{name}: {key} {of}"
         for name, text in self.recognition.numbers.items():
             yield f"{name}: {text}"

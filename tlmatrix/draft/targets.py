@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
-import re
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,8 @@ from tlmatrix.backend.signature import is_tilelang_factory, undecorated
 from tlmatrix.exit_codes import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
-
-_SUFFIXES = re.compile(r"_(kernel|factory|fwd|forward|op|func|tl|tilelang)$|^(make|build|get)_")
-_REFERENCE_MODULES = ("reference", "references", "ref")
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,8 @@ class Target:
         return self.attribute == "apply" and inspect.isclass(self.owner)
 
     @property
-    def is_module(self) -> bool:
-        """Whether it is an `nn.Module` class, whose `forward` runs."""
+    def constructs(self) -> bool:
+        """Whether it is a class whose objects are called."""
         return self.owner is self.found
 
     @property
@@ -88,21 +86,17 @@ class Target:
         raise UsageError(f"{self.text!r} has no parameters, or its signature cannot be read")
 
     @property
-    def sources(self) -> tuple[Callable[..., Any], ...]:
-        """Functions whose source may name its dimensions: its own, then those of its module."""
-        own = [
-            each
-            for each in vars(self.module).values()
-            if getattr(each, "__module__", None) == self.module.__name__
-        ]
-        forwards = [
-            inspect.getattr_static(each, "forward").__func__
-            for each in own
-            if inspect.isclass(each)
-            and isinstance(inspect.getattr_static(each, "forward", None), staticmethod)
-        ]
-        functions = [each for each in own if inspect.isfunction(each)]
-        return (self.written, *forwards, *functions)
+    def returned_names(self) -> list[str]:
+        """The names in the last `return` of its source; empty if it returns other expressions."""
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(self.written)))
+        except (OSError, TypeError, SyntaxError):
+            return []
+        returns = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
+        last = max((each for each in returns if each), key=lambda each: each.lineno, default=None)
+        parts = last.elts if isinstance(last, ast.Tuple) else [last]
+        names = [part.id for part in parts if isinstance(part, ast.Name)]
+        return names if len(names) == len(parts) else []
 
 
 def target_of(text: str) -> Target:
@@ -127,10 +121,16 @@ def target_of(text: str) -> Target:
         raise UsageError(f"{text!r}: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise UsageError(f"{text!r} is not callable; its type is {type(found).__name__}")
-    if inspect.isclass(found) and any(_is_module_class(base) for base in found.__mro__):
-        forward = inspect.getattr_static(found, "forward")
+    if inspect.isclass(found):
+        # Of `__call__` and `forward` the one that its author wrote with names.
+        methods = [getattr(found, name, None) for name in ("forward", "__call__")]
+        forward = next((each for each in methods if inspect.isfunction(each)), None)
+        if forward is None:
+            raise UsageError(
+                f"{text!r}: objects of the class have neither `forward` nor `__call__`"
+            )
         hidden = frozenset(list(inspect.signature(forward).parameters)[:1])
-        return Target(text, module, found, "forward", found, forward, forward, hidden)
+        return Target(text, module, found, forward.__name__, found, forward, forward, hidden)
     raw = inspect.getattr_static(owner, last)
     if last == "apply" and inspect.isclass(owner) and hasattr(owner, "forward"):
         forward = inspect.getattr_static(owner, "forward")
@@ -142,50 +142,3 @@ def target_of(text: str) -> Target:
     # A custom operator of torch.library keeps its function.
     function = getattr(found, "_init_fn", None) or undecorated(found)
     return Target(text, module, owner, last, found, raw, function)
-
-
-def _is_module_class(base: type) -> bool:
-    return (base.__module__, base.__name__) == ("torch.nn.modules.module", "Module")
-
-
-def find_reference(target: Target) -> tuple[str, Callable[..., Any]] | None:
-    """The reference of a target, in its module, in `reference.py` beside it, or in PyTorch."""
-    names = list(_reference_names(target.name.split(".")[0]))
-    modules = [(target.module.__name__, target.module)]
-    package = target.module.__name__.rpartition(".")[0]
-    folder = Path(inspect.getfile(target.module)).parent
-    for each in _REFERENCE_MODULES:
-        if (folder / f"{each}.py").is_file():
-            full = f"{package}.{each}" if package else each
-            try:
-                modules.append((full, importlib.import_module(full)))
-            except Exception:  # noqa: BLE001, S112 - it may not be importable
-                continue
-    for position, (module_name, module) in enumerate(modules):
-        # In a module of references a function may have the operator's own name.
-        bare = [_stem(target.name.split(".")[0])] if position else []
-        for name in [*names, *bare]:
-            function = getattr(module, name, None)
-            if inspect.isfunction(function):
-                return f"{module_name}:{name}", function
-    functional = importlib.import_module("torch.nn.functional")
-    function = getattr(functional, _stem(target.name.split(".")[0]), None)
-    if inspect.isfunction(function):
-        return f"{functional.__name__}:{function.__name__}", function
-    return None
-
-
-def _stem(name: str) -> str:
-    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-    while (shorter := _SUFFIXES.sub("", name)) != name:
-        name = shorter
-    return name.rstrip("_")
-
-
-def _reference_names(name: str) -> Iterator[str]:
-    for stem in dict.fromkeys((name, _stem(name))):
-        for word in ("reference", "ref", "torch", "naive", "eager"):
-            yield f"{stem}_{word}"
-            yield f"{word}_{stem}"
-    yield "reference"
-    yield "ref"

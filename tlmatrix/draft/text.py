@@ -1,19 +1,80 @@
-"""Writes the text of a spec from its draft."""
+"""A draft of a spec: its parts, and their text."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tlmatrix.commands.new.drafts import Line
 from tlmatrix.spec.schema import EDITOR_COMMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from tlmatrix.commands.new.drafts import Draft
+    from tlmatrix.draft.references import Reference
 
 _WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Line:
+    """A key with its value as YAML, and a comment for the user."""
+
+    key: str
+    value: str
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The parts of a spec.
+
+    Attributes:
+        target: the entry or factory, `package.module:name`.
+        factory: whether the target is a factory.
+        problem: `attention` or `gemm`; "" for a declared problem.
+        stub: comment lines in place of a missing reference.
+        call: a mapping (by keyword) or a list; None if the names match.
+        without: checks that do not apply.
+        multiples: factors that all recorded sizes of an axis have.
+        notes: lines to print for the user.
+    """
+
+    name: str
+    summary: str
+    target: str
+    factory: bool
+    problem: str = ""
+    inputs: tuple[Line, ...] = ()
+    outputs: tuple[Line, ...] = ()
+    reference: Reference | None = None
+    stub: tuple[str, ...] = ()
+    factory_args: tuple[Line, ...] = ()
+    constructor_args: tuple[Line, ...] = ()
+    call: tuple[str, ...] | tuple[Line, ...] | None = None
+    returns: tuple[str, ...] | tuple[Line, ...] = ()
+    axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    remarks: Mapping[str, str] = field(default_factory=dict)
+    constraints: tuple[tuple[str, str], ...] = ()
+    tolerance: tuple[Line, ...] = ()
+    fuzz: tuple[Line, ...] = ()
+    without: tuple[str, ...] = ()
+    multiples: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the spec can run without additions."""
+        return bool(self.problem) or (self.reference is not None and not self.reference.missing)
+
+
+def drop_values(draft: Draft, rejected: Mapping[str, Collection[str]]) -> Draft:
+    """The draft without some values of axes."""
+    axes = {
+        name: tuple(value for value in values if value not in rejected.get(name, ()))
+        for name, values in draft.axes.items()
+    }
+    return replace(draft, axes=axes)
 
 
 def spec_text(draft: Draft) -> str:
@@ -51,6 +112,8 @@ def _lines(draft: Draft) -> Iterator[str]:
         yield "constraints:"
         for rule, because in draft.constraints:
             yield f"  - {{require: {quoted(rule)}, because: {quoted(because)}}}"
+    if draft.without:
+        yield from ("", f"checks: {{without: [{', '.join(draft.without)}]}}")
     if draft.tolerance:
         yield from ("", *_mapping("tolerance", draft.tolerance))
     if draft.fuzz:
@@ -83,8 +146,11 @@ def _declared(draft: Draft) -> Iterator[str]:
             yield f"  # It also takes {', '.join(reference.missing)}: add values for them."
         yield "  reference:"
         yield f"    function: {reference.target}"
-        pairs = [f"{name}: {quoted(value)}" for name, value in reference.call]
-        yield from _flow("    call", pairs)
+        pairs = [f"{name}: {quoted(value)}" for name, value in reference.call if name]
+        if pairs:
+            yield from _flow("    call", pairs)
+        else:
+            yield f"    call: [{', '.join(value for _, value in reference.call)}]"
 
 
 def _mapping(key: str, lines: Sequence[Line]) -> Iterator[str]:

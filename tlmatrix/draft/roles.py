@@ -1,7 +1,7 @@
-"""Recognizes packed dimensions, the roles of integer tensors, and problem families.
+"""Recognizes packed dimensions, and the roles of integer tensors.
 
-It reads an `Interface` and calls nothing. Its evidence, in this order: how kernels use values, the
-values of a recorded call, and names.
+It reads an `Interface` and calls nothing. Its evidence, in this order: the values in all recorded
+calls, how kernels use them, and names.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tlmatrix.commands.new.interface import Tensor
+from tlmatrix.draft.interface import Tensor, may_be_offsets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from tlmatrix.commands.new.interface import Interface, Size
+    from tlmatrix.draft.interface import Argument, Interface
+    from tlmatrix.draft.sizes import Size
 
 _OFFSETS = re.compile(r"cu_?seq|cu_?len|offset|indptr|row_?ptr|bounds", re.IGNORECASE)
 _IDS = re.compile(
@@ -24,8 +25,12 @@ _IDS = re.compile(
 )
 _POSITIONS = re.compile(r"pos(ition)?(_?ids?|s)?$", re.IGNORECASE)
 _PADDED = re.compile(r"pad", re.IGNORECASE)
+_COUNTS = re.compile(r"num|n_|batch|seqs|count|experts", re.IGNORECASE)
 _LONGEST = re.compile(r"max_?(seq|len|new|q|k)|longest", re.IGNORECASE)
 _WORD = re.compile(r"[A-Za-z_]\w*")
+
+Lengths = tuple[tuple[int, ...], ...]
+"""The lengths of sequences in each call."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +42,14 @@ class Packing:
         side: `q` or `k` if the axis has two sides.
         rows: the symbol of the total number of rows; None if only lengths are known.
         tile: the number of rows that a kernel processes per step.
-        lengths: the lengths in a recorded call.
+        lengths: the lengths in each recorded call.
     """
 
     axis: str
     side: str | None = None
     rows: str | None = None
     tile: int | None = None
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[tuple[int, ...], ...] = ()
 
     @property
     def expression(self) -> str:
@@ -70,14 +75,12 @@ class Recognition:
         roles: the roles of integer tensors.
         dims: expressions for symbols that are not axes.
         numbers: expressions for arguments that are not axes.
-        family: the built-in problem that fits, `attention` or `gemm`.
     """
 
     packings: tuple[Packing, ...] = ()
     roles: Mapping[str, Role] = field(default_factory=dict)
     dims: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, str] = field(default_factory=dict)
-    family: str | None = None
 
 
 def recognize(interface: Interface) -> Recognition:
@@ -103,7 +106,7 @@ class _Recognizer:
         self.given = interface.tensors
         self.integers = {each.name: each for each in self.given if each.integer}
         self.shapes = {each.name: each.shape for each in (*self.given, *interface.results)}
-        self.sizes = dict(interface.sizes)
+        self.sizes = interface.symbols
         self.packings: list[Packing] = []
         self.roles: dict[str, Role] = {}
         self.dims: dict[str, str] = {}
@@ -113,6 +116,7 @@ class _Recognizer:
         """Recognize everything, beginning with the packings that the rest refers to."""
         self._by_offsets()
         self._by_starts_and_lengths()
+        self._by_lengths()
         self._by_ids()
         self._lengths_beside()
         self._ids_and_positions()
@@ -120,8 +124,7 @@ class _Recognizer:
         self._indices()
         self._longest_dims()
         self._numbers()
-        family = self._family()
-        return Recognition(tuple(self.packings), self.roles, self.dims, self.numbers, family)
+        return Recognition(tuple(self.packings), self.roles, self.dims, self.numbers)
 
     # Packings ------------------------------------------------------------------------------
 
@@ -144,11 +147,9 @@ class _Recognizer:
                     self.roles[name] = Role("offsets_of", packing.expression)
                     self._batch_is(self.integers[name].shape[0], packing.axis, more=1)
 
-    def _pack(
-        self, axis: str, side: str | None, rows: str | None, lengths: tuple[int, ...]
-    ) -> Packing:
+    def _pack(self, axis: str, side: str | None, rows: str | None, lengths: Lengths) -> Packing:
         tiles = [
-            self.interface.accesses.tile(name, dim)
+            self.interface.uses.tile(name, dim)
             for name, shape in self.shapes.items()
             for dim, size in enumerate(shape)
             if size == rows
@@ -157,7 +158,9 @@ class _Recognizer:
         packing = Packing(axis, side, rows, tile, lengths)
         self.packings.append(packing)
         if rows is not None:
-            self.dims[rows] = f"sum({packing.expression})"
+            column = self.sizes.get(rows)
+            alike = [name for name, sizes in self.sizes.items() if sizes and sizes == column]
+            self.dims |= dict.fromkeys([rows, *alike], f"sum({packing.expression})")
         return packing
 
     def _axis_name(self, of: str, *, taken: bool) -> str:
@@ -170,42 +173,45 @@ class _Recognizer:
         tensor = self.integers[name]
         if len(tensor.shape) != 1:
             return False
-        used = self.interface.accesses
-        if tensor.values is not None:
-            ordered = all(a <= b for a, b in pairwise(tensor.values))
-            last = tensor.values[-1] if tensor.values else 0
-            fits = any(last in other.sizes for other in self.given if other is not tensor)
-            return ordered and fits and last > 1 and tensor.values[0] == 0
-        acts = name in used.bounds or any(each.index == name for each in used.selections)
+        used = self.interface.uses
+        if tensor.seen:
+            ends = [values[-1] for values in tensor.values if values]
+            fits = bool(self._with_size(tensor, ends)) or len({*ends}) > 1
+            return bool(ends) and may_be_offsets(tensor.seen) and max(ends) > 1 and fits
+        acts = name in used.bounds or any(each.source == name for each in used.selections)
         if name in used.consecutive:
             return acts
         return bool(_OFFSETS.search(name)) and str(tensor.shape[0]).endswith("+ 1")
 
+    def _with_size(self, tensor: Tensor, sizes: Sequence[int]) -> list[Size]:
+        """The dimensions of other tensors that have these sizes in the calls."""
+        return [
+            shape
+            for other in self.given
+            if other is not tensor
+            for dim, shape in enumerate(other.shape)
+            if list(other.sizes(dim)) == list(sizes)
+        ]
+
     def _rows_of(self, name: str) -> str | None:
         """The symbol of the rows that offsets index."""
-        used = self.interface.accesses
+        used = self.interface.uses
         chosen = [
             self.shapes[each.tensor][each.dim]
             for each in used.selections
-            if each.index == name and each.kind == "start" and each.tensor in self.shapes
+            if each.source == name and each.kind == "start" and each.tensor in self.shapes
         ]
         tensor = self.integers[name]
-        if tensor.values is not None:
-            total = tensor.values[-1]
-            chosen = [size for size in chosen if self.sizes.get(str(size)) == total]
-            chosen = chosen or [
-                shape
-                for other in self.given
-                if other is not tensor
-                for shape, size in zip(other.shape, other.sizes, strict=True)
-                if size == total
-            ]
+        if tensor.values:
+            totals = tuple(values[-1] for values in tensor.values)
+            chosen = [size for size in chosen if self.sizes.get(str(size)) == totals]
+            chosen = chosen or self._with_size(tensor, totals)
         symbols = [size for size in chosen if isinstance(size, str) and size.isidentifier()]
         return max(sorted(set(symbols)), key=symbols.count, default=None)
 
-    def _lengths(self, name: str) -> tuple[int, ...]:
-        values = self.integers[name].values
-        return () if values is None else tuple(b - a for a, b in pairwise(values))
+    def _lengths(self, name: str) -> tuple[tuple[int, ...], ...]:
+        found = self.integers[name].values
+        return tuple(tuple(b - a for a, b in pairwise(values)) for values in found)
 
     def _batch_symbol(self, name: str) -> str:
         return str(self.integers[name].shape[0])
@@ -224,7 +230,7 @@ class _Recognizer:
 
     def _by_starts_and_lengths(self) -> None:
         """Recognize packings without offsets, from the starts and the lengths of sequences."""
-        used = self.interface.accesses
+        used = self.interface.uses
         for name, tensor in self.integers.items():
             if self.packings or len(tensor.shape) != 1:
                 continue
@@ -238,7 +244,7 @@ class _Recognizer:
             counts = [other for other in beside if not self._selects(other, rows)]
             if rows is None or not counts or not self._selects_as(name, "start"):
                 continue
-            lengths = self.integers[counts[0]].values or ()
+            lengths = self.integers[counts[0]].values
             packing = self._pack(self._axis_name(name, taken=False), None, rows, lengths)
             self.roles[name] = Role("starts_of", packing.expression)
             self.roles[counts[0]] = Role("lengths_of", packing.expression)
@@ -252,15 +258,34 @@ class _Recognizer:
                     padded = f"ceildiv({packing.expression}, {tile}) * {tile}"
                     self.roles[other] = Role("starts_of", padded)
 
+    def _by_lengths(self) -> None:
+        """Recognize packings whose lengths alone are given: in all calls they sum to a size."""
+        for name, tensor in self.integers.items():
+            if self.packings or name in self.roles or len(tensor.shape) != 1 or not tensor.values:
+                continue
+            sums = [sum(values) for values in tensor.values]
+            whole = all(min(values, default=0) >= 0 for values in tensor.values)
+            rows = [
+                size
+                for size in self._with_size(tensor, sums)
+                if isinstance(size, str) and size.isidentifier() and size not in tensor.shape
+            ]
+            spread = any(len(values) > 1 and sum(values) > len(values) for values in tensor.values)
+            if whole and rows and spread:
+                axis = self._axis_name(name, taken=False)
+                packing = self._pack(axis, None, rows[0], tensor.values)
+                self.roles[name] = Role("lengths_of", packing.expression)
+                self._batch_is(tensor.shape[0], packing.axis)
+
     def _selects_as(self, name: str, kind: str) -> bool:
-        selections = self.interface.accesses.selections
-        return any(each.index == name and each.kind == kind for each in selections)
+        selections = self.interface.uses.selections
+        return any(each.source == name and each.kind == kind for each in selections)
 
     def _selects(self, name: str, symbol: str | None) -> bool:
         return any(
-            each.index == name and self.shapes.get(each.tensor, ())[each.dim : each.dim + 1]
+            each.source == name and self.shapes.get(each.tensor, ())[each.dim : each.dim + 1]
             == (symbol,)
-            for each in self.interface.accesses.selections
+            for each in self.interface.uses.selections
         )  # fmt: skip
 
     def _by_ids(self) -> None:
@@ -270,14 +295,15 @@ class _Recognizer:
                 continue
             (rows,) = tensor.shape
             others = [each for each in self.given if each is not tensor and rows in each.shape]
-            values = tensor.values
-            ordered = values is None or (
-                all(a <= b for a, b in pairwise(values)) and len(set(values)) < len(values)
+            ordered = all(
+                list(values) == sorted(values) and len({*values}) < len(values)
+                for values in tensor.values
             )
             if isinstance(rows, str) and rows.isidentifier() and others and ordered:
-                lengths: tuple[int, ...] = ()
-                if values:
-                    lengths = tuple(values.count(k) for k in range(max(values) + 1))
+                lengths = tuple(
+                    tuple(values.count(k) for k in range(max(values, default=-1) + 1))
+                    for values in tensor.values
+                )
                 packing = self._pack("seqlens", None, rows, lengths)
                 self.roles[name] = Role("sequence_ids_of", packing.expression)
 
@@ -292,15 +318,15 @@ class _Recognizer:
             if not self._counts_sequences(size, tensor):
                 continue
             packing = self._of_lengths(tensor)
-            if packing is None and tensor.values is not None:
+            if packing is None and tensor.values:
                 packing = self._other_side(tensor.values)
             elif packing is None:
                 packing = self.packings[0]
             if packing is None:
                 continue
             self._batch_is(size, packing.axis)
-            starts = tuple(accumulate((0, *packing.lengths)))[: len(packing.lengths)]
-            is_start = self._selects_as(name, "start") and tensor.values in (None, starts)
+            starts = _starts(packing)
+            is_start = self._selects_as(name, "start") and tensor.values in ((), starts)
             self.roles[name] = Role("starts_of" if is_start else "lengths_of", packing.expression)
 
     def _counts_sequences(self, size: Size, tensor: Tensor) -> bool:
@@ -308,18 +334,17 @@ class _Recognizer:
         if substitute(size, self.dims) == count:
             return True
         lengths = self.packings[0].lengths
-        return bool(lengths) and tensor.sizes == (len(lengths),)
+        return bool(lengths) and tensor.sizes(0) == tuple(map(len, lengths))
 
     def _of_lengths(self, tensor: Tensor) -> Packing | None:
         for packing in self.packings:
-            starts = tuple(accumulate((0, *packing.lengths)))[: len(packing.lengths)]
-            if tensor.values is not None and tensor.values in (packing.lengths, starts):
+            if tensor.values and tensor.values in (packing.lengths, _starts(packing)):
                 return packing
         return None
 
-    def _other_side(self, values: tuple[int, ...]) -> Packing | None:
+    def _other_side(self, values: Lengths) -> Packing | None:
         """Recognize lengths of a second side, such as cached keys."""
-        if len(self.packings) != 1 or min(values, default=0) < 0:
+        if len(self.packings) != 1 or min(min(each, default=0) for each in values) < 0:
             return None
         first = self.packings[0]
         named = Packing(first.axis, "q", first.rows, first.tile, first.lengths)
@@ -336,16 +361,20 @@ class _Recognizer:
             packing = next((each for each in self.packings if tensor.shape == (each.rows,)), None)
             if packing is None or name in self.roles:
                 continue
-            rows = [(b, k) for b, length in enumerate(packing.lengths) for k in range(length)]
-            ids, positions = tuple(b for b, _ in rows), tuple(k for _, k in rows)
-            if tensor.values is not None:
+            rows = [
+                [(b, k) for b, length in enumerate(lengths) for k in range(length)]
+                for lengths in packing.lengths
+            ]
+            ids = tuple(tuple(b for b, _ in each) for each in rows)
+            positions = tuple(tuple(k for _, k in each) for each in rows)
+            if tensor.values:
                 is_id, is_position = tensor.values == ids, tensor.values == positions
             else:
                 is_id, is_position = bool(_IDS.search(name)), bool(_POSITIONS.search(name))
             if is_position:
                 self.roles[name] = Role("positions_of", packing.expression)
-                for each in self.interface.accesses.selections:
-                    if each.index == name and each.tensor in self.shapes:
+                for each in self.interface.uses.selections:
+                    if each.source == name and each.tensor in self.shapes:
                         self._longest(self.shapes[each.tensor][each.dim], packing)
             elif is_id:
                 self.roles[name] = Role("sequence_ids_of", packing.expression)
@@ -373,41 +402,55 @@ class _Recognizer:
     def _pools(self, name: str, table: Tensor) -> list[str]:
         used = [
             each.tensor
-            for each in self.interface.accesses.selections
-            if each.index == name and each.dim == 0 and len(self.shapes.get(each.tensor, ())) > 2
+            for each in self.interface.uses.selections
+            if each.source == name and each.dim == 0 and len(self.shapes.get(each.tensor, ())) > 2
         ]
-        if used or table.values is None:
+        if used or not table.values:
             return sorted(set(used))
-        largest = max(table.values, default=-1)
         return [
             each.name
             for each in self.given
-            if len(each.sizes) > 2 and each.sizes[0] > largest and not each.integer
+            if len(each.shape) > 2 and not each.integer and _within(table, each.sizes(0))
         ]
 
     def _indices(self) -> None:
-        """Recognize the remaining integers as indices into a dimension of an input."""
-        for name in self.integers:
-            if name in self.roles:
+        """Recognize the remaining integers as indices into a dimension, or numbers in a range."""
+        for name, tensor in self.integers.items():
+            if name in self.roles or name in self.interface.pure_outputs:
                 continue
-            for each in sorted(self.interface.accesses.selections, key=str):
-                if each.index != name or each.kind != "index" or each.tensor not in self.shapes:
-                    continue
-                size = substitute(self.shapes[each.tensor][each.dim], self.dims)
+            selected = [
+                self.shapes[each.tensor][each.dim]
+                for each in sorted(self.interface.uses.selections, key=str)
+                if each.source == name and each.kind == "index" and each.tensor in self.shapes
+            ]
+            if not selected and tensor.values:
+                selected = self._may_index(tensor)
+            if selected:
+                size = substitute(selected[0], self.dims)
                 least = "-1" if self._ignores(name) else "0"
                 self.roles[name] = Role("between", (least, f"{size} - 1"))
-                break
+
+    def _may_index(self, tensor: Tensor) -> list[Size]:
+        """Dimensions of other inputs that all values of all calls are below, the smallest first."""
+        found = {
+            other.shape[dim]: other.sizes(dim)
+            for other in self.given
+            if not other.integer and other.name not in self.interface.pure_outputs
+            for dim in range(len(other.shape))
+            if _within(tensor, other.sizes(dim)) and other.shape[dim] not in tensor.shape
+        }
+        return sorted((size for size in found if size != 1), key=lambda size: found[size])
 
     def _ignores(self, name: str) -> bool:
         """Whether a negative number marks an ignored index."""
-        values = self.integers[name].values or ()
         named = any(each.name == "ignore_index" for each in self.interface.arguments)
-        return named or min(values, default=0) < 0
+        least = min((min(each, default=0) for each in self.integers[name].values), default=0)
+        return named or least < 0
 
     def _longest_dims(self) -> None:
         """Recognize dimensions with the length of the longest sequence."""
-        for each in sorted(self.interface.accesses.selections, key=str):
-            role = self.roles.get(each.index)
+        for each in sorted(self.interface.uses.selections, key=str):
+            role = self.roles.get(each.source)
             if each.kind != "within" or role is None or each.tensor not in self.shapes:
                 continue
             for packing in self.packings:
@@ -416,7 +459,7 @@ class _Recognizer:
 
     def _longest(self, size: Size, packing: Packing) -> None:
         if isinstance(size, str) and size.isidentifier() and size not in self.dims:
-            longest = max(packing.lengths, default=0)
+            longest = _each(max, packing)
             if not packing.lengths or self.sizes.get(size, longest) == longest:
                 self.dims[size] = f"max({packing.expression})"
 
@@ -424,20 +467,22 @@ class _Recognizer:
 
     def _numbers(self) -> None:
         for argument in (*self.interface.arguments, *self.interface.construct):
-            name, value = argument.name, argument.value
+            name = argument.name
             if name in self.dims:
                 self.numbers[name] = self.dims[name]
-                continue
-            if argument.kind != "size":
-                continue
-            found = self._recorded_number(name, value)
-            if found is not None:
-                self.numbers[name] = found
+            elif argument.kind == "size" or name in self.sizes or self._is_tied(argument):
+                found = self._recorded_number(name, argument.values)
+                if found is not None:
+                    self.numbers[name] = found
         for each in self.interface.parameters:
             if not isinstance(each, Tensor) and each.dtype.startswith("int"):
                 packing = self._longest_of(each.name)
                 if packing is not None:
                     self.numbers[each.name] = f"max({packing.expression})"
+
+    def _is_tied(self, argument: Argument) -> bool:
+        """Whether a size of a tile that callers pass is the size of a dimension in all calls."""
+        return argument.kind == "tile" and not argument.default and not self.interface.factory
 
     def _longest_of(self, name: str) -> Packing | None:
         if not self.packings or not _LONGEST.search(name):
@@ -447,43 +492,38 @@ class _Recognizer:
                 return packing
         return self.packings[0]
 
-    def _recorded_number(self, name: str, value: object) -> str | None:
+    def _recorded_number(self, name: str, values: tuple[object, ...]) -> str | None:
         packing = self._longest_of(name)
-        if not isinstance(value, int) or isinstance(value, bool):
+        if not values or any(type(value) is not int for value in values):
             return None
         for each in self.packings:
-            if each.lengths and value == max(each.lengths) and name not in self.sizes:
+            if each.lengths and values == _each(max, each) and name not in self.sizes:
                 return f"max({each.expression})"
-            if each.lengths and value == sum(each.lengths):
+            if each.lengths and values == _each(sum, each):
                 return f"sum({each.expression})"
         if packing is not None:
             return f"max({packing.expression})"
         for each in self.packings:
-            if each.lengths and value == len(each.lengths) and _counts(name):
+            if each.lengths and values == _each(len, each) and _COUNTS.search(name):
                 return f"len({each.axis})"
-        equal = [symbol for symbol, size in self.sizes.items() if size == value > 2]
+        equal = [
+            symbol for symbol, sizes in self.sizes.items() if sizes == values and min(sizes) > 2
+        ]
         if len(equal) == 1 and equal[0] not in self.dims and equal[0] != name:
             return equal[0]
         return None
 
-    # Families ------------------------------------------------------------------------------
 
-    def _family(self) -> str | None:
-        names = {each.name.lower() for each in self.given}
-        if {"q", "k", "v"} <= names:
-            return "attention"
-        matrices = [each for each in self.interface.inputs if len(each.shape) == 2]
-        products = self.interface.accesses.products
-        plain = len(self.interface.inputs) == len(matrices) == 2 and not self.packings
-        outputs = self.interface.outputs
-        named = {"a", "b"} == {each.name.lower() for each in matrices}
-        product = (
-            products == {(matrices[0].name, matrices[1].name)} if len(matrices) == 2 else False
-        )
-        if plain and (product or named) and len(outputs) == 1 and len(outputs[0].shape) == 2:
-            return "gemm"
-        return None
+def _each(measure: Callable[[Any], int], packing: Packing) -> tuple[int, ...]:
+    """A measure of the lengths in each call."""
+    return tuple(measure(lengths) if lengths else 0 for lengths in packing.lengths)
 
 
-def _counts(name: str) -> bool:
-    return bool(re.search(r"num|n_|batch|seqs|count|experts", name, re.IGNORECASE))
+def _starts(packing: Packing) -> Lengths:
+    return tuple(tuple(accumulate((0, *each)))[: len(each)] for each in packing.lengths)
+
+
+def _within(tensor: Tensor, sizes: tuple[int, ...]) -> bool:
+    """Whether the values of each call are below a size."""
+    pairs = zip(tensor.values, sizes, strict=False)
+    return bool(tensor.values) and all(max(each, default=-1) < size for each, size in pairs)

@@ -2,25 +2,30 @@
 
 import pytest
 
-from tlmatrix.commands.new.accesses import Accesses, Selection
-from tlmatrix.commands.new.interface import Argument, Interface, Tensor
-from tlmatrix.commands.new.recognition import Role, recognize, substitute
+from tlmatrix.draft.calls import Seen
+from tlmatrix.draft.interface import Argument, Interface, Tensor
+from tlmatrix.draft.roles import Role, recognize, substitute
+from tlmatrix.draft.uses import Selection, Uses
 
 
 def _call(*tensors, arguments=(), sizes=(), selections=()):
-    used = Accesses(selections=frozenset(selections))
+    used = Uses(selections=frozenset(selections))
     return Interface(
         "m:op", factory=False, parameters=tensors, results=(), arguments=tuple(arguments),
-        sizes=tuple(sizes), accesses=used,
+        symbols={name: (size,) for name, size in sizes}, uses=used, calls=1,
     )  # fmt: skip
 
 
+def _tensor(name, shape, sizes, dtype="float16", values=None):
+    return Tensor(name, dtype, shape, seen=(Seen(sizes, dtype, values=values),))
+
+
 def _rows(name, symbol, size):
-    return Tensor(name, "float16", (symbol, "dim"), sizes=(size, 40))
+    return _tensor(name, (symbol, "dim"), (size, 40))
 
 
 def _vector(name, shape, values):
-    return Tensor(name, "int32", (shape,), sizes=(len(values),), values=tuple(values))
+    return _tensor(name, (shape,), (len(values),), "int32", tuple(values))
 
 
 def test_a_vector_from_0_that_ends_at_a_dimension_is_offsets():
@@ -29,10 +34,10 @@ def test_a_vector_from_0_that_ends_at_a_dimension_is_offsets():
             _rows("x", "total", 24),
             _vector("cu", "bounds", [0, 5, 5, 24]),
             arguments=[
-                Argument("max_len", "size", 19, default=False),
-                Argument("batch", "size", 3, default=False),
-                Argument("n", "size", 24, default=False),
-                Argument("window", "size", 7, default=False),
+                Argument("max_len", "size", 19, default=False, values=(19,)),
+                Argument("batch", "size", 3, default=False, values=(3,)),
+                Argument("n", "size", 24, default=False, values=(24,)),
+                Argument("window", "size", 7, default=False, values=(7,)),
             ],
             sizes=[("total", 24), ("bounds", 4), ("dim", 40)],
         )
@@ -50,7 +55,7 @@ def test_a_vector_from_0_that_ends_at_a_dimension_is_offsets():
 def test_a_vector_that_decreases_or_ends_elsewhere_is_not_offsets(values):
     found = recognize(_call(_rows("x", "total", 24), _vector("cu", "n", values)))
     assert found.packings == ()
-    assert found.roles == {}
+    assert all(role.key == "between" for role in found.roles.values())
 
 
 def test_two_offset_vectors_of_one_length_are_two_sides_of_an_axis():
@@ -92,8 +97,8 @@ def test_a_table_of_pages_belongs_to_the_longer_side():
     found = recognize(
         _call(
             _rows("new", "total", 4),
-            Tensor("pool", "float16", ("pages", "page", "dim"), sizes=(9, 16, 40)),
-            Tensor("table", "int32", ("batch", "columns"), sizes=(2, 2), values=(4, 1, 0, -1)),
+            _tensor("pool", ("pages", "page", "dim"), (9, 16, 40)),
+            _tensor("table", ("batch", "columns"), (2, 2), "int32", (4, 1, 0, -1)),
             _vector("cu", "bounds", [0, 3, 4]),
             _vector("lens", "batch", [40, 9]),
             sizes=[("total", 4), ("pages", 9), ("batch", 2), ("columns", 2), ("bounds", 3)],
@@ -109,8 +114,8 @@ def test_a_table_of_pages_belongs_to_the_longer_side():
 
 
 def test_indices_are_limited_to_their_dimension():
-    target = Tensor("target", "int64", ("rows",), sizes=(3,), values=(-100, 0, 7))
-    logits = Tensor("logits", "float32", ("rows", "vocab"), sizes=(3, 8))
+    target = _tensor("target", ("rows",), (3,), "int64", (-100, 0, 7))
+    logits = _tensor("logits", ("rows", "vocab"), (3, 8), "float32")
     chosen = [Selection("target", "logits", 1, "index")]
     found = recognize(_call(logits, target, selections=chosen))
     assert found.roles == {"target": Role("between", ("-1", "vocab - 1"))}

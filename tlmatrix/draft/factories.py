@@ -7,28 +7,32 @@ is changed to find the tensors that follow it.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+import textwrap
 from dataclasses import replace
 from itertools import permutations, product
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.commands.new.accesses import accesses
-from tlmatrix.commands.new.interface import Argument, Interface, Number, Tensor
+from tlmatrix.draft.interface import (
+    SETTINGS,
+    Argument,
+    Interface,
+    Number,
+    Tensor,
+    annotation_text,
+    argument_kind,
+)
+from tlmatrix.draft.uses import uses_of
+from tlmatrix.draft.writer import COUNT
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
-    import inspect
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-_DTYPE = re.compile(r"dtype|(^|_)(in|out|acc|accum)_?type$")
-_TILE = re.compile(r"block|blk|tile|chunk|^b[mnkq]$", re.IGNORECASE)
-_SETTINGS = {"threads": 128, "num_threads": 128, "num_stages": 2, "stages": 2}
-_FLAG = re.compile(r"^(is|use|has|with|enable|need|return)_|causal|trans|accumulate$")
-COUNT = re.compile(
-    r"batch|heads?$|groups?$|experts?$|top_?k|width|window|taps|kernel_size|iter|state|^[bhew]$",
-    re.IGNORECASE,
-)
-"""Names of dimensions that are small: counts, and widths of filters."""
+    from tlmatrix.draft.targets import Target
+
 _PRIMES = (1, 3, 5, 7, 11, 13, 17, 19)
 _SMALL = (7, 5, 11, 13, 3, 17)
 _LADDER: tuple[tuple[int, int], ...] = ((128, 4), (64, 2), (16, 8))
@@ -62,7 +66,7 @@ def trace(
     ]
     given = [item for k, item in enumerate(found) if k not in kernel.out_idx]
     results = [item for k, item in enumerate(found) if k in kernel.out_idx]
-    used = accesses(kernel.prim_func)
+    used = uses_of(kernel.prim_func)
     symbols = dict.fromkeys(name for item in found for name in _names(item) if name not in values)
     return Interface(
         target,
@@ -70,9 +74,9 @@ def trace(
         parameters=tuple(given),
         results=tuple(item for item in results if isinstance(item, Tensor)),
         arguments=arguments,
-        symbols=tuple(symbols),
-        mutated=used.written & {item.name for item in given},
-        accesses=used,
+        symbols=dict.fromkeys(symbols, ()),
+        changed=used.written & {item.name for item in given},
+        uses=used,
         dtypes=dtypes,
     )
 
@@ -127,37 +131,13 @@ def _guesses(parameters: Sequence[inspect.Parameter]) -> Iterator[Argument]:
         guess: Any = {
             "dtype": "float32" if "acc" in name.lower() else "float16",
             "tile": 64,
-            "setting": _SETTINGS.get(name),
+            "setting": SETTINGS.get(name.lower()),
             "flag": False,
-            "other": 1.0 if _annotation(parameter.annotation) == "float" else "",
+            "other": 1.0 if annotation_text(parameter.annotation) == "float" else "",
         }.get(kind)
         if not given and kind == "size":
             guess = next(small, 2) if COUNT.search(name) else 128 * next(primes, 1)
         yield Argument(name, kind, default if given else guess, given)
-
-
-def _annotation(annotation: object) -> str:
-    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-
-
-def argument_kind(name: str, default: object, annotation: object) -> str:
-    """The probable kind of an argument: dtype, tile, setting, flag, size or other."""
-    text = _annotation(annotation)
-    if _DTYPE.search(name.lower()):
-        return "dtype"
-    if isinstance(default, bool) or text == "bool":
-        return "flag"
-    if isinstance(default, str | float) or text in ("str", "float"):
-        return "other"
-    if name in _SETTINGS:
-        return "setting"
-    if _TILE.search(name):
-        return "tile"
-    if default is None and text != "int" and _FLAG.search(name):
-        return "flag"
-    if default is None and text != "int" and re.search(r"eps|scale|alpha|beta", name):
-        return "other"
-    return "size"
 
 
 def _kernel(factory: Callable[..., Any], values: Mapping[str, Any]) -> Any:  # noqa: ANN401
@@ -195,16 +175,10 @@ def _dimension(
     seen: Sequence[tuple[Mapping[str, Any], Any]], names: Sequence[str], tiles: set[int]
 ) -> int | str:
     """A dimension as an expression of arguments or of symbolic dimensions."""
-    size = seen[0][1]
     try:
         numbers = [(values, int(each)) for values, each in seen]
     except TypeError:
-        text = str(size)
-        try:
-            Expression(text)
-        except ExpressionError:
-            return 1
-        return text
+        return _symbolic([(values, str(each)) for values, each in seen], names, tiles)
     if all(number == 1 for _, number in numbers):
         return 1
     for text in _candidates(names, tiles):
@@ -212,6 +186,25 @@ def _dimension(
         if all(expression.evaluate(values) == number for values, number in numbers):
             return text
     return numbers[0][1]
+
+
+def _symbolic(
+    seen: Sequence[tuple[Mapping[str, Any], str]], names: Sequence[str], tiles: set[int]
+) -> int | str:
+    """A dimension with symbolic ones, whose numbers may be arguments: `tokens * heads`."""
+    split = [(values, re.split(r"\b(\d+)\b", text)) for values, text in seen]
+    parts = list(split[0][1])
+    for at in range(1, len(parts), 2):
+        column = [(values, int(each[at])) for values, each in split if len(each) == len(parts)]
+        if len({number for _, number in column}) > 1:
+            found = _dimension(column, names, tiles)
+            parts[at] = str(found) if str(found).isidentifier() else f"({found})"
+    text = "".join(parts)
+    try:
+        Expression(text)
+    except ExpressionError:
+        return 1
+    return text
 
 
 def _candidates(names: Sequence[str], tiles: set[int]) -> Iterator[str]:
@@ -279,3 +272,67 @@ def _names(parameter: Tensor | Number) -> list[str]:
     return [
         name for size in text for name in re.findall(r"[A-Za-z_]\w*", size) if name != "ceildiv"
     ]
+
+
+# Eager kernels -----------------------------------------------------------------------------------
+#
+# An eager `@tilelang.jit` function takes tensors as arguments, and declares their shapes in its
+# body: `X: T.Tensor[[rows, cols], dtype]`.
+
+_SIZES = (13, 200, 24, 40, 72, 56)
+
+
+def eager_example(target: Target) -> Mapping[str, Any] | None:
+    """Tensors for the annotated parameters; None if there are none."""
+    parameters = {each.name: each.default for each in target.parameters}
+    declared = {
+        node.target.id: node.annotation
+        for node in ast.walk(_source_of(target.written))
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and node.target.id in parameters
+    }
+    if not declared:
+        return None
+    free = iter(_SIZES)
+    sizes = {name: value for name, value in parameters.items() if isinstance(value, int)}
+    found = {}
+    for name, annotation in declared.items():
+        made = _example_tensor(annotation, sizes, parameters, free)
+        if made is None:
+            return None
+        found[name] = made
+    return found
+
+
+def _example_tensor(
+    annotation: ast.expr, sizes: dict[str, int], parameters: Mapping[str, Any], free: Iterator[int]
+) -> Any:  # noqa: ANN401 - a tensor
+    import torch
+
+    if not isinstance(annotation, ast.Subscript) or not isinstance(annotation.slice, ast.Tuple):
+        return None
+    shape, dtype = annotation.slice.elts[:2]
+    if not isinstance(shape, ast.List | ast.Tuple):
+        return None
+    found = []
+    for size in shape.elts:
+        for node in ast.walk(size):
+            if isinstance(node, ast.Name) and node.id not in sizes:
+                sizes[node.id] = next(free, 16)
+        code = compile(ast.Expression(size), "<shape>", "eval")
+        found.append(int(eval(code, {"__builtins__": {}}, dict(sizes))))  # noqa: S307 - sizes only
+    name = parameters.get(dtype.id) if isinstance(dtype, ast.Name) else ast.literal_eval(dtype)
+    kind = getattr(torch, str(name), None)
+    if not isinstance(kind, torch.dtype):
+        return None
+    if kind.is_floating_point:
+        return torch.randn(found, generator=torch.Generator().manual_seed(0)).to(kind)
+    return torch.zeros(found, dtype=kind)
+
+
+def _source_of(function: Callable[..., Any]) -> ast.AST:
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return ast.Module([], [])

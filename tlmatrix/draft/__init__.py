@@ -1,0 +1,1 @@
+"""Drafts of specs: from a trace, from recorded calls, or for a whole repository."""

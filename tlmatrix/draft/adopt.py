@@ -1,0 +1,349 @@
+"""Specs for a repository: finds its kernels and operators, records calls, drafts and runs specs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from importlib import import_module
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.draft import manifest
+from tlmatrix.draft.calls import MOST_CALLS, read_calls
+from tlmatrix.draft.sources import Drafts, drafts_for, drafts_of_calls, recorded_calls
+from tlmatrix.draft.targets import target_of
+from tlmatrix.draft.text import spec_text
+from tlmatrix.draft.trial import tried
+from tlmatrix.exit_codes import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from tlmatrix.draft.manifest import Entry
+    from tlmatrix.draft.text import Draft
+    from tlmatrix.draft.trial import Trial
+
+_TEST_SECONDS = 20
+"""The most time for a recorded test."""
+_SECONDS = 90.0
+"""The most time for one target."""
+_SKIPPED = {"site-packages", "build", "dist", "node_modules", "3rdparty"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A target of a repository, and what judges it.
+
+    Attributes:
+        status: `judged` (all cases passed), `findings`, `errors` (cases could not be judged),
+            `incomplete` (it needs a reference), or `not drafted`.
+        reference: the function that judges it.
+        note: the first finding, the error, or what a person must add.
+        varies: whether lengths of packed sequences vary.
+    """
+
+    target: str
+    source: str
+    status: str
+    spec: str = ""
+    reference: str = ""
+    cases: int = 0
+    failed: int = 0
+    note: str = ""
+    varies: bool = False
+    seconds: float = 0.0
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A target to draft; `source` is `calls`, `manifest` or `trace`."""
+
+    target: str
+    source: str
+    draft: Callable[[], Callable[[], Draft]]
+    key: str
+
+
+def adopt_repository(
+    root: Path,
+    output: Path,
+    *,
+    command: Sequence[str] = (),
+    workers: int = 1,
+    seconds: float = 400.0,
+) -> list[Row]:
+    """Write and run specs of the kernels and operators of a repository.
+
+    Args:
+        root: the repository.
+        output: the folder for the specs, the recorded calls and the rows, as they come.
+        command: what calls its kernels: a script, or `-m` and a module, with arguments.
+        workers: how many specs are run side by side.
+        seconds: time for the command, and for all specs together.
+
+    Raises:
+        UsageError: the folder has no Python files.
+    """
+    if not root.is_dir() or not any(root.rglob("*.py")):
+        raise UsageError(f"{root}: not a folder with Python files")
+    output.mkdir(parents=True, exist_ok=True)
+    output, root = output.resolve(), root.resolve()
+    os.chdir(root)
+    for folder in (root, *(each for each in (root / "src",) if each.is_dir())):
+        sys.path.insert(0, str(folder))
+    calls = output / "calls.jsonl"
+    if command and not calls.is_file():
+        _record(command, calls, root, seconds)
+    jobs = list(_jobs(root, calls))
+    known = _earlier(output / "rows.jsonl", {(job.target, job.key) for job in jobs})
+    todo = [job for job in jobs if job.target not in known]
+    with (output / "rows.jsonl").open("a", encoding="utf-8") as file:
+        for row in _run_jobs(todo, output, root, workers, seconds):
+            known[row.target] = row
+            file.write(json.dumps(asdict(row)) + "\n")
+            file.flush()
+    return [known[job.target] for job in jobs if job.target in known]
+
+
+def _record(command: Sequence[str], calls: Path, root: Path, seconds: float) -> None:
+    """Run a command under `tlmatrix record`; what it has recorded when its time ends stays.
+
+    Its kernels are only traced, as it may call them with any size.
+    """
+    words = [sys.executable, "-m", "tlmatrix", "record", "--trace-only"]
+    words += ["-o", str(calls), *command]
+    if command[:2] == ["-m", "pytest"]:
+        at = len(words) - len(command) + 2
+        words[at:at] = ["-p", "tlmatrix.draft.sampled", f"--timeout={_TEST_SECONDS}"]
+    path = os.pathsep.join([str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")])
+    with suppress(subprocess.TimeoutExpired), (calls.parent / "record.log").open("w") as log:
+        subprocess.run(  # noqa: S603 - the command of the user
+            words,
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=log,
+            stderr=log,
+            timeout=seconds,
+            check=False,
+        )
+
+
+def _earlier(path: Path, current: set[tuple[str, str]]) -> dict[str, Row]:
+    """The rows of an earlier run whose target and sources are as they were."""
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        with suppress(ValueError, TypeError):
+            row = Row(**json.loads(line))
+            if (row.target, row.key) in current:
+                found[row.target] = row
+    return found
+
+
+# What there is ---------------------------------------------------------------------------------
+
+
+def _jobs(root: Path, calls: Path) -> Iterator[Job]:
+    """The targets: recorded ones, then those of manifests, then factories that nothing called."""
+    recorded = read_calls(calls) if calls.is_file() else {}
+    definitions, factories = definitions_of(root)
+    entries = {each.target: each for each in manifest.manifest_entries(root, definitions)}
+    taken = set()
+    for target, found in recorded.items():
+        if not any(call.opaque for call in found) or target in entries:
+            taken.add(target)
+            if target not in entries and not all(call.inner for call in found):
+                yield Job(target, "calls", _from_calls(target, found), _digest(str(found)))
+    for target, entry in entries.items():
+        taken.add(target)
+        yield Job(target, "manifest", _from_manifest(entry), _digest(str(entry)))
+    inside = {name for found in recorded.values() for call in found for name in call.construct}
+    for target in factories:
+        if target not in taken and target not in inside:
+            yield Job(target, "trace", lambda target=target: drafts_for(target), "")  # type: ignore[misc]
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _from_calls(target: str, calls: Sequence[Any]) -> Callable[[], Callable[[], Draft]]:
+    return lambda: drafts_of_calls(target_of(target), calls[:MOST_CALLS])
+
+
+def _from_manifest(entry: Entry) -> Callable[[], Callable[[], Draft]]:
+    def draft() -> Drafts:
+        target = target_of(entry.target)
+
+        def call_all() -> None:
+            errors = []
+            for example in manifest.examples(entry):
+                try:
+                    made = target.found(**example.construct) if target.constructs else target.found
+                    made(**example.arguments)
+                except Exception as error:  # noqa: BLE001 - an operator may refuse a size
+                    errors.append(error)
+            if errors:
+                messages.append(f"{type(errors[0]).__name__}: {errors[0]}"[:300])
+
+        messages: list[str] = []
+        calls = recorded_calls(target, call_all)
+        if not calls:
+            raise UsageError(messages[0] if messages else "no call of the manifest could be made")
+        return drafts_of_calls(target, calls, manifest.reference_of_entry(entry))
+
+    return draft
+
+
+def definitions_of(root: Path) -> tuple[dict[str, str], list[str]]:
+    """Names of classes and functions with where they are, and the factories at module level."""
+    definitions: dict[str, str] = {}
+    factories = []
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        if _SKIPPED & {*parts} or any(part.startswith(".") for part in parts):
+            continue
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (ValueError, SyntaxError):
+            continue
+        module = _module_name(root, path)
+        tests = re.search(r"(^|/)(tests?|testing)/|test_\w*\.py$", "/".join(parts))
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                definitions.setdefault(node.name, f"{module}:{node.name}")
+                decorators = " ".join(map(ast.unparse, node.decorator_list))
+                if re.search(r"\bjit\b", decorators) and "triton" not in decorators and not tests:
+                    factories.append(f"{module}:{node.name}")
+    return definitions, factories
+
+
+def _module_name(root: Path, path: Path) -> str:
+    """The name by which a file is imported, from the repository or its folder `src`."""
+    folder = root / "src" if path.is_relative_to(root / "src") else root
+    relative = path.relative_to(folder).with_suffix("")
+    top = path.parent
+    while top != folder and (top / "__init__.py").is_file():
+        top = top.parent
+    if top != folder and not any((each / "__init__.py").is_file() for each in relative.parents):
+        return ".".join(relative.parts)  # a namespace package
+    return ".".join(relative.parts).removesuffix(".__init__")
+
+
+# Drafting and running, a process each ------------------------------------------------------------
+
+
+def _run_jobs(
+    jobs: Sequence[Job], output: Path, root: Path, workers: int, seconds: float
+) -> Iterator[Row]:
+    """Run jobs in forks of this process, so that one that crashes or hangs is one row."""
+    import_module("tlmatrix.engine.preload")  # once, for all forks
+    context = multiprocessing.get_context("fork")
+    end = time.monotonic() + seconds
+    waiting = list(reversed(jobs))
+    running: dict[Any, Any] = {}
+    while waiting or running:
+        while waiting and len(running) < max(1, workers):
+            job = waiting.pop()
+            if time.monotonic() > end:
+                yield Row(job.target, job.source, "not drafted", note="no time was left")
+                continue
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_run_job, args=(job, output, root, theirs))
+            process.start()
+            theirs.close()
+            running[ours] = (job, process, time.monotonic())
+        ready = wait(list(running), timeout=1.0)
+        for ours, (job, process, start) in list(running.items()):
+            late = time.monotonic() - start > _SECONDS
+            if ours not in ready and not late:
+                continue
+            try:
+                row = ours.recv() if ours in ready else None
+            except EOFError:
+                row = None
+            process.kill()
+            process.join()
+            del running[ours]
+            why = "it took too long" if late else f"its process ended (exit {process.exitcode})"
+            yield row or Row(job.target, job.source, "not drafted", note=why, key=job.key)
+
+
+def _run_job(job: Job, output: Path, root: Path, connection: Any) -> None:  # noqa: ANN401
+    start = time.monotonic()
+    name = re.sub(r"\W+", "_", job.target.partition(":")[2])
+    path = output / f"{name}.yaml"
+    if path.exists():
+        path = output / f"{re.sub(r'[^0-9A-Za-z]+', '_', job.target)}.yaml"
+    row = Row(job.target, job.source, "not drafted", key=job.key)
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - not a file
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            drafts = job.draft()
+            draft = drafts()
+            if draft.complete:
+                seconds = _SECONDS / 2
+                trial = tried(drafts, path, [root], tier="each", prove=False, seconds=seconds)
+                row = _judged(row, trial, path)
+            else:
+                path.write_text(spec_text(draft), encoding="utf-8")
+                note = draft.notes[-1] if draft.notes else "it needs a reference"
+                row = Row(**asdict(row) | {"status": "incomplete", "note": note, "spec": path.name})
+        except BaseException as error:  # noqa: BLE001 - whatever the repository's code raises
+            words = str(error).strip().splitlines() or [""]
+            text = (
+                words[0] if isinstance(error, UsageError) else f"{type(error).__name__}: {words[0]}"
+            )
+            row = Row(**asdict(row) | {"note": text[:300]})
+    connection.send(Row(**asdict(row) | {"seconds": round(time.monotonic() - start, 1)}))
+    connection.close()
+    os._exit(0)  # threads of the repository's code need not end
+
+
+def _judged(row: Row, trial: Trial, path: Path) -> Row:
+    draft, results = trial.draft, trial.results
+    failed = [result for result in results if result.failed]
+    counts = Counter(str(result.status) for result in failed)
+    status = "judged"
+    if trial.error or not results or counts["error"] + counts["crashed"] + counts["timeout"]:
+        status = "errors"
+    elif failed:
+        status = "findings"
+    first = next((f for result in failed for f in result.findings), None)
+    narrowed = next((line.strip() for line in trial.lines if "is wrong" in line), "")
+    note = trial.error or (f"{first.check}: {first.title}" if first else narrowed)
+    reference = f"problem {draft.problem}" if draft.problem else ""
+    if draft.reference is not None and not draft.problem:
+        reference = draft.reference.target
+    varies = any(
+        value.startswith("[") or "{q:" in value for v in draft.axes.values() for value in v
+    )
+    return Row(
+        **asdict(row)
+        | {
+            "status": status,
+            "spec": path.name,
+            "reference": reference,
+            "cases": len(results),
+            "failed": len(failed),
+            "note": note[:300],
+            "varies": varies,
+        }
+    )
+
+
+def counted(rows: Sequence[Row]) -> Mapping[str, int]:
+    """How many rows have each status."""
+    return Counter(row.status for row in rows)

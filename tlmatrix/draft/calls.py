@@ -1,0 +1,349 @@
+"""Recorded calls of a kernel or an operator: shapes and small integers, no floating-point data."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tlmatrix.draft.uses import Uses
+from tlmatrix.exit_codes import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+MOST_VALUES = 4096
+"""Most elements of an integer tensor whose values are kept."""
+MOST_CALLS = 64
+"""Most different calls of a target that are kept."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A tensor in a call.
+
+    Attributes:
+        dtype: its PyTorch name.
+        contiguous: whether its elements are in the order of memory.
+        grad: whether it requires a gradient.
+        values: of a small integer tensor, in order.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    contiguous: bool = True
+    grad: bool = False
+    values: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """An argument that a spec cannot write, such as an object of a class."""
+
+    kind: str
+
+
+Value = Seen | Opaque | bool | int | float | str | list[Any] | None
+"""An argument. A dtype is its name."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a caller compared a result with.
+
+    Attributes:
+        output: the path of the result.
+        function: the function that made the expected value, `package.module:name`; "" if unknown.
+        arguments: its arguments: the name of an argument of the call, or a constant.
+    """
+
+    output: str
+    function: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    rtol: float | None = None
+    atol: float | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a target.
+
+    Attributes:
+        target: `package.module:name`.
+        arguments: by parameter, in order; of a factory, those of the kernel.
+        given: the arguments that are passed; the others have their defaults.
+        construct: arguments of the factory or of the constructor, and the names of those passed.
+        results: the returned tensors by path: `0`, `1`, `lse`, `aux.counts`.
+        changed: the arguments that the call writes.
+        grads: the arguments that get gradients, if that is known.
+        dtypes: the dtypes of its inputs that it supports; `fixed` results do not follow them.
+        order: the results and changed arguments in the order of the reference.
+        names: names of dimensions in the code of kernels, by `tensor.dim`.
+        uses: how kernels use the arguments and results.
+        inner: whether an operator of the program made it.
+    """
+
+    target: str
+    arguments: Mapping[str, Value]
+    given: frozenset[str]
+    results: Mapping[str, Seen]
+    construct: Mapping[str, Value] = field(default_factory=dict)
+    constructed: frozenset[str] = frozenset()
+    changed: frozenset[str] = frozenset()
+    grads: frozenset[str] | None = None
+    dtypes: tuple[str, ...] = ()
+    fixed: frozenset[str] = frozenset()
+    order: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    uses: Uses = field(default_factory=Uses)
+    compared: tuple[Comparison, ...] = ()
+    inner: bool = False
+    seconds: float = 0.0
+
+    @property
+    def tensors(self) -> dict[str, Seen]:
+        """The tensors among the arguments."""
+        return {name: each for name, each in self.arguments.items() if isinstance(each, Seen)}
+
+    @property
+    def opaque(self) -> dict[str, str]:
+        """The arguments that a spec cannot write, with their types."""
+        every = {**self.construct, **self.arguments}.items()
+        return {name: each.kind for name, each in every if isinstance(each, Opaque)}
+
+    def form(self) -> tuple[Any, ...]:
+        """What calls have in common that one spec can cover: tensors, ranks, kinds of results."""
+        given = tuple((name, len(each.shape)) for name, each in self.tensors.items())
+        made = tuple((path, len(each.shape)) for path, each in self.results.items())
+        return given, made, tuple(self.opaque.items())
+
+
+def seen(value: Any) -> Value:
+    """The record of an argument."""
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype)[6:]
+        whole = dtype in ("int32", "int64") and value.numel() <= MOST_VALUES
+        kept = whole and value.device.type != "meta" and not value.is_complex()
+        return Seen(
+            tuple(value.shape),
+            dtype,
+            value.is_contiguous(),
+            value.requires_grad,
+            tuple(value.detach().flatten().tolist()) if kept else None,
+        )
+    if isinstance(value, torch.dtype):
+        return str(value)[6:]
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in (int, float, str):  # a subclass, as TileLang's dtypes are, as the class itself
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        parts = [seen(each) for each in value]
+        if not any(isinstance(each, Seen | Opaque) for each in parts):
+            return parts
+    return Opaque(type(value).__qualname__)
+
+
+def flattened(results: object) -> dict[str, torch.Tensor]:
+    """The tensors in a returned value by path: `0`, `1`, `lse`, `aux.counts`."""
+    if isinstance(results, torch.Tensor):
+        return {"0": results}
+    if isinstance(results, tuple | list):
+        items: list[tuple[str, Any]] = [(str(k), each) for k, each in enumerate(results)]
+    elif isinstance(results, dict):
+        items = [(str(key), each) for key, each in results.items()]
+    elif results is not None and hasattr(results, "__dict__"):
+        items = list(vars(results).items())
+    else:
+        items = []
+    found = {}
+    for key, each in items:
+        if isinstance(each, torch.Tensor):
+            found[key] = each
+        elif isinstance(each, tuple | list | dict):
+            found |= {f"{key}.{path}": tensor for path, tensor in flattened(each).items()}
+    return found
+
+
+def alike(calls: Sequence[Call]) -> tuple[list[Call], list[Call]]:
+    """The calls of the most frequent form, and the others."""
+    counts: Counter[Any] = Counter()
+    for call in calls:
+        counts[call.form()] += 1
+    form = max(counts, key=lambda each: (not each[2], counts[each]))
+    chosen = [call for call in calls if call.form() == form]
+    return chosen, [call for call in calls if call.form() != form]
+
+
+# Files ----------------------------------------------------------------------------------------
+
+
+def write_call(file: Any, call: Call) -> None:
+    """Append a call as a line of JSON."""
+    file.write(json.dumps(asdict(call), default=_as_json, allow_nan=True) + "\n")
+    file.flush()
+
+
+def _as_json(value: object) -> object:
+    if isinstance(value, frozenset):
+        return sorted(value, key=str)
+    raise TypeError(type(value).__name__)
+
+
+def read_calls(path: Path) -> dict[str, list[Call]]:
+    """The calls in a file, by target; alike calls once.
+
+    Raises:
+        UsageError: the file does not exist, or a line is not a call.
+    """
+    found: dict[str, dict[str, Call]] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            call = _call(json.loads(line))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if number == len(lines) > 1:
+                continue  # the program was killed while it wrote this line
+            raise UsageError(f"{path}:{number}: not a recorded call: {error}") from error
+        of_target = found.setdefault(call.target, {})
+        key = signature(call)
+        if key in of_target:
+            before = of_target[key].compared
+            new = (each for each in call.compared if each not in before)
+            call = replace(call, compared=(*before, *new))
+        of_target[key] = call
+    return {target: list(calls.values()) for target, calls in found.items()}
+
+
+def signature(call: Call) -> str:
+    """What distinguishes a call: its arguments, without what was measured or counted."""
+    return repr((call.arguments, call.construct))
+
+
+def _value(data: Any) -> Value:
+    if isinstance(data, dict):
+        if "kind" in data:
+            return Opaque(data["kind"])
+        return _seen(data)
+    found: Value = data
+    return found
+
+
+def _seen(data: Mapping[str, Any]) -> Seen:
+    values = data["values"]
+    return Seen(
+        tuple(data["shape"]),
+        data["dtype"],
+        data["contiguous"],
+        data["grad"],
+        None if values is None else tuple(values),
+    )
+
+
+def _call(data: dict[str, Any]) -> Call:
+    return Call(
+        **data
+        | {
+            "arguments": {name: _value(each) for name, each in data["arguments"].items()},
+            "construct": {name: _value(each) for name, each in data["construct"].items()},
+            "results": {path: _seen(each) for path, each in data["results"].items()},
+            "given": frozenset(data["given"]),
+            "constructed": frozenset(data["constructed"]),
+            "changed": frozenset(data["changed"]),
+            "fixed": frozenset(data["fixed"]),
+            "dtypes": tuple(data["dtypes"]),
+            "order": tuple(data["order"]),
+            "grads": None if data["grads"] is None else frozenset(data["grads"]),
+            "uses": Uses.of_json(data["uses"]),
+            "compared": tuple(Comparison(**each) for each in data["compared"]),
+        }
+    )
+
+
+# FlashInfer's trace definitions ------------------------------------------------------------------
+
+
+def definition(calls: Iterable[Call]) -> dict[str, Any]:
+    """Calls as a definition of FlashInfer's traces, with the sizes of each call as a workload.
+
+    Dimensions that are equal in all calls are one axis; one with the same size in all is constant.
+    Schema: https://bench.flashinfer.ai/docs/flashinfer-trace/definition.
+    """
+    chosen, _ = alike(list(calls))
+    columns: dict[tuple[int, ...], str] = {}
+
+    def axis(name: str, dim: int, kind: str) -> str:
+        sizes = tuple(getattr(call, kind)[name].shape[dim] for call in chosen)
+        known = chosen[0].names.get(f"{name}.{dim}", f"{name}_{dim}")
+        return columns.setdefault(sizes, known)
+
+    def tensors(kind: str) -> dict[str, Any]:
+        first: Mapping[str, Seen] = getattr(chosen[0], kind)
+        return {
+            name: {
+                "shape": [axis(name, dim, kind) for dim in range(len(each.shape))],
+                "dtype": each.dtype,
+            }
+            for name, each in first.items()
+        }
+
+    inputs, outputs = tensors("tensors"), tensors("results")
+    axes = {
+        name: {"type": "const", "value": sizes[0]} if len({*sizes}) == 1 else {"type": "var"}
+        for sizes, name in columns.items()
+    }
+    moving = [name for name, each in axes.items() if each["type"] == "var"]
+    by_name = {name: sizes for sizes, name in columns.items()}
+    return {
+        "name": chosen[0].target.rpartition(":")[2].replace(".", "_"),
+        "op_type": "op",
+        "axes": axes,
+        "inputs": inputs,
+        "outputs": outputs,
+        "workloads": [
+            {"axes": {name: by_name[name][k] for name in moving}} for k in range(len(chosen))
+        ],
+    }
+
+
+def calls_of_definition(data: Mapping[str, Any], target: str) -> list[Call]:
+    """The calls of a definition of FlashInfer's traces: one for each workload in it.
+
+    Raises:
+        UsageError: it is not a definition.
+    """
+    try:
+        constants = {n: a["value"] for n, a in data["axes"].items() if a["type"] == "const"}
+        moving = [name for name in data["axes"] if name not in constants]
+        workloads = data.get("workloads") or [
+            {"axes": {name: base + k for k, name in enumerate(moving)}} for base in (5, 37)
+        ]
+        found = []
+        for workload in workloads:
+            sizes = {**constants, **workload["axes"]}
+
+            def tensors(kind: str, sizes: Mapping[str, int] = sizes) -> dict[str, Seen]:
+                return {
+                    name: Seen(tuple(sizes[axis] for axis in each["shape"] or ()), each["dtype"])
+                    for name, each in data[kind].items()
+                }
+
+            arguments: dict[str, Value] = {**tensors("inputs")}
+            names = {
+                f"{name}.{dim}": axis
+                for name, each in data["inputs"].items()
+                for dim, axis in enumerate(each["shape"] or ())
+            }
+            call = Call(target, arguments, frozenset(arguments), tensors("outputs"), names=names)
+            found.append(call)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"not a trace definition: {error!r}") from error
+    return found

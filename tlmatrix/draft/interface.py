@@ -1,0 +1,382 @@
+"""The interface of the code under test, from a trace or from recorded calls."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.draft.calls import Opaque, Seen
+from tlmatrix.draft.sizes import Place, Relations, Size, candidates, relate
+from tlmatrix.draft.uses import Uses, merged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tlmatrix.draft.calls import Call
+    from tlmatrix.draft.targets import Target
+
+_DTYPE = re.compile(r"dtype|(^|_)(in|out|acc|accum)_?type$")
+_TILE = re.compile(r"block|blk|tile|chunk|^b[mnkq]$", re.IGNORECASE)
+SETTINGS = {"threads": 128, "num_threads": 128, "num_stages": 2, "stages": 2}
+_FLAG = re.compile(r"^(is|use|has|with|enable|need|return)_|causal|trans|accumulate$")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument that is not a tensor.
+
+    Attributes:
+        name: its name.
+        kind: dtype, tile, setting, flag, size or other.
+        value: its value in the trace or in the first call.
+        default: whether the value is the default.
+        values: all values in recorded calls.
+    """
+
+    name: str
+    kind: str
+    value: Any
+    default: bool
+    values: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor that the code takes, returns or writes.
+
+    Attributes:
+        shape: numbers, and expressions of arguments and symbolic dimensions.
+        dtype_of: the argument that determines its dtype.
+        seen: the tensor in each recorded call.
+        grad: whether it gets a gradient.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[Size, ...]
+    dtype_of: str | None = None
+    seen: tuple[Seen, ...] = ()
+    grad: bool = False
+
+    @property
+    def integer(self) -> bool:
+        """Whether it may hold indices."""
+        return self.dtype in ("int32", "int64")
+
+    @property
+    def values(self) -> tuple[tuple[int, ...], ...]:
+        """Its values in each call; empty if they are not all known."""
+        found = [each.values for each in self.seen]
+        return () if None in found else tuple(each for each in found if each is not None)
+
+    def sizes(self, dim: int) -> tuple[int, ...]:
+        """A dimension in each call."""
+        return tuple(each.shape[dim] for each in self.seen)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A scalar parameter of a traced kernel."""
+
+    name: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The parameters, results and uses of the code under test.
+
+    Attributes:
+        target: `package.module:name`.
+        factory: whether the target is a factory.
+        parameters: the parameters of the kernel or entry, in order.
+        results: the tensors that the call returns.
+        arguments: the arguments of the factory, or those of the entry that are not tensors.
+        construct: the arguments of a constructor.
+        module: the tensors that are parameters of the module.
+        symbols: the symbolic dimensions with their sizes in each call, in order.
+        changed: the parameters that the call writes.
+        uses: how kernels use the parameters.
+        dtypes: the dtypes that inputs with the axis `dtype` support.
+        order: the outputs in the order of the reference; empty for the order of the call.
+        paths: the position of each result in the returned value: `0`, `aux.counts`.
+        guesses: dimensions whose expression may hold by chance.
+        calls: how many calls it is inferred from.
+    """
+
+    target: str
+    factory: bool
+    parameters: tuple[Tensor | Number, ...]
+    results: tuple[Tensor, ...]
+    arguments: tuple[Argument, ...] = ()
+    construct: tuple[Argument, ...] = ()
+    module: frozenset[str] = frozenset()
+    symbols: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    changed: frozenset[str] = frozenset()
+    uses: Uses = field(default_factory=Uses)
+    dtypes: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
+    paths: Mapping[str, str] = field(default_factory=dict)
+    guesses: frozenset[Place] = frozenset()
+    calls: int = 0
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors among the parameters."""
+        return tuple(item for item in self.parameters if isinstance(item, Tensor))
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Tensors whose values the call reads: all but those that it only writes."""
+        return tuple(item for item in self.tensors if item.name not in self.pure_outputs)
+
+    @property
+    def pure_outputs(self) -> frozenset[str]:
+        """The written parameters whose values before do not matter."""
+        return self.changed - self.uses.updated
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """Tensors that the call writes or returns, in the order of the reference or the call."""
+        found = [*(item for item in self.tensors if item.name in self.changed), *self.results]
+        if self.order:
+            by_name = {item.name: item for item in found}
+            return tuple(by_name[name] for name in self.order)
+        return tuple(found)
+
+    def untied(self, size: str, name: str) -> Interface:
+        """The interface with a symbol of its own for the dimensions of a size that is guessed."""
+
+        def changed(item: Tensor) -> Tensor:
+            return replace(item, shape=tuple(name if s == size else s for s in item.shape))
+
+        (column,) = {self._column(place) for place in self.guesses if self._size(place) == size}
+        return replace(
+            self,
+            parameters=tuple(
+                changed(each) if isinstance(each, Tensor) else each for each in self.parameters
+            ),
+            results=tuple(map(changed, self.results)),
+            symbols={**self.symbols, name: column},
+            guesses=frozenset(place for place in self.guesses if self._size(place) != size),
+        )
+
+    @property
+    def guessed(self) -> dict[str, Place]:
+        """The sizes that may be so by chance, each with one of its dimensions."""
+        return {str(self._size(place)): place for place in sorted(self.guesses, reverse=True)}
+
+    def _tensor(self, name: str) -> Tensor:
+        return next(item for item in self.tensors if item.name == name)
+
+    def _size(self, place: Place) -> Size:
+        return self._tensor(place[0]).shape[place[1]]
+
+    def _column(self, place: Place) -> tuple[int, ...]:
+        return self._tensor(place[0]).sizes(place[1])
+
+
+def annotation_text(annotation: object) -> str:
+    """An annotation as it is written."""
+    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+
+
+def argument_kind(name: str, default: object, annotation: object) -> str:
+    """The probable kind of an argument: dtype, tile, setting, flag, size or other."""
+    text = annotation_text(annotation)
+    if _DTYPE.search(name.lower()):
+        return "dtype"
+    if isinstance(default, bool) or text == "bool":
+        return "flag"
+    if isinstance(default, str | float | list) or text in ("str", "float"):
+        return "other"
+    if name.lower() in SETTINGS:
+        return "setting"
+    if _TILE.search(name):
+        return "tile"
+    if default is None and text != "int" and _FLAG.search(name):
+        return "flag"
+    if default is None and text != "int" and re.search(r"eps|scale|alpha|beta", name):
+        return "other"
+    return "size"
+
+
+# From recorded calls -----------------------------------------------------------------------------
+
+
+def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
+    """The interface of a target, of calls of one form."""
+    first = calls[0]
+    uses = reduce(merged, (call.uses for call in calls))
+    tensors = {name: tuple(_seen(call, name) for call in calls) for name in first.tensors}
+    arguments = tuple(_arguments(target, calls))
+    construct = tuple(_construct(calls))
+    relations = _relations(calls, tensors, (*arguments, *construct))
+    seen_dtypes = [_main_dtype(call) for call in calls if _main_dtype(call)]
+    dtypes = tuple(dict.fromkeys([*first.dtypes, *seen_dtypes]))
+    own = _main_dtype(first)
+    axis = next((a.name for a in (*arguments, *construct) if a.value == own and own), "dtype")
+    changed = frozenset(name for call in calls for name in call.changed)
+    grads = frozenset(name for call in calls for name in call.grads or ())
+
+    def tensor(name: str, seen: tuple[Seen, ...], shape: tuple[Size, ...]) -> Tensor:
+        follows = all(each.dtype == _main_dtype(c) for each, c in zip(seen, calls, strict=True))
+        return Tensor(
+            name,
+            seen[0].dtype,
+            shape,
+            dtype_of=axis if own and follows else None,
+            seen=seen,
+            grad=name in grads,
+        )
+
+    results = {path: tuple(call.results[path] for call in calls) for path in first.results}
+    named = _titles(target, first)
+    given = tuple(
+        tensor(name, seen, tuple(relations.dims[name, k] for k in range(len(seen[0].shape))))
+        for name, seen in tensors.items()
+    )
+    made = tuple(
+        tensor(named[path], seen, tuple(_result_sizes(seen, relations.symbols)))
+        for path, seen in results.items()
+    )
+    made = tuple(
+        replace(each, dtype_of=None) if path in first.fixed else each
+        for path, each in zip(results, made, strict=True)
+    )
+    parameters = {each.name for each in target.parameters}
+    return Interface(
+        target.text,
+        factory=target.is_factory,
+        parameters=given,
+        results=made,
+        arguments=arguments,
+        construct=construct,
+        module=frozenset(set(tensors) - parameters) if target.constructs else frozenset(),
+        symbols=relations.symbols,
+        changed=changed,
+        uses=uses,
+        dtypes=dtypes,
+        order=tuple(named.get(each, each) for each in first.order),
+        paths={named[path]: path for path in results},
+        guesses=relations.guesses,
+        calls=len(calls),
+    )
+
+
+def _seen(call: Call, name: str) -> Seen:
+    found = call.arguments[name]
+    assert isinstance(found, Seen)
+    return found
+
+
+def _relations(
+    calls: Sequence[Call],
+    tensors: Mapping[str, tuple[Seen, ...]],
+    arguments: Sequence[Argument],
+) -> Relations:
+    columns = {
+        (name, dim): tuple(each.shape[dim] for each in seen)
+        for name, seen in tensors.items()
+        for dim in range(len(seen[0].shape))
+    }
+    names: dict[Place, str] = {}
+    for call in calls:
+        for text, name in call.names.items():
+            tensor, _, dim = text.rpartition(".")
+            if (tensor, int(dim)) in columns:
+                names.setdefault((tensor, int(dim)), name)
+    vectors = {name for name, seen in tensors.items() if _is_vector(seen)}
+    scalars = {
+        each.name: each.values
+        for each in arguments
+        if each.kind == "size" and all(type(value) is int for value in each.values)
+    }
+    return relate(
+        columns,
+        names,
+        scalars=scalars,
+        vectors=frozenset(vectors),
+        offsets=frozenset(name for name in vectors if may_be_offsets(tensors[name])),
+        taken=frozenset(tensors),
+    )
+
+
+def _is_vector(seen: Sequence[Seen]) -> bool:
+    return seen[0].dtype in ("int32", "int64") and len(seen[0].shape) == 1
+
+
+def may_be_offsets(seen: Sequence[Seen]) -> bool:
+    """Whether a vector may have offsets, whose number is not that of another dimension."""
+    found = [each.values or () for each in seen]
+    return all(
+        values[:1] == (0,)
+        and all(a <= b for a, b in pairwise(values))
+        and values[-1] >= len(values)
+        for values in found
+    )
+
+
+def _main_dtype(call: Call) -> str:
+    """The dtype of the inputs: of those in half precision if there are some."""
+    floats = [each.dtype for each in call.tensors.values() if "float" in each.dtype]
+    halves = [dtype for dtype in floats if dtype in ("float16", "bfloat16")]
+    counted = Counter(halves or [each for each in floats if each == "float32"])
+    return counted.most_common(1)[0][0] if counted else ""
+
+
+def _arguments(target: Target, calls: Sequence[Call]) -> Iterator[Argument]:
+    written = inspect.signature(target.written).parameters
+    found = (
+        [call.construct for call in calls] if target.is_factory else [c.arguments for c in calls]
+    )
+    given = [c.constructed for c in calls] if target.is_factory else [c.given for c in calls]
+    for name, value in found[0].items():
+        values = tuple(each.get(name) for each in found)
+        parameter = written.get(name)
+        default = not any(name in each for each in given)
+        if parameter is not None and parameter.default is not parameter.empty:
+            default |= all(value == _plain(parameter.default) for value in values)
+        if isinstance(value, Seen | Opaque) or (value is None and default):
+            continue
+        kind = argument_kind(name, value, parameter.annotation if parameter else None)
+        yield Argument(name, kind, value, default, values)
+
+
+def _plain(value: object) -> object:
+    return str(value)[6:] if str(value).startswith("torch.") else value
+
+
+def _construct(calls: Sequence[Call]) -> Iterator[Argument]:
+    for name, value in calls[0].construct.items():
+        if isinstance(value, bool | int | float | str | list):
+            given = name in calls[0].constructed
+            values = tuple(call.construct.get(name) for call in calls)
+            yield Argument(name, argument_kind(name, value, None), value, not given, values)
+
+
+def _titles(target: Target, call: Call) -> dict[str, str]:
+    """Names of results: keys, names that the own `return` has, or `out`."""
+    paths = list(call.results)
+    if any(not path.isdigit() for path in paths):
+        return {path: path.rpartition(".")[2] for path in paths}
+    names = target.returned_names
+    if len(names) == len(paths) == len({*names} - {*call.arguments}):
+        return dict(zip(paths, names, strict=True))
+    numbered = len(paths) > 1
+    return {path: f"out{k}" if numbered else "out" for k, path in enumerate(paths)}
+
+
+def _result_sizes(seen: Sequence[Seen], symbols: Mapping[str, tuple[int, ...]]) -> Iterator[Size]:
+    for dim in range(len(seen[0].shape)):
+        column = tuple(each.shape[dim] for each in seen)
+        equal = next((name for name, sizes in symbols.items() if sizes == column), None)
+        found = None
+        if equal is None and {*column} != {1} and min(column) > 1 and symbols:
+            found = next(candidates(column, symbols), None)
+        yield equal or found or column[0]

@@ -1,0 +1,216 @@
+"""Calls of the operators that a repository's own manifest lists: YAML or JSON with shapes.
+
+An entry has a `signature` with `inputs` (their dtypes, and perhaps shapes in named sizes) and
+perhaps `params`, and `workloads` with the sizes: `x_shape`, or the names of the sizes.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from dataclasses import dataclass, field
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import torch
+import yaml
+
+from tlmatrix.draft.targets import target_of
+from tlmatrix.exit_codes import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+_LARGEST = 256
+"""Sizes of workloads above it are made smaller: cases run on the interpreter."""
+_MOST = 4
+"""Calls of an entry."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An operator of a manifest.
+
+    Attributes:
+        target: `package.module:name`.
+        reference: the PyTorch function that it names; "" if it names none.
+    """
+
+    target: str
+    signature: Mapping[str, Any]
+    workloads: Sequence[Mapping[str, Any]]
+    reference: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """Arguments of a constructor and of a call."""
+
+    construct: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def manifest_entries(root: Path, definitions: Mapping[str, str]) -> Iterator[Entry]:
+    """The entries of all manifests of a repository.
+
+    Args:
+        root: the repository.
+        definitions: `package.module:name` of its classes and functions, by name.
+    """
+    for path in sorted([*root.rglob("*.yaml"), *root.rglob("*.yml"), *root.rglob("*.json")]):
+        if path.stat().st_size > 1 << 20 or "workloads" not in path.read_text(errors="replace"):
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+            data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        except (ValueError, yaml.YAMLError):
+            continue
+        for name, entry in data.items() if isinstance(data, dict) else ():
+            known = isinstance(entry, dict) and {"signature", "workloads"} <= entry.keys()
+            if known and name in definitions:
+                reference = str(entry.get("ref_api", "")).split(" ")[0]
+                reference = reference if re.fullmatch(r"torch(\.\w+)+", reference) else ""
+                yield Entry(definitions[name], entry["signature"], entry["workloads"], reference)
+
+
+def reference_of_entry(entry: Entry) -> str:
+    """The reference as `package.module:name`; "" if PyTorch has no function of that name."""
+    module, _, name = entry.reference.rpartition(".")
+    module = "torch" if module == "torch.Tensor" else module
+    return f"{module}:{name}" if entry.reference else ""
+
+
+def examples(entry: Entry) -> Iterator[Example]:
+    """Small calls of an entry: its workloads with smaller sizes, and one with odd sizes.
+
+    Raises:
+        UsageError: shapes or dtypes cannot be told from the entry.
+    """
+    target = target_of(entry.target)
+    inputs: Mapping[str, Any] = entry.signature.get("inputs") or {}
+    params: Mapping[str, Any] = entry.signature.get("params") or {}
+    found = target.found
+    takes = inspect.signature(found).parameters if target.constructs else {}
+    passed = [each.name for each in target.parameters]
+    seen: set[str] = set()
+    for workload, odd in product(entry.workloads, (False, True)):
+        sizes = _Sizes(workload, odd=odd)
+        made = {name: sizes.value(value) for name, value in workload.items()}
+        shapes = {n: _shape(n, each, made, inputs) for n, each in inputs.items()}
+        missing = [n for n, shape in shapes.items() if shape is None]
+        if any(not inputs[name].get("optional") for name in missing):
+            raise UsageError(f"its manifest does not tell the shape of {missing[0]}")
+        key = str((shapes, made))
+        if key in seen or len(seen) >= _MOST:
+            continue
+        seen.add(key)
+        dtypes = _dtypes(inputs, workload)
+        tensors = {
+            name: _tensor(shape, dtypes[name], made)
+            for name, shape in shapes.items()
+            if shape is not None
+        }
+        static = _static(entry.signature.get("static_dims") or {}, tensors, made)
+        known = {n: made[n] for n in (*params, *made) if n in made} | static
+        if "dtype" in takes and "dtype" not in known:
+            known["dtype"] = next(iter(tensors.values())).dtype
+        yield Example(
+            {name: _typed(known[name]) for name in takes if name in known},
+            tensors | {n: _typed(known[n]) for n in passed if n in known and n not in tensors},
+        )
+
+
+class _Sizes:
+    """Makes the large sizes of a workload small, equal ones alike."""
+
+    def __init__(self, workload: Mapping[str, Any], *, odd: bool) -> None:
+        numbers = sorted({n for value in workload.values() for n in _numbers(value)})
+        large = [number for number in numbers if number > _LARGEST]
+        self._small = {number: _LARGEST // 2 + 128 * k for k, number in enumerate(large)}
+        if odd:
+            self._small |= {n: n + 1 for n in numbers if 8 < n <= _LARGEST}
+            self._small |= {number: 137 + 64 * k for k, number in enumerate(large)}
+
+    def value(self, value: Any) -> Any:  # noqa: ANN401 - YAML
+        """A value of the workload with small sizes."""
+        if isinstance(value, list):
+            return [self.value(each) for each in value]
+        return self._small.get(value, value) if type(value) is int else value
+
+
+def _numbers(value: object) -> Iterator[int]:
+    if isinstance(value, list):
+        for each in value:
+            yield from _numbers(each)
+    elif type(value) is int:
+        yield value
+
+
+def _shape(
+    name: str, declared: Mapping[str, Any], made: Mapping[str, Any], inputs: Mapping[str, Any]
+) -> list[int] | None:
+    """The shape of an input: `x_shape`, named sizes, or that of the only key with a shape."""
+    if f"{name}_shape" in made:
+        return list(made[f"{name}_shape"])
+    if name in ("k", "v", "key", "value") and "kv_shape" in made:
+        return list(made["kv_shape"])
+    text = declared.get("shape")
+    if text is not None:
+        names = {each.lower(): value for each, value in made.items() if type(value) is int}
+        try:
+            parts = [ast.unparse(each) for each in ast.parse(str(text), mode="eval").body.elts]  # type: ignore[attr-defined]
+            return [int(part) if part.isdigit() else names[part.lower()] for part in parts]
+        except (AttributeError, KeyError, SyntaxError):
+            return None
+    shapes = [value for each, value in made.items() if each.endswith("_shape")]
+    if len(shapes) == 1 and not declared.get("optional") and len(inputs) <= 2:
+        return list(shapes[0])
+    return None
+
+
+def _dtypes(inputs: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[str, torch.dtype]:
+    found: dict[str, torch.dtype] = {}
+    for name, each in inputs.items():
+        text = str(each.get("dtype", "float16")).split("|")[0].strip()
+        same = re.fullmatch(r"same_as\((\w+)\)", text)
+        if same is not None:
+            found[name] = found.get(same[1], torch.float16)
+            continue
+        if not found and isinstance(workload.get("dtypes"), list):
+            text = str(workload["dtypes"][0])
+        kind = getattr(torch, text, None)
+        if not isinstance(kind, torch.dtype):
+            raise UsageError(f"its manifest has the dtype {text!r} for {name}")
+        found[name] = kind
+    return found
+
+
+def _tensor(shape: list[int], dtype: torch.dtype, made: Mapping[str, Any]) -> torch.Tensor:
+    random = torch.Generator().manual_seed(0)
+    if dtype == torch.bool:
+        return torch.rand(shape, generator=random) < 0.5
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(shape, generator=random).to(dtype)
+    limits = [value for name, value in made.items() if "num_" in name and type(value) is int]
+    return torch.randint(0, min(limits, default=2), shape, generator=random).to(dtype)
+
+
+def _static(
+    declared: Mapping[str, str], tensors: Mapping[str, torch.Tensor], made: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Sizes that a constructor is passed: `x.shape[-1]`, or the only element of a list."""
+    found = {}
+    for name, text in declared.items():
+        part = re.fullmatch(r"(\w+)\.shape\[(-?\w+)\]", text)
+        if part is not None and part[1] in tensors:
+            at = made.get(part[2], part[2])
+            found[name] = tensors[part[1]].shape[int(at)]
+    return found
+
+
+def _typed(value: Any) -> Any:  # noqa: ANN401 - YAML
+    kind = getattr(torch, value, None) if isinstance(value, str) else None
+    return kind if isinstance(kind, torch.dtype) else value

@@ -1,0 +1,164 @@
+"""What further calls of an operator show: its gradients, dtypes, and the order of its reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tlmatrix.draft.calls import flattened
+from tlmatrix.draft.references import find_reference, matched
+from tlmatrix.problem.calling import parameters_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tlmatrix.draft.calls import Call
+    from tlmatrix.draft.targets import Target
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Live:
+    """A call with its values.
+
+    Attributes:
+        before: the arguments, tensors as they were before the call.
+        after: the arguments after the call.
+        results: the returned value.
+        instance: the object whose method was called.
+    """
+
+    call: Call
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    results: Any
+    instance: Any = None
+
+
+def probed(target: Target, live: Live) -> Call:
+    """The call, with what further calls with its values show."""
+    call = replace(live.call, grads=_differentiable(target, live))
+    read = _read_when_changed(target, live)
+    uses = replace(call.uses, updated=call.uses.updated | read)
+    dtypes, fixed = _dtypes(target, live)
+    order = _order(target, live)
+    return replace(call, uses=uses, dtypes=dtypes, fixed=fixed, order=order)
+
+
+def _again(target: Target, live: Live, changed: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Call the operator on copies with changed arguments; the results by path."""
+    given = {
+        name: value.clone() if isinstance(value, torch.Tensor) else value
+        for name, value in live.before.items()
+    }
+    given |= changed
+    if isinstance(live.instance, torch.nn.Module):
+        own = {name.replace(".", "_"): name for name, _ in live.instance.named_parameters()}
+        state = {path: given.pop(name) for name, path in own.items()}
+        return flattened(torch.func.functional_call(live.instance, state, kwargs=given))
+    if live.instance is not None:
+        return flattened(live.instance(*given.values()))
+    function = getattr(target.owner, target.attribute)
+    made = function(*given.values()) if target.positional else function(**given)
+    found = flattened(made)
+    return found | {f"${name}": given[name] for name in live.call.changed}
+
+
+def _differentiable(target: Target, live: Live) -> frozenset[str]:
+    """The inputs that get gradients; empty if no result is differentiable."""
+    leaves = {
+        name: value.clone().requires_grad_()
+        for name, value in live.before.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    }
+    try:
+        with torch.enable_grad():
+            results = _again(target, live, leaves)
+        made = [each for path, each in results.items() if path[0] != "$"]
+        outputs = [each for each in made if each.requires_grad]
+        if not outputs or not leaves:
+            return frozenset()
+        ones = [torch.ones_like(each) for each in outputs]
+        grads = torch.autograd.grad(outputs, list(leaves.values()), ones, allow_unused=True)
+    except Exception:  # noqa: BLE001 - an operator without a backward may raise anything
+        return frozenset()
+    return frozenset(name for name, grad in zip(leaves, grads, strict=True) if grad is not None)
+
+
+def _read_when_changed(target: Target, live: Live) -> frozenset[str]:
+    """The changed arguments whose values before the call matter."""
+    found = set()
+    for name in live.call.changed - live.call.uses.updated:
+        value = live.before[name]
+        other = torch.full_like(value, 3) if value.is_floating_point() else None
+        if other is None:
+            continue
+        try:
+            before, after = (_again(target, live, {name: each}) for each in (value.clone(), other))
+        except Exception:  # noqa: BLE001, S112 - it may refuse the values
+            continue
+        if any(not torch.equal(before[path], after[path]) for path in before):
+            found.add(name)
+    return frozenset(found)
+
+
+def _dtypes(target: Target, live: Live) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The dtypes of inputs that it supports, and the results whose dtype does not follow."""
+    tensors = {n: v for n, v in live.before.items() if isinstance(v, torch.Tensor)}
+    floats = {n: v for n, v in tensors.items() if v.dtype in (*_HALVES, torch.float32)}
+    halves = {name: value for name, value in floats.items() if value.dtype in _HALVES}
+    following = halves or floats
+    if not following:
+        return (), frozenset()
+    own = next(iter(following.values())).dtype
+    other = torch.bfloat16 if own == torch.float16 else torch.float16
+    name, renamed = str(own)[6:], str(other)[6:]
+    changed: dict[str, Any] = {n: v.to(other) for n, v in following.items() if v.dtype == own}
+    for argument, value in live.before.items():
+        if isinstance(value, str) and value == name:
+            changed[argument] = renamed
+        elif value is own:
+            changed[argument] = other
+    mine = flattened(live.results)
+    try:
+        results = _again(target, live, changed)
+    except Exception:  # noqa: BLE001 - it may support one dtype only
+        return (name,), frozenset()
+    fixed = {p for p, each in mine.items() if p in results and results[p].dtype == each.dtype}
+    return (name, renamed), frozenset(fixed)
+
+
+def _order(target: Target, live: Live) -> tuple[str, ...]:
+    """The results and changed arguments in the order of the reference, matched by their values.
+
+    Empty if there is no reference, or if it does not accept the arguments.
+    """
+    found = find_reference(target)
+    if found is None:
+        return ()
+    mine = {name: live.after[name] for name in live.call.changed}
+    mine |= {p: each for p, each in flattened(live.results).items() if p in live.call.results}
+    values = {
+        name: live.before[of]
+        for name, of in matched(list(parameters_of(found.function) or ()), live.before).items()
+    }
+    try:
+        theirs = list(flattened(found.function(**values)).values())
+    except Exception:  # noqa: BLE001 - its parameters may differ
+        return ()
+    order: list[str] = []
+    for wanted in theirs:
+        alike = [
+            name
+            for name, each in mine.items()
+            if name not in order
+            and each.shape == wanted.shape
+            and torch.allclose(each.detach().double(), wanted.detach().double(), 0.05, 0.05)
+        ]
+        if not alike:
+            return ()
+        order.append(alike[0])
+    return tuple(order)

@@ -1,0 +1,620 @@
+"""Watches a program, and records the calls of kernels and operators that it makes.
+
+A profile function sees the calls of the program's own functions. A call in which a TileLang kernel
+runs is one of an operator; functions that return tensors without one may be references, which a
+comparison of a result shows. It works on a GPU and on the interpreter alike.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tlmatrix.draft.calls import (
+    MOST_CALLS,
+    Call,
+    Comparison,
+    Seen,
+    flattened,
+    seen,
+    signature,
+    write_call,
+)
+from tlmatrix.draft.probes import Live, probed
+from tlmatrix.draft.uses import Uses, merged, uses_of
+from tlmatrix.exit_codes import UsageError
+from tlmatrix.interpreter.patching import replace_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from types import CodeType, FrameType
+
+    from tlmatrix.draft.targets import Target
+
+_TEST = re.compile(r"(^|/)(tests?|testing)/|(^|/)(test_\w*|\w*_test|conftest)(\.py)?$")
+_COMPARES = re.compile(r"assert|close|equal|compare|diff|similar|error", re.IGNORECASE)
+"""Names of a program's own functions that compare two results."""
+_MOST_RETURNED = 4096
+"""Most recent results of other functions that are remembered."""
+
+
+@dataclass
+class _Open:
+    """A call that has not returned."""
+
+    code: CodeType
+    arguments: dict[str, Any]
+    seen: dict[str, Any]
+    start: float
+    before: dict[str, torch.Tensor]
+    launches: list[_Launch] = field(default_factory=list)
+    inner: int = 0
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A launch of a kernel: its PrimFunc, its tensors by parameter, and how it was made."""
+
+    prim_func: Any
+    tensors: Mapping[str, torch.Tensor]
+    factory: Mapping[str, Any]
+
+
+class Recorder:
+    """Records calls.
+
+    Args:
+        keep: called with each call.
+        root: the folder whose functions are recorded.
+        wanted: the code of functions that are recorded though no kernel runs in them.
+    """
+
+    def __init__(
+        self,
+        keep: Callable[[Call], None],
+        root: Path,
+        wanted: Mapping[CodeType, str] | None = None,
+    ) -> None:
+        self._keep = keep
+        self._root = str(root.resolve()) + os.sep
+        self._wanted = dict(wanted or {})
+        self._codes: dict[CodeType, bool] = {}
+        self._stack: list[_Open] = []
+        self._made: dict[int, tuple[Any, str, dict[str, Any]]] = {}
+        self._uses: dict[int, tuple[Any, Uses]] = {}
+        self._constructed: dict[int, tuple[Any, dict[str, Any]]] = {}
+        self._returned: dict[int, tuple[torch.Tensor, str, dict[str, Any]]] = {}
+        self._results: dict[int, tuple[torch.Tensor, Call, str, dict[str, Any]]] = {}
+        self._live: dict[str, Live] = {}
+        self._kernels = _Kernels(self)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Inside, calls of this thread are recorded."""
+        with ExitStack() as stack:
+            replace_in(stack, self._kernels.replacements())
+            replace_in(stack, self._comparisons())
+            before = sys.getprofile()
+            sys.setprofile(self._event)
+            try:
+                yield
+            finally:
+                sys.setprofile(before)
+
+    # Calls of Python functions ---------------------------------------------------------------
+
+    def _event(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event == "call":
+            code = frame.f_code
+            known = self._codes.get(code)
+            if known is None:
+                known = self._codes[code] = self._is_of_program(code)
+            if known:
+                self._enter(frame)
+        elif event == "return" and self._stack and self._codes.get(frame.f_code):
+            if self._stack[-1].code is frame.f_code and self._stack[-1].inner:
+                self._stack[-1].inner -= 1
+                return
+            while self._stack:
+                opened = self._stack.pop()
+                if opened.code is frame.f_code:
+                    self._leave(opened, frame, arg)
+                    break
+
+    def _is_of_program(self, code: CodeType) -> bool:
+        if code in self._wanted:
+            return True
+        inside = code.co_filename.startswith(self._root) and "site-packages" not in code.co_filename
+        return inside and code.co_name[0] != "<" and not code.co_flags & inspect.CO_GENERATOR
+
+    def _enter(self, frame: FrameType) -> None:
+        code = frame.f_code
+        if self._stack and self._stack[-1].code is code:
+            self._stack[-1].inner += 1  # it calls itself, or it is an eager kernel
+            return
+        arguments = {name: frame.f_locals[name] for name in _parameters(code, frame)}
+        if code.co_name == "__init__" and arguments:
+            owner = next(iter(arguments.values()))
+            given = dict(list(arguments.items())[1:])
+            # That of the class itself, not those of its bases.
+            self._constructed.setdefault(id(owner), (owner, given))
+        if _COMPARES.search(code.co_name):
+            tensors = [each for each in arguments.values() if flattened(each)]
+            if len(tensors) == 2:
+                self._compared(tensors[0], tensors[1], arguments)
+        self._stack.append(_opened(code, arguments, clone=code in self._wanted))
+
+    def _leave(self, opened: _Open, frame: FrameType, results: object) -> None:
+        made = flattened(results) if results is not None else {}
+        if opened.launches or opened.code in self._wanted:
+            if self._stack:
+                self._stack[-1].launches += opened.launches
+            target = self._wanted.get(opened.code) or self._target_of(opened, frame)
+            if target:
+                self._record(target, opened, results, made)
+            return
+        if not made or opened.code.co_name.startswith("test"):
+            return
+        name = f"{self._module(frame)}:{opened.code.co_qualname}"
+        for tensor in made.values():
+            # The last function that returns it is the one that its user calls.
+            self._returned[id(tensor)] = (tensor, name, opened.arguments)
+        while len(self._returned) > _MOST_RETURNED:
+            del self._returned[next(iter(self._returned))]
+
+    def _is_operator(self, code: CodeType) -> bool:
+        """Whether callers can import a function, and it is not part of a test."""
+        path, file = code.co_qualname, code.co_filename.removeprefix(self._root)
+        if "<locals>" in path or _TEST.search(file):
+            return False
+        owner, _, method = path.rpartition(".")
+        return method in ("forward", "__call__") if owner else not method.startswith("_")
+
+    def _target_of(self, opened: _Open, frame: FrameType) -> str:
+        """The name of an operator; "" if it is none."""
+        if not self._is_operator(opened.code):
+            return ""
+        path = opened.code.co_qualname
+        owner = path.rpartition(".")[0]
+        if owner:
+            kind = frame.f_globals.get(owner)
+            path = f"{owner}.apply" if _is_function_class(kind) else owner
+        return f"{self._module(frame)}:{path}"
+
+    def _module(self, frame: FrameType) -> str:
+        return self.module_of(frame.f_globals.get("__name__"), frame.f_code)
+
+    def module_of(self, name: object, code: CodeType) -> str:
+        """The name by which a module of the program is imported from its root."""
+        file = Path(code.co_filename)
+        if not code.co_filename.startswith(self._root):
+            return str(name)
+        parts = file.with_suffix("").relative_to(self._root).parts
+        # A test's folder is on the path while pytest runs, and a script is `__main__`.
+        known = str(name).split(".") == list(parts[-len(str(name).split(".")) :])
+        inside = name != "__main__" and known and (file.parent / "__init__.py").is_file()
+        return str(name) if inside or parts[:1] == ("src",) else ".".join(parts)
+
+    def _record(
+        self, target: str, opened: _Open, results: object, made: Mapping[str, torch.Tensor]
+    ) -> None:
+        arguments, noted, construct = dict(opened.arguments), dict(opened.seen), {}
+        instance = None
+        if "." in opened.code.co_qualname and arguments:
+            owner = next(iter(arguments))
+            instance = arguments.pop(owner)
+            noted.pop(owner)
+            if target.endswith(".apply"):
+                instance = None  # the context of a function
+            construct = self._constructed.get(id(instance), (None, {}))[1]
+            if isinstance(instance, torch.nn.Module):
+                state = {n.replace(".", "_"): p for n, p in instance.named_parameters()}
+                arguments |= state
+                noted |= {name: seen(value) for name, value in state.items()}
+        tensors = {name: each for name, each in arguments.items() if isinstance(each, torch.Tensor)}
+        returned = {
+            path: each
+            for path, each in made.items()
+            if not any(each is a for a in tensors.values())
+        }
+        places = _Places({**tensors, **returned})
+        uses, written = Uses(), set()
+        names: dict[str, str] = {}
+        for launch in opened.launches:
+            mapped = places.of(launch)
+            own = self._uses_of(launch)
+            names = _dimension_names(launch, mapped) | names
+            uses = merged(uses, own.renamed(mapped))
+            written |= {mapped[each][0] for each in own.written if each in mapped}
+        call = Call(
+            target,
+            noted,
+            frozenset(arguments),
+            {path: _plain(each) for path, each in returned.items()},
+            construct={name: seen(each) for name, each in construct.items()},
+            constructed=frozenset(construct),
+            changed=frozenset(written & {*tensors}) | _changed(opened, tensors),
+            grads=frozenset(
+                name
+                for name, each in noted.items()
+                if isinstance(each, Seen) and each.grad
+                if any(tensor.requires_grad for tensor in returned.values())
+            ),
+            names=names,
+            uses=uses,
+            seconds=time.perf_counter() - opened.start,
+        )
+        for path, tensor in returned.items():
+            self._results[id(tensor)] = (tensor, call, path, arguments)
+        if opened.before:
+            before = {**arguments, **opened.before}
+            live = Live(call, before, arguments, results, instance)
+            self._live.setdefault(target, live)
+        self._keep(call)
+
+    def _uses_of(self, launch: _Launch) -> Uses:
+        known = self._uses.get(id(launch.prim_func))
+        if known is None:
+            try:
+                found = uses_of(launch.prim_func)
+            except Exception:  # noqa: BLE001 - the kernel may use what is not modelled
+                found = Uses()
+            known = self._uses[id(launch.prim_func)] = (launch.prim_func, found)
+        return known[1]
+
+    def probed(self, target: Target) -> Call | None:
+        """The first call of a target, with what calls with its values show; None without one."""
+        live = self._live.get(target.text)
+        return None if live is None else probed(target, live)
+
+    # Kernels ---------------------------------------------------------------------------------
+
+    def launched(self, launch: _Launch) -> None:
+        """Note a launch for the calls that are open."""
+        if self._stack:
+            self._stack[-1].launches.append(launch)
+
+    def made(self, kernel: object, factory: str, arguments: dict[str, Any]) -> None:
+        """Note which factory made a kernel, and of which arguments."""
+        self._made[id(kernel)] = (kernel, factory, arguments)
+
+    @contextmanager
+    def eager(self, name: str, code: CodeType, arguments: dict[str, Any]) -> Iterator[list[Any]]:
+        """Inside, an eager kernel runs; records the call with what is appended as its result."""
+        results: list[Any] = []
+        opened = _opened(code, arguments, clone=name in self._wanted.values())
+        self._stack.append(opened)
+        try:
+            yield results
+        finally:
+            self._stack.remove(opened)
+        if opened.launches and name and not hasattr(results[0], "prim_func"):
+            if self._stack:
+                self._stack[-1].launches += opened.launches
+            self._record(name, opened, results[0], flattened(results[0]))
+
+    def factory_of(self, kernel: object) -> tuple[str, dict[str, Any]]:
+        """The factory of a kernel, and the arguments; ("", {}) if it is not known."""
+        return self._made.get(id(kernel), (None, "", {}))[1:]
+
+    def called(self, launch: _Launch, factory: str, order: list[str], out: Collection[str]) -> None:
+        """Record the call of a kernel that callers get from a factory that they can import."""
+        if not factory:
+            return
+        noted = {name: seen(launch.tensors.get(name)) for name in order if name not in out}
+        uses = self._uses_of(launch)
+        own: Mapping[str, Any] = {
+            name: (name, {dim: dim for dim in range(each.dim())})
+            for name, each in launch.tensors.items()
+        }
+        call = Call(
+            factory,
+            noted,
+            frozenset(noted),
+            {name: _plain(launch.tensors[name]) for name in order if name in out},
+            construct={name: seen(each) for name, each in launch.factory.items()},
+            constructed=frozenset(launch.factory),
+            changed=uses.written & {*noted},
+            names=_dimension_names(launch, own),
+            uses=uses,
+            inner=any(self._is_operator(opened.code) for opened in self._stack),
+        )
+        for name in (*out, *call.changed):
+            tensor = launch.tensors[name]
+            self._results[id(tensor)] = (tensor, call, name, dict(launch.tensors))
+        self._keep(call)
+
+    # Comparisons -----------------------------------------------------------------------------
+
+    def _comparisons(self) -> Iterator[tuple[Any, str, Any]]:
+        for module, name in (
+            ("torch.testing", "assert_close"),
+            ("torch", "allclose"),
+            ("torch", "equal"),
+            ("torch.testing._comparison", "assert_close"),
+            ("tilelang.testing", "torch_assert_close"),
+            ("tilelang.utils.tensor", "torch_assert_close"),
+        ):
+            owner = import_module(module)
+            original = getattr(owner, name, None)
+            if original is not None:
+                yield owner, name, self._noting(original)
+
+    def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def comparing(*args: Any, **keywords: Any) -> Any:
+            if len(args) > 1:
+                self._compared(args[0], args[1], keywords)
+            return original(*args, **keywords)
+
+        return comparing
+
+    def _compared(self, one: object, other: object, options: Mapping[str, Any]) -> None:
+        for result, expected in ((one, other), (other, one)):
+            pairs = zip(flattened(result).values(), flattened(expected).values(), strict=False)
+            for mine, theirs in pairs:
+                found = self._source(mine)
+                if found is None or self._source(theirs) is not None:
+                    continue
+                call, path, arguments = found
+                function, passed = self._returned.get(id(theirs), (None, "", {}))[1:]
+                noted = Comparison(
+                    path,
+                    function,
+                    {name: _named(each, arguments) for name, each in passed.items()},
+                    options.get("rtol"),
+                    options.get("atol"),
+                )
+                if noted not in call.compared:
+                    self._keep(replace(call, compared=(noted,)))
+
+    def _source(self, tensor: torch.Tensor) -> tuple[Call, str, dict[str, Any]] | None:
+        """The call that made a tensor, or that of the same size which made the last one."""
+        found = self._results.get(id(tensor))
+        if found is not None:
+            return found[1:]
+        if id(tensor) in self._returned:
+            return None
+        for made, call, path, arguments in reversed(self._results.values()):
+            shared = made.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+            if shared and made.numel() == tensor.numel():
+                return call, path, arguments
+        return None
+
+
+class _Kernels:
+    """Sees kernels made and launched, by TileLang's entry points."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def replacements(self) -> Iterator[tuple[Any, str, Any]]:
+        from tilelang.autotuner.tuner import AutoTuneImpl
+        from tilelang.jit import JITImpl
+        from tilelang.jit.kernel import JITKernel
+
+        from tlmatrix.interpreter import InterpretedKernel, TracedKernel
+
+        for kind, name in ((JITImpl, "__call__"), (JITImpl, "compile"), (AutoTuneImpl, "__call__")):
+            yield kind, name, self._making(vars(kind)[name])
+        for kernel in (JITKernel, InterpretedKernel, TracedKernel):
+            yield kernel, "__call__", self._launching(vars(kernel)["__call__"])
+
+    def _making(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def make(jit: Any, *args: Any, **keywords: Any) -> Any:
+            func = getattr(jit, "jit_impl", jit).func
+            func = getattr(func, "orig_func", func)
+            try:
+                bound = dict(inspect.signature(func).bind(*args, **keywords).arguments)
+            except (TypeError, ValueError):
+                return original(jit, *args, **keywords)
+            importable = "<locals>" not in func.__qualname__
+            module = self._recorder.module_of(func.__module__, func.__code__)
+            name = f"{module}:{func.__qualname__}" if importable else ""
+            with self._recorder.eager(name, func.__code__, bound) as results:
+                results.append(original(jit, *args, **keywords))
+            if hasattr(results[0], "prim_func"):
+                self._recorder.made(results[0], name, bound)
+            return results[0]
+
+        return make
+
+    def _launching(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        recorder = self._recorder
+
+        def launch(kernel: Any, *args: Any, **keywords: Any) -> Any:
+            profile = sys.getprofile()
+            sys.setprofile(None)
+            try:
+                results = original(kernel, *args, **keywords)
+                names = _parameter_names(kernel.prim_func)
+                count = len(names)
+                out = [k % count for k in kernel.out_idx or ()]
+                given = (name for k, name in enumerate(names) if k not in out)
+                live = dict(zip(given, args, strict=False))
+                made = results if isinstance(results, tuple | list) else [results]
+                live |= dict(zip((names[k] for k in out), made, strict=False))
+                tensors = {n: t for n, t in live.items() if isinstance(t, torch.Tensor)}
+                factory, arguments = recorder.factory_of(kernel)
+                noted = _Launch(kernel.prim_func, tensors, arguments)
+                recorder.launched(noted)
+                recorder.called(noted, factory, [*live], [names[k] for k in out])
+            finally:
+                sys.setprofile(profile)
+            return results
+
+        return launch
+
+
+class _Places:
+    """The arguments and results of a call, as memory in which kernels' parameters are."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def of(self, launch: _Launch) -> dict[str, tuple[str, dict[int, int]]]:
+        """The tensor of each parameter that is one or a view of all of it, with its dimensions."""
+        found = {}
+        for parameter, value in launch.tensors.items():
+            for name, tensor in self._tensors.items():
+                same = value.data_ptr() == tensor.data_ptr() and value.dtype == tensor.dtype
+                if same and value.numel() == tensor.numel() > 0:
+                    found[parameter] = (name, _matched_dims(value, tensor))
+                    break
+        return found
+
+
+def _matched_dims(one: torch.Tensor, other: torch.Tensor) -> dict[int, int]:
+    """The dimensions of a tensor that are dimensions of another view of its memory."""
+    if one.shape == other.shape:
+        return {dim: dim for dim in range(one.dim())}
+    steps = {(n, step): dim for dim, (n, step) in enumerate(_steps(other))}
+    return {
+        dim: steps[n, step]
+        for dim, (n, step) in enumerate(_steps(one))
+        if n > 1 and (n, step) in steps
+    }
+
+
+def _steps(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """The size and the stride of each dimension."""
+    return zip(tensor.shape, tensor.stride(), strict=True)
+
+
+def _dimension_names(
+    launch: _Launch, mapped: Mapping[str, tuple[str, Mapping[int, int]]]
+) -> dict[str, str]:
+    """Names of dimensions: arguments of the factory with their value, and symbolic dims."""
+    sizes: dict[str, str] = {}
+    for name, value in launch.factory.items():
+        if isinstance(value, int) and not isinstance(value, bool) and value > 1:
+            sizes.setdefault(str(value), name)
+    found = {}
+    for buffer in launch.prim_func.buffer_map.values():
+        name, dims = mapped.get(str(buffer.name), ("", {}))
+        for dim, size in enumerate(buffer.shape):
+            text = str(size)
+            named = re.fullmatch(r"[A-Za-z_]\w*( \+ \d+)?", sizes.get(text, text))
+            if dim in dims and named is not None:
+                found[f"{name}.{dims[dim]}"] = named.group()  # a plain string, as TVM's are not
+    return found
+
+
+def _opened(code: CodeType, arguments: dict[str, Any], *, clone: bool) -> _Open:
+    noted = {each: seen(value) for each, value in arguments.items()}
+    tensors = {n: each for n, each in arguments.items() if isinstance(each, torch.Tensor)}
+    before = {n: each.detach().clone() for n, each in tensors.items()} if clone else {}
+    return _Open(code, arguments, noted, time.perf_counter(), before)
+
+
+def _parameter_names(prim_func: Any) -> list[str]:
+    buffers = prim_func.buffer_map
+    return [str(buffers[p].name if p in buffers else p.name) for p in prim_func.params]
+
+
+def _parameters(code: CodeType, frame: FrameType) -> list[str]:
+    count = code.co_argcount + code.co_kwonlyargcount
+    return [name for name in code.co_varnames[:count] if name in frame.f_locals]
+
+
+def _is_function_class(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, torch.autograd.Function)
+
+
+def _plain(tensor: torch.Tensor) -> Seen:
+    return Seen(tuple(tensor.shape), str(tensor.dtype)[6:], grad=tensor.requires_grad)
+
+
+def _changed(opened: _Open, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
+    """Arguments whose values are others after the call, of those that were copied before."""
+    pairs = ((name, opened.before.get(name), each) for name, each in tensors.items())
+    return frozenset(
+        name
+        for name, before, after in pairs
+        if before is not None and not torch.equal(before.nan_to_num(), after.detach().nan_to_num())
+    )
+
+
+def _named(value: object, arguments: Mapping[str, Any]) -> object:
+    """An argument of a reference: `$name` for an argument of the call, or a constant."""
+    for name, each in arguments.items():
+        if each is value and isinstance(value, torch.Tensor):
+            return f"${name}"
+    noted = seen(value)
+    return noted if not isinstance(noted, Seen) else ""
+
+
+def record_program(
+    program: str,
+    arguments: Sequence[str],
+    path: Path,
+    *,
+    module: bool,
+    functions: Sequence[str] = (),
+    trace_only: bool = False,
+) -> None:
+    """Run a program, on a GPU if there is one and else interpreted, and write its calls to a file.
+
+    Args:
+        program: the script, or with `module` the module.
+        arguments: its own arguments.
+        path: the file, which has each call as soon as it has returned.
+        module: whether it is run as by `python -m`.
+        functions: names of functions that are recorded though no kernel runs in them.
+        trace_only: whether kernels are traced and not run, so that results are zeros.
+
+    Raises:
+        UsageError: the program or a function does not exist.
+        SystemExit: raised by the program.
+    """
+    import runpy
+
+    from tlmatrix.draft.targets import target_of
+    from tlmatrix.interpreter.frontend.scripts import as_main, run_program
+
+    if not module and not Path(program).is_file():
+        raise UsageError(f"no such script: {program}")
+    targets = [target_of(name) for name in functions]
+    wanted = {t.written.__code__: t.text for t in targets if hasattr(t.written, "__code__")}
+    with path.open("w", encoding="utf-8") as file:
+        recorder = Recorder(_writing(file), Path.cwd(), wanted)
+        with recorder.recording():
+            if trace_only or not torch.cuda.is_available():
+                launched: list[Any] | None = [] if trace_only else None
+                run_program(program, arguments, module=module, launched=launched)
+                return
+            folder = Path.cwd() if module else Path(program).resolve().parent
+            with as_main(program, folder, arguments):
+                if module:
+                    runpy.run_module(program, run_name="__main__", alter_sys=True)
+                else:
+                    runpy.run_path(program, run_name="__main__")
+
+
+def _writing(file: Any) -> Callable[[Call], None]:
+    """A function that writes different calls, and what their results are compared with."""
+    known: dict[str, set[str]] = {}
+    compared: dict[str, int] = {}
+
+    def keep(call: Call) -> None:
+        of_target = known.setdefault(call.target, set())
+        if call.compared:
+            compared[call.target] = compared.get(call.target, 0) + 1
+            if compared[call.target] <= MOST_CALLS:
+                write_call(file, call)
+            return
+        key = signature(call)
+        if key not in of_target and len(of_target) < MOST_CALLS:
+            of_target.add(key)
+            write_call(file, call)
+
+    return keep

@@ -1,0 +1,161 @@
+"""Relations among the sizes of recorded calls: which are equal, and which follow from others."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+from tlmatrix.spec.expr.expression import Expression
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+Place = tuple[str, int]
+"""A dimension of a tensor."""
+Column = tuple[int, ...]
+"""A size in each call."""
+Size = int | str
+"""A dimension in a spec: a number, or an expression of arguments and symbolic dimensions."""
+
+_SPARE = ("rows", "cols", *(f"size{k}" for k in range(3, 40)))
+_FACTORS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class Relations:
+    """The dimensions as expressions.
+
+    Attributes:
+        dims: the expression of each dimension.
+        symbols: the size of each symbol in each call.
+        guesses: dimensions whose expression may hold by chance: there was one call, or all had
+            the same sizes.
+    """
+
+    dims: dict[Place, Size] = field(default_factory=dict)
+    symbols: dict[str, Column] = field(default_factory=dict)
+    guesses: frozenset[Place] = frozenset()
+
+
+def relate(
+    columns: Mapping[Place, Column],
+    names: Mapping[Place, str],
+    *,
+    scalars: Mapping[str, Column],
+    vectors: frozenset[str],
+    offsets: frozenset[str],
+    taken: frozenset[str] = frozenset(),
+) -> Relations:
+    """Name the dimensions of calls.
+
+    Args:
+        columns: the sizes of each dimension.
+        names: names of dimensions in the code, such as `rows` or `batch + 1`.
+        scalars: whole numbers that the calls pass by name.
+        vectors: integer vectors, whose length is that of no product or part.
+        offsets: integer vectors that may be offsets, whose length is that of no other tensor.
+        taken: names that symbols cannot have.
+    """
+    found = Relations()
+    symbols = found.symbols
+    passed = {column: name for name, column in reversed([*scalars.items()]) if min(column) > 2}
+    for place, text in names.items():
+        name, _, more = text.partition(" + ")
+        column = tuple(size - int(more or 0) for size in columns.get(place, ()))
+        name = name if name in scalars else passed.get(column, name)
+        name = f"{name}_size" if name in taken else name
+        if column and symbols.setdefault(name, column) == column:
+            found.dims[place] = f"{name} + {more}" if more else name
+    for name, column in scalars.items():
+        if any(column == each for each in columns.values()) and max(column) > 1:
+            symbols.setdefault(name, column)
+    whole = {
+        str(size).partition(" ")[0] for (name, _), size in found.dims.items() if name in vectors
+    }
+    spare = iter(name for name in _SPARE if name not in taken)
+    guesses = set()
+    for place, column in columns.items():
+        if place in found.dims:
+            continue
+        size = _expression(place, column, symbols, whole, vectors=vectors, offsets=offsets)
+        if size is None:
+            name = "bounds" if place[0] in offsets else next(n for n in spare if n not in symbols)
+            if symbols.setdefault(name, column) != column:
+                name = next(n for n in spare if n not in symbols)
+                symbols[name] = column
+            size = name
+        elif isinstance(size, str) and not size.isidentifier() and len({*column}) == 1:
+            guesses.add(place)
+        found.dims[place] = size
+    return Relations(found.dims, symbols, frozenset(guesses))
+
+
+def _expression(
+    place: Place,
+    column: Column,
+    symbols: Mapping[str, Column],
+    whole: set[str],
+    *,
+    vectors: frozenset[str],
+    offsets: frozenset[str],
+) -> Size | None:
+    """The size over known symbols; None if it is a new one."""
+    if {*column} == {1}:
+        return 1
+    if place[0] in offsets:
+        return None
+    for name, sizes in symbols.items():
+        if sizes == column:
+            return name
+    if place[0] in vectors or min(column) < 2:
+        return None
+    known = {name: sizes for name, sizes in symbols.items() if name not in whole}
+    return next(candidates(column, known), None)
+
+
+def candidates(column: Column, known: Mapping[str, Column]) -> Iterator[str]:
+    """Expressions with the value of a size in every call, the most usual first."""
+    rows = [dict(zip(known, sizes, strict=True)) for sizes in zip(*known.values(), strict=True)]
+    moving = len({*column}) > 1
+    for text in _usual([*known], sums=moving):
+        expression = Expression(text)
+        try:
+            values = tuple(expression.evaluate(row) for row in rows)
+        except ArithmeticError:
+            continue
+        if values == column and _telling(text, rows):
+            yield text
+
+
+def _usual(names: Sequence[str], *, sums: bool) -> Iterator[str]:
+    for name in names:
+        yield f"{name} + 1"
+        yield f"{name} // 2"
+    for k, name in enumerate(names):
+        yield from (f"{name} * {other}" for other in names[k:])
+    for name in names:
+        yield from (f"{factor} * {name}" for factor in _FACTORS)
+    for name, other in permutations(names, 2):
+        yield f"{name} // {other}"
+    for name in names:
+        yield from (f"{name} // {factor}" for factor in _FACTORS[1:])
+    for name in names:
+        yield from (f"ceildiv({name}, {factor})" for factor in _FACTORS)
+    for name, other in permutations(names, 2):
+        yield f"ceildiv({name}, {other})"
+        if sums and name < other:
+            yield f"{name} + {other}"
+            yield f"{name} + {other} - 1"
+
+
+def _telling(text: str, rows: Sequence[Mapping[str, int]]) -> bool:
+    """Whether a quotient is exact, and no part so small that any size would be a multiple."""
+    least = 3 if text.endswith(("// 2", "+ 1")) else 2
+    if " // " in text:
+        total, _, by = text.partition(" // ")
+        if any(row[total] % (int(by) if by.isdigit() else row[by]) for row in rows):
+            return False
+    names = [name for name in rows[0] if name in re.findall(r"\w+", text)]
+    return all(row[name] >= least for row in rows for name in names)

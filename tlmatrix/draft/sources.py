@@ -1,0 +1,270 @@
+"""The draft of a spec: from a signature, a trace, an example call or recorded calls."""
+
+from __future__ import annotations
+
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tlmatrix.draft.calls import alike, calls_of_definition, read_calls, signature
+from tlmatrix.draft.families import family_draft, option_axes, signature_draft
+from tlmatrix.draft.interface import interface_of
+from tlmatrix.draft.recorder import Recorder
+from tlmatrix.draft.references import find_reference, named_reference
+from tlmatrix.draft.roles import recognize
+from tlmatrix.draft.targets import target_of
+from tlmatrix.draft.text import Draft, Line
+from tlmatrix.draft.writer import constant, declared_draft, heading, with_names_of
+from tlmatrix.exit_codes import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tlmatrix.draft.calls import Call
+    from tlmatrix.draft.interface import Interface
+    from tlmatrix.draft.references import Found
+    from tlmatrix.draft.targets import Target
+
+_SHOW_A_CALL = "give an example call (--call, --script or --calls) to have this filled in"
+
+
+class Drafts:
+    """The draft of a target, with other guesses about its sizes where a trial refutes them."""
+
+    def __init__(self, target: Target, interface: Interface, found: Found | None) -> None:
+        self._target = target
+        self.interface = interface
+        self._found = found
+
+    def __call__(self) -> Draft:
+        """The draft of the interface as it is."""
+        recognition = recognize(self.interface)
+        family = family_draft(self._target, self.interface, recognition)
+        found = self._found
+        if family is not None and (found is None or found.target.startswith("torch")):
+            return family
+        return declared_draft(self._target, self.interface, recognition, found)
+
+
+def drafts_for(
+    text: str,
+    *,
+    call: str | None = None,
+    script: Path | None = None,
+    calls: Path | None = None,
+) -> Callable[[], Draft]:
+    """The draft of the spec of `package.module:name`, or what makes it and others.
+
+    Args:
+        text: the name.
+        call: an expression that calls it, over the names of its module and of the script.
+        script: a program that calls it, or makes the tensors of `call`.
+        calls: a file of `tlmatrix record`, or a definition of FlashInfer's traces.
+
+    Raises:
+        UsageError: the name does not exist, is not callable, or the example fails.
+    """
+    target = target_of(text)
+    if call is not None or script is not None:
+        return drafts_of_calls(target, _example_calls(target, call, script))
+    if calls is not None:
+        return drafts_of_calls(target, _file_calls(target, calls))
+    if not target.is_factory:
+        draft = signature_draft(target) or _sketch(target)
+        return lambda: draft
+    from tlmatrix.draft.factories import eager_example, trace
+
+    try:
+        tensors = eager_example(target)
+        if tensors is not None:
+            eager = getattr(target.owner, target.attribute)
+            return drafts_of_calls(target, recorded_calls(target, lambda: eager(**tensors)))
+        interface = trace(target.found, target.text, target.parameters)
+    except Exception as error:  # noqa: BLE001 - the factory may not accept the guesses
+        sketch = _untraced(target, error)
+        return lambda: sketch
+    return _drafts(target, interface, find_reference(target))
+
+
+def drafts_of_calls(target: Target, every: Sequence[Call], reference: str = "") -> Drafts:
+    """The drafts of recorded calls.
+
+    Args:
+        target: the code under test.
+        every: its calls.
+        reference: its reference, `package.module:function`, if it is known.
+
+    Raises:
+        UsageError: a spec cannot write its arguments.
+    """
+    chosen, _ = alike(every)
+    if opaque := chosen[0].opaque:
+        kinds = ", ".join(f"{name} ({kind})" for name, kind in opaque.items())
+        raise UsageError(
+            f"{target.text} takes objects that a spec cannot write: {kinds}; name a function that "
+            "makes them from numbers and tensors"
+        )
+    found = named_reference(reference) or find_reference(target, every)
+    return _drafts(target, interface_of(target, chosen), found)
+
+
+def _drafts(target: Target, interface: Interface, found: Found | None) -> Drafts:
+    if found is not None:
+        interface = with_names_of(interface, found.function)
+    return Drafts(target, interface, found)
+
+
+# Examples ----------------------------------------------------------------------------------------
+
+
+def recorded_calls(target: Target, example: Callable[[], object]) -> list[Call]:
+    """The calls of a target that an example makes on the interpreter, each of another kind once.
+
+    The first is made again, with other values, for what that shows (`probes`).
+    """
+    from tlmatrix.interpreter import interpret
+    from tlmatrix.interpreter.frontend.device import stand_in
+
+    found: dict[str, Call] = {}
+
+    def keep(call: Call) -> None:
+        if call.target == target.text:
+            found.setdefault(signature(call), call)
+
+    code = getattr(target.written, "__code__", None)
+    recorder = Recorder(keep, Path.cwd(), {} if code is None else {code: target.text})
+    with interpret(), stand_in():
+        with recorder.recording():
+            example()
+        probed = recorder.probed(target)
+    return [*([probed] if probed is not None else []), *list(found.values())[1:]]
+
+
+def _example_calls(target: Target, call: str | None, script: Path | None) -> list[Call]:
+    def example() -> None:
+        names = {} if script is None else _run_script(script)
+        if call is not None:
+            _evaluate(call, target, names)
+
+    calls = recorded_calls(target, example)
+    if not calls:
+        remedy = "; give the call with --call" if call is None else ""
+        raise UsageError(f"the example does not call {target.name}{remedy}")
+    return calls
+
+
+def _file_calls(target: Target, path: Path) -> list[Call]:
+    import json
+
+    if path.suffix == ".json":
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--calls {path}: {error}") from error
+        return calls_of_definition(data, target.text)
+    found = read_calls(path)
+    if target.text not in found:
+        known = ", ".join(sorted(found)) or "nothing"
+        raise UsageError(f"{path} has no call of {target.text}; it has {known}")
+    return found[target.text]
+
+
+def _run_script(script: Path) -> dict[str, Any]:
+    """Run a program with its output on stderr, and return its global names.
+
+    Raises:
+        UsageError: the program does not exist, or raises.
+    """
+    import runpy
+    import sys
+
+    if not script.is_file():
+        raise UsageError(f"no such script: {script}")
+    sys.path.insert(0, str(script.resolve().parent))
+    argv, sys.argv = sys.argv, [str(script)]
+    try:
+        with redirect_stdout(sys.stderr):
+            return runpy.run_path(str(script), run_name="__main__")
+    except Exception as error:
+        raise UsageError(f"--script {script}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.argv = argv
+        sys.path.pop(0)
+
+
+def _evaluate(call: str, target: Target, names: dict[str, Any]) -> None:
+    """Evaluate an example call, in which `f` is also the operator.
+
+    Raises:
+        UsageError: the call raises.
+    """
+    namespace = {"torch": torch, **vars(target.module), **names}
+    operator = target.owner if target.constructs else getattr(target.owner, target.attribute)
+    namespace |= {"f": namespace.get("f", operator), target.name.split(".")[0]: target.shown}
+    try:
+        eval(call, namespace)  # noqa: S307 - the user's own command line
+    except Exception as error:
+        raise UsageError(f"--call {call!r}: {type(error).__name__}: {error}") from error
+
+
+# Without calls or a trace ------------------------------------------------------------------------
+
+
+def _sketch(target: Target) -> Draft:
+    tensors = [each.name for each in target.parameters if each.default is each.empty]
+    if not tensors:
+        raise UsageError(
+            f"{target.text!r} has no parameter without a default, so its inputs are unknown; "
+            "give an example call (--call or --script)"
+        )
+    shapes = "which shapes, and which need gradients (grad: true)?"
+    axes = {
+        "dtype": ("float16", "float32"),
+        "rows": ("1", "63", "64", "65"),
+        "cols": ("64", "128"),
+    }
+    return Draft(
+        *heading(target),
+        factory=False,
+        inputs=tuple(
+            Line(name, "{shape: [rows, cols], dtype: $dtype}", "" if position else shapes)
+            for position, name in enumerate(tensors)
+        ),
+        outputs=(Line("out", ""),),
+        stub=("The same in plain PyTorch; called in float64.",),
+        axes=axes | dict(option_axes(target, {*axes})),
+        notes=(_SHOW_A_CALL,),
+    )
+
+
+def _untraced(target: Target, error: Exception) -> Draft:
+    """A draft for a factory that cannot be traced with guessed arguments."""
+    from tlmatrix.draft.factories import guesses
+
+    first = (str(error).strip().splitlines() or [""])[0]
+    why = f"{type(error).__name__}: {first}"[:160]
+    axes = {"dtype": "dtype", "size": "rows"}
+    compiled = tuple(
+        Line(item.name, constant(item.value))
+        if item.default or item.kind not in axes
+        else Line(item.name, axes[item.kind])
+        for item in guesses(target.parameters)
+    )
+    return Draft(
+        *heading(target),
+        factory=True,
+        inputs=(Line("x", "{shape: [rows, cols], dtype: $dtype}"),),
+        outputs=(Line("out", ""),),
+        stub=(
+            "Tracing it with guessed arguments failed, so these tensors are guesses:",
+            why,
+            "The same in plain PyTorch; called in float64.",
+        ),
+        factory_args=compiled,
+        call=("x",),
+        returns=("out",),
+        axes={"dtype": ("float16",), "rows": ("64", "65"), "cols": ("64",)},
+        notes=(f"tracing it with guessed arguments failed ({why}); {_SHOW_A_CALL}",),
+    )

@@ -1,0 +1,333 @@
+"""Tries a draft: runs its spec, and narrows what the code under test or the reference refuses."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.draft.sources import Drafts
+from tlmatrix.draft.text import Draft, spec_text
+from tlmatrix.exit_codes import UsageError
+from tlmatrix.spec.expr.expression import Expression, ExpressionError
+from tlmatrix.spec.importing import make_importable
+from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.loader import load_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from tlmatrix.run.result import CaseResult
+    from tlmatrix.run.runner import Runner
+
+_ROUNDS = 4
+_FACTORS = (128, 64, 32, 16, 8, 4, 2)
+
+
+@dataclass
+class Trial:
+    """What trying a draft gave.
+
+    Attributes:
+        draft: the draft as narrowed; its spec is in the file.
+        results: of the cases of its last run.
+        lines: what to print.
+        error: why the spec could not run at all.
+    """
+
+    draft: Draft
+    results: list[CaseResult] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    error: str = ""
+
+
+def tried(
+    drafts: Callable[[], Draft],
+    path: Path,
+    roots: Iterable[Path],
+    *,
+    tier: str = "quick",
+    prove: bool = True,
+    seconds: float = float("inf"),
+) -> Trial:
+    """Run the spec of a draft, and narrow it to what is supported; writes the file.
+
+    Args:
+        drafts: makes the draft; has an `interface` if other guesses can be tried.
+        path: the file of the spec.
+        roots: folders with the modules that it names.
+        tier: the tier of the spec that runs.
+        prove: whether properties of its kernels that are proven are demanded.
+        seconds: the time after which no further round begins.
+    """
+    from tlmatrix.run.runner import Runner
+
+    end = time.monotonic() + seconds
+    trial = Trial(drafts())
+    try:
+        with Runner() as runner, _quiet():
+
+            def passes(draft: Draft, values: Mapping[str, Any]) -> bool:
+                found = _run(draft, path, roots, runner, tier, values)
+                return all(str(result.status) == "passed" for result in found)
+
+            if isinstance(drafts, Drafts):
+                _reorder(drafts, passes)
+                _untie(drafts, passes)
+                trial.draft = drafts()
+            for _ in range(_ROUNDS):
+                trial.results = _run(trial.draft, path, roots, runner, tier)
+                narrowed, lines = _narrowed(trial.draft, trial.results)
+                if narrowed == trial.draft or time.monotonic() > end:
+                    break
+                trial.draft = narrowed
+                trial.lines += lines
+    except (SpecError, UsageError) as error:
+        trial.error = str(error)
+        trial.lines.append(str(error))
+        return trial
+    trial.lines += _summary(trial.results, path)
+    if prove and trial.results and not any(result.failed for result in trial.results):
+        with _quiet():
+            lines = list(_proven(path, roots))
+        trial.lines += lines
+    return trial
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, what compilers and the code under test print is dropped."""
+    with ExitStack() as stack:
+        nowhere = stack.enter_context(open(os.devnull, "w"))  # noqa: PTH123 - not a file
+        for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+            stream.flush()
+            kept = os.dup(number)
+            os.dup2(nowhere.fileno(), number)
+            stack.callback(os.close, kept)
+            stack.callback(os.dup2, kept, number)
+            stack.callback(stream.flush)
+        yield
+
+
+def _run(
+    draft: Draft,
+    path: Path,
+    roots: Iterable[Path],
+    runner: Runner,
+    tier: str,
+    only: Mapping[str, Any] | None = None,
+) -> list[CaseResult]:
+    """Write the spec and run its cases, or the one with the values `only`."""
+    from tlmatrix.matrix import Case
+    from tlmatrix.run.plan import plan
+
+    path.write_text(spec_text(draft), encoding="utf-8")
+    make_importable(path, roots)
+    spec = load_spec(path)
+    if only is not None:
+        first = {name: values[0] for name, values in spec.axes.items()}
+        return [runner.run(spec, Case(spec.name, {**first, **only}, "extra"))]
+    return [runner.run(spec, case) for case in plan(spec, tier).cases()]
+
+
+# Guesses about sizes -----------------------------------------------------------------------------
+
+
+def _untie(drafts: Drafts, try_case: Callable[[Draft, Mapping[str, Any]], bool]) -> None:
+    """Give a dimension its own axis if code and reference agree where its expression is wrong.
+
+    A size that is a product or a part of others in the recorded calls may be so by chance.
+    """
+    for size, (tensor, dim) in drafts.interface.guessed.items():
+        before = drafts.interface
+        name = f"{tensor}_{dim}".lower()
+        drafts.interface = before.untied(size, name)
+        draft = drafts()
+        sizes = {n: column[0] for n, column in drafts.interface.symbols.items() if column}
+        base = {n: each for n, each in sizes.items() if n in draft.axes}
+        (size_now, fine) = (sizes[name], name in draft.axes and draft.complete)
+        others = (2 * size_now, max(1, size_now // 2), size_now + 1)
+        if not (fine and any(try_case(draft, base | {name: other}) for other in others)):
+            drafts.interface = replace(
+                before, guesses=frozenset(p for p in before.guesses if p != (tensor, dim))
+            )
+
+
+def _reorder(drafts: Drafts, try_case: Callable[[Draft, Mapping[str, Any]], bool]) -> None:
+    """Put the outputs in an order in which the reference returns them."""
+    names = [each.name for each in drafts.interface.outputs]
+    draft = drafts()
+    if drafts.interface.order or not 1 < len(names) < 5 or not draft.complete or draft.problem:
+        return
+    for order in permutations(names):
+        drafts.interface = replace(drafts.interface, order=order)
+        if try_case(drafts(), {}):
+            return
+    drafts.interface = replace(drafts.interface, order=())
+
+
+# Narrowing ---------------------------------------------------------------------------------------
+
+
+def _narrowed(draft: Draft, results: Sequence[CaseResult]) -> tuple[Draft, list[str]]:
+    """The draft without what is refused, and a line for each change."""
+    refused = {
+        k: _refusal(result) or _wrong_outside(result, draft.multiples)
+        for k, result in enumerate(results)
+    }
+    if all(refused.values()) or not any(refused.values()):
+        return draft, []
+    lines = []
+    rule = _rule(results, refused)
+    if rule is not None:
+        condition, why = rule
+        if condition not in {each for each, _ in draft.constraints}:
+            axes = dict(draft.axes)
+            name, _, factor = condition.removesuffix(" == 0").partition(" % ")
+            if factor.isdigit():
+                fine = [value for value in axes[name] if int(value) % int(factor) == 0]
+                more = (str(k * int(fine[0])) for k in (2, 3))
+                axes[name] = tuple(dict.fromkeys([*fine, *more]))
+            constraints = (*draft.constraints, (condition, why))
+            narrowed = replace(draft, axes=axes, constraints=constraints)
+            return narrowed, [f"  only {condition}: {why}"]
+    rejected = rejected_values(results, refused)
+    axes, fuzz = dict(draft.axes), draft.fuzz
+    for name, values in rejected.items():
+        left = [value for value in axes.get(name, ()) if value not in values]
+        if not left:
+            continue
+        if len(left) == 1 and left[0].isdigit() and int(left[0]) > 1:
+            more = (str(factor * int(left[0])) for factor in (2, 3))
+            left += [value for value in more if value not in axes[name]]
+        axes[name] = tuple(left)
+        fuzz = tuple(
+            replace(line, value=_without(line.value, name)) if line.key == "axes" else line
+            for line in fuzz
+        )
+        lines += [f"  left out {name}={value}: {why}" for value, why in values.items()]
+    fuzz = () if any(line.key == "axes" and line.value == "{}" for line in fuzz) else fuzz
+    return replace(draft, axes=axes, fuzz=fuzz), lines
+
+
+def _without(value: str, name: str) -> str:
+    """A flow mapping of ranges without one key."""
+    parts = [part for part in value[1:-1].split(", ") if part.partition(":")[0] != name]
+    return f"{{{', '.join(parts)}}}"
+
+
+def _rule(results: Sequence[CaseResult], refused: Mapping[int, str]) -> tuple[str, str] | None:
+    """A condition on two axes, or multiples of one, that exactly the accepted cases satisfy."""
+    cases = [
+        ({n: v for n, v in result.values.items() if type(v) is int}, refused[k])
+        for k, result in enumerate(results)
+        if refused[k] or not result.failed
+    ]
+    names = sorted(set.intersection(*({*values} for values, _ in cases))) if cases else []
+    conditions = [f"{name} % {factor} == 0" for name in names for factor in _FACTORS]
+    for a, b in permutations(names, 2):
+        conditions += [f"{a} % {b} == 0", f"{a} <= {b}", f"{a} < {b}"]
+    accepted = sum(not why for _, why in cases)
+    for text in conditions if accepted > 1 else ():
+        if all(_holds(text, values) == (not why) for values, why in cases):
+            return text, next(why for _, why in cases if why)
+    return None
+
+
+def _holds(condition: str, values: Mapping[str, int]) -> bool:
+    try:
+        return bool(Expression(condition).evaluate(values))
+    except ExpressionError:
+        return False
+
+
+def rejected_values(
+    results: Sequence[CaseResult], refused: Mapping[int, str]
+) -> dict[str, dict[str, str]]:
+    """Values of axes that occur only in cases that are refused, with the first message."""
+    found: dict[str, dict[str, str]] = {}
+    names = {name for result in results for name in result.values}
+    for name in sorted(names):
+        values = [_as_yaml(result.values.get(name)) for result in results]
+        fine = {value for k, value in enumerate(values) if not refused[k]}
+        for k, value in enumerate(values):
+            why = refused[k]
+            if why and value not in fine and fine:
+                found.setdefault(name, {}).setdefault(value, why)
+    return found
+
+
+def _as_yaml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _refusal(result: CaseResult) -> str:
+    """Why the code under test or the reference does not take a case; "" if they do."""
+    for finding in result.findings:
+        if finding.check in ("entry", "reference") and finding.pattern:
+            return finding.title
+    return ""
+
+
+def _wrong_outside(result: CaseResult, multiples: Mapping[str, int]) -> str:
+    """What is wrong with a case whose sizes are not like any recorded one; "" if it passed."""
+    outside = {
+        name: result.values[name]
+        for name, step in multiples.items()
+        if type(result.values.get(name)) is int and result.values[name] % step  # type: ignore[operator]
+    }
+    if not outside or not result.failed or not result.findings:
+        return ""
+    sizes = ", ".join(f"{name}={value}" for name, value in outside.items())
+    numeric = (finding for finding in result.findings if finding.check == "numeric")
+    finding = next(numeric, result.findings[0])
+    return f"{sizes} is not refused, and is wrong: {finding.check}: {finding.title}"
+
+
+# The end ---------------------------------------------------------------------------------------
+
+
+def _summary(results: Sequence[CaseResult], path: Path) -> Iterator[str]:
+    counts = Counter(str(result.status) for result in results)
+    counted = ", ".join(f"{count} {status}" for status, count in counts.items())
+    failed = [result for result in results if result.failed]
+    yield f"{len(results)} cases of its quick tier: {counted}"
+    if failed:
+        first = next(iter(failed[0].findings), None)
+        words = f"{first.check}: {first.title}" if first is not None else failed[0].message
+        yield f"  {failed[0].case}: {words}"
+        yield f"next: tlmatrix run {shlex.quote(str(path))}"
+
+
+def _proven(path: Path, roots: Iterable[Path]) -> Iterator[str]:
+    """Demand in a spec what is proven of all its kernels, and yield lines about the answers."""
+    from tlmatrix.prove.answers import PROPERTIES, PROVEN_TIER
+    from tlmatrix.prove.cases import asked_cases
+    from tlmatrix.prove.specs import prove_spec
+    from tlmatrix.run.plan import plan
+    from tlmatrix.run.runner import Runner
+
+    spec = load_spec(path)
+    cases = asked_cases(plan(spec, PROVEN_TIER).cases())
+    with Runner("interpreter", roots=tuple(roots)) as runner:
+        found = prove_spec(spec, cases, runner, roots=tuple(roots))
+    proofs = [proof for kernel in found.kernels for proof in kernel.proofs]
+    open_ones = {proof.name for proof in proofs if proof.answer != "proven"}
+    held = [p for p in PROPERTIES if p in {proof.name for proof in proofs} - open_ones]
+    if held and not any(kernel.unsupported for kernel in found.kernels):
+        text = f"\n# Proven for all sizes.\nprove:\n  properties: [{', '.join(held)}]\n"
+        path.write_text(path.read_text(encoding="utf-8") + text, encoding="utf-8")
+        yield f"proven for all sizes: {', '.join(held)}"
+    for proof in proofs:
+        if proof.answer == "refuted":
+            yield f"  {proof} is refuted: {proof.finding}"
+    if open_ones:
+        command = f"tlmatrix prove {shlex.quote(str(path))}"
+        yield f"not proven: {', '.join(sorted(open_ones))} ({command})"
