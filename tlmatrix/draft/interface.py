@@ -215,7 +215,7 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
     uses = reduce(merged, (call.uses for call in calls))
     tensors = {name: tuple(_seen(call, name) for call in calls) for name in first.tensors}
     arguments = tuple(_arguments(target, calls))
-    construct = tuple(_construct(calls))
+    construct = tuple(_construct(target, calls))
     relations = _relations(calls, tensors, (*arguments, *construct))
     seen_dtypes = [_main_dtype(call) for call in calls if _main_dtype(call)]
     dtypes = tuple(dict.fromkeys([*first.dtypes, *seen_dtypes]))
@@ -352,12 +352,15 @@ def _plain(value: object) -> object:
     return str(value)[6:] if str(value).startswith("torch.") else value
 
 
-def _construct(calls: Sequence[Call]) -> Iterator[Argument]:
+def _construct(target: Target, calls: Sequence[Call]) -> Iterator[Argument]:
+    if not target.constructs:
+        return
+    written = inspect.signature(target.found).parameters
     for name, value in calls[0].construct.items():
         if isinstance(value, bool | int | float | str | list):
-            given = name in calls[0].constructed
             values = tuple(call.construct.get(name) for call in calls)
-            yield Argument(name, argument_kind(name, value, None), value, not given, values)
+            default = name in written and {*map(str, values)} == {str(written[name].default)}
+            yield Argument(name, argument_kind(name, value, None), value, default, values)
 
 
 def _titles(target: Target, call: Call) -> dict[str, str]:

@@ -10,8 +10,10 @@ import ast
 import inspect
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,10 +98,14 @@ def examples(entry: Entry) -> Iterator[Example]:
     takes = inspect.signature(found).parameters if target.constructs else {}
     passed = [each.name for each in target.parameters]
     seen: set[str] = set()
-    for workload, odd in product(entry.workloads, (False, True)):
+    for workload, odd in product(entry.workloads, ("", "values", "places")):
         sizes = _Sizes(workload, odd=odd)
         made = {name: sizes.value(value) for name, value in workload.items()}
-        shapes = {n: _shape(n, each, made, inputs) for n, each in inputs.items()}
+        shapes = {n: _shape(n, each, made) for n, each in inputs.items()}
+        _by_rules(shapes, made, entry.signature.get("shape_rules") or ())
+        known_shapes = [each for each in shapes.values() if each is not None]
+        if len(known_shapes) == 1 and len(inputs) == 2:  # as of an operator on two of one shape
+            shapes |= {n: each or known_shapes[0] for n, each in shapes.items()}
         missing = [n for n, shape in shapes.items() if shape is None]
         if any(not inputs[name].get("optional") for name in missing):
             raise UsageError(f"its manifest does not tell the shape of {missing[0]}")
@@ -109,7 +115,7 @@ def examples(entry: Entry) -> Iterator[Example]:
         seen.add(key)
         dtypes = _dtypes(inputs, workload)
         tensors = {
-            name: _tensor(shape, dtypes[name], made)
+            name: _tensor(shape, dtypes[name], made).cuda()
             for name, shape in shapes.items()
             if shape is not None
         }
@@ -124,9 +130,14 @@ def examples(entry: Entry) -> Iterator[Example]:
 
 
 class _Sizes:
-    """Makes the large sizes of a workload small, equal ones alike."""
+    """Makes the large sizes of a workload small, equal ones alike.
 
-    def __init__(self, workload: Mapping[str, Any], *, odd: bool) -> None:
+    With `odd`, none is a power of two: equal ones alike (`values`), or also others for each place
+    in a shape (`places`), so that equal sizes are not taken for one.
+    """
+
+    def __init__(self, workload: Mapping[str, Any], *, odd: str) -> None:
+        self._places = odd == "places"
         numbers = sorted({n for value in workload.values() for n in _numbers(value)})
         large = [number for number in numbers if number > _LARGEST]
         self._small = {number: _LARGEST // 2 + 128 * k for k, number in enumerate(large)}
@@ -137,7 +148,12 @@ class _Sizes:
     def value(self, value: Any) -> Any:  # noqa: ANN401 - YAML
         """A value of the workload with small sizes."""
         if isinstance(value, list):
-            return [self.value(each) for each in value]
+            more = [
+                k if self._places and type(v) is int and v > 8 else 0 for k, v in enumerate(value)
+            ]
+            return [
+                self.value(v) + k if k else self.value(v) for k, v in zip(more, value, strict=True)
+            ]
         return self._small.get(value, value) if type(value) is int else value
 
 
@@ -149,10 +165,8 @@ def _numbers(value: object) -> Iterator[int]:
         yield value
 
 
-def _shape(
-    name: str, declared: Mapping[str, Any], made: Mapping[str, Any], inputs: Mapping[str, Any]
-) -> list[int] | None:
-    """The shape of an input: `x_shape`, named sizes, or that of the only key with a shape."""
+def _shape(name: str, declared: Mapping[str, Any], made: Mapping[str, Any]) -> list[int] | None:
+    """The shape of an input: `x_shape`, or named sizes."""
     if f"{name}_shape" in made:
         return list(made[f"{name}_shape"])
     if name in ("k", "v", "key", "value") and "kv_shape" in made:
@@ -165,10 +179,22 @@ def _shape(
             return [int(part) if part.isdigit() else names[part.lower()] for part in parts]
         except (AttributeError, KeyError, SyntaxError):
             return None
-    shapes = [value for each, value in made.items() if each.endswith("_shape")]
-    if len(shapes) == 1 and not declared.get("optional") and len(inputs) <= 2:
-        return list(shapes[0])
     return None
+
+
+def _by_rules(
+    shapes: dict[str, list[int] | None], made: Mapping[str, Any], rules: Sequence[str]
+) -> None:
+    """Fill in shapes that rules of the form `x.shape == …` give."""
+    for rule in rules:
+        part = re.fullmatch(r"(?:tuple\()?(\w+)\.shape\)? == (.+)", str(rule))
+        if part is None or shapes.get(part[1], ()) is not None:
+            continue
+        known = {n: SimpleNamespace(shape=tuple(s)) for n, s in shapes.items() if s is not None}
+        functions = {"__builtins__": {}, "tuple": tuple, "len": len}
+        with suppress(Exception):  # a rule of other sizes
+            shape = eval(part[2], functions, {**made, **known})  # noqa: S307 - of the repository
+            shapes[part[1]] = [int(size) for size in shape]
 
 
 def _dtypes(inputs: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[str, torch.dtype]:

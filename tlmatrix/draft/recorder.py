@@ -14,6 +14,7 @@ import sys
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from dis import opname
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from tlmatrix.draft.calls import (
     signature,
     write_call,
 )
+from tlmatrix.draft.interface import argument_kind
 from tlmatrix.draft.probes import Live, probed
 from tlmatrix.draft.uses import Uses, merged, uses_of
 from tlmatrix.exit_codes import UsageError
@@ -128,7 +130,8 @@ class Recorder:
             while self._stack:
                 opened = self._stack.pop()
                 if opened.code is frame.f_code:
-                    self._leave(opened, frame, arg)
+                    if arg is not None or _returns(frame):
+                        self._leave(opened, frame, arg)
                     break
 
     def _is_of_program(self, code: CodeType) -> bool:
@@ -496,7 +499,8 @@ def _dimension_names(
     """Names of dimensions: arguments of the factory with their value, and symbolic dims."""
     sizes: dict[str, str] = {}
     for name, value in launch.factory.items():
-        if isinstance(value, int) and not isinstance(value, bool) and value > 1:
+        sized = type(value) is int and argument_kind(name, value, None) == "size"
+        if sized and value > 1:
             sizes.setdefault(str(value), name)
     found = {}
     for buffer in launch.prim_func.buffer_map.values():
@@ -507,6 +511,11 @@ def _dimension_names(
             if dim in dims and named is not None:
                 found[f"{name}.{dims[dim]}"] = named.group()  # a plain string, as TVM's are not
     return found
+
+
+def _returns(frame: FrameType) -> bool:
+    """Whether a frame ends by `return`, and not by an exception."""
+    return opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
 def _opened(code: CodeType, arguments: dict[str, Any], *, clone: bool) -> _Open:

@@ -113,6 +113,8 @@ def reference_of(
         return Reference(target, None, ())
     required = [each.name for each in parameters if each.default is each.empty]
     names = [each.name for each in parameters]
+    if target.startswith("torch"):
+        axes = [axis for axis in axes if axis != "dtype"]  # that of its result
     known = {*tensors, *numbers, *axes}
     passed = {
         name: value[1:]

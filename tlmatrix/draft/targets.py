@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.backend import backend_named
 from tlmatrix.backend.signature import is_tilelang_factory, undecorated
 from tlmatrix.exit_codes import UsageError
 
@@ -111,7 +112,8 @@ def target_of(text: str) -> Target:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        module = importlib.import_module(module_name)
+        with backend_named("auto").importing():
+            module = importlib.import_module(module_name)
         owner: Any = module
         *path, last = attribute.split(".")
         for name in path:

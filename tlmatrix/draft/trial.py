@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import shlex
 import sys
 import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import permutations
+from itertools import permutations, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.sources import Drafts
@@ -27,7 +29,13 @@ if TYPE_CHECKING:
     from tlmatrix.run.result import CaseResult
     from tlmatrix.run.runner import Runner
 
+    RunCase = Callable[[Draft, Mapping[str, Any]], CaseResult]
+    """Runs the case of a draft that has some values; other axes have their first."""
+
 _ROUNDS = 4
+_MORE = 6
+"""Further cases that tell conditions apart, and their sizes."""
+_SIZES = (2, 3, 4, 6, 8, 16, 24, 32)
 _FACTORS = (128, 64, 32, 16, 8, 4, 2)
 
 
@@ -74,17 +82,17 @@ def tried(
     try:
         with Runner() as runner, _quiet():
 
-            def passes(draft: Draft, values: Mapping[str, Any]) -> bool:
-                found = _run(draft, path, roots, runner, tier, values)
-                return all(str(result.status) == "passed" for result in found)
+            def run_case(draft: Draft, values: Mapping[str, Any]) -> CaseResult:
+                (result,) = _run(draft, path, roots, runner, tier, values)
+                return result
 
             if isinstance(drafts, Drafts):
-                _reorder(drafts, passes)
-                _untie(drafts, passes)
+                _reorder(drafts, run_case)
+                _untie(drafts, run_case)
                 trial.draft = drafts()
             for _ in range(_ROUNDS):
                 trial.results = _run(trial.draft, path, roots, runner, tier)
-                narrowed, lines = _narrowed(trial.draft, trial.results)
+                narrowed, lines = _narrowed(trial.draft, trial.results, run_case)
                 if narrowed == trial.draft or time.monotonic() > end:
                     break
                 trial.draft = narrowed
@@ -113,6 +121,8 @@ def _quiet() -> Iterator[None]:
             stack.callback(os.close, kept)
             stack.callback(os.dup2, kept, number)
             stack.callback(stream.flush)
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.CRITICAL)
         yield
 
 
@@ -137,10 +147,14 @@ def _run(
     return [runner.run(spec, case) for case in plan(spec, tier).cases()]
 
 
+def _passes(result: CaseResult) -> bool:
+    return str(result.status) == "passed"
+
+
 # Guesses about sizes -----------------------------------------------------------------------------
 
 
-def _untie(drafts: Drafts, try_case: Callable[[Draft, Mapping[str, Any]], bool]) -> None:
+def _untie(drafts: Drafts, run_case: RunCase) -> None:
     """Give a dimension its own axis if code and reference agree where its expression is wrong.
 
     A size that is a product or a part of others in the recorded calls may be so by chance.
@@ -154,13 +168,13 @@ def _untie(drafts: Drafts, try_case: Callable[[Draft, Mapping[str, Any]], bool])
         base = {n: each for n, each in sizes.items() if n in draft.axes}
         (size_now, fine) = (sizes[name], name in draft.axes and draft.complete)
         others = (2 * size_now, max(1, size_now // 2), size_now + 1)
-        if not (fine and any(try_case(draft, base | {name: other}) for other in others)):
+        if not (fine and any(_passes(run_case(draft, base | {name: other})) for other in others)):
             drafts.interface = replace(
                 before, guesses=frozenset(p for p in before.guesses if p != (tensor, dim))
             )
 
 
-def _reorder(drafts: Drafts, try_case: Callable[[Draft, Mapping[str, Any]], bool]) -> None:
+def _reorder(drafts: Drafts, run_case: RunCase) -> None:
     """Put the outputs in an order in which the reference returns them."""
     names = [each.name for each in drafts.interface.outputs]
     draft = drafts()
@@ -168,7 +182,7 @@ def _reorder(drafts: Drafts, try_case: Callable[[Draft, Mapping[str, Any]], bool
         return
     for order in permutations(names):
         drafts.interface = replace(drafts.interface, order=order)
-        if try_case(drafts(), {}):
+        if _passes(run_case(drafts(), {})):
             return
     drafts.interface = replace(drafts.interface, order=())
 
@@ -176,28 +190,28 @@ def _reorder(drafts: Drafts, try_case: Callable[[Draft, Mapping[str, Any]], bool
 # Narrowing ---------------------------------------------------------------------------------------
 
 
-def _narrowed(draft: Draft, results: Sequence[CaseResult]) -> tuple[Draft, list[str]]:
+def _narrowed(
+    draft: Draft,
+    results: list[CaseResult],
+    run_case: RunCase,
+) -> tuple[Draft, list[str]]:
     """The draft without what is refused, and a line for each change."""
-    refused = {
-        k: _refusal(result) or _wrong_outside(result, draft.multiples)
-        for k, result in enumerate(results)
-    }
-    if all(refused.values()) or not any(refused.values()):
+    refused = [_refused(draft, result) for result in results]
+    if all(refused) or not any(refused):
         return draft, []
+    conditions = _distinguished(draft, results, run_case)
+    if conditions and conditions[0] not in {each for each, _ in draft.constraints}:
+        condition, why = conditions[0], next(filter(None, refused))
+        axes = dict(draft.axes)
+        name, _, factor = condition.removesuffix(" == 0").partition(" % ")
+        if factor.isdigit():
+            fine = [value for value in axes[name] if int(value) % int(factor) == 0]
+            more = (str(k * int((fine or [factor])[0])) for k in (1, 2, 3))
+            axes[name] = tuple(dict.fromkeys([*fine, *more]))
+        constraints = (*draft.constraints, (condition, why))
+        narrowed = replace(draft, axes=axes, constraints=constraints)
+        return narrowed, [f"  only {condition}: {why}"]
     lines = []
-    rule = _rule(results, refused)
-    if rule is not None:
-        condition, why = rule
-        if condition not in {each for each, _ in draft.constraints}:
-            axes = dict(draft.axes)
-            name, _, factor = condition.removesuffix(" == 0").partition(" % ")
-            if factor.isdigit():
-                fine = [value for value in axes[name] if int(value) % int(factor) == 0]
-                more = (str(k * int(fine[0])) for k in (2, 3))
-                axes[name] = tuple(dict.fromkeys([*fine, *more]))
-            constraints = (*draft.constraints, (condition, why))
-            narrowed = replace(draft, axes=axes, constraints=constraints)
-            return narrowed, [f"  only {condition}: {why}"]
     rejected = rejected_values(results, refused)
     axes, fuzz = dict(draft.axes), draft.fuzz
     for name, values in rejected.items():
@@ -223,22 +237,51 @@ def _without(value: str, name: str) -> str:
     return f"{{{', '.join(parts)}}}"
 
 
-def _rule(results: Sequence[CaseResult], refused: Mapping[int, str]) -> tuple[str, str] | None:
-    """A condition on two axes, or multiples of one, that exactly the accepted cases satisfy."""
+def _conditions(results: Sequence[CaseResult], refused: Sequence[str]) -> list[str]:
+    """Multiples of an axis, or relations of two, that exactly the accepted cases satisfy."""
     cases = [
-        ({n: v for n, v in result.values.items() if type(v) is int}, refused[k])
-        for k, result in enumerate(results)
-        if refused[k] or not result.failed
+        (_numbers(result), why)
+        for result, why in zip(results, refused, strict=True)
+        if why or not result.failed
     ]
-    names = sorted(set.intersection(*({*values} for values, _ in cases))) if cases else []
-    conditions = [f"{name} % {factor} == 0" for name in names for factor in _FACTORS]
+    if sum(not why for _, why in cases) < 2 or not any(why for _, why in cases):
+        return []
+    names = sorted(set.intersection(*({*values} for values, _ in cases)))
+    found = [f"{name} % {factor} == 0" for name in names for factor in _FACTORS]
     for a, b in permutations(names, 2):
-        conditions += [f"{a} % {b} == 0", f"{a} <= {b}", f"{a} < {b}"]
-    accepted = sum(not why for _, why in cases)
-    for text in conditions if accepted > 1 else ():
-        if all(_holds(text, values) == (not why) for values, why in cases):
-            return text, next(why for _, why in cases if why)
-    return None
+        found += [f"{a} % {b} == 0", f"{a} <= {b}", f"{a} < {b}"]
+    return [c for c in found if all(_holds(c, values) == (not why) for values, why in cases)]
+
+
+def _distinguished(
+    draft: Draft,
+    results: list[CaseResult],
+    run_case: RunCase,
+) -> list[str]:
+    """The conditions that also fit further cases, of sizes for which they differ."""
+    results = list(results)
+    for _ in range(_MORE):
+        conditions = _conditions(results, [_refused(draft, result) for result in results])
+        if len(conditions) < 2:
+            break
+        fine = next(r for r in results if not _refused(draft, r) and not r.failed)
+        named = sorted({n for c in conditions for n in re.findall(r"[A-Za-z_]\w*", c)})
+        sizes = [{*map(int, draft.axes[name]), *_SIZES} for name in named if name in draft.axes]
+        differing = (
+            values
+            for each in product(*map(sorted, sizes))
+            if (values := {**fine.values, **dict(zip(named, each, strict=False))})
+            if 0 < sum(_holds(c, values) for c in conditions) < len(conditions)
+        )
+        chosen = next(differing, {})
+        if not chosen:
+            break
+        results.append(run_case(draft, chosen))
+    return _conditions(results, [_refused(draft, result) for result in results])
+
+
+def _numbers(result: CaseResult) -> dict[str, int]:
+    return {name: value for name, value in result.values.items() if type(value) is int}
 
 
 def _holds(condition: str, values: Mapping[str, int]) -> bool:
@@ -249,7 +292,7 @@ def _holds(condition: str, values: Mapping[str, int]) -> bool:
 
 
 def rejected_values(
-    results: Sequence[CaseResult], refused: Mapping[int, str]
+    results: Sequence[CaseResult], refused: Sequence[str]
 ) -> dict[str, dict[str, str]]:
     """Values of axes that occur only in cases that are refused, with the first message."""
     found: dict[str, dict[str, str]] = {}
@@ -266,6 +309,10 @@ def rejected_values(
 
 def _as_yaml(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _refused(draft: Draft, result: CaseResult) -> str:
+    return _refusal(result) or _wrong_outside(result, draft.multiples)
 
 
 def _refusal(result: CaseResult) -> str:

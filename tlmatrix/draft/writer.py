@@ -46,7 +46,7 @@ def declared_draft(
 def sizes(name: str, *, tile: int | None, recorded: Sequence[int]) -> list[int]:
     """Sizes of a dimension: two tiles and a tail of each loop over it, and the recorded ones.
 
-    Sizes of several calls that share a factor of 8 or more are multiples of it, and one that is not.
+    Sizes of several calls may share a factor of 8 or more: then multiples of it, and one other.
 
     Args:
         name: its name in the code.
@@ -234,7 +234,7 @@ class _Writer:
             constructor_args=tuple(
                 Line(each.name, self._value(each))
                 for each in interface.construct
-                if each.name in self.axes or not each.default
+                if not each.default
             ),
             call=self._call(),
             returns=self._returns(),
@@ -318,8 +318,17 @@ class _Writer:
             self.found,
             tensors=[*floats, *integers],
             axes=list(self.axes),
-            numbers=self._normalized_shape() | dict(self.recognition.numbers),
+            numbers=self._normalized_shape() | self._fixed() | dict(self.recognition.numbers),
         )
+
+    def _fixed(self) -> dict[str, str]:
+        """Arguments that are no axes: the reference may have another default."""
+        return {
+            name: constant(each.value)
+            for name, each in self.arguments.items()
+            if name not in self.axes and each.kind in ("other", "flag", "size")
+            if isinstance(each.value, bool | int | float)
+        }
 
     def _normalized_shape(self) -> dict[str, str]:
         """The argument `normalized_shape` of PyTorch's norms."""
@@ -384,7 +393,7 @@ class _Writer:
         columns = zip(*argument.values, strict=False)
         parts = [symbols.get(column, column[0]) for column in columns]
         known = self.recognition.dims
-        return f"[{', '.join(str(substitute(part, known)) for part in parts)}]"
+        return quoted(f"[{', '.join(str(substitute(part, known)) for part in parts)}]")
 
     def _returns(self) -> tuple[str, ...] | tuple[Line, ...]:
         interface = self.interface
@@ -406,6 +415,8 @@ class _Writer:
         if "dtype" in followed and "dtype" not in self.arguments:
             yield "dtype", tuple(interface.dtypes)
         for item in self.arguments.values():
+            if item.default and item in interface.construct:
+                continue
             values = self._argument_values(item, dimensions, followed)
             if values:
                 yield item.name, values

@@ -1,0 +1,121 @@
+"""`tlmatrix adopt`: specs for a whole repository, and a table of what judges it."""
+
+import json
+
+import pytest
+import torch
+
+from draft.test_record import repository
+from outside_project import project
+from tlmatrix.draft.manifest import Entry, examples
+from tlmatrix.exit_codes import ExitCode
+
+__all__ = ["project", "repository"]
+
+MANIFEST = """
+ScaleOp:
+  ref_api: "torch.nn.functional.silu"
+  signature:
+    inputs:
+      x: {dtype: "float32 | float16"}
+    outputs:
+      y: {dtype: "same_as(x)"}
+    params:
+      slope: {type: float, default: 1.0}
+  workloads:
+    - {x_shape: [2048, 4096], dtypes: [float32], label: large}
+    - {x_shape: [4, 1024], dtypes: [float32], label: small}
+"""
+OPERATOR = """
+import tilelang
+import tilelang.language as T
+
+@tilelang.jit(out_idx=[1])
+def silu_kernel(n, block=128):
+    @T.prim_func
+    def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, block), threads=block) as b:
+            for i in T.Parallel(block):
+                if b * block + i < n:
+                    Y[b * block + i] = X[b * block + i] / (1 + T.exp(-X[b * block + i]))
+    return main
+
+class ScaleOp:
+    def __init__(self, slope: float = 1.0):
+        if slope != 1.0:
+            raise ValueError("not supported")
+        self.slope = slope
+
+    def __call__(self, x):
+        return self.forward(x)
+
+    def forward(self, x):
+        return silu_kernel(x.numel())(x.flatten()).reshape(x.shape)
+"""
+
+
+def adopt(project, *words):
+    with project.start("tlmatrix", "adopt", ".", "-n", "1", *words) as process:
+        out, _ = process.communicate(timeout=180)
+    rows = (project.folder / "specs" / "rows.jsonl").read_text().splitlines()
+    return process.returncode, out, {row["target"]: row for row in map(json.loads, rows)}
+
+
+def test_recorded_operators_and_those_of_a_manifest_are_judged(repository):
+    (repository.folder / "ops.py").write_text(OPERATOR)
+    (repository.folder / "manifest.yaml").write_text(MANIFEST)
+    words = ["--", "-m", "pytest", "tests", "-q"]
+    code, out, rows = adopt(repository, *words)
+    assert code == ExitCode.OK, out
+    assert set(rows) == {"rows:row_sum", "ops:ScaleOp", "ops:silu_kernel"}
+    assert rows["rows:row_sum"]["status"] == "judged", out
+    assert rows["rows:row_sum"]["reference"] == "tests.test_rows:expected"
+    assert rows["ops:ScaleOp"]["status"] == "judged", out
+    assert rows["ops:ScaleOp"]["reference"] == "torch.nn.functional:silu"
+    page = (repository.folder / "specs" / "adopted.html").read_text()
+    assert "tests.test_rows:expected" in page
+    spec = repository.folder / "specs" / rows["rows:row_sum"]["spec"]
+    assert repository.tlmatrix("run", str(spec), "-n", "0").code == ExitCode.OK
+    # A second time nothing is recorded or run again.
+    before = (repository.folder / "specs" / "rows.jsonl").read_text()
+    assert adopt(repository, *words)[1].splitlines()[-2:] == out.splitlines()[-2:]
+    assert (repository.folder / "specs" / "rows.jsonl").read_text() == before
+
+
+def test_a_folder_without_code_is_an_error(project, tmp_path):
+    outcome = project.tlmatrix("adopt", str(tmp_path / "nothing"))
+    assert outcome.code == ExitCode.USAGE
+    assert "not a folder with Python files" in outcome.out
+
+
+def test_workloads_are_made_small_with_equal_sizes_alike(tmp_path, monkeypatch):
+    (tmp_path / "made.py").write_text("def op(x, weight, eps=0.1):\n    return x\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
+    signature = {
+        "inputs": {"x": {"dtype": "float16"}, "weight": {"dtype": "same_as(x)"}},
+        "shape_rules": ["weight.shape == (x.shape[-1],)"],
+    }
+    entry = Entry("made:op", signature, [{"x_shape": [4096, 8192], "dtypes": ["bfloat16"]}])
+    shapes = [
+        [tuple(each.shape) for each in example.arguments.values()] for example in examples(entry)
+    ]
+    assert all(len(shape) == 2 and shape[0][1:] == shape[1] for shape in shapes)
+    assert all(max(shape[0]) <= 512 for shape in shapes)
+    assert len({shape[0] for shape in shapes}) == len(shapes) > 1
+    kinds = {each.dtype for example in examples(entry) for each in example.arguments.values()}
+    assert kinds == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("signature", "words"),
+    [
+        ({"inputs": {"x": {}, "y": {}, "z": {}}}, "does not tell the shape of y"),
+        ({"inputs": {"x": {"dtype": "fp3"}}}, "has the dtype 'fp3' for x"),
+    ],
+)
+def test_a_manifest_that_tells_too_little_is_an_error(signature, words, tmp_path, monkeypatch):
+    (tmp_path / "made2.py").write_text("def op(x):\n    return x\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(Exception, match=words):
+        list(examples(Entry("made2:op", signature, [{"x_shape": [4]}])))

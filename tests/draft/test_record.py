@@ -1,0 +1,129 @@
+"""`tlmatrix record`: the calls of a program, and what they were compared with."""
+
+import json
+
+import pytest
+
+from outside_project import project
+from tlmatrix.draft.calls import alike, calls_of_definition, definition, read_calls
+from tlmatrix.exit_codes import ExitCode, UsageError
+
+__all__ = ["project"]
+
+KERNEL = """
+import tilelang
+import tilelang.language as T
+
+@tilelang.jit(out_idx=[1])
+def row_sum_kernel(cols, dtype="float32", block=32):
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, cols), dtype), Y: T.Tensor((rows,), dtype)):
+        with T.Kernel(rows, threads=32) as row:
+            x = T.alloc_fragment([1, block], "float32")
+            total = T.alloc_fragment([1], "float32")
+            T.clear(total)
+            for tile in T.serial(cols // block):
+                T.copy(X[row, tile * block], x)
+                T.reduce_sum(x, total, dim=1, clear=False)
+            Y[row] = total[0]
+
+    return main
+
+def row_sum(x, scale=1.0):
+    return row_sum_kernel(x.shape[1])(x) * scale
+"""
+TEST = """
+import pytest
+import torch
+from rows import row_sum
+
+def expected(values):
+    return values.sum(-1)
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("cols", [32, 64, 96])
+def test_row_sum(rows, cols):
+    x = torch.randn(rows, cols, device="cuda")
+    torch.testing.assert_close(row_sum(x), expected(x), rtol=1e-4, atol=1e-4)
+"""
+
+
+@pytest.fixture
+def repository(project):
+    (project.folder / "rows.py").write_text(KERNEL)
+    (project.folder / "tests").mkdir()
+    (project.folder / "tests" / "test_rows.py").write_text(TEST)
+    return project
+
+
+def test_calls_of_operators_and_factories_are_recorded_with_what_judged_them(repository):
+    words = ["record", "-o", "calls.jsonl", "-m", "pytest", "tests", "-q"]
+    with repository.start("tlmatrix", *words) as process:
+        out, _ = process.communicate(timeout=120)
+    assert "rows:row_sum: 6 different calls, 6 compared with another result" in out
+    calls = read_calls(repository.folder / "calls.jsonl")
+    assert set(calls) == {"rows:row_sum", "rows:row_sum_kernel"}
+    of_operator = calls["rows:row_sum"]
+    assert {call.tensors["x"].shape for call in of_operator} == {
+        (rows, cols) for rows in (1, 7) for cols in (32, 64, 96)
+    }
+    (compared,) = of_operator[0].compared
+    assert compared.function == "tests.test_rows:expected"
+    assert compared.arguments == {"values": "$x"}
+    assert compared.rtol == 1e-4
+    assert all(call.inner for call in calls["rows:row_sum_kernel"])
+    assert [call.construct["cols"] for call in calls["rows:row_sum_kernel"][:1]] == [32]
+
+
+def test_a_script_that_fails_has_its_calls_recorded(repository):
+    text = "import torch, rows\nrows.row_sum(torch.randn(3, 32, device='cuda'))\n1 / 0\n"
+    (repository.folder / "script.py").write_text(text)
+    with repository.start("tlmatrix", "record", "script.py") as process:
+        out, _ = process.communicate(timeout=120)
+    assert process.returncode != ExitCode.OK
+    assert "ZeroDivisionError" in out
+    assert list(read_calls(repository.folder / "calls.jsonl")) == [
+        "rows:row_sum_kernel",
+        "rows:row_sum",
+    ]
+
+
+def test_a_file_that_is_none_of_calls_is_an_error_with_its_line(tmp_path):
+    path = tmp_path / "calls.jsonl"
+    path.write_text('{"target": "a:b"}\n')
+    with pytest.raises(UsageError, match=r"calls\.jsonl:1: not a recorded call"):
+        read_calls(path)
+    with pytest.raises(UsageError, match="No such file"):
+        read_calls(tmp_path / "none.jsonl")
+
+
+def test_calls_are_read_back_from_a_definition_of_flashinfer(repository):
+    words = ["record", "--trace-only", "--definitions", "defs", "-m", "pytest", "tests", "-q"]
+    with repository.start("tlmatrix", *words) as process:
+        process.communicate(timeout=120)
+    data = json.loads((repository.folder / "defs" / "rows.row_sum.json").read_text())
+    assert data["axes"] == {"rows": {"type": "var"}, "cols": {"type": "var"}}
+    assert data["inputs"] == {"x": {"shape": ["rows", "cols"], "dtype": "float32"}}
+    again = calls_of_definition(data, "rows:row_sum")
+    chosen, others = alike(again)
+    assert others == []
+    assert {call.tensors["x"].shape for call in chosen} == {
+        (rows, cols) for rows in (1, 7) for cols in (32, 64, 96)
+    }
+    assert definition(again)["axes"] == data["axes"]
+    with pytest.raises(UsageError, match="not a trace definition"):
+        calls_of_definition({}, "rows:row_sum")
+
+
+def test_recorded_calls_draft_a_spec_with_their_reference(repository):
+    words = ["record", "--trace-only", "-m", "pytest", "tests", "-q"]
+    with repository.start("tlmatrix", *words) as process:
+        process.communicate(timeout=120)
+    outcome = repository.tlmatrix("new", "rows:row_sum", "--calls", "calls.jsonl", "-o", "s.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    text = (repository.folder / "s.yaml").read_text()
+    assert "function: tests.test_rows:expected" in text
+    assert "only cols % 32 == 0: cols=33 is not refused, and is wrong: numeric" in outcome.out
+    assert repository.tlmatrix("run", "s.yaml", "-n", "0").code == ExitCode.OK

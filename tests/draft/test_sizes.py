@@ -1,0 +1,61 @@
+"""Relations among the sizes of recorded calls."""
+
+import pytest
+
+from tlmatrix.draft.sizes import relate
+
+
+def related(columns, names=None, scalars=None, vectors=(), offsets=()):
+    return relate(
+        columns,
+        names or {},
+        scalars=scalars or {},
+        vectors=frozenset(vectors),
+        offsets=frozenset(offsets),
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expression"),
+    [
+        ((160, 24), "rows * cols"),
+        ((20, 4), "cols // 2"),
+        ((41, 9), "cols + 1"),
+        ((80, 16), "2 * cols"),
+        ((44, 11), "cols + rows"),
+        ((1, 1), 1),
+        ((40, 8), "cols"),
+        ((7, 9), "size3"),
+    ],
+)
+def test_a_size_is_the_expression_that_holds_in_all_calls(sizes, expression):
+    columns = {("x", 0): (4, 3), ("x", 1): (40, 8), ("y", 0): sizes}
+    found = related(columns)
+    assert found.dims["y", 0] == expression
+    assert not found.guesses
+
+
+def test_what_holds_in_one_call_only_is_a_guess():
+    columns = {("x", 0): (3,), ("x", 1): (40,), ("w", 0): (4,), ("r", 0): (160,)}
+    found = related(columns, {("w", 0): "n"})
+    assert found.dims["r", 0] == "n * cols"
+    assert found.guesses == {("r", 0)}
+
+
+def test_a_quotient_that_leaves_a_rest_is_none():
+    columns = {("x", 0): (69,), ("x", 1): (16,), ("cos", 0): (8,)}
+    assert related(columns).dims["cos", 0] == "cols // 2"
+
+
+def test_a_number_that_callers_pass_names_the_dimension_with_its_size():
+    columns = {("x", 0): (5, 6), ("x", 1): (40, 72)}
+    names = {("x", 1): "N"}
+    found = related(columns, names, scalars={"hidden": (40, 72)})
+    assert found.dims["x", 1] == "hidden"
+    assert found.symbols == {"hidden": (40, 72), "rows": (5, 6)}
+
+
+def test_lengths_of_offsets_are_of_no_other_dimension():
+    columns = {("x", 0): (24,), ("x", 1): (3,), ("cu", 0): (3,)}
+    found = related(columns, vectors=["cu"], offsets=["cu"])
+    assert found.dims["cu", 0] == "bounds"
