@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from tlmatrix.draft.calls import Call
     from tlmatrix.draft.manifest import Entry
     from tlmatrix.draft.text import Draft
     from tlmatrix.draft.trial import Trial
@@ -161,11 +162,16 @@ def _jobs(root: Path, calls: Path) -> Iterator[Job]:
     entries = {each.target: each for each in manifest.manifest_entries(root, definitions)}
     taken = set()
     for target, found in recorded.items():
-        if not any(call.opaque for call in found) or target in entries:
+        written = [call for call in found if not call.opaque]
+        if written:
             taken.add(target)
-            if target not in entries and not all(call.inner for call in found):
-                yield Job(target, "calls", _from_calls(target, found), _digest(str(found)))
+            reference = manifest.reference_of_entry(entries[target]) if target in entries else ""
+            if target in entries or not all(call.inner for call in written):
+                draft = _from_calls(target, written, reference)
+                yield Job(target, "calls", draft, _digest(str(found)))
     for target, entry in entries.items():
+        if target in taken:
+            continue
         taken.add(target)
         yield Job(target, "manifest", _from_manifest(entry), _digest(str(entry)))
     inside = {name for found in recorded.values() for call in found for name in call.construct}
@@ -178,8 +184,10 @@ def _digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:16]
 
 
-def _from_calls(target: str, calls: Sequence[Any]) -> Callable[[], Callable[[], Draft]]:
-    return lambda: drafts_of_calls(target_of(target), calls[:MOST_CALLS])
+def _from_calls(
+    target: str, calls: Sequence[Call], reference: str
+) -> Callable[[], Callable[[], Draft]]:
+    return lambda: drafts_of_calls(target_of(target), calls[:MOST_CALLS], reference)
 
 
 def _from_manifest(entry: Entry) -> Callable[[], Callable[[], Draft]]:
