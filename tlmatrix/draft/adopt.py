@@ -128,6 +128,7 @@ def _record(command: Sequence[str], calls: Path, root: Path, seconds: float) -> 
     if command[:2] == ["-m", "pytest"]:
         at = len(words) - len(command) + 2
         words[at:at] = ["-p", "tlmatrix.draft.sampled", f"--timeout={_TEST_SECONDS}"]
+        words.insert(at, "--continue-on-collection-errors")
     path = os.pathsep.join([str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")])
     with suppress(subprocess.TimeoutExpired), (calls.parent / "record.log").open("w") as log:
         subprocess.run(  # noqa: S603 - the command of the user
