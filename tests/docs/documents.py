@@ -76,6 +76,7 @@ def play(document: Path, folder: Path, env: dict[str, str], *, skip: tuple[str, 
 
 def _write(block: Block, path: Path, place: str) -> None:
     if block.language != "diff":
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block.text)
         return
     removed = "".join(f"{x[1:]}\n" for x in block.text.splitlines() if x.startswith("-"))

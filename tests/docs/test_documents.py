@@ -35,6 +35,7 @@ def env():
 COMMANDS = {
     "README.md": 3,
     "docs/start/first-spec.md": 9,
+    "docs/start/your-repository.md": 4,
     "docs/guides/own-kernel.md": 4,
     "docs/guides/packed-kernel.md": 2,
     "docs/guides/attention-layouts.md": 4,
