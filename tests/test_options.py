@@ -104,7 +104,7 @@ def test_numbers_of_the_configuration_have_the_same_limits(line: str, message: s
     [
         (["rnu"], "no command 'rnu'; did you mean 'run'?"),
         (["fuz", "x.yaml"], "no command 'fuz'; did you mean 'fuzz'?"),
-        (["xyzzy"], "no command 'xyzzy'; known: bench, cache, check"),
+        (["xyzzy"], "no command 'xyzzy'; known: adopt, bench, cache"),
         (["run", "--backend", "cud"], "argument --backend: no 'cud'; did you mean 'cuda'?"),
     ],
 )

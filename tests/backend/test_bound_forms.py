@@ -284,7 +284,7 @@ MISFITS = {
     ),
     "constructor_args of a function": (
         "entry: bound_forms:norm\nconstructor_args: {cols: cols}",
-        "constructor_args: the entry is not a class of nn.Module; remove the key",
+        "constructor_args: the entry is not a class whose objects are called; remove the key",
     ),
 }
 

@@ -516,8 +516,8 @@ _command(
     "record",
     "record the calls of kernels that a program makes",
     "Run a script like `python SCRIPT.py`, or a module like `python -m MODULE`, on a GPU or "
-    "without one on the interpreter. Writes the shapes, dtypes, scalars and small integer tensors of each "
-    "call of a kernel or an operator to a file, with what its result was compared with.",
+    "without one on the interpreter. Writes the shapes, dtypes, scalars and small integer tensors "
+    "of each call of a kernel or an operator to a file, with what its result was compared with.",
     Option("-o --output FILE", "the file (default: calls.jsonl)", default="calls.jsonl"),
     Option(
         "--of PACKAGE.MODULE:NAME",

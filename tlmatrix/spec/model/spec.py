@@ -139,7 +139,7 @@ class Spec(Model):
     entry: Target | None = Field(
         default=None,
         description="The callable under test, `package.module:name`: a function, `Class.apply` of "
-        "a `torch.autograd.Function`, an `nn.Module` class, or an operator of `torch.library` "
+        "a `torch.autograd.Function`, a class whose objects are called, or an operator of `torch.library` "
         "(`package.module:torch.ops.ns.name`, with a module that registers it). It is called with "
         "keyword arguments by its parameters' names, or with the arguments in `call`. A spec has "
         "an entry or a factory.",
@@ -147,9 +147,9 @@ class Spec(Model):
     )
     constructor_args: dict[Identifier, Argument] = Field(
         default={},
-        description="Arguments of the constructor of the `nn.Module` class in `entry`: expressions "
-        "over the axes. By default the axes that its parameters name. The "
-        "module's parameters are inputs of the problem (`proj.weight` is `proj_weight`).",
+        description="Arguments of the constructor of the class in `entry`: expressions over the "
+        "axes. By default the axes that its parameters name. The parameters of an `nn.Module` are "
+        "inputs of the problem (`proj.weight` is `proj_weight`).",
         examples=[{"in_features": "cols", "bias": False}],
     )
     factory: Target | None = Field(
