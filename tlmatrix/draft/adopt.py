@@ -162,7 +162,7 @@ def _jobs(root: Path, calls: Path) -> Iterator[Job]:
     definitions, factories = definitions_of(root)
     entries = {each.target: each for each in manifest.manifest_entries(root, definitions)}
     taken = set()
-    for target, found in recorded.items():
+    for target, found in sorted(recorded.items(), key=lambda each: each[0] not in entries):
         written = [call for call in found if not call.opaque]
         if written:
             taken.add(target)

@@ -255,6 +255,7 @@ class Recorder:
             ),
             names=names,
             uses=uses,
+            inner=any(self._is_operator(each.code) for each in self._stack),
             seconds=time.perf_counter() - opened.start,
         )
         for path, tensor in returned.items():

@@ -139,8 +139,9 @@ class Spec(Model):
     entry: Target | None = Field(
         default=None,
         description="The callable under test, `package.module:name`: a function, `Class.apply` of "
-        "a `torch.autograd.Function`, a class whose objects are called, or an operator of `torch.library` "
-        "(`package.module:torch.ops.ns.name`, with a module that registers it). It is called with "
+        "a `torch.autograd.Function`, a class whose objects are called, or an operator of "
+        "`torch.library` (`package.module:torch.ops.ns.name`, with a module that registers it). "
+        "It is called with "
         "keyword arguments by its parameters' names, or with the arguments in `call`. A spec has "
         "an entry or a factory.",
         examples=["tlmatrix_kernels.attention:varlen_attention", "mypkg.ops:RMSNorm.apply"],
