@@ -331,6 +331,8 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
     elif failed:
         status = "findings"
     first = next((f for result in failed for f in result.findings), None)
+    if failed and all(f.check == "reference" for result in results for f in result.findings[:1]):
+        status = "incomplete"  # the function of that name is another one
     narrowed = next((line.strip() for line in trial.lines if "is wrong" in line), "")
     note = trial.error or (f"{first.check}: {first.title}" if first else narrowed)
     reference = f"problem {draft.problem}" if draft.problem else ""

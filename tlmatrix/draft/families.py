@@ -185,8 +185,8 @@ def _attention(target: Target, interface: Interface, recognition: Recognition) -
             axes["seqlen_k"] = ("same",) if alike else ("same", "200", "257")
     else:
         axes |= _recorded_axes(tensors, layout)
-    lines = []
-    for item in interface.arguments:
+    lines, made = [], []
+    for item in (*interface.arguments, *interface.construct):
         if item.name == "window":
             value = item.name
         elif "causal" in item.name:
@@ -200,8 +200,9 @@ def _attention(target: Target, interface: Interface, recognition: Recognition) -
         else:
             value = constant(item.value)
         if not (item.default and value == constant(item.value)):
-            lines.append(Line(item.name, _problem_names(value)))
-    if not any(line.value == "causal" for line in lines):
+            given = made if item in interface.construct else lines
+            given.append(Line(item.name, _problem_names(value)))
+    if not any(line.value == "causal" for line in (*lines, *made)):
         axes["causal"] = ("false",)
     if "scale" in {line.value for line in lines} and interface.factory:
         return None  # a constant of the kernel, which the problem does not give
@@ -220,6 +221,7 @@ def _attention(target: Target, interface: Interface, recognition: Recognition) -
         factory=interface.factory,
         problem="attention",
         factory_args=tuple(lines) if interface.factory else (),
+        constructor_args=tuple(made),
         call=passed,
         returns=outputs if interface.factory or len(outputs) > 1 else (),
         axes=axes,

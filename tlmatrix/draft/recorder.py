@@ -183,16 +183,27 @@ class Recorder:
         owner, _, method = path.rpartition(".")
         return method in ("forward", "__call__") if owner else not method.startswith("_")
 
+    def _is_inside(self) -> bool:
+        """Whether an operator is open, which is that of a method below `__call__`."""
+        codes = (each.code for each in self._stack)
+        return any(self._is_operator(code) and code.co_name != "__call__" for code in codes)
+
     def _target_of(self, opened: _Open, frame: FrameType) -> str:
         """The name of an operator; "" if it is none."""
         if not self._is_operator(opened.code):
             return ""
-        path = opened.code.co_qualname
-        owner = path.rpartition(".")[0]
-        if owner:
-            kind = frame.f_globals.get(owner)
-            path = f"{owner}.apply" if _is_function_class(kind) else owner
-        return f"{self._module(frame)}:{path}"
+        owner, _, method = opened.code.co_qualname.rpartition(".")
+        if not owner:
+            return f"{self._module(frame)}:{method}"
+        if _is_function_class(frame.f_globals.get(owner)):
+            return f"{self._module(frame)}:{owner}.apply"
+        kind = type(next(iter(opened.arguments.values()), None))  # of a base class's method
+        if kind.__qualname__[0] == "_" or "." in kind.__qualname__:
+            return ""
+        if method == "__call__" and hasattr(kind, "forward"):
+            return ""
+        module = kind.__module__
+        return f"{self._module(frame) if module == '__main__' else module}:{kind.__qualname__}"
 
     def _module(self, frame: FrameType) -> str:
         return self.module_of(frame.f_globals.get("__name__"), frame.f_code)
@@ -255,7 +266,7 @@ class Recorder:
             ),
             names=names,
             uses=uses,
-            inner=any(self._is_operator(each.code) for each in self._stack),
+            inner=self._is_inside(),
             seconds=time.perf_counter() - opened.start,
         )
         for path, tensor in returned.items():
@@ -331,7 +342,7 @@ class Recorder:
             changed=uses.written & {*noted},
             names=_dimension_names(launch, own),
             uses=uses,
-            inner=any(self._is_operator(opened.code) for opened in self._stack),
+            inner=self._is_inside(),
         )
         for name in (*out, *call.changed):
             tensor = launch.tensors[name]
@@ -421,7 +432,7 @@ class _Kernels:
                 bound = dict(inspect.signature(func).bind(*args, **keywords).arguments)
             except (TypeError, ValueError):
                 return original(jit, *args, **keywords)
-            importable = "<locals>" not in func.__qualname__
+            importable = "<locals>" not in func.__qualname__ and func.__name__[0] != "_"
             module = self._recorder.module_of(func.__module__, func.__code__)
             name = f"{module}:{func.__qualname__}" if importable else ""
             with self._recorder.eager(name, func.__code__, bound) as results:
