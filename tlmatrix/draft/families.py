@@ -185,7 +185,8 @@ def _attention(target: Target, interface: Interface, recognition: Recognition) -
             axes["seqlen_k"] = ("same",) if alike else ("same", "200", "257")
     else:
         axes |= _recorded_axes(tensors, layout)
-    lines, made = [], []
+    lines: list[Line] = []
+    made: list[Line] = []
     for item in (*interface.arguments, *interface.construct):
         if item.name == "window":
             value = item.name
