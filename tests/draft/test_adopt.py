@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from draft.test_record import repository
+from draft.test_record import finished, repository
 from outside_project import project
 from tlmatrix.draft.manifest import Entry, examples
 from tlmatrix.exit_codes import ExitCode
@@ -75,7 +75,7 @@ def test_recorded_operators_and_those_of_a_manifest_are_judged(repository):
     page = (repository.folder / "specs" / "adopted.html").read_text()
     assert "tests.test_rows:expected" in page
     spec = repository.folder / "specs" / rows["rows:row_sum"]["spec"]
-    assert repository.tlmatrix("run", str(spec), "-n", "0").code == ExitCode.OK
+    finished(repository, "run", str(spec), "-n", "0")
     # A second time nothing is recorded or run again.
     before = (repository.folder / "specs" / "rows.jsonl").read_text()
     assert adopt(repository, *words)[1].splitlines()[-2:] == out.splitlines()[-2:]

@@ -58,6 +58,14 @@ def repository(project):
     return project
 
 
+def finished(project, *words):
+    """The output of a command that succeeds, in a process of its own."""
+    with project.start("tlmatrix", *words) as process:
+        out, _ = process.communicate(timeout=120)
+    assert process.returncode == ExitCode.OK, out
+    return out
+
+
 def test_calls_of_operators_and_factories_are_recorded_with_what_judged_them(repository):
     words = ["record", "-o", "calls.jsonl", "-m", "pytest", "tests", "-q"]
     with repository.start("tlmatrix", *words) as process:
@@ -121,9 +129,8 @@ def test_recorded_calls_draft_a_spec_with_their_reference(repository):
     words = ["record", "--trace-only", "-m", "pytest", "tests", "-q"]
     with repository.start("tlmatrix", *words) as process:
         process.communicate(timeout=120)
-    outcome = repository.tlmatrix("new", "rows:row_sum", "--calls", "calls.jsonl", "-o", "s.yaml")
-    assert outcome.code == ExitCode.OK, outcome.out
+    out = finished(repository, "new", "rows:row_sum", "--calls", "calls.jsonl", "-o", "s.yaml")
     text = (repository.folder / "s.yaml").read_text()
     assert "function: tests.test_rows:expected" in text
-    assert "only cols % 32 == 0: cols=33 is not refused, and is wrong: " in outcome.out
-    assert repository.tlmatrix("run", "s.yaml", "-n", "0").code == ExitCode.OK
+    assert "only cols % 32 == 0: cols=33 is not refused, and is wrong: " in out
+    finished(repository, "run", "s.yaml", "-n", "0")
