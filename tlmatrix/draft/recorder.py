@@ -169,7 +169,12 @@ class Recorder:
         if not made or opened.code.co_name.startswith("test"):
             return
         name = f"{self._module(frame)}:{opened.code.co_qualname}"
+        given = {
+            id(each) for value in opened.arguments.values() for each in flattened(value).values()
+        }
         for tensor in made.values():
+            if id(tensor) in given:
+                continue  # it is passed on
             # The last function that returns it is the one that its user calls.
             self._returned[id(tensor)] = (tensor, name, opened.arguments)
         while len(self._returned) > _MOST_RETURNED:

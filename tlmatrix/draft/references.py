@@ -15,6 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from tlmatrix.problem.calling import parameters_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -105,16 +109,16 @@ def reference_of(
         numbers: expressions for other arguments of the code under test.
     """
     target = source.target
-    try:
-        parameters = list(inspect.signature(source.function).parameters.values())
-    except ValueError:
-        return Reference(target, tuple(("", name) for name in tensors), ())  # a builtin
+    if target.startswith("torch"):
+        axes = [axis for axis in axes if axis != "dtype"]  # that of its result
+    known_parameters = parameters_of(source.function)
+    if known_parameters is None:
+        return Reference(target, _of_builtin(target, tensors, axes, numbers), ())
+    parameters = list(known_parameters.values())
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return Reference(target, None, ())
     required = [each.name for each in parameters if each.default is each.empty]
     names = [each.name for each in parameters]
-    if target.startswith("torch"):
-        axes = [axis for axis in axes if axis != "dtype"]  # that of its result
     known = {*tensors, *numbers, *axes}
     passed = {
         name: value[1:]
@@ -140,6 +144,28 @@ def reference_of(
     if plain and not missing and {*tensors} <= {*names}:
         return Reference(target, None, ())
     return Reference(target, values, missing)
+
+
+def _of_builtin(
+    target: str, tensors: Sequence[str], axes: Sequence[str], numbers: Mapping[str, str]
+) -> tuple[tuple[str, str], ...]:
+    """The call of a function of PyTorch without a signature, by the schema that takes the most."""
+    values = {name: name for name in axes} | dict(numbers)
+    best: tuple[tuple[str, str], ...] = ()
+    for schema in torch._C._jit_get_schemas_for_operator(f"aten::{target.partition(':')[2]}"):  # noqa: SLF001
+        left, found = list(tensors), []
+        for argument in schema.arguments:
+            name = "input" if argument.name == "self" else argument.name
+            if str(argument.type) == "Tensor" and left:
+                found.append((name, left.pop(0)))
+            elif argument.name in values:
+                found.append((name, values[argument.name]))
+            elif not argument.has_default_value():
+                break
+        else:
+            if not left and len(found) > len(best):
+                best = tuple(found)
+    return best or tuple(("", name) for name in tensors)
 
 
 def find_reference(target: Target, calls: Iterable[Call] = ()) -> Found | None:

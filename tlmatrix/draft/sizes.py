@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from typing import TYPE_CHECKING
 
-from tlmatrix.spec.expr.expression import Expression
+from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -123,7 +123,7 @@ def candidates(column: Column, known: Mapping[str, Column]) -> Iterator[str]:
         expression = Expression(text)
         try:
             values = tuple(expression.evaluate(row) for row in rows)
-        except ArithmeticError:
+        except ExpressionError:  # a division by zero
             continue
         if values == column and _telling(text, rows):
             yield text

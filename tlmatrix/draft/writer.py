@@ -234,7 +234,7 @@ class _Writer:
             constructor_args=tuple(
                 Line(each.name, self._value(each))
                 for each in interface.construct
-                if not each.default
+                if each.name in self.axes or not each.default
             ),
             call=self._call(),
             returns=self._returns(),
@@ -415,7 +415,7 @@ class _Writer:
         if "dtype" in followed and "dtype" not in self.arguments:
             yield "dtype", tuple(interface.dtypes)
         for item in self.arguments.values():
-            if item.default and item in interface.construct:
+            if item.default and item in interface.construct and item.name not in dimensions:
                 continue
             values = self._argument_values(item, dimensions, followed)
             if values:
