@@ -17,8 +17,8 @@ _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ name }}: adopted</title><style>
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em;
   color: #222; background: #fff; }
-table { border-collapse: collapse; width: 100%; } th { text-align: left; }
-th, td { padding: .3em .8em .3em 0; border-bottom: 1px solid #ddd; vertical-align: top; }
+table { border-collapse: collapse; width: 100%; table-layout: fixed; } th { text-align: left; }
+th, td { overflow-wrap: anywhere; padding: .3em .8em .3em 0; border-bottom: 1px solid #ddd; vertical-align: top; }
 td.n { text-align: right; } code { font-size: 13px; overflow-wrap: anywhere; }
 .judged { color: #17692f; } .findings { color: #b3261e; } .errors, .incomplete { color: #8a5a00; }
 @media (prefers-color-scheme: dark) { body { color: #ddd; background: #161616; }
@@ -28,7 +28,8 @@ td.n { text-align: right; } code { font-size: 13px; overflow-wrap: anywhere; }
 <h1>{{ name }}</h1>
 <p>{% for status, count in counts %}<b class="{{ status }}">{{ count }} {{ status }}</b>{{
   ", " if not loop.last }}{% endfor %} of {{ rows|length }} kernels and operators</p>
-<table><tr><th>target</th><th>status</th><th>cases</th><th>judged by</th><th></th></tr>
+<table><tr><th style="width: 34%">target</th><th style="width: 8%">status</th>
+<th style="width: 8%">cases</th><th style="width: 20%">judged by</th><th></th></tr>
 {% for row in rows %}<tr><td><code>{{ row.target }}</code></td>
 <td class="{{ row.status.split()[0] }}">{{ row.status }}</td>
 <td class="n">{% if row.cases %}{{ row.cases }}{% if row.failed %}, {{ row.failed }} failed{% endif

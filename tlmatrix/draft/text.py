@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tlmatrix.spec.schema import EDITOR_COMMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tlmatrix.draft.references import Reference
 
@@ -66,15 +66,6 @@ class Draft:
     def complete(self) -> bool:
         """Whether the spec can run without additions."""
         return bool(self.problem) or (self.reference is not None and not self.reference.missing)
-
-
-def drop_values(draft: Draft, rejected: Mapping[str, Collection[str]]) -> Draft:
-    """The draft without some values of axes."""
-    axes = {
-        name: tuple(value for value in values if value not in rejected.get(name, ()))
-        for name, values in draft.axes.items()
-    }
-    return replace(draft, axes=axes)
 
 
 def spec_text(draft: Draft) -> str:
