@@ -18,7 +18,8 @@ _PAGE = """<!doctype html>
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em;
   color: #222; background: #fff; }
 table { border-collapse: collapse; width: 100%; table-layout: fixed; } th { text-align: left; }
-th, td { overflow-wrap: anywhere; padding: .3em .8em .3em 0; border-bottom: 1px solid #ddd; vertical-align: top; }
+th, td { padding: .3em .8em .3em 0; border-bottom: 1px solid #ddd; vertical-align: top;
+  overflow-wrap: anywhere; }
 td.n { text-align: right; } code { font-size: 13px; overflow-wrap: anywhere; }
 .judged { color: #17692f; } .findings { color: #b3261e; } .errors, .incomplete { color: #8a5a00; }
 @media (prefers-color-scheme: dark) { body { color: #ddd; background: #161616; }
