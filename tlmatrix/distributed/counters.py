@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from tlmatrix.interpreter.sync.flags import to_int32
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -126,14 +128,14 @@ class Counters:
         now = self._readings.pop()
         for path, step in growth.integers.items():
             expected = first.integers[path] + self._pairs * step
-            if now.integers.get(path) == _int32(expected) != expected:
+            if now.integers.get(path) == to_int32(expected) != expected:
                 self._wrapped.add(path)
             elif now.integers.get(path) != expected:
                 return False
         return all(
             address in now.memory
             and np.array_equal(
-                _int32(first.memory[address] + self._pairs * steps)[steps > 0],
+                to_int32(first.memory[address] + self._pairs * steps)[steps > 0],
                 now.memory[address][steps > 0],
             )
             for address, steps in growth.memory.items()
@@ -248,12 +250,7 @@ def _add(context: Any, path: tuple[Any, ...], more: int, *, wraps: bool) -> None
     if isinstance(owner, tuple):
         raise NotLinearError
     held = owner if isinstance(owner, dict | list) else vars(owner)
-    held[last] = _int32(held[last] + more) if wraps else held[last] + more
-
-
-def _int32(value: Any) -> Any:  # noqa: ANN401 - an integer, or an array of them
-    """The low 32 bits, as an int32."""
-    return (value + 2**31) % 2**32 - 2**31
+    held[last] = to_int32(held[last] + more) if wraps else held[last] + more
 
 
 def _words(storage: torch.UntypedStorage) -> np.ndarray[Any, Any]:

@@ -8,7 +8,7 @@ does not release discards what was published before.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tlmatrix.interpreter.reports import Party, rendered
 
@@ -19,6 +19,8 @@ from .races import UNZEROED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+
+    import numpy as np
 
     from .world import World
 
@@ -32,8 +34,11 @@ _SPINS = 3
 """Reads of an unchanged flag after which an agent counts as waiting for it."""
 
 
-def to_int32(value: int) -> int:
-    """The low 32 bits of an integer, as an int32."""
+_Integers = TypeVar("_Integers", int, "np.ndarray[Any, Any]")
+
+
+def to_int32(value: _Integers) -> _Integers:
+    """The low 32 bits of an integer, or of each of an array, as an int32."""
     return (value + 2**31) % 2**32 - 2**31
 
 
