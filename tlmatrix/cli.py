@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code (`tlmatrix.exit_codes.ExitCode`)."""
     given = sys.argv[1:] if argv is None else list(argv)
-    # What follows `--` is a command, whose options are its own.
-    end = given.index("--") if given[:1] == ["adopt"] and "--" in given else len(given)
+    named = COMMANDS.get(given[0]) if given else None
+    end = given.index("--") if named and named.words and "--" in given else len(given)
     arguments = command_line().parse_args(given[:end])
     arguments.words = given[end + 1 :]
     if idle := idle_rank():

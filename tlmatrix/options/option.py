@@ -248,6 +248,7 @@ class Command:
         options: its options, in the order of `--help`.
         caches: whether it uses the caches on disk.
         usage: its usage, if not that of argparse.
+        words: whether what follows `--` is a command of its own, which it gets as `words`.
     """
 
     target: str
@@ -256,3 +257,4 @@ class Command:
     options: tuple[Option[Any], ...]
     caches: bool = False
     usage: str | None = None
+    words: bool = False

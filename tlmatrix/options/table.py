@@ -218,10 +218,11 @@ def _command(
     target: str = "",
     caches: bool = False,
     usage: str | None = None,
+    words: bool = False,
 ) -> None:
     """Declare the command `name`, by default the function `name` of the module `name`."""
     target = target or f"{name}:{name}"
-    COMMANDS[name] = Command(target, help, description, options, caches, usage)
+    COMMANDS[name] = Command(target, help, description, options, caches, usage, words)
 
 
 _command(
@@ -551,6 +552,7 @@ _command(
     target="draft:adopt",
     caches=True,
     usage="%(prog)s [options] DIR [-- CMD]",
+    words=True,
 )
 _command(
     "exec",
