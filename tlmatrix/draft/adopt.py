@@ -12,7 +12,8 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from hashlib import sha256
 from importlib import import_module
 from multiprocessing.connection import wait
@@ -24,6 +25,7 @@ from tlmatrix.draft.sources import Drafts, drafts_for, drafts_of_calls, recorded
 from tlmatrix.draft.targets import target_of
 from tlmatrix.draft.text import spec_text
 from tlmatrix.draft.trial import tried
+from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +41,6 @@ _TEST_SECONDS = 20
 """The most time for a recorded test."""
 _SECONDS = 90.0
 """The most time for one target."""
-_SKIPPED = {"site-packages", "build", "dist", "node_modules", "3rdparty"}
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,7 @@ def adopt_repository(
     output.mkdir(parents=True, exist_ok=True)
     output, root = output.resolve(), root.resolve()
     os.chdir(root)
-    for folder in (root, *(each for each in (root / "src",) if each.is_dir())):
-        sys.path.insert(0, str(folder))
+    sys.path[:0] = [str(each) for each in (root / "src", root) if each.is_dir()]
     calls = output / "calls.jsonl"
     if command and not calls.is_file():
         _record(command, calls, root, seconds)
@@ -123,12 +123,11 @@ def _record(command: Sequence[str], calls: Path, root: Path, seconds: float) -> 
 
     Its kernels are only traced, as it may call them with any size.
     """
-    words = [sys.executable, "-m", "tlmatrix", "record", "--trace-only"]
-    words += ["-o", str(calls), *command]
+    words = [sys.executable, "-m", "tlmatrix", "record", "--trace-only", "-o", str(calls)]
     if command[:2] == ["-m", "pytest"]:
-        at = len(words) - len(command) + 2
-        words[at:at] = ["-p", "tlmatrix.draft.sampled", f"--timeout={_TEST_SECONDS}"]
-        words.insert(at, "--continue-on-collection-errors")
+        options = ["--continue-on-collection-errors", "-p", "tlmatrix.draft.sampled"]
+        command = [*command[:2], *options, f"--timeout={_TEST_SECONDS}", *command[2:]]
+    words += command
     path = os.pathsep.join([str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")])
     with suppress(subprocess.TimeoutExpired), (calls.parent / "record.log").open("w") as log:
         subprocess.run(  # noqa: S603 - the command of the user
@@ -175,10 +174,9 @@ def _jobs(root: Path, calls: Path) -> Iterator[Job]:
             continue
         taken.add(target)
         yield Job(target, "manifest", _from_manifest(entry), _digest(str(entry)))
-    inside = {name for found in recorded.values() for call in found for name in call.construct}
     for target in factories:
-        if target not in taken and target not in inside:
-            yield Job(target, "trace", lambda target=target: drafts_for(target), "")  # type: ignore[misc]
+        if target not in taken:
+            yield Job(target, "trace", partial(drafts_for, target), "trace")
 
 
 def _digest(text: str) -> str:
@@ -219,16 +217,15 @@ def definitions_of(root: Path) -> tuple[dict[str, str], list[str]]:
     """Names of classes and functions with where they are, and the factories at module level."""
     definitions: dict[str, str] = {}
     factories = []
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).parts
-        if _SKIPPED & {*parts} or any(part.startswith(".") for part in parts):
-            continue
+    for path in manifest.files_of(root, ".py"):
         try:
             tree = ast.parse(path.read_text(encoding="utf-8"))
         except (ValueError, SyntaxError):
             continue
         module = _module_name(root, path)
-        tests = re.search(r"(^|/)(tests?|testing)/|test_\w*\.py$", "/".join(parts))
+        tests = re.search(
+            r"(^|/)(tests?|testing)/|test_\w*\.py$", path.relative_to(root).as_posix()
+        )
         for node in tree.body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 definitions.setdefault(node.name, f"{module}:{node.name}")
@@ -242,11 +239,6 @@ def _module_name(root: Path, path: Path) -> str:
     """The name by which a file is imported, from the repository or its folder `src`."""
     folder = root / "src" if path.is_relative_to(root / "src") else root
     relative = path.relative_to(folder).with_suffix("")
-    top = path.parent
-    while top != folder and (top / "__init__.py").is_file():
-        top = top.parent
-    if top != folder and not any((each / "__init__.py").is_file() for each in relative.parents):
-        return ".".join(relative.parts)  # a namespace package
     return ".".join(relative.parts).removesuffix(".__init__")
 
 
@@ -296,9 +288,7 @@ def _run_job(job: Job, output: Path, root: Path, connection: Any) -> None:  # no
     if path.exists():
         path = output / f"{re.sub(r'[^0-9A-Za-z]+', '_', job.target)}.yaml"
     row = Row(job.target, job.source, "not drafted", key=job.key)
-    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - not a file
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
+    with muted():
         try:
             drafts = job.draft()
             draft = drafts()
@@ -309,14 +299,14 @@ def _run_job(job: Job, output: Path, root: Path, connection: Any) -> None:  # no
             else:
                 path.write_text(spec_text(draft), encoding="utf-8")
                 note = draft.notes[-1] if draft.notes else "it needs a reference"
-                row = Row(**asdict(row) | {"status": "incomplete", "note": note, "spec": path.name})
+                row = replace(row, status="incomplete", note=note, spec=path.name)
         except BaseException as error:  # noqa: BLE001 - whatever the repository's code raises
             words = str(error).strip().splitlines() or [""]
             text = (
                 words[0] if isinstance(error, UsageError) else f"{type(error).__name__}: {words[0]}"
             )
-            row = Row(**asdict(row) | {"note": text[:300]})
-    connection.send(Row(**asdict(row) | {"seconds": round(time.monotonic() - start, 1)}))
+            row = replace(row, note=text[:300])
+    connection.send(replace(row, seconds=round(time.monotonic() - start, 1)))
     connection.close()
     os._exit(0)  # threads of the repository's code need not end
 
@@ -341,17 +331,15 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
     varies = any(
         value.startswith("[") or "{q:" in value for v in draft.axes.values() for value in v
     )
-    return Row(
-        **asdict(row)
-        | {
-            "status": status,
-            "spec": path.name,
-            "reference": reference,
-            "cases": len(results),
-            "failed": len(failed),
-            "note": note[:300],
-            "varies": varies,
-        }
+    return replace(
+        row,
+        status=status,
+        spec=path.name,
+        reference=reference,
+        cases=len(results),
+        failed=len(failed),
+        note=note[:300],
+        varies=varies,
     )
 
 

@@ -170,14 +170,11 @@ def flattened(results: object) -> dict[str, torch.Tensor]:
     return found
 
 
-def alike(calls: Sequence[Call]) -> tuple[list[Call], list[Call]]:
-    """The calls of the most frequent form, and the others."""
-    counts: Counter[Any] = Counter()
-    for call in calls:
-        counts[call.form()] += 1
+def alike(calls: Sequence[Call]) -> list[Call]:
+    """The calls of the most frequent form, without objects if some have none."""
+    counts = Counter(call.form() for call in calls)
     form = max(counts, key=lambda each: (not each[2], counts[each]))
-    chosen = [call for call in calls if call.form() == form]
-    return chosen, [call for call in calls if call.form() != form]
+    return [call for call in calls if call.form() == form]
 
 
 # Files ----------------------------------------------------------------------------------------
@@ -277,7 +274,7 @@ def definition(calls: Iterable[Call]) -> dict[str, Any]:
     Dimensions that are equal in all calls are one axis; one with the same size in all is constant.
     Schema: https://bench.flashinfer.ai/docs/flashinfer-trace/definition.
     """
-    chosen, _ = alike(list(calls))
+    chosen = alike(list(calls))
     columns: dict[tuple[int, ...], str] = {}
 
     def axis(name: str, dim: int, kind: str) -> str:

@@ -8,9 +8,7 @@ is changed to find the tensors that follow it.
 from __future__ import annotations
 
 import ast
-import inspect
 import re
-import textwrap
 from dataclasses import replace
 from itertools import permutations, product
 from typing import TYPE_CHECKING, Any
@@ -24,11 +22,13 @@ from tlmatrix.draft.interface import (
     annotation_text,
     argument_kind,
 )
+from tlmatrix.draft.targets import syntax_tree
 from tlmatrix.draft.uses import uses_of
 from tlmatrix.draft.writer import COUNT
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
+    import inspect
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tlmatrix.draft.targets import Target
@@ -287,7 +287,7 @@ def eager_example(target: Target) -> Mapping[str, Any] | None:
     parameters = {each.name: each.default for each in target.parameters}
     declared = {
         node.target.id: node.annotation
-        for node in ast.walk(_source_of(target.written))
+        for node in ast.walk(syntax_tree(target.written))
         if isinstance(node, ast.AnnAssign)
         and isinstance(node.target, ast.Name)
         and node.target.id in parameters
@@ -329,10 +329,3 @@ def _example_tensor(
     if kind.is_floating_point:
         return torch.randn(found, generator=torch.Generator().manual_seed(0)).to(kind)
     return torch.zeros(found, dtype=kind)
-
-
-def _source_of(function: Callable[..., Any]) -> ast.AST:
-    try:
-        return ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return ast.Module([], [])

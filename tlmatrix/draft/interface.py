@@ -15,7 +15,7 @@ from tlmatrix.draft.sizes import Place, Relations, Size, candidates, relate
 from tlmatrix.draft.uses import Uses, merged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tlmatrix.draft.calls import Call
     from tlmatrix.draft.targets import Target
@@ -224,12 +224,15 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
     changed = frozenset(name for call in calls for name in call.changed)
     grads = frozenset(name for call in calls for name in call.grads or ())
 
-    def tensor(name: str, seen: tuple[Seen, ...], shape: tuple[Size, ...]) -> Tensor:
-        follows = all(each.dtype == _main_dtype(c) for each, c in zip(seen, calls, strict=True))
+    def tensor(
+        name: str, seen: tuple[Seen, ...], shape: Iterable[Size], *, fixed: bool = False
+    ) -> Tensor:
+        pairs = zip(seen, calls, strict=True)
+        follows = not fixed and all(each.dtype == _main_dtype(call) for each, call in pairs)
         return Tensor(
             name,
             seen[0].dtype,
-            shape,
+            tuple(shape),
             dtype_of=axis if own and follows else None,
             seen=seen,
             grad=name in grads,
@@ -238,16 +241,12 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
     results = {path: tuple(call.results[path] for call in calls) for path in first.results}
     named = _titles(target, first)
     given = tuple(
-        tensor(name, seen, tuple(relations.dims[name, k] for k in range(len(seen[0].shape))))
+        tensor(name, seen, (relations.dims[name, k] for k in range(len(seen[0].shape))))
         for name, seen in tensors.items()
     )
     made = tuple(
-        tensor(named[path], seen, tuple(_result_sizes(seen, relations.symbols)))
+        tensor(named[path], seen, _result_sizes(seen, relations.symbols), fixed=path in first.fixed)
         for path, seen in results.items()
-    )
-    made = tuple(
-        replace(each, dtype_of=None) if path in first.fixed else each
-        for path, each in zip(results, made, strict=True)
     )
     parameters = {each.name for each in target.parameters}
     return Interface(
@@ -332,10 +331,9 @@ def _main_dtype(call: Call) -> str:
 
 def _arguments(target: Target, calls: Sequence[Call]) -> Iterator[Argument]:
     written = inspect.signature(target.written).parameters
-    found = (
-        [call.construct for call in calls] if target.is_factory else [c.arguments for c in calls]
-    )
-    given = [c.constructed for c in calls] if target.is_factory else [c.given for c in calls]
+    made = target.is_factory
+    found = [call.construct if made else call.arguments for call in calls]
+    given = [call.constructed if made else call.given for call in calls]
     for name, value in found[0].items():
         values = tuple(each.get(name) for each in found)
         parameter = written.get(name)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +26,9 @@ from tlmatrix.exit_codes import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
+_NOT_ITS_OWN = {"site-packages", "build", "dist", "node_modules", "3rdparty"}
+"""Folders with files of others, or with copies."""
 _LARGEST = 256
 """Sizes of workloads above it are made smaller: cases run on the interpreter."""
 _MOST = 4
@@ -55,6 +58,15 @@ class Example:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
+def files_of(root: Path, *suffixes: str) -> list[Path]:
+    """A repository's own files with some suffixes, in order."""
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name[0] != "." and name not in _NOT_ITS_OWN]
+        found += [Path(folder, n) for n in names if n[0] != "." and n.endswith(suffixes)]
+    return sorted(found)
+
+
 def manifest_entries(root: Path, definitions: Mapping[str, str]) -> Iterator[Entry]:
     """The entries of all manifests of a repository.
 
@@ -62,11 +74,11 @@ def manifest_entries(root: Path, definitions: Mapping[str, str]) -> Iterator[Ent
         root: the repository.
         definitions: `package.module:name` of its classes and functions, by name.
     """
-    for path in sorted([*root.rglob("*.yaml"), *root.rglob("*.yml"), *root.rglob("*.json")]):
-        if path.stat().st_size > 1 << 20 or "workloads" not in path.read_text(errors="replace"):
-            continue
+    for path in files_of(root, ".yaml", ".yml", ".json"):
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8") if path.stat().st_size <= 1 << 20 else ""
+            if "workloads" not in text:
+                continue
             data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
         except (ValueError, yaml.YAMLError):
             continue
@@ -145,16 +157,14 @@ class _Sizes:
             self._small |= {n: n + 1 for n in numbers if 8 < n <= _LARGEST}
             self._small |= {number: 137 + 64 * k for k, number in enumerate(large)}
 
-    def value(self, value: Any) -> Any:  # noqa: ANN401 - YAML
-        """A value of the workload with small sizes."""
+    def value(self, value: Any, place: int = 0) -> Any:  # noqa: ANN401 - YAML
+        """A value of the workload with small sizes; `place` is its number in a list."""
         if isinstance(value, list):
-            more = [
-                k if self._places and type(v) is int and v > 8 else 0 for k, v in enumerate(value)
-            ]
-            return [
-                self.value(v) + k if k else self.value(v) for k, v in zip(more, value, strict=True)
-            ]
-        return self._small.get(value, value) if type(value) is int else value
+            return [self.value(each, k) for k, each in enumerate(value)]
+        if type(value) is not int:
+            return value
+        more = place if self._places and value > 8 else 0
+        return self._small.get(value, value) + more
 
 
 def _numbers(value: object) -> Iterator[int]:

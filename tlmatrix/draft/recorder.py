@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 _TEST = re.compile(r"(^|/)(tests?|testing)/|(^|/)(test_\w*|\w*_test|conftest)(\.py)?$")
 _COMPARES = re.compile(r"assert|close|equal|compare|diff|similar|error", re.IGNORECASE)
 """Names of a program's own functions that compare two results."""
-_MOST_RETURNED = 4096
-"""Most recent results of other functions that are remembered."""
+_MOST_RESULTS = 4096
+"""Most recent results of operators, and of other functions, that are remembered."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Open:
     """A call that has not returned."""
 
@@ -63,7 +63,7 @@ class _Open:
     inner: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Launch:
     """A launch of a kernel: its PrimFunc, its tensors by parameter, and how it was made."""
 
@@ -98,13 +98,12 @@ class Recorder:
         self._returned: dict[int, tuple[torch.Tensor, str, dict[str, Any]]] = {}
         self._results: dict[int, tuple[torch.Tensor, Call, str, dict[str, Any]]] = {}
         self._live: dict[str, Live] = {}
-        self._kernels = _Kernels(self)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Inside, calls of this thread are recorded."""
         with ExitStack() as stack:
-            replace_in(stack, self._kernels.replacements())
+            replace_in(stack, self._entry_points())
             replace_in(stack, self._comparisons())
             before = sys.getprofile()
             sys.setprofile(self._event)
@@ -176,9 +175,7 @@ class Recorder:
             if id(tensor) in given:
                 continue  # it is passed on
             # The last function that returns it is the one that its user calls.
-            self._returned[id(tensor)] = (tensor, name, opened.arguments)
-        while len(self._returned) > _MOST_RETURNED:
-            del self._returned[next(iter(self._returned))]
+            _remember(self._returned, (tensor, name, opened.arguments))
 
     def _is_operator(self, code: CodeType) -> bool:
         """Whether callers can import a function, and it is not part of a test."""
@@ -211,9 +208,9 @@ class Recorder:
         return f"{self._module(frame) if module == '__main__' else module}:{kind.__qualname__}"
 
     def _module(self, frame: FrameType) -> str:
-        return self.module_of(frame.f_globals.get("__name__"), frame.f_code)
+        return self._module_of(frame.f_globals.get("__name__"), frame.f_code)
 
-    def module_of(self, name: object, code: CodeType) -> str:
+    def _module_of(self, name: object, code: CodeType) -> str:
         """The name by which a module of the program is imported from its root."""
         file = Path(code.co_filename)
         if not code.co_filename.startswith(self._root):
@@ -246,11 +243,11 @@ class Recorder:
             for path, each in made.items()
             if not any(each is a for a in tensors.values())
         }
-        places = _Places({**tensors, **returned})
+        places = {**tensors, **returned}
         uses, written = Uses(), set()
         names: dict[str, str] = {}
         for launch in opened.launches:
-            mapped = places.of(launch)
+            mapped = _places(launch, places)
             own = self._uses_of(launch)
             names = _dimension_names(launch, mapped) | names
             uses = merged(uses, own.renamed(mapped))
@@ -275,7 +272,7 @@ class Recorder:
             seconds=time.perf_counter() - opened.start,
         )
         for path, tensor in returned.items():
-            self._results[id(tensor)] = (tensor, call, path, arguments)
+            _remember(self._results, (tensor, call, path, arguments))
         if opened.before:
             before = {**arguments, **opened.before}
             live = Live(call, before, arguments, results, instance)
@@ -299,17 +296,64 @@ class Recorder:
 
     # Kernels ---------------------------------------------------------------------------------
 
-    def launched(self, launch: _Launch) -> None:
-        """Note a launch for the calls that are open."""
-        if self._stack:
-            self._stack[-1].launches.append(launch)
+    def _entry_points(self) -> Iterator[tuple[Any, str, Any]]:
+        from tilelang.autotuner.tuner import AutoTuneImpl
+        from tilelang.jit import JITImpl
+        from tilelang.jit.kernel import JITKernel
 
-    def made(self, kernel: object, factory: str, arguments: dict[str, Any]) -> None:
-        """Note which factory made a kernel, and of which arguments."""
-        self._made[id(kernel)] = (kernel, factory, arguments)
+        from tlmatrix.interpreter import InterpretedKernel, TracedKernel
+
+        for kind, name in ((JITImpl, "__call__"), (JITImpl, "compile"), (AutoTuneImpl, "__call__")):
+            yield kind, name, self._making(vars(kind)[name])
+        for kernel in (JITKernel, InterpretedKernel, TracedKernel):
+            yield kernel, "__call__", self._launching(vars(kernel)["__call__"])
+
+    def _making(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def make(jit: Any, *args: Any, **keywords: Any) -> Any:
+            func = getattr(jit, "jit_impl", jit).func
+            func = getattr(func, "orig_func", func)
+            try:
+                bound = dict(inspect.signature(func).bind(*args, **keywords).arguments)
+            except (TypeError, ValueError):
+                return original(jit, *args, **keywords)
+            importable = "<locals>" not in func.__qualname__ and func.__name__[0] != "_"
+            module = self._module_of(func.__module__, func.__code__)
+            name = f"{module}:{func.__qualname__}" if importable else ""
+            with self._eager(name, func.__code__, bound) as results:
+                results.append(original(jit, *args, **keywords))
+            if hasattr(results[0], "prim_func"):
+                self._made[id(results[0])] = (results[0], name, bound)
+            return results[0]
+
+        return make
+
+    def _launching(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def launch(kernel: Any, *args: Any, **keywords: Any) -> Any:
+            profile = sys.getprofile()
+            sys.setprofile(None)
+            try:
+                results = original(kernel, *args, **keywords)
+                names = _parameter_names(kernel.prim_func)
+                count = len(names)
+                out = [k % count for k in kernel.out_idx or ()]
+                given = (name for k, name in enumerate(names) if k not in out)
+                live = dict(zip(given, args, strict=False))
+                made = results if isinstance(results, tuple | list) else [results]
+                live |= dict(zip((names[k] for k in out), made, strict=False))
+                tensors = {n: t for n, t in live.items() if isinstance(t, torch.Tensor)}
+                factory, arguments = self._made.get(id(kernel), (None, "", {}))[1:]
+                noted = _Launch(kernel.prim_func, tensors, arguments)
+                if self._stack:
+                    self._stack[-1].launches.append(noted)
+                self._called(noted, factory, [*live], [names[k] for k in out])
+            finally:
+                sys.setprofile(profile)
+            return results
+
+        return launch
 
     @contextmanager
-    def eager(self, name: str, code: CodeType, arguments: dict[str, Any]) -> Iterator[list[Any]]:
+    def _eager(self, name: str, code: CodeType, arguments: dict[str, Any]) -> Iterator[list[Any]]:
         """Inside, an eager kernel runs; records the call with what is appended as its result."""
         results: list[Any] = []
         opened = _opened(code, arguments, clone=name in self._wanted.values())
@@ -323,11 +367,9 @@ class Recorder:
                 self._stack[-1].launches += opened.launches
             self._record(name, opened, results[0], flattened(results[0]))
 
-    def factory_of(self, kernel: object) -> tuple[str, dict[str, Any]]:
-        """The factory of a kernel, and the arguments; ("", {}) if it is not known."""
-        return self._made.get(id(kernel), (None, "", {}))[1:]
-
-    def called(self, launch: _Launch, factory: str, order: list[str], out: Collection[str]) -> None:
+    def _called(
+        self, launch: _Launch, factory: str, order: list[str], out: Collection[str]
+    ) -> None:
         """Record the call of a kernel that callers get from a factory that they can import."""
         if not factory:
             return
@@ -350,8 +392,7 @@ class Recorder:
             inner=self._is_inside(),
         )
         for name in (*out, *call.changed):
-            tensor = launch.tensors[name]
-            self._results[id(tensor)] = (tensor, call, name, dict(launch.tensors))
+            _remember(self._results, (launch.tensors[name], call, name, dict(launch.tensors)))
         self._keep(call)
 
     # Comparisons -----------------------------------------------------------------------------
@@ -411,86 +452,25 @@ class Recorder:
         return None
 
 
-class _Kernels:
-    """Sees kernels made and launched, by TileLang's entry points."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def replacements(self) -> Iterator[tuple[Any, str, Any]]:
-        from tilelang.autotuner.tuner import AutoTuneImpl
-        from tilelang.jit import JITImpl
-        from tilelang.jit.kernel import JITKernel
-
-        from tlmatrix.interpreter import InterpretedKernel, TracedKernel
-
-        for kind, name in ((JITImpl, "__call__"), (JITImpl, "compile"), (AutoTuneImpl, "__call__")):
-            yield kind, name, self._making(vars(kind)[name])
-        for kernel in (JITKernel, InterpretedKernel, TracedKernel):
-            yield kernel, "__call__", self._launching(vars(kernel)["__call__"])
-
-    def _making(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def make(jit: Any, *args: Any, **keywords: Any) -> Any:
-            func = getattr(jit, "jit_impl", jit).func
-            func = getattr(func, "orig_func", func)
-            try:
-                bound = dict(inspect.signature(func).bind(*args, **keywords).arguments)
-            except (TypeError, ValueError):
-                return original(jit, *args, **keywords)
-            importable = "<locals>" not in func.__qualname__ and func.__name__[0] != "_"
-            module = self._recorder.module_of(func.__module__, func.__code__)
-            name = f"{module}:{func.__qualname__}" if importable else ""
-            with self._recorder.eager(name, func.__code__, bound) as results:
-                results.append(original(jit, *args, **keywords))
-            if hasattr(results[0], "prim_func"):
-                self._recorder.made(results[0], name, bound)
-            return results[0]
-
-        return make
-
-    def _launching(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        recorder = self._recorder
-
-        def launch(kernel: Any, *args: Any, **keywords: Any) -> Any:
-            profile = sys.getprofile()
-            sys.setprofile(None)
-            try:
-                results = original(kernel, *args, **keywords)
-                names = _parameter_names(kernel.prim_func)
-                count = len(names)
-                out = [k % count for k in kernel.out_idx or ()]
-                given = (name for k, name in enumerate(names) if k not in out)
-                live = dict(zip(given, args, strict=False))
-                made = results if isinstance(results, tuple | list) else [results]
-                live |= dict(zip((names[k] for k in out), made, strict=False))
-                tensors = {n: t for n, t in live.items() if isinstance(t, torch.Tensor)}
-                factory, arguments = recorder.factory_of(kernel)
-                noted = _Launch(kernel.prim_func, tensors, arguments)
-                recorder.launched(noted)
-                recorder.called(noted, factory, [*live], [names[k] for k in out])
-            finally:
-                sys.setprofile(profile)
-            return results
-
-        return launch
+def _remember(table: dict[int, Any], result: tuple[torch.Tensor, *tuple[Any, ...]]) -> None:
+    """Add a result to a table by the identity of its tensor, and drop the oldest one."""
+    table[id(result[0])] = result
+    if len(table) > _MOST_RESULTS:
+        del table[next(iter(table))]
 
 
-class _Places:
-    """The arguments and results of a call, as memory in which kernels' parameters are."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._tensors = tensors
-
-    def of(self, launch: _Launch) -> dict[str, tuple[str, dict[int, int]]]:
-        """The tensor of each parameter that is one or a view of all of it, with its dimensions."""
-        found = {}
-        for parameter, value in launch.tensors.items():
-            for name, tensor in self._tensors.items():
-                same = value.data_ptr() == tensor.data_ptr() and value.dtype == tensor.dtype
-                if same and value.numel() == tensor.numel() > 0:
-                    found[parameter] = (name, _matched_dims(value, tensor))
-                    break
-        return found
+def _places(
+    launch: _Launch, tensors: Mapping[str, torch.Tensor]
+) -> dict[str, tuple[str, dict[int, int]]]:
+    """The tensor of each parameter that is one or a view of all of it, with its dimensions."""
+    found = {}
+    for parameter, value in launch.tensors.items():
+        for name, tensor in tensors.items():
+            same = value.data_ptr() == tensor.data_ptr() and value.dtype == tensor.dtype
+            if same and value.numel() == tensor.numel() > 0:
+                found[parameter] = (name, _matched_dims(value, tensor))
+                break
+    return found
 
 
 def _matched_dims(one: torch.Tensor, other: torch.Tensor) -> dict[int, int]:
@@ -602,10 +582,8 @@ def record_program(
         UsageError: the program or a function does not exist.
         SystemExit: raised by the program.
     """
-    import runpy
-
     from tlmatrix.draft.targets import target_of
-    from tlmatrix.interpreter.frontend.scripts import as_main, run_program
+    from tlmatrix.interpreter.frontend.scripts import run_as_main, run_program
 
     if not module and not Path(program).is_file():
         raise UsageError(f"no such script: {program}")
@@ -617,13 +595,8 @@ def record_program(
             if trace_only or not torch.cuda.is_available():
                 launched: list[Any] | None = [] if trace_only else None
                 run_program(program, arguments, module=module, launched=launched)
-                return
-            folder = Path.cwd() if module else Path(program).resolve().parent
-            with as_main(program, folder, arguments):
-                if module:
-                    runpy.run_module(program, run_name="__main__", alter_sys=True)
-                else:
-                    runpy.run_path(program, run_name="__main__")
+            else:
+                run_as_main(program, arguments, module=module)
 
 
 def _writing(file: Any) -> Callable[[Call], None]:

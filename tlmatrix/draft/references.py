@@ -39,13 +39,11 @@ class Found:
     Attributes:
         target: `package.module:function`.
         passed: arguments that a caller passed: `$name` of an argument of the call, or a constant.
-        returned: the results that it was compared with, if it returns one of several.
     """
 
     target: str
     function: Callable[..., Any]
     passed: Mapping[str, Any] = field(default_factory=dict)
-    returned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import permutations
 from typing import TYPE_CHECKING
 
@@ -34,9 +34,9 @@ class Relations:
             the same sizes.
     """
 
-    dims: dict[Place, Size] = field(default_factory=dict)
-    symbols: dict[str, Column] = field(default_factory=dict)
-    guesses: frozenset[Place] = frozenset()
+    dims: dict[Place, Size]
+    symbols: dict[str, Column]
+    guesses: frozenset[Place]
 
 
 def relate(
@@ -58,8 +58,8 @@ def relate(
         offsets: integer vectors that may be offsets, whose length is that of no other tensor.
         taken: names that symbols cannot have.
     """
-    found = Relations()
-    symbols = found.symbols
+    dims: dict[Place, Size] = {}
+    symbols: dict[str, Column] = {}
     passed = {column: name for name, column in reversed([*scalars.items()]) if min(column) > 2}
     for place, text in names.items():
         name, _, more = text.partition(" + ")
@@ -67,17 +67,15 @@ def relate(
         name = name if name in scalars else passed.get(column, name)
         name = f"{name}_size" if name in taken else name
         if column and symbols.setdefault(name, column) == column:
-            found.dims[place] = f"{name} + {more}" if more else name
+            dims[place] = f"{name} + {more}" if more else name
     for name, column in scalars.items():
         if any(column == each for each in columns.values()) and max(column) > 1:
             symbols.setdefault(name, column)
-    whole = {
-        str(size).partition(" ")[0] for (name, _), size in found.dims.items() if name in vectors
-    }
+    whole = {str(size).partition(" ")[0] for (name, _), size in dims.items() if name in vectors}
     spare = iter(name for name in _SPARE if name not in taken)
     guesses = set()
     for place, column in columns.items():
-        if place in found.dims:
+        if place in dims:
             continue
         size = _expression(place, column, symbols, whole, vectors=vectors, offsets=offsets)
         if size is None:
@@ -88,8 +86,8 @@ def relate(
             size = name
         elif isinstance(size, str) and not size.isidentifier() and len({*column}) == 1:
             guesses.add(place)
-        found.dims[place] = size
-    return Relations(found.dims, symbols, frozenset(guesses))
+        dims[place] = size
+    return Relations(dims, symbols, frozenset(guesses))
 
 
 def _expression(

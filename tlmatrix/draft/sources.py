@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,7 +100,7 @@ def drafts_of_calls(target: Target, every: Sequence[Call], reference: str = "") 
     Raises:
         UsageError: a spec cannot write its arguments.
     """
-    chosen, _ = alike(every)
+    chosen = alike(every)
     if opaque := chosen[0].opaque:
         kinds = ", ".join(f"{name} ({kind})" for name, kind in opaque.items())
         raise UsageError(
@@ -177,21 +178,15 @@ def _run_script(script: Path) -> dict[str, Any]:
     Raises:
         UsageError: the program does not exist, or raises.
     """
-    import runpy
-    import sys
+    from tlmatrix.interpreter.frontend.scripts import run_as_main
 
     if not script.is_file():
         raise UsageError(f"no such script: {script}")
-    sys.path.insert(0, str(script.resolve().parent))
-    argv, sys.argv = sys.argv, [str(script)]
     try:
         with redirect_stdout(sys.stderr):
-            return runpy.run_path(str(script), run_name="__main__")
+            return run_as_main(str(script))
     except Exception as error:
         raise UsageError(f"--script {script}: {type(error).__name__}: {error}") from error
-    finally:
-        sys.argv = argv
-        sys.path.pop(0)
 
 
 def _evaluate(call: str, target: Target, names: dict[str, Any]) -> None:

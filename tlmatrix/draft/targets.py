@@ -89,15 +89,20 @@ class Target:
     @property
     def returned_names(self) -> list[str]:
         """The names in the last `return` of its source; empty if it returns other expressions."""
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(self.written)))
-        except (OSError, TypeError, SyntaxError):
-            return []
+        tree = syntax_tree(self.written)
         returns = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
         last = max((each for each in returns if each), key=lambda each: each.lineno, default=None)
         parts = last.elts if isinstance(last, ast.Tuple) else [last]
         names = [part.id for part in parts if isinstance(part, ast.Name)]
         return names if len(names) == len(parts) else []
+
+
+def syntax_tree(function: Callable[..., Any]) -> ast.AST:
+    """The parsed source of a function; an empty module if it has none."""
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return ast.Module([], [])
 
 
 def target_of(text: str) -> Target:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import re
 import shlex
-import sys
 import time
 from collections import Counter
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.sources import Drafts
 from tlmatrix.draft.text import Draft, spec_text
+from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 from tlmatrix.spec.importing import make_importable
@@ -80,7 +77,7 @@ def tried(
     end = time.monotonic() + seconds
     trial = Trial(drafts())
     try:
-        with Runner() as runner, _quiet():
+        with Runner() as runner, muted():
 
             def run_case(draft: Draft, values: Mapping[str, Any]) -> CaseResult:
                 (result,) = _run(draft, path, roots, runner, tier, values)
@@ -103,27 +100,10 @@ def tried(
         return trial
     trial.lines += _summary(trial.results, path)
     if prove and trial.results and not any(result.failed for result in trial.results):
-        with _quiet():
+        with muted():
             lines = list(_proven(path, roots))
         trial.lines += lines
     return trial
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Inside, what compilers and the code under test print is dropped."""
-    with ExitStack() as stack:
-        nowhere = stack.enter_context(open(os.devnull, "w"))  # noqa: PTH123 - not a file
-        for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
-            stream.flush()
-            kept = os.dup(number)
-            os.dup2(nowhere.fileno(), number)
-            stack.callback(os.close, kept)
-            stack.callback(os.dup2, kept, number)
-            stack.callback(stream.flush)
-        stack.callback(logging.disable, logging.root.manager.disable)
-        logging.disable(logging.CRITICAL)
-        yield
 
 
 def _run(

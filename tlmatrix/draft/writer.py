@@ -12,6 +12,7 @@ from tlmatrix.draft.interface import Number, Tensor
 from tlmatrix.draft.references import alike, matched, reference_of
 from tlmatrix.draft.roles import substitute
 from tlmatrix.draft.text import Draft, Line, quoted
+from tlmatrix.problem.calling import parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -149,10 +150,7 @@ def with_names_of(interface: Interface, reference: Callable[..., Any]) -> Interf
     """Rename a traced kernel's parameters to those of the reference that differ in case only."""
     if not interface.factory:
         return interface
-    try:
-        names = list(inspect.signature(reference).parameters)
-    except ValueError:
-        return interface
+    names = list(parameters_of(reference) or ())
     dims = {dim: dim for dim in range(8)}
     taken = {each.name for each in interface.arguments} | {*interface.symbols}
     mine = [each.name for each in (*interface.parameters, *interface.results)]
@@ -171,13 +169,6 @@ def with_names_of(interface: Interface, reference: Callable[..., Any]) -> Interf
     )
 
 
-def _parameters(found: Found | None) -> set[str]:
-    try:
-        return set(inspect.signature(found.function).parameters) if found else set()
-    except ValueError:
-        return set()
-
-
 class _Writer:
     def __init__(
         self,
@@ -190,7 +181,7 @@ class _Writer:
         self.interface = interface
         self.recognition = recognition
         self.found = found
-        self.takes = _parameters(found)
+        self.takes = set((found and parameters_of(found.function)) or ())
         self.notes: list[str] = []
         self.remarks: dict[str, str] = {}
         every = (*interface.arguments, *interface.construct)

@@ -57,29 +57,31 @@ def run_program(
     Returns:
         The session of `interpret`: its `reports` are the sanitizers' findings.
     """
-    folder = Path.cwd() if module else Path(program).resolve().parent
     with ExitStack() as stack:
         session = stack.enter_context(interpret(arch=arch, **options))
         started(session)
         stack.enter_context(stand_in(arch=arch, sms=sms))
         stack.enter_context(dynamo_traces())
         stack.enter_context(_lowering(arch, every=lower))
-        stack.enter_context(as_main(str(program), folder, arguments))
-        if module:
-            runpy.run_module(str(program), run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(str(program), run_name="__main__")
+        run_as_main(str(program), arguments, module=module)
     return session
 
 
-@contextmanager
-def as_main(name: str, folder: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """Set `sys.argv` and `sys.path` as Python does for a program."""
+def run_as_main(
+    program: str, arguments: Sequence[str] = (), *, module: bool = False
+) -> dict[str, Any]:
+    """Run a script, or a module as by `python -m`, with `sys.argv` and `sys.path` as Python's.
+
+    Returns:
+        Its global names.
+    """
     argv, search = sys.argv, list(sys.path)
-    sys.argv = [name, *arguments]
-    sys.path.insert(0, str(folder))
+    sys.argv = [program, *arguments]
+    sys.path.insert(0, str(Path.cwd() if module else Path(program).resolve().parent))
     try:
-        yield
+        if module:
+            return runpy.run_module(program, run_name="__main__", alter_sys=True)
+        return runpy.run_path(program, run_name="__main__")
     finally:
         sys.argv = argv
         sys.path[:] = search
