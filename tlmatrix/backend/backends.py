@@ -227,12 +227,15 @@ class CudaBackend(Backend):
         return self
 
     def active(self, run_index: int = 0) -> AbstractContextManager[object]:  # noqa: ARG002 - no choice of schedules
-        """Make the GPU the current device."""
+        """Make the GPU the current device, whose kernels read the seed of `--perturb`."""
         import torch
 
+        from tlmatrix.backend import perturb
         from tlmatrix.backend.kernel_cache import share_kernels
 
         share_kernels()
+        if perturb.requested() is not None:
+            perturb.set_seed(self.device)
         return torch.cuda.device(self.device)
 
     def importing(self) -> AbstractContextManager[object]:
@@ -334,17 +337,22 @@ def backend_class(name: str) -> type[InterpreterBackend | CudaBackend | CompileB
     return next(each for each in _CLASSES if each.name == name)
 
 
-def backend_named(name: str = "auto", architectures: Sequence[str] = ()) -> Backend:
+def backend_named(
+    name: str = "auto", architectures: Sequence[str] = (), perturb: int | None = None
+) -> Backend:
     """Create the backend of that name; kernels are traced for `architectures`, if any are given.
 
-    Workers of pytest-xdist use the GPUs of the machine in rotation.
+    Workers of pytest-xdist use the GPUs of the machine in rotation. With `perturb`, all kernels of
+    this process, and of those that it starts, have delays by this seed (`backend.perturb`).
 
     Raises:
         ValueError: there is no such backend.
-        BackendUnavailableError: `cuda` was requested and there is no GPU.
+        BackendUnavailableError: there is no GPU, and `cuda` or `perturb` needs one.
     """
     if name not in BACKENDS:
         raise ValueError(f"unknown backend {name!r}{suggestion(name, BACKENDS, 'Backends')}")
+    if perturb is not None:
+        _perturb(perturb, name)
     if name == "compile":
         return CompileBackend(requested=tuple(architectures))
     if name == "processes":
@@ -364,3 +372,26 @@ def backend_named(name: str = "auto", architectures: Sequence[str] = ()) -> Back
     index = int(worker) % torch.cuda.device_count() if worker.isdecimal() else 0
     major, minor = torch.cuda.get_device_capability(index)
     return CudaBackend(device=torch.device("cuda", index), arch=f"sm_{major}{minor}")
+
+
+def _perturb(seed: int, name: str) -> None:
+    """Perturb the kernels that this process runs on its GPU.
+
+    Raises:
+        BackendUnavailableError: the backend runs no kernels on a GPU.
+    """
+    import torch
+
+    from tlmatrix.backend.perturb import request
+
+    if name not in ("auto", "cuda"):
+        raise BackendUnavailableError(
+            f"--perturb {seed}: needs the backend cuda, got {name}: it delays compiled kernels on "
+            "a GPU. The interpreter finds races without it, under schedules of its own"
+        )
+    if not torch.cuda.is_available():
+        raise BackendUnavailableError(
+            f"--perturb {seed}: PyTorch sees no GPU here (torch.cuda.is_available() is False), and "
+            "it delays compiled kernels on a GPU. Omit it: the interpreter finds races without it"
+        )
+    request(seed)

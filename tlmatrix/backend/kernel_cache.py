@@ -2,7 +2,8 @@
 
 `share_kernels` adds three things to it, in this process:
 
-- the version of nvcc is part of a kernel's key, beside source, target, flags and TileLang;
+- the version of nvcc is part of a kernel's key, beside source, target, flags and TileLang, and so
+  are the delays of `--perturb`;
 - one process compiles a kernel while the others that need it wait and then load it;
 - each kernel that was compiled or loaded is an event, from which runs report what they compiled
   and how long each kernel took.
@@ -19,6 +20,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.backend import perturb
 from tlmatrix.backend.ahead import Tickets
 from tlmatrix.cache_files import cache_folder, locked, make_private
 
@@ -48,6 +50,8 @@ def share_kernels() -> None:
     KernelCache._get_base_key = staticmethod(_with_nvcc(KernelCache._get_base_key))  # noqa: SLF001
     KernelCache._load_kernel_from_disk = _locking(KernelCache._load_kernel_from_disk)  # noqa: SLF001
     KernelCache.cached = _unlocking(KernelCache.cached)
+    if perturb.requested() is not None:
+        perturb.install()
 
 
 def _with_nvcc(base_key: Any) -> Any:  # noqa: ANN401 - TileLang's own
@@ -57,7 +61,7 @@ def _with_nvcc(base_key: Any) -> Any:  # noqa: ANN401 - TileLang's own
     version = toolkit.version if toolkit else ""
 
     def keyed() -> dict[str, Any]:
-        return {**base_key(), "nvcc": version}
+        return {**base_key(), "nvcc": version, **perturb.cache_key()}
 
     return keyed
 

@@ -44,7 +44,7 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
     """
     from tlmatrix.backend import BackendUnavailableError
     from tlmatrix.engine.settings import architectures
-    from tlmatrix.options.table import ARCH, BACKEND
+    from tlmatrix.options.table import ARCH, BACKEND, PERTURB
     from tlmatrix.run.result import Status
     from tlmatrix.run.runner import Runner
 
@@ -60,7 +60,9 @@ def repro(arguments: argparse.Namespace, config: Config) -> ExitCode:
     runner.keep_compared = arguments.verbose
     backend = runner.backend
     where = backend.name if backend.arch == backend.name else f"{backend.name}, {backend.arch}"
-    print(f"{spec.name}: {case.id}\non {where}, seed {runner.seed}\n")
+    delays = options[PERTURB]
+    print(f"{spec.name}: {case.id}\non {where}, seed {runner.seed}", end="")
+    print("\n" if delays is None else f", delays of --perturb {delays}\n")
     result = runner.run(spec, case, path=path)
     for line in _finding_lines(result):
         print(line)

@@ -85,7 +85,7 @@ def fuzz(arguments: argparse.Namespace, config: Config) -> ExitCode:
         cluster = RayCluster(arguments.ray, config, backend)
         backend = cluster.backend
     else:
-        require_backend(backend)
+        require_backend(options)
     if cluster is not None:
         workers = cluster.workers(arguments.workers)
     else:

@@ -12,7 +12,7 @@ from tlmatrix.check.finding import Finding
 from tlmatrix.engine.pool import CtrlC, LocalProcesses, Pool
 from tlmatrix.engine.worker import WorkerSettings
 from tlmatrix.exit_codes import ExitCode
-from tlmatrix.options.table import BACKEND, SEED
+from tlmatrix.options.table import BACKEND, PERTURB, SEED
 from tlmatrix.run.plan import REGRESSIONS
 from tlmatrix.run.result import CaseResult, Status, crash_finding
 from tlmatrix.spec.model.sharding import WORLD
@@ -247,7 +247,9 @@ class Cases:
 
     def _add(self, job: CaseGroup, case: Case, status: Status, finding: Finding) -> None:
         """Record the result of a case that no process has judged."""
-        run = {"requested": self._settings.options[BACKEND], "seed": self._settings.seed}
+        options = self._settings.options
+        run = {"requested": options[BACKEND], "seed": self._settings.seed}
+        run["perturb"] = options[PERTURB]
         result = CaseResult.of(case, job.path, status, findings=(finding,), **run)
         if self.ended(job, result):
             self._records.case(result)

@@ -16,6 +16,7 @@ from tlmatrix.options.table import (
     KEEP,
     NO_FUZZ,
     ONLY,
+    PERTURB,
     RESULTS,
     RESUME,
     SEED,
@@ -176,21 +177,22 @@ class RunSettings:
             UsageError: the backend or a tool is not available.
         """
         _ = self.keep, self.compute_sanitizer
-        require_backend(self.options[BACKEND])
+        require_backend(self.options)
 
 
-def require_backend(name: str) -> None:
-    """Check that a backend is available.
+def require_backend(options: RunOptions) -> None:
+    """Check that the backend is available; the processes of the run inherit `--perturb`.
 
     Raises:
         UsageError: it is not.
     """
-    if name == "auto":
+    name, seed = options[BACKEND], options[PERTURB]
+    if name == "auto" and seed is None:
         return  # always available, and the check would import PyTorch
     from tlmatrix.backend import BackendUnavailableError, backend_named
 
     try:
-        backend_named(name)
+        backend_named(name, perturb=seed)
     except BackendUnavailableError as error:
         raise UsageError(str(error)) from error
 

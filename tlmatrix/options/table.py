@@ -150,6 +150,13 @@ COMPUTE_SANITIZER: Option[str | None] = Option(
     pytest="on a GPU, run each case again under tools of compute-sanitizer: memcheck,racecheck,"
     "initcheck,synccheck, or all",
 )
+PERTURB: Option[int | None] = Option(
+    "--perturb SEED",
+    "on a GPU, delay kernels at their synchronization points by this seed, which shows races",
+    whole(most=2**31 - 1),
+    of_run=True,
+    pytest="on a GPU, delay kernels at their synchronization points by this seed",
+)
 SHARD: Option[str | None] = Option(
     "--shard I/N",
     "run part I of N; `tlmatrix merge` puts the results together",
@@ -261,6 +268,7 @@ _command(
     ARCH,
     KEEP,
     COMPUTE_SANITIZER,
+    PERTURB,
     _RAY,
     SHARD,
     TIMES,
@@ -298,6 +306,7 @@ _command(
     *_as_for_run(BACKEND, SEED, ARCH),
     replace(_VERBOSE, help="print tensors around the worst elements"),
     KEEP_GOING,
+    PERTURB,
     target="cases:repro",
     caches=True,
 )
@@ -321,6 +330,7 @@ _command(
     RESULTS,
     TIMEOUT,
     UNSUPPORTED,
+    PERTURB,
     replace(
         _RAY,
         help="search on a Ray cluster, as for run; -n: tasks (default: one for each GPU or CPU)",

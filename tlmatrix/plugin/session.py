@@ -24,7 +24,7 @@ from tlmatrix.cache_files import prepare_caches
 from tlmatrix.engine.run import Run
 from tlmatrix.engine.settings import RunSettings
 from tlmatrix.exit_codes import OutputError, UsageError
-from tlmatrix.options.table import BACKEND, SEED, TIMEOUT, plugin_options
+from tlmatrix.options.table import BACKEND, PERTURB, SEED, TIMEOUT, plugin_options
 from tlmatrix.processes import end_with
 from tlmatrix.results_file import shown_path
 
@@ -316,7 +316,7 @@ class Session:
         from tlmatrix.spec.loader import load_spec
 
         options = self.settings.options
-        run = {"requested": options[BACKEND], "seed": options[SEED]}
+        run = {"requested": options[BACKEND], "seed": options[SEED], "perturb": options[PERTURB]}
         result = CaseResult.of(find_case(load_spec(path), case_id), path, status, **facts, **run)
         self.run.records.case(result)
         return result

@@ -78,6 +78,7 @@ class CaseResult:
             under test (`entry`), and the rest with the reference (`judge`).
         requested: the backend as the user named it; `backend` is the one that ran the case.
         seed: seed of the run.
+        perturb: the seed of `--perturb`; None if kernels had no delays.
         elements: elements of all inputs.
         error_ratio: the largest error divided by its error bound, if the numbers were judged.
         coverage: kernel coverage, if measured; a record of its own (`tlmatrix.run.measurements`).
@@ -106,6 +107,7 @@ class CaseResult:
     arch: str = ""
     requested: str = "auto"
     seed: int = 0
+    perturb: int | None = None
     elements: int = 0
     error_ratio: float | None = None
     coverage: Coverage | None = None
@@ -172,6 +174,8 @@ class CaseResult:
             words += ["--seed", str(self.seed)]
         if self.requested not in ("", "auto"):
             words += ["--backend", self.requested]
+        if self.perturb is not None:
+            words += ["--perturb", str(self.perturb)]
         return " ".join(words)
 
     @classmethod

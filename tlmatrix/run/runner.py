@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Self
 from tlmatrix.backend import backend_named
 from tlmatrix.cache_files import prepare_caches
 from tlmatrix.interpreter.coverage import Recorder
-from tlmatrix.options.table import ARCH, BACKEND, COVERAGE, DEFAULTS, KEEP_GOING, SEED, UNSUPPORTED
+from tlmatrix.options.table import (
+    ARCH,
+    BACKEND,
+    COVERAGE,
+    DEFAULTS,
+    KEEP_GOING,
+    PERTURB,
+    SEED,
+    UNSUPPORTED,
+)
 from tlmatrix.run.compilation import compile_case
 from tlmatrix.run.execution import JudgeOptions, execute_case
 from tlmatrix.run.harness import Harness
@@ -106,7 +115,7 @@ class Runner:
         if backend is None:
             backend = options[BACKEND]
         if isinstance(backend, str):
-            self.backend = backend_named(backend, options[ARCH])
+            self.backend = backend_named(backend, options[ARCH], options[PERTURB])
             self.requested = backend
         else:
             self.backend = backend
@@ -254,6 +263,7 @@ class Runner:
             arch=self.backend.arch,
             requested=self.requested,
             seed=self.seed,
+            perturb=self.options[PERTURB],
         )
 
     def outputs(

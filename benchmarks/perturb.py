@@ -1,0 +1,263 @@
+"""Shows races on a GPU: mutants and right kernels under `--perturb`, for many seeds.
+
+    python benchmarks/perturb.py [-j N] [--seeds N] [--minutes M] [NAME...]
+
+For each mutant of `perturb.yaml` a process runs its case on the GPU, without delays and then under
+seeds from 1 until its values are wrong. Other processes run right kernels under all seeds, which
+must pass. NAME selects by a part of a name. `--interpreter` runs the mutants on the CPU
+instead, and prints what the sanitizers report. The exit code is 1 if a right kernel fails, or if
+less than 15 of 20 mutants have wrong values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "mutants"))
+
+from mutant_catalog import Mutant, load_mutants, plant  # noqa: E402
+
+VALUES = ("numeric", "gradients", "poison", "guards", "repeat")
+"""The checks of values; others run the case in more ways, which costs time."""
+
+
+_LIMIT = 20.0
+"""Seconds of a case under a seed, after which its kernel hangs."""
+_RESTARTS = 4
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one process runs: a case of a mutant, or cases of right kernels."""
+
+    name: str
+    spec: str
+    values: dict[str, Any] | None = None
+    mutant: str = ""
+    """The mutant as JSON; empty for right kernels."""
+
+
+@dataclass
+class Outcome:
+    """The first finding of a task, of each way to run it."""
+
+    name: str
+    plain: str = ""
+    """The finding without delays."""
+    seed: int = 0
+    """The first seed with a finding; 0 if all pass."""
+    finding: str = ""
+    runs: int = 0
+    first: float = 0.0
+    """Seconds of the first run, which compiles."""
+    seconds: float = 0.0
+    hung: list[int] = field(default_factory=list)
+    """Seeds under which the process ended, because a kernel hung."""
+    trouble: str = ""
+
+
+def main() -> int:
+    """Run all tasks, print the table; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="parts of names of tasks; all by default")
+    parser.add_argument("-j", "--jobs", type=int, default=14, help="processes at a time (14)")
+    parser.add_argument("--seeds", type=int, default=50, help="seeds of a case (50)")
+    parser.add_argument("--minutes", type=float, default=8.0, help="for everything (8)")
+    parser.add_argument("--interpreter", action="store_true", help="run mutants on the CPU")
+    parser.add_argument("--task", help=argparse.SUPPRESS)
+    parser.add_argument("--outcome", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.task:
+        task, outcome = Task(**json.loads(asked.task)), Outcome(**json.loads(asked.outcome))
+        return _child(task, outcome, asked.seeds, interpreter=asked.interpreter)
+    end = time.monotonic() + 60 * asked.minutes
+    tasks = [
+        task
+        for task in (*mutants(), *([] if asked.interpreter else right()))
+        if not asked.names or any(name in task.name for name in asked.names)
+    ]
+    found: list[tuple[Task, Outcome]] = []
+    with ThreadPoolExecutor(asked.jobs) as threads:
+        running = {
+            threads.submit(_run, task, asked.seeds, end, interpreter=asked.interpreter): task
+            for task in tasks
+        }
+        for future in as_completed(running):
+            found.append((running[future], future.result()))
+            print(_line(running[future], future.result()), flush=True)
+    return _judged(found, asked.seeds, interpreter=asked.interpreter)
+
+
+def _judged(found: list[tuple[Task, Outcome]], seeds: int, *, interpreter: bool) -> int:
+    mutated = [outcome for task, outcome in found if task.mutant]
+    correct = [outcome for task, outcome in found if not task.mutant]
+    if interpreter:
+        races = sum(" races: " in each.plain for each in mutated)
+        print(f"\nmutants: the interpreter reports races of {races} of {len(mutated)}")
+        return 0 if races == len(mutated) else 1
+    wrong = [each for each in mutated if each.seed]
+    failed = [each for each in correct if each.seed or each.plain or each.trouble]
+    plain = sum(bool(each.plain) for each in mutated)
+    print(
+        f"\nmutants: {len(wrong)} of {len(mutated)} have wrong values within {seeds} seeds, "
+        f"{plain} without delays\nright kernels: {len(failed)} of {len(correct)} tasks fail, "
+        f"{sum(each.runs for each in correct)} runs"
+    )
+    return 1 if failed or 4 * len(wrong) < 3 * len(mutated) else 0
+
+
+def _line(task: Task, outcome: Outcome) -> str:
+    what = outcome.finding or outcome.trouble
+    hung = f"hangs under {outcome.hung}; " if outcome.hung else ""
+    seed = f"seed {outcome.seed:2}" if outcome.seed else "passes " if not what else "-      "
+    kind = "mutant" if task.mutant else "right "
+    return (
+        f"{kind} {task.name:<45} {seed} plain: {'wrong ' if outcome.plain else 'passes'} "
+        f"{outcome.runs:4} runs {outcome.first:5.1f} + {outcome.seconds:5.1f} s  {hung}{what[:90]}"
+    )
+
+
+# What runs ----------------------------------------------------------------------------------------
+
+
+def mutants() -> list[Task]:
+    """The mutants of `perturb.yaml`."""
+    declared = {mutant.id: mutant for mutant in load_mutants()}
+    tasks = []
+    for entry in _catalog()["mutants"]:
+        spec, values = entry.pop("spec"), entry.pop("values")
+        mutant = declared[entry["mutant"]] if "mutant" in entry else Mutant(kind="perturb", **entry)
+        tasks.append(Task(mutant.name, spec, values, json.dumps(asdict(mutant))))
+    return tasks
+
+
+def right() -> list[Task]:
+    """The unchanged kernels of the mutants' cases, and the smoke tier of other specs."""
+    cases = {(task.spec, str(task.values)): task for task in mutants()}
+    named = [
+        Task(f"case {number} of {task.spec}", task.spec, task.values)
+        for number, task in enumerate(cases.values())
+    ]
+    return [*named, *(Task(f"smoke tier of {spec}", spec) for spec in _catalog()["right"])]
+
+
+def _catalog() -> dict[str, Any]:
+    catalog: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+    return catalog
+
+
+def _run(task: Task, seeds: int, end: float, *, interpreter: bool) -> Outcome:
+    """Run a task in a process, and after a seed under which a kernel hangs in another one."""
+    outcome = Outcome(task.name)
+    for _ in range(_RESTARTS):
+        before = outcome.runs
+        outcome = _part(task, outcome, seeds, end, interpreter=interpreter)
+        if not outcome.trouble or outcome.runs == before or outcome.runs > seeds:
+            break
+        outcome.hung.append(outcome.runs)
+        outcome.runs += 1
+    return outcome
+
+
+def _part(task: Task, outcome: Outcome, seeds: int, end: float, *, interpreter: bool) -> Outcome:
+    command = [sys.executable, __file__, "--seeds", str(seeds)]
+    command += ["--task", json.dumps(asdict(task)), "--outcome", json.dumps(asdict(outcome))]
+    if interpreter:
+        command.append("--interpreter")
+    began = time.monotonic()
+    with tempfile.TemporaryFile("w+") as output:
+        child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
+        try:
+            child.wait(max(1.0, end - time.monotonic()))
+            how = f"exit code {child.returncode}"
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+            how = f"stopped after {time.monotonic() - began:.0f} s"
+        output.seek(0)
+        lines = output.read().splitlines()
+    reports = [line.removeprefix("@") for line in lines if line.startswith("@")]
+    if reports:
+        outcome = Outcome(**json.loads(reports[-1]))
+    outcome.trouble = f"{how}, after {' '.join(lines[-1:])[:300]}" if child.returncode else ""
+    return outcome
+
+
+# In the process of a task -------------------------------------------------------------------------
+
+
+def _child(task: Task, outcome: Outcome, seeds: int, *, interpreter: bool) -> int:
+    """Continue a task and print its outcome after each run, on lines that begin with `@`."""
+    with tempfile.TemporaryDirectory(prefix="tlmatrix-perturb-") as folder:
+        if task.mutant:
+            data = json.loads(task.mutant)
+            mutant = Mutant(**{**data, "specs": tuple(data["specs"])})
+            sys.path.insert(0, str(plant(mutant, Path(folder))))
+        sys.path.insert(1, str(ROOT))
+        for seed in range(outcome.runs, 1 if interpreter else seeds + 1):
+            began = time.perf_counter()
+            finding = _finding(task, seed, interpreter=interpreter)
+            outcome.runs += 1
+            if seed == 0:
+                outcome.plain = outcome.finding = finding
+                outcome.first = time.perf_counter() - began
+            else:
+                outcome.seconds += time.perf_counter() - began
+                if finding:
+                    outcome.seed, outcome.finding = seed, finding
+            print(f"@{json.dumps(asdict(outcome))}", flush=True)
+            if outcome.seed:
+                break
+    return 0
+
+
+_runners: dict[str, Any] = {}
+
+
+def _finding(task: Task, seed: int, *, interpreter: bool) -> str:
+    """The first finding of the task's cases under a seed; "" if they pass.
+
+    The kernels under seed 0 are those of the others: they read the seed, and do not delay.
+    """
+    from tlmatrix.backend.perturb import SEED
+    from tlmatrix.matrix import case_of
+    from tlmatrix.options.table import PERTURB, RunOptions
+    from tlmatrix.run.plan import plan
+    from tlmatrix.run.runner import Runner
+    from tlmatrix.spec.loader import load_spec
+
+    spec = load_spec(ROOT / "specs" / f"{task.spec}.yaml")
+    if not _runners:
+        options = RunOptions({} if interpreter else {PERTURB.name: 1})
+        runner = Runner("interpreter" if interpreter else "cuda", options, roots=(ROOT,))
+        runner.checks = ("sanitizers",) if interpreter else VALUES
+        _runners["one"] = runner
+    if not interpreter:
+        os.environ[SEED] = str(seed)
+    cases = [case_of(spec, task.values)] if task.values else plan(spec, "smoke").cases()
+    for case in cases:
+        limit = _LIMIT if seed else None
+        path = f"specs/{spec.path.name}"
+        result = _runners["one"].run(spec, case, path=path, time_limit=limit)
+        if result.failed:
+            return f"{result.status}: {result.headline}"
+        if str(result.status) == "skipped":
+            raise RuntimeError(f"{case.id} is skipped: {result.message}")
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
