@@ -20,6 +20,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ VALUES = ("numeric", "gradients", "poison", "guards", "repeat")
 """The checks of values; others run the case in more ways, which costs time."""
 
 
-_LIMIT = 20.0
-"""Seconds of a case under a seed, after which its kernel hangs."""
+_LIMIT, _FIRST_LIMIT = 20.0, 200.0
+"""Seconds of a case, after which its kernel hangs; those of the first, which compiles."""
 _RESTARTS = 4
 
 
@@ -163,9 +164,8 @@ def _run(task: Task, seeds: int, end: float, *, interpreter: bool) -> Outcome:
     """Run a task in a process, and after a seed under which a kernel hangs in another one."""
     outcome = Outcome(task.name)
     for _ in range(_RESTARTS):
-        before = outcome.runs
         outcome = _part(task, outcome, seeds, end, interpreter=interpreter)
-        if not outcome.trouble or outcome.runs == before or outcome.runs > seeds:
+        if not outcome.trouble or outcome.seed or outcome.runs > seeds:
             break
         outcome.hung.append(outcome.runs)
         outcome.runs += 1
@@ -179,7 +179,10 @@ def _part(task: Task, outcome: Outcome, seeds: int, end: float, *, interpreter: 
         command.append("--interpreter")
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:
-        child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
+        child = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
         try:
             child.wait(max(1.0, end - time.monotonic()))
             how = f"exit code {child.returncode}"
@@ -210,6 +213,9 @@ def _child(task: Task, outcome: Outcome, seeds: int, *, interpreter: bool) -> in
         for seed in range(outcome.runs, 1 if interpreter else seeds + 1):
             began = time.perf_counter()
             finding = _finding(task, seed, interpreter=interpreter)
+            origin = Path(sys.modules["tlmatrix_kernels"].__file__ or "")
+            if task.mutant and Path(folder) not in origin.parents:
+                raise RuntimeError(f"the kernels came from {origin}, not from {folder}")
             outcome.runs += 1
             if seed == 0:
                 outcome.plain = outcome.finding = finding
@@ -224,39 +230,49 @@ def _child(task: Task, outcome: Outcome, seeds: int, *, interpreter: bool) -> in
     return 0
 
 
-_runners: dict[str, Any] = {}
-
-
 def _finding(task: Task, seed: int, *, interpreter: bool) -> str:
     """The first finding of the task's cases under a seed; "" if they pass.
 
     The kernels under seed 0 are those of the others: they read the seed, and do not delay.
+
+    Raises:
+        RuntimeError: a case cannot be judged, as one whose kernel hangs or faults.
     """
     from tlmatrix.backend.perturb import SEED
     from tlmatrix.matrix import case_of
-    from tlmatrix.options.table import PERTURB, RunOptions
     from tlmatrix.run.plan import plan
-    from tlmatrix.run.runner import Runner
     from tlmatrix.spec.loader import load_spec
 
     spec = load_spec(ROOT / "specs" / f"{task.spec}.yaml")
-    if not _runners:
-        options = RunOptions({} if interpreter else {PERTURB.name: 1})
-        runner = Runner("interpreter" if interpreter else "cuda", options, roots=(ROOT,))
-        runner.checks = ("sanitizers",) if interpreter else VALUES
-        _runners["one"] = runner
+    runner = _runner(interpreter=interpreter)
+    checks = ("sanitizers",) if interpreter else VALUES
+    runner.checks = [check for check in checks if check in spec.checks]
     if not interpreter:
         os.environ[SEED] = str(seed)
-    cases = [case_of(spec, task.values)] if task.values else plan(spec, "smoke").cases()
+    cases = [case_of(spec, task.values)] if task.values else list(plan(spec, "smoke").cases())
+    judged = 0
     for case in cases:
-        limit = _LIMIT if seed else None
-        path = f"specs/{spec.path.name}"
-        result = _runners["one"].run(spec, case, path=path, time_limit=limit)
+        if case.origin == "invalid":
+            continue
+        path, limit = f"specs/{spec.path.name}", _LIMIT if seed else _FIRST_LIMIT
+        result = runner.run(spec, case, path=path, time_limit=limit)
+        if str(result.status) == "failed":
+            return result.headline
         if result.failed:
-            return f"{result.status}: {result.headline}"
-        if str(result.status) == "skipped":
-            raise RuntimeError(f"{case.id} is skipped: {result.message}")
+            raise RuntimeError(f"{result.status} under seed {seed}: {result.headline}")
+        judged += str(result.status) == "passed"
+    if not judged:
+        raise RuntimeError(f"no case of {spec.name} ran: {result.message}")
     return ""
+
+
+@cache
+def _runner(*, interpreter: bool) -> Any:
+    from tlmatrix.options.table import PERTURB, RunOptions
+    from tlmatrix.run.runner import Runner
+
+    options = RunOptions({} if interpreter else {PERTURB.name: 1})
+    return Runner("interpreter" if interpreter else "cuda", options, roots=(ROOT,))
 
 
 if __name__ == "__main__":
