@@ -22,9 +22,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "mutants"))
@@ -106,7 +109,7 @@ def _judged(found: list[tuple[Task, Outcome]], seeds: int, *, interpreter: bool)
     mutated = [outcome for task, outcome in found if task.mutant]
     correct = [outcome for task, outcome in found if not task.mutant]
     if interpreter:
-        races = sum(" races: " in each.plain for each in mutated)
+        races = sum("races: " in each.plain for each in mutated)
         print(f"\nmutants: the interpreter reports races of {races} of {len(mutated)}")
         return 0 if races == len(mutated) else 1
     wrong = [each for each in mutated if each.seed]
@@ -257,12 +260,21 @@ def _finding(task: Task, seed: int, *, interpreter: bool) -> str:
         path, limit = f"specs/{spec.path.name}", _LIMIT if seed else _FIRST_LIMIT
         result = runner.run(spec, case, path=path, time_limit=limit)
         if str(result.status) == "failed":
-            return result.headline
+            return _race(result.findings) or result.headline
         if result.failed:
             raise RuntimeError(f"{result.status} under seed {seed}: {result.headline}")
         judged += str(result.status) == "passed"
     if not judged:
         raise RuntimeError(f"no case of {spec.name} ran: {result.message}")
+    return ""
+
+
+def _race(findings: Iterable[Any]) -> str:
+    """The first race that the interpreter's sanitizers report, alone or with another fault."""
+    for finding in findings:
+        for line in (finding.summary, *(finding.detail or "").splitlines()):
+            if "races: " in line:
+                return line.strip()
     return ""
 
 
