@@ -257,7 +257,8 @@ def _finding(task: Task, seed: int, *, interpreter: bool) -> str:
     for case in cases:
         if case.origin == "invalid":
             continue
-        path, limit = f"specs/{spec.path.name}", _LIMIT if seed else _FIRST_LIMIT
+        path = f"specs/{spec.path.name}"
+        limit = None if interpreter else _LIMIT if seed else _FIRST_LIMIT
         result = runner.run(spec, case, path=path, time_limit=limit)
         if str(result.status) == "failed":
             return _race(result.findings) or result.headline

@@ -16,7 +16,7 @@ from tlmatrix.pytest_plugin import pytest_addoption
 from tlmatrix.run.runner import Runner
 
 _NUMBERS = ("--seed", "--timeout", "--workers", "--examples", "--minutes", "--rank", "--seconds",
-            "--margin", "--sms", "--grown", "--slower", "--last")  # fmt: skip
+            "--margin", "--sms", "--grown", "--slower", "--last", "--perturb")  # fmt: skip
 
 
 def _commands() -> dict[str, argparse.ArgumentParser]:
