@@ -68,8 +68,8 @@ class Outcome:
     first: float = 0.0
     """Seconds of the first run, which compiles."""
     seconds: float = 0.0
-    hung: list[int] = field(default_factory=list)
-    """Seeds under which the process ended, because a kernel hung."""
+    ended: list[str] = field(default_factory=list)
+    """Seeds under which the process ended, as with a kernel that hangs, and how."""
     trouble: str = ""
 
 
@@ -113,7 +113,7 @@ def _judged(found: list[tuple[Task, Outcome]], seeds: int, *, interpreter: bool)
         print(f"\nmutants: the interpreter reports races of {races} of {len(mutated)}")
         return 0 if races == len(mutated) else 1
     wrong = [each for each in mutated if each.seed]
-    failed = [each for each in correct if each.seed or each.plain or each.trouble]
+    failed = [each for each in correct if each.seed or each.plain or each.trouble or each.ended]
     plain = sum(bool(each.plain) for each in mutated)
     print(
         f"\nmutants: {len(wrong)} of {len(mutated)} have wrong values within {seeds} seeds, "
@@ -125,12 +125,12 @@ def _judged(found: list[tuple[Task, Outcome]], seeds: int, *, interpreter: bool)
 
 def _line(task: Task, outcome: Outcome) -> str:
     what = outcome.finding or outcome.trouble
-    hung = f"hangs under {outcome.hung}; " if outcome.hung else ""
+    ended = f"[ended: {'; '.join(outcome.ended)}] " if outcome.ended else ""
     seed = f"seed {outcome.seed:2}" if outcome.seed else "passes " if not what else "-      "
     kind = "mutant" if task.mutant else "right "
     return (
         f"{kind} {task.name:<45} {seed} plain: {'wrong ' if outcome.plain else 'passes'} "
-        f"{outcome.runs:4} runs {outcome.first:5.1f} + {outcome.seconds:5.1f} s  {hung}{what[:90]}"
+        f"{outcome.runs:4} runs {outcome.first:5.1f} + {outcome.seconds:5.1f} s  {ended}{what[:90]}"
     )
 
 
@@ -170,7 +170,7 @@ def _run(task: Task, seeds: int, end: float, *, interpreter: bool) -> Outcome:
         outcome = _part(task, outcome, seeds, end, interpreter=interpreter)
         if not outcome.trouble or outcome.seed or outcome.runs > seeds:
             break
-        outcome.hung.append(outcome.runs)
+        outcome.ended.append(f"seed {outcome.runs}: {outcome.trouble}")
         outcome.runs += 1
     return outcome
 
