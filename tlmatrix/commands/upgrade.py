@@ -114,7 +114,7 @@ class _Job:
         Raises:
             UsageError: the release cannot be installed.
         """
-        show(self.console, f"TileLang {self.release}: preparing its environment")
+        show(self.console, f"TileLang {self.release}")
         try:
             python = python_with(self.release)
         except (InstallError, OSError) as error:

@@ -251,9 +251,8 @@ def upgrade_lines(found: Upgrade, most: int = 20) -> Iterator[str]:
     if len(missing) > most:
         yield f"  … and {len(missing) - most} more (--all)"
     for name, each in found.compared.items():
-        yield ""
         yield f"{name}:"
-        yield from (f"  {line}" if line else "" for line in comparison_lines(each, most))
+        yield from (f"  {line}" for line in comparison_lines(each, most) if line)
         if values := found.other_values(name):
             yield f"  {count(len(values), 'case')} with another error ratio, so other values"
 
