@@ -35,8 +35,8 @@ def installer(text):
 
 def test_an_environment_is_made_once_and_sees_the_packages_of_this_python():
     install, calls = installer("import numpy, rich; __version__ = '9.9.1'")
-    python = python_with("9.9.1", install)
-    assert python_with("9.9.1", install) == python
+    python = python_with("9.9.1", install=install)
+    assert python_with("9.9.1", install=install) == python
     assert calls == [python]
     assert import_error(python, "9.9.1") == ""
 
@@ -47,17 +47,17 @@ def test_an_environment_that_was_not_completed_is_made_anew():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        python_with("9.9.1", interrupted)
+        python_with("9.9.1", install=interrupted)
     assert list(environments.environments_folder().glob("*/left"))
     install, calls = installer("__version__ = '9.9.1'")
-    python = python_with("9.9.1", install)
+    python = python_with("9.9.1", install=install)
     assert calls == [python]
     assert not (python.parents[1] / "left").exists()
 
 
 def test_the_installed_release_needs_none():
     install, calls = installer("")
-    python_with(version("tilelang"), install)
+    python_with(version("tilelang"), install=install)
     assert calls == []
     assert not environments.environments_folder().exists()
 
@@ -71,7 +71,7 @@ def test_the_installed_release_needs_none():
     ],
 )
 def test_a_release_that_cannot_be_imported(source, reason):
-    python = python_with("9.9.1", installer(source)[0])
+    python = python_with("9.9.1", install=installer(source)[0])
     assert reason in import_error(python, "9.9.1")
 
 

@@ -38,7 +38,9 @@ def environments_folder() -> Path:
     return cache_folder() / "environments"
 
 
-def python_with(release: str, install: Install | None = None) -> Path:
+def python_with(
+    release: str, starting: Callable[[], None] | None = None, install: Install | None = None
+) -> Path:
     """The Python that has a TileLang release: this one, or that of an environment.
 
     An environment has the packages of this Python except TileLang and the libraries that its
@@ -46,6 +48,7 @@ def python_with(release: str, install: Install | None = None) -> Path:
 
     Args:
         release: such as `0.1.14`.
+        starting: called before an environment is made, which takes seconds.
         install: installs the release for a Python; by default with pip or uv.
 
     Raises:
@@ -60,6 +63,8 @@ def python_with(release: str, install: Install | None = None) -> Path:
     make_private(folder.parent)
     with locked(folder.with_name(f"{folder.name}.lock")):
         if not (folder / _COMPLETE).is_file():
+            if starting is not None:
+                starting()
             shutil.rmtree(folder, ignore_errors=True)
             venv.create(folder, symlinks=True)
             lines = [f"import site; site.addsitedir({each!r})" for each in _site_folders()]

@@ -19,9 +19,10 @@ from tlmatrix.backend.gpus import all_visible_gpus
 from tlmatrix.commands.run import words_of
 from tlmatrix.commands.screen import console_on, show
 from tlmatrix.commands.specs import nodes_of, plan_all, selector_of
+from tlmatrix.engine.settings import architectures
 from tlmatrix.environments import InstallError, import_error, python_with
 from tlmatrix.exit_codes import ExitCode, UsageError
-from tlmatrix.options.table import ARCH, TIER
+from tlmatrix.options.table import TIER
 from tlmatrix.report.upgrade import Side, Upgrade, kernel_table, summary_table, upgrade_lines
 from tlmatrix.results_file import make_folder, shown_path
 from tlmatrix.run.records import RecordsError, read_records
@@ -54,7 +55,8 @@ def upgrade(arguments: argparse.Namespace, config: Config) -> ExitCode:
     selector_of(arguments.select)
     words = [*words_of(nodes), "--tier", options[TIER], "--no-fuzz", "--no-coverage"]
     words += ["-k", arguments.select] if arguments.select else []
-    archs = [word for arch in options[ARCH] or () for word in ("--arch", arch)]
+    given = architectures(arguments.arch, "compile") or ()
+    archs = [word for arch in given for word in ("--arch", arch)]
     backends = list(dict.fromkeys(arguments.backend)) or ["compile", "interpreter"]
     if not arguments.backend and all_visible_gpus():
         backends.append(_GPU)
@@ -65,10 +67,13 @@ def upgrade(arguments: argparse.Namespace, config: Config) -> ExitCode:
     make_folder(folder, config)
     folder.mkdir(parents=True, exist_ok=True)
     console = console_on(sys.stderr if arguments.json else sys.stdout, 80)
-    sides = []
-    for place, release in zip(("old", "new"), releases, strict=True):
-        job = _Job(release, folder / place, words, archs, arguments.workers, console)
-        sides.append(job.run(backends))
+    words += ["-n", arguments.workers]
+    pythons = [_python(release, console) for release in releases]
+    sides = [Side(*each) for each in zip(releases, [reason for _, reason in pythons], strict=True)]
+    if not any(side.import_error for side in sides):
+        for index, (python, _) in enumerate(pythons):
+            job = _Job(python, folder / ("old", "new")[index], words, archs, console)
+            sides[index] = job.run(releases[index], backends)
     found = Upgrade(*sides)
     _print(found, console, folder, all_changes=arguments.all)
     code = ExitCode.FINDINGS if found.worse else ExitCode.OK
@@ -95,76 +100,74 @@ def _releases(text: str) -> tuple[str, str]:
     return found[0], found[1]
 
 
+def _python(release: str, console: Console) -> tuple[Path, str]:
+    """The Python with a release, and why it cannot import it.
+
+    Raises:
+        UsageError: the release cannot be installed.
+    """
+    try:
+        python = python_with(release, lambda: show(console, f"installing TileLang {release}"))
+    except (InstallError, OSError) as error:
+        raise UsageError(f"TileLang {release} cannot be installed: {error}") from error
+    return python, "" if python == Path(sys.executable) else import_error(python, release)
+
+
 @dataclass
 class _Job:
     """The runs under one release; `base` begins the names of their files."""
 
-    release: str
+    python: Path
     base: Path
     words: Sequence[str]
     archs: Sequence[str]
-    workers: str
     console: Console
     _runs: dict[str, RunRecords] = field(default_factory=dict)
     _failed: dict[str, str] = field(default_factory=dict)
 
-    def run(self, backends: Sequence[str]) -> Side:
-        """Run the cases on each backend.
-
-        Raises:
-            UsageError: the release cannot be installed.
-        """
-        show(self.console, f"TileLang {self.release}")
-        try:
-            python = python_with(self.release)
-        except (InstallError, OSError) as error:
-            raise UsageError(f"TileLang {self.release} cannot be installed: {error}") from error
-        if python != Path(sys.executable) and (reason := import_error(python, self.release)):
-            return Side(self.release, reason)
+    def run(self, release: str, backends: Sequence[str]) -> Side:
+        """Run the cases on each backend."""
         for backend in backends:
-            self._run(python, backend)
-        return Side(self.release, "", self._runs, self._failed)
+            show(self.console, f"TileLang {release}, {backend}: {shown_path(self._log(backend))}")
+            self._run(backend)
+        return Side(release, "", self._runs, self._failed)
 
-    def _run(self, python: Path, backend: str) -> None:
-        results = self._file(backend, "jsonl")
-        log = self._file(backend, "log")
-        again = results.is_file()
-        words = ["run", *self.words, "--backend", backend, "-n", self.workers, "-q"]
-        words += [] if backend == _GPU else self.archs
-        words += ["--resume" if again else "--results", str(results)]
-        about = "continuing" if again else "running"
-        show(self.console, f"  {backend}: {about}; its output is in {shown_path(log)}")
-        code = _start([str(python), "-m", "tlmatrix", *words], log)
+    def _run(self, backend: str) -> None:
+        results = self.base.with_name(f"{self.base.name}-{backend}.jsonl")
+        words = ["run", *self.words, "--backend", backend, "-q"]
+        words += self.archs if backend in ("compile", "interpreter") else []
+        words += ["--resume" if results.is_file() else "--results", str(results)]
+        code = self._start(words, self._log(backend))
         if code == ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
         try:
             self._runs[backend] = read_records(results)
         except (OSError, RecordsError):
-            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            self._failed[backend] = lines[-1] if lines else f"exit code {code}"
+            lines = self._log(backend).read_text(encoding="utf-8", errors="replace").splitlines()
+            self._failed[backend] = lines[-1]
             return
-        if backend == _GPU and not (times := self._file("bench", "json")).is_file():
+        times = self.base.with_name(f"{self.base.name}-bench.json")
+        if backend == _GPU and not times.is_file():
             paths = dict.fromkeys(each.path for each in self._runs[backend].results)
-            words = ["bench", *paths, "--output", str(times)]
-            _start([str(python), "-m", "tlmatrix", *words], self._file("bench", "log"))
+            self._start(["bench", *paths, "--output", str(times)], self._log("bench"))
 
-    def _file(self, name: str, ending: str) -> Path:
-        return self.base.with_name(f"{self.base.name}-{name}.{ending}")
+    def _log(self, backend: str) -> Path:
+        return self.base.with_name(f"{self.base.name}-{backend}.log")
 
-
-def _start(command: Sequence[str], log: Path) -> int:
-    """Run a command, which writes to a log; its exit code."""
-    with log.open("w", encoding="utf-8") as file:
-        file.write(f"$ {shlex.join(command)}\n")
-        file.flush()
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)  # noqa: S603 - this project
-        try:
-            return process.wait()
-        except KeyboardInterrupt:  # which the process got, too
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_SECONDS)
-            process.kill()
-            raise
+    def _start(self, words: Sequence[str], log: Path) -> int:
+        """Run a command of tlmatrix, which writes to a log; its exit code."""
+        command = [str(self.python), "-m", "tlmatrix", *words]
+        with log.open("w", encoding="utf-8") as file:
+            file.write(f"$ {shlex.join(command)}\n")
+            file.flush()
+            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)  # noqa: S603 - this project
+            try:
+                return process.wait()
+            except KeyboardInterrupt:  # which the process got, too
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_SECONDS)
+                process.kill()
+                raise
 
 
 def _times(folder: Path, console: Console) -> ExitCode:
