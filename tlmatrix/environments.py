@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from tlmatrix.cache_files import cache_folder, locked, make_private, write_file
 
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 
 _COMPLETE = "complete"
 """The file that is written when an environment is complete."""
-_NATIVE = frozenset({"apache-tvm-ffi", "z3-solver"})
+_NATIVE = ("apache-tvm-ffi", "z3-solver")
 """Libraries that TileLang's binaries load: each environment has its own."""
-_LOWEST = frozenset({"apache-tvm-ffi"})
-"""Of those, the one whose ABI changes inside the range that old releases accept."""
+_LEAST = (">=", "~=", "==")
+_ABI = "apache-tvm-ffi"
+"""The one whose ABI changes inside the range that old releases accept."""
 
 
 class InstallError(Exception):
@@ -102,34 +104,35 @@ def _install(python: Path, release: str) -> None:
     """Install a release, and what it requires of other packages than this Python has."""
     _run_installer(python, [f"tilelang=={release}"])
     installed = metadata.distributions(name="tilelang", path=[str(_packages(python.parents[1]))])
-    lines = next(iter(installed)).requires or []
-    if needed := list(_needed(map(Requirement, lines))):
-        _run_installer(python, needed)
+    needed = list(_needed(next(iter(installed)).requires or []))
+    _run_installer(python, [str(each) for each in needed])
+    if (lowest := _lowest(needed)) and import_error(python, release):
+        _run_installer(python, [f"{_ABI}=={lowest}"])
 
 
-def _needed(requirements: Iterator[Requirement]) -> Iterator[str]:
-    """The requirements to install: of native libraries, and those that this Python lacks.
-
-    TileLang's binaries are built against the lower bound of apache-tvm-ffi.
-    """
-    for each in requirements:
+def _needed(lines: Sequence[str]) -> Iterator[Requirement]:
+    """The requirements to install: of native libraries, and those that this Python lacks."""
+    for each in map(Requirement, lines):
         if each.marker is not None and not each.marker.evaluate({"extra": ""}):
             continue
         try:
-            lacking = metadata.version(each.name) not in each.specifier
+            has = metadata.version(each.name) in each.specifier
         except metadata.PackageNotFoundError:
-            lacking = True
-        if not lacking and each.name not in _NATIVE:
-            continue
-        bounds = [s.version for s in each.specifier if s.operator in (">=", "~=")]
-        if each.name in _LOWEST and bounds:
-            lowest = max(bounds, key=lambda text: tuple(map(int, text.split("."))))
-            yield f"{each.name}=={lowest}"
-        else:
-            yield f"{each.name}{each.specifier}"
+            has = False
+        if not has or each.name in _NATIVE:
+            yield each
+
+
+def _lowest(requirements: Sequence[Requirement]) -> Version | None:
+    """The lowest version of apache-tvm-ffi that is accepted; None without a lower bound."""
+    bounds = [bound for each in requirements if each.name == _ABI for bound in each.specifier]
+    versions = [Version(each.version) for each in bounds if each.operator in _LEAST]
+    return max(versions, default=None)
 
 
 def _run_installer(python: Path, requirements: Sequence[str]) -> None:
+    if not requirements:
+        return
     if importlib.util.find_spec("pip") is not None:
         command = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q"]
         command += ["--disable-pip-version-check", "--ignore-installed"]

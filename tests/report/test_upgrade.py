@@ -64,7 +64,7 @@ def test_no_table_without_a_change(tmp_path):
     found = upgrade(tmp_path, cases, cases)
     assert kernel_table(found) is None
     # Kernels that cases share count once.
-    assert [pair.cases for pair in found.pairs] == [(cases[0].case, cases[1].case)] * 2
+    assert len(found.pairs) == 2
     assert "kernels traced 2 2" in printed(summary_table(found))
 
 

@@ -69,11 +69,14 @@ def upgrade(arguments: argparse.Namespace, config: Config) -> ExitCode:
     console = console_on(sys.stderr if arguments.json else sys.stdout, 80)
     words += ["-n", arguments.workers]
     pythons = [_python(release, console) for release in releases]
-    sides = [Side(*each) for each in zip(releases, [reason for _, reason in pythons], strict=True)]
-    if not any(side.import_error for side in sides):
-        for index, (python, _) in enumerate(pythons):
-            job = _Job(python, folder / ("old", "new")[index], words, archs, console)
-            sides[index] = job.run(releases[index], backends)
+    sides = [Side(release, error) for release, (_, error) in zip(releases, pythons, strict=True)]
+    for place, (python, _) in enumerate(pythons if not any(e for _, e in pythons) else ()):
+        job = _Job(python, folder / ("old", "new")[place], words, archs)
+        for backend in backends:
+            log = shown_path(job.file(f"{backend}.log"))
+            show(console, f"TileLang {releases[place]}, {backend}: {log}")
+            job.run(backend)
+        sides[place] = Side(releases[place], "", job.runs, job.failed)
     found = Upgrade(*sides)
     _print(found, console, folder, all_changes=arguments.all)
     code = ExitCode.FINDINGS if found.worse else ExitCode.OK
@@ -121,53 +124,44 @@ class _Job:
     base: Path
     words: Sequence[str]
     archs: Sequence[str]
-    console: Console
-    _runs: dict[str, RunRecords] = field(default_factory=dict)
-    _failed: dict[str, str] = field(default_factory=dict)
+    runs: dict[str, RunRecords] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
-    def run(self, release: str, backends: Sequence[str]) -> Side:
-        """Run the cases on each backend."""
-        for backend in backends:
-            show(self.console, f"TileLang {release}, {backend}: {shown_path(self._log(backend))}")
-            self._run(backend)
-        return Side(release, "", self._runs, self._failed)
-
-    def _run(self, backend: str) -> None:
-        results = self.base.with_name(f"{self.base.name}-{backend}.jsonl")
+    def run(self, backend: str) -> None:
+        """Run or continue the cases on a backend; on a GPU, time the bench cases of their specs."""
+        results, times = self.file(f"{backend}.jsonl"), self.file("bench.json")
         words = ["run", *self.words, "--backend", backend, "-q"]
         words += self.archs if backend in ("compile", "interpreter") else []
         words += ["--resume" if results.is_file() else "--results", str(results)]
-        code = self._start(words, self._log(backend))
-        if code == ExitCode.INTERRUPTED:
-            raise KeyboardInterrupt
+        self._start(words, log := self.file(f"{backend}.log"))
         try:
-            self._runs[backend] = read_records(results)
+            self.runs[backend] = read_records(results)
         except (OSError, RecordsError):
-            lines = self._log(backend).read_text(encoding="utf-8", errors="replace").splitlines()
-            self._failed[backend] = lines[-1]
+            self.failed[backend] = log.read_text(errors="replace").splitlines()[-1]
             return
-        times = self.base.with_name(f"{self.base.name}-bench.json")
         if backend == _GPU and not times.is_file():
-            paths = dict.fromkeys(each.path for each in self._runs[backend].results)
-            self._start(["bench", *paths, "--output", str(times)], self._log("bench"))
+            paths = dict.fromkeys(each.path for each in self.runs[backend].results)
+            self._start(["bench", *paths, "--output", str(times)], self.file("bench.log"))
 
-    def _log(self, backend: str) -> Path:
-        return self.base.with_name(f"{self.base.name}-{backend}.log")
+    def file(self, name: str) -> Path:
+        """A file of these runs."""
+        return self.base.with_name(f"{self.base.name}-{name}")
 
-    def _start(self, words: Sequence[str], log: Path) -> int:
-        """Run a command of tlmatrix, which writes to a log; its exit code."""
+    def _start(self, words: Sequence[str], log: Path) -> None:
+        """Run a command of tlmatrix, which writes to a log."""
         command = [str(self.python), "-m", "tlmatrix", *words]
-        with log.open("w", encoding="utf-8") as file:
-            file.write(f"$ {shlex.join(command)}\n")
-            file.flush()
+        log.write_text(f"$ {shlex.join(command)}\n")
+        with log.open("a") as file:
             process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)  # noqa: S603 - this project
             try:
-                return process.wait()
+                code = process.wait()
             except KeyboardInterrupt:  # which the process got, too
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_SECONDS)
                 process.kill()
                 raise
+        if code == ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt
 
 
 def _times(folder: Path, console: Console) -> ExitCode:
@@ -175,8 +169,8 @@ def _times(folder: Path, console: Console) -> ExitCode:
     files = [folder / f"{place}-bench.json" for place in ("new", "old")]
     if not all(file.is_file() for file in files):
         return ExitCode.OK  # no spec has bench cases
-    words = ["bench", "--from", str(files[0]), "--against", str(files[1])]
-    command = [sys.executable, "-m", "tlmatrix", *words]
+    command = [sys.executable, "-m", "tlmatrix", "bench", "--from", str(files[0])]
+    command += ["--against", str(files[1])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - this project
     show(console, f"\n{done.stdout or done.stderr}")
     return ExitCode.FINDINGS if done.returncode else ExitCode.OK

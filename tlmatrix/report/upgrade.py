@@ -25,12 +25,8 @@ if TYPE_CHECKING:
 Fact = dict[str, Any]
 """A compiled kernel in a results file (`tlmatrix.run.compilation.kernel_facts`)."""
 
-FIGURES = ("registers", "spills", "shared_memory", "ptx")
-"""What the table compares; `ptx` is the number of PTX instructions."""
-_COMPARED = (*FIGURES, "stack", "tensor_memory", "barriers", "threads", "instructions", "error")
-_IDENTITY = ("key", *_COMPARED)
-"""A kernel has a fact, with the same key, for each of its device functions."""
-
+_FIGURES = ("registers", "spills", "shared_memory", "ptx")
+_COMPARED = (*_FIGURES, "stack", "tensor_memory", "barriers", "threads", "instructions", "error")
 _SLOWER = {"cuda": 1.5}
 
 
@@ -53,30 +49,20 @@ class Side:
 
 @dataclass(frozen=True)
 class KernelPair:
-    """A kernel of a case under both releases; without a fact, `missing` says why.
+    """The facts of a kernel under both releases; of a release without one, `missing` says why."""
 
-    Attributes:
-        old: its fact under the old release.
-        new: its fact under the new one.
-        missing: why a release has none; "" if both have one.
-        cases: the cases with this pair.
-    """
-
-    spec: str
     kernel: str
     arch: str
-    old: Fact | None
-    new: Fact | None
+    old: Fact
+    new: Fact
     missing: str = ""
-    cases: tuple[str, ...] = ()
 
     @property
-    def changed(self) -> tuple[str, ...]:
+    def changed(self) -> list[str]:
         """The names of the facts that differ."""
-        old, new = self.old or {}, self.new or {}
         if self.missing:
-            return ()
-        return tuple(name for name in _COMPARED if old.get(name) != new.get(name))
+            return []
+        return [name for name in _COMPARED if self.old.get(name) != self.new.get(name)]
 
 
 class Upgrade:
@@ -84,8 +70,8 @@ class Upgrade:
 
     Attributes:
         sides: the old and the new release.
-        pairs: the distinct kernels, each with both of its facts.
-        compared: the cases of each backend that ran under both releases.
+        compared: the cases of each backend that ran under both.
+        pairs: the distinct kernels.
     """
 
     def __init__(self, old: Side, new: Side) -> None:
@@ -96,56 +82,39 @@ class Upgrade:
             for name in old.runs
             if name in new.runs
         }
-        self.pairs = [pair for name in self.compared for pair in self._pairs(name)]
+        pairs = (pair for each in self.compared.values() for pair in self._pairs(each))
+        # Cases share kernels; times of compilers are no difference.
+        self.pairs = list({_identity(pair): pair for pair in pairs}.values())
 
     @property
     def worse(self) -> bool:
         """Whether the new release fails where the old did not, or nothing was compared."""
-        failed = self.sides[1].failed or self.sides[1].import_error
-        return bool(failed or not self.compared or any(c.worse for c in self.compared.values()))
+        failed = self.sides[1].failed or not self.compared
+        return bool(failed or any(each.worse for each in self.compared.values()))
 
     def other_values(self, backend: str) -> list[str]:
         """The cases with another error ratio: the kernels gave other numbers."""
         found = self.compared[backend]
         old = {(r.path, r.case): r.error_ratio for r in found.before.results}
-        return [
-            result.node
-            for result in found.after.results
-            if None not in (ratio := old.get((result.path, result.case)), result.error_ratio)
-            and ratio != result.error_ratio
-        ]
+        new = {(r.path, r.case): r.error_ratio for r in found.after.results}
+        both = ((key, old[key], new[key]) for key in new if key in old)
+        return ["::".join(key) for key, *pair in both if None not in pair and pair[0] != pair[1]]
 
-    def _pairs(self, backend: str) -> Iterator[KernelPair]:
-        found = self.compared[backend]
-        cases: dict[tuple[str, str], list[CaseResult | None]] = defaultdict(lambda: [None, None])
-        for index, run in enumerate((found.before, found.after)):
-            for result in run.results:
-                cases[result.path, result.case][index] = result
-        pairs: dict[str, KernelPair] = {}
-        for old, new in cases.values():
-            for pair in self._pairs_of(old, new):
-                facts = [f and [f.get(n) for n in _IDENTITY] for f in (pair.old, pair.new)]
-                key = str((pair.spec, pair.kernel, pair.arch, pair.missing, facts))
-                before = pairs.setdefault(key, pair)
-                if before is not pair:
-                    about = {**vars(pair), "cases": (*before.cases, *pair.cases)}
-                    pairs[key] = KernelPair(**about)
-        yield from pairs.values()
-
-    def _pairs_of(self, old: CaseResult | None, new: CaseResult | None) -> Iterator[KernelPair]:
-        result = new or old
-        assert result is not None
-        by_name: dict[tuple[str, str], list[list[Fact]]] = defaultdict(lambda: [[], []])
-        for index, each in enumerate((old, new)):
-            for fact in each.kernels if each is not None else ():
-                by_name[fact["kernel"], fact["arch"]][index].append(dict(fact))
-        for (kernel, arch), facts in by_name.items():
-            for one, other in zip_longest(*facts):
-                missing = ""
-                if one is None or other is None:
-                    index = 0 if one is None else 1
-                    missing = f"{self.sides[index].release}: {_absent((old, new)[index], arch)}"
-                yield KernelPair(result.spec, kernel, arch, one, other, missing, (result.case,))
+    def _pairs(self, found: Comparison) -> Iterator[KernelPair]:
+        old = {(result.path, result.case): result for result in found.before.results}
+        new = {(result.path, result.case): result for result in found.after.results}
+        for key in old | new:
+            cases = (old.get(key), new.get(key))
+            facts: dict[tuple[str, str], tuple[list[Fact], list[Fact]]] = {}
+            for index, case in enumerate(cases):
+                for fact in case.kernels if case is not None else ():
+                    name = (fact["kernel"], fact["arch"])
+                    facts.setdefault(name, ([], []))[index].append(dict(fact))
+            for (kernel, arch), both in facts.items():
+                for one, other in zip_longest(*both, fillvalue=Fact()):
+                    index = 0 if not one else 1
+                    missing = f"{self.sides[index].release}: {_absent(cases[index], arch)}"
+                    yield KernelPair(kernel, arch, one, other, "" if one and other else missing)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -161,8 +130,13 @@ class Upgrade:
                 "still failing": each.still,
                 "other values": self.other_values(name),
             }
-        found["kernels"] = [{**asdict(p), "changed": list(p.changed)} for p in self.pairs]
+        found["kernels"] = [{**asdict(p), "changed": p.changed} for p in self.pairs]
         return found
+
+
+def _identity(pair: KernelPair) -> str:
+    facts = [[fact.get(name) for name in ("key", *_COMPARED)] for fact in (pair.old, pair.new)]
+    return str((pair.kernel, pair.arch, pair.missing, facts))
 
 
 def _absent(result: CaseResult | None, arch: str) -> str:
@@ -185,18 +159,17 @@ def summary_table(found: Upgrade) -> Table:
     table = numbers_table("", (side.release for side in found.sides))
     table.add_row("imports", *("no" if side.import_error else "yes" for side in found.sides))
     if found.pairs:
-        facts = [[p.old for p in found.pairs], [p.new for p in found.pairs]]
-        traced = [[fact for fact in each if fact is not None] for each in facts]
-        table.add_row("kernels traced", *(str(_distinct(each)) for each in traced))
-        compiled = [[fact for fact in each if not fact.get("error")] for each in traced]
-        table.add_row("kernels compiled", *(str(_distinct(each)) for each in compiled))
+        facts = [[p.old for p in found.pairs if p.old], [p.new for p in found.pairs if p.new]]
+        table.add_row("kernels traced", *(_distinct(each) for each in facts))
+        compiled = [[fact for fact in each if not fact.get("error")] for each in facts]
+        table.add_row("kernels compiled", *(_distinct(each) for each in compiled))
     for name in dict.fromkeys(name for side in found.sides for name in (*side.runs, *side.failed)):
         table.add_row(f"cases passed, {name}", *(_passed(side, name) for side in found.sides))
     return table
 
 
-def _distinct(facts: Sequence[Fact]) -> int:
-    return len({fact["key"] for fact in facts})
+def _distinct(facts: Sequence[Fact]) -> str:
+    return str(len({fact["key"] for fact in facts}))
 
 
 def _passed(side: Side, backend: str) -> str:
@@ -216,19 +189,18 @@ def kernel_table(found: Upgrade) -> Table | None:
     for pair in found.pairs:
         if not pair.missing:
             groups[pair.kernel, pair.arch].append(pair)
-    columns = ("arch", "changed", "registers", "spills", "shared", "PTX")
-    table = numbers_table("kernel", columns)
+    table = numbers_table("kernel", ("arch", "changed", "registers", "spills", "shared", "PTX"))
     table.columns[1].justify = "left"
     for (kernel, arch), pairs in sorted(groups.items(), key=lambda item: kernel_order(*item[0])):
         changed = sum(bool(pair.changed) for pair in pairs)
         if changed:
-            figures = (_figure(pairs, name) for name in FIGURES)
+            figures = (_figure(pairs, name) for name in _FIGURES)
             table.add_row(kernel, arch, f"{changed}/{len(pairs)}", *figures)
     return table if table.row_count else None
 
 
 def _figure(pairs: Sequence[KernelPair], name: str) -> str:
-    values = [((p.old or {}).get(name, 0), (p.new or {}).get(name, 0)) for p in pairs]
+    values = [(pair.old.get(name, 0), pair.new.get(name, 0)) for pair in pairs]
     old, new = max(values, key=lambda pair: (abs(pair[1] - pair[0]), pair[1]))
     return str(new) if old == new else f"{old}→{new}"
 
@@ -261,7 +233,7 @@ def _instruction_lines(pairs: Sequence[KernelPair], most: int) -> Iterator[str]:
     """The kinds of instructions that kernels use more or less often."""
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
     for pair in pairs:
-        old, new = ((fact or {}).get("instructions", {}) for fact in (pair.old, pair.new))
+        old, new = (fact.get("instructions", {}) for fact in (pair.old, pair.new))
         for kind in old.keys() | new.keys():
             one, other = old.get(kind, 0), new.get(kind, 0)
             if one != other:
