@@ -67,7 +67,7 @@ def upgrade(arguments: argparse.Namespace, config: Config) -> ExitCode:
     make_folder(folder, config)
     folder.mkdir(parents=True, exist_ok=True)
     console = console_on(sys.stderr if arguments.json else sys.stdout, 80)
-    words += ["-n", arguments.workers]
+    words += ["-n", arguments.processes]
     pythons = [_python(release, console) for release in releases]
     sides = [Side(release, error) for release, (_, error) in zip(releases, pythons, strict=True)]
     for place, (python, _) in enumerate(pythons if not any(e for _, e in pythons) else ()):

@@ -447,7 +447,8 @@ _command(
         repeatable=True,
         default=[],
     ),
-    replace(_WORKERS, help="as for run"),
+    # Not `workers`: the processes of the runs have them, this one has none.
+    replace(_WORKERS, help="as for run", name="processes"),
     *_as_for_run(_SELECT, ARCH),
     replace(RESULTS, usage="--results FOLDER", help="folder of the results of both releases"),
     Option("--json", "print all as JSON, the tables on stderr"),
