@@ -327,6 +327,7 @@ def _folders(environment: Mapping[str, str] = os.environ) -> dict[str, Path]:
         "covering arrays": own / "covering",
         "interpreted programs": own / "programs",
         "assembled kernels": own / "assembly",
+        "TileLang releases": own / "environments",
     }
     tilelang = tilelang_folder(environment)
     for path in sorted((*tilelang.glob("*/*/kernels"), *tilelang.glob("*/cuda-binaries"))):

@@ -440,6 +440,33 @@ _command(
     target="results:diff",
 )
 _command(
+    "upgrade",
+    "compare kernels under two TileLang releases",
+    "Run the cases of specs under two releases of TileLang, each in an environment that is made on "
+    "first use and kept, and print what changes: imports, traces, machine code, values, and on a "
+    "GPU times. Exit code 1 if the new release fails where the old one does not. Stopped, the same "
+    "command continues.",
+    Option("releases OLD..NEW", "such as 0.1.14..0.1.15; an omitted one is the installed release"),
+    replace(_PATHS, help="specs, folders of them, or cases as SPEC.yaml::ID (default: specs)"),
+    replace(TIER, usage="--tier NAME"),
+    Option(
+        "--backend NAME",
+        "compile, interpreter, processes or cuda; repeatable (default: compile, interpreter, and "
+        "cuda if there is a GPU)",
+        one_of(*(name for name in BACKENDS if name != "auto")),
+        repeatable=True,
+        default=[],
+    ),
+    # Not `workers`: the processes of the runs have them, this one has none.
+    replace(_WORKERS, help="as for run", name="processes"),
+    *_as_for_run(_SELECT, ARCH),
+    replace(RESULTS, usage="--results FOLDER", help="folder of the results of both releases"),
+    Option("--json", "print all as JSON, the tables on stderr"),
+    Option("--all", "list every change, not 20 of each kind"),
+    caches=True,
+    usage="%(prog)s [options] OLD..NEW [PATH ...]",
+)
+_command(
     "report",
     "write the report of runs as one HTML file",
     "Write one HTML file that needs no network: the matrix as heat maps, a page for each fault "

@@ -344,7 +344,7 @@ def kernel_rows(results: Iterable[CaseResult]) -> list[dict[str, Any]]:
             if fact not in parts:
                 parts.append(fact)
     rows = []
-    for (kernel, arch), by_key in sorted(seen.items(), key=lambda item: _order(*item[0])):
+    for (kernel, arch), by_key in sorted(seen.items(), key=lambda item: kernel_order(*item[0])):
         facts = [fact for parts in by_key.values() for fact in parts]
         row: dict[str, Any] = {"kernel": kernel, "arch": arch, "kernels": len(by_key)}
         row["failed"] = sum(bool(parts[0].get("error")) for parts in by_key.values())
@@ -358,6 +358,7 @@ def kernel_rows(results: Iterable[CaseResult]) -> list[dict[str, Any]]:
     return rows
 
 
-def _order(kernel: str, arch: str) -> tuple[str, int, str]:
+def kernel_order(kernel: str, arch: str) -> tuple[str, int, str]:
+    """The sort key of a kernel in tables: its name, then the architecture."""
     digits = "".join(letter for letter in arch if letter.isdigit())
     return (kernel, int(digits or 0), arch)

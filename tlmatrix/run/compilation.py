@@ -133,7 +133,8 @@ def kernel_facts(compiled: CompiledKernel) -> list[dict[str, Any]]:
     """Describe a compiled kernel for a results file: plain data, without zeros and empty values.
 
     `kernel`, `arch`, `key` (equal for equal machine code), `registers`, `spills`, `stack`,
-    `shared_memory` and `tensor_memory` as in `MachineCode`, and counts of `_REPORTED` instructions.
+    `shared_memory` and `tensor_memory` as in `MachineCode`, counts of `_REPORTED` instructions, and
+    the number of all PTX instructions (`ptx`).
     """
     about = {
         "kernel": compiled.kernel,
@@ -160,6 +161,7 @@ def kernel_facts(compiled: CompiledKernel) -> list[dict[str, Any]]:
                 "barriers": part.barriers,
                 "threads": part.threads,
                 "instructions": dict(sorted(instructions.items())),
+                "ptx": sum(part.instructions.values()),
                 "warnings": list(part.warnings),
             }
         )

@@ -99,7 +99,6 @@ def lowered(func: Any, arch: str, configs: Mapping[str, Any]) -> Lowered | None:
     None for a kernel that TileLang cannot lower, which other checks report.
     """
     from tilelang import tvm
-    from tilelang.backend.module import create_backend_context
     from tilelang.engine.lower import lower_to_host_device_ir
 
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
@@ -118,14 +117,22 @@ def lowered(func: Any, arch: str, configs: Mapping[str, Any]) -> Lowered | None:
             target,
             tvm.transform.PassContext(opt_level=3, **options),
         ):
-            context = create_backend_context(target, None, "auto")
-            host, device = lower_to_host_device_ir(func, context)[:2]
+            host, device = lower_to_host_device_ir(func, _backend_context(target))[:2]
     except Exception:  # noqa: BLE001 - whatever the compiler raises
         return None
     made: list[Any] = []
     for function in host.functions.values():
         made += (function.attrs or {}).get("tma_descriptor_args", {}).values()
     return Lowered(device, tuple(made), inferred[-1] if inferred else None)
+
+
+def _backend_context(target: Any) -> Any:
+    """What `lower_to_host_device_ir` takes: before TileLang 0.1.14 the target itself."""
+    try:
+        from tilelang.backend.module import create_backend_context
+    except ModuleNotFoundError:
+        return target
+    return create_backend_context(target, None, "auto")
 
 
 def positions(func: Any, bases: list[Any]) -> frozenset[int]:
