@@ -4,6 +4,10 @@ A delay stands on a line of its own between two statements, and depends on the s
 the source (the site), the block, the warp, and how often the warp has passed it. Lanes of a warp
 have the same delay, so that they stay together for `wgmma` and `ldmatrix`. There is none between
 `wgmma.fence` and `commit_group`: the compiler would wait for every product by itself.
+
+In a kernel with mbarriers the warps of a warp group have the same delay. TileLang lets each warp of
+a producer wait for a free stage, and one of them load it: a warp that is two phases late takes the
+second for the first, and waits for ever.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-VERSION = 1
+VERSION = 2
 """Part of the key of compiled kernels; raise it with any change of what is inserted."""
 
 _KERNEL = re.compile(r'extern "C" __global__ .*\{$')
@@ -28,6 +32,9 @@ _SYNCHRONIZES = re.compile(
     """
 )
 """Calls that begin a statement, or stand behind an `=`."""
+_PHASES = re.compile(r"\.wait\(|mbarrier_wait\(")
+_WARP, _GROUP = 32, 128
+"""Threads that have the same delay."""
 _CALL = re.compile(r"^\s*(?:[^=(]+ = )?(?P<call>\S.*);$")
 _LANES = re.compile(r"elect|threadIdx.*(?:==|[&%] ?\(?(?:[1-9]|[12]\d|3[01])\)?\b)")
 """A condition that parts the lanes of a warp, as do thread numbers off a multiple of 32."""
@@ -49,7 +56,7 @@ static __device__ __forceinline__ unsigned tlm_seed() {
 static __device__ __forceinline__ void tlm_delay(unsigned seed, unsigned site, unsigned count) {
   if (seed == 0) return;
   const unsigned thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-  const unsigned warp = thread / 32, group = thread / 128;
+  const unsigned warp = thread / %(unit)d, group = thread / 128;
   const unsigned block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
   const bool entry = site == 0;
   // A block, a warp group, a warp, or one of these at a site.
@@ -69,10 +76,11 @@ static __device__ __forceinline__ void tlm_delay(unsigned seed, unsigned site, u
 
 def perturbed(source: str, address: int) -> str:
     """The CUDA source of kernels with delays that read the seed at `address`."""
-    return "\n".join(_lines(source.split("\n"), address))
+    unit = _GROUP if _PHASES.search(source) else _WARP
+    return "\n".join(_lines(source.split("\n"), address, unit))
 
 
-def _lines(lines: list[str], address: int) -> Iterator[str]:
+def _lines(lines: list[str], address: int, unit: int) -> Iterator[str]:
     site = 0
     parted: list[bool] = []
     """Of each open brace of a kernel, whether some lanes of a warp alone may be inside."""
@@ -81,7 +89,7 @@ def _lines(lines: list[str], address: int) -> Iterator[str]:
         if not parted:
             begins = _KERNEL.match(line)
             if begins and not declared:
-                yield DELAYS % {"address": address}
+                yield DELAYS % {"address": address, "unit": unit}
                 declared = True
             yield line
             if begins:
