@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _LAUNCHES = 3
 """Of a program's launches of a kernel, those that launches which refute a property are like."""
+_MOST_SHOWN = 32
+"""Elements of a table of a launch."""
 _WIDER = "for other options"
 _WIDER_TIER = "each"
 """The tier of which the memory of kernels is looked at: it has each value of each axis."""
@@ -108,7 +110,7 @@ def proving(
         yield start
     finally:
         for use in observer.uses():
-            each = _launched(observer, use)
+            each = _launched(use)
             proven.append(each)
             print_wrapped(_table_line(each.name, "", [each]))
             for line in _details([each], "", verbose=False):
@@ -116,11 +118,10 @@ def proving(
         print_wrapped(_total(proven))
 
 
-def _launched(observer: Observer, use: KernelUse) -> KernelProofs:
+def _launched(use: KernelUse) -> KernelProofs:
     """The answers about a kernel of a program; what refutes them is launched."""
     found = prove_kernel(use, {}, use.observed[:_LAUNCHES])
-    func = observer.prim_func(use)
-    return replace(found, proofs=tuple(refuted_by_launch(use, func, p) for p in found.proofs))
+    return replace(found, proofs=tuple(refuted_by_launch(use, proof) for proof in found.proofs))
 
 
 def _total(kernels: Sequence[KernelProofs]) -> str:
@@ -217,7 +218,9 @@ def _values(proof: Proof) -> str:
     parts = [f"{name} = {value}" for name, value in proof.values.symbols.items()]
     for name, table in proof.values.tables.items():
         if all(index == (k,) for k, (index, _) in enumerate(table)):
-            parts.append(f"{name} = {[value for _, value in table]}")
+            more = ", …" if len(table) > _MOST_SHOWN else ""
+            shown = ", ".join(str(value) for _, value in table[:_MOST_SHOWN])
+            parts.append(f"{name} = [{shown}{more}]")
             continue
         parts += [f"{name}[{', '.join(map(str, index))}] = {value}" for index, value in table[:4]]
     return ", ".join(parts[:10])

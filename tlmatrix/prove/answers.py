@@ -33,13 +33,15 @@ class Values:
     Attributes:
         symbols: of symbolic dims and integer scalars, by name.
         tables: of elements of integer tensors, by name: pairs of index and value, ascending.
-        like_launch: whether they are those of an observed launch but for offsets, with the same
+        like_launch: whether they are those of an observed launch but for lengths, with the same
             number of rows and no longer sequence.
+        of_floats: whether values that come with them are not known, as they depend on floats.
     """
 
     symbols: dict[str, int]
     tables: dict[str, tuple[tuple[tuple[int, ...], int], ...]]
     like_launch: bool = False
+    of_floats: bool = False
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def _covered(asked: Asked, buffer: ir.Buffer, *, near: bool) -> Proof | None:
     for at, extent in zip(element, buffer.shape, strict=True):
         constraints += [at >= 0, at < terms.integer(extent)]
     owners = list(_owners(questions, buffer, element))
-    rows = [(fact.table.data, row) for fact, row, _ in owners]
+    rows = [(fact.starts.table.data, row) for fact, row, _ in owners]
     for fact, _, exists in owners:
         constraints += exists
         asked.used[fact] = None
@@ -108,7 +108,7 @@ def _owners(
             if isinstance(fact, Intervals) and fact.whole and same(fact.end, extent):
                 row = z3.Int(f"interval.{dim}.{k}")
                 start, end = fact.rows(terms, row)
-                count = terms.integer(fact.table.shape[0])
+                count = terms.integer(fact.starts.table.shape[0])
                 yield fact, row, [row >= 0, row < count, start <= at, at < end]
 
 

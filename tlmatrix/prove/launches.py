@@ -113,10 +113,6 @@ class Observer:
         use.observed.append(observation)
         use.bits |= self.bits
 
-    def prim_func(self, use: KernelUse) -> Any:  # noqa: ANN401 - of TVM
-        """The kernel as it was traced."""
-        return next(k.prim_func for k, text, _ in self._texts.values() if text == use.text)
-
     def forget(self) -> None:
         """Another case runs, with tensors of its own."""
         self._unmade.clear()

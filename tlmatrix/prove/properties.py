@@ -189,9 +189,7 @@ def _packed(questions: Questions, buffer: ir.Buffer) -> Iterator[tuple[Offsets |
 def _owner(access: Access, fact: Offsets | Intervals) -> ir.Expr | None:
     """The sequence of a block: the index of the start that its rows are counted from."""
     loads = (node for node in walk(*access.index) if isinstance(node, ir.BufferLoad))
-    own = (load.indices for load in loads if load.buffer.data is fact.table.data)
-    starts = (at for at in own if isinstance(fact, Offsets) or number(at[1]) == fact.start)
-    return next((row for row, *_ in starts), None)
+    return next((row for load in loads if (row := fact.starts.row(load)) is not None), None)
 
 
 # Bounds, overflow, assumptions --------------------------------------------------------------------

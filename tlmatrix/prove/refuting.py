@@ -16,7 +16,7 @@ from tlmatrix.prove.cases import allowed, variants
 from tlmatrix.run.result import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from tlmatrix.check.finding import Finding
     from tlmatrix.matrix import Case
@@ -50,19 +50,25 @@ exception of the entry.
 _OF_BUFFERS = ("races", "own sequence", "coverage", "equal bits")
 
 
-def refuted(runner: Runner, spec: Spec, use: KernelUse, case: Case, proof: Proof) -> Proof:
-    """The proof as refuted, if a case on the interpreter shows it; else as it is."""
+def refuted(
+    runner: Runner, spec: Spec, use: KernelUse, cases: Sequence[Case], proof: Proof
+) -> tuple[Proof, Case | None]:
+    """The proof as refuted and the case on the interpreter that shows it; else the proof as it is.
+
+    `cases` launch the kernel; sizes and lengths of the last are changed.
+    """
     arch = next(iter(use.architectures))
     traced = spec.model_copy(update={"architectures": (arch,)}) if spec.architectures else spec
-    for each in _candidates(spec, use, case, proof.values):
+    for each in _candidates(spec, use, cases, proof.values):
         result = runner.judge(traced, each)
         if result.status not in (Status.FAILED, Status.ERROR):
             continue
         for finding in result.findings:
             if shows(finding, proof, use.name):
                 words = finding.title
-                return replace(proof, answer="refuted", case=each.id, arch=arch, finding=words)
-    return proof
+                found = replace(proof, answer="refuted", case=each.id, arch=arch, finding=words)
+                return found, each
+    return proof, None
 
 
 def shows(finding: Finding, proof: Proof, kernel: str) -> bool:
@@ -81,10 +87,12 @@ def shows(finding: Finding, proof: Proof, kernel: str) -> bool:
     return False
 
 
-def _candidates(spec: Spec, use: KernelUse, case: Case, values: Values | None) -> Collection[Case]:
+def _candidates(
+    spec: Spec, use: KernelUse, cases: Sequence[Case], values: Values | None
+) -> Collection[Case]:
     """Cases that may launch the kernel with values, the nearest first."""
-    nearest = () if values is None else _of_values(spec, case, use.observed[0], values)
-    found = islice(chain(nearest, [case], variants(spec, case, _MOST_CASES)), _MOST_CASES)
+    nearest = () if values is None else _of_values(spec, cases[-1], use.observed[0], values)
+    found = islice(chain(nearest, cases, variants(spec, cases[-1], _MOST_CASES)), _MOST_CASES)
     return {each.key: each for each in found}.values()
 
 

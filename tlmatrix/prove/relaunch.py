@@ -16,6 +16,7 @@ from tlmatrix.dtypes import torch_dtype
 from tlmatrix.interpreter import interpret
 from tlmatrix.interpreter.analysis.expressions import evaluate
 
+from .answers import Values
 from .refuting import SHOWS
 
 if TYPE_CHECKING:
@@ -23,34 +24,46 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.reports import Report
 
-    from .answers import Proof, Values
+    from .answers import Proof
     from .launches import KernelUse
 
 _MOST_ELEMENTS = 1 << 22
 """Of a tensor of a launch."""
 
 
-def refuted_by_launch(use: KernelUse, prim_func: Any, proof: Proof) -> Proof:  # noqa: ANN401
-    """The proof as refuted, if a launch with its values shows it; else as it is."""
-    if proof.answer != "unknown" or proof.values is None or not proof.values.like_launch:
+def refuted_by_launch(use: KernelUse, proof: Proof) -> Proof:
+    """The proof as refuted, if a launch with its values shows it; else as it is.
+
+    Where it depends on floats, the program's first launch is repeated with equal ones: those of a
+    tensor are all 1, as ties are what a program's own random numbers do not have.
+    """
+    if proof.answer != "unknown" or proof.values is None:
         return proof
-    for report in _reports(use, prim_func, proof):
-        shown = report.sanitizer in SHOWS[proof.name]
-        if shown and (report.buffer == proof.subject or proof.name in ("bounds", "overflow")):
-            words = f"{report.sanitizer}: {report.message}"
-            return replace(proof, answer="refuted", finding=words)
+    tried = [(proof.values, "")] if proof.values.like_launch else []
+    if proof.values.of_floats:
+        first = use.observed[0]
+        tables = {
+            name: tuple((index, int(n)) for index, n in np.ndenumerate(array))
+            for name, array in first.tables.items()
+        }
+        tried.append((Values(dict(first.symbols), tables), " where all floats are equal"))
+    for values, where in tried:
+        for report in _reports(use, proof, values, equal=bool(where)):
+            shown = report.sanitizer in SHOWS[proof.name]
+            if shown and (report.buffer == proof.subject or proof.name in ("bounds", "overflow")):
+                words = f"{report.sanitizer}: {report.message}{where}"
+                return replace(proof, answer="refuted", finding=words, values=values)
     return proof
 
 
-def _reports(use: KernelUse, prim_func: Any, proof: Proof) -> list[Report]:  # noqa: ANN401
-    assert proof.values is not None
-    arguments = _arguments(use, proof.values)
+def _reports(use: KernelUse, proof: Proof, values: Values, *, equal: bool) -> list[Report]:
+    arguments = _arguments(use, values, equal=equal)
     if arguments is None:
         return []
     tensors = {name: a for name, a in arguments.items() if isinstance(a, torch.Tensor)}
     rows = {}
     if proof.name == "own sequence":
-        offsets = [tensors[name] for name in proof.values.tables]
+        offsets = [tensors[name] for name in values.tables]
         ending = [each for each in offsets if int(each[-1]) == len(tensors[proof.subject])]
         if len(ending) != 1:
             return []  # it is not known whose rows they are
@@ -60,11 +73,11 @@ def _reports(use: KernelUse, prim_func: Any, proof: Proof) -> list[Report]:  # n
         arch=next(iter(use.architectures)), sanitize=True, on_report="keep", sequences=rows
     ) as session:
         with suppress(Exception):
-            tilelang.compile(prim_func)(*arguments.values())
+            tilelang.compile(tilelang.tvm.ir.load_json(use.text))(*arguments.values())
         return list(session.reports)
 
 
-def _arguments(use: KernelUse, values: Values) -> dict[str, Any] | None:
+def _arguments(use: KernelUse, values: Values, *, equal: bool) -> dict[str, Any] | None:
     """The arguments of a launch with values; None if a tensor would be too large."""
     kernel = use.kernel()
     random = torch.Generator().manual_seed(0)
@@ -86,7 +99,8 @@ def _arguments(use: KernelUse, values: Values) -> dict[str, Any] | None:
         elif buffer.name in outputs and dtype.is_floating_point:
             found[buffer.name] = unwritten(shape, dtype, None)
         elif dtype.is_floating_point:
-            found[buffer.name] = torch.randn(shape, generator=random).to(dtype)
+            made = torch.ones(shape) if equal else torch.randn(shape, generator=random)
+            found[buffer.name] = made.to(dtype)
         else:
             found[buffer.name] = torch.zeros(shape, dtype=dtype)
     return found

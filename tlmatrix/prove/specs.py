@@ -67,17 +67,17 @@ def prove_spec(
     tried: set[tuple[str, str, str, str]] = set()
     for use, proven in _asked(uses, spec, workers):
         proofs = []
+        refuting: list[Case] = []
         for proof in proven.proofs:
             # Variants of one kernel have the same fault.
             key = (use.name, proof.name, proof.subject, proof.place)
             if proof.answer == "unknown" and proof.values is not None and key not in tried:
                 tried.add(key)
-                proofs.append(refuted(runner, spec, use, own[use.case], proof))
-            else:
-                proofs.append(proof)
-        found.append(
-            replace(proven, proofs=tuple(_of_spec(spec, proven, proof) for proof in proofs))
-        )
+                tried_cases = [*refuting, own[use.case]]
+                proof, shown = refuted(runner, spec, use, tried_cases, proof)  # noqa: PLW2901
+                refuting += [shown] if shown is not None and shown not in refuting else []
+            proofs.append(_of_spec(spec, proven, proof))
+        found.append(replace(proven, proofs=tuple(proofs)))
     found += _budgets(spec, wider, architectures, roots, {use.text for use in uses})
     return SpecProofs(tuple(found), tuple(failed), tuple(_contradicted(spec, uses)))
 
