@@ -11,7 +11,7 @@ from tlmatrix.cache_files import FileCache, cache_folder
 from tlmatrix.run.sources import digest_of, read_sources
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tlmatrix.spec.model.spec import Spec
@@ -60,7 +60,6 @@ class Proof:
         arch: the architecture that its kernels are traced for.
         finding: the finding of that case.
         because: why the spec lets the property be unknown.
-        seconds: time of Z3 and of the questions.
     """
 
     name: str
@@ -74,7 +73,6 @@ class Proof:
     arch: str = ""
     finding: str = ""
     because: str = ""
-    seconds: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.name} of {self.subject}"
@@ -129,18 +127,13 @@ def keep(spec: Spec, tier: str, proofs: SpecProofs, roots: Sequence[Path]) -> No
     _store().add(_key(spec, tier, roots), proofs)
 
 
-def kept(spec: Spec, tier: str, roots: Sequence[Path]) -> SpecProofs | None:
-    """The answers for the sources of a spec as they are, if it was proven."""
-    return _store().find(_key(spec, tier, roots), SpecProofs)
-
-
 def _store() -> FileCache:
     return FileCache(cache_folder() / "proofs")
 
 
 def summary(spec: Spec, roots: Sequence[Path]) -> str:
     """A line about the answers that are kept; "" if there are none."""
-    proofs = kept(spec, PROVEN_TIER, roots)
+    proofs = _store().find(_key(spec, PROVEN_TIER, roots), SpecProofs)
     if proofs is None:
         return ""
     counts = proofs.counts
@@ -150,5 +143,5 @@ def summary(spec: Spec, roots: Sequence[Path]) -> str:
 
 
 def _key(spec: Spec, tier: str, roots: Sequence[Path]) -> str:
-    parts: Mapping[str, str] = read_sources(spec.path, tuple(roots)).parts
+    parts = read_sources(spec.path, tuple(roots)).parts
     return sha256(f"proofs:{tier}:{digest_of(parts)}".encode()).hexdigest()

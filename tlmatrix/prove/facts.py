@@ -116,15 +116,17 @@ class TableFact(Fact):
 
     table: ir.Buffer
 
-    def own(self, loads: Sequence[Load]) -> list[Load]:
-        """The elements of the tensor among those loaded."""
-        return [load for load in loads if load.buffer.data is self.table.data]
-
-    def inside(self, terms: Terms, load: Load) -> z3.BoolRef:
-        """Whether an element exists."""
+    def own(self, terms: Terms, loads: Sequence[Load]) -> list[tuple[Load, z3.BoolRef]]:
+        """The elements of the tensor among those loaded, and whether each exists."""
         shape = [terms.integer(extent) for extent in self.table.shape]
-        pairs = zip(load.indices, shape, strict=True)
-        return z3.And([z3.And(i >= 0, i < n) for i, n in pairs])
+        return [
+            (
+                each,
+                z3.And([z3.And(i >= 0, i < n) for i, n in zip(each.indices, shape, strict=True)]),
+            )
+            for each in loads
+            if each.buffer.data is self.table.data
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,65 +139,14 @@ class Within(TableFact):
 
     def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """One for each element and bound."""
-        for load in self.own(loads):
-            here = self.inside(terms, load)
+        for load, exists in self.own(terms, loads):
+            here = exists
             if self.column is not None:
                 here = z3.And(here, load.indices[-1] == self.column)
             if self.least is not None:
                 yield z3.Implies(here, load.value >= self.least)
             if self.most is not None:
                 yield z3.Implies(here, load.value <= terms.integer(self.most))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Offsets(TableFact):
-    """Offsets of packed sequences: 0 first, never decreasing, the end last."""
-
-    end: ir.Expr | None
-
-    disjoint = True
-
-    @property
-    def starts(self) -> Column:
-        """The first row of each sequence, and the end of the last."""
-        return Column(self.table)
-
-    def rows(self, terms: Terms, sequence: z3.ArithRef) -> tuple[z3.ArithRef, z3.ArithRef]:
-        """The first row of a sequence, and that after its last."""
-        return terms.load(self.table, (sequence,)), terms.load(self.table, (sequence + 1,))
-
-    def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
-        """One for each two elements."""
-        own = self.own(loads)
-        last = terms.integer(self.table.shape[0]) - 1
-        ends = [(z3.IntVal(0), z3.IntVal(0))]
-        if self.end is not None:
-            ends.append((last, terms.integer(self.end)))
-        for load in own:
-            here = self.inside(terms, load)
-            for place, value in ends:
-                yield z3.Implies(load.indices[0] == place, load.value == value)
-            yield z3.Implies(here, load.value >= 0)
-            if self.end is not None:
-                yield z3.Implies(here, load.value <= ends[-1][1])
-        for a, b in permutations(own, 2):
-            both = z3.And(self.inside(terms, a), self.inside(terms, b))
-            yield z3.Implies(z3.And(both, a.indices[0] <= b.indices[0]), a.value <= b.value)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Steps(TableFact):
-    """Neighbours that differ by at most a size: no sequence is longer."""
-
-    most: ir.Expr
-
-    def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
-        """One for each two neighbours."""
-        most = terms.integer(self.most)
-        for a, b in permutations(self.own(loads), 2):
-            both = z3.And(self.inside(terms, a), self.inside(terms, b))
-            follows = b.indices[0] == a.indices[0] + 1
-            yield z3.Implies(z3.And(both, follows), b.value - a.value <= most)
 
 
 @dataclass(frozen=True)
@@ -219,6 +170,55 @@ class Column:
         numbers = [] if self.number is None else [self.number]
         own = load.buffer.data is self.table.data and [number(each) for each in second] == numbers
         return row if own else None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Offsets(TableFact):
+    """Offsets of packed sequences: 0 first, never decreasing, the end last."""
+
+    end: ir.Expr | None
+
+    disjoint = True
+
+    @property
+    def starts(self) -> Column:
+        """The first row of each sequence, and the end of the last."""
+        return Column(self.table)
+
+    def rows(self, terms: Terms, sequence: z3.ArithRef) -> tuple[z3.ArithRef, z3.ArithRef]:
+        """The first row of a sequence, and that after its last."""
+        return terms.load(self.table, (sequence,)), terms.load(self.table, (sequence + 1,))
+
+    def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
+        """One for each two elements."""
+        own = self.own(terms, loads)
+        last = terms.integer(self.table.shape[0]) - 1
+        ends = [(z3.IntVal(0), z3.IntVal(0))]
+        if self.end is not None:
+            ends.append((last, terms.integer(self.end)))
+        for load, here in own:
+            for place, value in ends:
+                yield z3.Implies(load.indices[0] == place, load.value == value)
+            yield z3.Implies(here, load.value >= 0)
+            if self.end is not None:
+                yield z3.Implies(here, load.value <= ends[-1][1])
+        for (a, one), (b, other) in permutations(own, 2):
+            before = z3.And(one, other, a.indices[0] <= b.indices[0])
+            yield z3.Implies(before, a.value <= b.value)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Steps(TableFact):
+    """Neighbours that differ by at most a size: no sequence is longer."""
+
+    most: ir.Expr
+
+    def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
+        """One for each two neighbours."""
+        most = terms.integer(self.most)
+        for (a, one), (b, other) in permutations(self.own(terms, loads), 2):
+            neighbours = z3.And(one, other, b.indices[0] == a.indices[0] + 1)
+            yield z3.Implies(neighbours, b.value - a.value <= most)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -263,10 +263,10 @@ class Distinct(TableFact):
 
     def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """One for each two elements."""
-        for a, b in combinations(self.own(loads), 2):
-            both = z3.And(self.inside(terms, a), self.inside(terms, b))
+        for (a, one), (b, other) in combinations(self.own(terms, loads), 2):
             same = z3.And([x == y for x, y in zip(a.indices, b.indices, strict=True)])
-            yield z3.Implies(z3.And(both, a.value == b.value, a.value >= 0), same)
+            equal = z3.And(one, other, a.value == b.value, a.value >= 0)
+            yield z3.Implies(equal, same)
 
 
 def symbols_of(kernel: ir.Kernel) -> dict[str, ir.Var]:
@@ -290,22 +290,20 @@ def facts_of(
         tables: its parameters that are integer tensors it only reads.
         observed: its launches.
         alike: those of all kernels of its name, which are compiled for other options; what they
-            say of tables holds for it, too.
+            have in common holds for it, too.
         given: conditions on sizes that the spec states; one is a fact where the kernel has all its
             names, and every launch agrees.
     """
     kernel = accesses.kernel
-    # What holds for all kernels of the name holds for this one, too.
-    conditions = [
+    found: dict[str, Fact] = {}
+    for source, launches, tests in (
         ("spec", observed, _given_conditions(kernel, given, observed)),
         ("host", observed, _size_conditions(_sizes(kernel, observed))),
         ("host", alike, _size_conditions(_sizes(kernel, alike))),
-    ]
-    found: dict[str, Fact] = {}
-    for source, launches, tests in conditions:
-        about: dict[str, Any] = {"source": source, "launches": len(launches)}
+    ):
         for test in tests:
             words = text_of(test)
+            about: dict[str, Any] = {"source": source, "launches": len(launches)}
             found.setdefault(words, SizeFact(words=words, condition=test, **about))
     return [*found.values(), *_facts_of_tables(accesses, tables, observed, alike)]
 

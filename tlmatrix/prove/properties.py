@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement, product
 from typing import TYPE_CHECKING
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.analysis.accesses import Access, Claim, Range
 
-    from .answers import Values
     from .facts import Fact
     from .solving import Questions
     from .terms import Terms
@@ -41,7 +39,6 @@ class Asked:
     questions: Questions
     name: str
     subject: str
-    began: float = field(default_factory=time.monotonic)
     used: dict[Fact, None] = field(default_factory=dict)
 
     def failed(
@@ -54,21 +51,17 @@ class Asked:
             return None
         if result.kind == "unknown":
             reason += " (not decided in time)"
-        return self.unknown(reason, location, result.values)
+        return replace(self.unknown(reason, location), values=result.values)
 
-    def unknown(
-        self, reason: str, location: ir.Location | None, values: Values | None = None
-    ) -> Proof:
+    def unknown(self, reason: str, location: ir.Location | None) -> Proof:
         """No proof."""
         place = "" if location is None else str(location)
-        unknown = Proof(self.name, self.subject, "unknown", (), reason, place, values)
-        return replace(unknown, seconds=time.monotonic() - self.began)
+        return Proof(self.name, self.subject, "unknown", reason=reason, place=place)
 
     def proven(self) -> Proof:
         """A proof."""
-        seconds = time.monotonic() - self.began
         facts = tuple(dict.fromkeys(str(fact) for fact in self.used))
-        return Proof(self.name, self.subject, "proven", facts, seconds=seconds)
+        return Proof(self.name, self.subject, "proven", facts)
 
 
 def _one_element(questions: Questions, a: Access, b: Access) -> list[z3.BoolRef]:

@@ -221,6 +221,7 @@ _POINTERS = ("tl.access_ptr", "tirx.address_of", "tirx.tvm_access_ptr")
 _LINEAR = (ir.Add, ir.Sub, ir.Mul, ir.Min, ir.Max)
 _DIVIDED = (ir.FloorDiv, ir.FloorMod)
 _CONDITIONAL = ("tirx.if_then_else",)
+_BITS = ("tirx.shift_left", "tirx.shift_right", "tirx.bitwise_and", "tirx.bitwise_xor")
 
 
 @dataclass
@@ -358,8 +359,7 @@ class _Block:
             extent = ir.FloorDiv("int32", above, size)
             known = ir.Add("int32", low, ir.Mul("int32", var, size))
             low = _ZERO
-        outside = self._s
-        changed = _written(node.body)
+        outside, changed = self._s, _written(node.body)
         if kind == "loop" and self._computes(node, changed):
             first = number(node.min)
             for k in range(first, first + number(node.extent)):
@@ -401,15 +401,14 @@ class _Block:
         self._read(node.condition)
         condition = self._value(node.condition, "a condition")
         outside = self._s
-        ends: list[dict[Any, ir.Expr]] = []
-        no = ir.Not("bool", condition)
-        for case, test in ((node.then_case, condition), (node.else_case, no)):
-            self._s = outside.inner(test)
-            if case is not None:
-                self.run(case)
-            ends.append(self._s.values)
+        self._s = outside.inner(condition)
+        self.run(node.then_case)
+        then = self._s.values
+        self._s = outside.inner(ir.Not("bool", condition))
+        if node.else_case is not None:
+            self.run(node.else_case)
+        other = self._s.values
         merged = dict(outside.values)
-        then, other = ends
         for key in then.keys() | other.keys():
             a, b = then.get(key), other.get(key)
             if a is b and a is not None:
@@ -446,9 +445,7 @@ class _Block:
         if buffer.scope.startswith("shared") and self._is_of_thread(value):
             # Other threads do not have the value that this one has for their own index.
             self.divided |= {buffer.data}
-        views = (k for k in self._s.values if isinstance(k, tuple) and k[0] is buffer.data)
-        for key in [k for k in views if k[1] is not buffer]:
-            del self._s.values[key]
+        self._forget(buffer.data, but=buffer)
         self._values_set(place, value)
 
     def _is_of_thread(self, value: ir.Expr) -> bool:
@@ -466,29 +463,31 @@ class _Block:
     def _flow(self, target: ir.Var, source: Any) -> None:
         self._found.flows.setdefault(target, []).append(source)
 
-    def _is_followed(self, buffer: ir.Buffer) -> bool:
-        """Whether the elements of a buffer are integers that one block keeps for itself."""
-        if buffer.scope not in ("local.var", "local", "local.fragment", "shared", "shared.dyn"):
-            return False
-        if buffer.dtype not in _INTEGERS or buffer.data in self.divided:
-            return False
-        sizes = [number(n) for n in buffer.shape]
-        return None not in sizes and prod(sizes) <= _LARGEST_TABLE
-
     def _place(self, buffer: ir.Buffer, indices: Iterable[Any]) -> Any:
-        """The key of an element that is followed; None if it is not."""
-        if not self._is_followed(buffer):
-            return None
-        numbers = tuple(number(self._value(i, "index")) for i in indices)
+        """The key of an element of integers that one block keeps for itself; None if it is none."""
+        sizes = [number(n) for n in buffer.shape]
+        followed = (
+            buffer.scope in ("local.var", "local", "local.fragment", "shared", "shared.dyn")
+            and buffer.dtype in _INTEGERS
+            and buffer.data not in self.divided
+            and None not in sizes
+            and prod(sizes) <= _LARGEST_TABLE
+        )
+        numbers = tuple(number(self._value(i, "index")) for i in indices) if followed else (None,)
         return None if None in numbers else (buffer.data, buffer, *numbers)
 
-    def _forget(self, data: ir.Var) -> None:
-        for key in [k for k in self._s.values if isinstance(k, tuple) and k[0] is data]:
-            del self._s.values[key]
+    def _elements(self, *data: ir.Var) -> list[Any]:
+        """The keys of the elements of memory that are followed."""
+        return [k for k in self._s.values if isinstance(k, tuple) and k[0] in data]
+
+    def _forget(self, data: ir.Var, but: ir.Buffer | None = None) -> None:
+        for key in self._elements(data):
+            if key[1] is not but:
+                del self._s.values[key]
 
     def _havoc(self, changed: frozenset[ir.Var]) -> None:
         """Forget the values of memory that a loop changes."""
-        for key in [k for k in self._s.values if isinstance(k, tuple) and k[0] in changed]:
+        for key in self._elements(*changed):
             dtype = self._s.values[key].dtype
             self._values_set(key, self._unknown(dtype, "a value that a loop changes", key[0]).var)
 
@@ -500,16 +499,13 @@ class _Block:
             self._flow(found.var, source)
         return found
 
-    def _free_in(self, values: Iterable[ir.Expr]) -> tuple[Range, ...]:
-        """The unknown values and threads that expressions depend on."""
-        found = (self._free.get(node) for node in walk(*values) if type(node) is ir.Var)
-        return tuple(dict.fromkeys(r for r in found if r is not None))
-
     def _executed(self, *values: ir.Expr, own: Sequence[Range] = ()) -> Any:
         """What is common to all that a statement executes, for values and variables of its own."""
         scope = (*self._s.ranges, *own)
         bounds = [e for r in scope for e in (r.low, r.extent) if e is not None]
-        free = self._free_in((*values, *self._s.path, *bounds))
+        nodes = (n for n in walk(*values, *self._s.path, *bounds) if type(n) is ir.Var)
+        # Unknown values and threads that these depend on.
+        free = dict.fromkeys(self._free[node] for node in nodes if node in self._free)
         return {
             "path": self._s.path,
             "ranges": (*free, *scope),
@@ -566,28 +562,33 @@ class _Block:
         return self._unknown(getattr(node, "dtype", "int32"), f"{why}: {text_of(node)}", node).var
 
     def _called(self, node: ir.Call, why: str) -> ir.Expr:
-        if node.op in _CONDITIONAL and node.dtype in _INTEGERS:
+        if node.dtype not in _INTEGERS:
+            return self._unknown(node.dtype, f"{why}: {text_of(node)}", node).var
+        if node.op in _CONDITIONAL:
             condition, true, false = node.args
             return self._chosen(node.dtype, condition, true, false, why)
-        right = node.op == "tirx.shift_right"
-        if right or (node.op == "tirx.shift_left" and node.dtype in _EXACT):
-            # A division by a power of two, or a product, whatever the exponent.
-            value, bits = (self._value(each, why) for each in node.args)
-            count = number(bits)
-            power: ir.Expr = ir.Call(node.dtype, "power_of_two", (bits,), {})
-            power = power if count is None else ir.IntImm("int32", 1 << count)
-            return _folded(ir.FloorDiv if right else ir.Mul, node.dtype, value, power)
-        if node.op == "tirx.bitwise_and" and node.dtype in _INTEGERS:
+
+        def folded(kind: type[ir.Binary], a: ir.Expr, b: ir.Expr | int) -> ir.Expr:
+            b = ir.IntImm("int32", b) if isinstance(b, int) else b
+            return _folded(kind, node.dtype, a, b)
+
+        if node.op in _BITS:
             a, b = (self._value(each, why) for each in node.args)
-            mask = number(b)
-            if mask is not None and mask >= 0 and (mask & (mask + 1)) == 0:
-                return _folded(ir.FloorMod, node.dtype, a, ir.IntImm("int32", mask + 1))
-        if node.op == "tirx.bitwise_xor" and node.dtype in _INTEGERS and number(node.args[1]) == 1:
-            a = self._value(node.args[0], why)
-            last = _folded(ir.FloorMod, node.dtype, a, ir.IntImm("int32", 2))
-            twice = _folded(ir.Mul, node.dtype, last, ir.IntImm("int32", 2))
-            one_more = _folded(ir.Add, node.dtype, a, _ONE)
-            return _folded(ir.Sub, node.dtype, one_more, twice)
+            bits = number(b)
+            right = node.op == "tirx.shift_right"
+            if right or (node.op == "tirx.shift_left" and node.dtype in _EXACT):
+                # A division by a power of two, or a product, whatever the exponent.
+                power = ir.Call(node.dtype, "power_of_two", (b,), {}) if bits is None else 1 << bits
+                return folded(ir.FloorDiv if right else ir.Mul, a, power)
+            if (
+                node.op == "tirx.bitwise_and"
+                and bits is not None
+                and bits & (bits + 1) == 0 <= bits
+            ):
+                return folded(ir.FloorMod, a, bits + 1)
+            if node.op == "tirx.bitwise_xor" and bits == 1:
+                twice = folded(ir.Mul, folded(ir.FloorMod, a, 2), 2)
+                return folded(ir.Sub, folded(ir.Add, a, 1), twice)
         return self._unknown(node.dtype, f"{why}: {text_of(node)}", node).var
 
     def _chosen(self, dtype: str, condition: Any, true: Any, false: Any, why: str) -> ir.Expr:
@@ -641,9 +642,10 @@ class _Block:
             condition, true, false = node.args
             self._read(condition)
             test = self._value(condition, "a condition")
-            for branch, holds in ((true, test), (false, ir.Not("bool", test))):
-                with self._under(holds):
-                    self._read(branch)
+            with self._under(test):
+                self._read(true)
+            with self._under(ir.Not("bool", test)):
+                self._read(false)
             return
         name = node.op.rpartition(".")[2]
         atomic = "atomic" in node.op
