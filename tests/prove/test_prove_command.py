@@ -381,7 +381,7 @@ def test_faults_of_programs_that_their_own_results_do_not_show(
 
 _KILLED = """
 import os, signal, time
-from tlmatrix.prove.specs import process_pool
+from tlmatrix.prove.kernels import process_pool
 
 if __name__ == "__main__":
     pool = process_pool(1)

@@ -17,11 +17,9 @@ from tlmatrix.engine.selection import processors
 from tlmatrix.exit_codes import ExitCode, writing
 from tlmatrix.options.table import TIER
 from tlmatrix.prove.answers import PROPERTIES, PROVEN_TIER, SpecProofs, keep
-from tlmatrix.prove.cases import asked_cases
-from tlmatrix.prove.kernels import prove_kernel
-from tlmatrix.prove.launches import Observer
-from tlmatrix.prove.relaunch import refuted_by_launch
-from tlmatrix.prove.specs import prove_spec
+from tlmatrix.prove.kernels import prove_kernel, prove_spec
+from tlmatrix.prove.launches import Observer, asked_cases
+from tlmatrix.prove.refuting import refuted_by_launch
 from tlmatrix.report.text import count
 from tlmatrix.run.runner import Runner
 from tlmatrix.tracebacks import short_path
@@ -101,7 +99,7 @@ def proving(arch: str, proven: list[KernelProofs]) -> Iterator[Callable[[Session
         yield lambda session: setattr(session, "on_launch", observer.on_launch)
     finally:
         for use in observer.uses():
-            found = prove_kernel(use, {}, use.observed[:_LAUNCHES])
+            found = prove_kernel(use, (), use.observed[:_LAUNCHES])
             proofs = tuple(refuted_by_launch(use, proof) for proof in found.proofs)
             proven.append(replace(found, proofs=proofs))
             for line in (_table_line(use.name, "", proven[-1:]), *_details(proven[-1:], "")):

@@ -48,9 +48,11 @@ def phases(questions: Questions, barrier: ir.Buffer) -> Iterator[Proof]:
     reaches from another part are arrays of their own.
     """
     whole = number(barrier.shape[0])
-    parts: list[tuple[int, int, list[Event]]] = []
     events = [e for e in questions.accesses.events if e.barrier.data is barrier.data]
-    for low, high, event in sorted(((*_span(e, whole), e) for e in events), key=lambda s: s[:2]):
+    spans = {e: interval(e.index, {r.var: interval_of(r) for r in e.ranges}) for e in events}
+    parts: list[tuple[int, int, list[Event]]] = []
+    for event in sorted(events, key=lambda e: spans[e]):
+        low, high = max(spans[event][0], 0), min(spans[event][1], whole - 1)
         if parts and low <= parts[-1][1]:
             first, last, own = parts.pop()
             parts.append((first, max(last, high), [*own, event]))
@@ -59,20 +61,9 @@ def phases(questions: Questions, barrier: ir.Buffer) -> Iterator[Proof]:
     for low, high, own in parts:
         name = f"{barrier.name}[{low}]" if high == low else f"{barrier.name}[{low}:{high + 1}]"
         asked = Asked(questions, "phases", barrier.name if high - low + 1 == whole else name)
-        ordered = [_moved(event, low) for event in events if event in own]
+        start = ir.IntImm("int32", low)
+        ordered = [replace(e, index=ir.Sub("int32", e.index, start)) for e in events if e in own]
         yield _phases(asked, ordered, high - low + 1)
-
-
-def _span(event: Event, size: int) -> tuple[int, int]:
-    """The barriers of an array that an event may be at."""
-    low, high = interval(event.index, {r.var: interval_of(r) for r in event.ranges})
-    return max(low, 0), min(high, size - 1)
-
-
-def _moved(event: Event, start: int) -> Event:
-    """An event at a part of an array that begins with a barrier."""
-    index = ir.Sub("int32", event.index, ir.IntImm("int32", start))
-    return replace(event, index=index) if start else event
 
 
 def _phases(asked: Asked, events: Sequence[Event], size: int) -> Proof:
@@ -86,18 +77,18 @@ def _phases(asked: Asked, events: Sequence[Event], size: int) -> Proof:
     if not waits:
         return asked.proven()
     behind: dict[Event, int] = {}
-    failed = None
     try:
         for event in [*(arrivals if size > 1 else ()), *waits]:
+            alike = arrivals if event.parity is None else waits
             for late in (0,) if event.parity is None else (0, 1):
-                alike = arrivals if event.parity is None else waits
                 failed = _in_turn(asked, event, alike, size, late)
                 if failed is None:
                     behind[event] = late
                     break
-            if failed is not None:
+            else:
+                assert failed is not None
                 return failed
-        behind = {event: late for event, late in behind.items() if event in waits}
+        behind = {event: behind[event] for event in waits}
         failed = _mixed(asked, behind) or _lacking(asked, behind, arrivals, size)
     except UncountedError as error:
         return asked.unknown(str(error), events[0].location)
@@ -114,7 +105,7 @@ def _in_turn(
 
     def holds(test: ir.Expr) -> bool:
         found = [*questions.executed(event), z3.Not(terms.boolean(test))]
-        return questions.ask(found).kind == "none"
+        return questions.ask(found)[0] == "none"
 
     before = _earlier(event, alike, holds)
     divisor = ir.IntImm("int32", size)

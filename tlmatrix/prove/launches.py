@@ -1,9 +1,14 @@
-"""Observes the kernels that cases launch, and the arguments of each launch."""
+"""Observes the kernels that cases launch, and the arguments of each launch.
+
+Facts need launches of the same kernels with other sizes: variants of a case have them.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -18,22 +23,33 @@ from tlmatrix.distributed.entry import trace
 from tlmatrix.interpreter import TracedKernel
 from tlmatrix.interpreter.analysis.accesses import constants_of
 from tlmatrix.interpreter.ir.read import read_all, saved
+from tlmatrix.problem import family_for
+from tlmatrix.problem.distributions import seeded_random
 from tlmatrix.run.harness import Harness, is_bitwise
+from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.spec import has_ranks
+from tlmatrix.spec.values import canonical
 
 from .facts import Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from tlmatrix.interpreter import InterpretedKernel
     from tlmatrix.interpreter.ir import nodes as ir
     from tlmatrix.matrix import Case
     from tlmatrix.spec.model.spec import Spec
+    from tlmatrix.spec.values import Value
 
 _RANK_SECONDS = 60.0
+_ATTEMPTS = 40
+_PART = 0.4
+"""Of the axes that attempts change once all at once do not satisfy the constraints."""
+_FEW = 3
+"""Where an axis lists fewer values, neighbors of the case's own are used as well."""
+_STEPS = (-1, 1, 2)
 _LARGEST_TABLE = 1 << 16
 """Elements of an integer tensor of which the values are kept."""
 
@@ -200,3 +216,78 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     """Whether the elements of a tensor are integers."""
     whole = not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
     return whole and tensor.dtype != torch.bool
+
+
+# Cases with other sizes ---------------------------------------------------------------------------
+
+
+def asked_cases(cases: Iterable[Case]) -> list[Case]:
+    """Those whose kernels are proven: without invalid inputs, and without generated ones."""
+    return [case for case in cases if case.origin not in ("invalid", "fuzz")]
+
+
+def variants(spec: Spec, case: Case, count: int) -> Iterator[Case]:
+    """Other cases with the kernels of `case`: other values of axes that no kernel is compiled for.
+
+    First each axis alone takes its largest value, so that sizes that are equal by chance differ;
+    then `count` cases with other values of several axes. They are the same for the same case.
+    """
+    offered = free_values(spec, case)
+    pick = seeded_random(case.seed ^ 0x9E37)
+    seen = {case.key}
+    for attempt in range(len(offered) + _ATTEMPTS if offered else 0):
+        if attempt < len(offered):
+            axis = list(offered)[attempt]
+            values: dict[str, Value] = {axis: max(offered[axis], key=_extent)}
+        else:
+            # Of some axes, for constraints may tie axes to each other.
+            part = 1 if attempt < len(offered) + count else _PART
+            values = {a: pick.choice(each) for a, each in offered.items() if pick.random() < part}
+        found = replace(case, values={**case.values, **values}, origin="tier")
+        if found.key in seen or not allowed(spec, found.values):
+            continue
+        seen.add(found.key)
+        count -= attempt >= len(offered)
+        yield found
+        if count <= 0:
+            return
+
+
+def _extent(value: Value) -> int:
+    """The size of a value: of an integer itself, of lists the sum."""
+    if isinstance(value, Mapping):
+        return sum(map(_extent, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(_extent, value))
+    return value if type(value) is int else 0
+
+
+def free_values(spec: Spec, case: Case) -> dict[str, list[Value]]:
+    """The values of each axis with which a case has the same kernels; of all axes if none has.
+
+    A spec that does not say for which axes kernels are compiled may have kernels with symbolic
+    dims all the same.
+    """
+    key = family_for(spec).compile_key
+    found: dict[str, list[Value]] = {}
+    free: dict[str, list[Value]] = {}
+    for axis, own in case.values.items():
+        values: list[Value] = [own, *spec.axes.get(axis, ())]
+        if type(own) is int and len(values) < _FEW:
+            values += [own + step for step in _STEPS if own + step > 0]
+        found[axis] = list({canonical(value): value for value in values}.values())
+        free[axis] = []
+        for value in found[axis]:
+            with suppress(ExpressionError, SpecError, ValueError):
+                if key(spec, {**case.values, axis: value}) == key(spec, case.values):
+                    free[axis].append(value)
+    several = ({a: v for a, v in each.items() if len(v) > 1} for each in (free, found))
+    return next(several) or next(several)
+
+
+def allowed(spec: Spec, values: Mapping[str, Value]) -> bool:
+    """Whether a spec has a case of these values."""
+    try:
+        return spec.allows(values)
+    except ExpressionError:
+        return False

@@ -45,13 +45,12 @@ class Asked:
         self, constraints: Iterable[z3.BoolRef], reason: str, location: ir.Location | None
     ) -> Proof | None:
         """The answer if values may satisfy constraints; None if there are none."""
-        result = self.questions.ask(constraints)
-        self.used.update(dict.fromkeys(result.used))
-        if result.kind == "none":
+        kind, used, values = self.questions.ask(constraints)
+        self.used.update(dict.fromkeys(used))
+        if kind == "none":
             return None
-        if result.kind == "unknown":
-            reason += " (not decided in time)"
-        return replace(self.unknown(reason, location), values=result.values)
+        reason += " (not decided in time)" if kind == "unknown" else ""
+        return replace(self.unknown(reason, location), values=values)
 
     def unknown(self, reason: str, location: ir.Location | None) -> Proof:
         """No proof."""

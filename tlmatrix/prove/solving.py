@@ -30,19 +30,8 @@ _ROUNDS = 4
 """Instances of facts may load elements that other facts are about."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """What Z3 says of constraints.
-
-    Attributes:
-        kind: "none" if no values satisfy them, "some" with such values, or "unknown".
-        used: the facts that the answer "none" needs.
-        values: the smallest that were found.
-    """
-
-    kind: Literal["none", "some", "unknown"]
-    used: tuple[Fact, ...] = ()
-    values: Values | None = None
+Kind = Literal["none", "some", "unknown"]
+"""Of values that satisfy constraints: there are none, there are some, or Z3 does not know."""
 
 
 @dataclass
@@ -87,8 +76,8 @@ class Questions:
         pairs = zip(self.index(access, block), access.buffer.shape, strict=True)
         return [t for i, n in pairs for t in (i >= 0, i < self.terms.integer(n))]
 
-    def ask(self, constraints: Iterable[z3.BoolRef]) -> Result:
-        """Whether any values satisfy constraints."""
+    def ask(self, constraints: Iterable[z3.BoolRef]) -> tuple[Kind, list[Fact], Values | None]:
+        """Whether any values satisfy constraints, the facts why none do, the smallest that do."""
         solver = z3.Solver()
         solver.set("timeout", MILLISECONDS)
         solver.add(*constraints)
@@ -103,15 +92,14 @@ class Questions:
                         solver.assert_and_track(instance, str(key))
             if len(self.terms.loads) == len(loads):
                 break
-        solver.add(*self._sizes(), *self.terms.lemmas())
+        for buffer in self.accesses.kernel.buffer_map.values():
+            solver.add(*(self.terms.integer(extent) >= 0 for extent in buffer.shape))
+        solver.add(*self.terms.lemmas())
         answer = solver.check()
         if answer == z3.unsat:
             core = set(map(str, solver.unsat_core()))
-            used = dict.fromkeys(fact for key, fact in tracked.items() if str(key) in core)
-            return Result("none", tuple(used))
-        if answer == z3.sat:
-            return Result("some", values=self._smallest(solver))
-        return Result("unknown")
+            return "none", [fact for key, fact in tracked.items() if str(key) in core], None
+        return ("some", [], self._smallest(solver)) if answer == z3.sat else ("unknown", [], None)
 
     def _smallest(self, solver: z3.Solver) -> Values:
         """Values that satisfy constraints, with the smallest sizes that do in time."""
@@ -182,11 +170,6 @@ class Questions:
         found = solver.model() if solver.check() == z3.sat else None
         solver.pop()
         return found
-
-    def _sizes(self) -> list[z3.BoolRef]:
-        """Dims are not negative."""
-        buffers = self.accesses.kernel.buffer_map.values()
-        return [self.terms.integer(extent) >= 0 for each in buffers for extent in each.shape]
 
 
 def _number(model: z3.ModelRef, term: z3.ArithRef) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import reduce
 from itertools import combinations, islice
 from typing import TYPE_CHECKING
 
@@ -147,19 +148,13 @@ class Terms:
         kind = term.decl().kind()
         parts = term.children()
         if kind == z3.Z3_OP_ADD:
-            found = Polynomial({})
-            for each in parts:
-                found = found.plus(self.parsed(each))
-            return found
+            return reduce(Polynomial.plus, map(self.parsed, parts))
         if kind == z3.Z3_OP_SUB:
             return self.parsed(parts[0]).plus(self.parsed(parts[1]), -1)
         if kind == z3.Z3_OP_UMINUS:
             return Polynomial({}).plus(self.parsed(parts[0]), -1)
         if kind == z3.Z3_OP_MUL or term.decl().eq(self._multiply):
-            found = Polynomial({(): 1})
-            for each in parts:
-                found = found.times(self.parsed(each))
-            return found
+            return reduce(Polynomial.times, map(self.parsed, parts))
         return self.of_term(term)
 
     def atoms(self, polynomial: Polynomial) -> Iterator[tuple[z3.ArithRef, int]]:
@@ -213,8 +208,8 @@ class Terms:
         for m in monomials:
             found += self._signs(m)
         pairs = ((a, b, common) for a, b in combinations(monomials, 2) if (common := _common(a, b)))
-        for a, b, common in islice(pairs, _MOST_PAIRS):
-            found += self._order(a, b, common)
+        for pair in islice(pairs, _MOST_PAIRS):
+            found += self._order(*pair)
         return found
 
     def limits(self) -> Iterator[z3.BoolRef]:
@@ -246,7 +241,14 @@ class Terms:
             case ir.Mul():
                 return self.polynomial(node.a, block).times(self.polynomial(node.b, block))
             case ir.FloorDiv() | ir.FloorMod() | ir.Div() | ir.Mod():
-                return self._division(node, block)
+                x, y = self.polynomial(node.a, block), self.polynomial(node.b, block)
+                rest = isinstance(node, (ir.FloorMod, ir.Mod))
+                down = self.divided(x, y, rest=rest)
+                if isinstance(node, (ir.FloorDiv, ir.FloorMod)):
+                    return down
+                # Truncated: towards zero where x is negative.
+                up = self.term(self.divided(Polynomial({}).plus(x, -1), y, rest=rest))
+                return self.of_term(z3.If(self.term(x) >= 0, self.term(down), -up))
             case ir.Min() | ir.Max():
                 x, y = self.integer(node.a, block), self.integer(node.b, block)
                 first = x <= y if isinstance(node, ir.Min) else x >= y
@@ -270,17 +272,6 @@ class Terms:
     def _chosen(self, condition: z3.BoolRef) -> Polynomial:
         return self.of_term(z3.If(condition, z3.IntVal(1), z3.IntVal(0)))
 
-    def _division(self, node: ir.Binary, block: str) -> Polynomial:
-        x, y = self.polynomial(node.a, block), self.polynomial(node.b, block)
-        rest = isinstance(node, (ir.FloorMod, ir.Mod))
-        down = self.divided(x, y, rest=rest)
-        if isinstance(node, (ir.FloorDiv, ir.FloorMod)):
-            return down
-        # Truncated: towards zero where x is negative.
-        negative = Polynomial({}).plus(x, -1)
-        up = Polynomial({}).plus(self.divided(negative, y, rest=rest), -1)
-        return self.of_term(z3.If(self.term(x) >= 0, self.term(down), self.term(up)))
-
     def divided(self, x: Polynomial, y: Polynomial, *, rest: bool = False) -> Polynomial:
         """`x // y` rounded down, or its remainder; `y` is positive."""
         divisor = y.constant
@@ -303,15 +294,13 @@ class Terms:
             return Polynomial({}) if rest else x
         whole = {m: c // divisor for m, c in x.terms.items() if m and c % divisor == 0}
         left = Polynomial({m: c for m, c in x.terms.items() if m not in whole})
-        if left.constant is not None:
-            value = left.constant
-            if rest:
-                return Polynomial({(): value % divisor})
-            return Polynomial(whole).plus(Polynomial({(): value // divisor}))
-        term = self.term(left)
-        if rest:
-            return self.of_term(term % divisor)
-        return Polynomial(whole).plus(self.of_term(term / divisor))
+        value = left.constant
+        if value is not None:
+            found = Polynomial({(): value % divisor if rest else value // divisor})
+        else:
+            term = self.term(left)
+            found = self.of_term(term % divisor if rest else term / divisor)
+        return found if rest else Polynomial(whole).plus(found)
 
     def load(self, buffer: ir.Buffer, indices: Sequence[z3.ArithRef]) -> z3.ArithRef:
         """An element of a constant tensor."""
