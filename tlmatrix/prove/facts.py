@@ -335,42 +335,36 @@ def _size_conditions(sizes: Sizes) -> Iterator[ir.Expr]:
         if least >= 0:
             yield ir.Compare("bool", size, _constant(min(least, 1)), ">=")
     varied = {size: values for size, values in sizes.items() if len(set(values.tolist())) > 1}
-    for (a, x), (b, y) in permutations(varied.items(), 2):
+    for (a, wanted), (b, values) in permutations(varied.items(), 2):
         others = {c: z for c, z in varied.items() if c not in (a, b)}
-        for computed, values in (*_multiples(b, y, x), *_rounded(b, y, x, others)):
-            if (x == values).all():
+        for computed, results in _computed(b, values, wanted, others):
+            if (wanted == results).all():
                 yield ir.Compare("bool", a, computed, "==")
 
 
-def _multiples(size: ir.Expr, values: Array, wanted: Array) -> Iterator[tuple[ir.Expr, Array]]:
-    """One more than a size, as there are offsets, and the multiple that may be wanted."""
+def _computed(
+    size: ir.Expr, values: Array, wanted: Array, others: Sizes
+) -> Iterator[tuple[ir.Expr, Array]]:
+    """What host code may compute of a size: multiples, counts of blocks and of elements in them.
+
+    Offsets are one more than sequences. Each of `others` may be the number, and one, of sequences
+    that begin a block of their own.
+    """
     yield ir.Add("int32", size, _constant(1)), values + 1
     factor = int(wanted[0] // values[0]) if values[0] else 0
     if factor >= 1:
         multiple = ir.Mul("int32", _constant(factor), size) if factor > 1 else size
         yield multiple, factor * values
-
-
-def _rounded(
-    size: ir.Expr, values: Array, wanted: Array, others: Sizes
-) -> Iterator[tuple[ir.Expr, Array]]:
-    """Counts of blocks of a size, and of the elements in them.
-
-    Each of `others` may be the number, and one, of sequences that begin a block of their own.
-    """
-    if (wanted == values).all():
-        return
-    for block in map(_constant, BLOCKS):
-        more = _constant(block.value - 1)
-        count = ir.FloorDiv("int32", ir.Add("int32", size, more), block)
-        counts = -(-values // block.value)
-        if len(set(counts.tolist())) > 1:
-            yield count, counts
-            yield ir.Mul("int32", count, block), counts * block.value
-        for other, starts in others.items():
+    for block in map(_constant, BLOCKS) if (wanted != values).any() else ():
+        rounded: list[tuple[ir.Expr, Any]] = [(_constant(block.value - 1), block.value - 1)]
+        for other, numbers in others.items():
             before = ir.Mul("int32", block, ir.Sub("int32", other, _constant(1)))
-            count = ir.FloorDiv("int32", ir.Add("int32", size, before), block)
-            counts = (values + block.value * (starts - 1)) // block.value
+            rounded.append((before, block.value * (numbers - 1)))
+        for more, rows in rounded:
+            count = ir.FloorDiv("int32", ir.Add("int32", size, more), block)
+            counts = (values + rows) // block.value
+            if more is rounded[0][0]:
+                yield count, counts
             yield ir.Mul("int32", count, block), counts * block.value
 
 
@@ -428,7 +422,8 @@ def _facts_of_tables(
         if any(array.size for array in arrays):
             constants = _ends(_constant_dims(accesses, [table], observed), _arrays(table, observed))
             about = {**_source(alike, table), "table": table}
-            columns = _columns(accesses.kernel, table)
+            loaded = [load.indices for load in _loads(table, accesses.kernel.body)]
+            columns = sorted({number(at[1]) for at in loaded if len(at) == 2} - {None})
             yield from _table_facts(arrays, sizes, columns, constants, about)
     # Starts and lengths in tables of their own: that they are all of a dim is no coincidence, but
     # for a table with the starts of padded rows, which launches without padding do not tell apart.
@@ -477,12 +472,6 @@ def _source(launches: Sequence[Observation], *tables: ir.Buffer) -> dict[str, An
     """Where a fact about tables comes from."""
     declared = all(table.name in each.declared for table in tables for each in launches)
     return {"source": "spec" if declared else "host", "launches": len(launches)}
-
-
-def _columns(kernel: ir.Kernel, table: ir.Buffer) -> list[int]:
-    """The columns of a table of two dims that a kernel loads."""
-    loads = [load.indices for load in _loads(table, kernel.body) if len(load.indices) == 2]
-    return sorted({number(column) for _, column in loads} - {None})
 
 
 def _constant_dims(

@@ -36,7 +36,6 @@ from .solving import Questions
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from tlmatrix.interpreter.analysis.accesses import Accesses
     from tlmatrix.interpreter.ir import nodes as ir
     from tlmatrix.matrix import Case
     from tlmatrix.run.runner import Runner
@@ -121,8 +120,10 @@ def _proofs(
 ) -> Iterator[Proof]:
     accesses = questions.accesses
     for buffer in accesses.kernel.buffer_map.values():
-        if _is_flag(accesses, buffer):
-            continue
+        if buffer.dtype in _INTEGERS and all(
+            a.kind == "atomic" or a.operation.startswith("call_") for a in accesses.of(buffer)
+        ):
+            continue  # blocks order each other by it
         written = bool(accesses.of(buffer, "write"))
         if written or (accesses.of(buffer, "atomic") and accesses.of(buffer, "read")):
             yield races(questions, buffer)
@@ -149,13 +150,6 @@ def _proofs(
         yield assumptions(questions, accesses.claims)
     for barrier in {each.barrier.data: each.barrier for each in accesses.events}.values():
         yield from phases(questions, barrier)
-
-
-def _is_flag(accesses: Accesses, buffer: ir.Buffer) -> bool:
-    """Whether blocks order each other by a buffer: all its accesses are atomic, or of externs."""
-    return buffer.dtype in _INTEGERS and all(
-        a.kind == "atomic" or a.operation.startswith("call_") for a in accesses.of(buffer)
-    )
 
 
 @cache

@@ -138,44 +138,29 @@ def own_sequence(questions: Questions, buffer: ir.Buffer) -> Proof | None:
     say which rows a sequence has, one of them must hold.
     """
     asked = Asked(questions, "own sequence", buffer.name)
+    facts = [f for f in questions.facts if isinstance(f, (Offsets, Intervals)) and f.disjoint]
     failed = None
-    for fact, dim in _packed(questions, buffer):
+    for (dim, extent), fact in product(enumerate(buffer.shape), facts):
         writes = [(w, _owner(w, fact)) for w in questions.accesses.of(buffer, "write", "atomic")]
-        if all(owner is None for _, owner in writes):
+        if not same(fact.end, extent) or all(owner is None for _, owner in writes):
             continue
         for access, owner in writes:
             if owner is None or not alike(access.buffer, buffer):
                 reason = "a block may write rows that are not counted from a sequence"
                 failed = asked.unknown(reason, access.location)
-            else:
-                failed = _outside(asked, access, dim, fact, owner)
+                break
+            questions.fresh()
+            start, end = fact.rows(questions.terms, questions.terms.integer(owner))
+            row = questions.index(access)[dim]
+            found = [*questions.executed(access), *questions.inside(access)]
+            found.append(z3.Or(row < start, row >= end))
+            reason = f"a block may write rows outside of sequence {text_of(owner)}"
+            failed = asked.failed(found, reason, access.location)
             if failed is not None:
                 break
         else:
             return asked.proven()
     return failed
-
-
-def _outside(
-    asked: Asked, access: Access, dim: int, fact: Offsets | Intervals, owner: ir.Expr
-) -> Proof | None:
-    """None if an access is of rows of the block's sequence, which is `owner`."""
-    questions = asked.questions
-    questions.fresh()
-    start, end = fact.rows(questions.terms, questions.terms.integer(owner))
-    row = questions.index(access)[dim]
-    outside = z3.Or(row < start, row >= end)
-    found = [*questions.executed(access), *questions.inside(access), outside]
-    reason = f"a block may write rows outside of sequence {text_of(owner)}"
-    return asked.failed(found, reason, access.location)
-
-
-def _packed(questions: Questions, buffer: ir.Buffer) -> Iterator[tuple[Offsets | Intervals, int]]:
-    """The dims of a buffer whose rows belong to sequences, with the fact that says so."""
-    facts = [f for f in questions.facts if isinstance(f, (Offsets, Intervals)) and f.disjoint]
-    for (dim, extent), fact in product(enumerate(buffer.shape), facts):
-        if same(fact.end, extent):
-            yield fact, dim
 
 
 def _owner(access: Access, fact: Offsets | Intervals) -> ir.Expr | None:
@@ -258,7 +243,13 @@ def _overflows(asked: Asked, most: int) -> Proof | None:
     questions = asked.questions
     done: set[ir.Expr] = set()
     for access in questions.accesses.found:
-        for ranges, computed in _computed(access):
+        # What it computes, with the variables that have their values by then.
+        bounds_of = [
+            (access.ranges[:k], [each.low, each.extent])
+            for k, each in enumerate(access.ranges)
+            if each.extent is not None
+        ]
+        for ranges, computed in [*bounds_of, (access.ranges, [*access.index, *access.path])]:
             nodes = [node for node in walk(*computed) if _may_leave(node) and node not in done]
             done.update(nodes)
             if not nodes:
@@ -272,14 +263,6 @@ def _overflows(asked: Asked, most: int) -> Proof | None:
             if (failed := asked.failed(found, reason, access.location)) is not None:
                 return failed
     return None
-
-
-def _computed(access: Access) -> Iterator[tuple[tuple[Range, ...], list[ir.Expr]]]:
-    """What an access computes, with the variables that have their values by then."""
-    for k, each in enumerate(access.ranges):
-        if each.extent is not None:
-            yield access.ranges[:k], [each.low, each.extent]
-    yield access.ranges, [*access.index, *access.path]
 
 
 def _may_leave(node: object) -> bool:

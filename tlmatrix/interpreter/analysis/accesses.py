@@ -220,6 +220,9 @@ _UNFOLLOWED = ("shared.barrier", "shared.cluster_barrier", "shared.tmem")
 _POINTERS = ("tl.access_ptr", "tirx.address_of", "tirx.tvm_access_ptr")
 _LINEAR = (ir.Add, ir.Sub, ir.Mul, ir.Min, ir.Max)
 _DIVIDED = (ir.FloorDiv, ir.FloorMod)
+_LOOPS: dict[int, Any] = {
+    ir.PARALLEL: "parallel", ir.VECTORIZED: "parallel", ir.THREAD_BINDING: "thread"
+}  # fmt: skip
 _CONDITIONAL = ("tirx.if_then_else",)
 _BITS = ("tirx.shift_left", "tirx.shift_right", "tirx.bitwise_and", "tirx.bitwise_xor")
 
@@ -268,7 +271,13 @@ class _Block:
         self._location = node.location
         match node:
             case ir.SeqStmt():
-                self._sequence(node.seq)
+                with self._under():
+                    for child in node.seq:
+                        self.run(child)
+                        if any_jump(child):
+                            # What follows is executed only in iterations that have not left.
+                            left = self._unknown("bool", "a loop that ends early").var
+                            self._s.path = (*self._s.path, left)
             case ir.Block():
                 for buffer in node.alloc_buffers:
                     self._forget(buffer.data)
@@ -287,8 +296,12 @@ class _Block:
                 self.run(node.body)
             case ir.AssertStmt():
                 self._read(node.condition)
+            case ir.Evaluate(value=ir.Call(op="tirx.assume", args=(claimed, *_))):
+                condition = self._value(claimed, "a condition")
+                claim = Claim(condition=condition, **self._executed(condition))
+                self._found.claims.append(claim)
             case ir.Evaluate():
-                self._evaluate(node)
+                self._read(node.value)
             case ir.BufferStore():
                 self._store(node)
             case _:
@@ -301,15 +314,6 @@ class _Block:
         self._s.path = (*before, *conditions)
         yield
         self._s.path = before
-
-    def _sequence(self, statements: Sequence[ir.Stmt]) -> None:
-        with self._under():
-            for child in statements:
-                self.run(child)
-                if any_jump(child):
-                    # What follows is executed only in iterations that have not left the loop.
-                    left = self._unknown("bool", "a loop that ends early").var
-                    self._s.path = (*self._s.path, left)
 
     def _bind(self, node: ir.Bind) -> None:
         value = node.value
@@ -342,9 +346,7 @@ class _Block:
         if grid and not self._s.ranges:
             self._launch(node)
         low, extent = self._value(node.min, "min"), self._value(node.extent, "extent")
-        parallel = dict.fromkeys((ir.PARALLEL, ir.VECTORIZED), "parallel")
-        kinds: Any = {**parallel, ir.THREAD_BINDING: "block" if grid else "thread"}
-        kind = kinds.get(node.kind, "loop")
+        kind: Any = "block" if grid else _LOOPS.get(node.kind, "loop")
         repeats = kind in ("loop", "parallel")
         var = ir.Var(node.loop_var.dtype, node.loop_var.name)
         step = number(node.step) if node.step is not None else 1
@@ -419,15 +421,6 @@ class _Block:
                 merged.pop(key, None)
         self._s = replace(outside, values=merged)
 
-    def _evaluate(self, node: ir.Evaluate) -> None:
-        value = node.value
-        if isinstance(value, ir.Call) and value.op == "tirx.assume":
-            condition = self._value(value.args[0], "a condition")
-            where = self._executed(condition)
-            self._found.claims.append(Claim(condition=condition, **where))
-            return
-        self._read(value)
-
     def _store(self, node: ir.BufferStore) -> None:
         self._read(node.value)
         for index in node.indices:
@@ -442,17 +435,14 @@ class _Block:
             self._forget(buffer.data)
             return
         value = self._value(node.value, buffer.name)
-        if buffer.scope.startswith("shared") and self._is_of_thread(value):
+        ranges = (*self._s.ranges, *self._free.values())
+        of_threads = {r.var for r in ranges if r.kind in ("parallel", "thread")}
+        differs = any(each in of_threads for each in walk(value, *self._s.path))
+        if buffer.scope.startswith("shared") and differs:
             # Other threads do not have the value that this one has for their own index.
             self.divided |= {buffer.data}
         self._forget(buffer.data, but=buffer)
         self._values_set(place, value)
-
-    def _is_of_thread(self, value: ir.Expr) -> bool:
-        """Whether a value, or that it is stored, differs between the threads of a block."""
-        ranges = (*self._s.ranges, *self._free.values())
-        of_threads = {r.var for r in ranges if r.kind in ("parallel", "thread")}
-        return any(node in of_threads for node in walk(value, *self._s.path))
 
     # Values --------------------------------------------------------------------------------
 
@@ -704,8 +694,7 @@ class _Block:
             indices = load.indices if load is not None else [_ZERO] * len(buffer.shape)
             there = tuple((self._value(index, "index"), _ONE) for index in indices)
             for kind in ("read", "write"):
-                self._access(buffer, kind, whole, operation=name, certain=False)
-                self._found.found[-1] = replace(self._found.found[-1], box=there)
+                self._access(buffer, kind, whole, operation=name, box=there)
 
     def _region(self, region: ir.Region, name: str, *, atomic: bool) -> None:
         for part in (*region.indices, *region.extents):
@@ -744,32 +733,28 @@ class _Block:
         tile: Sequence[tuple[ir.Expr, ir.Expr, Range | None]],
         *,
         operation: str = "",
-        certain: bool = True,
+        box: tuple[tuple[ir.Expr, ir.Expr], ...] | None = None,
     ) -> None:
-        index, ranges = [], []
-        box: list[tuple[ir.Expr, ir.Expr]] = []
-        for at, extent, element in tile:
-            start = self._wrapped(at, buffer, len(box))
-            if element is not None:
-                ranges.append(element)
-            if element is None or any(node is element.var for node in walk(start)):
-                index.append(start)
-            else:
-                index.append(_folded(ir.Add, "int32", start, element.var))
-            box.append((start, extent))
-        where = self._executed(*index, own=ranges)
-        where["certain"] &= certain
-        self._found.found.append(
-            Access(
-                buffer=buffer,
-                kind=kind,
-                index=tuple(index),
-                box=tuple(box),
-                operation=operation,
-                grid=max(self._grid, 0),
-                **where,
-            )
+        """Add an access; with a `box` of its own it is one through an address."""
+        index, parts = [], []
+        for dim, (at, extent, element) in enumerate(tile):
+            start = self._wrapped(at, buffer, dim)
+            parts.append((start, extent))
+            if element is not None and element.var not in walk(start):
+                start = _folded(ir.Add, "int32", start, element.var)
+            index.append(start)
+        where = self._executed(*index, own=[each for *_, each in tile if each is not None])
+        where["certain"] &= box is None
+        access = Access(
+            buffer=buffer,
+            kind=kind,
+            index=tuple(index),
+            box=box or tuple(parts),
+            operation=operation,
+            grid=max(self._grid, 0),
+            **where,
         )
+        self._found.found.append(access)
 
     def _wrapped(self, index: ir.Expr, buffer: ir.Buffer, dim: int) -> ir.Expr:
         """An index that TileLang may count from the end, because it finds that it is negative."""
@@ -821,9 +806,6 @@ def _folded(kind: type[ir.Binary], dtype: str, a: ir.Expr, b: ir.Expr) -> ir.Exp
         return a
     if kind is ir.Add and x == 0:
         return b
-    if kind is ir.And:
-        if is_true(a):
-            return b
-        if is_true(b):
-            return a
+    if kind is ir.And and (is_true(a) or is_true(b)):
+        return b if is_true(a) else a
     return node
