@@ -227,12 +227,12 @@ def _too_many_blocks(asked: Asked, most: int) -> Proof | None:
     questions = asked.questions
     axes = {axis: access for access in questions.accesses.found for axis in access.blocks}
     for axis, access in axes.items():
-        limit = (1 << 31) - 1 if axis.why.endswith("x") else 65535
+        limit = (1 << 31) - 1 if axis.axis.endswith("x") else 65535
         if axis.extent is None or number(axis.extent) is not None:
             continue
         questions.fresh()
         above = questions.terms.integer(axis.extent) > limit
-        reason = f"there may be more than {limit} blocks along {axis.why[-1]}"
+        reason = f"there may be more than {limit} blocks along {axis.axis[-1]}"
         found = [above, *_largest(questions, most)]
         if (failed := asked.failed(found, reason, access.location)) is not None:
             return failed
