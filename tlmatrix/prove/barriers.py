@@ -77,6 +77,7 @@ def _phases(asked: Asked, events: Sequence[Event], size: int) -> Proof:
     if not waits:
         return asked.proven()
     behind: dict[Event, int] = {}
+    failed = None
     try:
         for event in [*(arrivals if size > 1 else ()), *waits]:
             alike = arrivals if event.parity is None else waits
@@ -85,8 +86,7 @@ def _phases(asked: Asked, events: Sequence[Event], size: int) -> Proof:
                 if failed is None:
                     behind[event] = late
                     break
-            else:
-                assert failed is not None
+            if failed is not None:
                 return failed
         behind = {event: behind[event] for event in waits}
         failed = _mixed(asked, behind) or _lacking(asked, behind, arrivals, size)

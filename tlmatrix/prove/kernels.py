@@ -103,10 +103,9 @@ def budgets(use: KernelUse) -> Iterator[Proof]:
     for arch, case in use.architectures.items():
         proof = Proof("budget", arch, "proven")
         for fault in over_budget(kernel.name, *needs, arch)[:1]:
-            reason = "a block needs too much"
-            words = fault.message
-            proof = replace(
-                proof, answer="refuted", reason=reason, case=case, arch=arch, finding=words
+            reason, words = "a block needs too much", fault.message
+            proof = Proof(
+                "budget", arch, "refuted", reason=reason, case=case, arch=arch, finding=words
             )
         yield proof
 

@@ -116,22 +116,46 @@ class Observer:
             names = {b.name for b in ours.buffer_map.values() if b.data not in constants}
             self._texts[id(kernel)] = kernel, text, frozenset(names)
         text, written = self._texts[id(kernel)][1:]
-        observation = _observation(kernel, values, sizes, self.declared, self._unmade)
+        observation = self._observation(kernel, values, sizes)
         if isinstance(kernel, TracedKernel):
             own = (value for name, value in values.items() if name in written)
             self._unmade += [v for v in own if isinstance(v, torch.Tensor) and _is_whole(v)]
-        if text not in self._found:
-            self._found[text] = KernelUse(
-                kernel.name, text, self.case, {}, observation.parameters, bits=False
-            )
-        use = self._found[text]
+        new = KernelUse(kernel.name, text, self.case, {}, observation.parameters, bits=False)
+        use = self._found.setdefault(text, new)
         use.architectures.setdefault(self.arch, self.case)
         use.observed.append(observation)
         use.bits |= self.bits
 
-    def forget(self) -> None:
+    def start(self, case: str, arch: str) -> None:
         """Another case runs, with tensors of its own."""
+        self.case, self.arch, self.bits = case, arch, True
         self._unmade.clear()
+
+    def _observation(
+        self,
+        kernel: TracedKernel | InterpretedKernel,
+        values: Mapping[str, Any],
+        sizes: Mapping[str, int],
+    ) -> Observation:
+        func = kernel.prim_func
+        names = [str(func.buffer_map.get(p, p).name) for p in func.params]
+        unwritten = {name for k, name in enumerate(names) if k in kernel.out_idx}
+        tables, own = {}, set()
+        tensors = {name: v.detach() for name, v in values.items() if isinstance(v, torch.Tensor)}
+        storages = {each.untyped_storage().data_ptr() for each in self._unmade}
+        for name, value in tensors.items():
+            if _is_whole(value) and value.untyped_storage().data_ptr() in storages:
+                continue
+            if _is_table(value):
+                tables[name] = value.cpu().numpy().astype(np.int64)
+                alike = (t for t in self.declared if value.shape == t.shape)
+                own |= {name} if any(bool((value == t).all()) for t in alike) else set()
+            elif (mask := poison_mask(value)) is not None and mask.any():
+                unwritten.add(name)
+        numbers = {name: int(value) for name, value in values.items() if isinstance(value, int)}
+        return Observation(
+            dict(sizes) | numbers, tables, frozenset(own), frozenset(unwritten), tuple(names)
+        )
 
     def uses(self) -> list[KernelUse]:
         """The kernels so far."""
@@ -159,8 +183,7 @@ def observe(
         if arch != observer.arch:
             backend = CompileBackend(requested=(arch,), target=arch, on_launch=observer.on_launch)
             harness = Harness(backend, tuple(roots), _RANK_SECONDS, None)
-        observer.case, observer.arch, observer.bits = case.id, arch, True
-        observer.forget()
+        observer.start(case.id, arch)
         try:
             bound = harness.bind(spec, backend)
             problem = harness.problem(bound, spec, case, 0)
@@ -176,36 +199,6 @@ def observe(
         except Exception as error:  # noqa: BLE001 - of the code under test; `run` reports it
             failed.append(f"{case.id} for {arch}: {type(error).__name__}: {error}")
     return observer.uses(), failed
-
-
-def _observation(
-    kernel: TracedKernel | InterpretedKernel,
-    values: Mapping[str, Any],
-    sizes: Mapping[str, int],
-    declared: Sequence[torch.Tensor],
-    unmade: Sequence[torch.Tensor],
-) -> Observation:
-    func = kernel.prim_func
-    names = [str(func.buffer_map.get(p, p).name) for p in func.params]
-    unwritten = {name for k, name in enumerate(names) if k in kernel.out_idx}
-    tables, own = {}, set()
-    tensors = {name: v.detach() for name, v in values.items() if isinstance(v, torch.Tensor)}
-    storages = {each.untyped_storage().data_ptr() for each in unmade}
-    for name, value in tensors.items():
-        if _is_whole(value) and value.untyped_storage().data_ptr() in storages:
-            continue
-        if _is_table(value):
-            tables[name] = value.cpu().numpy().astype(np.int64)
-            if any(value.shape == t.shape and bool((value == t).all()) for t in declared):
-                own.add(name)
-        else:
-            mask = poison_mask(value)
-            if mask is not None and mask.any():
-                unwritten.add(name)
-    numbers = {name: int(value) for name, value in values.items() if isinstance(value, int)}
-    return Observation(
-        dict(sizes) | numbers, tables, frozenset(own), frozenset(unwritten), tuple(names)
-    )
 
 
 def _is_table(tensor: torch.Tensor) -> bool:

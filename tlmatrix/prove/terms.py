@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from itertools import combinations, islice
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ import z3
 from tlmatrix.interpreter.ir import nodes as ir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from tlmatrix.interpreter.analysis.accesses import Range
 
@@ -83,13 +83,16 @@ class Terms:
 
     Attributes:
         loads: the elements of constant tensors in terms made so far.
+        boolean: gives the term of a condition, as a block evaluates it.
+        polynomial: gives an integer expression as a sum of products.
     """
 
     def __init__(self, of_block: Iterable[ir.Var] = ()) -> None:
         """Create it; `of_block` are the variables that each block has of its own."""
         self.loads: dict[int, Load] = {}
         self._of_block = frozenset(of_block)
-        self._memo: dict[tuple[int, str], tuple[object, Polynomial | z3.BoolRef]] = {}
+        self.boolean: Callable[..., z3.BoolRef] = cache(self._boolean)
+        self.polynomial: Callable[..., Polynomial] = cache(self._polynomial)
         self._atoms: list[z3.ArithRef] = []
         self._numbers: dict[int, int] = {}
         self._products: dict[_Monomial, z3.ArithRef] = {}
@@ -106,15 +109,6 @@ class Terms:
     def integer(self, node: ir.Expr, block: str = "") -> z3.ArithRef:
         """The term of an integer expression, as a block evaluates it."""
         return self.term(self.polynomial(node, block))
-
-    def boolean(self, node: ir.Expr, block: str = "") -> z3.BoolRef:
-        """The term of a condition."""
-        key = (id(node), block)
-        if key not in self._memo:
-            self._memo[key] = node, self._boolean(node, block)
-        found = self._memo[key][1]
-        assert not isinstance(found, Polynomial)
-        return found
 
     def variable(self, var: ir.Var, block: str = "") -> z3.ArithRef:
         """The constant that stands for a variable."""
@@ -166,30 +160,17 @@ class Terms:
     def bounds(self, ranges: Iterable[Range], block: str = "") -> Iterator[z3.BoolRef]:
         """What the bounds of variables say."""
         for each in ranges:
-            if each.extent is None:
-                continue
-            var = self.integer(each.var, block)
-            low, extent = self.integer(each.low, block), self.integer(each.extent, block)
-            yield var >= low
-            yield var < low + extent
-
-    def polynomial(self, node: ir.Expr, block: str = "") -> Polynomial:
-        """The expression as a sum of products."""
-        key = (id(node), block)
-        if key not in self._memo:
-            self._memo[key] = node, self._polynomial(node, block)
-        found = self._memo[key][1]
-        assert isinstance(found, Polynomial)
-        return found
+            if each.extent is not None:
+                parts = (each.var, each.low, each.extent)
+                var, low, extent = (self.integer(part, block) for part in parts)
+                yield from (var >= low, var < low + extent)
 
     def term(self, polynomial: Polynomial) -> z3.ArithRef:
         """The term of a polynomial."""
         parts = [
             z3.IntVal(c) if not m else self._product(m) * c if c != 1 else self._product(m)
-            for m, c in sorted(polynomial.terms.items())
+            for m, c in sorted(polynomial.terms.items() or [((), 0)])
         ]
-        if not parts:
-            return z3.IntVal(0)
         return z3.Sum(parts) if len(parts) > 1 else parts[0]
 
     def of_term(self, term: z3.ArithRef) -> Polynomial:
@@ -224,7 +205,7 @@ class Terms:
 
     # Integers ------------------------------------------------------------------------------
 
-    def _polynomial(self, node: ir.Expr, block: str) -> Polynomial:
+    def _polynomial(self, node: ir.Expr, block: str = "") -> Polynomial:
         match node:
             case ir.IntImm():
                 return Polynomial({(): node.value})
@@ -312,7 +293,7 @@ class Terms:
 
     # Conditions ----------------------------------------------------------------------------
 
-    def _boolean(self, node: ir.Expr, block: str) -> z3.BoolRef:
+    def _boolean(self, node: ir.Expr, block: str = "") -> z3.BoolRef:
         match node:
             case ir.IntImm():
                 return z3.BoolVal(bool(node.value))
