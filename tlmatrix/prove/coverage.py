@@ -21,7 +21,7 @@ from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import same, walk
 
 from .facts import Intervals
-from .properties import Asked
+from .properties import answered
 from .terms import Polynomial, subterms
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.analysis.accesses import Access, Range
 
     from .answers import Proof
+    from .properties import Question
     from .solving import Questions
 
 _MOST_BOUNDS = 24
@@ -48,20 +49,23 @@ Pair = tuple[z3.ArithRef, z3.ArithRef]
 
 def coverage(questions: Questions, buffer: ir.Buffer) -> Proof:
     """Every element of a buffer is written by a block."""
-    asked = Asked(questions, "coverage", buffer.name)
-    failed = None
     for near in (True, False):
-        failed = _covered(asked, buffer, near=near)
-        if failed is None:
-            return asked.proven()
-    assert failed is not None
-    return failed
+        questions.fresh()
+        question, used = _uncovered(questions, buffer, near=near)
+        proof = answered(questions, "coverage", buffer.name, [question], used)
+        if proof.answer == "proven":
+            break
+    return proof
 
 
-def _covered(asked: Asked, buffer: ir.Buffer, *, near: bool) -> Proof | None:
-    """None if candidates cover the buffer; with `near` only bounds that the element sets count."""
-    questions = asked.questions
-    questions.fresh()
+def _uncovered(
+    questions: Questions, buffer: ir.Buffer, *, near: bool
+) -> tuple[Question, list[Intervals]]:
+    """That no candidate writes an element, and the facts by which there are candidates.
+
+    With `near` only bounds that the element sets count.
+    """
+    used: list[Intervals] = []
     terms = questions.terms
     element = [z3.Int(f"element {d}") for d in range(len(buffer.shape))]
     constraints = []
@@ -79,7 +83,7 @@ def _covered(asked: Asked, buffer: ir.Buffer, *, near: bool) -> Proof | None:
                 count = terms.integer(fact.starts.table.shape[0])
                 constraints += [row >= 0, row < count, start <= at, at < end]
                 owners.append((fact.starts.table.data, row))
-                asked.used[fact] = None
+                used.append(fact)
     location = None
     witnesses = []
     for number, access in enumerate(questions.accesses.of(buffer, "write")):
@@ -97,9 +101,9 @@ def _covered(asked: Asked, buffer: ir.Buffer, *, near: bool) -> Proof | None:
             witnesses.append(z3.And(body))
         constraints += solver.exists
     if not witnesses:
-        return asked.unknown("no write was solved for its block", location)
+        return (None, "no write was solved for its block", location), used
     constraints += [z3.Not(each) for each in witnesses]
-    return asked.failed(constraints, "an element may be written by no block", location)
+    return (constraints, "an element may be written by no block", location), used
 
 
 @dataclass

@@ -29,7 +29,16 @@ from .barriers import phases
 from .coverage import coverage
 from .facts import facts_of
 from .launches import observe, variants
-from .properties import assumptions, bounds, equal_bits, grid, overflow, own_sequence, races
+from .properties import (
+    answered,
+    assumptions,
+    bounds,
+    equal_bits,
+    grid,
+    overflow,
+    own_sequence,
+    races,
+)
 from .refuting import refuted
 from .solving import Questions
 
@@ -118,6 +127,7 @@ def _proofs(
     bits: bool,
 ) -> Iterator[Proof]:
     accesses = questions.accesses
+    answer = partial(answered, questions)
     for buffer in accesses.kernel.buffer_map.values():
         if buffer.dtype in _INTEGERS and all(
             a.kind == "atomic" or a.operation.startswith("call_") for a in accesses.of(buffer)
@@ -125,11 +135,11 @@ def _proofs(
             continue  # blocks order each other by it
         written = bool(accesses.of(buffer, "write"))
         if written or (accesses.of(buffer, "atomic") and accesses.of(buffer, "read")):
-            yield races(questions, buffer)
+            yield answer("races", buffer.name, races(questions, buffer))
             if written and buffer.name in unwritten and not accesses.of(buffer, "read", "atomic"):
                 yield coverage(questions, buffer)
         if bits and "float" in buffer.dtype and accesses.of(buffer, "atomic"):
-            yield equal_bits(questions, buffer)
+            yield answer("equal bits", buffer.name, equal_bits(questions, buffer))
         proof = own_sequence(questions, buffer)
         if proof is not None:
             yield proof
@@ -142,11 +152,11 @@ def _proofs(
     unguarded["tables"] = [a for a in accesses.found if a.buffer.data in data]
     for subject, found in unguarded.items():
         if found:
-            yield bounds(questions, subject, found)
+            yield answer("bounds", subject, bounds(questions, found))
     yield overflow(questions)
     yield grid(questions)
     if accesses.claims:
-        yield assumptions(questions, accesses.claims)
+        yield answer("assumptions", "T.assume", assumptions(questions, accesses.claims))
     for barrier in {each.barrier.data: each.barrier for each in accesses.events}.values():
         yield from phases(questions, barrier)
 
