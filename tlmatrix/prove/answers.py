@@ -127,19 +127,19 @@ def keep(spec: Spec, tier: str, proofs: SpecProofs, roots: Sequence[Path]) -> No
     _store().add(_key(spec, tier, roots), proofs)
 
 
-def _store() -> FileCache:
-    return FileCache(cache_folder() / "proofs")
-
-
 def summary(spec: Spec, roots: Sequence[Path]) -> str:
     """A line about the answers that are kept; "" if there are none."""
     proofs = _store().find(_key(spec, PROVEN_TIER, roots), SpecProofs)
     if proofs is None:
         return ""
     counts = proofs.counts
-    words = f"{counts['proven']} of {sum(counts.values())} properties of its kernels are proven"
+    words = f"{counts['proven']} of {counts.total()} properties of its kernels are proven"
     refuted = f", {counts['refuted']} refuted" if counts["refuted"] else ""
     return f"{spec.name}: {words} for all sizes{refuted} (tlmatrix prove)"
+
+
+def _store() -> FileCache:
+    return FileCache(cache_folder() / "proofs")
 
 
 def _key(spec: Spec, tier: str, roots: Sequence[Path]) -> str:

@@ -56,8 +56,6 @@ if TYPE_CHECKING:
 _INTEGERS = ("int32", "int64")
 _VARIANTS = 3
 """Cases with several other sizes whose launches are observed, for each configuration."""
-_UNGUARDED = {"shared memory": "shared", "fragments": "local"}
-"""By subject, how the scopes of memory begin that TileLang does not guard."""
 
 
 def prove_kernel(
@@ -143,14 +141,14 @@ def _proofs(
         proof = own_sequence(questions, buffer)
         if proof is not None:
             yield proof
+    # TileLang guards accesses of other memory.
     memory = [a for a in accesses.found if "barrier" not in a.buffer.scope]
-    unguarded = {
-        subject: [a for a in memory if a.buffer.scope.startswith(scope)]
-        for subject, scope in _UNGUARDED.items()
-    }
     data = {table.data for table in tables}
-    unguarded["tables"] = [a for a in accesses.found if a.buffer.data in data]
-    for subject, found in unguarded.items():
+    for subject, found in {
+        "shared memory": [a for a in memory if a.buffer.scope.startswith("shared")],
+        "fragments": [a for a in memory if a.buffer.scope.startswith("local")],
+        "tables": [a for a in memory if a.buffer.data in data],
+    }.items():
         if found:
             yield answer("bounds", subject, bounds(questions, found))
     yield overflow(questions)

@@ -22,6 +22,7 @@ import torch
 from tlmatrix.check.memory import unwritten
 from tlmatrix.dtypes import torch_dtype
 from tlmatrix.interpreter import interpret
+from tlmatrix.interpreter.analysis.accesses import constants_of
 from tlmatrix.interpreter.analysis.expressions import evaluate
 from tlmatrix.run.result import Status
 
@@ -171,8 +172,10 @@ def refuted_by_launch(use: KernelUse, proof: Proof) -> Proof:
     if proof.answer != "unknown" or proof.values is None:
         return proof
     tried = [(proof.values, "")] if proof.values.like_launch else []
-    if proof.values.of_floats:
-        first = use.observed[0]
+    first, kernel = use.observed[0], use.kernel()
+    read = (b.name for b in kernel.buffer_map.values() if b.data in constants_of(kernel))
+    whole = {each.name for each in kernel.buffer_map.values() if "int" in each.dtype}
+    if proof.values.of_floats and whole.intersection(read) <= first.tables.keys():
         tables = {
             name: tuple((index, int(n)) for index, n in np.ndenumerate(array))
             for name, array in first.tables.items()
@@ -194,8 +197,8 @@ def _reports(use: KernelUse, proof: Proof, values: Values, *, equal: bool) -> li
     tensors = {name: a for name, a in arguments.items() if isinstance(a, torch.Tensor)}
     rows = {}
     if proof.name == "own sequence":
-        offsets = [tensors[name] for name in values.tables]
-        ending = [each for each in offsets if int(each[-1]) == len(tensors[proof.subject])]
+        offsets = [tensors[name] for name in values.tables if tensors[name].ndim == 1]
+        ending = [t for t in offsets if len(t) and int(t[-1]) == len(tensors[proof.subject])]
         if len(ending) != 1:
             return []  # it is not known whose rows they are
         rows[proof.subject] = ending[0]

@@ -1,10 +1,9 @@
 """The accesses of a traced kernel: which elements, under which conditions, in which loops.
 
 `accesses_of` executes the statements of one block symbolically. Indices and conditions of an access
-are expressions over the symbolic dims and scalar parameters, `Range` variables (blocks, threads,
-iterations of loops, elements of a tile) and loads of tensors that the kernel only reads, such as
-`cu_seqlens[b + 1]`. Bound variables and integers that a block keeps in local memory are replaced by
-their values; a value that is not known is a `Range` variable without bounds.
+are expressions over the symbolic dims and scalar parameters, `Range` variables and loads of tensors
+that the kernel only reads, such as `cu_seqlens[b + 1]`. Bound variables and integers that a block
+keeps in local memory are replaced by their values.
 
 The model is exact but for: unknown values, conditions on floats (an unknown boolean each), and
 loops that end early (an unknown boolean for each iteration). All of them admit more executions than
@@ -23,17 +22,20 @@ import numpy as np
 
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.ir.rewrites.threads import with_boolean_conditions, without_returns
+from tlmatrix.interpreter.ir.rewrites.threads import (
+    launched_threads,
+    with_boolean_conditions,
+    without_returns,
+)
 from tlmatrix.interpreter.ir.walk import any_of, calls, children, same, walk
 
 from .expressions import (
     UNKNOWN,
     evaluate,
     interval,
-    is_negative_where,
+    is_negative_under,
     is_true,
     number,
-    ranges_under,
 )
 from .usage import JUMPS
 
@@ -232,14 +234,7 @@ _BITS = ("tirx.shift_left", "tirx.shift_right", "tirx.bitwise_and", "tirx.bitwis
 
 @dataclass
 class _State:
-    """What a block knows at a statement.
-
-    Attributes:
-        values: of variables, and of elements of local integer memory.
-        path: the conditions around the statement.
-        ranges: the variables in scope.
-        certain: whether all of these are exact.
-    """
+    """What a block knows at a statement: values of variables and elements, and as `Executed`."""
 
     values: dict[Any, ir.Expr] = field(default_factory=dict)
     path: tuple[ir.Expr, ...] = ()
@@ -334,12 +329,9 @@ class _Block:
     def _launch(self, grid: ir.For) -> None:
         """Have variables for the threads of a launch, whose numbers an annotation in it has."""
         self._grid += 1
-        blocks = (node for node in walk(grid.body) if isinstance(node, ir.Block))
-        sizes = (each.annotations.get("tl.launch_threads") for each in blocks)
-        extents = [*next(filter(None, sizes), ()), 1, 1, 1][:3]
         self._threads = []
-        for axis, extent in zip("xyz", extents, strict=True):
-            count = ir.IntImm("int32", extent) if isinstance(extent, int) else extent
+        for axis, extent in zip("xyz", launched_threads(grid.body) or (1, 1, 1), strict=True):
+            count = ir.IntImm("int32", extent)
             thread = Range(ir.Var("int32", f"thread.{axis}"), _ZERO, count, "thread")
             self._threads.append(thread)
             self._free[thread.var] = thread
@@ -724,11 +716,7 @@ class _Block:
         bounds = {r.var: interval_of(r) for r in self._s.ranges}
         if interval(index, bounds)[0] >= 0:
             return index
-        for condition in self._s.path:
-            bounds = ranges_under(condition, bounds)
-        if interval(index, bounds)[1] >= 0 and not any(
-            is_negative_where(index, condition, bounds) for condition in self._s.path
-        ):
+        if not is_negative_under(index, [(test, True) for test in self._s.path], bounds):
             return index
         end = ir.Add(index.dtype, index, buffer.shape[dim])
         return ir.Select(index.dtype, self._unknown("bool"), end, index)
