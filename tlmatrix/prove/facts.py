@@ -518,10 +518,7 @@ def _bounds(
 
 
 def _offsets_facts(
-    arrays: Sequence[Array],
-    sizes: Sizes,
-    constants: Sequence[ir.Expr],
-    about: dict[str, Any],
+    arrays: Sequence[Array], sizes: Sizes, constants: Sequence[ir.Expr], about: dict[str, Any]
 ) -> Iterator[Fact]:
     if any(array.size == 0 or array[0] for array in arrays):
         return

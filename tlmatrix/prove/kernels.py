@@ -118,11 +118,7 @@ def budgets(use: KernelUse) -> Iterator[Proof]:
 
 
 def _proofs(
-    questions: Questions,
-    tables: list[ir.Buffer],
-    unwritten: frozenset[str],
-    *,
-    bits: bool,
+    questions: Questions, tables: list[ir.Buffer], unwritten: frozenset[str], *, bits: bool
 ) -> Iterator[Proof]:
     accesses = questions.accesses
     answer = partial(answered, questions)

@@ -143,11 +143,7 @@ def own_sequence(questions: Questions, buffer: ir.Buffer) -> Proof | None:
 
 
 def _outside(
-    questions: Questions,
-    dim: int,
-    fact: Offsets | Intervals,
-    access: Access,
-    owner: ir.Expr | None,
+    questions: Questions, dim: int, fact: Offsets | Intervals, access: Access, owner: ir.Expr | None
 ) -> Question:
     """That an access is of rows outside of the block's sequence, which is `owner`."""
     if owner is None:

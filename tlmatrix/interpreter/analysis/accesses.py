@@ -29,14 +29,7 @@ from tlmatrix.interpreter.ir.rewrites.threads import (
 )
 from tlmatrix.interpreter.ir.walk import any_of, calls, children, same, walk
 
-from .expressions import (
-    UNKNOWN,
-    evaluate,
-    interval,
-    is_negative_under,
-    is_true,
-    number,
-)
+from .expressions import UNKNOWN, evaluate, interval, is_negative_under, is_true, number
 from .usage import JUMPS
 
 if TYPE_CHECKING:
@@ -295,9 +288,10 @@ class _Block:
             case ir.AssertStmt():
                 self._value(node.condition)
             case ir.Evaluate(value=ir.Call(op="tirx.assume", args=(claimed, *_))):
-                executed = len(self._found.found)
+                found, compared = self._found.found, self._found.comparisons
+                before = len(found), len(compared)
                 condition = self._value(claimed)
-                del self._found.found[executed:]  # it is for the compiler
+                del found[before[0] :], compared[before[1] :]  # it is for the compiler
                 claim = Claim(condition=condition, **self._executed(condition))
                 self._found.claims.append(claim)
             case ir.Evaluate():
