@@ -100,7 +100,8 @@ def proving(arch: str, proven: list[KernelProofs]) -> Iterator[Callable[[Session
     finally:
         for use in observer.uses():
             found = prove_kernel(use, (), use.observed[:_LAUNCHES])
-            proofs = tuple(refuted_by_launch(use, proof) for proof in found.proofs)
+            func = observer.prim_func(use)
+            proofs = tuple(refuted_by_launch(use, func, proof) for proof in found.proofs)
             proven.append(replace(found, proofs=proofs))
             for line in (_table_line(use.name, "", proven[-1:]), *_details(proven[-1:], "")):
                 print_wrapped(line)

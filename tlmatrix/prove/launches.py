@@ -126,6 +126,10 @@ class Observer:
         use.observed.append(observation)
         use.bits |= self.bits
 
+    def prim_func(self, use: KernelUse) -> Any:  # noqa: ANN401 - of TVM
+        """The kernel as it was traced: its saved text lacks layouts of global memory."""
+        return next(k.prim_func for k, text, _ in self._texts.values() if text == use.text)
+
     def start(self, case: str, arch: str) -> None:
         """Another case runs, with tensors of its own."""
         self.case, self.arch, self.bits = case, arch, True

@@ -163,7 +163,7 @@ def _with_lengths(value: Any, observed: Observation, values: Values) -> Any:  # 
 # Of programs --------------------------------------------------------------------------------------
 
 
-def refuted_by_launch(use: KernelUse, proof: Proof) -> Proof:
+def refuted_by_launch(use: KernelUse, prim_func: Any, proof: Proof) -> Proof:  # noqa: ANN401
     """The proof as refuted, if a launch with its values shows it; else as it is.
 
     Where it depends on floats, the program's first launch is repeated with equal ones: those of a
@@ -182,7 +182,7 @@ def refuted_by_launch(use: KernelUse, proof: Proof) -> Proof:
         }
         tried.append((Values(dict(first.symbols), tables), " where all floats are equal"))
     for values, where in tried:
-        for report in _reports(use, proof, values, equal=bool(where)):
+        for report in _reports(use, prim_func, proof, values, equal=bool(where)):
             shown = report.sanitizer in SHOWS[proof.name]
             if shown and (report.buffer == proof.subject or proof.name in ("bounds", "overflow")):
                 words = f"{report.sanitizer}: {report.message}{where}"
@@ -190,7 +190,14 @@ def refuted_by_launch(use: KernelUse, proof: Proof) -> Proof:
     return proof
 
 
-def _reports(use: KernelUse, proof: Proof, values: Values, *, equal: bool) -> list[Report]:
+def _reports(
+    use: KernelUse,
+    prim_func: Any,  # noqa: ANN401
+    proof: Proof,
+    values: Values,
+    *,
+    equal: bool,
+) -> list[Report]:
     arguments = _arguments(use, values, equal=equal)
     if arguments is None:
         return []
@@ -207,7 +214,7 @@ def _reports(use: KernelUse, proof: Proof, values: Values, *, equal: bool) -> li
         arch=next(iter(use.architectures)), sanitize=True, on_report="keep", sequences=rows
     ) as session:
         with suppress(Exception):
-            tilelang.compile(tilelang.tvm.ir.load_json(use.text))(*arguments.values())
+            tilelang.compile(prim_func)(*arguments.values())
         return list(session.reports)
 
 
