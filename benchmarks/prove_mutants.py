@@ -32,8 +32,8 @@ from mutant_hunt import Hunt, Plans, hunt
 
 from tlmatrix.backend import backend_named
 from tlmatrix.matrix.explain import find_case
-from tlmatrix.prove.cases import asked_cases
-from tlmatrix.prove.specs import prove_spec
+from tlmatrix.prove.kernels import prove_spec
+from tlmatrix.prove.launches import asked_cases
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
 

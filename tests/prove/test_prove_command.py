@@ -251,9 +251,137 @@ def test_no_launch_has_longer_sequences_than_those_of_the_script(folder: Path) -
     assert "coverage of Y: unknown" in outcome.out
 
 
+_BACKWARD = """
+import tilelang
+import tilelang.language as T
+import torch
+
+
+@tilelang.jit
+def key_gradients():
+    total, bounds = T.dynamic("total, bounds")
+
+    @T.prim_func
+    def add_gradients(
+        dO: T.Tensor((total, 8), "float32"),
+        Offsets: T.Tensor((bounds,), "int32"),
+        longest: T.int32,
+        dK: T.Tensor((total, 8), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(longest, 16), bounds - 1, threads=128) as (tile, b):
+            first, after = Offsets[b] + tile * 16, Offsets[b + 1]
+            dk = T.alloc_fragment((16, 8), "float32")
+            T.copy(dO[first, 0], dk)
+            for i, d in T.Parallel(16, 8):
+                value = T.if_then_else(first + i < after, dk[i, d], 0)
+                T.atomic_add(dK[first + i, d], value)
+
+    return add_gradients
+
+
+x, dk = torch.randn(20, 8), torch.zeros(20, 8)
+key_gradients()(x, torch.tensor([0, 16, 20], dtype=torch.int32), 16, dk)
+torch.testing.assert_close(dk, x)
+"""
+
+_TOP_K = """
+import tilelang
+import tilelang.language as T
+import torch
+
+
+@tilelang.jit
+def selection(room):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def select(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
+        with T.Kernel(1, threads=64):
+            thread = T.get_thread_binding()
+            kept = T.alloc_shared((room,), "int32")
+            count = T.alloc_shared((1,), "int32")
+            T.fill(count, 0)
+            T.sync_threads()
+            for step in T.serial(T.ceildiv(n, 64)):
+                i = step * 64 + thread
+                if i < n:
+                    if X[i] >= 0.99:
+                        place = T.atomic_add(count[0], 1, return_prev=True)
+                        {guard}kept[place] = i
+
+    return select
+
+
+selection(64)(torch.arange(300) / 300, torch.zeros(300))
+"""
+
+_GROUPED = """
+import tilelang
+import tilelang.language as T
+import torch
+
+
+@tilelang.jit
+def grouped(groups):
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def multiply(
+        X: T.Tensor((rows, 16), "float32"),
+        W: T.Tensor((groups, 16), "float32"),
+        Sizes: T.Tensor((groups,), "int32"),
+        Starts: T.Tensor((groups,), "int32"),
+        Padded: T.Tensor((groups,), "int32"),
+        Y: T.Tensor((rows, 16), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(rows, 32) + groups, threads=128) as tile:
+            group = T.alloc_var("int32")
+            group = 0
+            for g in range(groups):
+                group = T.if_then_else(tile * 32 >= Padded[g], g, group)
+            done = tile * 32 - Padded[group]
+            for i, d in T.Parallel(32, 16):
+                if done + {row} < Sizes[group]:
+                    Y[Starts[group] + done + i, d] = X[Starts[group] + done + i, d] * W[group, d]
+
+    return multiply
+
+
+sizes = torch.tensor([40, 33, 20], dtype=torch.int32)
+padded = (sizes + 31) // 32 * 32
+starts, padded = (each.cumsum(0).int() - each for each in (sizes, padded))
+x, w, y = torch.randn(93, 16), torch.randn(3, 16), torch.empty(93, 16)
+grouped(3)(x, w, sizes, starts, padded, y)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "fault", "right", "wanted"),
+    [
+        (_BACKWARD, "", None, "own sequence of dK: refuted"),
+        (_TOP_K, "", "if place < room: ", "bounds of shared memory: refuted"),
+        (_GROUPED, "0", "i", "races of Y: refuted"),
+    ],
+    ids=["packed backward", "top-k overflow", "grouped gemm"],
+)
+def test_faults_of_programs_that_their_own_results_do_not_show(
+    folder: Path, script: str, fault: str, right: str | None, wanted: str
+) -> None:
+    """Blocks add to the next sequence; ties overflow shared memory; a tile straddles two groups."""
+    (folder / "script.py").write_text(script.format(guard=fault, row=fault))
+    outcome = command_line("exec", "--prove", "script.py")
+    assert outcome.code == 1, outcome.out
+    assert wanted in outcome.out
+    if right is not None:
+        (folder / "script.py").write_text(script.format(guard=right, row=right))
+        outcome = command_line("exec", "--prove", "script.py")
+        assert outcome.code == 0, outcome.out
+        assert " 0 refuted" in outcome.out
+
+
 _KILLED = """
 import os, signal, time
-from tlmatrix.prove.specs import process_pool
+from tlmatrix.prove.kernels import process_pool
 
 if __name__ == "__main__":
     pool = process_pool(1)

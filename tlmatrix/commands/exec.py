@@ -41,12 +41,12 @@ def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
     proven: list[KernelProofs] = []
     try:
         with ExitStack() as stack:
-            started: Callable[[Session], None] = sessions.append
+            starts: list[Callable[[Session], None]] = [sessions.append]
             if arguments.prove:
                 from tlmatrix.commands.prove import proving
 
-                started = stack.enter_context(proving(arguments.arch, sessions.append, proven))
-            code = _run(arguments, path, sessions, started, sanitizers)
+                starts.append(stack.enter_context(proving(arguments.arch, proven)))
+            code = _run(arguments, path, sessions, starts, sanitizers)
     except SystemExit:
         if not _refuted(proven):
             raise
@@ -61,12 +61,16 @@ def _run(
     arguments: argparse.Namespace,
     path: Path,
     sessions: list[Session],
-    started: Callable[[Session], None],
+    starts: list[Callable[[Session], None]],
     sanitizers: bool | frozenset[str] | None,
 ) -> ExitCode:
     """Run the program; its exit code."""
     from tlmatrix.interpreter import Unsupported
     from tlmatrix.interpreter.frontend.scripts import run_program
+
+    def started(session: Session) -> None:
+        for start in starts:
+            start(session)
 
     try:
         run_program(

@@ -17,11 +17,9 @@ from tlmatrix.engine.selection import processors
 from tlmatrix.exit_codes import ExitCode, writing
 from tlmatrix.options.table import TIER
 from tlmatrix.prove.answers import PROPERTIES, PROVEN_TIER, SpecProofs, keep
-from tlmatrix.prove.cases import asked_cases
-from tlmatrix.prove.kernels import prove_kernel
-from tlmatrix.prove.launches import Observer
-from tlmatrix.prove.relaunch import refuted_by_launch
-from tlmatrix.prove.specs import prove_spec
+from tlmatrix.prove.kernels import prove_kernel, prove_spec
+from tlmatrix.prove.launches import Observer, asked_cases
+from tlmatrix.prove.refuting import refuted_by_launch
 from tlmatrix.report.text import count
 from tlmatrix.run.runner import Runner
 from tlmatrix.tracebacks import short_path
@@ -33,11 +31,12 @@ if TYPE_CHECKING:
     from tlmatrix.config import Config
     from tlmatrix.interpreter.frontend.session import Session
     from tlmatrix.prove.answers import KernelProofs, Proof
-    from tlmatrix.prove.launches import KernelUse
     from tlmatrix.spec.model.spec import Spec
 
 _LAUNCHES = 3
 """Of a program's launches of a kernel, those that launches which refute a property are like."""
+_MOST_SHOWN = 32
+"""Elements of a table of a launch."""
 _WIDER = "for other options"
 _WIDER_TIER = "each"
 """The tier of which the memory of kernels is looked at: it has each value of each axis."""
@@ -54,10 +53,9 @@ def prove(arguments: argparse.Namespace, config: Config) -> ExitCode:
     began = time.monotonic()
     nodes = nodes_of(arguments.paths, config)
     tier = vars(arguments)[TIER.name] or PROVEN_TIER
-    plans = plan_all(nodes, tier, roots=[config.root])
-    others = plan_all(nodes, _WIDER_TIER, roots=[config.root])
-    workers = processors() if arguments.workers == "auto" else int(arguments.workers)
     roots = [config.root]
+    plans, others = (plan_all(nodes, each, roots=roots) for each in (tier, _WIDER_TIER))
+    workers = processors() if arguments.workers == "auto" else int(arguments.workers)
     written = []
     kernels: list[KernelProofs] = []
     code = ExitCode.OK
@@ -90,37 +88,24 @@ def prove(arguments: argparse.Namespace, config: Config) -> ExitCode:
 
 
 @contextmanager
-def proving(
-    arch: str, started: Callable[[Session], None], proven: list[KernelProofs]
-) -> Iterator[Callable[[Session], None]]:
+def proving(arch: str, proven: list[KernelProofs]) -> Iterator[Callable[[Session], None]]:
     """Prove the kernels that a program launched, when it has ended, and print the answers.
 
-    Gives a function to call with the session of the program before it runs; it calls `started`.
-    The answers are added to `proven`.
+    Gives a function to call with the session of the program before it runs. What refutes a
+    property is launched. The answers are added to `proven`.
     """
     observer = Observer(arch)
-
-    def start(session: Session) -> None:
-        session.on_launch = observer.on_launch
-        started(session)
-
     try:
-        yield start
+        yield lambda session: setattr(session, "on_launch", observer.on_launch)
     finally:
         for use in observer.uses():
-            each = _launched(observer, use)
-            proven.append(each)
-            print_wrapped(_table_line(each.name, "", [each]))
-            for line in _details([each], "", verbose=False):
+            found = prove_kernel(use, (), use.observed[:_LAUNCHES])
+            func = observer.prim_func(use)
+            proofs = tuple(refuted_by_launch(use, func, proof) for proof in found.proofs)
+            proven.append(replace(found, proofs=proofs))
+            for line in (_table_line(use.name, "", proven[-1:]), *_details(proven[-1:], "")):
                 print_wrapped(line)
         print_wrapped(_total(proven))
-
-
-def _launched(observer: Observer, use: KernelUse) -> KernelProofs:
-    """The answers about a kernel of a program; what refutes them is launched."""
-    found = prove_kernel(use, {}, use.observed[:_LAUNCHES])
-    func = observer.prim_func(use)
-    return replace(found, proofs=tuple(refuted_by_launch(use, func, p) for p in found.proofs))
 
 
 def _total(kernels: Sequence[KernelProofs]) -> str:
@@ -142,12 +127,9 @@ def _lines(spec: Spec, found: SpecProofs, *, verbose: bool) -> Iterator[str]:
         yield f"  {_table_line(name, archs, kernels)}"
         given = f"prove.given of {spec.path}"
         yield from _details(kernels, given, spec.architectures, verbose=verbose)
-    for words in found.failed[:3]:
-        yield f"  not launched: {words}"
-    for words in found.contradicted:
-        yield f"  {words}"
-    for words in _missing(spec, found):
-        yield f"  the spec demands it: {words}"
+    yield from (f"  not launched: {words}" for words in found.failed[:3])
+    yield from (f"  {words}" for words in found.contradicted)
+    yield from (f"  the spec demands it: {words}" for words in _missing(spec, found))
 
 
 def _table_line(name: str, archs: str, kernels: Sequence[KernelProofs]) -> str:
@@ -170,7 +152,7 @@ def _table_line(name: str, archs: str, kernels: Sequence[KernelProofs]) -> str:
 
 
 def _details(
-    kernels: Iterable[KernelProofs], given: str, archs: Sequence[str] = (), *, verbose: bool
+    kernels: Iterable[KernelProofs], given: str, archs: Sequence[str] = (), *, verbose: bool = False
 ) -> Iterator[str]:
     """What is not proven, once for each reason; with `verbose` the facts of each proof."""
     seen: set[tuple[str, ...]] = set()
@@ -178,21 +160,23 @@ def _details(
     for kernel in kernels:
         for proof in kernel.proofs:
             key = (str(proof), proof.answer, proof.reason, proof.place)
-            if key in seen:
+            if key in seen or (proof.answer == "proven" and not verbose):
                 continue
             seen.add(key)
             if proof.answer == "proven":
-                if verbose:
-                    facts = "; ".join(proof.facts) or "no fact"
-                    yield f"    {proof}: proven with {facts}"
+                yield f"    {proof}: proven with {'; '.join(proof.facts) or 'no fact'}"
                 continue
-            yield f"    {proof}: {proof.answer}: {proof.reason}{_at(proof)}"
+            file, _, line = proof.place.rpartition(":")
+            at = f" ({short_path(file)}:{line})" if proof.place else ""
+            yield f"    {proof}: {proof.answer}: {proof.reason}{at}"
             if proof.answer == "refuted":
                 yield f"      {proof.finding}"
                 if proof.values is not None and not proof.case:
                     yield f"      in a launch with {_values(proof)}"
                 elif proof.case and proof.case not in cases:
-                    yield f"      repro: tlmatrix repro '{proof.case}'{_arch(proof, archs)}"
+                    # A case of a spec of several architectures is traced for the first.
+                    arch = f" --backend interpreter --arch {proof.arch}" if len(archs) > 1 else ""
+                    yield f"      repro: tlmatrix repro '{proof.case}'{arch}"
                 cases.add(proof.case)
             elif proof.because:
                 yield f"      allowed by the spec: {proof.because}"
@@ -202,22 +186,14 @@ def _details(
                     yield f"      if the host code excludes that, state it: {given}"
 
 
-def _arch(proof: Proof, architectures: Sequence[str]) -> str:
-    """The options with which a case of a spec of several architectures is traced for one."""
-    return f" --backend interpreter --arch {proof.arch}" if len(architectures) > 1 else ""
-
-
-def _at(proof: Proof) -> str:
-    file, _, line = proof.place.rpartition(":")
-    return f" ({short_path(file)}:{line})" if proof.place else ""
-
-
 def _values(proof: Proof) -> str:
     assert proof.values is not None
     parts = [f"{name} = {value}" for name, value in proof.values.symbols.items()]
     for name, table in proof.values.tables.items():
         if all(index == (k,) for k, (index, _) in enumerate(table)):
-            parts.append(f"{name} = {[value for _, value in table]}")
+            more = ", …" if len(table) > _MOST_SHOWN else ""
+            shown = ", ".join(str(value) for _, value in table[:_MOST_SHOWN])
+            parts.append(f"{name} = [{shown}{more}]")
             continue
         parts += [f"{name}[{', '.join(map(str, index))}] = {value}" for index, value in table[:4]]
     return ", ".join(parts[:10])

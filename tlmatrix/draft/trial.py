@@ -336,8 +336,8 @@ def _summary(results: Sequence[CaseResult], path: Path) -> Iterator[str]:
 def _proven(path: Path, roots: Iterable[Path]) -> Iterator[str]:
     """Demand in a spec what is proven of all its kernels, and yield lines about the answers."""
     from tlmatrix.prove.answers import PROPERTIES, PROVEN_TIER
-    from tlmatrix.prove.cases import asked_cases
-    from tlmatrix.prove.specs import prove_spec
+    from tlmatrix.prove.kernels import prove_spec
+    from tlmatrix.prove.launches import asked_cases
     from tlmatrix.run.plan import plan
     from tlmatrix.run.runner import Runner
 

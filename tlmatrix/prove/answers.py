@@ -11,7 +11,7 @@ from tlmatrix.cache_files import FileCache, cache_folder
 from tlmatrix.run.sources import digest_of, read_sources
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tlmatrix.spec.model.spec import Spec
@@ -33,13 +33,15 @@ class Values:
     Attributes:
         symbols: of symbolic dims and integer scalars, by name.
         tables: of elements of integer tensors, by name: pairs of index and value, ascending.
-        like_launch: whether they are those of an observed launch but for offsets, with the same
+        like_launch: whether they are those of an observed launch but for lengths, with the same
             number of rows and no longer sequence.
+        of_floats: whether values that come with them are not known, as they depend on floats.
     """
 
     symbols: dict[str, int]
     tables: dict[str, tuple[tuple[tuple[int, ...], int], ...]]
     like_launch: bool = False
+    of_floats: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,6 @@ class Proof:
         arch: the architecture that its kernels are traced for.
         finding: the finding of that case.
         because: why the spec lets the property be unknown.
-        seconds: time of Z3 and of the questions.
     """
 
     name: str
@@ -72,7 +73,6 @@ class Proof:
     arch: str = ""
     finding: str = ""
     because: str = ""
-    seconds: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.name} of {self.subject}"
@@ -127,26 +127,21 @@ def keep(spec: Spec, tier: str, proofs: SpecProofs, roots: Sequence[Path]) -> No
     _store().add(_key(spec, tier, roots), proofs)
 
 
-def kept(spec: Spec, tier: str, roots: Sequence[Path]) -> SpecProofs | None:
-    """The answers for the sources of a spec as they are, if it was proven."""
-    return _store().find(_key(spec, tier, roots), SpecProofs)
+def summary(spec: Spec, roots: Sequence[Path]) -> str:
+    """A line about the answers that are kept; "" if there are none."""
+    proofs = _store().find(_key(spec, PROVEN_TIER, roots), SpecProofs)
+    if proofs is None:
+        return ""
+    counts = proofs.counts
+    words = f"{counts['proven']} of {counts.total()} properties of its kernels are proven"
+    refuted = f", {counts['refuted']} refuted" if counts["refuted"] else ""
+    return f"{spec.name}: {words} for all sizes{refuted} (tlmatrix prove)"
 
 
 def _store() -> FileCache:
     return FileCache(cache_folder() / "proofs")
 
 
-def summary(spec: Spec, roots: Sequence[Path]) -> str:
-    """A line about the answers that are kept; "" if there are none."""
-    proofs = kept(spec, PROVEN_TIER, roots)
-    if proofs is None:
-        return ""
-    counts = proofs.counts
-    words = f"{counts['proven']} of {sum(counts.values())} properties of its kernels are proven"
-    refuted = f", {counts['refuted']} refuted" if counts["refuted"] else ""
-    return f"{spec.name}: {words} for all sizes{refuted} (tlmatrix prove)"
-
-
 def _key(spec: Spec, tier: str, roots: Sequence[Path]) -> str:
-    parts: Mapping[str, str] = read_sources(spec.path, tuple(roots)).parts
+    parts = read_sources(spec.path, tuple(roots)).parts
     return sha256(f"proofs:{tier}:{digest_of(parts)}".encode()).hexdigest()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial, reduce
-from itertools import combinations
+from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
 import z3
@@ -22,7 +22,7 @@ from tlmatrix.interpreter.analysis.ownership import conjuncts
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
 
-from .properties import Asked
+from .properties import answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.analysis.accesses import Event, Range
 
     from .answers import Proof
+    from .properties import Question
     from .solving import Questions
     from .terms import Terms
 
@@ -48,9 +49,11 @@ def phases(questions: Questions, barrier: ir.Buffer) -> Iterator[Proof]:
     reaches from another part are arrays of their own.
     """
     whole = number(barrier.shape[0])
-    parts: list[tuple[int, int, list[Event]]] = []
     events = [e for e in questions.accesses.events if e.barrier.data is barrier.data]
-    for low, high, event in sorted(((*_span(e, whole), e) for e in events), key=lambda s: s[:2]):
+    spans = {e: interval(e.index, {r.var: interval_of(r) for r in e.ranges}) for e in events}
+    parts: list[tuple[int, int, list[Event]]] = []
+    for event in sorted(events, key=lambda e: spans[e]):
+        low, high = max(spans[event][0], 0), min(spans[event][1], whole - 1)
         if parts and low <= parts[-1][1]:
             first, last, own = parts.pop()
             parts.append((first, max(last, high), [*own, event]))
@@ -58,63 +61,51 @@ def phases(questions: Questions, barrier: ir.Buffer) -> Iterator[Proof]:
             parts.append((low, high, [event]))
     for low, high, own in parts:
         name = f"{barrier.name}[{low}]" if high == low else f"{barrier.name}[{low}:{high + 1}]"
-        asked = Asked(questions, "phases", barrier.name if high - low + 1 == whole else name)
-        ordered = [_moved(event, low) for event in events if event in own]
-        yield _phases(asked, ordered, high - low + 1)
+        name = barrier.name if high - low + 1 == whole else name
+        start = ir.IntImm("int32", low)
+        ordered = [replace(e, index=ir.Sub("int32", e.index, start)) for e in events if e in own]
+        yield _phases(questions, name, ordered, high - low + 1)
 
 
-def _span(event: Event, size: int) -> tuple[int, int]:
-    """The barriers of an array that an event may be at."""
-    low, high = interval(event.index, {r.var: interval_of(r) for r in event.ranges})
-    return max(low, 0), min(high, size - 1)
-
-
-def _moved(event: Event, start: int) -> Event:
-    """An event at a part of an array that begins with a barrier."""
-    index = ir.Sub("int32", event.index, ir.IntImm("int32", start))
-    return replace(event, index=index) if start else event
-
-
-def _phases(asked: Asked, events: Sequence[Event], size: int) -> Proof:
+def _phases(questions: Questions, name: str, events: Sequence[Event], size: int) -> Proof:
     """The answer about `size` barriers that are used in turn."""
+    answer = partial(answered, questions, "phases", name)
     for event in events:
         if not event.certain or any(r.kind in ("parallel", "tile") for r in event.ranges):
             reason = "how often, or which barrier, depends on a value that is not known"
-            return asked.unknown(reason, event.location)
+            return answer([(None, reason, event.location)])
     arrivals = [event for event in events if event.parity is None]
     waits = [event for event in events if event.parity is not None]
-    if not waits:
-        return asked.proven()
     behind: dict[Event, int] = {}
-    failed = None
+    facts: list[str] = []
     try:
-        for event in [*(arrivals if size > 1 else ()), *waits]:
+        for event in [*(arrivals if size > 1 and waits else ()), *waits]:
+            alike = arrivals if event.parity is None else waits
             for late in (0,) if event.parity is None else (0, 1):
-                alike = arrivals if event.parity is None else waits
-                failed = _in_turn(asked, event, alike, size, late)
-                if failed is None:
-                    behind[event] = late
+                proof = answer([_out_of_turn(questions, event, alike, size, late)])
+                if proof.answer == "proven":
                     break
-            if failed is not None:
-                return failed
-        behind = {event: late for event, late in behind.items() if event in waits}
-        failed = _mixed(asked, behind) or _lacking(asked, behind, arrivals, size)
+            else:
+                return proof
+            behind[event] = late
+            facts += proof.facts
+        behind = {event: behind[event] for event in waits}
+        others = chain(_mixed(questions, behind), _lacking(questions, behind, arrivals, size))
+        return answer(others, facts)
     except UncountedError as error:
-        return asked.unknown(str(error), events[0].location)
-    return failed or asked.proven()
+        return answer([(None, str(error), events[0].location)])
 
 
-def _in_turn(
-    asked: Asked, event: Event, alike: Sequence[Event], size: int, late: int
-) -> Proof | None:
-    """None if the barrier and the parity of an event follow from its number among those alike."""
-    questions = asked.questions
+def _out_of_turn(
+    questions: Questions, event: Event, alike: Sequence[Event], size: int, late: int
+) -> Question:
+    """That the barrier or the parity of an event is not what its number among those alike says."""
     questions.fresh()
     terms = questions.terms
 
     def holds(test: ir.Expr) -> bool:
         found = [*questions.executed(event), z3.Not(terms.boolean(test))]
-        return questions.ask(found).kind == "none"
+        return questions.ask(found)[0] == "none"
 
     before = _earlier(event, alike, holds)
     divisor = ir.IntImm("int32", size)
@@ -126,28 +117,26 @@ def _in_turn(
     reason = "a wait may be for another phase than its number among the waits demands"
     if event.parity is None:
         reason = "an arrival may be at another barrier than its number among the arrivals demands"
-    return asked.failed([*questions.executed(event), z3.Or(wrong)], reason, event.location)
+    return [*questions.executed(event), z3.Or(wrong)], reason, event.location
 
 
-def _mixed(asked: Asked, behind: Mapping[Event, int]) -> Proof | None:
-    """None if no thread waits both for the current phase and for the one before."""
+def _mixed(questions: Questions, behind: Mapping[Event, int]) -> Iterator[Question]:
+    """That a thread waits both for the current phase and for the one before."""
     for a, b in combinations(behind, 2):
         if behind[a] != behind[b]:
-            asked.questions.fresh()
-            found = [*asked.questions.executed(a), *asked.questions.executed(b)]
+            questions.fresh()
+            found = [*questions.executed(a), *questions.executed(b)]
             reason = "a thread may wait for a phase and, elsewhere, for the one before"
-            if (failed := asked.failed(found, reason, b.location)) is not None:
-                return failed
-    return None
+            yield found, reason, b.location
 
 
 def _lacking(
-    asked: Asked, behind: Mapping[Event, int], arrivals: Sequence[Event], size: int
-) -> Proof | None:
-    """None if threads that arrive do so as often as others wait; `size` waits pass without."""
+    questions: Questions, behind: Mapping[Event, int], arrivals: Sequence[Event], size: int
+) -> Iterator[Question]:
+    """That threads wait more often than others arrive; `size` waits pass without."""
     for late in set(behind.values()):
-        asked.questions.fresh()
-        terms = asked.questions.terms
+        questions.fresh()
+        terms = questions.terms
         waits = [event for event, each in behind.items() if each == late]
         waited = terms.integer(_total(waits), "1")
         arrived = terms.integer(_total(arrivals), "2")
@@ -157,9 +146,7 @@ def _lacking(
         found += [terms.variable(var, "1") == terms.variable(var, "2") for var in blocks]
         found += [arrived > 0, waited > arrived + late * size]
         reason = "a wait may be for a phase that no arrival completes"
-        if (failed := asked.failed(found, reason, waits[0].location)) is not None:
-            return failed
-    return None
+        yield found, reason, waits[0].location
 
 
 def _rest(terms: Terms, value: ir.Expr, divisor: ir.Expr) -> z3.ArithRef:

@@ -21,8 +21,8 @@ from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import same, walk
 
 from .facts import Intervals
-from .properties import Asked
-from .terms import subterms
+from .properties import answered
+from .terms import Polynomial, subterms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.analysis.accesses import Access, Range
 
     from .answers import Proof
+    from .properties import Question
     from .solving import Questions
-    from .terms import Polynomial
 
 _MOST_BOUNDS = 24
 """Values tried for one variable that no equation determines."""
@@ -49,37 +49,48 @@ Pair = tuple[z3.ArithRef, z3.ArithRef]
 
 def coverage(questions: Questions, buffer: ir.Buffer) -> Proof:
     """Every element of a buffer is written by a block."""
-    asked = Asked(questions, "coverage", buffer.name)
-    failed = None
     for near in (True, False):
-        failed = _covered(asked, buffer, near=near)
-        if failed is None:
-            return asked.proven()
-    assert failed is not None
-    return failed
+        questions.fresh()
+        question, used = _uncovered(questions, buffer, near=near)
+        proof = answered(questions, "coverage", buffer.name, [question], used)
+        if proof.answer == "proven":
+            break
+    return proof
 
 
-def _covered(asked: Asked, buffer: ir.Buffer, *, near: bool) -> Proof | None:
-    """None if candidates cover the buffer; with `near` only bounds that the element sets count."""
-    questions = asked.questions
-    questions.fresh()
+def _uncovered(
+    questions: Questions, buffer: ir.Buffer, *, near: bool
+) -> tuple[Question, list[Intervals]]:
+    """That no candidate writes an element, and the facts by which there are candidates.
+
+    With `near` only bounds that the element sets count.
+    """
+    used: list[Intervals] = []
     terms = questions.terms
     element = [z3.Int(f"element {d}") for d in range(len(buffer.shape))]
     constraints = []
     for at, extent in zip(element, buffer.shape, strict=True):
         constraints += [at >= 0, at < terms.integer(extent)]
-    owners = list(_owners(questions, buffer, element))
-    rows = [(fact.table.data, row) for fact, row, _ in owners]
-    for fact, _, exists in owners:
-        constraints += exists
-        asked.used[fact] = None
+    owners: list[tuple[ir.Var, z3.ArithRef]] = []
+    for fact in questions.facts:
+        if not isinstance(fact, Intervals) or not fact.whole:
+            continue
+        for dim, (at, extent) in enumerate(zip(element, buffer.shape, strict=True)):
+            if same(fact.end, extent):
+                # Every index of the dim is in an interval of the table.
+                row = z3.Int(f"interval.{dim}.{len(owners)}")
+                start, end = fact.rows(terms, row)
+                count = terms.integer(fact.starts.table.shape[0])
+                constraints += [row >= 0, row < count, start <= at, at < end]
+                owners.append((fact.starts.table.data, row))
+                used.append(fact)
     location = None
     witnesses = []
     for number, access in enumerate(questions.accesses.of(buffer, "write")):
         location = access.location
         if not access.certain or not alike(access.buffer, buffer):
             continue
-        solver = _Solver(questions, access, element, rows, near)
+        solver = _Solver(questions, access, element, owners, near)
         for k, solution in enumerate(islice(solver.solutions(), _MOST_CANDIDATES)):
             block = f"{number}.{k}"
             for var, value in solution.items():
@@ -90,26 +101,9 @@ def _covered(asked: Asked, buffer: ir.Buffer, *, near: bool) -> Proof | None:
             witnesses.append(z3.And(body))
         constraints += solver.exists
     if not witnesses:
-        return asked.unknown("no write was solved for its block", location)
+        return (None, "no write was solved for its block", location), used
     constraints += [z3.Not(each) for each in witnesses]
-    return asked.failed(constraints, "an element may be written by no block", location)
-
-
-def _owners(
-    questions: Questions, buffer: ir.Buffer, element: list[z3.ArithRef]
-) -> Iterator[tuple[Intervals, z3.ArithRef, list[z3.BoolRef]]]:
-    """The rows of tables of intervals that hold an element, and what is known of each.
-
-    Every index of the dim is in an interval of the table.
-    """
-    terms = questions.terms
-    for dim, (at, extent) in enumerate(zip(element, buffer.shape, strict=True)):
-        for k, fact in enumerate(questions.facts):
-            if isinstance(fact, Intervals) and fact.whole and same(fact.end, extent):
-                row = z3.Int(f"interval.{dim}.{k}")
-                start, end = fact.rows(terms, row)
-                count = terms.integer(fact.table.shape[0])
-                yield fact, row, [row >= 0, row < count, start <= at, at < end]
+    return (constraints, "an element may be written by no block", location), used
 
 
 @dataclass
@@ -147,22 +141,20 @@ class _Solver:
 
     def solutions(self) -> Iterator[Solution]:
         """Candidates; each gives every variable of the write a value."""
-        for owned in self._owned():
+        # The sequences of blocks are those that the element lies in.
+        options: dict[int, list[Pair]] = {}
+        for index, at in zip(self.access.index, self.element, strict=True):
+            for sequence, pair in self._sequences(index, at):
+                options.setdefault(sequence.get_id(), []).append(pair)
+        for owned in product(*options.values()):
             known: list[Pair] = list(owned)
             self._solve_equations(known)
             left = self._free(known)
             if len(left) > _MOST_LEFT:
                 continue
             for complete in self._eliminated(known, left):
-                yield self._closed(complete)
-
-    def _owned(self) -> Iterator[list[Pair]]:
-        """The sequences of blocks, as those that the element lies in."""
-        options: dict[int, list[Pair]] = {}
-        for index, at in zip(self.access.index, self.element, strict=True):
-            for sequence, pair in self._sequences(index, at):
-                options.setdefault(sequence.get_id(), []).append(pair)
-        yield from (list(choice) for choice in product(*options.values()))
+                solved = self._ranges.items()
+                yield self._fixed | {r.var: self._substituted(v, complete) for v, r in solved}
 
     def _sequences(self, index: ir.Expr, at: z3.ArithRef) -> Iterator[tuple[z3.ArithRef, Pair]]:
         """Variables of which the start of a sequence depends, with the value for an element."""
@@ -257,14 +249,14 @@ class _Solver:
                 others = [a for a, _ in atoms if a is not atom]
                 if abs(count) == 1 and not any(_occurs(atom, a) for a in others):
                     value = whole.plus(self._terms.parsed(atom), count)
-                    return [(atom, self._terms.term(_scaled(value, count)))]
+                    return [(atom, self._terms.term(Polynomial({}).plus(value, count)))]
             return []
         found = []
         for k, (atom, count) in enumerate(plain):
             if k == len(plain) - 1 and count == 1:
                 found.append((atom, self._terms.term(rest)))
                 break
-            divisor = self._constant(count)
+            divisor = Polynomial({(): count})
             found.append((atom, self._terms.term(self._terms.divided(rest, divisor))))
             rest = self._terms.divided(rest, divisor, rest=True)
         return found
@@ -295,15 +287,11 @@ class _Solver:
         """An upper bound of an unknown that starts at 0."""
         each = self._ranges.get(atom)
         if each is not None:
-            if each.extent is None:
+            if each.extent is None or self._terms.polynomial(each.low).constant != 0:
                 return None
-            size = self._terms.polynomial(each.extent).constant
-            low = self._terms.polynomial(each.low).constant
-            return size if low == 0 else None
-        if _is(atom, _REMAINDERS):
-            divisor = atom.children()[1]
-            return divisor.as_long() if z3.is_int_value(divisor) else None
-        return None
+            return self._terms.polynomial(each.extent).constant
+        divisor = self._terms.parsed(atom.children()[1]) if _is(atom, _REMAINDERS) else None
+        return None if divisor is None else divisor.constant
 
     def _inverted(self, known: list[Pair], equations: list[Pair]) -> bool:
         """From a quotient and a remainder that are known, an equation for what was divided."""
@@ -338,9 +326,13 @@ class _Solver:
         self, var: z3.ArithRef, tests: Sequence[z3.BoolRef], known: list[Pair]
     ) -> list[z3.ArithRef]:
         """Values at which some condition on a variable begins or ceases to hold."""
+        kinds = (z3.Z3_OP_LE, z3.Z3_OP_LT, z3.Z3_OP_GE, z3.Z3_OP_GT, z3.Z3_OP_EQ)
+        nodes = (node for test in tests for node in subterms(test))
+        compared = (node.children() for node in nodes if node.decl().kind() in kinds)
         forms = [
             form
-            for left, right in _comparisons(tests)
+            for left, right in compared
+            if z3.is_int(left)
             for form in _without_choices(self._substituted(left - right, known), var)
         ]
         near = [form for form in forms if any(_occurs(at, form) for at in self.element)]
@@ -358,10 +350,10 @@ class _Solver:
             if not factor or any(_occurs(var, atom) for atom in atoms):
                 continue
             rest = linear.plus(self._terms.of_term(var), -factor)
-            rest = _scaled(rest, -1 if factor > 0 else 1)
-            ratio = self._terms.divided(rest, self._constant(abs(factor)))
+            rest = Polynomial({}).plus(rest, -1 if factor > 0 else 1)
+            ratio = self._terms.divided(rest, Polynomial({(): abs(factor)}))
             for more in (0, 1, -1):
-                term = self._terms.term(ratio.plus(self._constant(more)))
+                term = self._terms.term(ratio.plus(Polynomial({(): more})))
                 found.setdefault(term.get_id(), term)
         return found
 
@@ -391,37 +383,14 @@ class _Solver:
         """Whether an atom can be solved for: a variable, a quotient or a remainder."""
         return atom in self._ranges or _is(atom, (*_QUOTIENTS, *_REMAINDERS))
 
-    def _closed(self, known: list[Pair]) -> Solution:
-        """The values of the variables, without variables."""
-        found: Solution = dict(self._fixed)
-        for const, each in self._ranges.items():
-            found[each.var] = self._substituted(const, known)
-        return found
-
-    def _constant(self, value: int) -> Polynomial:
-        return self._terms.parsed(z3.IntVal(value))
-
 
 def _is(term: z3.ExprRef, names: Sequence[str]) -> bool:
     """Whether a term is an operation of one of the names, of two operands."""
     return term.decl().name() in names and term.num_args() == 2
 
 
-def _scaled(polynomial: Polynomial, factor: int) -> Polynomial:
-    return type(polynomial)({m: c * factor for m, c in polynomial.terms.items()})
-
-
 def _occurs(var: z3.ExprRef, term: z3.ExprRef) -> bool:
     return any(each.eq(var) for each in subterms(term))
-
-
-def _comparisons(tests: Iterable[z3.BoolRef]) -> Iterator[tuple[z3.ArithRef, z3.ArithRef]]:
-    """Both sides of all comparisons of integers in conditions."""
-    kinds = (z3.Z3_OP_LE, z3.Z3_OP_LT, z3.Z3_OP_GE, z3.Z3_OP_GT, z3.Z3_OP_EQ)
-    for test in tests:
-        for each in subterms(test):
-            if each.decl().kind() in kinds and z3.is_int(each.children()[0]):
-                yield each.children()[0], each.children()[1]
 
 
 def _without_choices(term: z3.ArithRef, var: z3.ArithRef, depth: int = 3) -> Iterator[z3.ArithRef]:

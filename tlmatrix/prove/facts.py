@@ -11,6 +11,7 @@ No quantifier is given to Z3: a fact is instantiated at the elements that a quer
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -51,7 +52,7 @@ _ORDER: dict[type, str] = {
     ast.Eq: "==",
     ast.NotEq: "!=",
 }
-_BLOCKS = (2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512)
+BLOCKS = (2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512)
 """Sizes of blocks that sizes are rounded up to."""
 
 
@@ -115,15 +116,17 @@ class TableFact(Fact):
 
     table: ir.Buffer
 
-    def own(self, loads: Sequence[Load]) -> list[Load]:
-        """The elements of the tensor among those loaded."""
-        return [load for load in loads if load.buffer.data is self.table.data]
-
-    def inside(self, terms: Terms, load: Load) -> z3.BoolRef:
-        """Whether an element exists."""
+    def own(self, terms: Terms, loads: Sequence[Load]) -> list[tuple[Load, z3.BoolRef]]:
+        """The elements of the tensor among those loaded, and whether each exists."""
         shape = [terms.integer(extent) for extent in self.table.shape]
-        pairs = zip(load.indices, shape, strict=True)
-        return z3.And([z3.And(i >= 0, i < n) for i, n in pairs])
+        return [
+            (
+                each,
+                z3.And([z3.And(i >= 0, i < n) for i, n in zip(each.indices, shape, strict=True)]),
+            )
+            for each in loads
+            if each.buffer.data is self.table.data
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -136,8 +139,8 @@ class Within(TableFact):
 
     def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """One for each element and bound."""
-        for load in self.own(loads):
-            here = self.inside(terms, load)
+        for load, exists in self.own(terms, loads):
+            here = exists
             if self.column is not None:
                 here = z3.And(here, load.indices[-1] == self.column)
             if self.least is not None:
@@ -146,50 +149,62 @@ class Within(TableFact):
                 yield z3.Implies(here, load.value <= terms.integer(self.most))
 
 
+@dataclass(frozen=True)
+class Column:
+    """A column of a table of two dims, or a table of one."""
+
+    table: ir.Buffer
+    number: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.table.name}[i{'' if self.number is None else f', {self.number}'}]"
+
+    def at(self, terms: Terms, row: z3.ArithRef) -> z3.ArithRef:
+        """The element of a row."""
+        second = [] if self.number is None else [z3.IntVal(self.number)]
+        return terms.load(self.table, [row, *second])
+
+    def row(self, load: ir.BufferLoad) -> ir.Expr | None:
+        """The row of an element that is loaded; None if it is not of this column."""
+        row, *second = load.indices
+        numbers = [] if self.number is None else [self.number]
+        own = load.buffer.data is self.table.data and [number(each) for each in second] == numbers
+        return row if own else None
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Offsets(TableFact):
-    """Offsets of packed sequences: 0 first, never decreasing, the end last.
-
-    Attributes:
-        longest: the largest step that a launch had.
-        unit: the largest number that divides all steps of all launches.
-    """
+    """Offsets of packed sequences: 0 first, never decreasing, the end last."""
 
     end: ir.Expr | None
-    longest: int
-    unit: int
 
     disjoint = True
+
+    @property
+    def starts(self) -> Column:
+        """The first row of each sequence, and the end of the last."""
+        return Column(self.table)
 
     def rows(self, terms: Terms, sequence: z3.ArithRef) -> tuple[z3.ArithRef, z3.ArithRef]:
         """The first row of a sequence, and that after its last."""
         return terms.load(self.table, (sequence,)), terms.load(self.table, (sequence + 1,))
 
-    def usual(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
-        """That no step is larger than those of launches, nor another multiple: which is no fact."""
-        most = _constant(self.longest)
-        steps = Steps(words="", source="host", launches=0, table=self.table, most=most)
-        yield from steps.instances(terms, loads)
-        if self.unit > 1:
-            yield from (load.value % self.unit == 0 for load in self.own(loads))
-
     def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """One for each two elements."""
-        own = self.own(loads)
+        own = self.own(terms, loads)
         last = terms.integer(self.table.shape[0]) - 1
         ends = [(z3.IntVal(0), z3.IntVal(0))]
         if self.end is not None:
             ends.append((last, terms.integer(self.end)))
-        for load in own:
-            here = self.inside(terms, load)
+        for load, here in own:
             for place, value in ends:
                 yield z3.Implies(load.indices[0] == place, load.value == value)
             yield z3.Implies(here, load.value >= 0)
             if self.end is not None:
                 yield z3.Implies(here, load.value <= ends[-1][1])
-        for a, b in permutations(own, 2):
-            both = z3.And(self.inside(terms, a), self.inside(terms, b))
-            yield z3.Implies(z3.And(both, a.indices[0] <= b.indices[0]), a.value <= b.value)
+        for (a, one), (b, other) in permutations(own, 2):
+            before = z3.And(one, other, a.indices[0] <= b.indices[0])
+            yield z3.Implies(before, a.value <= b.value)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -201,37 +216,37 @@ class Steps(TableFact):
     def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """One for each two neighbours."""
         most = terms.integer(self.most)
-        for a, b in permutations(self.own(loads), 2):
-            both = z3.And(self.inside(terms, a), self.inside(terms, b))
-            follows = b.indices[0] == a.indices[0] + 1
-            yield z3.Implies(z3.And(both, follows), b.value - a.value <= most)
+        for (a, one), (b, other) in permutations(self.own(terms, loads), 2):
+            neighbours = z3.And(one, other, b.indices[0] == a.indices[0] + 1)
+            yield z3.Implies(neighbours, b.value - a.value <= most)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Intervals(TableFact):
-    """Rows of a table that are intervals, a start and a length, inside a dim.
+class Intervals(Fact):
+    """Rows of starts and lengths that are intervals inside a dim.
 
     Attributes:
         disjoint: whether no two have an element in common.
         whole: whether they are all of the dim.
     """
 
-    start: int
-    length: int
+    starts: Column
+    lengths: Column
     end: ir.Expr
     disjoint: bool
     whole: bool
 
     def rows(self, terms: Terms, row: z3.ArithRef) -> tuple[z3.ArithRef, z3.ArithRef]:
         """The first element of an interval, and that after its last."""
-        columns = map(z3.IntVal, (self.start, self.length))
-        start, length = (terms.load(self.table, (row, column)) for column in columns)
+        start, length = self.starts.at(terms, row), self.lengths.at(terms, row)
         return start, start + length
 
     def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """One for each two rows."""
-        rows = {load.indices[0].get_id(): load.indices[0] for load in self.own(loads)}
-        count, end = terms.integer(self.table.shape[0]), terms.integer(self.end)
+        data = (self.starts.table.data, self.lengths.table.data)
+        own = (load.indices[0] for load in loads if load.buffer.data in data)
+        rows = {row.get_id(): row for row in own}
+        count, end = terms.integer(self.starts.table.shape[0]), terms.integer(self.end)
         parts = [
             (row, z3.And(row >= 0, row < count), *self.rows(terms, row)) for row in rows.values()
         ]
@@ -248,19 +263,10 @@ class Distinct(TableFact):
 
     def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """One for each two elements."""
-        for a, b in combinations(self.own(loads), 2):
-            both = z3.And(self.inside(terms, a), self.inside(terms, b))
+        for (a, one), (b, other) in combinations(self.own(terms, loads), 2):
             same = z3.And([x == y for x, y in zip(a.indices, b.indices, strict=True)])
-            yield z3.Implies(z3.And(both, a.value == b.value, a.value >= 0), same)
-
-
-def follows(steps: Array, others: Array) -> bool:
-    """Whether steps may be counts of tiles of others, rounded up, or are the same."""
-    return steps.shape == others.shape and any(
-        (steps == -(-others // block) * unit).all()
-        for block in (1, *_BLOCKS)
-        for unit in (1, block)
-    )
+            equal = z3.And(one, other, a.value == b.value, a.value >= 0)
+            yield z3.Implies(equal, same)
 
 
 def symbols_of(kernel: ir.Kernel) -> dict[str, ir.Var]:
@@ -284,34 +290,22 @@ def facts_of(
         tables: its parameters that are integer tensors it only reads.
         observed: its launches.
         alike: those of all kernels of its name, which are compiled for other options; what they
-            say of tables holds for it, too.
+            have in common holds for it, too.
         given: conditions on sizes that the spec states; one is a fact where the kernel has all its
             names, and every launch agrees.
     """
     kernel = accesses.kernel
-    # What holds for all kernels of the name holds for this one, too.
-    conditions = [
+    found: dict[str, Fact] = {}
+    for source, launches, tests in (
         ("spec", observed, _given_conditions(kernel, given, observed)),
         ("host", observed, _size_conditions(_sizes(kernel, observed))),
         ("host", alike, _size_conditions(_sizes(kernel, alike))),
-    ]
-    found: dict[str, Fact] = {}
-    for source, launches, tests in conditions:
-        about: dict[str, Any] = {"source": source, "launches": len(launches)}
+    ):
         for test in tests:
             words = text_of(test)
+            about: dict[str, Any] = {"source": source, "launches": len(launches)}
             found.setdefault(words, SizeFact(words=words, condition=test, **about))
-    facts = list(found.values())
-    sizes = _sizes(kernel, alike)
-    for table in tables:
-        arrays = [each.tables[table.name] for each in alike if table.name in each.tables]
-        if len(arrays) == len(alike) and any(a.size for a in arrays):
-            constants = _constant_ends(accesses, table, observed)
-            declared = all(table.name in each.declared for each in alike)
-            source = "spec" if declared else "host"
-            about = {"source": source, "launches": len(alike), "table": table}
-            facts += _table_facts(arrays, sizes, _columns(kernel, table), constants, about)
-    return facts
+    return [*found.values(), *_facts_of_tables(accesses, tables, observed, alike)]
 
 
 def _constant(value: int) -> ir.IntImm:
@@ -341,42 +335,36 @@ def _size_conditions(sizes: Sizes) -> Iterator[ir.Expr]:
         if least >= 0:
             yield ir.Compare("bool", size, _constant(min(least, 1)), ">=")
     varied = {size: values for size, values in sizes.items() if len(set(values.tolist())) > 1}
-    for (a, x), (b, y) in permutations(varied.items(), 2):
+    for (a, wanted), (b, values) in permutations(varied.items(), 2):
         others = {c: z for c, z in varied.items() if c not in (a, b)}
-        for computed, values in (*_multiples(b, y, x), *_rounded(b, y, x, others)):
-            if (x == values).all():
+        for computed, results in _computed(b, values, wanted, others):
+            if (wanted == results).all():
                 yield ir.Compare("bool", a, computed, "==")
 
 
-def _multiples(size: ir.Expr, values: Array, wanted: Array) -> Iterator[tuple[ir.Expr, Array]]:
-    """One more than a size, as there are offsets, and the multiple that may be wanted."""
+def _computed(
+    size: ir.Expr, values: Array, wanted: Array, others: Sizes
+) -> Iterator[tuple[ir.Expr, Array]]:
+    """What host code may compute of a size: multiples, counts of blocks and of elements in them.
+
+    Offsets are one more than sequences. Each of `others` may be the number, and one, of sequences
+    that begin a block of their own.
+    """
     yield ir.Add("int32", size, _constant(1)), values + 1
     factor = int(wanted[0] // values[0]) if values[0] else 0
     if factor >= 1:
         multiple = ir.Mul("int32", _constant(factor), size) if factor > 1 else size
         yield multiple, factor * values
-
-
-def _rounded(
-    size: ir.Expr, values: Array, wanted: Array, others: Sizes
-) -> Iterator[tuple[ir.Expr, Array]]:
-    """Counts of blocks of a size, and of the elements in them.
-
-    Each of `others` may be the number, and one, of sequences that begin a block of their own.
-    """
-    if (wanted == values).all():
-        return
-    for block in map(_constant, _BLOCKS):
-        more = _constant(block.value - 1)
-        count = ir.FloorDiv("int32", ir.Add("int32", size, more), block)
-        counts = -(-values // block.value)
-        if len(set(counts.tolist())) > 1:
-            yield count, counts
-            yield ir.Mul("int32", count, block), counts * block.value
-        for other, starts in others.items():
+    for block in map(_constant, BLOCKS) if (wanted != values).any() else ():
+        rounded: list[tuple[ir.Expr, Any]] = [(_constant(block.value - 1), block.value - 1)]
+        for other, numbers in others.items():
             before = ir.Mul("int32", block, ir.Sub("int32", other, _constant(1)))
-            count = ir.FloorDiv("int32", ir.Add("int32", size, before), block)
-            counts = (values + block.value * (starts - 1)) // block.value
+            rounded.append((before, block.value * (numbers - 1)))
+        for more, rows in rounded:
+            count = ir.FloorDiv("int32", ir.Add("int32", size, more), block)
+            counts = (values + rows) // block.value
+            if more is rounded[0][0]:
+                yield count, counts
             yield ir.Mul("int32", count, block), counts * block.value
 
 
@@ -422,48 +410,88 @@ def _loads(table: ir.Buffer, *roots: object) -> list[ir.BufferLoad]:
     return [node for node in nodes if node.buffer.data is table.data]
 
 
-def _columns(kernel: ir.Kernel, table: ir.Buffer) -> list[int]:
-    """The columns of a table of two dims that a kernel loads."""
-    loads = [load.indices for load in _loads(table, kernel.body) if len(load.indices) == 2]
-    return sorted({number(column) for _, column in loads} - {None})
-
-
-def _constant_ends(
-    accesses: Accesses, table: ir.Buffer, observed: Sequence[Observation]
-) -> list[ir.Expr]:
-    """Those of the dims that a table gives rows of which are constants, and its last element."""
-    arrays = [each.tables[table.name] for each in observed]
-    lasts = {int(array[-1]) for array in arrays if array.ndim == 1 and array.size}
-    found = {}
-    for access in accesses.found:
-        for index, extent in zip(access.index, access.buffer.shape, strict=True):
-            if _loads(table, index):
-                found[number(extent)] = extent
-    return [found[last] for last in lasts if len(lasts) == 1 and last > 1 and last in found]
+def _facts_of_tables(
+    accesses: Accesses,
+    tables: Sequence[ir.Buffer],
+    observed: Sequence[Observation],
+    alike: Sequence[Observation],
+) -> Iterator[Fact]:
+    sizes = _sizes(accesses.kernel, alike)
+    for table in tables:
+        arrays = _arrays(table, alike)
+        if any(array.size for array in arrays):
+            constants = _ends(_constant_dims(accesses, [table], observed), _arrays(table, observed))
+            about = {**_source(alike, table), "table": table}
+            loaded = [load.indices for load in _loads(table, accesses.kernel.body)]
+            columns = sorted({number(at[1]) for at in loaded if len(at) == 2} - {None})
+            yield from _table_facts(arrays, sizes, columns, constants, about)
+    # Starts and lengths in tables of their own: that they are all of a dim is no coincidence, but
+    # for a table with the starts of padded rows, which launches without padding do not tell apart.
+    flat = [table for table in tables if len(table.shape) == 1]
+    constant = _constant_dims(accesses, flat, observed)
+    for launches, ends in ((alike, sizes), (observed, constant)):
+        shown = {Column(table): _arrays(table, launches) for table in flat}
+        shown = {column: arrays for column, arrays in shown.items() if arrays}
+        whole = [f for f in _interval_facts(shown, ends, _source(launches, *flat)) if f.whole]
+        uses = Counter((column, f.end) for f in whole for column in (f.starts, f.lengths))
+        yield from (f for f in whole if uses[f.starts, f.end] == uses[f.lengths, f.end] == 1)
 
 
 def _table_facts(
     arrays: Sequence[Array],
     sizes: Sizes,
-    columns: Sequence[int],
+    numbers: Sequence[int],
     constants: Sequence[ir.Expr],
     about: dict[str, Any],
 ) -> Iterator[Fact]:
-    name = about["table"].name
+    table = about["table"]
     if arrays[0].ndim == 1:
-        offsets = list(_offsets_facts(name, arrays, sizes, constants, about))
+        offsets = list(_offsets_facts(arrays, sizes, constants, about))
         if offsets:
             yield from offsets
             return
-    yield from _bounds(name, arrays, sizes, about)
+    yield from _bounds(table.name, arrays, sizes, about)
     if arrays[0].ndim == 2 and arrays[0].shape[1] <= 16:
-        yield from _interval_facts(name, arrays, sizes, about, columns)
-        for column in columns:
-            cells = [array[:, column] for array in arrays]
-            yield from _bounds(f"{name}[:, {column}]", cells, sizes, {**about, "column": column})
+        columns = {Column(table, k): [array[:, k] for array in arrays] for k in numbers}
+        source = {key: about[key] for key in ("source", "launches")}
+        yield from _interval_facts(columns, sizes, source)
+        for k, cells in zip(numbers, columns.values(), strict=True):
+            yield from _bounds(f"{table.name}[:, {k}]", cells, sizes, {**about, "column": k})
     flat = [array[array >= 0].ravel() for array in arrays]
     if sum(part.size > 1 for part in flat) >= 2 and all(len(set(p)) == p.size for p in flat):
-        yield Distinct(words=f"the entries of {name} are distinct", **about)
+        yield Distinct(words=f"the entries of {table.name} are distinct", **about)
+
+
+def _arrays(table: ir.Buffer, launches: Sequence[Observation]) -> list[Array]:
+    """The table in each launch; none if a launch does not show it."""
+    found = [each.tables[table.name] for each in launches if table.name in each.tables]
+    return found if len(found) == len(launches) else []
+
+
+def _source(launches: Sequence[Observation], *tables: ir.Buffer) -> dict[str, Any]:
+    """Where a fact about tables comes from."""
+    declared = all(table.name in each.declared for table in tables for each in launches)
+    return {"source": "spec" if declared else "host", "launches": len(launches)}
+
+
+def _constant_dims(
+    accesses: Accesses, tables: Sequence[ir.Buffer], launches: Sequence[Observation]
+) -> Sizes:
+    """The dims that are constants and that tables give rows of."""
+    found: dict[int, ir.Expr] = {}
+    for access in accesses.found:
+        for index, extent in zip(access.index, access.buffer.shape, strict=True):
+            if (size := number(extent)) is not None and any(_loads(t, index) for t in tables):
+                found[size] = extent
+    return {extent: np.full(len(launches), size) for size, extent in found.items() if size > 1}
+
+
+def _ends(sizes: Sizes, arrays: Sequence[Array]) -> list[ir.Expr]:
+    """The sizes that are the last element of a table in each launch."""
+    if any(array.ndim != 1 or not array.size for array in arrays):
+        return []
+    lasts = np.array([array[-1] for array in arrays])
+    return [size for size, values in sizes.items() if (values == lasts).all()]
 
 
 def _bounds(
@@ -483,18 +511,14 @@ def _bounds(
             words = f"{name} {'<' if slack else '<='} {text_of(size)}"
             most = ir.Sub("int32", size, _constant(slack))
             yield Within(words=words, most=most, **about)
-        for block in _BLOCKS:
+        for block in BLOCKS:
             if (values == -(-largest // block)).all() and len(set(values.tolist())) > 1:
                 above = ir.Mul("int32", _constant(block), size)
                 yield Within(words=f"{name} <= {text_of(above)}", most=above, **about)
 
 
 def _offsets_facts(
-    name: str,
-    arrays: Sequence[Array],
-    sizes: Sizes,
-    constants: Sequence[ir.Expr],
-    about: dict[str, Any],
+    arrays: Sequence[Array], sizes: Sizes, constants: Sequence[ir.Expr], about: dict[str, Any]
 ) -> Iterator[Fact]:
     if any(array.size == 0 or array[0] for array in arrays):
         return
@@ -502,14 +526,13 @@ def _offsets_facts(
     every = np.concatenate(differences)
     if not every.size or every.min() < 0:
         return
-    lasts = np.array([array[-1] for array in arrays])
-    ends = [size for size, values in sizes.items() if (values == lasts).all()]
+    name = about["table"].name
+    ends = _ends(sizes, arrays)
     known: Sequence[ir.Expr | None] = ends or constants or [None]
     for end in known:
         last = "" if end is None else f", {text_of(end)} last"
         words = f"{name} is 0 first, never decreasing{last}"
-        longest, unit = int(every.max()), int(np.gcd.reduce(every))
-        yield Offsets(words=words, end=end, longest=longest, unit=unit, **about)
+        yield Offsets(words=words, end=end, **about)
     for size, values in sizes.items():
         slack = [n - d.max() for n, d in zip(values, differences, strict=True) if d.size]
         if size not in ends and min(slack) == 0:
@@ -518,25 +541,22 @@ def _offsets_facts(
 
 
 def _interval_facts(
-    name: str,
-    arrays: Sequence[Array],
-    sizes: Sizes,
-    about: dict[str, Any],
-    columns: Sequence[int],
-) -> Iterator[Fact]:
-    if all(len(array) <= 1 for array in arrays):
-        return
-    for (start, length), (end, values) in product(permutations(columns, 2), sizes.items()):
-        pairs = zip(arrays, values.tolist(), strict=True)
-        kinds = {_intervals(array[:, start], array[:, length], size) for array, size in pairs}
-        if None in kinds:
+    columns: Mapping[Column, Sequence[Array]], sizes: Sizes, about: Mapping[str, Any]
+) -> Iterator[Intervals]:
+    """Of each two columns and each size, what intervals they are."""
+    for (starts, lengths), (end, values) in product(permutations(columns, 2), sizes.items()):
+        rows = list(zip(columns[starts], columns[lengths], values.tolist(), strict=True))
+        if any(len(a) != len(b) for a, b, _ in rows):
+            continue
+        kinds = {_intervals(*each) for each in rows}
+        if None in kinds or max(np.count_nonzero(b) for _, b, _ in rows) <= 1:
             continue
         whole, disjoint = kinds == {"whole"}, "inside" not in kinds
         apart = "disjoint parts" if whole else "disjoint and inside" if disjoint else "inside"
         yield Intervals(
-            words=f"[{name}[i, {start}], + {name}[i, {length}]) are {apart} of {text_of(end)}",
-            start=start,
-            length=length,
+            words=f"[{starts}, + {lengths}) are {apart} of {text_of(end)}",
+            starts=starts,
+            lengths=lengths,
             end=end,
             disjoint=disjoint,
             whole=whole,

@@ -1,11 +1,15 @@
-"""All properties of one kernel."""
+"""Proves all properties of a kernel, and of the kernels that a spec launches, side by side."""
 
 from __future__ import annotations
 
+import os
 import time
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,36 +20,52 @@ from tlmatrix.interpreter.frontend.lowered import over_budget
 from tlmatrix.interpreter.frontend.programs import content_key, program_cache
 from tlmatrix.interpreter.ir.rewrites import normalized
 from tlmatrix.interpreter.sync.externs import is_modelled
+from tlmatrix.problem import family_for
+from tlmatrix.processes import end_with
+from tlmatrix.spec.expr.expression import Expression
 
-from .answers import KernelProofs, Proof
+from .answers import KernelProofs, Proof, SpecProofs
 from .barriers import phases
 from .coverage import coverage
 from .facts import facts_of
-from .properties import assumptions, bounds, equal_bits, grid, overflow, own_sequence, races
+from .launches import observe, variants
+from .properties import (
+    answered,
+    assumptions,
+    bounds,
+    equal_bits,
+    grid,
+    overflow,
+    own_sequence,
+    races,
+)
+from .refuting import refuted
 from .solving import Questions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from tlmatrix.interpreter.analysis.accesses import Accesses
     from tlmatrix.interpreter.ir import nodes as ir
+    from tlmatrix.matrix import Case
+    from tlmatrix.run.runner import Runner
+    from tlmatrix.spec.model.spec import Spec
 
     from .facts import Observation
     from .launches import KernelUse
 
 _INTEGERS = ("int32", "int64")
-_UNGUARDED = {"shared memory": "shared", "fragments": "local"}
-"""By subject, how the scopes of memory begin that TileLang does not guard."""
+_VARIANTS = 3
+"""Cases with several other sizes whose launches are observed, for each configuration."""
 
 
 def prove_kernel(
-    use: KernelUse, given: Mapping[str, str], launches: Sequence[Observation] = ()
+    use: KernelUse, given: Iterable[str], launches: Sequence[Observation] = ()
 ) -> KernelProofs:
     """The answers to all properties of a kernel; kept on disk by its IR and the facts.
 
     Args:
         use: the kernel and its launches.
-        given: conditions on sizes that the spec states, with the reasons.
+        given: conditions on sizes that the spec states.
         launches: values that refute a property are sought among those like one of them.
     """
     began = time.monotonic()
@@ -90,58 +110,49 @@ def budgets(use: KernelUse) -> Iterator[Proof]:
     for arch, case in use.architectures.items():
         proof = Proof("budget", arch, "proven")
         for fault in over_budget(kernel.name, *needs, arch)[:1]:
-            reason = "a block needs too much"
-            words = fault.message
-            proof = replace(
-                proof, answer="refuted", reason=reason, case=case, arch=arch, finding=words
+            reason, words = "a block needs too much", fault.message
+            proof = Proof(
+                "budget", arch, "refuted", reason=reason, case=case, arch=arch, finding=words
             )
         yield proof
 
 
 def _proofs(
-    questions: Questions,
-    tables: list[ir.Buffer],
-    unwritten: frozenset[str],
-    *,
-    bits: bool,
+    questions: Questions, tables: list[ir.Buffer], unwritten: frozenset[str], *, bits: bool
 ) -> Iterator[Proof]:
     accesses = questions.accesses
+    answer = partial(answered, questions)
     for buffer in accesses.kernel.buffer_map.values():
-        if _is_flag(accesses, buffer):
-            continue
+        if buffer.dtype in _INTEGERS and all(
+            a.kind == "atomic" or a.operation.startswith("call_") for a in accesses.of(buffer)
+        ):
+            continue  # blocks order each other by it
         written = bool(accesses.of(buffer, "write"))
         if written or (accesses.of(buffer, "atomic") and accesses.of(buffer, "read")):
-            yield races(questions, buffer)
+            yield answer("races", buffer.name, races(questions, buffer))
             if written and buffer.name in unwritten and not accesses.of(buffer, "read", "atomic"):
                 yield coverage(questions, buffer)
         if bits and "float" in buffer.dtype and accesses.of(buffer, "atomic"):
-            yield equal_bits(questions, buffer)
+            yield answer("equal bits", buffer.name, equal_bits(questions, buffer))
         proof = own_sequence(questions, buffer)
         if proof is not None:
             yield proof
+    # TileLang guards accesses of other memory.
     memory = [a for a in accesses.found if "barrier" not in a.buffer.scope]
-    unguarded = {
-        subject: [a for a in memory if a.buffer.scope.startswith(scope)]
-        for subject, scope in _UNGUARDED.items()
-    }
     data = {table.data for table in tables}
-    unguarded["tables"] = [a for a in accesses.found if a.buffer.data in data]
-    for subject, found in unguarded.items():
+    for subject, found in {
+        "shared memory": [a for a in memory if a.buffer.scope.startswith("shared")],
+        "fragments": [a for a in memory if a.buffer.scope.startswith("local")],
+        "tables": [a for a in memory if a.buffer.data in data],
+    }.items():
         if found:
-            yield bounds(questions, subject, found)
+            yield answer("bounds", subject, bounds(questions, found))
     yield overflow(questions)
     yield grid(questions)
     if accesses.claims:
-        yield assumptions(questions, accesses.claims)
+        yield answer("assumptions", "T.assume", assumptions(questions, accesses.claims))
     for barrier in {each.barrier.data: each.barrier for each in accesses.events}.values():
         yield from phases(questions, barrier)
-
-
-def _is_flag(accesses: Accesses, buffer: ir.Buffer) -> bool:
-    """Whether blocks order each other by a buffer: all its accesses are atomic, or of externs."""
-    return buffer.dtype in _INTEGERS and all(
-        a.kind == "atomic" or a.operation.startswith("call_") for a in accesses.of(buffer)
-    )
 
 
 @cache
@@ -149,3 +160,87 @@ def _own() -> str:
     """A hash of this package: other questions have other answers."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+# Of specs -----------------------------------------------------------------------------------------
+
+
+def prove_spec(
+    spec: Spec,
+    cases: Sequence[Case],
+    runner: Runner,
+    *,
+    wider: Sequence[Case] = (),
+    arch: str = "",
+    workers: int = 1,
+    roots: Sequence[Path] = (),
+) -> SpecProofs:
+    """Prove the kernels that cases of a spec launch.
+
+    Args:
+        spec: the spec.
+        cases: some of its cases.
+        wider: cases with other options, of whose kernels only the memory is looked at.
+        runner: runs cases that may refute a property, on the interpreter.
+        arch: the architecture that kernels are traced for, by default each of the spec.
+        workers: processes that ask side by side.
+        roots: folders from which entries are imported.
+    """
+    architectures = (arch,) if arch else tuple(spec.architectures) or ("sm_90a",)
+    own = {case.id: case for case in cases}
+    compile_key = family_for(spec).compile_key
+    first = {compile_key(spec, case.values): case for case in reversed(cases)}
+    more = [each for case in first.values() for each in variants(spec, case, _VARIANTS)]
+    uses, failed = observe(spec, [*cases, *more], architectures, roots=roots)
+    own |= {case.id: case for case in more}
+    found = []
+    tried: set[tuple[str, str, str, str]] = set()
+    ask = partial(prove_kernel, given=tuple(spec.prove.given))
+    with process_pool(workers) as pool:
+        answers = pool.map(ask, uses) if workers > 1 < len(uses) else map(ask, uses)
+        for use, proven in zip(uses, answers, strict=True):
+            proofs = []
+            refuting: list[Case] = []
+            for proof in proven.proofs:
+                # Variants of one kernel have the same fault.
+                key = (use.name, proof.name, proof.subject, proof.place)
+                if proof.answer == "unknown" and proof.values is not None and key not in tried:
+                    tried.add(key)
+                    cases_tried = [*refuting, own[use.case]]
+                    proof, shown = refuted(runner, spec, use, cases_tried, proof)  # noqa: PLW2901
+                    refuting += [shown] if shown is not None and shown not in refuting else []
+                proofs.append(_of_spec(spec, proven, proof))
+            found.append(replace(proven, proofs=tuple(proofs)))
+    known = {use.text for use in uses}
+    for use in observe(spec, wider, architectures, roots=roots)[0]:
+        if use.text not in known:
+            with suppress(Unsupported):
+                each = KernelProofs(use.name, use.case, tuple(use.architectures))
+                proofs = [_of_spec(spec, each, proof) for proof in budgets(use)]
+                found.append(replace(each, proofs=tuple(proofs)))
+    return SpecProofs(tuple(found), tuple(failed), tuple(_contradicted(spec, uses)))
+
+
+def _contradicted(spec: Spec, uses: Sequence[KernelUse]) -> Iterator[str]:
+    """The conditions of the spec that do not hold in a launch."""
+    for text in spec.prove.given:
+        condition = Expression(text)
+        for use in uses:
+            known = [o.symbols for o in use.observed if condition.names <= o.symbols.keys()]
+            if not all(condition.evaluate(symbols) for symbols in known):
+                yield f"prove.given: {text} does not hold in a launch of {use.name}"
+                break
+
+
+def process_pool(workers: int) -> ProcessPoolExecutor:
+    """Processes that end with this one, whatever ends it."""
+    return ProcessPoolExecutor(
+        workers, get_context("forkserver"), initializer=end_with, initargs=(os.getpid(),)
+    )
+
+
+def _of_spec(spec: Spec, kernel: KernelProofs, proof: Proof) -> Proof:
+    """A property with its case as commands name it, or the reason that the spec lets it unknown."""
+    if proof.answer == "unknown":
+        return replace(proof, because=spec.prove.unknown.get(f"{kernel.name}: {proof}", ""))
+    return replace(proof, case=f"{spec.path}::{proof.case}") if proof.case else proof

@@ -1,9 +1,14 @@
-"""Observes the kernels that cases launch, and the arguments of each launch."""
+"""Observes the kernels that cases launch, and the arguments of each launch.
+
+Facts need launches of the same kernels with other sizes: variants of a case have them.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -18,22 +23,33 @@ from tlmatrix.distributed.entry import trace
 from tlmatrix.interpreter import TracedKernel
 from tlmatrix.interpreter.analysis.accesses import constants_of
 from tlmatrix.interpreter.ir.read import read_all, saved
+from tlmatrix.problem import family_for
+from tlmatrix.problem.distributions import seeded_random
 from tlmatrix.run.harness import Harness, is_bitwise
+from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.spec import has_ranks
+from tlmatrix.spec.values import canonical
 
 from .facts import Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from tlmatrix.interpreter import InterpretedKernel
     from tlmatrix.interpreter.ir import nodes as ir
     from tlmatrix.matrix import Case
     from tlmatrix.spec.model.spec import Spec
+    from tlmatrix.spec.values import Value
 
 _RANK_SECONDS = 60.0
+_ATTEMPTS = 40
+_PART = 0.4
+"""Of the axes that attempts change once all at once do not satisfy the constraints."""
+_FEW = 3
+"""Where an axis lists fewer values, neighbors of the case's own are used as well."""
+_STEPS = (-1, 1, 2)
 _LARGEST_TABLE = 1 << 16
 """Elements of an integer tensor of which the values are kept."""
 
@@ -100,26 +116,50 @@ class Observer:
             names = {b.name for b in ours.buffer_map.values() if b.data not in constants}
             self._texts[id(kernel)] = kernel, text, frozenset(names)
         text, written = self._texts[id(kernel)][1:]
-        observation = _observation(kernel, values, sizes, self.declared, self._unmade)
+        observation = self._observation(kernel, values, sizes)
         if isinstance(kernel, TracedKernel):
             own = (value for name, value in values.items() if name in written)
             self._unmade += [v for v in own if isinstance(v, torch.Tensor) and _is_whole(v)]
-        if text not in self._found:
-            self._found[text] = KernelUse(
-                kernel.name, text, self.case, {}, observation.parameters, bits=False
-            )
-        use = self._found[text]
+        new = KernelUse(kernel.name, text, self.case, {}, observation.parameters, bits=False)
+        use = self._found.setdefault(text, new)
         use.architectures.setdefault(self.arch, self.case)
         use.observed.append(observation)
         use.bits |= self.bits
 
     def prim_func(self, use: KernelUse) -> Any:  # noqa: ANN401 - of TVM
-        """The kernel as it was traced."""
+        """The kernel as it was traced: its saved text lacks layouts of global memory."""
         return next(k.prim_func for k, text, _ in self._texts.values() if text == use.text)
 
-    def forget(self) -> None:
+    def start(self, case: str, arch: str) -> None:
         """Another case runs, with tensors of its own."""
+        self.case, self.arch, self.bits = case, arch, True
         self._unmade.clear()
+
+    def _observation(
+        self,
+        kernel: TracedKernel | InterpretedKernel,
+        values: Mapping[str, Any],
+        sizes: Mapping[str, int],
+    ) -> Observation:
+        func = kernel.prim_func
+        names = [str(func.buffer_map.get(p, p).name) for p in func.params]
+        unwritten = {name for k, name in enumerate(names) if k in kernel.out_idx}
+        tables, own = {}, set()
+        tensors = {name: v.detach() for name, v in values.items() if isinstance(v, torch.Tensor)}
+        storages = {each.untyped_storage().data_ptr() for each in self._unmade}
+        for name, value in tensors.items():
+            if _is_whole(value) and value.untyped_storage().data_ptr() in storages:
+                continue
+            if _is_table(value):
+                tables[name] = value.cpu().numpy().astype(np.int64)
+                alike = (t for t in self.declared if value.shape == t.shape)
+                own |= {name} if any(bool((value == t).all()) for t in alike) else set()
+            elif (mask := poison_mask(value)) is not None and mask.any():
+                unwritten.add(name)
+        numbers = {name: int(value) for name, value in values.items() if isinstance(value, int)}
+        return Observation(
+            dict(sizes) | numbers, tables, frozenset(own), frozenset(unwritten), tuple(names)
+        )
 
     def uses(self) -> list[KernelUse]:
         """The kernels so far."""
@@ -147,8 +187,7 @@ def observe(
         if arch != observer.arch:
             backend = CompileBackend(requested=(arch,), target=arch, on_launch=observer.on_launch)
             harness = Harness(backend, tuple(roots), _RANK_SECONDS, None)
-        observer.case, observer.arch, observer.bits = case.id, arch, True
-        observer.forget()
+        observer.start(case.id, arch)
         try:
             bound = harness.bind(spec, backend)
             problem = harness.problem(bound, spec, case, 0)
@@ -166,36 +205,6 @@ def observe(
     return observer.uses(), failed
 
 
-def _observation(
-    kernel: TracedKernel | InterpretedKernel,
-    values: Mapping[str, Any],
-    sizes: Mapping[str, int],
-    declared: Sequence[torch.Tensor],
-    unmade: Sequence[torch.Tensor],
-) -> Observation:
-    func = kernel.prim_func
-    names = [str(func.buffer_map.get(p, p).name) for p in func.params]
-    unwritten = {name for k, name in enumerate(names) if k in kernel.out_idx}
-    tables, own = {}, set()
-    tensors = {name: v.detach() for name, v in values.items() if isinstance(v, torch.Tensor)}
-    storages = {each.untyped_storage().data_ptr() for each in unmade}
-    for name, value in tensors.items():
-        if _is_whole(value) and value.untyped_storage().data_ptr() in storages:
-            continue
-        if _is_table(value):
-            tables[name] = value.cpu().numpy().astype(np.int64)
-            if any(value.shape == t.shape and bool((value == t).all()) for t in declared):
-                own.add(name)
-        else:
-            mask = poison_mask(value)
-            if mask is not None and mask.any():
-                unwritten.add(name)
-    numbers = {name: int(value) for name, value in values.items() if isinstance(value, int)}
-    return Observation(
-        dict(sizes) | numbers, tables, frozenset(own), frozenset(unwritten), tuple(names)
-    )
-
-
 def _is_table(tensor: torch.Tensor) -> bool:
     return _is_whole(tensor) and tensor.numel() <= _LARGEST_TABLE
 
@@ -204,3 +213,78 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     """Whether the elements of a tensor are integers."""
     whole = not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
     return whole and tensor.dtype != torch.bool
+
+
+# Cases with other sizes ---------------------------------------------------------------------------
+
+
+def asked_cases(cases: Iterable[Case]) -> list[Case]:
+    """Those whose kernels are proven: without invalid inputs, and without generated ones."""
+    return [case for case in cases if case.origin not in ("invalid", "fuzz")]
+
+
+def variants(spec: Spec, case: Case, count: int) -> Iterator[Case]:
+    """Other cases with the kernels of `case`: other values of axes that no kernel is compiled for.
+
+    First each axis alone takes its largest value, so that sizes that are equal by chance differ;
+    then `count` cases with other values of several axes. They are the same for the same case.
+    """
+    offered = free_values(spec, case)
+    pick = seeded_random(case.seed ^ 0x9E37)
+    seen = {case.key}
+    for attempt in range(len(offered) + _ATTEMPTS if offered else 0):
+        if attempt < len(offered):
+            axis = list(offered)[attempt]
+            values: dict[str, Value] = {axis: max(offered[axis], key=_extent)}
+        else:
+            # Of some axes, for constraints may tie axes to each other.
+            part = 1 if attempt < len(offered) + count else _PART
+            values = {a: pick.choice(each) for a, each in offered.items() if pick.random() < part}
+        found = replace(case, values={**case.values, **values}, origin="tier")
+        if found.key in seen or not allowed(spec, found.values):
+            continue
+        seen.add(found.key)
+        count -= attempt >= len(offered)
+        yield found
+        if count <= 0:
+            return
+
+
+def _extent(value: Value) -> int:
+    """The size of a value: of an integer itself, of lists the sum."""
+    if isinstance(value, Mapping):
+        return sum(map(_extent, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(_extent, value))
+    return value if type(value) is int else 0
+
+
+def free_values(spec: Spec, case: Case) -> dict[str, list[Value]]:
+    """The values of each axis with which a case has the same kernels; of all axes if none has.
+
+    A spec that does not say for which axes kernels are compiled may have kernels with symbolic
+    dims all the same.
+    """
+    key = family_for(spec).compile_key
+    found: dict[str, list[Value]] = {}
+    free: dict[str, list[Value]] = {}
+    for axis, own in case.values.items():
+        values: list[Value] = [own, *spec.axes.get(axis, ())]
+        if type(own) is int and len(values) < _FEW:
+            values += [own + step for step in _STEPS if own + step > 0]
+        found[axis] = list({canonical(value): value for value in values}.values())
+        free[axis] = []
+        for value in found[axis]:
+            with suppress(ExpressionError, SpecError, ValueError):
+                if key(spec, {**case.values, axis: value}) == key(spec, case.values):
+                    free[axis].append(value)
+    several = ({a: v for a, v in each.items() if len(v) > 1} for each in (free, found))
+    return next(several) or next(several)
+
+
+def allowed(spec: Spec, values: Mapping[str, Value]) -> bool:
+    """Whether a spec has a case of these values."""
+    try:
+        return spec.allows(values)
+    except ExpressionError:
+        return False

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import z3
 
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.analysis.accesses import Access, Claim, Range
 
-    from .answers import Values
-    from .facts import Fact
     from .solving import Questions
     from .terms import Terms
 
@@ -34,41 +30,35 @@ LARGEST_DIMS = (1 << 20, 1 << 15, 1 << 12)
 """Largest sizes for which int32 arithmetic is proven to fit; the first that holds is reported."""
 
 
-@dataclass
-class Asked:
-    """Asks the questions of one property; the answer is unknown from the first that has values."""
+Question = tuple["Sequence[z3.BoolRef] | None", str, "ir.Location | None"]
+"""Constraints that no values may satisfy, what it means if some do, and the user's line.
 
-    questions: Questions
-    name: str
-    subject: str
-    began: float = field(default_factory=time.monotonic)
-    used: dict[Fact, None] = field(default_factory=dict)
+Without constraints nothing can be asked.
+"""
 
-    def failed(
-        self, constraints: Iterable[z3.BoolRef], reason: str, location: ir.Location | None
-    ) -> Proof | None:
-        """The answer if values may satisfy constraints; None if there are none."""
-        result = self.questions.ask(constraints)
-        self.used.update(dict.fromkeys(result.used))
-        if result.kind == "none":
-            return None
-        if result.kind == "unknown":
-            reason += " (not decided in time)"
-        return self.unknown(reason, location, result.values)
 
-    def unknown(
-        self, reason: str, location: ir.Location | None, values: Values | None = None
-    ) -> Proof:
-        """No proof."""
+def answered(
+    questions: Questions,
+    name: str,
+    subject: str,
+    asked: Iterable[Question],
+    used: Iterable[Any] = (),
+) -> Proof:
+    """The answer to a property: unknown from the first question that has values.
+
+    `used` are facts that the questions rest on.
+    """
+    facts = dict.fromkeys(map(str, used))
+    for constraints, reason, location in asked:
         place = "" if location is None else str(location)
-        unknown = Proof(self.name, self.subject, "unknown", (), reason, place, values)
-        return replace(unknown, seconds=time.monotonic() - self.began)
-
-    def proven(self) -> Proof:
-        """A proof."""
-        seconds = time.monotonic() - self.began
-        facts = tuple(dict.fromkeys(str(fact) for fact in self.used))
-        return Proof(self.name, self.subject, "proven", facts, seconds=seconds)
+        if constraints is None:
+            return Proof(name, subject, "unknown", (), reason, place)
+        kind, needed, values = questions.ask(constraints)
+        facts.update(dict.fromkeys(map(str, needed)))
+        if kind != "none":
+            late = " (not decided in time)" if kind == "unknown" else ""
+            return Proof(name, subject, "unknown", (), reason + late, place, values)
+    return Proof(name, subject, "proven", tuple(facts))
 
 
 def _one_element(questions: Questions, a: Access, b: Access) -> list[z3.BoolRef]:
@@ -87,9 +77,8 @@ def _differ(terms: Terms, some: Sequence[Range], others: Sequence[Range]) -> z3.
     return z3.Or([terms.variable(r.var, "1") != terms.variable(s.var, "2") for r, s in pairs])
 
 
-def races(questions: Questions, buffer: ir.Buffer) -> Proof:
+def races(questions: Questions, buffer: ir.Buffer) -> Iterator[Question]:
     """No two blocks access one element of a buffer, one to write it, unless both are atomic."""
-    asked = Asked(questions, "races", buffer.name)
     accesses = questions.accesses
     writes, atomics = accesses.of(buffer, "write"), accesses.of(buffer, "atomic")
     reads = accesses.of(buffer, "read")
@@ -103,17 +92,14 @@ def races(questions: Questions, buffer: ir.Buffer) -> Proof:
         reason = f"two blocks may {a.kind} and {b.kind} one element"
         if b.location != a.location and b.location is not None:
             reason += f", the second at {short_path(b.location.file)}:{b.location.line}"
-        if (failed := asked.failed(found, reason, a.location)) is not None:
-            return failed
-    return asked.proven()
+        yield found, reason, a.location
 
 
-def equal_bits(questions: Questions, buffer: ir.Buffer) -> Proof:
+def equal_bits(questions: Questions, buffer: ir.Buffer) -> Iterator[Question]:
     """No two blocks or threads add to one element: its bits do not depend on their order.
 
     Loops over equal extents are shared alike among threads: equal iterations belong to one thread.
     """
-    asked = Asked(questions, "equal bits", buffer.name)
     for a, b in combinations_with_replacement(questions.accesses.of(buffer, "atomic"), 2):
         if a.grid != b.grid:
             continue
@@ -127,9 +113,7 @@ def equal_bits(questions: Questions, buffer: ir.Buffer) -> Proof:
                 apart = z3.Not(apart)
                 found += [_differ(questions.terms, some, others)] if shared else []
             reason = f"two {parties} may add to one element, in any order"
-            if (failed := asked.failed([*found, apart], reason, a.location)) is not None:
-                return failed
-    return asked.proven()
+            yield [*found, apart], reason, a.location
 
 
 def _of_threads(access: Access) -> tuple[Range, ...]:
@@ -145,61 +129,45 @@ def own_sequence(questions: Questions, buffer: ir.Buffer) -> Proof | None:
     None if no dim of the buffer is packed, or if no write loads offsets. Where several facts could
     say which rows a sequence has, one of them must hold.
     """
-    asked = Asked(questions, "own sequence", buffer.name)
-    failed = None
-    for fact, dim in _packed(questions, buffer):
+    facts = [f for f in questions.facts if isinstance(f, (Offsets, Intervals)) and f.disjoint]
+    proof = None
+    for (dim, extent), fact in product(enumerate(buffer.shape), facts):
         writes = [(w, _owner(w, fact)) for w in questions.accesses.of(buffer, "write", "atomic")]
-        if all(owner is None for _, owner in writes):
-            continue
-        for access, owner in writes:
-            if owner is None or not alike(access.buffer, buffer):
-                reason = "a block may write rows that are not counted from a sequence"
-                failed = asked.unknown(reason, access.location)
-            else:
-                failed = _outside(asked, access, dim, fact, owner)
-            if failed is not None:
-                break
-        else:
-            return asked.proven()
-    return failed
+        if same(fact.end, extent) and any(owner is not None for _, owner in writes):
+            counted = ((w, owner if alike(w.buffer, buffer) else None) for w, owner in writes)
+            outside = (_outside(questions, dim, fact, *each) for each in counted)
+            proof = answered(questions, "own sequence", buffer.name, outside)
+            if proof.answer == "proven":
+                return proof
+    return proof
 
 
 def _outside(
-    asked: Asked, access: Access, dim: int, fact: Offsets | Intervals, owner: ir.Expr
-) -> Proof | None:
-    """None if an access is of rows of the block's sequence, which is `owner`."""
-    questions = asked.questions
+    questions: Questions, dim: int, fact: Offsets | Intervals, access: Access, owner: ir.Expr | None
+) -> Question:
+    """That an access is of rows outside of the block's sequence, which is `owner`."""
+    if owner is None:
+        reason = "a block may write rows that are not counted from a sequence"
+        return None, reason, access.location
     questions.fresh()
     start, end = fact.rows(questions.terms, questions.terms.integer(owner))
     row = questions.index(access)[dim]
-    outside = z3.Or(row < start, row >= end)
-    found = [*questions.executed(access), *questions.inside(access), outside]
+    found = [*questions.executed(access), *questions.inside(access)]
     reason = f"a block may write rows outside of sequence {text_of(owner)}"
-    return asked.failed(found, reason, access.location)
-
-
-def _packed(questions: Questions, buffer: ir.Buffer) -> Iterator[tuple[Offsets | Intervals, int]]:
-    """The dims of a buffer whose rows belong to sequences, with the fact that says so."""
-    facts = [f for f in questions.facts if isinstance(f, (Offsets, Intervals)) and f.disjoint]
-    for (dim, extent), fact in product(enumerate(buffer.shape), facts):
-        if same(fact.end, extent):
-            yield fact, dim
+    return [*found, z3.Or(row < start, row >= end)], reason, access.location
 
 
 def _owner(access: Access, fact: Offsets | Intervals) -> ir.Expr | None:
     """The sequence of a block: the index of the start that its rows are counted from."""
     loads = (node for node in walk(*access.index) if isinstance(node, ir.BufferLoad))
-    own = (load.indices for load in loads if load.buffer.data is fact.table.data)
-    starts = (at for at in own if isinstance(fact, Offsets) or number(at[1]) == fact.start)
-    return next((row for row, *_ in starts), None)
+    return next((row for load in loads if (row := fact.starts.row(load)) is not None), None)
 
 
 # Bounds, overflow, assumptions --------------------------------------------------------------------
 
 
-def bounds(questions: Questions, subject: str, accesses: Sequence[Access]) -> Proof:
+def bounds(questions: Questions, accesses: Sequence[Access]) -> Iterator[Question]:
     """Accesses of memory that TileLang does not guard are inside it."""
-    asked = Asked(questions, "bounds", subject)
     done: list[tuple[ir.Expr, ...]] = []
     for access in accesses:
         questions.fresh()
@@ -214,10 +182,7 @@ def bounds(questions: Questions, subject: str, accesses: Sequence[Access]) -> Pr
         if outside and not any(same(parts, each) for each in done):
             done.append(parts)
             reason = f"{access.buffer.name} may be accessed outside of its shape"
-            found = [*questions.executed(access), z3.Or(outside)]
-            if (failed := asked.failed(found, reason, access.location)) is not None:
-                return failed
-    return asked.proven()
+            yield [*questions.executed(access), z3.Or(outside)], reason, access.location
 
 
 def overflow(questions: Questions) -> Proof:
@@ -236,39 +201,38 @@ def _for_sizes(
     largest: Sequence[int],
     name: str,
     subject: str,
-    ask: Callable[[Asked, int], Proof | None],
+    ask: Callable[[Questions, int], Iterator[Question]],
 ) -> Proof:
     """The answer for sizes up to the first of some bounds for which there is a proof."""
     for most in largest:
-        asked = Asked(questions, name, f"{subject}, sizes to {most}")
-        failed = ask(asked, most)
-        if failed is None:
-            return asked.proven()
-    assert failed is not None
-    return failed
+        proof = answered(questions, name, f"{subject}, sizes to {most}", ask(questions, most))
+        if proof.answer == "proven":
+            break
+    return proof
 
 
-def _too_many_blocks(asked: Asked, most: int) -> Proof | None:
-    questions = asked.questions
+def _too_many_blocks(questions: Questions, most: int) -> Iterator[Question]:
     axes = {axis: access for access in questions.accesses.found for axis in access.blocks}
     for axis, access in axes.items():
-        limit = (1 << 31) - 1 if axis.why.endswith("x") else 65535
+        limit = (1 << 31) - 1 if axis.axis.endswith("x") else 65535
         if axis.extent is None or number(axis.extent) is not None:
             continue
         questions.fresh()
         above = questions.terms.integer(axis.extent) > limit
-        reason = f"there may be more than {limit} blocks along {axis.why[-1]}"
-        found = [above, *_largest(questions, most)]
-        if (failed := asked.failed(found, reason, access.location)) is not None:
-            return failed
-    return None
+        reason = f"there may be more than {limit} blocks along {axis.axis[-1]}"
+        yield [above, *_largest(questions, most)], reason, access.location
 
 
-def _overflows(asked: Asked, most: int) -> Proof | None:
-    questions = asked.questions
+def _overflows(questions: Questions, most: int) -> Iterator[Question]:
     done: set[ir.Expr] = set()
     for access in questions.accesses.found:
-        for ranges, computed in _computed(access):
+        # What it computes, with the variables that have their values by then.
+        bounds_of = [
+            (access.ranges[:k], [each.low, each.extent])
+            for k, each in enumerate(access.ranges)
+            if each.extent is not None
+        ]
+        for ranges, computed in [*bounds_of, (access.ranges, [*access.index, *access.path])]:
             nodes = [node for node in walk(*computed) if _may_leave(node) and node not in done]
             done.update(nodes)
             if not nodes:
@@ -278,18 +242,7 @@ def _overflows(asked: Asked, most: int) -> Proof | None:
             values = [terms.integer(node) for node in nodes]
             outside = z3.Or([z3.Or(v < -(1 << 31), v >= 1 << 31) for v in values])
             found = [*terms.bounds(ranges), outside, *_largest(questions, most)]
-            reason = "int32 arithmetic may leave its range"
-            if (failed := asked.failed(found, reason, access.location)) is not None:
-                return failed
-    return None
-
-
-def _computed(access: Access) -> Iterator[tuple[tuple[Range, ...], list[ir.Expr]]]:
-    """What an access computes, with the variables that have their values by then."""
-    for k, each in enumerate(access.ranges):
-        if each.extent is not None:
-            yield access.ranges[:k], [each.low, each.extent]
-    yield access.ranges, [*access.index, *access.path]
+            yield found, "int32 arithmetic may leave its range", access.location
 
 
 def _may_leave(node: object) -> bool:
@@ -321,14 +274,10 @@ def _largest(questions: Questions, most: int) -> Iterator[z3.BoolRef]:
     yield from terms.limits()
 
 
-def assumptions(questions: Questions, claims: Sequence[Claim]) -> Proof:
+def assumptions(questions: Questions, claims: Sequence[Claim]) -> Iterator[Question]:
     """What the kernel lets the compiler assume (`T.assume`) holds."""
-    asked = Asked(questions, "assumptions", "T.assume")
     for claim in claims:
         questions.fresh()
         broken = z3.Not(questions.terms.boolean(claim.condition))
         reason = f"T.assume({text_of(claim.condition)}) may not hold"
-        found = [*questions.executed(claim), broken]
-        if (failed := asked.failed(found, reason, claim.location)) is not None:
-            return failed
-    return asked.proven()
+        yield [*questions.executed(claim), broken], reason, claim.location

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import pairwise, permutations, product
+from math import gcd
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import z3
 
 from .answers import Values
-from .facts import Offsets, follows, symbols_of
+from .facts import BLOCKS, Intervals, Offsets, symbols_of
 from .terms import Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tlmatrix.interpreter.analysis.accesses import Access, Accesses, Executed
 
@@ -30,19 +30,8 @@ _ROUNDS = 4
 """Instances of facts may load elements that other facts are about."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """What Z3 says of constraints.
-
-    Attributes:
-        kind: "none" if no values satisfy them, "some" with such values, or "unknown".
-        used: the facts that the answer "none" needs.
-        values: the smallest that were found.
-    """
-
-    kind: Literal["none", "some", "unknown"]
-    used: tuple[Fact, ...] = ()
-    values: Values | None = None
+Kind = Literal["none", "some", "unknown"]
+"""Of values that satisfy constraints: there are none, there are some, or Z3 does not know."""
 
 
 @dataclass
@@ -87,8 +76,8 @@ class Questions:
         pairs = zip(self.index(access, block), access.buffer.shape, strict=True)
         return [t for i, n in pairs for t in (i >= 0, i < self.terms.integer(n))]
 
-    def ask(self, constraints: Iterable[z3.BoolRef]) -> Result:
-        """Whether any values satisfy constraints."""
+    def ask(self, constraints: Iterable[z3.BoolRef]) -> tuple[Kind, list[Fact], Values | None]:
+        """Whether any values satisfy constraints, the facts why none do, the smallest that do."""
         solver = z3.Solver()
         solver.set("timeout", MILLISECONDS)
         solver.add(*constraints)
@@ -103,15 +92,14 @@ class Questions:
                         solver.assert_and_track(instance, str(key))
             if len(self.terms.loads) == len(loads):
                 break
-        solver.add(*self._sizes(), *self.terms.lemmas())
+        for buffer in self.accesses.kernel.buffer_map.values():
+            solver.add(*(self.terms.integer(extent) >= 0 for extent in buffer.shape))
+        solver.add(*self.terms.lemmas())
         answer = solver.check()
         if answer == z3.unsat:
             core = set(map(str, solver.unsat_core()))
-            used = dict.fromkeys(fact for key, fact in tracked.items() if str(key) in core)
-            return Result("none", tuple(used))
-        if answer == z3.sat:
-            return Result("some", values=self._smallest(solver))
-        return Result("unknown")
+            return "none", [fact for key, fact in tracked.items() if str(key) in core], None
+        return ("some", [], self._smallest(solver)) if answer == z3.sat else ("unknown", [], None)
 
     def _smallest(self, solver: z3.Solver) -> Values:
         """Values that satisfy constraints, with the smallest sizes that do in time."""
@@ -132,45 +120,75 @@ class Questions:
                 tables.setdefault(load.buffer.name, {})[index] = _number(model, load.value)
         symbols_found = {name: _number(model, term) for name, term in terms.items()}
         pairs = {name: tuple(sorted(table.items())) for name, table in tables.items()}
-        return Values(symbols_found, pairs, alike is not None)
+        unknown = any(each.name().startswith("unknown.") for each in model.decls())
+        return Values(symbols_found, pairs, alike is not None, unknown)
 
     def _like(self, solver: z3.Solver, launch: Observation) -> z3.ModelRef | None:
-        """A model that differs from a launch in offsets alone, without longer steps; None if none.
+        """A model that differs from a launch in lengths alone, none of them longer; None if none.
 
-        Other integer tensors, and sizes, may have conditions that launches do not show: a kernel
-        that reads one has no such launch.
+        They are the steps of offsets, or a table of their own; tables that the launch's lengths
+        may have been made of, or that were made of them, are kept so. Other integer tensors, and
+        sizes, may have conditions that launches do not show: a kernel that reads one has no such
+        launch.
         """
-        terms = self.terms
-        free = {f.table.name: f for f in self.facts if isinstance(f, Offsets) and f.end is not None}
-        kernel = self.accesses.kernel
-        read = [b for b in kernel.buffer_map.values() if b.data in self.accesses.constants]
-        tables = {b: launch.tables[b.name] for b in read if b.name in launch.tables}
-        steps = [np.diff(array) for array in tables.values()]
-        if (
-            any(b.name not in free or a.size > _MOST_ELEMENTS for b, a in tables.items())
-            # One may be made from the other.
-            or any(follows(a, b) or follows(b, a) for a, b in combinations(steps, 2))
-        ):
-            return None
+        terms, kernel = self.terms, self.accesses.kernel
+        shown = launch.tables
         names = symbols_of(kernel).items()
         fixed = [terms.variable(var) == launch.symbols.get(name, -1) for name, var in names]
-        for buffer, array in tables.items():
-            for k in range(len(array)):
-                terms.load(buffer, [z3.IntVal(k)])
+        whole = [f for f in self.facts if isinstance(f, Intervals) and f.whole]
+        lengths = {f.lengths.table.name for f in whole}
+        ended = {f.table.name for f in self.facts if isinstance(f, Offsets) and f.end is not None}
+        free = lengths | ended | {f.starts.table.name for f in whole}
+        steps: dict[str, tuple[list[int], list[z3.ArithRef]]] = {}
+        for buffer in kernel.buffer_map.values():
+            if buffer.data in self.accesses.constants and buffer.name in shown:
+                values = shown[buffer.name].tolist()
+                if shown[buffer.name].ndim != 1 or len(values) > _MOST_ELEMENTS:
+                    return None
+                elements = [terms.load(buffer, [z3.IntVal(k)]) for k in range(len(values))]
+                if buffer.name not in lengths:
+                    values = [b - a for a, b in pairwise(values)]
+                    elements = [b - a for a, b in pairwise(elements)]
+                steps[buffer.name] = values, elements
+        tied: set[str] = set()
+        for (name, made), (source, others) in permutations(steps.items(), 2):
+            relation = list(_relations(*made, *others))
+            fixed += relation
+            tied |= {name} if relation and source in free else set()
+        if not free or not steps.keys() <= free | tied:
+            return None
+        for name in (lengths | ended) & steps.keys():
+            values, elements = steps[name]
+            unit = gcd(*values)
+            fixed += [each <= max(values) for each in elements]
+            fixed += [each % unit == 0 for each in elements if unit > 1]
+            fixed.append(z3.Sum(elements) == sum(values))
         known = list(terms.loads.values())
         fixed += [each for fact in self.facts for each in fact.instances(terms, known)]
-        fixed += [each for fact in free.values() for each in fact.usual(terms, known)]
         solver.push()
         solver.add(*fixed, *terms.lemmas())
         found = solver.model() if solver.check() == z3.sat else None
         solver.pop()
         return found
 
-    def _sizes(self) -> list[z3.BoolRef]:
-        """Dims are not negative."""
-        buffers = self.accesses.kernel.buffer_map.values()
-        return [self.terms.integer(extent) >= 0 for each in buffers for extent in each.shape]
-
 
 def _number(model: z3.ModelRef, term: z3.ArithRef) -> int:
     return int(model.eval(term, model_completion=True).as_long())
+
+
+def _relations(
+    values: list[int], steps: list[z3.ArithRef], theirs: list[int], others: list[z3.ArithRef]
+) -> Iterator[z3.BoolRef]:
+    """How a launch's steps follow from others: as counts of blocks, rounded up, or so many rows.
+
+    A sequence may have one row more than its length. All that the launch agrees with is kept, and
+    the sum, which may be the number of blocks.
+    """
+    pairs = list(zip(steps, others, strict=False))
+    for block, more in product((1, *BLOCKS), (0, 1) if pairs else ()):
+        counts = [-(-(n + more) // block) for n in theirs]
+        for unit in {1, block}:
+            if all(n == unit * m for n, m in zip(values, counts, strict=False)):
+                rounded = [(other + (more + block - 1)) / z3.IntVal(block) for other in others]
+                yield from (n == unit * m for n, m in zip(steps, rounded, strict=False))
+                yield z3.Sum(rounded) == sum(counts)

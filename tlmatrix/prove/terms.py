@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache, reduce
 from itertools import combinations, islice
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ import z3
 from tlmatrix.interpreter.ir import nodes as ir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from tlmatrix.interpreter.analysis.accesses import Range
 
@@ -82,13 +83,16 @@ class Terms:
 
     Attributes:
         loads: the elements of constant tensors in terms made so far.
+        boolean: gives the term of a condition, as a block evaluates it.
+        polynomial: gives an integer expression as a sum of products.
     """
 
     def __init__(self, of_block: Iterable[ir.Var] = ()) -> None:
         """Create it; `of_block` are the variables that each block has of its own."""
         self.loads: dict[int, Load] = {}
         self._of_block = frozenset(of_block)
-        self._memo: dict[tuple[int, str], tuple[object, Polynomial | z3.BoolRef]] = {}
+        self.boolean: Callable[..., z3.BoolRef] = cache(self._boolean)
+        self.polynomial: Callable[..., Polynomial] = cache(self._polynomial)
         self._atoms: list[z3.ArithRef] = []
         self._numbers: dict[int, int] = {}
         self._products: dict[_Monomial, z3.ArithRef] = {}
@@ -105,15 +109,6 @@ class Terms:
     def integer(self, node: ir.Expr, block: str = "") -> z3.ArithRef:
         """The term of an integer expression, as a block evaluates it."""
         return self.term(self.polynomial(node, block))
-
-    def boolean(self, node: ir.Expr, block: str = "") -> z3.BoolRef:
-        """The term of a condition."""
-        key = (id(node), block)
-        if key not in self._memo:
-            self._memo[key] = node, self._boolean(node, block)
-        found = self._memo[key][1]
-        assert not isinstance(found, Polynomial)
-        return found
 
     def variable(self, var: ir.Var, block: str = "") -> z3.ArithRef:
         """The constant that stands for a variable."""
@@ -147,19 +142,13 @@ class Terms:
         kind = term.decl().kind()
         parts = term.children()
         if kind == z3.Z3_OP_ADD:
-            found = Polynomial({})
-            for each in parts:
-                found = found.plus(self.parsed(each))
-            return found
+            return reduce(Polynomial.plus, map(self.parsed, parts))
         if kind == z3.Z3_OP_SUB:
             return self.parsed(parts[0]).plus(self.parsed(parts[1]), -1)
         if kind == z3.Z3_OP_UMINUS:
             return Polynomial({}).plus(self.parsed(parts[0]), -1)
         if kind == z3.Z3_OP_MUL or term.decl().eq(self._multiply):
-            found = Polynomial({(): 1})
-            for each in parts:
-                found = found.times(self.parsed(each))
-            return found
+            return reduce(Polynomial.times, map(self.parsed, parts))
         return self.of_term(term)
 
     def atoms(self, polynomial: Polynomial) -> Iterator[tuple[z3.ArithRef, int]]:
@@ -171,30 +160,17 @@ class Terms:
     def bounds(self, ranges: Iterable[Range], block: str = "") -> Iterator[z3.BoolRef]:
         """What the bounds of variables say."""
         for each in ranges:
-            if each.extent is None:
-                continue
-            var = self.integer(each.var, block)
-            low, extent = self.integer(each.low, block), self.integer(each.extent, block)
-            yield var >= low
-            yield var < low + extent
-
-    def polynomial(self, node: ir.Expr, block: str = "") -> Polynomial:
-        """The expression as a sum of products."""
-        key = (id(node), block)
-        if key not in self._memo:
-            self._memo[key] = node, self._polynomial(node, block)
-        found = self._memo[key][1]
-        assert isinstance(found, Polynomial)
-        return found
+            if each.extent is not None:
+                parts = (each.var, each.low, each.extent)
+                var, low, extent = (self.integer(part, block) for part in parts)
+                yield from (var >= low, var < low + extent)
 
     def term(self, polynomial: Polynomial) -> z3.ArithRef:
         """The term of a polynomial."""
         parts = [
             z3.IntVal(c) if not m else self._product(m) * c if c != 1 else self._product(m)
-            for m, c in sorted(polynomial.terms.items())
+            for m, c in sorted(polynomial.terms.items() or [((), 0)])
         ]
-        if not parts:
-            return z3.IntVal(0)
         return z3.Sum(parts) if len(parts) > 1 else parts[0]
 
     def of_term(self, term: z3.ArithRef) -> Polynomial:
@@ -213,8 +189,8 @@ class Terms:
         for m in monomials:
             found += self._signs(m)
         pairs = ((a, b, common) for a, b in combinations(monomials, 2) if (common := _common(a, b)))
-        for a, b, common in islice(pairs, _MOST_PAIRS):
-            found += self._order(a, b, common)
+        for pair in islice(pairs, _MOST_PAIRS):
+            found += self._order(*pair)
         return found
 
     def limits(self) -> Iterator[z3.BoolRef]:
@@ -229,7 +205,7 @@ class Terms:
 
     # Integers ------------------------------------------------------------------------------
 
-    def _polynomial(self, node: ir.Expr, block: str) -> Polynomial:
+    def _polynomial(self, node: ir.Expr, block: str = "") -> Polynomial:
         match node:
             case ir.IntImm():
                 return Polynomial({(): node.value})
@@ -246,7 +222,14 @@ class Terms:
             case ir.Mul():
                 return self.polynomial(node.a, block).times(self.polynomial(node.b, block))
             case ir.FloorDiv() | ir.FloorMod() | ir.Div() | ir.Mod():
-                return self._division(node, block)
+                x, y = self.polynomial(node.a, block), self.polynomial(node.b, block)
+                rest = isinstance(node, (ir.FloorMod, ir.Mod))
+                down = self.divided(x, y, rest=rest)
+                if isinstance(node, (ir.FloorDiv, ir.FloorMod)):
+                    return down
+                # Truncated: towards zero where x is negative.
+                up = self.term(self.divided(Polynomial({}).plus(x, -1), y, rest=rest))
+                return self.of_term(z3.If(self.term(x) >= 0, self.term(down), -up))
             case ir.Min() | ir.Max():
                 x, y = self.integer(node.a, block), self.integer(node.b, block)
                 first = x <= y if isinstance(node, ir.Min) else x >= y
@@ -270,17 +253,6 @@ class Terms:
     def _chosen(self, condition: z3.BoolRef) -> Polynomial:
         return self.of_term(z3.If(condition, z3.IntVal(1), z3.IntVal(0)))
 
-    def _division(self, node: ir.Binary, block: str) -> Polynomial:
-        x, y = self.polynomial(node.a, block), self.polynomial(node.b, block)
-        rest = isinstance(node, (ir.FloorMod, ir.Mod))
-        down = self.divided(x, y, rest=rest)
-        if isinstance(node, (ir.FloorDiv, ir.FloorMod)):
-            return down
-        # Truncated: towards zero where x is negative.
-        negative = Polynomial({}).plus(x, -1)
-        up = Polynomial({}).plus(self.divided(negative, y, rest=rest), -1)
-        return self.of_term(z3.If(self.term(x) >= 0, self.term(down), self.term(up)))
-
     def divided(self, x: Polynomial, y: Polynomial, *, rest: bool = False) -> Polynomial:
         """`x // y` rounded down, or its remainder; `y` is positive."""
         divisor = y.constant
@@ -303,15 +275,13 @@ class Terms:
             return Polynomial({}) if rest else x
         whole = {m: c // divisor for m, c in x.terms.items() if m and c % divisor == 0}
         left = Polynomial({m: c for m, c in x.terms.items() if m not in whole})
-        if left.constant is not None:
-            value = left.constant
-            if rest:
-                return Polynomial({(): value % divisor})
-            return Polynomial(whole).plus(Polynomial({(): value // divisor}))
-        term = self.term(left)
-        if rest:
-            return self.of_term(term % divisor)
-        return Polynomial(whole).plus(self.of_term(term / divisor))
+        value = left.constant
+        if value is not None:
+            found = Polynomial({(): value % divisor if rest else value // divisor})
+        else:
+            term = self.term(left)
+            found = self.of_term(term % divisor if rest else term / divisor)
+        return found if rest else Polynomial(whole).plus(found)
 
     def load(self, buffer: ir.Buffer, indices: Sequence[z3.ArithRef]) -> z3.ArithRef:
         """An element of a constant tensor."""
@@ -323,7 +293,7 @@ class Terms:
 
     # Conditions ----------------------------------------------------------------------------
 
-    def _boolean(self, node: ir.Expr, block: str) -> z3.BoolRef:
+    def _boolean(self, node: ir.Expr, block: str = "") -> z3.BoolRef:
         match node:
             case ir.IntImm():
                 return z3.BoolVal(bool(node.value))

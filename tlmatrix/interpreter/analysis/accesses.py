@@ -1,11 +1,9 @@
 """The accesses of a traced kernel: which elements, under which conditions, in which loops.
 
 `accesses_of` executes the statements of one block symbolically. Indices and conditions of an access
-are expressions over the symbolic dims and scalar parameters, `Range` variables (blocks, threads,
-iterations of loops, elements of a tile) and loads of tensors that the kernel only reads, such as
-`cu_seqlens[b + 1]`. Bound variables and integers that a block keeps in local memory are replaced by
-their values; a value that is not known is a `Range` variable without bounds, whose `why` says what
-it was.
+are expressions over the symbolic dims and scalar parameters, `Range` variables and loads of tensors
+that the kernel only reads, such as `cu_seqlens[b + 1]`. Bound variables and integers that a block
+keeps in local memory are replaced by their values.
 
 The model is exact but for: unknown values, conditions on floats (an unknown boolean each), and
 loops that end early (an unknown boolean for each iteration). All of them admit more executions than
@@ -24,22 +22,18 @@ import numpy as np
 
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.ir.rewrites.threads import with_boolean_conditions, without_returns
-from tlmatrix.interpreter.ir.walk import any_of, calls, children, same, text_of, walk
-
-from .expressions import (
-    UNKNOWN,
-    evaluate,
-    interval,
-    is_negative_where,
-    is_true,
-    number,
-    ranges_under,
+from tlmatrix.interpreter.ir.rewrites.threads import (
+    launched_threads,
+    with_boolean_conditions,
+    without_returns,
 )
+from tlmatrix.interpreter.ir.walk import any_of, calls, children, same, walk
+
+from .expressions import UNKNOWN, evaluate, interval, is_negative_under, is_true, number
 from .usage import JUMPS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from .expressions import Interval
 
@@ -62,14 +56,18 @@ class Range:
     Attributes:
         kind: what it counts: "block" of a grid axis, "thread", iterations of a "loop" or of a
             "parallel" (or vectorized) one, elements of a "tile", or an "unknown" value.
-        why: of an unknown value, what it is; of a block, its axis: "blockIdx.x".
+        axis: of a block: "blockIdx.x".
     """
 
     var: ir.Var
     low: ir.Expr
     extent: ir.Expr | None
     kind: Literal["block", "thread", "loop", "parallel", "tile", "unknown"]
-    why: str = ""
+    axis: str = ""
+
+
+_Part = tuple[ir.Expr, ir.Expr, Range | None]
+"""Of one dim of a tile: start, extent, and the variable of its elements if there are several."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -220,19 +218,16 @@ _UNFOLLOWED = ("shared.barrier", "shared.cluster_barrier", "shared.tmem")
 _POINTERS = ("tl.access_ptr", "tirx.address_of", "tirx.tvm_access_ptr")
 _LINEAR = (ir.Add, ir.Sub, ir.Mul, ir.Min, ir.Max)
 _DIVIDED = (ir.FloorDiv, ir.FloorMod)
+_LOOPS: dict[int, Any] = {
+    ir.PARALLEL: "parallel", ir.VECTORIZED: "parallel", ir.THREAD_BINDING: "thread"
+}  # fmt: skip
 _CONDITIONAL = ("tirx.if_then_else",)
+_BITS = ("tirx.shift_left", "tirx.shift_right", "tirx.bitwise_and", "tirx.bitwise_xor")
 
 
 @dataclass
 class _State:
-    """What a block knows at a statement.
-
-    Attributes:
-        values: of variables, and of elements of local integer memory.
-        path: the conditions around the statement.
-        ranges: the variables in scope.
-        certain: whether all of these are exact.
-    """
+    """What a block knows at a statement: values of variables and elements, and as `Executed`."""
 
     values: dict[Any, ir.Expr] = field(default_factory=dict)
     path: tuple[ir.Expr, ...] = ()
@@ -267,7 +262,13 @@ class _Block:
         self._location = node.location
         match node:
             case ir.SeqStmt():
-                self._sequence(node.seq)
+                with self._under():
+                    for child in node.seq:
+                        self.run(child)
+                        if any_jump(child):
+                            # What follows is executed only in iterations that have not left.
+                            left = self._unknown("bool")
+                            self._s.path = (*self._s.path, left)
             case ir.Block():
                 for buffer in node.alloc_buffers:
                     self._forget(buffer.data)
@@ -285,9 +286,16 @@ class _Block:
             case ir.AttrStmt():
                 self.run(node.body)
             case ir.AssertStmt():
-                self._read(node.condition)
+                self._value(node.condition)
+            case ir.Evaluate(value=ir.Call(op="tirx.assume", args=(claimed, *_))):
+                found, compared = self._found.found, self._found.comparisons
+                before = len(found), len(compared)
+                condition = self._value(claimed)
+                del found[before[0] :], compared[before[1] :]  # it is for the compiler
+                claim = Claim(condition=condition, **self._executed(condition))
+                self._found.claims.append(claim)
             case ir.Evaluate():
-                self._evaluate(node)
+                self._value(node.value)
             case ir.BufferStore():
                 self._store(node)
             case _:
@@ -301,56 +309,40 @@ class _Block:
         yield
         self._s.path = before
 
-    def _sequence(self, statements: Sequence[ir.Stmt]) -> None:
-        with self._under():
-            for child in statements:
-                self.run(child)
-                if any_jump(child):
-                    # What follows is executed only in iterations that have not left the loop.
-                    left = self._unknown("bool", "a loop that ends early").var
-                    self._s.path = (*self._s.path, left)
-
     def _bind(self, node: ir.Bind) -> None:
         value = node.value
         if isinstance(value, ir.Call) and value.op == "tl.launch_thread_idx":
             self._values_set(node.var, self._threads[number(value.args[0])].var)
             return
-        self._read(value)
+        known = self._value(value)
         if node.var.dtype in _INTEGERS:
-            self._values_set(node.var, self._value(value, node.var.name))
+            self._values_set(node.var, known)
         else:
             self._flow(node.var, value)
 
     def _launch(self, grid: ir.For) -> None:
         """Have variables for the threads of a launch, whose numbers an annotation in it has."""
         self._grid += 1
-        blocks = (node for node in walk(grid.body) if isinstance(node, ir.Block))
-        sizes = (each.annotations.get("tl.launch_threads") for each in blocks)
-        extents = [*next(filter(None, sizes), ()), 1, 1, 1][:3]
         self._threads = []
-        for axis, extent in zip("xyz", extents, strict=True):
-            count = ir.IntImm("int32", extent) if isinstance(extent, int) else extent
+        for axis, extent in zip("xyz", launched_threads(grid.body) or (1, 1, 1), strict=True):
+            count = ir.IntImm("int32", extent)
             thread = Range(ir.Var("int32", f"thread.{axis}"), _ZERO, count, "thread")
             self._threads.append(thread)
             self._free[thread.var] = thread
 
     def _loop(self, node: ir.For) -> None:
-        self._read(node.min)
-        self._read(node.extent)
+        low, extent = self._value(node.min), self._value(node.extent)
         grid = node.kind == ir.THREAD_BINDING and node.thread_tag.startswith("blockIdx")
         if grid and not self._s.ranges:
             self._launch(node)
-        low, extent = self._value(node.min, "min"), self._value(node.extent, "extent")
-        parallel = dict.fromkeys((ir.PARALLEL, ir.VECTORIZED), "parallel")
-        kinds: Any = {**parallel, ir.THREAD_BINDING: "block" if grid else "thread"}
-        kind = kinds.get(node.kind, "loop")
+        kind: Any = "block" if grid else _LOOPS.get(node.kind, "loop")
         repeats = kind in ("loop", "parallel")
         var = ir.Var(node.loop_var.dtype, node.loop_var.name)
         step = number(node.step) if node.step is not None else 1
         known: ir.Expr = var
         counted = step is not None and step > 0
         if not counted:
-            known = self._unknown(var.dtype, "the variable of a loop").var
+            known = self._unknown(var.dtype)
         elif step != 1:
             # The variable counts iterations.
             size = ir.IntImm("int32", step)
@@ -358,8 +350,7 @@ class _Block:
             extent = ir.FloorDiv("int32", above, size)
             known = ir.Add("int32", low, ir.Mul("int32", var, size))
             low = _ZERO
-        outside = self._s
-        changed = _written(node.body)
+        outside, changed = self._s, _written(node.body)
         if kind == "loop" and self._computes(node, changed):
             first = number(node.min)
             for k in range(first, first + number(node.extent)):
@@ -390,26 +381,23 @@ class _Block:
         outside, changed = self._s, _written(node.body)
         self._s = replace(outside.inner(), certain=False)
         self._havoc(changed)
-        self._read(node.condition)
-        with self._under(self._value(node.condition, "condition")):
+        with self._under(self._value(node.condition)):
             self.run(node.body)
         self._s, self._location = outside.inner(), node.location
         self._havoc(changed)
-        self._read(node.condition)
+        self._value(node.condition)
 
     def _branch(self, node: ir.IfThenElse) -> None:
-        self._read(node.condition)
-        condition = self._value(node.condition, "a condition")
+        condition = self._value(node.condition)
         outside = self._s
-        ends: list[dict[Any, ir.Expr]] = []
-        no = ir.Not("bool", condition)
-        for case, test in ((node.then_case, condition), (node.else_case, no)):
-            self._s = outside.inner(test)
-            if case is not None:
-                self.run(case)
-            ends.append(self._s.values)
+        self._s = outside.inner(condition)
+        self.run(node.then_case)
+        then = self._s.values
+        self._s = outside.inner(ir.Not("bool", condition))
+        if node.else_case is not None:
+            self.run(node.else_case)
+        other = self._s.values
         merged = dict(outside.values)
-        then, other = ends
         for key in then.keys() | other.keys():
             a, b = then.get(key), other.get(key)
             if a is b and a is not None:
@@ -420,42 +408,26 @@ class _Block:
                 merged.pop(key, None)
         self._s = replace(outside, values=merged)
 
-    def _evaluate(self, node: ir.Evaluate) -> None:
-        value = node.value
-        if isinstance(value, ir.Call) and value.op == "tirx.assume":
-            condition = self._value(value.args[0], "a condition")
-            where = self._executed(condition)
-            self._found.claims.append(Claim(condition=condition, **where))
-            return
-        self._read(value)
-
     def _store(self, node: ir.BufferStore) -> None:
-        self._read(node.value)
-        for index in node.indices:
-            self._read(index)
-        guard = () if node.predicate is None else (self._value(node.predicate, "a predicate"),)
-        with self._under(*guard):
-            self._access(node.buffer, "write", list(map(self._element, node.indices)))
-        self._flow(node.buffer.data, node.value)
         buffer = node.buffer
-        place = self._place(buffer, node.indices)
+        value = self._value(node.value)
+        tile = list(map(self._element, node.indices))
+        guard = () if node.predicate is None else (self._value(node.predicate),)
+        with self._under(*guard):
+            self._access(buffer, "write", tile)
+        self._flow(buffer.data, node.value)
+        place = self._place(buffer, tile)
         if place is None or node.value.dtype not in _INTEGERS or guard:
             self._forget(buffer.data)
             return
-        value = self._value(node.value, buffer.name)
-        if buffer.scope.startswith("shared") and self._is_of_thread(value):
-            # Other threads do not have the value that this one has for their own index.
-            self.divided |= {buffer.data}
-        views = (k for k in self._s.values if isinstance(k, tuple) and k[0] is buffer.data)
-        for key in [k for k in views if k[1] is not buffer]:
-            del self._s.values[key]
-        self._values_set(place, value)
-
-    def _is_of_thread(self, value: ir.Expr) -> bool:
-        """Whether a value, or that it is stored, differs between the threads of a block."""
         ranges = (*self._s.ranges, *self._free.values())
         of_threads = {r.var for r in ranges if r.kind in ("parallel", "thread")}
-        return any(node in of_threads for node in walk(value, *self._s.path))
+        differs = any(each in of_threads for each in walk(value, *self._s.path))
+        if buffer.scope.startswith("shared") and differs:
+            # Other threads do not have the value that this one has for their own index.
+            self.divided |= {buffer.data}
+        self._forget(buffer.data, but=buffer)
+        self._values_set(place, value)
 
     # Values --------------------------------------------------------------------------------
 
@@ -466,50 +438,49 @@ class _Block:
     def _flow(self, target: ir.Var, source: Any) -> None:
         self._found.flows.setdefault(target, []).append(source)
 
-    def _is_followed(self, buffer: ir.Buffer) -> bool:
-        """Whether the elements of a buffer are integers that one block keeps for itself."""
-        if buffer.scope not in ("local.var", "local", "local.fragment", "shared", "shared.dyn"):
-            return False
-        if buffer.dtype not in _INTEGERS or buffer.data in self.divided:
-            return False
+    def _place(self, buffer: ir.Buffer, tile: Sequence[_Part]) -> Any:
+        """The key of an element of integers that one block keeps for itself; None if it is none."""
         sizes = [number(n) for n in buffer.shape]
-        return None not in sizes and prod(sizes) <= _LARGEST_TABLE
-
-    def _place(self, buffer: ir.Buffer, indices: Iterable[Any]) -> Any:
-        """The key of an element that is followed; None if it is not."""
-        if not self._is_followed(buffer):
-            return None
-        numbers = tuple(number(self._value(i, "index")) for i in indices)
+        followed = (
+            buffer.scope in ("local.var", "local", "local.fragment", "shared", "shared.dyn")
+            and buffer.dtype in _INTEGERS
+            and buffer.data not in self.divided
+            and None not in sizes
+            and prod(sizes) <= _LARGEST_TABLE
+        )
+        numbers = tuple(number(index) for index, *_ in tile) if followed else (None,)
         return None if None in numbers else (buffer.data, buffer, *numbers)
 
-    def _forget(self, data: ir.Var) -> None:
-        for key in [k for k in self._s.values if isinstance(k, tuple) and k[0] is data]:
-            del self._s.values[key]
+    def _elements(self, *data: ir.Var) -> list[Any]:
+        """The keys of the elements of memory that are followed."""
+        return [k for k in self._s.values if isinstance(k, tuple) and k[0] in data]
+
+    def _forget(self, data: ir.Var, but: ir.Buffer | None = None) -> None:
+        for key in self._elements(data):
+            if key[1] is not but:
+                del self._s.values[key]
 
     def _havoc(self, changed: frozenset[ir.Var]) -> None:
         """Forget the values of memory that a loop changes."""
-        for key in [k for k in self._s.values if isinstance(k, tuple) and k[0] in changed]:
-            dtype = self._s.values[key].dtype
-            self._values_set(key, self._unknown(dtype, "a value that a loop changes", key[0]).var)
+        for key in self._elements(*changed):
+            self._values_set(key, self._unknown(self._s.values[key].dtype, key[0]))
 
-    def _unknown(self, dtype: str, why: str, source: Any = None) -> Range:
+    def _unknown(self, dtype: str, source: Any = None) -> ir.Var:
+        """A value of which only that it may come from `source` is known."""
         self._count += 1
-        found = Range(ir.Var(dtype, f"unknown.{self._count}"), _ZERO, None, "unknown", why)
-        self._free[found.var] = found
+        found = ir.Var(dtype, f"unknown.{self._count}")
+        self._free[found] = Range(found, _ZERO, None, "unknown")
         if source is not None:
-            self._flow(found.var, source)
+            self._flow(found, source)
         return found
-
-    def _free_in(self, values: Iterable[ir.Expr]) -> tuple[Range, ...]:
-        """The unknown values and threads that expressions depend on."""
-        found = (self._free.get(node) for node in walk(*values) if type(node) is ir.Var)
-        return tuple(dict.fromkeys(r for r in found if r is not None))
 
     def _executed(self, *values: ir.Expr, own: Sequence[Range] = ()) -> Any:
         """What is common to all that a statement executes, for values and variables of its own."""
         scope = (*self._s.ranges, *own)
         bounds = [e for r in scope for e in (r.low, r.extent) if e is not None]
-        free = self._free_in((*values, *self._s.path, *bounds))
+        nodes = (n for n in walk(*values, *self._s.path, *bounds) if type(n) is ir.Var)
+        # Unknown values and threads that these depend on.
+        free = dict.fromkeys(self._free[node] for node in nodes if node in self._free)
         return {
             "path": self._s.path,
             "ranges": (*free, *scope),
@@ -517,178 +488,148 @@ class _Block:
             "location": self._location,
         }
 
-    def _value(self, node: Any, why: str) -> ir.Expr:
-        """An integer expression over the variables of the model."""
-        if isinstance(node, (ir.IntImm, ir.FloatImm)):
-            return node
-        if isinstance(node, ir.Var):
-            return self._s.values.get(node, node)
-        if isinstance(node, ir.BufferLoad):
-            return self._loaded(node)
-        if isinstance(node, (ir.Cast, ir.Not)):
-            inner = node.value if isinstance(node, ir.Cast) else node.a
-            if inner.dtype not in _INTEGERS:
-                return self._unknown(node.dtype, f"{why}: {text_of(inner)}", inner).var
-            value = self._value(inner, why)
-            if isinstance(node, ir.Not):
-                return ir.Not(node.dtype, value)
-            if node.dtype == "bool":
-                return ir.Compare("bool", value, ir.IntImm(inner.dtype, 0), "!=")
-            if (inner.dtype, node.dtype) == ("int64", "int32"):
-                return ir.Cast("int32", value)  # that it fits is asked, as of arithmetic
-            least, most = interval(value, {})
-            kept = node.dtype in _INTEGERS and np.can_cast(inner.dtype, node.dtype)
-            if kept or (least >= 0 and most < 1 << 7):
-                return value
-            return self._unknown(node.dtype, f"{why}: {text_of(node)}").var
-        if isinstance(node, ir.Compare):
-            if node.a.dtype not in _INTEGERS:
-                return self._unknown("bool", f"a condition on floats: {text_of(node)}").var
-            a, b = self._value(node.a, why), self._value(node.b, why)
-            return ir.Compare("bool", a, b, node.symbol)
-        if isinstance(node, ir.BINARY):
-            if node.dtype not in _INTEGERS or (
-                node.dtype not in _EXACT and isinstance(node, (ir.Add, ir.Sub, ir.Mul))
-            ):
-                return self._unknown(node.dtype, f"{why}: {text_of(node)}", node).var
-            return _folded(
-                type(node), node.dtype, self._value(node.a, why), self._value(node.b, why)
-            )
-        if isinstance(node, ir.Select):
-            return self._chosen(node.dtype, node.condition, node.true_value, node.false_value, why)
-        if isinstance(node, ir.Let):
-            self._values_set(node.var, self._value(node.value, why))
-            return self._value(node.body, why)
-        if isinstance(node, ir.Call):
-            return self._called(node, why)
-        if isinstance(node, ir.Ramp):
-            return node
-        return self._unknown(getattr(node, "dtype", "int32"), f"{why}: {text_of(node)}", node).var
+    def _value(self, node: Any) -> Any:
+        """An integer as an expression over the variables of the model, of others the node.
 
-    def _called(self, node: ir.Call, why: str) -> ir.Expr:
-        if node.op in _CONDITIONAL and node.dtype in _INTEGERS:
+        What the evaluation accesses is added, and each comparison.
+        """
+        match node:
+            case ir.Var():
+                return self._s.values.get(node, node)
+            case ir.BufferLoad():
+                return self._loaded(node)
+            case ir.Let():
+                self._values_set(node.var, self._value(node.value))
+                return self._value(node.body)
+            case ir.Call():
+                return self._called(node)
+            case ir.And() | ir.Or():
+                first = self._value(node.a)
+                with self._under(first if isinstance(node, ir.And) else ir.Not("bool", first)):
+                    return _folded(type(node), node.dtype, first, self._value(node.b))
+            case ir.Compare():
+                a, b = self._value(node.a), self._value(node.b)
+                if node.a.dtype not in _INTEGERS:
+                    return self._unknown("bool")
+                compared = ir.Compare("bool", a, b, node.symbol)
+                self._found.comparisons.append(compared)
+                return compared
+            case ir.Select():
+                parts = (node.condition, node.true_value, node.false_value)
+                return _chosen(node, *map(self._value, parts))
+            case ir.Not():
+                return ir.Not(node.dtype, self._value(node.a))
+            case ir.Cast():
+                return self._cast(node)
+        operands = [self._value(child) for child in children(node)]
+        if getattr(node, "dtype", "") not in _INTEGERS or isinstance(node, ir.IntImm):
+            return node
+        exact = node.dtype in _EXACT or not isinstance(node, (ir.Add, ir.Sub, ir.Mul))
+        if isinstance(node, ir.BINARY) and exact:
+            return _folded(type(node), node.dtype, *operands)
+        return self._unknown(node.dtype, node)
+
+    def _cast(self, node: ir.Cast) -> Any:
+        inner, value = node.value, self._value(node.value)
+        if inner.dtype not in _INTEGERS:
+            return self._unknown(node.dtype, inner) if node.dtype in _INTEGERS else node
+        if node.dtype == "bool":
+            return ir.Compare("bool", value, ir.IntImm(inner.dtype, 0), "!=")
+        if (inner.dtype, node.dtype) == ("int64", "int32"):
+            return ir.Cast("int32", value)  # that it fits is asked, as of arithmetic
+        if node.dtype not in _INTEGERS:
+            return node
+        least, most = interval(value, {})
+        fits = np.can_cast(inner.dtype, node.dtype) or (least >= 0 and most < 1 << 7)
+        return value if fits else self._unknown(node.dtype)
+
+    def _called(self, node: ir.Call) -> Any:
+        if node.op in _CONDITIONAL:
             condition, true, false = node.args
-            return self._chosen(node.dtype, condition, true, false, why)
-        right = node.op == "tirx.shift_right"
-        if right or (node.op == "tirx.shift_left" and node.dtype in _EXACT):
+            test = self._value(condition)
+            with self._under(test):
+                a = self._value(true)
+            with self._under(ir.Not("bool", test)):
+                return _chosen(node, test, a, self._value(false))
+        if node.op not in _BITS or node.dtype not in _INTEGERS:
+            self._call(node)
+            return self._unknown(node.dtype, node) if node.dtype in _INTEGERS else node
+
+        def folded(kind: type[ir.Binary], a: ir.Expr, b: ir.Expr | int) -> ir.Expr:
+            b = ir.IntImm("int32", b) if isinstance(b, int) else b
+            return _folded(kind, node.dtype, a, b)
+
+        a, b = map(self._value, node.args)
+        bits, name = number(b), node.op.rpartition(".")[2]
+        if name == "shift_right" or (name == "shift_left" and node.dtype in _EXACT):
             # A division by a power of two, or a product, whatever the exponent.
-            value, bits = (self._value(each, why) for each in node.args)
-            count = number(bits)
-            power: ir.Expr = ir.Call(node.dtype, "power_of_two", (bits,), {})
-            power = power if count is None else ir.IntImm("int32", 1 << count)
-            return _folded(ir.FloorDiv if right else ir.Mul, node.dtype, value, power)
-        if node.op == "tirx.bitwise_and" and node.dtype in _INTEGERS:
-            a, b = (self._value(each, why) for each in node.args)
-            mask = number(b)
-            if mask is not None and mask >= 0 and (mask & (mask + 1)) == 0:
-                return _folded(ir.FloorMod, node.dtype, a, ir.IntImm("int32", mask + 1))
-        if node.op == "tirx.bitwise_xor" and node.dtype in _INTEGERS and number(node.args[1]) == 1:
-            a = self._value(node.args[0], why)
-            last = _folded(ir.FloorMod, node.dtype, a, ir.IntImm("int32", 2))
-            twice = _folded(ir.Mul, node.dtype, last, ir.IntImm("int32", 2))
-            one_more = _folded(ir.Add, node.dtype, a, _ONE)
-            return _folded(ir.Sub, node.dtype, one_more, twice)
-        return self._unknown(node.dtype, f"{why}: {text_of(node)}", node).var
+            power = ir.Call(node.dtype, "power_of_two", (b,), {}) if bits is None else 1 << bits
+            return folded(ir.FloorDiv if name == "shift_right" else ir.Mul, a, power)
+        if name == "bitwise_and" and bits is not None and bits & (bits + 1) == 0 <= bits:
+            return folded(ir.FloorMod, a, bits + 1)
+        if name == "bitwise_xor" and bits == 1:
+            twice = folded(ir.Mul, folded(ir.FloorMod, a, 2), 2)
+            return folded(ir.Sub, folded(ir.Add, a, 1), twice)
+        return self._unknown(node.dtype, node)
 
-    def _chosen(self, dtype: str, condition: Any, true: Any, false: Any, why: str) -> ir.Expr:
-        test = self._value(condition, why)
-        known = number(test)
-        if known is not None:
-            return self._value(true if known else false, why)
-        return ir.Select(dtype, test, self._value(true, why), self._value(false, why))
-
-    def _loaded(self, node: ir.BufferLoad) -> ir.Expr:
+    def _loaded(self, node: ir.BufferLoad) -> Any:
         """The value of an element: of a constant tensor the load itself."""
         buffer = node.buffer
+        tile = list(map(self._element, node.indices))
+        if buffer.scope not in ("local.var", "shared.barrier"):
+            self._access(buffer, "read", tile)
+        if node.dtype not in _INTEGERS:
+            return node
         of_parameter = buffer.data in self._found.constants and not any_of(node, ir.Ramp)
-        if node.dtype in _INTEGERS and of_parameter and alike(buffer, self._buffers[buffer.data]):
-            indices = tuple(self._value(i, "index") for i in node.indices)
-            return ir.BufferLoad(node.dtype, buffer, indices)
-        place = self._place(buffer, node.indices)
-        if place is not None and place in self._s.values:
-            return self._s.values[place]
-        return self._unknown(node.dtype, f"an element of {buffer.name}", node).var
+        if of_parameter and alike(buffer, self._buffers[buffer.data]):
+            return ir.BufferLoad(node.dtype, buffer, tuple(index for index, *_ in tile))
+        place = self._place(buffer, tile)
+        return self._s.values[place] if place in self._s.values else self._unknown(node.dtype, node)
 
     # Accesses ------------------------------------------------------------------------------
 
-    def _read(self, node: Any) -> None:
-        """Add what the evaluation of an expression accesses."""
-        if isinstance(node, ir.BufferLoad):
-            for index in node.indices:
-                self._read(index)
-            if node.buffer.scope not in ("local.var", "shared.barrier"):
-                self._access(node.buffer, "read", list(map(self._element, node.indices)))
-        elif isinstance(node, ir.Call):
-            self._call(node)
-        elif isinstance(node, (ir.And, ir.Or)):
-            self._read(node.a)
-            test = self._value(node.a, "a condition")
-            with self._under(test if isinstance(node, ir.And) else ir.Not("bool", test)):
-                self._read(node.b)
-        elif isinstance(node, ir.Let):
-            self._read(node.value)
-            self._values_set(node.var, self._value(node.value, node.var.name))
-            self._read(node.body)
-        elif isinstance(node, ir.Expr):
-            if isinstance(node, ir.Compare) and node.a.dtype in _INTEGERS:
-                compared: Any = self._value(node, "a condition")
-                self._found.comparisons.append(compared)
-            for child in children(node):
-                self._read(child)
-
     def _call(self, node: ir.Call) -> None:
-        if node.op in _CONDITIONAL:
-            condition, true, false = node.args
-            self._read(condition)
-            test = self._value(condition, "a condition")
-            for branch, holds in ((true, test), (false, ir.Not("bool", test))):
-                with self._under(holds):
-                    self._read(branch)
-            return
+        """Add what an operation accesses, and what it does to an mbarrier that it is passed."""
         name = node.op.rpartition(".")[2]
         atomic = "atomic" in node.op
+        values: list[Any] = []
+        barriers: list[tuple[ir.Buffer, ir.Expr]] = []
         for k, argument in enumerate(node.args):
+            value = None
             if isinstance(argument, ir.Region):
                 self._region(argument, name, atomic=atomic and k == 1)
             elif isinstance(argument, ir.Call) and argument.op in _POINTERS:
                 self._pointer(node, argument, name)
             elif isinstance(argument, ir.Var) and argument.dtype == "handle":
-                pointer = ir.Call("handle", _POINTERS[-1], (argument,), {})
-                self._pointer(node, pointer, name)
+                self._pointer(node, ir.Call("handle", _POINTERS[-1], (argument,), {}), name)
+            elif isinstance(argument, ir.BufferLoad) and "barrier" in argument.buffer.scope:
+                barriers.append((argument.buffer, self._value(argument.indices[0])))
             elif isinstance(argument, ir.Expr):
-                self._read(argument)
+                value = self._value(argument)
+            values.append(value)
         for argument in node.annotations.values():
             if isinstance(argument, ir.Expr):
-                self._read(argument)
-        if node.op != "tl.mbarrier_expect_tx":
-            self._event(node)
+                self._value(argument)
+        for barrier, index in barriers if node.op != "tl.mbarrier_expect_tx" else ():
+            parity = values[1] if node.op == "tl.mbarrier_wait_parity" else None
+            where = self._executed(index, *([] if parity is None else [parity]))
+            event = Event(barrier=barrier, index=index, parity=parity, **where)
+            self._found.events.append(event)
         if name.endswith("copy") and all(isinstance(a, ir.Region) for a in node.args[:2]):
             self._flow(node.args[1].buffer.data, node.args[0])
 
-    def _event(self, node: ir.Call) -> None:
-        """Add what a call does to an mbarrier that is an argument of it."""
-        for argument in node.args:
-            if not isinstance(argument, ir.BufferLoad) or "barrier" not in argument.buffer.scope:
-                continue
-            index = self._value(argument.indices[0], "index")
-            waits = node.op == "tl.mbarrier_wait_parity"
-            parity = self._value(node.args[1], "a parity") if waits else None
-            where = self._executed(index, *([] if parity is None else [parity]))
-            event = Event(barrier=argument.buffer, index=index, parity=parity, **where)
-            self._found.events.append(event)
-
     def _pointer(self, node: ir.Call, pointer: ir.Call, name: str) -> None:
+        load = next((a for a in pointer.args if isinstance(a, ir.BufferLoad)), None)
+        tile = [] if load is None else list(map(self._element, load.indices))
         for argument in pointer.args:
-            for part in getattr(argument, "indices", (argument,)):
-                self._read(part)
+            if argument is not load:
+                self._value(argument)
         for data in _pointed(pointer):
             self._forget(data)
-        load = next((a for a in pointer.args if isinstance(a, ir.BufferLoad)), None)
         if load is not None and "atomic" in node.op and pointer.op == "tl.access_ptr":
             # The first is what is updated; vectors are of neighbours in the last dim.
             kind: Kind = "atomic" if node.args[0] is pointer else "read"
             lanes = re.search(r"x([24])_", node.op)
-            tile = list(map(self._element, load.indices))
             if lanes is not None:
                 tile[-1] = self._tile(tile[-1][0], ir.IntImm("int32", int(lanes.group(1))))
             self._access(load.buffer, kind, tile, operation=name)
@@ -699,17 +640,14 @@ class _Block:
             if buffer is None:
                 continue  # a barrier, or tensor memory
             whole = [self._tile(_ZERO, extent) for extent in buffer.shape]
-            indices = load.indices if load is not None else [_ZERO] * len(buffer.shape)
-            there = tuple((self._value(index, "index"), _ONE) for index in indices)
+            starts = [start for start, *_ in tile] or [_ZERO] * len(buffer.shape)
+            there = tuple((start, _ONE) for start in starts)
             for kind in ("read", "write"):
-                self._access(buffer, kind, whole, operation=name, certain=False)
-                self._found.found[-1] = replace(self._found.found[-1], box=there)
+                self._access(buffer, kind, whole, operation=name, box=there)
 
     def _region(self, region: ir.Region, name: str, *, atomic: bool) -> None:
-        for part in (*region.indices, *region.extents):
-            self._read(part)
         tile = [
-            self._tile(self._value(start, "start"), self._value(extent, "extent"))
+            self._tile(self._value(start), self._value(extent))
             for start, extent in zip(region.indices, region.extents, strict=True)
         ]
         usual: list[tuple[Kind, bool]] = [("read", region.reads), ("write", region.writes)]
@@ -719,18 +657,18 @@ class _Block:
         if region.writes or atomic:
             self._forget(region.buffer.data)
 
-    def _tile(self, start: ir.Expr, extent: ir.Expr) -> tuple[ir.Expr, ir.Expr, Range | None]:
+    def _tile(self, start: ir.Expr, extent: ir.Expr) -> _Part:
         if number(extent) == 1:
             return start, extent, None
         self._count += 1
         var = ir.Var("int32", f"tile.{self._count}")
         return start, extent, Range(var, _ZERO, extent, "tile")
 
-    def _element(self, index: Any) -> tuple[ir.Expr, ir.Expr, Range | None]:
+    def _element(self, index: Any) -> _Part:
         """One element of a dim, or a vector of them."""
         if not isinstance(index, ir.Ramp):
-            return self._value(index, "index"), _ONE, None
-        start, step = self._value(index.base, "index"), self._value(index.stride, "stride")
+            return self._value(index), _ONE, None
+        start, step = self._value(index.base), self._value(index.stride)
         lane = self._tile(_ZERO, ir.IntImm("int32", index.lanes))[2]
         assert lane is not None
         return ir.Add("int32", start, ir.Mul("int32", lane.var, step)), _ONE, lane
@@ -739,35 +677,31 @@ class _Block:
         self,
         buffer: ir.Buffer,
         kind: Kind,
-        tile: Sequence[tuple[ir.Expr, ir.Expr, Range | None]],
+        tile: Sequence[_Part],
         *,
         operation: str = "",
-        certain: bool = True,
+        box: tuple[tuple[ir.Expr, ir.Expr], ...] | None = None,
     ) -> None:
-        index, ranges = [], []
-        box: list[tuple[ir.Expr, ir.Expr]] = []
-        for at, extent, element in tile:
-            start = self._wrapped(at, buffer, len(box))
-            if element is not None:
-                ranges.append(element)
-            if element is None or any(node is element.var for node in walk(start)):
-                index.append(start)
-            else:
-                index.append(_folded(ir.Add, "int32", start, element.var))
-            box.append((start, extent))
-        where = self._executed(*index, own=ranges)
-        where["certain"] &= certain
-        self._found.found.append(
-            Access(
-                buffer=buffer,
-                kind=kind,
-                index=tuple(index),
-                box=tuple(box),
-                operation=operation,
-                grid=max(self._grid, 0),
-                **where,
-            )
+        """Add an access; with a `box` of its own it is one through an address."""
+        index, parts = [], []
+        for dim, (at, extent, element) in enumerate(tile):
+            start = self._wrapped(at, buffer, dim)
+            parts.append((start, extent))
+            if element is not None and element.var not in walk(start):
+                start = _folded(ir.Add, "int32", start, element.var)
+            index.append(start)
+        where = self._executed(*index, own=[each for *_, each in tile if each is not None])
+        where["certain"] &= box is None
+        access = Access(
+            buffer=buffer,
+            kind=kind,
+            index=tuple(index),
+            box=box or tuple(parts),
+            operation=operation,
+            grid=max(self._grid, 0),
+            **where,
         )
+        self._found.found.append(access)
 
     def _wrapped(self, index: ir.Expr, buffer: ir.Buffer, dim: int) -> ir.Expr:
         """An index that TileLang may count from the end, because it finds that it is negative."""
@@ -776,14 +710,10 @@ class _Block:
         bounds = {r.var: interval_of(r) for r in self._s.ranges}
         if interval(index, bounds)[0] >= 0:
             return index
-        for condition in self._s.path:
-            bounds = ranges_under(condition, bounds)
-        if interval(index, bounds)[1] >= 0 and not any(
-            is_negative_where(index, condition, bounds) for condition in self._s.path
-        ):
+        if not is_negative_under(index, [(test, True) for test in self._s.path], bounds):
             return index
         end = ir.Add(index.dtype, index, buffer.shape[dim])
-        return ir.Select(index.dtype, self._unknown("bool", "an index below 0").var, end, index)
+        return ir.Select(index.dtype, self._unknown("bool"), end, index)
 
 
 def interval_of(values: Range) -> Interval:
@@ -809,6 +739,14 @@ def any_jump(node: Any) -> bool:
     return calls(node, *JUMPS)
 
 
+def _chosen(node: ir.Expr, test: ir.Expr, a: ir.Expr, b: ir.Expr) -> ir.Expr:
+    """The value of a choice between two."""
+    known = number(test)
+    if known is not None:
+        return a if known else b
+    return ir.Select(node.dtype, test, a, b) if node.dtype in _INTEGERS else node
+
+
 def _folded(kind: type[ir.Binary], dtype: str, a: ir.Expr, b: ir.Expr) -> ir.Expr:
     """An operation, computed if both operands are constants."""
     x, y = number(a), number(b)
@@ -819,9 +757,6 @@ def _folded(kind: type[ir.Binary], dtype: str, a: ir.Expr, b: ir.Expr) -> ir.Exp
         return a
     if kind is ir.Add and x == 0:
         return b
-    if kind is ir.And:
-        if is_true(a):
-            return b
-        if is_true(b):
-            return a
+    if kind is ir.And and (is_true(a) or is_true(b)):
+        return b if is_true(a) else a
     return node

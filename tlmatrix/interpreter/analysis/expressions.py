@@ -231,15 +231,26 @@ def ranges_under(
     return found
 
 
-def is_negative_where(
+def is_negative_under(
+    node: Any, conditions: Sequence[tuple[Any, bool]], ranges: Mapping[ir.Var, Interval]
+) -> bool:
+    """Whether conditions that hold, or do not, prove a linear expression to be negative."""
+    for condition, holds in conditions:
+        ranges = ranges_under(condition, ranges, holds=holds)
+    return interval(node, ranges)[1] < 0 or any(
+        _is_negative_where(node, condition, ranges, holds=holds) for condition, holds in conditions
+    )
+
+
+def _is_negative_where(
     node: Any, condition: Any, ranges: Mapping[ir.Var, Interval], *, holds: bool = True
 ) -> bool:
     """Whether a condition that holds, or does not, proves a linear expression to be negative."""
     if isinstance(condition, ir.Not):
-        return is_negative_where(node, condition.a, ranges, holds=not holds)
+        return _is_negative_where(node, condition.a, ranges, holds=not holds)
     if isinstance(condition, ir.And if holds else ir.Or):
         parts = (condition.a, condition.b)
-        return any(is_negative_where(node, part, ranges, holds=holds) for part in parts)
+        return any(_is_negative_where(node, part, ranges, holds=holds) for part in parts)
     if not isinstance(condition, ir.Compare):
         return False
     symbol = condition.symbol if holds else NEGATED.get(condition.symbol, "")

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.analysis.expressions import (
     UNKNOWN,
-    interval,
     is_constant_index,
-    is_negative_where,
-    ranges_under,
+    is_negative_under,
 )
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
@@ -249,11 +247,7 @@ def under_conditions(e: Emitter, node: Any, index: Val) -> Val:
                 UNKNOWN[0] if low is None else low,
                 UNKNOWN[1] if high is None else high,
             )
-    for condition, holds in e.conditions:
-        ranges = ranges_under(condition, ranges, holds=holds)
-    if interval(node, ranges)[1] >= 0 and not any(
-        is_negative_where(node, condition, ranges, holds=holds) for condition, holds in e.conditions
-    ):
+    if not is_negative_under(node, e.conditions, ranges):
         return index
     # The lower bound goes, so that an index of one value is not taken for a constant.
     return replace(index, lo=None, hi=-1)
