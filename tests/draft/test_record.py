@@ -6,6 +6,7 @@ import pytest
 
 from outside_project import project
 from tlmatrix.draft.calls import alike, calls_of_definition, definition, read_calls
+from tlmatrix.draft.targets import is_test_file
 from tlmatrix.exit_codes import ExitCode, UsageError
 
 __all__ = ["project"]
@@ -96,6 +97,41 @@ def test_a_script_that_fails_has_its_calls_recorded(repository):
         "rows:row_sum_kernel",
         "rows:row_sum",
     ]
+
+
+def test_an_error_before_the_program_starts_keeps_earlier_calls(repository):
+    path = repository.folder / "calls.jsonl"
+    path.write_text("of an earlier program\n")
+    outcome = repository.tlmatrix("record", "missing.py")
+    assert outcome.code == ExitCode.USAGE
+    assert "no such script: missing.py" in outcome.out
+    assert "targets in" not in outcome.out
+    assert path.read_text() == "of an earlier program\n"
+
+
+def test_an_os_error_of_the_program_is_its_own(repository):
+    (repository.folder / "script.py").write_text("open('missing.bin')\n")
+    outcome = repository.tlmatrix("record", "script.py")
+    assert "missing.bin" in outcome.out
+    assert "cannot be written" not in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("path", "tests"),
+    [
+        ("tests/ops/gemm.py", True),
+        ("test/gemm.py", True),
+        ("testing/python/gemm.py", True),
+        ("ops/test_gemm.py", True),
+        ("ops/gemm_test.py", True),
+        ("conftest.py", True),
+        ("ops/gemm.py", False),
+        ("ops/latest_gemm.py", False),
+        ("latest/gemm.py", False),
+    ],
+)
+def test_files_of_tests_are_known_by_their_path(path, tests):
+    assert is_test_file(path) is tests
 
 
 def test_a_file_that_is_none_of_calls_is_an_error_with_its_line(tmp_path):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.draft import manifest
 from tlmatrix.draft.calls import MOST_CALLS, read_calls
 from tlmatrix.draft.sources import Drafts, drafts_for, drafts_of_calls, recorded_calls
-from tlmatrix.draft.targets import target_of
+from tlmatrix.draft.targets import is_test_file, target_of
 from tlmatrix.draft.text import spec_text
 from tlmatrix.draft.trial import tried
 from tlmatrix.engine.pool import muted
@@ -223,9 +223,7 @@ def definitions_of(root: Path) -> tuple[dict[str, str], list[str]]:
         except (ValueError, SyntaxError):
             continue
         module = _module_name(root, path)
-        tests = re.search(
-            r"(^|/)(tests?|testing)/|test_\w*\.py$", path.relative_to(root).as_posix()
-        )
+        tests = is_test_file(path.relative_to(root).as_posix())
         for node in tree.body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 definitions.setdefault(node.name, f"{module}:{node.name}")

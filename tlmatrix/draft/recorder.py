@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from dis import opname
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
@@ -33,8 +33,8 @@ from tlmatrix.draft.calls import (
 )
 from tlmatrix.draft.interface import argument_kind
 from tlmatrix.draft.probes import Live, probed
+from tlmatrix.draft.targets import is_test_file, target_of
 from tlmatrix.draft.uses import Uses, merged, uses_of
-from tlmatrix.exit_codes import UsageError
 from tlmatrix.interpreter.patching import replace_in
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.draft.targets import Target
 
-_TEST = re.compile(r"(^|/)(tests?|testing)/|(^|/)(test_\w*|\w*_test|conftest)(\.py)?$")
 _COMPARES = re.compile(r"assert|close|equal|compare|diff|similar|error", re.IGNORECASE)
 """Names of a program's own functions that compare two results."""
 _MOST_RESULTS = 4096
@@ -180,7 +179,7 @@ class Recorder:
     def _is_operator(self, code: CodeType) -> bool:
         """Whether callers can import a function, and it is not part of a test."""
         path, file = code.co_qualname, code.co_filename.removeprefix(self._root)
-        if "<locals>" in path or _TEST.search(file):
+        if "<locals>" in path or is_test_file(file):
             return False
         owner, _, method = path.rpartition(".")
         return method in ("forward", "__call__") if owner else not method.startswith("_")
@@ -559,13 +558,23 @@ def _named(value: object, arguments: Mapping[str, Any]) -> object:
     return noted if not isinstance(noted, Seen) else ""
 
 
+def codes_of(functions: Sequence[str]) -> dict[CodeType, str]:
+    """The code of functions that are recorded though no kernel runs in them, with their names.
+
+    Raises:
+        UsageError: a function does not exist.
+    """
+    targets = [target_of(name) for name in functions]
+    return {t.written.__code__: t.text for t in targets if hasattr(t.written, "__code__")}
+
+
 def record_program(
     program: str,
     arguments: Sequence[str],
-    path: Path,
+    file: TextIO,
     *,
     module: bool,
-    functions: Sequence[str] = (),
+    wanted: Mapping[CodeType, str] | None = None,
     trace_only: bool = False,
 ) -> None:
     """Run a program, on a GPU if there is one and else interpreted, and write its calls to a file.
@@ -573,33 +582,25 @@ def record_program(
     Args:
         program: the script, or with `module` the module.
         arguments: its own arguments.
-        path: the file, which has each call as soon as it has returned.
+        file: gets each call as soon as it has returned.
         module: whether it is run as by `python -m`.
-        functions: names of functions that are recorded though no kernel runs in them.
+        wanted: the code of functions that are recorded though no kernel runs in them.
         trace_only: whether kernels are traced and not run, so that results are zeros.
 
     Raises:
-        UsageError: the program or a function does not exist.
         SystemExit: raised by the program.
     """
-    from tlmatrix.draft.targets import target_of
     from tlmatrix.interpreter.frontend.scripts import run_as_main, run_program
 
-    if not module and not Path(program).is_file():
-        raise UsageError(f"no such script: {program}")
-    targets = [target_of(name) for name in functions]
-    wanted = {t.written.__code__: t.text for t in targets if hasattr(t.written, "__code__")}
-    with path.open("w", encoding="utf-8") as file:
-        recorder = Recorder(_writing(file), Path.cwd(), wanted)
-        with recorder.recording():
-            if trace_only or not torch.cuda.is_available():
-                launched: list[Any] | None = [] if trace_only else None
-                run_program(program, arguments, module=module, launched=launched)
-            else:
-                run_as_main(program, arguments, module=module)
+    with Recorder(_writing(file), Path.cwd(), wanted).recording():
+        if trace_only or not torch.cuda.is_available():
+            launched: list[Any] | None = [] if trace_only else None
+            run_program(program, arguments, module=module, launched=launched)
+        else:
+            run_as_main(program, arguments, module=module)
 
 
-def _writing(file: Any) -> Callable[[Call], None]:
+def _writing(file: TextIO) -> Callable[[Call], None]:
     """A function that writes different calls, and what their results are compared with."""
     known: dict[str, set[str]] = {}
     compared: dict[str, int] = {}
