@@ -170,3 +170,56 @@ def test_recorded_calls_draft_a_spec_with_their_reference(repository):
     assert "function: tests.test_rows:expected" in text
     assert "only cols % 32 == 0: cols=33 is not refused, and is wrong: " in out
     finished(repository, "run", "s.yaml", "-n", "0")
+
+
+METHOD = """
+import torch
+from rows import row_sum
+
+class Base:
+    def __init__(self, cols, dtype, scales=(1.0,), norm="none"):
+        self.cols, self.dtype, self.scales, self.norm = cols, dtype, scales, norm
+
+    def check(self, x):
+        torch.testing.assert_close(row_sum(x), self.expected(x), rtol=1e-4, atol=1e-4)
+
+    def expected(self, values, keep=False):
+        assert values.dtype == self.dtype and self.norm == "none"
+        assert values.shape[1] == self.cols, "not the recorded size"
+        return values.sum(-1, keepdim=keep)
+
+class RowSum(Base):
+    pass
+
+def test_row_sum():
+    for cols in (32, 64, 96):
+        case = RowSum(cols, torch.float32, norm="none")
+        case.check(torch.randn(7, cols, device="cuda"))
+        case.check(torch.randn(1, 2 * cols, device="cuda")[:, ::2])
+"""
+
+
+def test_a_method_of_a_class_of_tests_is_the_reference(repository):
+    (repository.folder / "tests" / "test_rows.py").write_text(METHOD)
+    words = ["record", "--trace-only", "-m", "pytest", "tests", "-q"]
+    with repository.start("tlmatrix", *words) as process:
+        process.communicate(timeout=120)
+    calls = read_calls(repository.folder / "calls.jsonl")["rows:row_sum"]
+    assert {call.tensors["x"].strides for call in calls} == {
+        None,
+        (64 * 2, 2),
+        (32 * 2, 2),
+        (96 * 2, 2),
+    }
+    assert calls[0].compared[0].function == "tests.test_rows:RowSum.expected"
+    assert calls[0].compared[0].construct == {
+        "cols": 32,
+        "dtype": "float32",
+        "norm": "none",
+        "scales": [1.0],
+    }
+    finished(repository, "new", "rows:row_sum", "--calls", "calls.jsonl", "-o", "s.yaml")
+    text = (repository.folder / "s.yaml").read_text()
+    assert "# A function that calls tests.test_rows:RowSum.expected." in text
+    assert "cols" in text
+    finished(repository, "run", "s.yaml", "-n", "0")

@@ -24,7 +24,7 @@ def new(arguments: argparse.Namespace, config: Config) -> ExitCode:
         UsageError: the callable does not exist, its example fails, or the file exists.
     """
     from tlmatrix.draft.sources import drafts_for
-    from tlmatrix.draft.text import spec_text
+    from tlmatrix.draft.text import spec_text, write_spec
     from tlmatrix.draft.trial import tried
 
     path = None if arguments.output is None else Path(arguments.output)
@@ -38,7 +38,7 @@ def new(arguments: argparse.Namespace, config: Config) -> ExitCode:
         return ExitCode.OK
     draft = drafts()
     with writing("-o", path):
-        path.write_text(spec_text(draft), encoding="utf-8")
+        write_spec(draft, path)
     print("\n".join([f"wrote {path}", *(f"  {note}" for note in draft.notes)]))
     if draft.complete and not arguments.no_run:
         for line in tried(drafts, path, [config.root]).lines:

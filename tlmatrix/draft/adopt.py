@@ -23,7 +23,7 @@ from tlmatrix.draft import manifest
 from tlmatrix.draft.calls import MOST_CALLS, read_calls
 from tlmatrix.draft.sources import Drafts, drafts_for, drafts_of_calls, recorded_calls
 from tlmatrix.draft.targets import is_test_file, target_of
-from tlmatrix.draft.text import spec_text
+from tlmatrix.draft.text import write_spec
 from tlmatrix.draft.trial import tried
 from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
@@ -295,7 +295,7 @@ def _run_job(job: Job, output: Path, root: Path, connection: Any) -> None:  # no
                 trial = tried(drafts, path, [root], tier="each", prove=False, seconds=seconds)
                 row = _judged(row, trial, path)
             else:
-                path.write_text(spec_text(draft), encoding="utf-8")
+                write_spec(draft, path)
                 note = draft.notes[-1] if draft.notes else "it needs a reference"
                 row = replace(row, status="incomplete", note=note, spec=path.name)
         except BaseException as error:  # noqa: BLE001 - whatever the repository's code raises
@@ -325,7 +325,7 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
     note = trial.error or (f"{first.check}: {first.title}" if first else narrowed)
     reference = f"problem {draft.problem}" if draft.problem else ""
     if draft.reference is not None and not draft.problem:
-        reference = draft.reference.target
+        reference = draft.reference.method or draft.reference.target
     varies = any(
         value.startswith("[") or "{q:" in value for v in draft.axes.values() for value in v
     )

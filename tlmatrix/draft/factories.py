@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import replace
-from itertools import permutations, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.interface import (
@@ -22,9 +21,9 @@ from tlmatrix.draft.interface import (
     annotation_text,
     argument_kind,
 )
+from tlmatrix.draft.sizes import COUNT, candidates
 from tlmatrix.draft.targets import syntax_tree
 from tlmatrix.draft.uses import uses_of
-from tlmatrix.draft.writer import COUNT
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
@@ -181,11 +180,9 @@ def _dimension(
         return _symbolic([(values, str(each)) for values, each in seen], names, tiles)
     if all(number == 1 for _, number in numbers):
         return 1
-    for text in _candidates(names, tiles):
-        expression = Expression(text)
-        if all(expression.evaluate(values) == number for values, number in numbers):
-            return text
-    return numbers[0][1]
+    column = tuple(number for _, number in numbers)
+    known = {name: tuple(values[name] for values, _ in numbers) for name in names}
+    return next(candidates(column, known, tiles=sorted(tiles)), column[0])
 
 
 def _symbolic(
@@ -205,25 +202,6 @@ def _symbolic(
     except ExpressionError:
         return 1
     return text
-
-
-def _candidates(names: Sequence[str], tiles: set[int]) -> Iterator[str]:
-    """Usual expressions of a dimension, the simplest first."""
-    yield from names
-    for name, other in permutations(names, 2):
-        if COUNT.search(name) and COUNT.search(other):
-            yield f"{name} // {other}"  # such as heads // groups
-    for name, by in product(names, sorted(tiles)):
-        yield f"ceildiv({name}, {by})"
-    for name in names:
-        yield f"{name} + 1"
-    for name, other in permutations(names, 2):
-        yield f"{name} * {other}"
-        yield f"ceildiv({name}, {other})"
-    for name, times in product(names, (2, 3, 4, 8)):
-        yield f"{times} * {name}"
-    for name, times in product(names, (2, 3, 4, 8)):
-        yield f"{name} // {times}"
 
 
 def _dtype_arguments(

@@ -376,8 +376,5 @@ def _titles(target: Target, call: Call) -> dict[str, str]:
 def _result_sizes(seen: Sequence[Seen], symbols: Mapping[str, tuple[int, ...]]) -> Iterator[Size]:
     for dim in range(len(seen[0].shape)):
         column = tuple(each.shape[dim] for each in seen)
-        equal = next((name for name, sizes in symbols.items() if sizes == column), None)
-        found = None
-        if equal is None and {*column} != {1} and min(column) > 1 and symbols:
-            found = next(candidates(column, symbols), None)
-        yield equal or found or column[0]
+        found = (text for text in candidates(column, symbols) if min(column) > 1 or text in symbols)
+        yield next(found, column[0])

@@ -29,6 +29,7 @@ from tlmatrix.draft.calls import (
     flattened,
     seen,
     signature,
+    strides_of,
     write_call,
 )
 from tlmatrix.draft.interface import argument_kind
@@ -78,6 +79,7 @@ class Recorder:
         keep: called with each call.
         root: the folder whose functions are recorded.
         wanted: the code of functions that are recorded though no kernel runs in them.
+        agree: whether comparisons of results hold, as where kernels are only traced.
     """
 
     def __init__(
@@ -85,8 +87,11 @@ class Recorder:
         keep: Callable[[Call], None],
         root: Path,
         wanted: Mapping[CodeType, str] | None = None,
+        *,
+        agree: bool = False,
     ) -> None:
         self._keep = keep
+        self._agree = agree
         self._root = str(root.resolve()) + os.sep
         self._wanted = dict(wanted or {})
         self._codes: dict[CodeType, bool] = {}
@@ -94,7 +99,7 @@ class Recorder:
         self._made: dict[int, tuple[Any, str, dict[str, Any]]] = {}
         self._uses: dict[int, tuple[Any, Uses]] = {}
         self._constructed: dict[int, tuple[Any, dict[str, Any]]] = {}
-        self._returned: dict[int, tuple[torch.Tensor, str, dict[str, Any]]] = {}
+        self._returned: dict[int, tuple[torch.Tensor, str, dict[str, Any], dict[str, Any]]] = {}
         self._results: dict[int, tuple[torch.Tensor, Call, str, dict[str, Any]]] = {}
         self._live: dict[str, Live] = {}
 
@@ -167,14 +172,17 @@ class Recorder:
         if not made or opened.code.co_name.startswith("test"):
             return
         name = f"{self._module(frame)}:{opened.code.co_qualname}"
-        given = {
-            id(each) for value in opened.arguments.values() for each in flattened(value).values()
-        }
+        arguments, construct = dict(opened.arguments), {}
+        if (owner := next(iter(arguments), "")) == "self":
+            instance = arguments.pop(owner)
+            construct = self._constructed.get(id(instance), (None, {}))[1]
+            name = f"{self._class_name(type(instance), frame)}.{opened.code.co_name}"
+        given = {id(each) for value in arguments.values() for each in flattened(value).values()}
         for tensor in made.values():
             if id(tensor) in given:
                 continue  # it is passed on
             # The last function that returns it is the one that its user calls.
-            _remember(self._returned, (tensor, name, opened.arguments))
+            _remember(self._returned, (tensor, name, arguments, construct))
 
     def _is_operator(self, code: CodeType) -> bool:
         """Whether callers can import a function, and it is not part of a test."""
@@ -203,16 +211,21 @@ class Recorder:
             return ""
         if method == "__call__" and hasattr(kind, "forward"):
             return ""
-        module = kind.__module__
-        return f"{self._module(frame) if module == '__main__' else module}:{kind.__qualname__}"
+        return self._class_name(kind, frame)
+
+    def _class_name(self, kind: type, frame: FrameType) -> str:
+        """The name of a class, of which a method may be that of a base class in another module."""
+        code = frame.f_code.co_filename
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None) or code
+        return f"{self._module_of(kind.__module__, file)}:{kind.__qualname__}"
 
     def _module(self, frame: FrameType) -> str:
-        return self._module_of(frame.f_globals.get("__name__"), frame.f_code)
+        return self._module_of(frame.f_globals.get("__name__"), frame.f_code.co_filename)
 
-    def _module_of(self, name: object, code: CodeType) -> str:
+    def _module_of(self, name: object, path: str) -> str:
         """The name by which a module of the program is imported from its root."""
-        file = Path(code.co_filename)
-        if not code.co_filename.startswith(self._root):
+        file = Path(path)
+        if not path.startswith(self._root):
             return str(name)
         parts = file.with_suffix("").relative_to(self._root).parts
         # A test's folder is on the path while pytest runs, and a script is `__main__`.
@@ -316,7 +329,7 @@ class Recorder:
             except (TypeError, ValueError):
                 return original(jit, *args, **keywords)
             importable = "<locals>" not in func.__qualname__ and func.__name__[0] != "_"
-            module = self._module_of(func.__module__, func.__code__)
+            module = self._module_of(func.__module__, func.__code__.co_filename)
             name = f"{module}:{func.__qualname__}" if importable else ""
             with self._eager(name, func.__code__, bound) as results:
                 results.append(original(jit, *args, **keywords))
@@ -412,30 +425,38 @@ class Recorder:
 
     def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def comparing(*args: Any, **keywords: Any) -> Any:
-            if len(args) > 1:
-                self._compared(args[0], args[1], keywords)
-            return original(*args, **keywords)
+            known = len(args) > 1 and self._compared(args[0], args[1], keywords)
+            return (known and self._agree) or original(*args, **keywords)
 
         return comparing
 
-    def _compared(self, one: object, other: object, options: Mapping[str, Any]) -> None:
+    def _compared(self, one: object, other: object, options: Mapping[str, Any]) -> bool:
+        """Note a comparison; returns whether it is one of a result."""
+        known = False
         for result, expected in ((one, other), (other, one)):
             pairs = zip(flattened(result).values(), flattened(expected).values(), strict=False)
             for mine, theirs in pairs:
                 found = self._source(mine)
                 if found is None or self._source(theirs) is not None:
                     continue
+                known = True
                 call, path, arguments = found
-                function, passed = self._returned.get(id(theirs), (None, "", {}))[1:]
+                function, *given = self._returned.get(id(theirs), (None, "", {}, {}))[1:]
+                passed, construct = (
+                    {name: _named(value, arguments) for name, value in each.items()}
+                    for each in given
+                )
                 noted = Comparison(
                     path,
                     function,
-                    {name: _named(each, arguments) for name, each in passed.items()},
+                    passed,
+                    construct,
                     options.get("rtol"),
                     options.get("atol"),
                 )
                 if noted not in call.compared:
                     self._keep(replace(call, compared=(noted,)))
+        return known
 
     def _source(self, tensor: torch.Tensor) -> tuple[Call, str, dict[str, Any]] | None:
         """The call that made a tensor, or that of the same size which made the last one."""
@@ -536,7 +557,8 @@ def _is_function_class(kind: object) -> bool:
 
 
 def _plain(tensor: torch.Tensor) -> Seen:
-    return Seen(tuple(tensor.shape), str(tensor.dtype)[6:], grad=tensor.requires_grad)
+    dtype = str(tensor.dtype)[6:]
+    return Seen(tuple(tensor.shape), dtype, strides_of(tensor), tensor.requires_grad)
 
 
 def _changed(opened: _Open, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
@@ -592,7 +614,7 @@ def record_program(
     """
     from tlmatrix.interpreter.frontend.scripts import run_as_main, run_program
 
-    with Recorder(_writing(file), Path.cwd(), wanted).recording():
+    with Recorder(_writing(file), Path.cwd(), wanted, agree=trace_only).recording():
         if trace_only or not torch.cuda.is_available():
             launched: list[Any] | None = [] if trace_only else None
             run_program(program, arguments, module=module, launched=launched)

@@ -107,7 +107,8 @@ def drafts_of_calls(target: Target, every: Sequence[Call], reference: str = "") 
             f"{target.text} takes objects that a spec cannot write: {kinds}; name a function that "
             "makes them from numbers and tensors"
         )
-    found = named_reference(reference) or find_reference(target, every)
+    compared = chosen if any(call.compared for call in chosen) else every
+    found = named_reference(reference) or find_reference(target, compared)
     return _drafts(target, interface_of(target, chosen), found)
 
 

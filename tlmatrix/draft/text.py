@@ -10,6 +10,7 @@ from tlmatrix.spec.schema import EDITOR_COMMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from tlmatrix.draft.references import Reference
 
@@ -73,6 +74,14 @@ def spec_text(draft: Draft) -> str:
     return EDITOR_COMMENT + "\n".join(_lines(draft)) + "\n"
 
 
+def write_spec(draft: Draft, path: Path) -> None:
+    """Write the spec, and beside it the module that calls a method which is its reference."""
+    path.write_text(spec_text(draft), encoding="utf-8")
+    if draft.reference is not None and draft.reference.module:
+        name = draft.reference.target.partition(":")[0]
+        path.with_name(f"{name}.py").write_text(draft.reference.module, encoding="utf-8")
+
+
 def quoted(text: str) -> str:
     """A scalar in a flow sequence or mapping, quoted if YAML requires it."""
     return f'"{text}"' if re.search(r"[,:\[\]{}#&*!|>'%@`]|^[-?]|^$", text) else text
@@ -128,6 +137,8 @@ def _declared(draft: Draft) -> Iterator[str]:
     if draft.stub:
         yield from (f"  # {line}" for line in draft.stub)
     reference = draft.reference
+    if reference is not None and reference.method:
+        yield f"  # A function that calls {reference.method}."
     if reference is None:
         yield f"  reference: {draft.target.partition(':')[0]}:reference"
     elif reference.call is None:

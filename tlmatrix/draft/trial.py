@@ -11,7 +11,7 @@ from itertools import permutations, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.sources import Drafts
-from tlmatrix.draft.text import Draft, spec_text
+from tlmatrix.draft.text import Draft, write_spec
 from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
@@ -118,7 +118,7 @@ def _run(
     from tlmatrix.matrix import Case
     from tlmatrix.run.plan import plan
 
-    path.write_text(spec_text(draft), encoding="utf-8")
+    write_spec(draft, path)
     make_importable(path, roots)
     spec = load_spec(path)
     if only is not None:

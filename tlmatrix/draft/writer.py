@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.draft.interface import Number, Tensor
 from tlmatrix.draft.references import alike, matched, reference_of
 from tlmatrix.draft.roles import substitute
+from tlmatrix.draft.sizes import COUNT
 from tlmatrix.draft.text import Draft, Line, quoted
 from tlmatrix.problem.calling import parameters_of
 
@@ -27,11 +28,6 @@ _VALUES = ("normal", "large", "zero_rows", "rising")
 _WITHOUT_TIES = ("normal", "large")
 _TILE = 64
 """The size of a tile if it is unknown."""
-COUNT = re.compile(
-    r"batch|heads?$|groups?$|experts?$|top_?k|width|window|taps|kernel_size|iter|state|^[bhew]$",
-    re.IGNORECASE,
-)
-"""Names of dimensions that are small: counts, and widths of filters."""
 
 
 def declared_draft(
@@ -310,6 +306,10 @@ class _Writer:
             tensors=[*floats, *integers],
             axes=list(self.axes),
             numbers=self._normalized_shape() | self._fixed() | dict(self.recognition.numbers),
+            symbols={
+                str(substitute(name, self.recognition.dims)): sizes
+                for name, sizes in self.interface.symbols.items()
+            },
         )
 
     def _fixed(self) -> dict[str, str]:
