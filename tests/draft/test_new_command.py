@@ -678,3 +678,24 @@ def test_a_result_is_named_by_its_own_function_alone(project: Project) -> None:
     outcome = project.tlmatrix("new", f"{project.module}:double", "--call", call)
     assert "bits" not in outcome.out
     assert "out: {" in outcome.out or "outputs: [out]" in outcome.out
+
+
+def test_if_all_cases_are_refused_those_near_the_call_tell_why(project: Project) -> None:
+    code = """
+import torch
+
+def scale(x, w, v):
+    for name, size in (("rows", x.shape[0]), ("cols", x.shape[1]), ("n", len(w)), ("m", len(v))):
+        if size % 16:
+            raise ValueError(f"{name} must be a multiple of 16")
+    return x * w.sum() * v.sum()
+
+def scale_reference(x, w, v):
+    return x * w.sum() * v.sum()
+"""
+    (project.folder / f"{project.module}.py").write_text(code)
+    call = "f(torch.ones(16, 48), torch.ones(80), torch.ones(112))"
+    outcome = project.tlmatrix("new", f"{project.module}:scale", "--call", call, "-o", "s.yaml")
+    assert re.search(r"quick tier: \d+ passed\n", outcome.out), outcome.out
+    assert re.search(r"left out \w+=49: raises ValueError: cols must be a multip", outcome.out)
+    assert (48, 96, 144) in load_spec(project.folder / "s.yaml").axes.values()

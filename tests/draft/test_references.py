@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tlmatrix import run_specs
 from tlmatrix.draft.references import Found, named_reference, reference_of
 
 MODULE = """
@@ -96,3 +97,18 @@ def test_a_small_constant_or_a_number_of_two_sizes_is_no_size():
     )
     assert call == {"x": "x", "n": "2", "k": "8"}
     assert missing == ("dtype",)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its tensors would be on the GPU")
+def test_a_reference_may_make_tensors_on_cuda(tmp_path):
+    path = tmp_path / "on_cuda.py"
+    path.write_text(
+        "import torch\n\ndef op(x):\n    return x + 1\n\n"
+        "def reference(x):\n    return x + torch.ones(1, device='cuda')\n"
+    )
+    (tmp_path / "s.yaml").write_text(
+        "name: on_cuda\nproblem:\n  inputs: {x: {shape: [n], dtype: float32}}\n  outputs: [y]\n"
+        "  reference: on_cuda:reference\nentry: on_cuda:op\naxes: {n: [3]}\n"
+    )
+    (result,) = run_specs(tmp_path / "s.yaml", backend="interpreter")
+    assert str(result.status) == "passed", result.findings

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -252,6 +253,7 @@ def _run_jobs(
     end = time.monotonic() + seconds
     waiting = list(reversed(jobs))
     running: dict[Any, Any] = {}
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (2 * max(1, workers))
     while waiting or running:
         while waiting and len(running) < max(1, workers):
             job = waiting.pop()
@@ -259,7 +261,7 @@ def _run_jobs(
                 yield Row(job.target, job.source, "not drafted", note="no time was left")
                 continue
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_run_job, args=(job, output, root, theirs))
+            process = context.Process(target=_run_job, args=(job, output, root, theirs, memory))
             process.start()
             theirs.close()
             running[ours] = (job, process, time.monotonic())
@@ -279,7 +281,9 @@ def _run_jobs(
             yield row or Row(job.target, job.source, "not drafted", note=why, key=job.key)
 
 
-def _run_job(job: Job, output: Path, root: Path, connection: Any) -> None:  # noqa: ANN401
+def _run_job(job: Job, output: Path, root: Path, connection: Any, most: int) -> None:  # noqa: ANN401
+    """Draft and run a spec with at most so many bytes of memory, and send its row."""
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     start = time.monotonic()
     name = re.sub(r"\W+", "_", job.target.partition(":")[2])
     path = output / f"{name}.yaml"

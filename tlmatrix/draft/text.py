@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.spec.schema import EDITOR_COMMENT
 
@@ -38,6 +38,7 @@ class Draft:
         call: a mapping (by keyword) or a list; None if the names match.
         without: checks that do not apply.
         multiples: factors that all recorded sizes of an axis have.
+        recorded: values of axes in a recorded call.
         notes: lines to print for the user.
     """
 
@@ -61,6 +62,7 @@ class Draft:
     fuzz: tuple[Line, ...] = ()
     without: tuple[str, ...] = ()
     multiples: Mapping[str, int] = field(default_factory=dict)
+    recorded: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property

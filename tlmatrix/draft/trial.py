@@ -89,7 +89,8 @@ def tried(
                 trial.draft = drafts()
             for _ in range(_ROUNDS):
                 trial.results = _run(trial.draft, path, roots, runner, tier)
-                narrowed, lines = _narrowed(trial.draft, trial.results, run_case)
+                results = _near_recorded(trial, path, run_case) or trial.results
+                narrowed, lines = _narrowed(trial.draft, results, run_case)
                 if narrowed == trial.draft or time.monotonic() > end:
                     break
                 trial.draft = narrowed
@@ -168,6 +169,20 @@ def _reorder(drafts: Drafts, run_case: RunCase) -> None:
 
 
 # Narrowing ---------------------------------------------------------------------------------------
+
+
+def _near_recorded(trial: Trial, path: Path, run_case: RunCase) -> list[CaseResult]:
+    """If no case passes but a recorded one does: it, and those that differ from it in one axis."""
+    draft = trial.draft
+    if not draft.recorded or any(_passes(each) for each in trial.results):
+        return []
+    axes = load_spec(path).axes
+    base = {name: values[0] for name, values in axes.items()} | draft.recorded
+    first = run_case(draft, base)
+    if not _passes(first):
+        return []
+    others = [{**base, name: each} for name, values in axes.items() for each in values]
+    return [first, *(run_case(draft, each) for each in others if each != base)]
 
 
 def _narrowed(
@@ -296,9 +311,9 @@ def _refused(draft: Draft, result: CaseResult) -> str:
 
 
 def _refusal(result: CaseResult) -> str:
-    """Why the code under test or the reference does not take a case; "" if they do."""
+    """Why the code under test, the reference or the draft does not take a case; "" if they do."""
     for finding in result.findings:
-        if finding.check in ("entry", "reference") and finding.pattern:
+        if finding.check in ("entry", "reference", "problem", "spec") and finding.pattern:
             return finding.title
     return ""
 

@@ -231,6 +231,7 @@ class _Writer:
             tolerance=tuple(self._tolerance()),
             fuzz=tuple(self._fuzz()),
             multiples=self.multiples,
+            recorded={name: each for name, each in self._recorded() if name in self.axes},
             notes=tuple(self.notes),
         )
 
@@ -509,6 +510,12 @@ class _Writer:
         return tuple(map(str, found))
 
     # The rest ------------------------------------------------------------------------------
+
+    def _recorded(self) -> Iterator[tuple[str, Any]]:
+        """The values of axes in the first call."""
+        if self.interface.calls:
+            yield from ((name, each.value) for name, each in self.arguments.items())
+            yield from ((name, sizes[0]) for name, sizes in self.interface.symbols.items())
 
     def _where(self) -> Iterator[tuple[str, str]]:
         for packing in self.recognition.packings:
