@@ -699,3 +699,53 @@ def scale_reference(x, w, v):
     assert re.search(r"quick tier: \d+ passed\n", outcome.out), outcome.out
     assert re.search(r"left out \w+=49: raises ValueError: cols must be a multip", outcome.out)
     assert (48, 96, 144) in load_spec(project.folder / "s.yaml").axes.values()
+
+
+_EAGER = """
+import tilelang
+import tilelang.language as T
+
+@tilelang.jit
+def scaled(A, B, blk_m, factor: float, dtype=T.float16):
+    M, N = T.const("M, N")
+    other = T.float32
+    A: T.Tensor((M, N), dtype)
+    B: T.Tensor[[N], other]
+    C = T.empty((M, N), other)
+    with T.Kernel(T.ceildiv(M, blk_m), threads=128) as bx:
+        for i, j in T.Parallel(blk_m, N):
+            if bx * blk_m + i < M:
+                C[bx * blk_m + i, j] = A[bx * blk_m + i, j] * B[j] * factor
+    return C
+
+def ref_program(a, b, factor):
+    return a * b * factor
+"""
+
+
+def test_an_eager_kernel_is_called_with_guesses(project: Project) -> None:
+    (project.folder / f"{project.module}.py").write_text(_EAGER)
+    outcome = project.tlmatrix("new", f"{project.module}:scaled", "-o", "s.yaml")
+    assert re.search(r"quick tier: \d+ passed\n", outcome.out), outcome.out
+    text = (project.folder / "s.yaml").read_text()
+    assert "A: {shape: [M, N], dtype: $dtype}" in text
+    assert "B: {shape: [N], dtype: float32}" in text
+    assert f"{project.module}:ref_program" in text
+
+
+def test_a_list_of_the_constructor_is_passed_to_the_reference(project: Project) -> None:
+    code = """
+import torch
+
+class AvgPool2d:
+    def __init__(self, kernel_size, stride):
+        self.kernel_size, self.stride = kernel_size, stride
+
+    def __call__(self, input):
+        return torch.nn.functional.avg_pool2d(input, self.kernel_size, self.stride)
+"""
+    (project.folder / f"{project.module}.py").write_text(code)
+    call = "f([3, 2], stride=[2, 1])(torch.randn(3, 4, 10, 12))"
+    outcome = project.tlmatrix("new", f"{project.module}:AvgPool2d", "--call", call)
+    assert "function: torch.nn.functional:avg_pool2d" in outcome.out, outcome.out
+    assert '{input: input, kernel_size: "[3, 2]", stride: "[2, 1]"' in outcome.out

@@ -8,6 +8,7 @@ is changed to find the tensors that follow it.
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,6 @@ from tlmatrix.draft.uses import uses_of
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
-    import inspect
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tlmatrix.draft.targets import Target
@@ -261,11 +261,12 @@ _SIZES = (13, 200, 24, 40, 72, 56)
 
 
 def eager_example(target: Target) -> Mapping[str, Any] | None:
-    """Tensors for the annotated parameters; None if there are none."""
+    """Tensors for the annotated parameters, and guesses for others; None if there are none."""
+    tree = list(ast.walk(syntax_tree(target.written)))
     parameters = {each.name: each.default for each in target.parameters}
     declared = {
         node.target.id: node.annotation
-        for node in ast.walk(syntax_tree(target.written))
+        for node in tree
         if isinstance(node, ast.AnnAssign)
         and isinstance(node.target, ast.Name)
         and node.target.id in parameters
@@ -273,10 +274,20 @@ def eager_example(target: Target) -> Mapping[str, Any] | None:
     if not declared:
         return None
     free = iter(_SIZES)
-    sizes = {name: value for name, value in parameters.items() if isinstance(value, int)}
-    found = {}
+    guessed = {each.name: each.value for each in guesses(target.parameters)}
+    found = {
+        name: guessed[name]
+        for name, default in parameters.items()
+        if default is inspect.Parameter.empty and name not in declared
+    }
+    values = {n: v for n, v in {**parameters, **found}.items() if n not in declared}
+    for node in tree:  # such as `dtype = T.float16`
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            value = getattr(node.value, "attr", getattr(node.value, "value", None))
+            values.setdefault(node.targets[0].id, value)
+    sizes = {name: value for name, value in values.items() if type(value) is int}
     for name, annotation in declared.items():
-        made = _example_tensor(annotation, sizes, parameters, free)
+        made = _example_tensor(annotation, sizes, values, free)
         if made is None:
             return None
         found[name] = made
@@ -284,13 +295,17 @@ def eager_example(target: Target) -> Mapping[str, Any] | None:
 
 
 def _example_tensor(
-    annotation: ast.expr, sizes: dict[str, int], parameters: Mapping[str, Any], free: Iterator[int]
+    annotation: ast.expr, sizes: dict[str, int], values: Mapping[str, Any], free: Iterator[int]
 ) -> Any:  # noqa: ANN401 - a tensor
     import torch
 
-    if not isinstance(annotation, ast.Subscript) or not isinstance(annotation.slice, ast.Tuple):
+    if isinstance(annotation, ast.Call):
+        parts = annotation.args
+    elif isinstance(annotation, ast.Subscript) and isinstance(annotation.slice, ast.Tuple):
+        parts = annotation.slice.elts
+    else:
         return None
-    shape, dtype = annotation.slice.elts[:2]
+    shape, dtype = (*parts, ast.Constant("float32"))[:2]
     if not isinstance(shape, ast.List | ast.Tuple):
         return None
     found = []
@@ -300,8 +315,8 @@ def _example_tensor(
                 sizes[node.id] = next(free, 16)
         code = compile(ast.Expression(size), "<shape>", "eval")
         found.append(int(eval(code, {"__builtins__": {}}, dict(sizes))))  # noqa: S307 - sizes only
-    name = parameters.get(dtype.id) if isinstance(dtype, ast.Name) else ast.literal_eval(dtype)
-    kind = getattr(torch, str(name), None)
+    name = values.get(dtype.id) if isinstance(dtype, ast.Name) else ast.unparse(dtype)
+    kind = getattr(torch, str(name).strip("'").rpartition(".")[2], None)
     if not isinstance(kind, torch.dtype):
         return None
     if kind.is_floating_point:

@@ -190,7 +190,9 @@ def _of_builtin(
     """The call of a function of PyTorch without a signature, by the schema that takes the most."""
     values = {name: name for name in axes} | dict(numbers)
     best: tuple[tuple[str, str], ...] = ()
-    for schema in torch._C._jit_get_schemas_for_operator(f"aten::{target.partition(':')[2]}"):  # noqa: SLF001
+    module, _, name = target.rpartition(".")[2].partition(":")
+    schemas = torch._C._jit_get_schemas_for_operator  # noqa: SLF001
+    for schema in (*schemas(f"aten::{name}"), *schemas(f"aten::{module}_{name}")):
         left, found = list(tensors), []
         for argument in schema.arguments:
             name = "input" if argument.name == "self" else argument.name
@@ -206,9 +208,16 @@ def _of_builtin(
     return best or tuple(("", name) for name in tensors)
 
 
-def find_reference(target: Target, calls: Sequence[Call] = ()) -> Found | None:
-    """The reference of a target; None if there is none."""
-    return _compared(target, calls) or _beside(target)
+def find_references(target: Target, calls: Sequence[Call] = (), name: str = "") -> list[Found]:
+    """The functions that may be the reference of a target, the most probable first.
+
+    Args:
+        target: the code under test.
+        calls: its calls, with what their results were compared with.
+        name: `package.module:function`, if the repository names one.
+    """
+    found = [*_compared(target, calls), named_reference(name), _beside(target)]
+    return [each for each in found if each is not None]
 
 
 def named_reference(name: str, construct: Mapping[str, Any] | None = None) -> Found | None:
@@ -260,8 +269,8 @@ def _of_method(name: str, method: Callable[..., Any], construct: Mapping[str, An
     return Found(f"{beside}:reference", namespace["reference"], method=name, module=text)
 
 
-def _compared(target: Target, calls: Sequence[Call]) -> Found | None:
-    """The function whose results a target's were compared with most often."""
+def _compared(target: Target, calls: Sequence[Call]) -> Iterator[Found]:
+    """The functions whose results a target's were compared with, the most frequent first."""
     every = [each for call in calls for each in call.compared if each.function]
     for name, _ in Counter(each.function for each in every).most_common():
         made = [next((e for e in call.compared if e.function == name), None) for call in calls]
@@ -271,8 +280,7 @@ def _compared(target: Target, calls: Sequence[Call]) -> Found | None:
             given = [{**each.construct, **each.arguments} if each else {} for each in made]
             names = {**first.construct, **first.arguments}
             passed = {key: [each.get(key, ...) for each in given] for key in names}
-            return replace(found, passed=passed)
-    return None
+            yield replace(found, passed=passed)
 
 
 def _beside(target: Target) -> Found | None:

@@ -84,6 +84,7 @@ def tried(
                 return result
 
             if isinstance(drafts, Drafts):
+                _choose_reference(drafts, run_case)
                 _reorder(drafts, run_case)
                 _untie(drafts, run_case)
                 trial.draft = drafts()
@@ -155,6 +156,16 @@ def _untie(drafts: Drafts, run_case: RunCase) -> None:
             )
 
 
+def _choose_reference(drafts: Drafts, run_case: RunCase) -> None:
+    """Take the first of several references with which a recorded case passes."""
+    for found in drafts.references if len(drafts.references) > 1 else ():
+        drafts.found = found
+        draft = drafts()
+        if draft.problem or (draft.complete and _passes(run_case(draft, draft.recorded))):
+            return
+    drafts.found = next(iter(drafts.references), None)
+
+
 def _reorder(drafts: Drafts, run_case: RunCase) -> None:
     """Put the outputs in an order in which the reference returns them."""
     names = [each.name for each in drafts.interface.outputs]
@@ -178,7 +189,9 @@ def _near_recorded(trial: Trial, path: Path, run_case: RunCase) -> list[CaseResu
         return []
     axes = load_spec(path).axes
     base = {name: values[0] for name, values in axes.items()} | draft.recorded
-    first = run_case(draft, base)
+    known = {name: (_as_yaml(value),) for name, value in draft.recorded.items()}
+    alone = replace(draft, axes={**draft.axes, **known}, fuzz=())  # checks use no other size
+    first = run_case(alone, {})
     if not _passes(first):
         return []
     others = [{**base, name: each} for name, values in axes.items() for each in values]
@@ -244,7 +257,7 @@ def _conditions(results: Sequence[CaseResult], refused: Sequence[str]) -> list[s
     names = sorted(set.intersection(*({*values} for values, _ in cases)))
     found = [f"{name} % {factor} == 0" for name in names for factor in _FACTORS]
     for a, b in permutations(names, 2):
-        found += [f"{a} % {b} == 0", f"{a} <= {b}", f"{a} < {b}"]
+        found += [f"{a} == {b}", f"{a} % {b} == 0", f"{a} <= {b}", f"{a} < {b}"]
     return [c for c in found if all(_holds(c, values) == (not why) for values, why in cases)]
 
 
@@ -266,7 +279,7 @@ def _distinguished(
             values
             for each in product(*map(sorted, sizes))
             if (values := {**fine.values, **dict(zip(named, each, strict=False))})
-            if 0 < sum(_holds(c, values) for c in conditions) < len(conditions)
+            if 0 < sum(_holds(c, values) is True for c in conditions) < len(conditions)
         )
         chosen = next(differing, {})
         if not chosen:
@@ -279,11 +292,12 @@ def _numbers(result: CaseResult) -> dict[str, int]:
     return {name: value for name, value in result.values.items() if type(value) is int}
 
 
-def _holds(condition: str, values: Mapping[str, int]) -> bool:
+def _holds(condition: str, values: Mapping[str, int]) -> bool | None:
+    """Whether a condition holds; None if it divides by zero."""
     try:
         return bool(Expression(condition).evaluate(values))
     except ExpressionError:
-        return False
+        return None
 
 
 def rejected_values(

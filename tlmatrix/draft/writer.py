@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,10 @@ from tlmatrix.draft.roles import substitute
 from tlmatrix.draft.sizes import COUNT
 from tlmatrix.draft.text import Draft, Line, quoted
 from tlmatrix.problem.calling import parameters_of
+from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tlmatrix.draft.interface import Argument, Interface
     from tlmatrix.draft.references import Found, Reference
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 NO_ROWS = "callers launch no kernel without rows"
 _VALUES = ("normal", "large", "zero_rows", "rising")
 _WITHOUT_TIES = ("normal", "large")
+_MOST_ELEMENTS = 1 << 24
+"""Most elements of a tensor of a draft: a case takes seconds."""
 _TILE = 64
 """The size of a tile if it is unknown."""
 
@@ -142,11 +146,11 @@ def constant(value: Any) -> str:  # noqa: ANN401 - any default
     return f"\"'{value}'\"" if isinstance(value, str) else str(value).lower()
 
 
-def with_names_of(interface: Interface, reference: Callable[..., Any]) -> Interface:
+def with_names_of(interface: Interface, found: Found | None) -> Interface:
     """Rename a traced kernel's parameters to those of the reference that differ in case only."""
-    if not interface.factory:
+    if not interface.factory or found is None:
         return interface
-    names = list(parameters_of(reference) or ())
+    names = list(parameters_of(found.function) or ())
     dims = {dim: dim for dim in range(8)}
     taken = {each.name for each in interface.arguments} | {*interface.symbols}
     mine = [each.name for each in (*interface.parameters, *interface.results)]
@@ -193,9 +197,9 @@ class _Writer:
             for each in interface.tensors
             if each.name not in interface.changed or each.name in self.inouts
         ]
-        self.ranges: dict[str, tuple[str, ...]] = {}
+        self.ranges: set[str] = set()
         self.multiples: dict[str, int] = {}
-        self.axes = dict(self._axes())
+        self.axes = self._affordable(dict(self._axes()))
         self.outputs = {each.name: self._free_name(each) for each in interface.outputs}
 
     def draft(self) -> Draft:
@@ -316,10 +320,10 @@ class _Writer:
     def _fixed(self) -> dict[str, str]:
         """Arguments that are no axes: the reference may have another default."""
         return {
-            name: constant(each.value)
+            name: self._list(each) if isinstance(each.value, list) else constant(each.value)
             for name, each in self.arguments.items()
             if name not in self.axes and each.kind in ("other", "flag", "size")
-            if isinstance(each.value, bool | int | float)
+            if isinstance(each.value, bool | int | float | list)
         }
 
     def _normalized_shape(self) -> dict[str, str]:
@@ -376,7 +380,7 @@ class _Writer:
         if argument.name in self.axes:
             return argument.name
         if isinstance(argument.value, list):
-            return self._list(argument)
+            return quoted(self._list(argument))
         return quoted(self.recognition.numbers.get(argument.name, constant(argument.value)))
 
     def _list(self, argument: Argument) -> str:
@@ -385,7 +389,7 @@ class _Writer:
         columns = zip(*argument.values, strict=False)
         parts = [symbols.get(column, column[0]) for column in columns]
         known = self.recognition.dims
-        return quoted(f"[{', '.join(str(substitute(part, known)) for part in parts)}]")
+        return f"[{', '.join(str(substitute(part, known)) for part in parts)}]"
 
     def _returns(self) -> tuple[str, ...] | tuple[Line, ...]:
         interface = self.interface
@@ -429,6 +433,24 @@ class _Writer:
         if floats and "values" not in taken:
             whole = any(each.integer for each in interface.outputs)
             yield "values", _WITHOUT_TIES if whole else _VALUES
+
+    def _affordable(self, axes: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        """The axes without the largest sizes of tensors of more than `_MOST_ELEMENTS`."""
+        for tensor in self.inputs:
+            size = " * ".join(f"({each})" for each in tensor.shape)
+            named = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", size), 1)
+            own = [name for name in named if all(map(str.isdigit, axes.get(name, "-")))]
+            while own:
+                most = {name: max(map(int, axes[name])) for name in own}
+                largest = max(own, key=lambda name: most[name])
+                with suppress(ExpressionError):
+                    if Expression(size).evaluate(named | most) > _MOST_ELEMENTS:
+                        axes[largest] = tuple(v for v in axes[largest] if int(v) < most[largest])
+                        if axes[largest]:
+                            continue
+                        axes[largest] = (str(most[largest]),)
+                break
+        return axes
 
     def _dimensions(self) -> Iterator[tuple[str, list[tuple[str, int]]]]:
         """The symbols and arguments that are dimensions of tensors, and where they occur."""
@@ -506,7 +528,7 @@ class _Writer:
         if step := shared_factor(recorded):
             self.multiples[name] = step
         if not parts:
-            self.ranges[name] = tuple(map(str, found))
+            self.ranges.add(name)
         return tuple(map(str, found))
 
     # The rest ------------------------------------------------------------------------------
@@ -557,7 +579,7 @@ class _Writer:
         if by_axis:
             yield Line("examples", "{quick: 5, nightly: 200}")
         else:
-            yield from fuzz_lines({n: v for n, v in self.ranges.items() if n in self.axes})
+            yield from fuzz_lines({n: v for n, v in self.axes.items() if n in self.ranges})
 
     def _recognition_notes(self) -> Iterator[str]:
         for name, role in self.recognition.roles.items():
