@@ -386,10 +386,13 @@ class _Writer:
     def _list(self, argument: Argument) -> str:
         """A list with the symbols that have its numbers in all calls."""
         symbols = {column: name for name, column in reversed([*self.interface.symbols.items()])}
-        columns = zip(*argument.values, strict=False)
-        parts = [symbols.get(column, column[0]) for column in columns]
-        known = self.recognition.dims
-        return f"[{', '.join(str(substitute(part, known)) for part in parts)}]"
+        parts = []
+        for column in zip(*argument.values, strict=False):
+            # A small number that is a size once may be so by chance.
+            small = len({*column}) == 1 and (type(column[0]) is not int or column[0] <= 8)
+            part = column[0] if small else symbols.get(column, column[0])
+            parts.append(str(substitute(part, self.recognition.dims)))
+        return f"[{', '.join(parts)}]"
 
     def _returns(self) -> tuple[str, ...] | tuple[Line, ...]:
         interface = self.interface
