@@ -706,8 +706,9 @@ import tilelang
 import tilelang.language as T
 
 @tilelang.jit
-def scaled(A, B, blk_m, factor: float, dtype=T.float16):
-    M, N = T.const("M, N")
+def scaled(A, B, cols: int, blk_m, factor: float, dtype=T.float16):
+    M = T.const("M")
+    N = cols
     other = T.float32
     A: T.Tensor((M, N), dtype)
     B: T.Tensor[[N], other]
@@ -728,8 +729,9 @@ def test_an_eager_kernel_is_called_with_guesses(project: Project) -> None:
     outcome = project.tlmatrix("new", f"{project.module}:scaled", "-o", "s.yaml")
     assert re.search(r"quick tier: \d+ passed\n", outcome.out), outcome.out
     text = (project.folder / "s.yaml").read_text()
-    assert "A: {shape: [M, N], dtype: $dtype}" in text
-    assert "B: {shape: [N], dtype: float32}" in text
+    assert "a: {shape: [rows, cols], dtype: $dtype}" in text
+    assert "b: {shape: [cols], dtype: float32}" in text
+    assert "blk_m: 64" in text
     assert f"{project.module}:ref_program" in text
 
 

@@ -281,9 +281,10 @@ def eager_example(target: Target) -> Mapping[str, Any] | None:
         if default is inspect.Parameter.empty and name not in declared
     }
     values = {n: v for n, v in {**parameters, **found}.items() if n not in declared}
-    for node in tree:  # such as `dtype = T.float16`
+    for node in tree:  # such as `dtype = T.float16` or `n = cols`
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             value = getattr(node.value, "attr", getattr(node.value, "value", None))
+            value = values.get(node.value.id) if isinstance(node.value, ast.Name) else value
             values.setdefault(node.targets[0].id, value)
     sizes = {name: value for name, value in values.items() if type(value) is int}
     for name, annotation in declared.items():

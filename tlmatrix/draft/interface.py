@@ -332,8 +332,9 @@ def _main_dtype(call: Call) -> str:
 def _arguments(target: Target, calls: Sequence[Call]) -> Iterator[Argument]:
     written = inspect.signature(target.written).parameters
     made = target.is_factory
-    found = [call.construct if made else call.arguments for call in calls]
-    given = [call.constructed if made else call.given for call in calls]
+    # An eager kernel takes its compiled arguments with the tensors.
+    found = [(made and call.construct) or call.arguments for call in calls]
+    given = [(made and call.constructed) or call.given for call in calls]
     for name, value in found[0].items():
         values = tuple(each.get(name) for each in found)
         parameter = written.get(name)
