@@ -1,10 +1,16 @@
 """How a reference is called: methods of classes, sizes and constants that callers passed."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from tlmatrix import run_specs
+from tlmatrix.draft.recorder import _changed
 from tlmatrix.draft.references import Found, named_reference, reference_of
+from tlmatrix.draft.text import constant
+from tlmatrix.spec.expr.expression import Expression
 
 MODULE = """
 class Case:
@@ -63,7 +69,7 @@ def called(function, passed, **symbols):
 
 
 def test_numbers_that_are_sizes_in_all_calls_follow_them():
-    def function(values, n, shape, half, mode, flag, eps, other=None):
+    def function(values, n, shape, half, mode, flag, eps, limits, other=None):
         """Any reference."""
 
     passed = {
@@ -74,6 +80,7 @@ def test_numbers_that_are_sizes_in_all_calls_follow_them():
         "mode": ["mean", "mean", "mean"],
         "flag": [True, True, True],
         "eps": [0.5, 0.5, 0.5],
+        "limits": [[0.0, math.inf]] * 3,
         "other": [None, None, None],
     }
     call, missing = called(function, passed, rows=(7, 8, 9), cols=(32, 48, 64))
@@ -86,6 +93,7 @@ def test_numbers_that_are_sizes_in_all_calls_follow_them():
         "mode": "'mean'",
         "flag": "true",
         "eps": "0.5",
+        "limits": "[0.0, 1e999]",
         "other": "none",
     }
     assert called(lambda x, n: x, {"n": [5, 6]}, packed=(5, 6))[0]["n"] == "sum(packed)"
@@ -112,3 +120,16 @@ def test_a_reference_may_make_tensors_on_cuda(tmp_path):
     )
     (result,) = run_specs(tmp_path / "s.yaml", backend="interpreter")
     assert str(result.status) == "passed", result.findings
+
+
+def test_a_number_too_large_for_a_float_is_infinity():
+    assert Expression(constant(-math.inf)).evaluate({}) == -math.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float32, torch.bool, torch.complex64])
+def test_arguments_with_other_bytes_after_a_call_are_changed(dtype):
+    before = torch.ones(2, 3).to(dtype)
+    nan = torch.full((2,), math.nan)
+    opened = SimpleNamespace(before={"x": before, "y": before.clone(), "nan": nan.clone()})
+    after = {"x": torch.zeros(2, 3).to(dtype), "y": before, "nan": nan}
+    assert _changed(opened, after) == {"x"}

@@ -571,8 +571,13 @@ def _changed(opened: _Open, tensors: Mapping[str, torch.Tensor]) -> frozenset[st
     return frozenset(
         name
         for name, before, after in pairs
-        if before is not None and not torch.equal(before.nan_to_num(), after.detach().nan_to_num())
+        if before is not None and not torch.equal(_bytes(before), _bytes(after))
     )
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, of which NaNs are equal to themselves."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _named(value: object, arguments: Mapping[str, Any]) -> object:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tlmatrix.draft.text import constant
 from tlmatrix.problem.calling import parameters_of
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def _written(
         if len(equal) == 1:
             return numbers.get(equal[0], equal[0])
     known = value is None or isinstance(value, bool | int | float)
-    return str(value).lower() if known else ""
+    return constant(value) if known else ""
 
 
 def _of_builtin(

@@ -16,8 +16,8 @@ from tlmatrix.draft.recorder import Recorder
 from tlmatrix.draft.references import find_references
 from tlmatrix.draft.roles import recognize
 from tlmatrix.draft.targets import target_of
-from tlmatrix.draft.text import Draft, Line
-from tlmatrix.draft.writer import constant, declared_draft, heading, with_names_of
+from tlmatrix.draft.text import Draft, Line, constant
+from tlmatrix.draft.writer import declared_draft, heading, with_names_of
 from tlmatrix.exit_codes import UsageError
 
 if TYPE_CHECKING:

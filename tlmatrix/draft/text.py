@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,15 @@ def write_spec(draft: Draft, path: Path) -> None:
 def quoted(text: str) -> str:
     """A scalar in a flow sequence or mapping, quoted if YAML requires it."""
     return f'"{text}"' if re.search(r"[,:\[\]{}#&*!|>'%@`]|^[-?]|^$", text) else text
+
+
+def constant(value: Any) -> str:  # noqa: ANN401 - any default
+    """A constant as an expression in YAML; infinity is a number too large for a float."""
+    if isinstance(value, str):
+        return f"\"'{value}'\""
+    if isinstance(value, float) and math.isinf(value):
+        return "1e999" if value > 0 else "-1e999"
+    return str(value).lower()
 
 
 def _lines(draft: Draft) -> Iterator[str]:

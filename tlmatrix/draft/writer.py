@@ -13,7 +13,7 @@ from tlmatrix.draft.interface import Number, Tensor
 from tlmatrix.draft.references import alike, matched, reference_of
 from tlmatrix.draft.roles import substitute
 from tlmatrix.draft.sizes import COUNT
-from tlmatrix.draft.text import Draft, Line, quoted
+from tlmatrix.draft.text import Draft, Line, constant, quoted
 from tlmatrix.problem.calling import parameters_of
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
@@ -137,13 +137,6 @@ def _summary_of(target: Target) -> str:
 def heading(target: Target) -> tuple[str, str, str]:
     """The name, the summary and the target of a draft."""
     return _spec_name(target.text), _summary_of(target), target.text
-
-
-def constant(value: Any) -> str:  # noqa: ANN401 - any default
-    """A constant as an expression in YAML."""
-    if value is None:
-        return "none"
-    return f"\"'{value}'\"" if isinstance(value, str) else str(value).lower()
 
 
 def with_names_of(interface: Interface, found: Found | None) -> Interface:
