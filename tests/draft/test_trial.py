@@ -46,6 +46,7 @@ def test_no_condition_divides_by_a_size_that_may_be_0():
 
 
 OPERATOR = """
+import torch
 def total(x):
     return x.sum((1, 2, 3))
 
@@ -54,6 +55,12 @@ def other(x):
 
 def right(x):
     return x.sum(3).sum(2).sum(1)
+
+def product(a, b):
+    return a @ b
+
+def product_reference(a, b):
+    return torch.eye(len(a), dtype=torch.float32) @ a @ b
 """
 
 
@@ -82,3 +89,12 @@ def test_of_several_references_the_first_with_which_a_case_passes_is_taken(draft
     trial = tried(drafts, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False)
     assert trial.draft.reference.target == "totals:right"
     assert {str(result.status) for result in trial.results} == {"passed"}
+
+
+def test_a_reference_that_refuses_float64_gets_the_dtypes_of_the_inputs(drafts, tmp_path):
+    products = drafts_for("totals:product", call="f(torch.randn(3, 5), torch.randn(5, 7))")
+    products.interface = replace(products.interface, dtypes=("float32",))
+    trial = tried(products, tmp_path / "p.yaml", [tmp_path], tier="each", prove=False)
+    assert trial.draft.reference.same_dtype
+    assert {str(result.status) for result in trial.results} == {"passed"}
+    assert "    dtype: same\n" in (tmp_path / "p.yaml").read_text()

@@ -58,7 +58,8 @@ class Reference:
     """A reference with the name or expression for each of its parameters.
 
     `call` is None if the names are those of the problem; its names are "" for positions. `missing`
-    are parameters without a value. `method` and `module` are those of `Found`.
+    are parameters without a value. `method` and `module` are those of `Found`. `same_dtype` is of
+    functions that refuse float64.
     """
 
     target: str
@@ -66,6 +67,7 @@ class Reference:
     missing: tuple[str, ...]
     method: str = ""
     module: str = ""
+    same_dtype: bool = False
 
     @property
     def difference(self) -> str:

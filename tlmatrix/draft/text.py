@@ -153,18 +153,21 @@ def _declared(draft: Draft) -> Iterator[str]:
         yield f"  # A function that calls {reference.method}."
     if reference is None:
         yield f"  reference: {draft.target.partition(':')[0]}:reference"
-    elif reference.call is None:
+    elif reference.call is None and not reference.same_dtype:
         yield f"  reference: {reference.target}"
     else:
         if reference.missing:
             yield f"  # It also takes {', '.join(reference.missing)}: add values for them."
         yield "  reference:"
         yield f"    function: {reference.target}"
-        pairs = [f"{name}: {quoted(value)}" for name, value in reference.call if name]
+        call = reference.call or ()
+        pairs = [f"{name}: {quoted(value)}" for name, value in call if name]
         if pairs:
             yield from _flow("    call", pairs)
-        else:
-            yield f"    call: [{', '.join(value for _, value in reference.call)}]"
+        elif call:
+            yield f"    call: [{', '.join(value for _, value in call)}]"
+        if reference.same_dtype:
+            yield "    dtype: same"
 
 
 def _mapping(key: str, lines: Sequence[Line]) -> Iterator[str]:

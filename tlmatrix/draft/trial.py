@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from tlmatrix.draft.references import Reference
     from tlmatrix.run.result import CaseResult
     from tlmatrix.run.runner import Runner
 
@@ -33,6 +34,7 @@ _ROUNDS = 4
 _MORE = 6
 """Further cases that tell conditions apart, and their sizes."""
 _SIZES = (2, 3, 4, 6, 8, 16, 24, 32)
+_MIXED_DTYPES = re.compile(r"same dtype|Double|float64")
 _FACTORS = (128, 64, 32, 16, 8, 4, 2)
 
 
@@ -90,6 +92,9 @@ def tried(
                 trial.draft = drafts()
             for _ in range(_ROUNDS):
                 trial.results = _run(trial.draft, path, roots, runner, tier)
+                if reference := _without_float64(trial):
+                    trial.draft = replace(trial.draft, reference=reference)
+                    trial.results = _run(trial.draft, path, roots, runner, tier)
                 results = _near_recorded(trial, path, run_case) or trial.results
                 narrowed, lines = _narrowed(trial.draft, results, run_case)
                 if narrowed == trial.draft or time.monotonic() > end:
@@ -156,6 +161,16 @@ def _untie(drafts: Drafts, run_case: RunCase) -> None:
             )
 
 
+def _without_float64(trial: Trial) -> Reference | None:
+    """The reference with the dtypes of the inputs, if in all cases it raises for mixed dtypes."""
+    reference = trial.draft.reference
+    titles = [f.title for r in trial.results for f in r.findings[:1] if f.check == "reference"]
+    mixed = [title for title in titles if _MIXED_DTYPES.search(title)]
+    if reference is None or reference.same_dtype or not 0 < len(trial.results) == len(mixed):
+        return None
+    return replace(reference, same_dtype=True)
+
+
 def _choose_reference(drafts: Drafts, run_case: RunCase) -> None:
     """Take the first of several references with which a recorded case passes."""
     for found in drafts.references if len(drafts.references) > 1 else ():
@@ -188,7 +203,7 @@ def _near_recorded(trial: Trial, path: Path, run_case: RunCase) -> list[CaseResu
     if not draft.recorded or any(_passes(each) for each in trial.results):
         return []
     axes = load_spec(path).axes
-    base = {name: values[0] for name, values in axes.items()} | draft.recorded
+    base = {**{name: values[0] for name, values in axes.items()}, **draft.recorded}
     known = {name: (_as_yaml(value),) for name, value in draft.recorded.items()}
     alone = replace(draft, axes={**draft.axes, **known}, fuzz=())  # checks use no other size
     first = run_case(alone, {})
