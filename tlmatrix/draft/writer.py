@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -431,7 +430,7 @@ class _Writer:
             yield "values", _WITHOUT_TIES if whole else _VALUES
 
     def _affordable(self, axes: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-        """The axes without the largest sizes of tensors of more than `_MOST_ELEMENTS`."""
+        """The axes with the half of the largest sizes of tensors of more than `_MOST_ELEMENTS`."""
         for tensor in self.inputs:
             size = " * ".join(f"({each})" for each in tensor.shape)
             named = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", size), 1)
@@ -439,13 +438,15 @@ class _Writer:
             while own:
                 most = {name: max(map(int, axes[name])) for name in own}
                 largest = max(own, key=lambda name: most[name])
-                with suppress(ExpressionError):
-                    if Expression(size).evaluate(named | most) > _MOST_ELEMENTS:
-                        axes[largest] = tuple(v for v in axes[largest] if int(v) < most[largest])
-                        if axes[largest]:
-                            continue
-                        axes[largest] = (str(most[largest]),)
-                break
+                try:
+                    fits = Expression(size).evaluate(named | most) <= _MOST_ELEMENTS
+                except ExpressionError:  # of lengths
+                    break
+                if fits or most[largest] == 1:
+                    break
+                half = str(most[largest] // 2)
+                values = (v if int(v) < most[largest] else half for v in axes[largest])
+                axes[largest] = tuple(dict.fromkeys(values))
         return axes
 
     def _dimensions(self) -> Iterator[tuple[str, list[tuple[str, int]]]]:
