@@ -283,7 +283,9 @@ def _run_jobs(
 
 def _run_job(job: Job, output: Path, root: Path, connection: Any, most: int) -> None:  # noqa: ANN401
     """Draft and run a spec with at most so many bytes of memory, and send its row."""
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     start = time.monotonic()
     name = re.sub(r"\W+", "_", job.target.partition(":")[2])
     path = output / f"{name}.yaml"
