@@ -56,6 +56,14 @@ def other(x):
 def right(x):
     return x.sum(3).sum(2).sum(1)
 
+def paired(x, y):
+    if len(x) != len(y):
+        raise ValueError("of one length")
+    return x.sum() + y.sum()
+
+def paired_reference(x, y):
+    return x.sum() + y.sum()
+
 def product(a, b):
     return a @ b
 
@@ -98,3 +106,18 @@ def test_a_reference_that_refuses_float64_gets_the_dtypes_of_the_inputs(drafts, 
     assert trial.draft.reference.same_dtype
     assert {str(result.status) for result in trial.results} == {"passed"}
     assert "    dtype: same\n" in (tmp_path / "p.yaml").read_text()
+
+
+def test_two_sizes_that_must_be_equal_have_common_values(drafts, tmp_path):
+    pairs = drafts_for("totals:paired", call="f(torch.randn(31), torch.randn(31))")
+    parameters = [
+        replace(each, shape=(name,))
+        for each, name in zip(pairs.interface.tensors, "mn", strict=True)
+    ]
+    symbols = {"m": (31,), "n": (31,)}
+    pairs.interface = replace(pairs.interface, parameters=tuple(parameters), symbols=symbols)
+    trial = tried(pairs, tmp_path / "p.yaml", [tmp_path], prove=False)
+    assert not trial.error
+    assert trial.draft.constraints[0][0] in ("m == n", "n == m")
+    assert trial.draft.axes["m"] == trial.draft.axes["n"]
+    assert {str(result.status) for result in trial.results} == {"passed"}

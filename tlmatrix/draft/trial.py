@@ -231,6 +231,9 @@ def _narrowed(
             fine = [value for value in axes[name] if int(value) % int(factor) == 0]
             more = (str(k * int((fine or [factor])[0])) for k in (1, 2, 3))
             axes[name] = tuple(dict.fromkeys([*fine, *more]))
+        one, _, other = condition.partition(" == ")
+        if other in axes:  # so that cases are left
+            axes[one] = axes[other] = tuple(dict.fromkeys([*axes[one], *axes[other]]))
         constraints = (*draft.constraints, (condition, why))
         narrowed = replace(draft, axes=axes, constraints=constraints)
         return narrowed, [f"  only {condition}: {why}"]
