@@ -1,12 +1,14 @@
 """`tlmatrix adopt`: specs for a whole repository, and a table of what judges it."""
 
 import json
+import os
 
 import pytest
 import torch
 
 from draft.test_record import finished, repository
 from outside_project import project
+from tlmatrix.draft.adopt import Job, _run_jobs
 from tlmatrix.draft.manifest import Entry, examples
 from tlmatrix.exit_codes import ExitCode
 
@@ -80,6 +82,18 @@ def test_recorded_operators_and_those_of_a_manifest_are_judged(repository):
     before = (repository.folder / "specs" / "rows.jsonl").read_text()
     assert adopt(repository, *words)[1].splitlines()[-2:] == out.splitlines()[-2:]
     assert (repository.folder / "specs" / "rows.jsonl").read_text() == before
+
+
+def test_a_draft_that_takes_the_memory_of_the_machine_is_a_row(tmp_path):
+    size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
+
+    def draft():
+        torch.empty(size, dtype=torch.uint8)
+        pytest.fail("allocated")
+
+    (row,) = _run_jobs([Job("m:f", "calls", draft, "key")], tmp_path, tmp_path, 1, 60.0)
+    assert row.status == "not drafted"
+    assert "memory" in row.note
 
 
 def test_a_folder_without_code_is_an_error(project, tmp_path):

@@ -121,6 +121,20 @@ def test_indices_are_limited_to_their_dimension():
     assert found.roles == {"target": Role("between", ("-1", "vocab - 1"))}
 
 
+@pytest.mark.parametrize(
+    ("largest", "role"),
+    [(5, Role("between", ("0", "num_experts - 1"))), (8, Role("between", ("0", "rows - 1")))],
+)
+def test_indices_are_limited_to_a_count_that_callers_pass(largest, role):
+    ids = _tensor("ids", ("tokens", "top"), (3, 2), "int32", (0, largest, 2, 1, 1, 0))
+    counts = [
+        Argument("num_experts", "size", 6, default=False, values=(6,)),
+        Argument("block", "size", 6, default=False, values=(6,)),
+    ]
+    found = recognize(_call(_rows("x", "rows", 24), ids, arguments=counts))
+    assert found.roles == {"ids": role}
+
+
 def test_an_expression_replaces_a_symbol():
     dims = {"total": "sum(seqlens)", "bounds": "len(seqlens) + 1"}
     assert substitute("total", dims) == "sum(seqlens)"

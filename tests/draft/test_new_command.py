@@ -678,3 +678,76 @@ def test_a_result_is_named_by_its_own_function_alone(project: Project) -> None:
     outcome = project.tlmatrix("new", f"{project.module}:double", "--call", call)
     assert "bits" not in outcome.out
     assert "out: {" in outcome.out or "outputs: [out]" in outcome.out
+
+
+def test_if_all_cases_are_refused_those_near_the_call_tell_why(project: Project) -> None:
+    code = """
+import torch
+
+def scale(x, w, v):
+    for name, size in (("rows", x.shape[0]), ("cols", x.shape[1]), ("n", len(w)), ("m", len(v))):
+        if size % 16:
+            raise ValueError(f"{name} must be a multiple of 16")
+    return x * w.sum() * v.sum()
+
+def scale_reference(x, w, v):
+    return x * w.sum() * v.sum()
+"""
+    (project.folder / f"{project.module}.py").write_text(code)
+    call = "f(torch.ones(16, 48), torch.ones(80), torch.ones(112))"
+    outcome = project.tlmatrix("new", f"{project.module}:scale", "--call", call, "-o", "s.yaml")
+    assert re.search(r"quick tier: \d+ passed\n", outcome.out), outcome.out
+    assert re.search(r"left out \w+=49: raises ValueError: cols must be a multip", outcome.out)
+    assert (48, 96, 144) in load_spec(project.folder / "s.yaml").axes.values()
+
+
+_EAGER = """
+import tilelang
+import tilelang.language as T
+
+@tilelang.jit
+def scaled(A, B, cols: int, blk_m, factor: float, dtype=T.float16):
+    M = T.const("M")
+    N = cols
+    other = T.float32
+    A: T.Tensor((M, N), dtype)
+    B: T.Tensor[[N], other]
+    C = T.empty((M, N), other)
+    with T.Kernel(T.ceildiv(M, blk_m), threads=128) as bx:
+        for i, j in T.Parallel(blk_m, N):
+            if bx * blk_m + i < M:
+                C[bx * blk_m + i, j] = A[bx * blk_m + i, j] * B[j] * factor
+    return C
+
+def ref_program(a, b, factor):
+    return a * b * factor
+"""
+
+
+def test_an_eager_kernel_is_called_with_guesses(project: Project) -> None:
+    (project.folder / f"{project.module}.py").write_text(_EAGER)
+    outcome = project.tlmatrix("new", f"{project.module}:scaled", "-o", "s.yaml")
+    assert re.search(r"quick tier: \d+ passed\n", outcome.out), outcome.out
+    text = (project.folder / "s.yaml").read_text()
+    assert "a: {shape: [rows, cols], dtype: $dtype}" in text
+    assert "b: {shape: [cols], dtype: float32}" in text
+    assert "blk_m: 64" in text
+    assert f"{project.module}:ref_program" in text
+
+
+def test_a_list_of_the_constructor_is_passed_to_the_reference(project: Project) -> None:
+    code = """
+import torch
+
+class AvgPool2d:
+    def __init__(self, kernel_size, stride):
+        self.kernel_size, self.stride = kernel_size, stride
+
+    def __call__(self, input):
+        return torch.nn.functional.avg_pool2d(input, self.kernel_size, self.stride)
+"""
+    (project.folder / f"{project.module}.py").write_text(code)
+    call = "f([3, 2], stride=[2, 1])(torch.randn(3, 4, 10, 12))"
+    outcome = project.tlmatrix("new", f"{project.module}:AvgPool2d", "--call", call)
+    assert "function: torch.nn.functional:avg_pool2d" in outcome.out, outcome.out
+    assert '{input: input, kernel_size: "[3, 2]", stride: "[2, 1]"' in outcome.out

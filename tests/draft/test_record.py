@@ -6,6 +6,7 @@ import pytest
 
 from outside_project import project
 from tlmatrix.draft.calls import alike, calls_of_definition, definition, read_calls
+from tlmatrix.draft.targets import is_test_file
 from tlmatrix.exit_codes import ExitCode, UsageError
 
 __all__ = ["project"]
@@ -98,6 +99,41 @@ def test_a_script_that_fails_has_its_calls_recorded(repository):
     ]
 
 
+def test_an_error_before_the_program_starts_keeps_earlier_calls(repository):
+    path = repository.folder / "calls.jsonl"
+    path.write_text("of an earlier program\n")
+    outcome = repository.tlmatrix("record", "missing.py")
+    assert outcome.code == ExitCode.USAGE
+    assert "no such script: missing.py" in outcome.out
+    assert "targets in" not in outcome.out
+    assert path.read_text() == "of an earlier program\n"
+
+
+def test_an_os_error_of_the_program_is_its_own(repository):
+    (repository.folder / "script.py").write_text("open('missing.bin')\n")
+    outcome = repository.tlmatrix("record", "script.py")
+    assert "missing.bin" in outcome.out
+    assert "cannot be written" not in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("path", "tests"),
+    [
+        ("tests/ops/gemm.py", True),
+        ("test/gemm.py", True),
+        ("testing/python/gemm.py", True),
+        ("ops/test_gemm.py", True),
+        ("ops/gemm_test.py", True),
+        ("conftest.py", True),
+        ("ops/gemm.py", False),
+        ("ops/latest_gemm.py", False),
+        ("latest/gemm.py", False),
+    ],
+)
+def test_files_of_tests_are_known_by_their_path(path, tests):
+    assert is_test_file(path) is tests
+
+
 def test_a_file_that_is_none_of_calls_is_an_error_with_its_line(tmp_path):
     path = tmp_path / "calls.jsonl"
     path.write_text('{"target": "a:b"}\n')
@@ -133,4 +169,67 @@ def test_recorded_calls_draft_a_spec_with_their_reference(repository):
     text = (repository.folder / "s.yaml").read_text()
     assert "function: tests.test_rows:expected" in text
     assert "only cols % 32 == 0: cols=33 is not refused, and is wrong: " in out
+    finished(repository, "run", "s.yaml", "-n", "0")
+
+
+METHOD = """
+import torch
+from rows import row_sum
+
+class Base:
+    def __init__(self, cols, dtype, scales=(1.0,), norm="none"):
+        self.cols, self.dtype, self.scales, self.norm = cols, dtype, scales, norm
+
+    def check(self, x):
+        torch.testing.assert_close(row_sum(x), self.expected(x), rtol=1e-4, atol=1e-4)
+
+    def expected(self, values, keep=False):
+        assert values.dtype == self.dtype and self.norm == "none"
+        assert values.shape[1] == self.cols, "not the recorded size"
+        return values.sum(-1, keepdim=keep)
+
+class RowSum(Base):
+    pass
+
+def first_of(x):
+    return x[:1].sum(-1)
+
+def assert_equal_at_first(result, expected):
+    assert result[0].shape == expected[0].shape
+
+def test_row_sum():
+    for cols in (32, 64, 96):
+        case = RowSum(cols, torch.float32, norm="none")
+        case.check(torch.randn(7, cols, device="cuda"))
+        x = torch.randn(7, cols, device="cuda")
+        assert_equal_at_first(row_sum(x), first_of(x))
+        case.check(torch.randn(1, 2 * cols, device="cuda")[:, ::2])
+"""
+
+
+def test_a_method_of_a_class_of_tests_is_the_reference(repository):
+    (repository.folder / "tests" / "test_rows.py").write_text(METHOD)
+    words = ["record", "--trace-only", "-m", "pytest", "tests", "-q"]
+    with repository.start("tlmatrix", *words) as process:
+        process.communicate(timeout=120)
+    calls = read_calls(repository.folder / "calls.jsonl")["rows:row_sum"]
+    assert {call.tensors["x"].strides for call in calls} == {
+        None,
+        (64 * 2, 2),
+        (32 * 2, 2),
+        (96 * 2, 2),
+    }
+    assert {each.function for call in calls for each in call.compared} == {
+        "tests.test_rows:RowSum.expected"
+    }
+    assert calls[0].compared[0].construct == {
+        "cols": 32,
+        "dtype": "float32",
+        "norm": "none",
+        "scales": [1.0],
+    }
+    finished(repository, "new", "rows:row_sum", "--calls", "calls.jsonl", "-o", "s.yaml")
+    text = (repository.folder / "s.yaml").read_text()
+    assert "# A function that calls tests.test_rows:RowSum.expected." in text
+    assert "cols" in text
     finished(repository, "run", "s.yaml", "-n", "0")

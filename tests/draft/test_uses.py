@@ -67,3 +67,10 @@ def test_a_value_compared_with_a_column_is_an_index_of_columns():
 def test_a_gemm_names_its_two_factors():
     interface = _observed("product")
     assert interface.uses.products == {("A", "B")}
+
+
+def test_a_step_of_a_flat_index_is_no_step_of_its_dimensions():
+    used = _observed("flat_double").uses
+    assert used.tile("Y", 0) == 128
+    assert used.tile("X", 0) is None
+    assert used.tile("X", 1) is None

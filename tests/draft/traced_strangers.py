@@ -156,3 +156,18 @@ def attend(batch, rows, keys, heads, groups, dim, is_causal, block=32):
                     )
 
     return main
+
+
+@tilelang.jit(out_idx=[1])
+def flat_double(rows, cols, block=128):
+    """A loop over all elements, which are addressed by quotients and remainders."""
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, cols), "float32"), Y: T.Tensor((rows * cols,), "float32")):
+        with T.Kernel(T.ceildiv(rows * cols, block), threads=128) as b:
+            for k in T.Parallel(block):
+                at = b * block + k
+                if at < rows * cols:
+                    Y[at] = X[at // cols, at % cols] * 2
+
+    return main

@@ -24,7 +24,7 @@ def new(arguments: argparse.Namespace, config: Config) -> ExitCode:
         UsageError: the callable does not exist, its example fails, or the file exists.
     """
     from tlmatrix.draft.sources import drafts_for
-    from tlmatrix.draft.text import spec_text
+    from tlmatrix.draft.text import spec_text, write_spec
     from tlmatrix.draft.trial import tried
 
     path = None if arguments.output is None else Path(arguments.output)
@@ -38,7 +38,7 @@ def new(arguments: argparse.Namespace, config: Config) -> ExitCode:
         return ExitCode.OK
     draft = drafts()
     with writing("-o", path):
-        path.write_text(spec_text(draft), encoding="utf-8")
+        write_spec(draft, path)
     print("\n".join([f"wrote {path}", *(f"  {note}" for note in draft.notes)]))
     if draft.complete and not arguments.no_run:
         for line in tried(drafts, path, [config.root]).lines:
@@ -55,35 +55,46 @@ def record(arguments: argparse.Namespace, _config: Config) -> ExitCode:
         UsageError: the program or a function does not exist.
         SystemExit: raised by the program.
     """
-    from tlmatrix.draft.calls import definition, read_calls
-    from tlmatrix.draft.recorder import record_program
+    from tlmatrix.draft.recorder import codes_of, record_program
 
+    if not arguments.module and not Path(arguments.script).is_file():
+        raise UsageError(f"no such script: {arguments.script}")
+    wanted = codes_of(arguments.of)
     path = Path(arguments.output)
+    with writing("-o", path):
+        file = path.open("w", encoding="utf-8")
     try:
-        with writing("-o", path):
+        with file:
             record_program(
                 arguments.script,
                 arguments.arguments,
-                path,
+                file,
                 module=arguments.module,
-                functions=arguments.of,
+                wanted=wanted,
                 trace_only=arguments.trace_only,
             )
     finally:
-        found = read_calls(path) if path.is_file() else {}
-        for target, calls in found.items():
-            known = sum(bool(call.compared) for call in calls)
-            compared = f", {known} compared with another result" if known else ""
-            print(f"{target}: {len(calls)} different call{'s' * (len(calls) > 1)}{compared}")
-        print(f"{len(found)} targets in {path}")
-        if arguments.definitions is not None:
-            folder = Path(arguments.definitions)
-            with writing("--definitions", folder):
-                folder.mkdir(parents=True, exist_ok=True)
-                for target, calls in found.items():
-                    file = folder / f"{target.replace(':', '.')}.json"
-                    file.write_text(json.dumps(definition(calls), indent=1), encoding="utf-8")
+        folder = arguments.definitions
+        _summarize(path, None if folder is None else Path(folder))
     return ExitCode.OK
+
+
+def _summarize(path: Path, definitions: Path | None) -> None:
+    """Print the targets in a file of calls, and write their definitions to a folder."""
+    from tlmatrix.draft.calls import definition, read_calls
+
+    found = read_calls(path)
+    for target, calls in found.items():
+        known = sum(bool(call.compared) for call in calls)
+        compared = f", {known} compared with another result" if known else ""
+        print(f"{target}: {len(calls)} different call{'s' * (len(calls) > 1)}{compared}")
+    print(f"{len(found)} targets in {path}")
+    if definitions is not None:
+        with writing("--definitions", definitions):
+            definitions.mkdir(parents=True, exist_ok=True)
+            for target, calls in found.items():
+                file = definitions / f"{target.replace(':', '.')}.json"
+                file.write_text(json.dumps(definition(calls), indent=1), encoding="utf-8")
 
 
 def adopt(arguments: argparse.Namespace, _config: Config) -> ExitCode:

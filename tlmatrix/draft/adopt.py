@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -22,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.draft import manifest
 from tlmatrix.draft.calls import MOST_CALLS, read_calls
 from tlmatrix.draft.sources import Drafts, drafts_for, drafts_of_calls, recorded_calls
-from tlmatrix.draft.targets import target_of
-from tlmatrix.draft.text import spec_text
+from tlmatrix.draft.targets import is_test_file, target_of
+from tlmatrix.draft.text import write_spec
 from tlmatrix.draft.trial import tried
 from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
@@ -223,9 +224,7 @@ def definitions_of(root: Path) -> tuple[dict[str, str], list[str]]:
         except (ValueError, SyntaxError):
             continue
         module = _module_name(root, path)
-        tests = re.search(
-            r"(^|/)(tests?|testing)/|test_\w*\.py$", path.relative_to(root).as_posix()
-        )
+        tests = is_test_file(path.relative_to(root).as_posix())
         for node in tree.body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 definitions.setdefault(node.name, f"{module}:{node.name}")
@@ -254,6 +253,7 @@ def _run_jobs(
     end = time.monotonic() + seconds
     waiting = list(reversed(jobs))
     running: dict[Any, Any] = {}
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (2 * max(1, workers))
     while waiting or running:
         while waiting and len(running) < max(1, workers):
             job = waiting.pop()
@@ -261,7 +261,7 @@ def _run_jobs(
                 yield Row(job.target, job.source, "not drafted", note="no time was left")
                 continue
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_run_job, args=(job, output, root, theirs))
+            process = context.Process(target=_run_job, args=(job, output, root, theirs, memory))
             process.start()
             theirs.close()
             running[ours] = (job, process, time.monotonic())
@@ -281,7 +281,11 @@ def _run_jobs(
             yield row or Row(job.target, job.source, "not drafted", note=why, key=job.key)
 
 
-def _run_job(job: Job, output: Path, root: Path, connection: Any) -> None:  # noqa: ANN401
+def _run_job(job: Job, output: Path, root: Path, connection: Any, most: int) -> None:  # noqa: ANN401
+    """Draft and run a spec with at most so many bytes of memory, and send its row."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     start = time.monotonic()
     name = re.sub(r"\W+", "_", job.target.partition(":")[2])
     path = output / f"{name}.yaml"
@@ -297,7 +301,7 @@ def _run_job(job: Job, output: Path, root: Path, connection: Any) -> None:  # no
                 trial = tried(drafts, path, [root], tier="each", prove=False, seconds=seconds)
                 row = _judged(row, trial, path)
             else:
-                path.write_text(spec_text(draft), encoding="utf-8")
+                write_spec(draft, path)
                 note = draft.notes[-1] if draft.notes else "it needs a reference"
                 row = replace(row, status="incomplete", note=note, spec=path.name)
         except BaseException as error:  # noqa: BLE001 - whatever the repository's code raises
@@ -327,7 +331,7 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
     note = trial.error or (f"{first.check}: {first.title}" if first else narrowed)
     reference = f"problem {draft.problem}" if draft.problem else ""
     if draft.reference is not None and not draft.problem:
-        reference = draft.reference.target
+        reference = draft.reference.method or draft.reference.target
     varies = any(
         value.startswith("[") or "{q:" in value for v in draft.axes.values() for value in v
     )

@@ -28,14 +28,14 @@ class Seen:
 
     Attributes:
         dtype: its PyTorch name.
-        contiguous: whether its elements are in the order of memory.
+        strides: in elements; None if it is contiguous.
         grad: whether it requires a gradient.
         values: of a small integer tensor, in order.
     """
 
     shape: tuple[int, ...]
     dtype: str
-    contiguous: bool = True
+    strides: tuple[int, ...] | None = None
     grad: bool = False
     values: tuple[int, ...] | None = None
 
@@ -59,11 +59,13 @@ class Comparison:
         output: the path of the result.
         function: the function that made the expected value, `package.module:name`; "" if unknown.
         arguments: its arguments: the name of an argument of the call, or a constant.
+        construct: those of the constructor, if it is a method.
     """
 
     output: str
     function: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    construct: Mapping[str, Any] = field(default_factory=dict)
     rtol: float | None = None
     atol: float | None = None
 
@@ -122,6 +124,11 @@ class Call:
         return given, made, tuple(self.opaque.items())
 
 
+def strides_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The strides of a tensor that is not contiguous, in elements."""
+    return None if tensor.is_contiguous() else tensor.stride()
+
+
 def seen(value: Any) -> Value:
     """The record of an argument."""
     if isinstance(value, torch.Tensor):
@@ -131,7 +138,7 @@ def seen(value: Any) -> Value:
         return Seen(
             tuple(value.shape),
             dtype,
-            value.is_contiguous(),
+            strides_of(value),
             value.requires_grad,
             tuple(value.detach().flatten().tolist()) if kept else None,
         )
@@ -235,14 +242,9 @@ def _value(data: Any) -> Value:
 
 
 def _seen(data: Mapping[str, Any]) -> Seen:
-    values = data["values"]
-    return Seen(
-        tuple(data["shape"]),
-        data["dtype"],
-        data["contiguous"],
-        data["grad"],
-        None if values is None else tuple(values),
-    )
+    lists = ("shape", "strides", "values")
+    known = {name: data[name] if data[name] is None else tuple(data[name]) for name in lists}
+    return Seen(**{**data, **known})
 
 
 def _call(data: dict[str, Any]) -> Call:

@@ -8,9 +8,9 @@ is changed to find the tensors that follow it.
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from dataclasses import replace
-from itertools import permutations, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.interface import (
@@ -22,13 +22,12 @@ from tlmatrix.draft.interface import (
     annotation_text,
     argument_kind,
 )
+from tlmatrix.draft.sizes import COUNT, candidates
 from tlmatrix.draft.targets import syntax_tree
 from tlmatrix.draft.uses import uses_of
-from tlmatrix.draft.writer import COUNT
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
-    import inspect
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tlmatrix.draft.targets import Target
@@ -181,11 +180,9 @@ def _dimension(
         return _symbolic([(values, str(each)) for values, each in seen], names, tiles)
     if all(number == 1 for _, number in numbers):
         return 1
-    for text in _candidates(names, tiles):
-        expression = Expression(text)
-        if all(expression.evaluate(values) == number for values, number in numbers):
-            return text
-    return numbers[0][1]
+    column = tuple(number for _, number in numbers)
+    known = {name: tuple(values[name] for values, _ in numbers) for name in names}
+    return next(candidates(column, known, tiles=sorted(tiles)), column[0])
 
 
 def _symbolic(
@@ -205,25 +202,6 @@ def _symbolic(
     except ExpressionError:
         return 1
     return text
-
-
-def _candidates(names: Sequence[str], tiles: set[int]) -> Iterator[str]:
-    """Usual expressions of a dimension, the simplest first."""
-    yield from names
-    for name, other in permutations(names, 2):
-        if COUNT.search(name) and COUNT.search(other):
-            yield f"{name} // {other}"  # such as heads // groups
-    for name, by in product(names, sorted(tiles)):
-        yield f"ceildiv({name}, {by})"
-    for name in names:
-        yield f"{name} + 1"
-    for name, other in permutations(names, 2):
-        yield f"{name} * {other}"
-        yield f"ceildiv({name}, {other})"
-    for name, times in product(names, (2, 3, 4, 8)):
-        yield f"{times} * {name}"
-    for name, times in product(names, (2, 3, 4, 8)):
-        yield f"{name} // {times}"
 
 
 def _dtype_arguments(
@@ -283,11 +261,12 @@ _SIZES = (13, 200, 24, 40, 72, 56)
 
 
 def eager_example(target: Target) -> Mapping[str, Any] | None:
-    """Tensors for the annotated parameters; None if there are none."""
+    """Tensors for the annotated parameters, and guesses for others; None if there are none."""
+    tree = list(ast.walk(syntax_tree(target.written)))
     parameters = {each.name: each.default for each in target.parameters}
     declared = {
         node.target.id: node.annotation
-        for node in ast.walk(syntax_tree(target.written))
+        for node in tree
         if isinstance(node, ast.AnnAssign)
         and isinstance(node.target, ast.Name)
         and node.target.id in parameters
@@ -295,10 +274,21 @@ def eager_example(target: Target) -> Mapping[str, Any] | None:
     if not declared:
         return None
     free = iter(_SIZES)
-    sizes = {name: value for name, value in parameters.items() if isinstance(value, int)}
-    found = {}
+    guessed = {each.name: each.value for each in guesses(target.parameters)}
+    found = {
+        name: guessed[name]
+        for name, default in parameters.items()
+        if default is inspect.Parameter.empty and name not in declared
+    }
+    values = {n: v for n, v in {**parameters, **found}.items() if n not in declared}
+    for node in tree:  # such as `dtype = T.float16` or `n = cols`
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            value = getattr(node.value, "attr", getattr(node.value, "value", None))
+            value = values.get(node.value.id) if isinstance(node.value, ast.Name) else value
+            values.setdefault(node.targets[0].id, value)
+    sizes = {name: value for name, value in values.items() if type(value) is int}
     for name, annotation in declared.items():
-        made = _example_tensor(annotation, sizes, parameters, free)
+        made = _example_tensor(annotation, sizes, values, free)
         if made is None:
             return None
         found[name] = made
@@ -306,13 +296,17 @@ def eager_example(target: Target) -> Mapping[str, Any] | None:
 
 
 def _example_tensor(
-    annotation: ast.expr, sizes: dict[str, int], parameters: Mapping[str, Any], free: Iterator[int]
+    annotation: ast.expr, sizes: dict[str, int], values: Mapping[str, Any], free: Iterator[int]
 ) -> Any:  # noqa: ANN401 - a tensor
     import torch
 
-    if not isinstance(annotation, ast.Subscript) or not isinstance(annotation.slice, ast.Tuple):
+    if isinstance(annotation, ast.Call):
+        parts = annotation.args
+    elif isinstance(annotation, ast.Subscript) and isinstance(annotation.slice, ast.Tuple):
+        parts = annotation.slice.elts
+    else:
         return None
-    shape, dtype = annotation.slice.elts[:2]
+    shape, dtype = (*parts, ast.Constant("float32"))[:2]
     if not isinstance(shape, ast.List | ast.Tuple):
         return None
     found = []
@@ -322,8 +316,8 @@ def _example_tensor(
                 sizes[node.id] = next(free, 16)
         code = compile(ast.Expression(size), "<shape>", "eval")
         found.append(int(eval(code, {"__builtins__": {}}, dict(sizes))))  # noqa: S307 - sizes only
-    name = parameters.get(dtype.id) if isinstance(dtype, ast.Name) else ast.literal_eval(dtype)
-    kind = getattr(torch, str(name), None)
+    name = values.get(dtype.id) if isinstance(dtype, ast.Name) else ast.unparse(dtype)
+    kind = getattr(torch, str(name).strip("'").rpartition(".")[2], None)
     if not isinstance(kind, torch.dtype):
         return None
     if kind.is_floating_point:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.draft.interface import Number, Tensor
 from tlmatrix.draft.roles import substitute
-from tlmatrix.draft.text import Draft, Line
-from tlmatrix.draft.writer import NO_ROWS, constant, fuzz_lines, heading, lengths, sizes
+from tlmatrix.draft.text import Draft, Line, constant
+from tlmatrix.draft.writer import NO_ROWS, fuzz_lines, heading, lengths, sizes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

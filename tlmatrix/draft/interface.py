@@ -332,8 +332,9 @@ def _main_dtype(call: Call) -> str:
 def _arguments(target: Target, calls: Sequence[Call]) -> Iterator[Argument]:
     written = inspect.signature(target.written).parameters
     made = target.is_factory
-    found = [call.construct if made else call.arguments for call in calls]
-    given = [call.constructed if made else call.given for call in calls]
+    # An eager kernel takes its compiled arguments with the tensors.
+    found = [(made and call.construct) or call.arguments for call in calls]
+    given = [(made and call.constructed) or call.given for call in calls]
     for name, value in found[0].items():
         values = tuple(each.get(name) for each in found)
         parameter = written.get(name)
@@ -376,8 +377,5 @@ def _titles(target: Target, call: Call) -> dict[str, str]:
 def _result_sizes(seen: Sequence[Seen], symbols: Mapping[str, tuple[int, ...]]) -> Iterator[Size]:
     for dim in range(len(seen[0].shape)):
         column = tuple(each.shape[dim] for each in seen)
-        equal = next((name for name, sizes in symbols.items() if sizes == column), None)
-        found = None
-        if equal is None and {*column} != {1} and min(column) > 1 and symbols:
-            found = next(candidates(column, symbols), None)
-        yield equal or found or column[0]
+        found = (text for text in candidates(column, symbols) if min(column) > 1 or text in symbols)
+        yield next(found, column[0])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.draft.calls import flattened
-from tlmatrix.draft.references import find_reference, matched
+from tlmatrix.draft.references import find_references, matched
 from tlmatrix.problem.calling import parameters_of
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _order(target: Target, live: Live) -> tuple[str, ...]:
 
     Empty if there is no reference, or if it does not accept the arguments.
     """
-    found = find_reference(target)
+    found = next(iter(find_references(target)), None)
     if found is None:
         return ()
     mine = {name: live.after[name] for name in live.call.changed}

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from dis import opname
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
@@ -29,12 +29,13 @@ from tlmatrix.draft.calls import (
     flattened,
     seen,
     signature,
+    strides_of,
     write_call,
 )
 from tlmatrix.draft.interface import argument_kind
 from tlmatrix.draft.probes import Live, probed
+from tlmatrix.draft.targets import is_test_file, target_of
 from tlmatrix.draft.uses import Uses, merged, uses_of
-from tlmatrix.exit_codes import UsageError
 from tlmatrix.interpreter.patching import replace_in
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.draft.targets import Target
 
-_TEST = re.compile(r"(^|/)(tests?|testing)/|(^|/)(test_\w*|\w*_test|conftest)(\.py)?$")
 _COMPARES = re.compile(r"assert|close|equal|compare|diff|similar|error", re.IGNORECASE)
 """Names of a program's own functions that compare two results."""
 _MOST_RESULTS = 4096
@@ -79,6 +79,7 @@ class Recorder:
         keep: called with each call.
         root: the folder whose functions are recorded.
         wanted: the code of functions that are recorded though no kernel runs in them.
+        agree: whether comparisons of results hold, as where kernels are only traced.
     """
 
     def __init__(
@@ -86,8 +87,11 @@ class Recorder:
         keep: Callable[[Call], None],
         root: Path,
         wanted: Mapping[CodeType, str] | None = None,
+        *,
+        agree: bool = False,
     ) -> None:
         self._keep = keep
+        self._agree = agree
         self._root = str(root.resolve()) + os.sep
         self._wanted = dict(wanted or {})
         self._codes: dict[CodeType, bool] = {}
@@ -95,7 +99,7 @@ class Recorder:
         self._made: dict[int, tuple[Any, str, dict[str, Any]]] = {}
         self._uses: dict[int, tuple[Any, Uses]] = {}
         self._constructed: dict[int, tuple[Any, dict[str, Any]]] = {}
-        self._returned: dict[int, tuple[torch.Tensor, str, dict[str, Any]]] = {}
+        self._returned: dict[int, tuple[torch.Tensor, str, dict[str, Any], dict[str, Any]]] = {}
         self._results: dict[int, tuple[torch.Tensor, Call, str, dict[str, Any]]] = {}
         self._live: dict[str, Live] = {}
 
@@ -168,19 +172,22 @@ class Recorder:
         if not made or opened.code.co_name.startswith("test"):
             return
         name = f"{self._module(frame)}:{opened.code.co_qualname}"
-        given = {
-            id(each) for value in opened.arguments.values() for each in flattened(value).values()
-        }
+        arguments, construct = dict(opened.arguments), {}
+        if (owner := next(iter(arguments), "")) == "self":
+            instance = arguments.pop(owner)
+            construct = self._constructed.get(id(instance), (None, {}))[1]
+            name = f"{self._class_name(type(instance), frame)}.{opened.code.co_name}"
+        given = {id(each) for value in arguments.values() for each in flattened(value).values()}
         for tensor in made.values():
             if id(tensor) in given:
                 continue  # it is passed on
             # The last function that returns it is the one that its user calls.
-            _remember(self._returned, (tensor, name, opened.arguments))
+            _remember(self._returned, (tensor, name, arguments, construct))
 
     def _is_operator(self, code: CodeType) -> bool:
         """Whether callers can import a function, and it is not part of a test."""
         path, file = code.co_qualname, code.co_filename.removeprefix(self._root)
-        if "<locals>" in path or _TEST.search(file):
+        if "<locals>" in path or is_test_file(file):
             return False
         owner, _, method = path.rpartition(".")
         return method in ("forward", "__call__") if owner else not method.startswith("_")
@@ -204,16 +211,21 @@ class Recorder:
             return ""
         if method == "__call__" and hasattr(kind, "forward"):
             return ""
-        module = kind.__module__
-        return f"{self._module(frame) if module == '__main__' else module}:{kind.__qualname__}"
+        return self._class_name(kind, frame)
+
+    def _class_name(self, kind: type, frame: FrameType) -> str:
+        """The name of a class, of which a method may be that of a base class in another module."""
+        code = frame.f_code.co_filename
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None) or code
+        return f"{self._module_of(kind.__module__, file)}:{kind.__qualname__}"
 
     def _module(self, frame: FrameType) -> str:
-        return self._module_of(frame.f_globals.get("__name__"), frame.f_code)
+        return self._module_of(frame.f_globals.get("__name__"), frame.f_code.co_filename)
 
-    def _module_of(self, name: object, code: CodeType) -> str:
+    def _module_of(self, name: object, path: str) -> str:
         """The name by which a module of the program is imported from its root."""
-        file = Path(code.co_filename)
-        if not code.co_filename.startswith(self._root):
+        file = Path(path)
+        if not path.startswith(self._root):
             return str(name)
         parts = file.with_suffix("").relative_to(self._root).parts
         # A test's folder is on the path while pytest runs, and a script is `__main__`.
@@ -317,7 +329,7 @@ class Recorder:
             except (TypeError, ValueError):
                 return original(jit, *args, **keywords)
             importable = "<locals>" not in func.__qualname__ and func.__name__[0] != "_"
-            module = self._module_of(func.__module__, func.__code__)
+            module = self._module_of(func.__module__, func.__code__.co_filename)
             name = f"{module}:{func.__qualname__}" if importable else ""
             with self._eager(name, func.__code__, bound) as results:
                 results.append(original(jit, *args, **keywords))
@@ -413,30 +425,42 @@ class Recorder:
 
     def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def comparing(*args: Any, **keywords: Any) -> Any:
-            if len(args) > 1:
-                self._compared(args[0], args[1], keywords)
-            return original(*args, **keywords)
+            known = len(args) > 1 and self._compared(args[0], args[1], keywords)
+            return (known and self._agree) or original(*args, **keywords)
 
         return comparing
 
-    def _compared(self, one: object, other: object, options: Mapping[str, Any]) -> None:
+    def _compared(self, one: object, other: object, options: Mapping[str, Any]) -> bool:
+        """Note a comparison; returns whether it is one of a result."""
+        known = False
         for result, expected in ((one, other), (other, one)):
-            pairs = zip(flattened(result).values(), flattened(expected).values(), strict=False)
+            pairs = list(
+                zip(flattened(result).values(), flattened(expected).values(), strict=False)
+            )
+            if any(mine.numel() != theirs.numel() for mine, theirs in pairs):
+                continue  # it compares parts of them
             for mine, theirs in pairs:
                 found = self._source(mine)
                 if found is None or self._source(theirs) is not None:
                     continue
+                known = True
                 call, path, arguments = found
-                function, passed = self._returned.get(id(theirs), (None, "", {}))[1:]
+                function, *given = self._returned.get(id(theirs), (None, "", {}, {}))[1:]
+                passed, construct = (
+                    {name: _named(value, arguments) for name, value in each.items()}
+                    for each in given
+                )
                 noted = Comparison(
                     path,
                     function,
-                    {name: _named(each, arguments) for name, each in passed.items()},
+                    passed,
+                    construct,
                     options.get("rtol"),
                     options.get("atol"),
                 )
                 if noted not in call.compared:
                     self._keep(replace(call, compared=(noted,)))
+        return known
 
     def _source(self, tensor: torch.Tensor) -> tuple[Call, str, dict[str, Any]] | None:
         """The call that made a tensor, or that of the same size which made the last one."""
@@ -537,7 +561,8 @@ def _is_function_class(kind: object) -> bool:
 
 
 def _plain(tensor: torch.Tensor) -> Seen:
-    return Seen(tuple(tensor.shape), str(tensor.dtype)[6:], grad=tensor.requires_grad)
+    dtype = str(tensor.dtype)[6:]
+    return Seen(tuple(tensor.shape), dtype, strides_of(tensor), tensor.requires_grad)
 
 
 def _changed(opened: _Open, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
@@ -546,8 +571,13 @@ def _changed(opened: _Open, tensors: Mapping[str, torch.Tensor]) -> frozenset[st
     return frozenset(
         name
         for name, before, after in pairs
-        if before is not None and not torch.equal(before.nan_to_num(), after.detach().nan_to_num())
+        if before is not None and not torch.equal(_bytes(before), _bytes(after))
     )
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, of which NaNs are equal to themselves."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _named(value: object, arguments: Mapping[str, Any]) -> object:
@@ -559,13 +589,23 @@ def _named(value: object, arguments: Mapping[str, Any]) -> object:
     return noted if not isinstance(noted, Seen) else ""
 
 
+def codes_of(functions: Sequence[str]) -> dict[CodeType, str]:
+    """The code of functions that are recorded though no kernel runs in them, with their names.
+
+    Raises:
+        UsageError: a function does not exist.
+    """
+    targets = [target_of(name) for name in functions]
+    return {t.written.__code__: t.text for t in targets if hasattr(t.written, "__code__")}
+
+
 def record_program(
     program: str,
     arguments: Sequence[str],
-    path: Path,
+    file: TextIO,
     *,
     module: bool,
-    functions: Sequence[str] = (),
+    wanted: Mapping[CodeType, str] | None = None,
     trace_only: bool = False,
 ) -> None:
     """Run a program, on a GPU if there is one and else interpreted, and write its calls to a file.
@@ -573,33 +613,25 @@ def record_program(
     Args:
         program: the script, or with `module` the module.
         arguments: its own arguments.
-        path: the file, which has each call as soon as it has returned.
+        file: gets each call as soon as it has returned.
         module: whether it is run as by `python -m`.
-        functions: names of functions that are recorded though no kernel runs in them.
+        wanted: the code of functions that are recorded though no kernel runs in them.
         trace_only: whether kernels are traced and not run, so that results are zeros.
 
     Raises:
-        UsageError: the program or a function does not exist.
         SystemExit: raised by the program.
     """
-    from tlmatrix.draft.targets import target_of
     from tlmatrix.interpreter.frontend.scripts import run_as_main, run_program
 
-    if not module and not Path(program).is_file():
-        raise UsageError(f"no such script: {program}")
-    targets = [target_of(name) for name in functions]
-    wanted = {t.written.__code__: t.text for t in targets if hasattr(t.written, "__code__")}
-    with path.open("w", encoding="utf-8") as file:
-        recorder = Recorder(_writing(file), Path.cwd(), wanted)
-        with recorder.recording():
-            if trace_only or not torch.cuda.is_available():
-                launched: list[Any] | None = [] if trace_only else None
-                run_program(program, arguments, module=module, launched=launched)
-            else:
-                run_as_main(program, arguments, module=module)
+    with Recorder(_writing(file), Path.cwd(), wanted, agree=trace_only).recording():
+        if trace_only or not torch.cuda.is_available():
+            launched: list[Any] | None = [] if trace_only else None
+            run_program(program, arguments, module=module, launched=launched)
+        else:
+            run_as_main(program, arguments, module=module)
 
 
-def _writing(file: Any) -> Callable[[Call], None]:
+def _writing(file: TextIO) -> Callable[[Call], None]:
     """A function that writes different calls, and what their results are compared with."""
     known: dict[str, set[str]] = {}
     compared: dict[str, int] = {}

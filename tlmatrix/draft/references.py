@@ -1,7 +1,8 @@
 """The reference of a target: where it is found, and how it is called.
 
 In this order: the function that made what a caller compared a result with, a function beside the
-target (`reference`, `NAME_reference`, `NAME_torch`), PyTorch's function of the same name.
+target (`reference`, `NAME_reference`, `NAME_torch`), PyTorch's function of the same name. A method,
+as of a class of tests, is called by a function in a module of its own beside the spec.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tlmatrix.draft.text import constant
 from tlmatrix.problem.calling import parameters_of
 
 if TYPE_CHECKING:
@@ -38,12 +40,17 @@ class Found:
 
     Attributes:
         target: `package.module:function`.
-        passed: arguments that a caller passed: `$name` of an argument of the call, or a constant.
+        passed: what callers passed in each recorded call: `$name` of an argument of the call, or a
+            constant; `...` where they called another function.
+        method: the method that it calls, `package.module:Class.method`; "" for a function.
+        module: the text of the module that calls the method.
     """
 
     target: str
     function: Callable[..., Any]
-    passed: Mapping[str, Any] = field(default_factory=dict)
+    passed: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    method: str = ""
+    module: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,12 +58,16 @@ class Reference:
     """A reference with the name or expression for each of its parameters.
 
     `call` is None if the names are those of the problem; its names are "" for positions. `missing`
-    are parameters without a value.
+    are parameters without a value. `method` and `module` are those of `Found`. `same_dtype` is of
+    functions that refuse float64.
     """
 
     target: str
     call: tuple[tuple[str, str], ...] | None
     missing: tuple[str, ...]
+    method: str = ""
+    module: str = ""
+    same_dtype: bool = False
 
     @property
     def difference(self) -> str:
@@ -97,6 +108,7 @@ def reference_of(
     tensors: Sequence[str],
     axes: Sequence[str],
     numbers: dict[str, str],
+    symbols: Mapping[str, Sequence[int]],
 ) -> Reference:
     """How to call a reference with the inputs and axes of a problem.
 
@@ -105,6 +117,7 @@ def reference_of(
         tensors: the problem's inputs, floating-point tensors first.
         axes: the problem's axes.
         numbers: expressions for other arguments of the code under test.
+        symbols: the size of each dimension in each recorded call.
     """
     target = source.target
     if target.startswith("torch"):
@@ -118,30 +131,60 @@ def reference_of(
     required = [each.name for each in parameters if each.default is each.empty]
     names = [each.name for each in parameters]
     known = {*tensors, *numbers, *axes}
+    first = {name: _first(column) for name, column in source.passed.items()}
     passed = {
         name: value[1:]
-        for name, value in source.passed.items()
+        for name, value in first.items()
         if isinstance(value, str) and value[:1] == "$" and value[1:] in known
-    }
-    constants = {
-        name: str(value).lower() if value is None or isinstance(value, bool) else value
-        for name, value in source.passed.items()
-        if name in names and isinstance(value, bool | int | float | None)
     }
     left_over = [each for each in (*tensors, *numbers, *axes) if each not in passed.values()]
     found = matched([name for name in names if name not in passed], left_over) | passed
+    given = {name: numbers.get(of, of) for name, of in found.items()}
+    for name, column in source.passed.items():
+        text = _written(column, symbols, numbers)
+        if name in names and text:
+            given.setdefault(name, text)
     left = [name for name in tensors if name not in found.values()]
     for name in required:
-        if name not in found and left:
-            found[name] = left.pop(0)
-    missing = tuple(name for name in required if name not in found and name not in constants)
-    given = {name: numbers.get(of, of) for name, of in found.items()}
-    given = {name: str(each) for name, each in constants.items() if name not in given} | given
+        if name not in given and left:
+            given[name] = left.pop(0)
+    missing = tuple(name for name in required if name not in given)
     values = tuple((name, given[name]) for name in names if name in given)
     plain = all(name == value for name, value in values)
-    if plain and not missing and {*tensors} <= {*names}:
-        return Reference(target, None, ())
-    return Reference(target, values, missing)
+    own = plain and not missing and {*tensors} <= {*names}
+    return Reference(target, None if own else values, missing, source.method, source.module)
+
+
+def _first(column: Sequence[Any]) -> Any:  # noqa: ANN401 - an argument
+    return next(each for each in column if each is not ...)
+
+
+def _is_dtype(value: object) -> bool:
+    return isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype)
+
+
+def _written(
+    column: Sequence[Any], symbols: Mapping[str, Sequence[int]], numbers: Mapping[str, str]
+) -> str:
+    """An argument as a spec writes it: the only size that it is in all calls, or a constant."""
+    value = _first(column)
+    if isinstance(value, list):
+        rows = [[...] * len(value) if each is ... else each for each in column]
+        parts = [_written(each, symbols, numbers) for each in zip(*rows, strict=False)]
+        return f"[{', '.join(parts)}]" if all(parts) else ""
+    if isinstance(value, str):
+        return "" if value[:1] in ("", "$") or _is_dtype(value) else f"'{value}'"
+    if type(value) is int and (value > 2 or len({*column} - {...}) > 1):
+        equal = [
+            name
+            for name, sizes in symbols.items()
+            if len(sizes) == len(column)
+            and all(each in (..., size) for each, size in zip(column, sizes, strict=True))
+        ]
+        if len(equal) == 1:
+            return numbers.get(equal[0], equal[0])
+    known = value is None or isinstance(value, bool | int | float)
+    return constant(value) if known else ""
 
 
 def _of_builtin(
@@ -150,7 +193,9 @@ def _of_builtin(
     """The call of a function of PyTorch without a signature, by the schema that takes the most."""
     values = {name: name for name in axes} | dict(numbers)
     best: tuple[tuple[str, str], ...] = ()
-    for schema in torch._C._jit_get_schemas_for_operator(f"aten::{target.partition(':')[2]}"):  # noqa: SLF001
+    module, _, name = target.rpartition(".")[2].partition(":")
+    schemas = torch._C._jit_get_schemas_for_operator  # noqa: SLF001
+    for schema in (*schemas(f"aten::{name}"), *schemas(f"aten::{module}_{name}")):
         left, found = list(tensors), []
         for argument in schema.arguments:
             name = "input" if argument.name == "self" else argument.name
@@ -166,30 +211,79 @@ def _of_builtin(
     return best or tuple(("", name) for name in tensors)
 
 
-def find_reference(target: Target, calls: Iterable[Call] = ()) -> Found | None:
-    """The reference of a target; None if there is none."""
-    return _compared(target, calls) or _beside(target)
+def find_references(target: Target, calls: Sequence[Call] = (), name: str = "") -> list[Found]:
+    """The functions that may be the reference of a target, the most probable first.
+
+    Args:
+        target: the code under test.
+        calls: its calls, with what their results were compared with.
+        name: `package.module:function`, if the repository names one.
+    """
+    found = [*_compared(target, calls), named_reference(name), _beside(target)]
+    return [each for each in found if each is not None]
 
 
-def named_reference(name: str) -> Found | None:
-    """A reference by its name; None if there is no such function."""
-    module, _, attribute = name.partition(":")
+def named_reference(name: str, construct: Mapping[str, Any] | None = None) -> Found | None:
+    """A reference by its name; None if there is no such function.
+
+    Args:
+        name: `package.module:function` or `package.module:Class.method`.
+        construct: arguments of the constructor.
+    """
+    module, _, path = name.partition(":")
+    owner_path, _, last = path.rpartition(".")
     try:
-        function = getattr(importlib.import_module(module), attribute)
+        owner: Any = importlib.import_module(module)
+        owner = getattr(owner, owner_path) if owner_path else owner
+        function = getattr(owner, last)
+        if inspect.isclass(owner) and inspect.isfunction(inspect.getattr_static(owner, last)):
+            return _of_method(name, function, construct or {})
     except Exception:  # noqa: BLE001 - the module may not be importable
         return None
     return Found(name, function) if callable(function) else None
 
 
-def _compared(target: Target, calls: Iterable[Call]) -> Found | None:
-    """The function whose results a target's were compared with most often."""
-    made = [each for call in calls for each in call.compared if each.function]
-    for name, _ in Counter(each.function for each in made).most_common():
-        found = named_reference(name)  # None of methods
+def _of_method(name: str, method: Callable[..., Any], construct: Mapping[str, Any]) -> Found | None:
+    """A function that calls a method of a new object; None if it takes more than a spec writes."""
+    module, _, path = name.partition(":")
+    kind, _, last = path.partition(".")
+    own = list(inspect.signature(method).parameters.values())[1:]
+    plain = (bool, int, float, str, type(None))
+    named = own and all(each.kind is each.POSITIONAL_OR_KEYWORD for each in own)
+    if not named or not all(isinstance(value, (*plain, list)) for value in construct.values()):
+        return None
+    declared = [
+        each.name if type(each.default) not in plain else f"{each.name}={each.default!r}"
+        for each in own
+    ]
+    taken = {each.name for each in own}
+    dtypes = {key for key, value in construct.items() if _is_dtype(value)}
+    more = [key for key in construct if key not in taken | dtypes]
+    made = [f"{key}={f'{own[0].name}.dtype' if key in dtypes else key}" for key in construct]
+    called = ", ".join(f"{each.name}={each.name}" for each in own)
+    text = (
+        f'"""Calls `{path}`, the reference of a spec."""\n\nfrom {module} import {kind}\n\n\n'
+        f"def reference({', '.join([*more, *declared])}):\n"
+        f"    return {kind}({', '.join(made)}).{last}({called})\n"
+    )
+    namespace: dict[str, Any] = {}
+    exec(text, namespace)  # noqa: S102 - the names of the repository's own class
+    beside = re.sub(r"\W+", "_", name)
+    return Found(f"{beside}:reference", namespace["reference"], method=name, module=text)
+
+
+def _compared(target: Target, calls: Sequence[Call]) -> Iterator[Found]:
+    """The functions whose results a target's were compared with, the most frequent first."""
+    every = [each for call in calls for each in call.compared if each.function]
+    for name, _ in Counter(each.function for each in every).most_common():
+        made = [next((e for e in call.compared if e.function == name), None) for call in calls]
+        first = next(each for each in made if each is not None)
+        found = named_reference(name, first.construct)
         if found is not None and name != target.text:
-            each = next(each for each in made if each.function == name)
-            return replace(found, passed=each.arguments)
-    return None
+            given = [{**each.construct, **each.arguments} if each else {} for each in made]
+            names = {**first.construct, **first.arguments}
+            passed = {key: [each.get(key, ...) for each in given] for key in names}
+            yield replace(found, passed=passed)
 
 
 def _beside(target: Target) -> Found | None:

@@ -431,14 +431,20 @@ class _Recognizer:
                 self.roles[name] = Role("between", (least, f"{size} - 1"))
 
     def _may_index(self, tensor: Tensor) -> list[Size]:
-        """Dimensions of other inputs that all values of all calls are below, the smallest first."""
-        found = {
+        """Dimensions and counts that all values of all calls are below, the smallest first."""
+        found: dict[Size, tuple[int, ...]] = {
             other.shape[dim]: other.sizes(dim)
             for other in self.given
             if not other.integer and other.name not in self.interface.pure_outputs
             for dim in range(len(other.shape))
             if _within(tensor, other.sizes(dim)) and other.shape[dim] not in tensor.shape
         }
+        for each in (*self.interface.arguments, *self.interface.construct):
+            column = tuple(value for value in each.values if type(value) is int)
+            counts = each.kind == "size" and _COUNTS.search(each.name)
+            fits = len(column) == len(tensor.values) and _within(tensor, column)
+            if counts and fits and each.name not in tensor.shape and not self.interface.factory:
+                found.setdefault(each.name, column)
         return sorted((size for size in found if size != 1), key=lambda size: found[size])
 
     def _ignores(self, name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import permutations, product
 from typing import TYPE_CHECKING
 
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
@@ -19,6 +19,11 @@ Column = tuple[int, ...]
 Size = int | str
 """A dimension in a spec: a number, or an expression of arguments and symbolic dimensions."""
 
+COUNT = re.compile(
+    r"batch|heads?$|groups?$|experts?$|top_?k|width|window|taps|kernel_size|iter|state|^[bhew]$",
+    re.IGNORECASE,
+)
+"""Names of dimensions that are small: counts, and widths of filters."""
 _SPARE = ("rows", "cols", *(f"size{k}" for k in range(3, 40)))
 _FACTORS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 
@@ -104,30 +109,36 @@ def _expression(
         return 1
     if place[0] in offsets:
         return None
-    for name, sizes in symbols.items():
-        if sizes == column:
-            return name
-    if place[0] in vectors or min(column) < 2:
-        return None
+    equal = next((name for name, sizes in symbols.items() if sizes == column), None)
+    if equal or place[0] in vectors or min(column) < 2:
+        return equal
     known = {name: sizes for name, sizes in symbols.items() if name not in whole}
     return next(candidates(column, known), None)
 
 
-def candidates(column: Column, known: Mapping[str, Column]) -> Iterator[str]:
-    """Expressions with the value of a size in every call, the most usual first."""
+def candidates(
+    column: Column, known: Mapping[str, Column], *, tiles: Sequence[int] | None = None
+) -> Iterator[str]:
+    """Expressions with the value of a size in every call, the most usual first.
+
+    With `tiles`, the sizes are those of a traced kernel, whose quotients may be rounded.
+    """
     rows = [dict(zip(known, sizes, strict=True)) for sizes in zip(*known.values(), strict=True)]
     moving = len({*column}) > 1
-    for text in _usual([*known], sums=moving):
-        expression = Expression(text)
+    yield from (name for name, sizes in known.items() if sizes == column)
+    for text in _usual([*known], tiles or (), sums=moving and tiles is None):
         try:
-            values = tuple(expression.evaluate(row) for row in rows)
+            values = tuple(Expression(text).evaluate(row) for row in rows)
         except ExpressionError:  # a division by zero
             continue
-        if values == column and _telling(text, rows):
+        if values == column and (tiles is not None or _telling(text, rows)):
             yield text
 
 
-def _usual(names: Sequence[str], *, sums: bool) -> Iterator[str]:
+def _usual(names: Sequence[str], tiles: Sequence[int], *, sums: bool) -> Iterator[str]:
+    if tiles:
+        yield from (f"{a} // {b}" for a, b in permutations(filter(COUNT.search, names), 2))
+        yield from (f"ceildiv({name}, {by})" for name, by in product(names, tiles))
     for name in names:
         yield f"{name} + 1"
         yield f"{name} // 2"

@@ -13,11 +13,11 @@ from tlmatrix.draft.calls import alike, calls_of_definition, read_calls, signatu
 from tlmatrix.draft.families import family_draft, option_axes, signature_draft
 from tlmatrix.draft.interface import interface_of
 from tlmatrix.draft.recorder import Recorder
-from tlmatrix.draft.references import find_reference, named_reference
+from tlmatrix.draft.references import find_references
 from tlmatrix.draft.roles import recognize
 from tlmatrix.draft.targets import target_of
-from tlmatrix.draft.text import Draft, Line
-from tlmatrix.draft.writer import constant, declared_draft, heading, with_names_of
+from tlmatrix.draft.text import Draft, Line, constant
+from tlmatrix.draft.writer import declared_draft, heading, with_names_of
 from tlmatrix.exit_codes import UsageError
 
 if TYPE_CHECKING:
@@ -32,21 +32,27 @@ _SHOW_A_CALL = "give an example call (--call, --script or --calls) to have this 
 
 
 class Drafts:
-    """The draft of a target, with other guesses about its sizes where a trial refutes them."""
+    """The draft of a target, with other guesses where a trial refutes them.
 
-    def __init__(self, target: Target, interface: Interface, found: Found | None) -> None:
+    Attributes:
+        interface: with guesses about its sizes.
+        references: the functions that may be its reference.
+        found: the one of the draft; None without one.
+    """
+
+    def __init__(self, target: Target, interface: Interface, references: Sequence[Found]) -> None:
         self._target = target
-        self.interface = interface
-        self._found = found
+        self.references = references
+        self.found = next(iter(references), None)
+        self.interface = with_names_of(interface, self.found)
 
     def __call__(self) -> Draft:
         """The draft of the interface as it is."""
         recognition = recognize(self.interface)
         family = family_draft(self._target, self.interface, recognition)
-        found = self._found
-        if family is not None and (found is None or found.target.startswith("torch")):
+        if family is not None and (self.found is None or self.found.target.startswith("torch")):
             return family
-        return declared_draft(self._target, self.interface, recognition, found)
+        return declared_draft(self._target, self.interface, recognition, self.found)
 
 
 def drafts_for(
@@ -86,7 +92,7 @@ def drafts_for(
     except Exception as error:  # noqa: BLE001 - the factory may not accept the guesses
         sketch = _untraced(target, error)
         return lambda: sketch
-    return _drafts(target, interface, find_reference(target))
+    return Drafts(target, interface, find_references(target))
 
 
 def drafts_of_calls(target: Target, every: Sequence[Call], reference: str = "") -> Drafts:
@@ -107,14 +113,9 @@ def drafts_of_calls(target: Target, every: Sequence[Call], reference: str = "") 
             f"{target.text} takes objects that a spec cannot write: {kinds}; name a function that "
             "makes them from numbers and tensors"
         )
-    found = named_reference(reference) or find_reference(target, every)
-    return _drafts(target, interface_of(target, chosen), found)
-
-
-def _drafts(target: Target, interface: Interface, found: Found | None) -> Drafts:
-    if found is not None:
-        interface = with_names_of(interface, found.function)
-    return Drafts(target, interface, found)
+    compared = chosen if any(call.compared for call in chosen) else every
+    references = find_references(target, compared, reference)
+    return Drafts(target, interface_of(target, chosen), references)
 
 
 # Examples ----------------------------------------------------------------------------------------

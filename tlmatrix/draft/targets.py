@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import sys
 import textwrap
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from tlmatrix.exit_codes import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
+
+_TEST = re.compile(r"(^|/)(tests?|testing)/|(^|/)(test_\w*|\w*_test|conftest)\.py$")
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,11 @@ def syntax_tree(function: Callable[..., Any]) -> ast.AST:
         return ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
         return ast.Module([], [])
+
+
+def is_test_file(path: str) -> bool:
+    """Whether a file is one of tests, by its path in the repository."""
+    return _TEST.search(path) is not None
 
 
 def target_of(text: str) -> Target:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.spec.schema import EDITOR_COMMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from tlmatrix.draft.references import Reference
 
@@ -37,6 +39,7 @@ class Draft:
         call: a mapping (by keyword) or a list; None if the names match.
         without: checks that do not apply.
         multiples: factors that all recorded sizes of an axis have.
+        recorded: values of axes in a recorded call.
         notes: lines to print for the user.
     """
 
@@ -60,6 +63,7 @@ class Draft:
     fuzz: tuple[Line, ...] = ()
     without: tuple[str, ...] = ()
     multiples: Mapping[str, int] = field(default_factory=dict)
+    recorded: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -73,9 +77,26 @@ def spec_text(draft: Draft) -> str:
     return EDITOR_COMMENT + "\n".join(_lines(draft)) + "\n"
 
 
+def write_spec(draft: Draft, path: Path) -> None:
+    """Write the spec, and beside it the module that calls a method which is its reference."""
+    path.write_text(spec_text(draft), encoding="utf-8")
+    if draft.reference is not None and draft.reference.module:
+        name = draft.reference.target.partition(":")[0]
+        path.with_name(f"{name}.py").write_text(draft.reference.module, encoding="utf-8")
+
+
 def quoted(text: str) -> str:
     """A scalar in a flow sequence or mapping, quoted if YAML requires it."""
     return f'"{text}"' if re.search(r"[,:\[\]{}#&*!|>'%@`]|^[-?]|^$", text) else text
+
+
+def constant(value: Any) -> str:  # noqa: ANN401 - any default
+    """A constant as an expression in YAML; infinity is a number too large for a float."""
+    if isinstance(value, str):
+        return f"\"'{value}'\""
+    if isinstance(value, float) and math.isinf(value):
+        return "1e999" if value > 0 else "-1e999"
+    return str(value).lower()
 
 
 def _lines(draft: Draft) -> Iterator[str]:
@@ -128,20 +149,25 @@ def _declared(draft: Draft) -> Iterator[str]:
     if draft.stub:
         yield from (f"  # {line}" for line in draft.stub)
     reference = draft.reference
+    if reference is not None and reference.method:
+        yield f"  # A function that calls {reference.method}."
     if reference is None:
         yield f"  reference: {draft.target.partition(':')[0]}:reference"
-    elif reference.call is None:
+    elif reference.call is None and not reference.same_dtype:
         yield f"  reference: {reference.target}"
     else:
         if reference.missing:
             yield f"  # It also takes {', '.join(reference.missing)}: add values for them."
         yield "  reference:"
         yield f"    function: {reference.target}"
-        pairs = [f"{name}: {quoted(value)}" for name, value in reference.call if name]
+        call = reference.call or ()
+        pairs = [f"{name}: {quoted(value)}" for name, value in call if name]
         if pairs:
             yield from _flow("    call", pairs)
-        else:
-            yield f"    call: [{', '.join(value for _, value in reference.call)}]"
+        elif call:
+            yield f"    call: [{', '.join(value for _, value in call)}]"
+        if reference.same_dtype:
+            yield "    dtype: same"
 
 
 def _mapping(key: str, lines: Sequence[Line]) -> Iterator[str]:

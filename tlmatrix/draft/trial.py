@@ -11,7 +11,7 @@ from itertools import permutations, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.sources import Drafts
-from tlmatrix.draft.text import Draft, spec_text
+from tlmatrix.draft.text import Draft, write_spec
 from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from tlmatrix.draft.references import Reference
     from tlmatrix.run.result import CaseResult
     from tlmatrix.run.runner import Runner
 
@@ -33,6 +34,7 @@ _ROUNDS = 4
 _MORE = 6
 """Further cases that tell conditions apart, and their sizes."""
 _SIZES = (2, 3, 4, 6, 8, 16, 24, 32)
+_MIXED_DTYPES = re.compile(r"same dtype|Double|float64")
 _FACTORS = (128, 64, 32, 16, 8, 4, 2)
 
 
@@ -84,12 +86,17 @@ def tried(
                 return result
 
             if isinstance(drafts, Drafts):
+                _choose_reference(drafts, run_case)
                 _reorder(drafts, run_case)
                 _untie(drafts, run_case)
                 trial.draft = drafts()
             for _ in range(_ROUNDS):
                 trial.results = _run(trial.draft, path, roots, runner, tier)
-                narrowed, lines = _narrowed(trial.draft, trial.results, run_case)
+                if reference := _without_float64(trial):
+                    trial.draft = replace(trial.draft, reference=reference)
+                    trial.results = _run(trial.draft, path, roots, runner, tier)
+                results = _near_recorded(trial, path, run_case) or trial.results
+                narrowed, lines = _narrowed(trial.draft, results, run_case)
                 if narrowed == trial.draft or time.monotonic() > end:
                     break
                 trial.draft = narrowed
@@ -118,7 +125,7 @@ def _run(
     from tlmatrix.matrix import Case
     from tlmatrix.run.plan import plan
 
-    path.write_text(spec_text(draft), encoding="utf-8")
+    write_spec(draft, path)
     make_importable(path, roots)
     spec = load_spec(path)
     if only is not None:
@@ -154,6 +161,26 @@ def _untie(drafts: Drafts, run_case: RunCase) -> None:
             )
 
 
+def _without_float64(trial: Trial) -> Reference | None:
+    """The reference with the dtypes of the inputs, if in all cases it raises for mixed dtypes."""
+    reference = trial.draft.reference
+    titles = [f.title for r in trial.results for f in r.findings[:1] if f.check == "reference"]
+    mixed = [title for title in titles if _MIXED_DTYPES.search(title)]
+    if reference is None or reference.same_dtype or not 0 < len(trial.results) == len(mixed):
+        return None
+    return replace(reference, same_dtype=True)
+
+
+def _choose_reference(drafts: Drafts, run_case: RunCase) -> None:
+    """Take the first of several references with which a recorded case passes."""
+    for found in drafts.references if len(drafts.references) > 1 else ():
+        drafts.found = found
+        draft = drafts()
+        if draft.problem or (draft.complete and _passes(run_case(draft, draft.recorded))):
+            return
+    drafts.found = next(iter(drafts.references), None)
+
+
 def _reorder(drafts: Drafts, run_case: RunCase) -> None:
     """Put the outputs in an order in which the reference returns them."""
     names = [each.name for each in drafts.interface.outputs]
@@ -168,6 +195,22 @@ def _reorder(drafts: Drafts, run_case: RunCase) -> None:
 
 
 # Narrowing ---------------------------------------------------------------------------------------
+
+
+def _near_recorded(trial: Trial, path: Path, run_case: RunCase) -> list[CaseResult]:
+    """If no case passes but a recorded one does: it, and those that differ from it in one axis."""
+    draft = trial.draft
+    if not draft.recorded or any(_passes(each) for each in trial.results):
+        return []
+    axes = load_spec(path).axes
+    base = {**{name: values[0] for name, values in axes.items()}, **draft.recorded}
+    known = {name: (_as_yaml(value),) for name, value in draft.recorded.items()}
+    alone = replace(draft, axes={**draft.axes, **known}, fuzz=())  # checks use no other size
+    first = run_case(alone, {})
+    if not _passes(first):
+        return []
+    others = [{**base, name: each} for name, values in axes.items() for each in values]
+    return [first, *(run_case(draft, each) for each in others if each != base)]
 
 
 def _narrowed(
@@ -188,6 +231,9 @@ def _narrowed(
             fine = [value for value in axes[name] if int(value) % int(factor) == 0]
             more = (str(k * int((fine or [factor])[0])) for k in (1, 2, 3))
             axes[name] = tuple(dict.fromkeys([*fine, *more]))
+        one, _, other = condition.partition(" == ")
+        if other in axes:  # so that cases are left
+            axes[one] = axes[other] = tuple(dict.fromkeys([*axes[one], *axes[other]]))
         constraints = (*draft.constraints, (condition, why))
         narrowed = replace(draft, axes=axes, constraints=constraints)
         return narrowed, [f"  only {condition}: {why}"]
@@ -229,7 +275,7 @@ def _conditions(results: Sequence[CaseResult], refused: Sequence[str]) -> list[s
     names = sorted(set.intersection(*({*values} for values, _ in cases)))
     found = [f"{name} % {factor} == 0" for name in names for factor in _FACTORS]
     for a, b in permutations(names, 2):
-        found += [f"{a} % {b} == 0", f"{a} <= {b}", f"{a} < {b}"]
+        found += [f"{a} == {b}", f"{a} % {b} == 0", f"{a} <= {b}", f"{a} < {b}"]
     return [c for c in found if all(_holds(c, values) == (not why) for values, why in cases)]
 
 
@@ -251,7 +297,7 @@ def _distinguished(
             values
             for each in product(*map(sorted, sizes))
             if (values := {**fine.values, **dict(zip(named, each, strict=False))})
-            if 0 < sum(_holds(c, values) for c in conditions) < len(conditions)
+            if 0 < sum(_holds(c, values) is True for c in conditions) < len(conditions)
         )
         chosen = next(differing, {})
         if not chosen:
@@ -264,11 +310,12 @@ def _numbers(result: CaseResult) -> dict[str, int]:
     return {name: value for name, value in result.values.items() if type(value) is int}
 
 
-def _holds(condition: str, values: Mapping[str, int]) -> bool:
+def _holds(condition: str, values: Mapping[str, int]) -> bool | None:
+    """Whether a condition holds; None if it divides by zero."""
     try:
         return bool(Expression(condition).evaluate(values))
     except ExpressionError:
-        return False
+        return None
 
 
 def rejected_values(
@@ -296,9 +343,9 @@ def _refused(draft: Draft, result: CaseResult) -> str:
 
 
 def _refusal(result: CaseResult) -> str:
-    """Why the code under test or the reference does not take a case; "" if they do."""
+    """Why the code under test, the reference or the draft does not take a case; "" if they do."""
     for finding in result.findings:
-        if finding.check in ("entry", "reference") and finding.pattern:
+        if finding.check in ("entry", "reference", "problem", "spec") and finding.pattern:
             return finding.title
     return ""
 

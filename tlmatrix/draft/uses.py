@@ -227,7 +227,7 @@ class _Reader:
     def _tiles(self) -> Iterator[tuple[str, int, int]]:
         for access in self._found:
             for dim, (index, extent) in enumerate(access.box):
-                loops = [self._ranges[leaf] for leaf in _leaves(index) if leaf in self._ranges]
+                loops = [self._ranges[leaf] for leaf in _added(index) if leaf in self._ranges]
                 extents = [extent, *(each.extent for each in loops if each.kind == "parallel")]
                 for size in map(number, extents):
                     if size is not None and size > 1:
@@ -257,6 +257,13 @@ def _follow(first: ir.Expr, second: ir.Expr) -> bool:
 def _leaves(value: Any) -> Iterator[Any]:
     parts = _parts(value)
     yield from (leaf for part in parts for leaf in _leaves(part)) if parts else [value]
+
+
+def _added(value: Any) -> Iterator[Any]:
+    """The leaves of an index without those in its quotients and remainders, as of a flat index."""
+    if not isinstance(value, ir.FloorDiv | ir.FloorMod | ir.Div | ir.Mod):
+        parts = _parts(value)
+        yield from (leaf for part in parts for leaf in _added(part)) if parts else [value]
 
 
 def _parts(value: Any) -> list[Any]:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.draft.interface import Number, Tensor
 from tlmatrix.draft.references import alike, matched, reference_of
 from tlmatrix.draft.roles import substitute
-from tlmatrix.draft.text import Draft, Line, quoted
+from tlmatrix.draft.sizes import COUNT
+from tlmatrix.draft.text import Draft, Line, constant, quoted
 from tlmatrix.problem.calling import parameters_of
+from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tlmatrix.draft.interface import Argument, Interface
     from tlmatrix.draft.references import Found, Reference
@@ -25,13 +27,10 @@ if TYPE_CHECKING:
 NO_ROWS = "callers launch no kernel without rows"
 _VALUES = ("normal", "large", "zero_rows", "rising")
 _WITHOUT_TIES = ("normal", "large")
+_MOST_ELEMENTS = 1 << 24
+"""Most elements of a tensor of a draft: a case takes seconds."""
 _TILE = 64
 """The size of a tile if it is unknown."""
-COUNT = re.compile(
-    r"batch|heads?$|groups?$|experts?$|top_?k|width|window|taps|kernel_size|iter|state|^[bhew]$",
-    re.IGNORECASE,
-)
-"""Names of dimensions that are small: counts, and widths of filters."""
 
 
 def declared_draft(
@@ -139,18 +138,11 @@ def heading(target: Target) -> tuple[str, str, str]:
     return _spec_name(target.text), _summary_of(target), target.text
 
 
-def constant(value: Any) -> str:  # noqa: ANN401 - any default
-    """A constant as an expression in YAML."""
-    if value is None:
-        return "none"
-    return f"\"'{value}'\"" if isinstance(value, str) else str(value).lower()
-
-
-def with_names_of(interface: Interface, reference: Callable[..., Any]) -> Interface:
+def with_names_of(interface: Interface, found: Found | None) -> Interface:
     """Rename a traced kernel's parameters to those of the reference that differ in case only."""
-    if not interface.factory:
+    if not interface.factory or found is None:
         return interface
-    names = list(parameters_of(reference) or ())
+    names = list(parameters_of(found.function) or ())
     dims = {dim: dim for dim in range(8)}
     taken = {each.name for each in interface.arguments} | {*interface.symbols}
     mine = [each.name for each in (*interface.parameters, *interface.results)]
@@ -197,9 +189,9 @@ class _Writer:
             for each in interface.tensors
             if each.name not in interface.changed or each.name in self.inouts
         ]
-        self.ranges: dict[str, tuple[str, ...]] = {}
+        self.ranges: set[str] = set()
         self.multiples: dict[str, int] = {}
-        self.axes = dict(self._axes())
+        self.axes = self._affordable(dict(self._axes()))
         self.outputs = {each.name: self._free_name(each) for each in interface.outputs}
 
     def draft(self) -> Draft:
@@ -235,6 +227,7 @@ class _Writer:
             tolerance=tuple(self._tolerance()),
             fuzz=tuple(self._fuzz()),
             multiples=self.multiples,
+            recorded={name: each for name, each in self._recorded() if name in self.axes},
             notes=tuple(self.notes),
         )
 
@@ -310,15 +303,19 @@ class _Writer:
             tensors=[*floats, *integers],
             axes=list(self.axes),
             numbers=self._normalized_shape() | self._fixed() | dict(self.recognition.numbers),
+            symbols={
+                str(substitute(name, self.recognition.dims)): sizes
+                for name, sizes in self.interface.symbols.items()
+            },
         )
 
     def _fixed(self) -> dict[str, str]:
         """Arguments that are no axes: the reference may have another default."""
         return {
-            name: constant(each.value)
+            name: self._list(each) if isinstance(each.value, list) else constant(each.value)
             for name, each in self.arguments.items()
             if name not in self.axes and each.kind in ("other", "flag", "size")
-            if isinstance(each.value, bool | int | float)
+            if isinstance(each.value, bool | int | float | list)
         }
 
     def _normalized_shape(self) -> dict[str, str]:
@@ -375,16 +372,19 @@ class _Writer:
         if argument.name in self.axes:
             return argument.name
         if isinstance(argument.value, list):
-            return self._list(argument)
+            return quoted(self._list(argument))
         return quoted(self.recognition.numbers.get(argument.name, constant(argument.value)))
 
     def _list(self, argument: Argument) -> str:
         """A list with the symbols that have its numbers in all calls."""
         symbols = {column: name for name, column in reversed([*self.interface.symbols.items()])}
-        columns = zip(*argument.values, strict=False)
-        parts = [symbols.get(column, column[0]) for column in columns]
-        known = self.recognition.dims
-        return quoted(f"[{', '.join(str(substitute(part, known)) for part in parts)}]")
+        parts = []
+        for column in zip(*argument.values, strict=False):
+            # A small number that is a size once may be so by chance.
+            small = len({*column}) == 1 and (type(column[0]) is not int or column[0] <= 8)
+            part = column[0] if small else symbols.get(column, column[0])
+            parts.append(str(substitute(part, self.recognition.dims)))
+        return f"[{', '.join(parts)}]"
 
     def _returns(self) -> tuple[str, ...] | tuple[Line, ...]:
         interface = self.interface
@@ -428,6 +428,26 @@ class _Writer:
         if floats and "values" not in taken:
             whole = any(each.integer for each in interface.outputs)
             yield "values", _WITHOUT_TIES if whole else _VALUES
+
+    def _affordable(self, axes: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        """The axes with the half of the largest sizes of tensors of more than `_MOST_ELEMENTS`."""
+        for tensor in self.inputs:
+            size = " * ".join(f"({each})" for each in tensor.shape)
+            named = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", size), 1)
+            own = [name for name in named if all(map(str.isdigit, axes.get(name, "-")))]
+            while own:
+                most = {name: max(map(int, axes[name])) for name in own}
+                largest = max(own, key=lambda name: most[name])
+                try:
+                    fits = Expression(size).evaluate(named | most) <= _MOST_ELEMENTS
+                except ExpressionError:  # of lengths
+                    break
+                if fits or most[largest] == 1:
+                    break
+                half = str(most[largest] // 2)
+                values = (v if int(v) < most[largest] else half for v in axes[largest])
+                axes[largest] = tuple(dict.fromkeys(values))
+        return axes
 
     def _dimensions(self) -> Iterator[tuple[str, list[tuple[str, int]]]]:
         """The symbols and arguments that are dimensions of tensors, and where they occur."""
@@ -505,10 +525,16 @@ class _Writer:
         if step := shared_factor(recorded):
             self.multiples[name] = step
         if not parts:
-            self.ranges[name] = tuple(map(str, found))
+            self.ranges.add(name)
         return tuple(map(str, found))
 
     # The rest ------------------------------------------------------------------------------
+
+    def _recorded(self) -> Iterator[tuple[str, Any]]:
+        """The values of axes in the first call."""
+        if self.interface.calls:
+            yield from ((name, each.value) for name, each in self.arguments.items())
+            yield from ((name, sizes[0]) for name, sizes in self.interface.symbols.items())
 
     def _where(self) -> Iterator[tuple[str, str]]:
         for packing in self.recognition.packings:
@@ -550,7 +576,7 @@ class _Writer:
         if by_axis:
             yield Line("examples", "{quick: 5, nightly: 200}")
         else:
-            yield from fuzz_lines({n: v for n, v in self.ranges.items() if n in self.axes})
+            yield from fuzz_lines({n: v for n, v in self.axes.items() if n in self.ranges})
 
     def _recognition_notes(self) -> Iterator[str]:
         for name, role in self.recognition.roles.items():

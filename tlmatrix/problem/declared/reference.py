@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.calling import Fill
     from tlmatrix.spec.model.spec import DeclaredProblem, Reference
 
+_NEEDS_A_GPU = re.compile(r"not compiled with CUDA|No CUDA GPU|NVIDIA driver")
+"""What PyTorch says of a tensor on `cuda` where there is none."""
 REFERENCE = ("problem", "reference")
 """The path of the reference in a spec."""
 
@@ -80,7 +83,7 @@ class ReferenceCall:
         """
         arguments = self._arguments(tensors, others)
         try:
-            results = self.function(*arguments.positional, **arguments.keywords)
+            results = self._results(arguments)
         except BaseException as error:
             if unwinds(error):
                 raise
@@ -95,6 +98,18 @@ class ReferenceCall:
                 message = f"returned {len(found)} tensors; outputs are {', '.join(outputs)}"
                 raise self._error((), message)
         return {name: found[name] for name in outputs}
+
+    def _results(self, arguments: Arguments) -> Any:  # noqa: ANN401 - what the function returns
+        """What it returns; tensors that it makes on `cuda` are on the CPU if there is no GPU."""
+        try:
+            return self.function(*arguments.positional, **arguments.keywords)
+        except (AssertionError, RuntimeError) as error:
+            if torch.cuda.is_available() or not _NEEDS_A_GPU.search(str(error)):
+                raise
+        from tlmatrix.interpreter.frontend.device import stand_in
+
+        with stand_in():
+            return self.function(*arguments.positional, **arguments.keywords)
 
     def _arguments(
         self, tensors: Mapping[str, torch.Tensor], others: Mapping[str, Any]

@@ -1,0 +1,135 @@
+"""How a reference is called: methods of classes, sizes and constants that callers passed."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tlmatrix import run_specs
+from tlmatrix.draft.recorder import _changed
+from tlmatrix.draft.references import Found, named_reference, reference_of
+from tlmatrix.draft.text import constant
+from tlmatrix.spec.expr.expression import Expression
+
+MODULE = """
+class Case:
+    def __init__(self, cols, dtype="float16", shape=()):
+        self.cols, self.dtype, self.shape = cols, dtype, shape
+
+    def expected(self, x, keep=False):
+        return x * self.cols, self.dtype, self.shape, keep
+
+    def many(self, *inputs):
+        return inputs
+
+    @staticmethod
+    def plain(x):
+        return x
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "cases_of_references.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "cases_of_references"
+
+
+def test_a_method_is_called_on_a_new_object_with_the_dtype_of_its_input(module):
+    construct = {"cols": 3, "dtype": "float16", "shape": [3, 4]}
+    found = named_reference(f"{module}:Case.expected", construct)
+    x = torch.ones(2, dtype=torch.float64)
+    y, dtype, shape, keep = found.function(x=x, cols=5, shape=[5, 4])
+    assert (y == 5).all()
+    assert (dtype, shape, keep) == (torch.float64, [5, 4], False)
+    assert found.method == f"{module}:Case.expected"
+    assert found.target.endswith("Case_expected:reference")
+    assert named_reference(f"{module}:Case.plain").function(7) == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "construct"),
+    [
+        ("Case.expected", {"cols": {"kind": "function"}}),
+        ("Case.many", {"cols": 3}),
+        ("Case.missing", {}),
+        ("Missing.expected", {}),
+    ],
+)
+def test_a_method_that_a_spec_cannot_call_is_no_reference(name, construct, module):
+    assert named_reference(f"{module}:{name}", construct) is None
+
+
+def called(function, passed, **symbols):
+    found = Found("m:f", function, passed)
+    numbers = {name: f"sum({name})" for name in symbols if name.startswith("packed")}
+    made = reference_of(found, tensors=["x"], axes=["rows"], numbers=numbers, symbols=symbols)
+    return dict(made.call or ()), made.missing
+
+
+def test_numbers_that_are_sizes_in_all_calls_follow_them():
+    def function(values, n, shape, half, mode, flag, eps, limits, other=None):
+        """Any reference."""
+
+    passed = {
+        "values": ["$x", "$x", "$x"],
+        "n": [32, ..., 64],
+        "shape": [[7, 32], ..., [9, 64]],
+        "half": [16, 16, 16],
+        "mode": ["mean", "mean", "mean"],
+        "flag": [True, True, True],
+        "eps": [0.5, 0.5, 0.5],
+        "limits": [[0.0, math.inf]] * 3,
+        "other": [None, None, None],
+    }
+    call, missing = called(function, passed, rows=(7, 8, 9), cols=(32, 48, 64))
+    assert missing == ()
+    assert call == {
+        "values": "x",
+        "n": "cols",
+        "shape": "[rows, cols]",
+        "half": "16",
+        "mode": "'mean'",
+        "flag": "true",
+        "eps": "0.5",
+        "limits": "[0.0, 1e999]",
+        "other": "none",
+    }
+    assert called(lambda x, n: x, {"n": [5, 6]}, packed=(5, 6))[0]["n"] == "sum(packed)"
+
+
+def test_a_small_constant_or_a_number_of_two_sizes_is_no_size():
+    call, missing = called(
+        lambda x, n, k, dtype: x, {"n": [2], "k": [8], "dtype": ["float16"]}, a=(2,), b=(8,), c=(8,)
+    )
+    assert call == {"x": "x", "n": "2", "k": "8"}
+    assert missing == ("dtype",)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its tensors would be on the GPU")
+def test_a_reference_may_make_tensors_on_cuda(tmp_path):
+    path = tmp_path / "on_cuda.py"
+    path.write_text(
+        "import torch\n\ndef op(x):\n    return x + 1\n\n"
+        "def reference(x):\n    return x + torch.ones(1, device='cuda')\n"
+    )
+    (tmp_path / "s.yaml").write_text(
+        "name: on_cuda\nproblem:\n  inputs: {x: {shape: [n], dtype: float32}}\n  outputs: [y]\n"
+        "  reference: on_cuda:reference\nentry: on_cuda:op\naxes: {n: [3]}\n"
+    )
+    (result,) = run_specs(tmp_path / "s.yaml", backend="interpreter")
+    assert str(result.status) == "passed", result.findings
+
+
+def test_a_number_too_large_for_a_float_is_infinity():
+    assert Expression(constant(-math.inf)).evaluate({}) == -math.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float32, torch.bool, torch.complex64])
+def test_arguments_with_other_bytes_after_a_call_are_changed(dtype):
+    before = torch.ones(2, 3).to(dtype)
+    nan = torch.full((2,), math.nan)
+    opened = SimpleNamespace(before={"x": before, "y": before.clone(), "nan": nan.clone()})
+    after = {"x": torch.zeros(2, 3).to(dtype), "y": before, "nan": nan}
+    assert _changed(opened, after) == {"x"}

@@ -1,0 +1,123 @@
+"""What trying a draft changes: sizes, conditions, the reference."""
+
+import math
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from tlmatrix.draft.references import named_reference
+from tlmatrix.draft.sources import drafts_for
+from tlmatrix.draft.trial import _conditions, tried
+
+
+def conditions(accepts, cases):
+    """The conditions found where the code under test takes the cases that `accepts` says."""
+    results = [SimpleNamespace(values=case, failed=not accepts(**case)) for case in cases]
+    return _conditions(results, ["refused" if result.failed else "" for result in results])
+
+
+def cases(*pairs):
+    return [{"a": a, "b": b} for a, b in pairs]
+
+
+@pytest.mark.parametrize(
+    ("accepts", "found"),
+    [
+        (lambda a, b: a == b, "a == b"),
+        (lambda a, b: a % b == 0, "a % b == 0"),
+        (lambda a, b: a <= b, "a <= b"),
+        (lambda a, b: a % 8 == 0, "a % 8 == 0"),
+        (lambda a, b: a * b < 40, None),
+    ],
+)
+def test_the_condition_that_exactly_the_accepted_cases_satisfy(accepts, found):
+    pairs = [(a, b) for a in (1, 2, 4, 6, 8, 12, 16, 24) for b in (1, 2, 4, 6, 8, 12, 16, 24)]
+    assert conditions(accepts, cases(*pairs))[:1] == ([found] if found else [])
+
+
+def test_no_condition_divides_by_a_size_that_may_be_0():
+    def accepts(a, b):
+        return b in (3, 6)
+
+    found = conditions(accepts, cases((12, 3), (12, 6), (12, 0), (12, 5), (9, 6), (9, 2)))
+    assert not any("% b" in each for each in found)
+
+
+OPERATOR = """
+import torch
+def total(x):
+    return x.sum((1, 2, 3))
+
+def other(x):
+    return x.mean((1, 2, 3))
+
+def right(x):
+    return x.sum(3).sum(2).sum(1)
+
+def paired(x, y):
+    if len(x) != len(y):
+        raise ValueError("of one length")
+    return x.sum() + y.sum()
+
+def paired_reference(x, y):
+    return x.sum() + y.sum()
+
+def product(a, b):
+    return a @ b
+
+def product_reference(a, b):
+    return torch.eye(len(a), dtype=torch.float32) @ a @ b
+"""
+
+
+@pytest.fixture
+def drafts(tmp_path, monkeypatch):
+    (tmp_path / "totals.py").write_text(OPERATOR)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    yield drafts_for("totals:total", call="f(torch.randn(311, 211, 97, 11))")
+    sys.modules.pop("totals", None)
+
+
+def test_tensors_of_a_draft_have_sizes_that_a_case_can_take(drafts):
+    axes = drafts().axes
+    sizes = [max(map(int, axes[name])) for name in axes if name not in ("dtype", "values")]
+    assert len(sizes) == 4
+    assert math.prod(sizes) <= 1 << 24
+    assert min(sizes) > 11
+
+
+def test_of_several_references_the_first_with_which_a_case_passes_is_taken(drafts, tmp_path):
+    drafts.interface = replace(
+        drafts.interface, symbols=dict.fromkeys(drafts.interface.symbols, (4,))
+    )
+    drafts.references = [named_reference(f"totals:{name}") for name in ("other", "right")]
+    trial = tried(drafts, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False)
+    assert trial.draft.reference.target == "totals:right"
+    assert {str(result.status) for result in trial.results} == {"passed"}
+
+
+def test_a_reference_that_refuses_float64_gets_the_dtypes_of_the_inputs(drafts, tmp_path):
+    products = drafts_for("totals:product", call="f(torch.randn(3, 5), torch.randn(5, 7))")
+    products.interface = replace(products.interface, dtypes=("float32",))
+    trial = tried(products, tmp_path / "p.yaml", [tmp_path], tier="each", prove=False)
+    assert trial.draft.reference.same_dtype
+    assert {str(result.status) for result in trial.results} == {"passed"}
+    assert "    dtype: same\n" in (tmp_path / "p.yaml").read_text()
+
+
+def test_two_sizes_that_must_be_equal_have_common_values(drafts, tmp_path):
+    pairs = drafts_for("totals:paired", call="f(torch.randn(31), torch.randn(31))")
+    parameters = [
+        replace(each, shape=(name,))
+        for each, name in zip(pairs.interface.tensors, "mn", strict=True)
+    ]
+    symbols = {"m": (31,), "n": (31,)}
+    pairs.interface = replace(pairs.interface, parameters=tuple(parameters), symbols=symbols)
+    trial = tried(pairs, tmp_path / "p.yaml", [tmp_path], prove=False)
+    assert not trial.error
+    assert trial.draft.constraints[0][0] in ("m == n", "n == m")
+    assert trial.draft.axes["m"] == trial.draft.axes["n"]
+    assert {str(result.status) for result in trial.results} == {"passed"}
