@@ -31,7 +31,7 @@ LAST_RUN = ""
 """The value of `--resume` without a file."""
 _MACHINES = "machines and CI"
 
-BACKENDS = ("auto", "cuda", "interpreter", "processes", "compile")
+BACKENDS = ("auto", "cuda", "interpreter", "lowered", "processes", "compile")
 """Names of backends."""
 
 # Options of a run ------------------------------------------------------------------------------

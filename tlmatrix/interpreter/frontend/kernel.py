@@ -15,6 +15,7 @@ from tlmatrix.interpreter.ranks.streams import enqueue_kernel
 from tlmatrix.interpreter.sync import context
 from tlmatrix.interpreter.watch.nonfinite import Born
 
+from .device_code import DeviceCode
 from .alignment import Misaligned, Requirements, in_parallel, misaligned, requirements, unaligned
 from .lowered import LoweredCode, may_be_described
 from .programs import lowered_key, program_cache, written_at
@@ -200,6 +201,11 @@ class InterpretedKernel:
             return LoweredCode(self.prim_func, self._arch or _DEFAULT_ARCH, self._configs)
 
     @cached_property
+    def _device_code(self) -> DeviceCode:
+        """What TileLang lowers the kernel to, to be run."""
+        return DeviceCode(self.prim_func, self._arch or _DEFAULT_ARCH, self._configs)
+
+    @cached_property
     def misplaced(self) -> tuple[Fault, ...]:
         """Statements that access elements of fragments in threads that do not have them."""
         return self._faults("fragments", LoweredCode.misplaced)
@@ -308,6 +314,10 @@ class InterpretedKernel:
         self, session: Session | None, values: list[Any], symbols: Mapping[str, int]
     ) -> Iterator[BlockLaunch]:
         """Run a launch under the session's sanitizers."""
+        if session is not None and session.lowered:
+            with without_modes():
+                session.add(self._device_code.run(values, session))
+            return
         if session is None or not session.sanitizers:
             yield from self._run(self.variant(session), session, values, symbols)
             return

@@ -47,7 +47,9 @@ _NODES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "tirx.SBlock": (ir.Block, ("span", "alloc_buffers", "annotations", "body")),
     # Nodes that stand for one of their fields.
     "tirx.SBlockRealize": (lambda block: block, ("block",)),
-    "tirx.IterVar": (lambda thread_tag: thread_tag, ("thread_tag",)),
+    "tirx.IterVar": (lambda thread_tag, var: _tagged(thread_tag, var), ("thread_tag", "var")),
+    "tirx.AllocBuffer": (ir.AllocBuffer, ("span", "buffer")),
+    "tirx.DeclBuffer": (ir.DeclBuffer, ("span", "buffer")),
     "ir.PointerType": (lambda scope: scope, ("storage_scope",)),
     "ir.GlobalVar": (lambda name: name, ("name_hint",)),
     "ir.DictAttrs": (lambda attributes: attributes, ("__dict__",)),
@@ -150,6 +152,12 @@ def _var(data: Any, found: list[Any]) -> ir.Var:
     handle = _Handle("handle", name)
     object.__setattr__(handle, "scope", scope)
     return handle
+
+
+def _tagged(tag: str, var: ir.Var) -> str:
+    found = ir.ThreadTag(tag)
+    found.var = var
+    return found
 
 
 def _ramp(data: Any, found: list[Any]) -> ir.Ramp:
