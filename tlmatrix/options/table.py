@@ -582,6 +582,10 @@ _command(
         "lower every kernel with TileLang as well, so that errors of its compiler are raised",
     ),
     Option(
+        "--lowered",
+        "run what TileLang lowers the kernels to, thread by thread, for sm_80 or sm_90a",
+    ),
+    Option(
         "--prove",
         "prove properties of the kernels afterwards, for all symbolic dims and integer tensors",
     ),
