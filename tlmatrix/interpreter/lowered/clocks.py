@@ -31,12 +31,14 @@ class Clocks:
         warps: warps of a block, W.
         groups: its warp groups.
         agents: all agents of a block, A.
+        block, number, warp: of each lane, its block among these and in the grid, and its warp.
         known: [blocks, W, A]: the clock of each agent that a warp has seen; its own at its place.
         proxied: [blocks, W, W]: the writes of warps that a proxy fence of the path has covered.
     """
 
-    def __init__(self, blocks: int, threads: int, barriers: int) -> None:
-        """Clocks of blocks of `threads` threads and `barriers` mbarriers, all at their start."""
+    def __init__(self, numbers: Array, threads: int, barriers: int) -> None:
+        """Clocks of blocks by their numbers in the grid, with `barriers` mbarriers each."""
+        blocks = len(numbers)
         self.blocks, self.threads = blocks, threads
         self.warps = -(-threads // WARP)
         self.groups = -(-self.warps // _GROUP)
@@ -52,6 +54,7 @@ class Clocks:
         self._own = own
         lane = np.arange(blocks * threads)
         self.block = lane // threads
+        self.number = np.asarray(numbers)[self.block]
         self.warp = lane % threads // WARP
 
     def active(self, mask: Any) -> Array:
@@ -101,11 +104,14 @@ class Shadow:
         agent, lane, clock, site: of the last write; lane -1 of an asynchronous unit.
         reads: [units, columns]: the clock of the last read of each reading agent.
         reader, seen: the lane and the site of the last read.
+        writers, readers: of memory that blocks share, the number of the block in the grid that
+            wrote last, and that read last; None of memory of one block.
     """
 
     size: int
     count: int
     columns: int
+    several_blocks: bool = False
     agent: Array = field(init=False)
     lane: Array = field(init=False)
     clock: Array = field(init=False)
@@ -123,6 +129,9 @@ class Shadow:
         self.reads = np.zeros((self.count, self.columns), np.int32)
         self.reader = np.full(self.count, -1, np.int32)
         self.seen = np.zeros(self.count, np.int32)
+        shared = self.several_blocks
+        self.writers = np.full(self.count, -1, np.int32) if shared else None
+        self.readers = np.full(self.count, -1, np.int32) if shared else None
 
     # Arguments of these: units and the lanes that access them, arrays of one length.
 
@@ -132,11 +141,23 @@ class Shadow:
         warp = clocks.warp[lanes]
         known = clocks.known[clocks.block[lanes], warp, agent]
         ordered: Array = self.clock[units] <= known - (agent == warp)
-        return ordered | (self.lane[units] == lanes)
+        ordered |= self.lane[units] == lanes
+        if self.writers is not None:
+            # Blocks that ran before this one, or beside it, have no clocks in common.
+            writer = self.writers[units]
+            ordered = np.where(writer == clocks.number[lanes], ordered, writer < 0)
+        return ordered
 
     def after_reads(self, clocks: Clocks, units: Array, lanes: Array) -> Array:
         """Which accesses of lanes are ordered after all reads of their unit."""
         warp, block = clocks.warp[lanes], clocks.block[lanes]
+        if self.readers is not None:
+            before, reader = self.readers[units], self.reader[units]
+            theirs = clocks.warp[np.maximum(reader, 0)]
+            known = clocks.known[block, warp, theirs] - (theirs == warp)
+            ordered = (self.reads[units, 0] <= known) | (reader == lanes)
+            found: Array = np.where(before == clocks.number[lanes], ordered, before < 0)
+            return found
         known = clocks.known[block, warp, : self.columns]
         late = self.reads[units] > known
         own = self.reads[units, warp] == clocks.known[block, warp, warp]
@@ -145,7 +166,11 @@ class Shadow:
     def read(self, clocks: Clocks, units: Array, lanes: Array, site: int) -> None:
         """Note a read."""
         warp = clocks.warp[lanes]
-        self.reads[units, warp] = clocks.known[clocks.block[lanes], warp, warp]
+        clock = clocks.known[clocks.block[lanes], warp, warp]
+        if self.readers is not None:
+            self.readers[units] = clocks.number[lanes]
+            warp = np.zeros_like(warp)
+        self.reads[units, warp] = clock
         self.reader[units] = lanes
         self.seen[units] = site
 
@@ -156,6 +181,8 @@ class Shadow:
         self.lane[units] = lanes
         self.clock[units] = clocks.known[clocks.block[lanes], warp, warp]
         self.site[units] = site
+        if self.writers is not None:
+            self.writers[units] = clocks.number[lanes]
         several: Array = self.lane[units] != lanes
         return several
 

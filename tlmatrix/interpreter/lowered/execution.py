@@ -131,9 +131,12 @@ def memory_of(buffer: ir.Buffer, value: Any, watching: Watching) -> Memory:
     data = storage[first : first + length].numpy()
     written = np.zeros(length, bool)
     shadow = None
-    del watching
-    found = Memory(buffer.name, data, length, 0, value.data_ptr() % 16, shadow, "global", written)
-    return found
+    if "races" in watching.sanitizers and length:
+        shadow = Shadow(size, length // size, 1, several_blocks=True)
+    shape = tuple(value.shape) if value.is_contiguous() else None
+    return Memory(
+        buffer.name, data, length, 0, value.data_ptr() % 16, shadow, "global", written, shape
+    )
 
 
 def _value(node: Any, env: Mapping[Any, Any]) -> Any:

@@ -150,7 +150,7 @@ class Machine:
         watched = watching.sanitizers & {"races", "uninitialised"}
         kinds = len(program.barriers)
         slots = sum(program.barriers.values())
-        self.clocks = Clocks(self.blocks, self.threads, slots) if watched else None
+        self.clocks = Clocks(np.asarray(chosen), self.threads, slots) if watched else None
         self.barriers = Barriers(self.blocks, slots, self.clocks) if kinds else None
         self.named = Named(self.blocks, self.clocks)
         self.units = Units(self)
@@ -556,6 +556,9 @@ class Machine:
         at = int(unit) * shadow.size
         if view.memory.scope == "shared":
             at = at % self._stride
+        elif view.memory.shape is not None:
+            place = np.unravel_index(at // view.itemsize, view.memory.shape)
+            return tuple(int(i) for i in place)
         return (max(0, at - view.offset) // view.itemsize,)
 
     def _race(

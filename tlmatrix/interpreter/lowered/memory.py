@@ -38,7 +38,7 @@ class Memory:
         address: of the first byte on the device, modulo 16.
         shadow: of its accesses, where races are looked for.
         scope: "global" or "shared".
-        writable: whether the kernel may write it.
+        shape: of a tensor without gaps.
         written: for each byte whether the kernel has written it; of global memory.
     """
 
@@ -50,6 +50,7 @@ class Memory:
     shadow: Shadow | None = None
     scope: str = "global"
     written: Array | None = None
+    shape: tuple[int, ...] | None = None
 
     def typed(self, kind: Any) -> Array:
         """Its bytes as elements of a NumPy dtype."""
