@@ -33,6 +33,8 @@ WAITS = frozenset({"tl.mbarrier_wait_parity"})
 _SYNC = "tirx.tvm_storage_sync"
 _DYNAMIC = "shared.dyn"
 _LARGEST_UNIT = 16
+_ALIGNED = 1024
+"""Bytes that the start of a buffer in shared memory is a multiple of."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,23 @@ class Place:
 
 
 Handler = "Callable[[Emitter, ir.Call], Val]"
+
+
+def device_parameters(kernel: ir.Kernel) -> list[ir.Var]:
+    """What a function takes on the device; of one with buffers their data, and its variables."""
+    if not kernel.buffer_map:
+        return list(kernel.params)
+    found: dict[ir.Var, None] = {}
+    for parameter in kernel.params:
+        buffer = kernel.buffer_map.get(parameter)
+        if buffer is None:
+            found[parameter] = None
+            continue
+        found[buffer.data] = None
+        for node in walk(*buffer.shape, *buffer.strides):
+            if isinstance(node, ir.Var):
+                found[node] = None
+    return list(found)
 
 
 def split(dtype: str) -> tuple[str, int]:
@@ -128,7 +147,7 @@ class Emitter:
         Raises:
             Unsupported: for an operation that is not modelled; names it and its line.
         """
-        for parameter in self._kernel.params:
+        for parameter in device_parameters(self._kernel):
             self._parameter(parameter)
         self._statement(self._kernel.body)
         if self.suspends:
@@ -286,17 +305,23 @@ class Emitter:
             name = self.name(buffer.name)
             self._barriers[name] = size
             self._places[data] = Place("barrier", buffer.name, str(first))
-        elif scope == _DYNAMIC or scope == "shared":
-            offset = 0
-            if scope == "shared":
-                raise self.refuse(f"static shared memory ({buffer.name})")
-            self._places[data] = Place("shared", buffer.name, "", offset, dtype)
+        elif scope in (_DYNAMIC, "shared"):
+            first = -(-self._static // _ALIGNED) * _ALIGNED
+            self._places[data] = Place("shared", buffer.name, "", first, dtype)
+            self._static = first + -(-size * width * TILE_DTYPES[dtype].bits // 8)
         elif scope.startswith("local") and scope not in ("local.fragment",):
             name = self.name(buffer.name)
             self._head.append(f"{name} = m.local({size * width}, {dtype!r})")
             self._places[data] = Place("local", buffer.name, name, 0, dtype)
         else:
             raise self.refuse(f"memory of scope {scope} ({buffer.name})")
+
+    def _block(self, node: ir.Block) -> None:
+        if node.annotations.get("barrier_init"):
+            raise self.refuse("barriers without their initialization")
+        for buffer in node.alloc_buffers:
+            self._allocated(ir.AllocBuffer(node.location, buffer))
+        self._statement(node.body)
 
     def _loop(self, node: ir.For) -> None:
         low, extent = self.expr(node.min), self.expr(node.extent)
@@ -494,6 +519,8 @@ class Emitter:
         return Val(name, dtype, uniform=True, fixed=True)
 
     def _variable(self, node: ir.Var) -> Val:
+        if node in self._places:
+            return Val(self._places[node].code, "int32", uniform=True, fixed=True)
         found = self._values.get(node)
         if found is not None:
             return found
@@ -669,9 +696,10 @@ class Emitter:
 
     def _index(self, buffer: ir.Buffer, indices: tuple[Any, ...]) -> tuple[Val, int]:
         """The index of the first element of an access, and how many there are."""
+        own = split(buffer.dtype)[1]
         if len(indices) != 1:
-            raise self.refuse(f"{len(indices)} indices of {buffer.name}")
-        node, own = indices[0], split(buffer.dtype)[1]
+            return self._flat(buffer, indices), own
+        node = indices[0]
         if isinstance(node, ir.Ramp):
             stride = node.stride
             if not isinstance(stride, ir.IntImm) or stride.value != 1:
@@ -679,6 +707,22 @@ class Emitter:
             base = self.expr(node.base)
             return self._scaled(base, own), node.lanes * own
         return self._scaled(self.expr(node), own), own
+
+    def _flat(self, buffer: ir.Buffer, indices: tuple[Any, ...]) -> Val:
+        """The index in memory of an element of a buffer of several dimensions."""
+        total = Val("0", "int32", uniform=True, fixed=True)
+        for k, index in enumerate(indices):
+            if isinstance(index, ir.Ramp):
+                raise self.refuse(f"a vector of {buffer.name}")
+            at = self.expr(index)
+            if buffer.strides:
+                step = self.expr(buffer.strides[k])
+                at = self._combined("({} * {})", "int64", at, step)
+                total = self._combined("({} + {})", "int64", total, at)
+            else:
+                extent = self.expr(buffer.shape[k])
+                total = self._combined("({} * {} + {})", "int64", total, extent, at)
+        return self._scaled(total, split(buffer.dtype)[1])
 
     def _scaled(self, index: Val, factor: int) -> Val:
         if factor != 1:
@@ -723,8 +767,19 @@ class Emitter:
         """Shared memory is accessed by vectors of so many elements."""
         self.narrow_unit(max(1, TILE_DTYPES[dtype].bytes) * count)
 
-    def uses_arena(self) -> None:
-        """Shared memory is accessed by addresses."""
+    def descriptor(self, node: Any) -> str | None:
+        """A TMA descriptor that code gets or makes; None of what is none."""
+        if isinstance(node, ir.Call) and node.op == "tl.create_tma_descriptor":
+            place = self._place(node.args[2])
+            numbers = [self.expr(each) for each in node.args]
+            name = self.name("descriptor")
+            parts = ", ".join(n.code for n in (numbers[1], *numbers[3:]))
+            self._head.append(f"{name} = tensor_map({place.code}, ({parts},))")
+            return name
+        if not isinstance(node, ir.Var):
+            return None
+        place = self._place(node)
+        return place.code if place.kind == "descriptor" else None
 
     def rounded(self, value: Val) -> Val:
         """A value of a dtype of low precision, rounded to it."""
@@ -797,6 +852,7 @@ _STATEMENTS: dict[type, Any] = {
     ir.AssertStmt: Emitter._nothing,
     ir.DeclBuffer: Emitter._nothing,
     ir.AllocBuffer: Emitter._allocated,
+    ir.Block: Emitter._block,
 }
 _EXPRESSIONS: dict[type, Any] = {
     ir.IntImm: Emitter._int,

@@ -151,7 +151,6 @@ def _wgmma(e: Emitter, call: ir.Call) -> Val:
     starts = [e.expr(rest[k]).code for k in (4, 6, 8)]
     scales = [e.expr(each).code for each in rest[9:12]]
     e.note_vector(types[0], 16 // TILE_DTYPES[types[0]].bytes)
-    e.uses_arena()
     first = f"({a.code}, {starts[0]})" if registers else f"{a.code}[0] + ({starts[0]})"
     e.line(
         f"wgmma(m, {int(found[1])}, {int(found[2])}, {tuple(types)}, {[True, *majors][-2:]}, "
