@@ -283,7 +283,11 @@ class Emitter:
             )
             return
         if node.var.dtype == "handle":
-            raise self.refuse(f"the pointer {node.var.name}")
+            made = self.descriptor(value)
+            if made is None:
+                raise self.refuse(f"the pointer {node.var.name}")
+            self._places[node.var] = Place("descriptor", node.var.name, made)
+            return
         found = self.expr(value)
         if found.fixed:
             self._values[node.var] = self.once(found)
@@ -483,9 +487,12 @@ class Emitter:
         """The code of an expression."""
         method = _EXPRESSIONS.get(type(node))
         if method is not None:
-            return method(self, node)
+            found: Val = method(self, node)
+            return found
         if isinstance(node, ir.Compare):
             return self._compare(node)
+        if isinstance(node, ir.Var):
+            return self._variable(node)
         raise self.refuse(type(node).__name__)
 
     def _combined(self, template: str, dtype: str, *parts: Val, width: int | None = None) -> Val:
