@@ -69,7 +69,6 @@ class DeviceCode:
             raise type(error)(f"{error}{where}") from error
         return reports.reports()
 
-
     def compare(
         self,
         names: Sequence[str],

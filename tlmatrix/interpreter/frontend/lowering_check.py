@@ -77,8 +77,8 @@ def difference(
     if not len(places):
         return None
     index = tuple(int(i) for i in places[0])
-    values = (float(each[index]) for each in (source, lowered, before))
-    return Difference(name, index, *values, len(places))
+    values = [float(each[index]) for each in (source, lowered, before)]
+    return Difference(name, index, values[0], values[1], values[2], len(places))
 
 
 def first_difference(
@@ -109,9 +109,7 @@ def copies(values: Sequence[Any]) -> list[Any]:
             made[storage.data_ptr()] = torch.empty(0, dtype=torch.uint8).set_(storage).clone()
         bytes_ = made[storage.data_ptr()].untyped_storage()
         twin = torch.empty(0, dtype=value.dtype)
-        found.append(
-            twin.set_(bytes_, value.storage_offset(), value.shape, value.stride())
-        )
+        found.append(twin.set_(bytes_, value.storage_offset(), value.shape, value.stride()))
     return found
 
 

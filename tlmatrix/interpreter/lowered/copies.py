@@ -186,7 +186,7 @@ class Descriptor:
             place = first[:, None] + step
             inside = inside & (place >= 0) & (place < size)
             offset = offset + place * stride
-        return np.broadcast_arrays(offset, inside)
+        return offset, np.broadcast_to(inside, offset.shape)
 
     @cached_property
     def shared(self) -> Array:
@@ -218,7 +218,8 @@ def swizzled(address: Array, mode: int) -> Array:
     Chunks of 16 bytes are exchanged by the number of their row of 128 bytes.
     """
     bits = _SWIZZLED[mode]
-    return address ^ ((address >> 7 & ((1 << bits) - 1)) << 4)
+    found: Array = address ^ ((address >> 7 & ((1 << bits) - 1)) << 4)
+    return found
 
 
 def cp_async(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.dtypes import TILE_DTYPES
+from tlmatrix.interpreter.analysis.expressions import number
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
@@ -22,7 +23,7 @@ from tlmatrix.interpreter.ir.walk import walk
 from .program import DeviceProgram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 _VECTOR = re.compile(r"(\w*?[a-z0-9])x(\d+)$")
 _THREADS = {"threadIdx.x": 0, "threadIdx.y": 1, "threadIdx.z": 2}
@@ -153,7 +154,7 @@ class Emitter:
         if self.suspends:
             self.line("return")
             self.line("yield")
-        body = "\n".join(("    " + text for text in self._head))
+        body = "\n".join("    " + text for text in self._head)
         source = f"def kernel({', '.join(['m', *self._parameters])}):\n{body}\n"
         source += "\n".join(self._lines or ["    pass"]) + "\n"
         return DeviceProgram(
@@ -302,7 +303,7 @@ class Emitter:
         data, scope = buffer.data, buffer.scope
         if data in self._places:
             return
-        size = math.prod(int(extent.value) for extent in buffer.shape)
+        size = math.prod([int(number(extent)) for extent in buffer.shape])
         dtype, width = split(buffer.dtype)
         if scope == "shared.barrier":
             first = sum(self._barriers.values())
@@ -313,7 +314,7 @@ class Emitter:
             first = -(-self._static // _ALIGNED) * _ALIGNED
             self._places[data] = Place("shared", buffer.name, "", first, dtype)
             self._static = first + -(-size * width * TILE_DTYPES[dtype].bits // 8)
-        elif scope.startswith("local") and scope not in ("local.fragment",):
+        elif scope.startswith("local") and scope != "local.fragment":
             name = self.name(buffer.name)
             self._head.append(f"{name} = m.local({size * width}, {dtype!r})")
             self._places[data] = Place("local", buffer.name, name, 0, dtype)
@@ -440,13 +441,9 @@ class Emitter:
             return
         view = self.view(place, buffer.dtype)
         self._note(place, split(buffer.dtype)[0], width)
-        self.line(
-            f"{view}.store({index.code}, {value.code}, {width}, {self.mask}, {self.site()})"
-        )
+        self.line(f"{view}.store({index.code}, {value.code}, {width}, {self.mask}, {self.site()})")
 
-    def store_local(
-        self, place: Place, buffer: Any, index: Val, width: int, value: Val
-    ) -> None:
+    def store_local(self, place: Place, buffer: Any, index: Val, width: int, value: Val) -> None:
         """Store to memory of the lanes themselves, from an element on."""
         self._same_memory(place, buffer.dtype)
         code = value.code
@@ -652,9 +649,7 @@ class Emitter:
             a, b = values
         else:
             a, b = self.expr(true), self.expr(false)
-        return replace(
-            self._combined("np.where({}, {}, {})", element, chosen, a, b), width=width
-        )
+        return replace(self._combined("np.where({}, {}, {})", element, chosen, a, b), width=width)
 
     def _ramp(self, node: ir.Ramp) -> Val:
         base, stride = self.expr(node.base), self.expr(node.stride)
@@ -847,6 +842,7 @@ def _loads(node: Any) -> bool:
     )
 
 
+# ruff: noqa: SLF001 - the tables of an Emitter name its methods
 _STATEMENTS: dict[type, Any] = {
     ir.SeqStmt: Emitter._sequence,
     ir.AttrStmt: Emitter._attribute,

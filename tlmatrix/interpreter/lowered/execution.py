@@ -82,7 +82,9 @@ def run(
                 descriptors[step.variable] = _descriptor(step, env, memories)
             else:
                 program = kernel.programs[step.function]
-                _launch(step, program, functions[step.function], env, memories, descriptors, watching)
+                _launch(
+                    step, program, functions[step.function], env, memories, descriptors, watching
+                )
     return {m.name: m for m in memories.values()}
 
 
@@ -151,8 +153,10 @@ def _value(node: Any, env: Mapping[Any, Any]) -> Any:
     if isinstance(node, ir.Select) or (
         isinstance(node, ir.Call) and node.op == "tirx.if_then_else"
     ):
-        parts = node.args if isinstance(node, ir.Call) else (
-            node.condition, node.true_value, node.false_value
+        parts = (
+            node.args
+            if isinstance(node, ir.Call)
+            else (node.condition, node.true_value, node.false_value)
         )
         condition = _value(parts[0], env)
         return None if condition is None else _value(parts[1 if condition else 2], env)

@@ -56,9 +56,7 @@ class Lowered:
     stages: tuple[tuple[str, Any], ...] = ()
 
 
-def lower(
-    func: Any, arch: str, configs: Mapping[str, Any], *, stages: bool = False
-) -> Lowered:
+def lower(func: Any, arch: str, configs: Mapping[str, Any], *, stages: bool = False) -> Lowered:
     """Run TileLang's passes up to code generation; takes seconds.
 
     Raises:
