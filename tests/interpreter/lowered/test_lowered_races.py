@@ -26,7 +26,9 @@ def constant(Y):
         Y[block] = block
 
 
-@jit_kernel(X="f32[256]", Y="f32[256]", threads=128, pass_configs={"tl.disable_thread_storage_sync": True})
+@jit_kernel(
+    X="f32[256]", Y="f32[256]", threads=128, pass_configs={"tl.disable_thread_storage_sync": True}
+)
 def reversed_without_barrier(X, Y):
     part = T.alloc_shared((256,), "float32")
     for i in T.Parallel(256):
@@ -69,7 +71,5 @@ def test_a_barrier_that_lowering_leaves_out():
 
 
 def test_a_fragment_indexed_in_serial_loops():
-    a, c = torch.randint(1, 9, (16, 16)).float(), torch.full((16, 16), float("nan"))
-    reports = found(serial_fragment, a, c)
-    assert ("races", "C") in reports
-    assert ("lowering", "C") in reports
+    a, c = torch.randn(16, 16), torch.full((16, 16), float("nan"))
+    assert ("races", "C") in found(serial_fragment, a, c)
