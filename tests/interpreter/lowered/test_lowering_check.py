@@ -1,7 +1,6 @@
 """Source and lowered code are compared; what differs is a finding about TileLang's passes."""
 
 import runpy
-
 from dataclasses import replace
 
 import pytest

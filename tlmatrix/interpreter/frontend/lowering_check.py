@@ -65,7 +65,7 @@ def difference(
     old, one, other = (bits_of(each) for each in (before, source, lowered))
     bad = (one != old) != (other != old)
     if source.is_floating_point():
-        # Only of a NaN, with which what is unwritten is filled, a change of bits is a write for sure:
+        # Only of a NaN, which fills what is unwritten, a change of bits is a write for sure:
         # sums that are 0 in one order of additions are next to it in another.
         bad &= before.isnan()
         ours, theirs = source.float(), lowered.float()
