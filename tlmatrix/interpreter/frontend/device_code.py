@@ -14,6 +14,7 @@ from tlmatrix.interpreter.lowered.lowering import LoweredKernel, lower, lowered_
 from tlmatrix.interpreter.lowered.machine import Watching
 from tlmatrix.interpreter.reports import Report, ReportSet
 
+from .lowering_check import report
 from .programs import lowered_key, program_cache, written_at
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class DeviceCode:
         """Lower nothing yet."""
         self._func, self._arch, self._configs = prim_func, arch, configs
         self.name = str(prim_func.attrs["global_symbol"])
+        self._compared = False  # bisecting takes seconds: once a kernel
 
     @cached_property
     def code(self) -> LoweredKernel:
@@ -66,6 +68,20 @@ class DeviceCode:
             where = f"\n  in kernel {self.name}, lowered for {self._arch}, {written_at(self._func)}"
             raise type(error)(f"{error}{where}") from error
         return reports.reports()
+
+    def compare(
+        self,
+        names: Sequence[str],
+        before: Sequence[Any],
+        source: Sequence[Any],
+        lowered: Sequence[Any],
+    ) -> list[Report]:
+        """What `lowering_check` finds about a launch: arguments before, and after either run."""
+        if self._compared:
+            return []
+        found = report(self._func, self._arch, self._configs, names, before, source, lowered)
+        self._compared = found is not None
+        return [found] if found is not None else []
 
 
 def _dump(code: LoweredKernel) -> None:

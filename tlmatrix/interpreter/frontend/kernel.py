@@ -15,8 +15,9 @@ from tlmatrix.interpreter.ranks.streams import enqueue_kernel
 from tlmatrix.interpreter.sync import context
 from tlmatrix.interpreter.watch.nonfinite import Born
 
-from .device_code import DeviceCode
+from . import lowering_check
 from .alignment import Misaligned, Requirements, in_parallel, misaligned, requirements, unaligned
+from .device_code import DeviceCode
 from .lowered import LoweredCode, may_be_described
 from .programs import lowered_key, program_cache, written_at
 from .sanitized import misaligned_arguments, run_sanitized
@@ -315,8 +316,7 @@ class InterpretedKernel:
     ) -> Iterator[BlockLaunch]:
         """Run a launch under the session's sanitizers."""
         if session is not None and session.lowered:
-            with without_modes():
-                session.add(self._device_code.run(values, session))
+            yield from self._run_lowered(session, values, symbols)
             return
         if session is None or not session.sanitizers:
             yield from self._run(self.variant(session), session, values, symbols)
@@ -339,6 +339,28 @@ class InterpretedKernel:
             if found is None:
                 return
             yield found
+
+    def _run_lowered(
+        self, session: Session, values: list[Any], symbols: Mapping[str, int]
+    ) -> Iterator[BlockLaunch]:
+        """Run a launch as TileLang lowers it; compare it with the source if sanitizers ask for it.
+
+        Raises:
+            Unsupported: an operation is not modelled, or the kernel waits for other ranks.
+        """
+        if self.waits:
+            raise Unsupported(f"kernel {self.name} waits for flags; lowered code runs one rank")
+        compared = "lowering" in session.sanitizers
+        before = lowering_check.copies(values) if compared else []
+        with without_modes():
+            session.add(self._device_code.run(values, session))
+        if not compared:
+            return
+        source = lowering_check.copies(before)
+        yield from self._run(self.variant(None), session, source, symbols)
+        names = [p.name for p in self._signature.parameters]
+        with without_modes():
+            session.add(self._device_code.compare(names, before, source, values))
 
     def _run(
         self,

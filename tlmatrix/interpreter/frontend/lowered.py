@@ -78,7 +78,7 @@ def _buffer(argument: Any) -> Any:
 
 
 def lowered(func: Any, arch: str, configs: Mapping[str, Any]) -> Lowered | None:
-    """What TileLang's passes make of a kernel; None if they cannot lower it, which others report."""
+    """What TileLang's passes make of a kernel; None if they cannot lower it."""
     try:
         return lower(func, arch, configs)
     except Unsupported:

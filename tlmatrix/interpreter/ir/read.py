@@ -47,7 +47,6 @@ _NODES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "tirx.SBlock": (ir.Block, ("span", "alloc_buffers", "annotations", "body")),
     # Nodes that stand for one of their fields.
     "tirx.SBlockRealize": (lambda block: block, ("block",)),
-    "tirx.IterVar": (lambda thread_tag, var: _tagged(thread_tag, var), ("thread_tag", "var")),
     "tirx.AllocBuffer": (ir.AllocBuffer, ("span", "buffer")),
     "tirx.DeclBuffer": (ir.DeclBuffer, ("span", "buffer")),
     "ir.PointerType": (lambda scope: scope, ("storage_scope",)),
@@ -154,10 +153,10 @@ def _var(data: Any, found: list[Any]) -> ir.Var:
     return handle
 
 
-def _tagged(tag: str, var: ir.Var) -> str:
-    found = ir.ThreadTag(tag)
-    found.var = var
-    return found
+def _tagged(data: Any, found: list[Any]) -> str:
+    tag = ir.ThreadTag(found[data["thread_tag"]])
+    tag.var = found[data["var"]]
+    return tag
 
 
 def _ramp(data: Any, found: list[Any]) -> ir.Ramp:
@@ -227,5 +226,6 @@ _SPECIAL: dict[str, Callable[[Any, list[Any]], Any]] = {
     "tirx.CommReducer": _reducer,
     "tirx.Shuffle": _shuffle,
     "tirx.For": _for,
+    "tirx.IterVar": _tagged,
     "tirx.PrimFunc": _prim_func,
 }

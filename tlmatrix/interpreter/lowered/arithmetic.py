@@ -63,7 +63,8 @@ def _test(e: Emitter, call: ir.Call) -> Val:
 
 
 def _choice(e: Emitter, call: ir.Call) -> Val:
-    return e.choose(*call.args, call.dtype)
+    condition, true, false = call.args
+    return e.choose(condition, true, false, call.dtype)
 
 
 def _infinity(e: Emitter, call: ir.Call) -> Val:
@@ -91,9 +92,7 @@ def _reinterpret(e: Emitter, call: ir.Call) -> Val:
 def _shuffle(e: Emitter, call: ir.Call) -> Val:
     """Elements of vectors with the numbers `indices`."""
     vectors = [e.expr(each) for each in call.args]
-    parts = [
-        f"spread(m, {v.code}, {v.width})[{k}]" for v in vectors for k in range(v.width)
-    ]
+    parts = [f"spread(m, {v.code}, {v.width})[{k}]" for v in vectors for k in range(v.width)]
     chosen = [parts[k] for k in call.annotations["indices"]]
     dtype, width = split(call.dtype)
     code = chosen[0] if width == 1 else f"np.stack([{', '.join(chosen)}])"

@@ -61,12 +61,13 @@ class Clocks:
         """Which warps have a lane that is switched on: [blocks, W]."""
         if mask is None:
             return np.ones((self.blocks, self.warps), bool)
-        lanes = np.broadcast_to(mask, (self.blocks * self.threads,))
+        lanes: Array = np.broadcast_to(mask, (self.blocks * self.threads,))
         lanes = lanes.reshape(self.blocks, self.threads)
         short = self.warps * WARP - self.threads
         if short:
-            lanes = np.pad(lanes, ((0, 0), (0, short)))
-        return lanes.reshape(self.blocks, self.warps, WARP).any(-1)
+            lanes = np.concatenate([lanes, np.zeros((self.blocks, short), bool)], axis=1)
+        found: Array = np.any(lanes.reshape(self.blocks, self.warps, WARP), axis=-1)
+        return found
 
     def tick(self, active: Array) -> None:
         """The lanes of these warps have synchronized with one another."""
@@ -151,17 +152,19 @@ class Shadow:
     def after_reads(self, clocks: Clocks, units: Array, lanes: Array) -> Array:
         """Which accesses of lanes are ordered after all reads of their unit."""
         warp, block = clocks.warp[lanes], clocks.block[lanes]
+        found: Array
         if self.readers is not None:
             before, reader = self.readers[units], self.reader[units]
             theirs = clocks.warp[np.maximum(reader, 0)]
             known = clocks.known[block, warp, theirs] - (theirs == warp)
             ordered = (self.reads[units, 0] <= known) | (reader == lanes)
-            found: Array = np.where(before == clocks.number[lanes], ordered, before < 0)
+            found = np.where(before == clocks.number[lanes], ordered, before < 0)
             return found
         known = clocks.known[block, warp, : self.columns]
         late = self.reads[units] > known
         own = self.reads[units, warp] == clocks.known[block, warp, warp]
-        return ~late.any(1) & (~own | (self.reader[units] == lanes))
+        found = ~late.any(1) & (~own | (self.reader[units] == lanes))
+        return found
 
     def read(self, clocks: Clocks, units: Array, lanes: Array, site: int) -> None:
         """Note a read."""
@@ -192,7 +195,8 @@ class Shadow:
 
     def unwritten(self, units: Array) -> Array:
         """Which units nothing has written."""
-        return self.clock[units] == _NEVER
+        found: Array = self.clock[units] == _NEVER
+        return found
 
     def started(self, units: Array, agent: Any, clock: Any, site: int) -> None:
         """An asynchronous unit writes; nothing is ordered after it until it is waited for."""

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tlmatrix.interpreter.errors import EMPTY_TENSOR, LaunchError, Unsupported
+
 from .arithmetic import NOTHING
-from .emit import Val
 
 if TYPE_CHECKING:
     from tlmatrix.interpreter.ir import nodes as ir
     from tlmatrix.interpreter.runtime.codecs import Array
 
-    from .emit import Emitter
+    from .emit import Emitter, Val
     from .machine import Machine
     from .memory import Memory, View
 
@@ -53,8 +54,8 @@ def _tma_load(e: Emitter, call: ir.Call) -> Val:
     """`tma_load(descriptor, barrier, to, coordinates…, cache hint)`."""
     if call.annotations.get("use_2cta"):
         raise e.refuse("a copy to two blocks")
-    descriptor = e.place_of(call.args[0]) if _is_descriptor(call.args[0]) else None
-    if descriptor is None or descriptor.kind != "descriptor":
+    descriptor = e.descriptor(call.args[0])
+    if descriptor is None:
         return _bulk_load(e, call)
     barrier = e.barrier(call.args[1])
     place, dtype, index = e.pointer(call.args[2])
@@ -62,7 +63,7 @@ def _tma_load(e: Emitter, call: ir.Call) -> Val:
     at = [e.expr(each).code for each in call.args[3:-1]]
     e.note_vector(dtype, 16)
     e.line(
-        f"tma_load(m, {descriptor.code}, {barrier}, {view}, {index.code}, ({', '.join(at)},), "
+        f"tma_load(m, {descriptor}, {barrier}, {view}, {index.code}, ({', '.join(at)},), "
         f"{e.mask}, {e.site()})"
     )
     return NOTHING
@@ -80,22 +81,18 @@ def _bulk_load(e: Emitter, call: ir.Call) -> Val:
     return NOTHING
 
 
-def _is_descriptor(node: Any) -> bool:
-    return type(node).__name__ in ("Var", "_Handle")
-
-
 def _tma_store(e: Emitter, call: ir.Call) -> Val:
     """`tma_store(descriptor, from, coordinates…, add, cache hint)`."""
     add = int(call.args[-2].value)
-    if not _is_descriptor(call.args[0]):
+    descriptor = e.descriptor(call.args[0])
+    if descriptor is None:
         return _bulk_store(e, call, add)
-    descriptor = e.place_of(call.args[0])
     place, dtype, index = e.pointer(call.args[1])
     view = e.view(place, dtype)
     at = [e.expr(each).code for each in call.args[2:-2]]
     e.note_vector(dtype, 16)
     e.line(
-        f"tma_store(m, {descriptor.code}, {view}, {index.code}, ({', '.join(at)},), {bool(add)}, "
+        f"tma_store(m, {descriptor}, {view}, {index.code}, ({', '.join(at)},), {bool(add)}, "
         f"{e.mask}, {e.site()})"
     )
     return NOTHING
@@ -189,7 +186,7 @@ class Descriptor:
             place = first[:, None] + step
             inside = inside & (place >= 0) & (place < size)
             offset = offset + place * stride
-        return np.broadcast_arrays(offset, inside)
+        return offset, np.broadcast_to(inside, offset.shape)
 
     @cached_property
     def shared(self) -> Array:
@@ -198,13 +195,31 @@ class Descriptor:
         return found
 
 
+def tensor_map(memory: Memory, numbers: tuple[Any, ...]) -> Descriptor:
+    """A tensor map, of the arguments of `cuTensorMapEncodeTiled` from the rank on.
+
+    Raises:
+        Unsupported: it is interleaved, has element strides, or fills with NaN.
+        LaunchError: the tensor is empty.
+    """
+    rank, *rest = (int(n) for n in numbers)
+    shape, strides, box, steps = (tuple(rest[k * rank : (k + 1) * rank]) for k in range(4))
+    interleave, swizzle, _, fill = rest[4 * rank : 4 * rank + 4]
+    if interleave or fill or any(step != 1 for step in steps):
+        raise Unsupported(f"a descriptor of {memory.name}: interleaved, strided or NaN")
+    if 0 in shape:
+        raise LaunchError.of("", EMPTY_TENSOR, memory.name)
+    return Descriptor(memory.name, memory, strides[0], shape, strides, box, swizzle)
+
+
 def swizzled(address: Array, mode: int) -> Array:
     """Addresses in shared memory as a swizzle exchanges them (PTX ISA, "Swizzling modes").
 
     Chunks of 16 bytes are exchanged by the number of their row of 128 bytes.
     """
     bits = _SWIZZLED[mode]
-    return address ^ ((address >> 7 & ((1 << bits) - 1)) << 4)
+    found: Array = address ^ ((address >> 7 & ((1 << bits) - 1)) << 4)
+    return found
 
 
 def cp_async(
@@ -359,4 +374,4 @@ def bulk_store(
         _put(target.memory, ends[k] + step, raw[k], source, add)
 
 
-FUNCTIONS = (cp_async, tma_load, tma_store, bulk_load, bulk_store)
+FUNCTIONS = (tensor_map, cp_async, tma_load, tma_store, bulk_load, bulk_store)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.dtypes import TILE_DTYPES
+from tlmatrix.interpreter.analysis.expressions import number
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
@@ -22,7 +23,7 @@ from tlmatrix.interpreter.ir.walk import walk
 from .program import DeviceProgram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 _VECTOR = re.compile(r"(\w*?[a-z0-9])x(\d+)$")
 _THREADS = {"threadIdx.x": 0, "threadIdx.y": 1, "threadIdx.z": 2}
@@ -33,6 +34,8 @@ WAITS = frozenset({"tl.mbarrier_wait_parity"})
 _SYNC = "tirx.tvm_storage_sync"
 _DYNAMIC = "shared.dyn"
 _LARGEST_UNIT = 16
+_ALIGNED = 1024
+"""Bytes that the start of a buffer in shared memory is a multiple of."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,23 @@ class Place:
 
 
 Handler = "Callable[[Emitter, ir.Call], Val]"
+
+
+def device_parameters(kernel: ir.Kernel) -> list[ir.Var]:
+    """What a function takes on the device; of one with buffers their data, and its variables."""
+    if not kernel.buffer_map:
+        return list(kernel.params)
+    found: dict[ir.Var, None] = {}
+    for parameter in kernel.params:
+        buffer = kernel.buffer_map.get(parameter)
+        if buffer is None:
+            found[parameter] = None
+            continue
+        found[buffer.data] = None
+        for node in walk(*buffer.shape, *buffer.strides):
+            if isinstance(node, ir.Var):
+                found[node] = None
+    return list(found)
 
 
 def split(dtype: str) -> tuple[str, int]:
@@ -128,13 +148,13 @@ class Emitter:
         Raises:
             Unsupported: for an operation that is not modelled; names it and its line.
         """
-        for parameter in self._kernel.params:
+        for parameter in device_parameters(self._kernel):
             self._parameter(parameter)
         self._statement(self._kernel.body)
         if self.suspends:
             self.line("return")
             self.line("yield")
-        body = "\n".join(("    " + text for text in self._head))
+        body = "\n".join("    " + text for text in self._head)
         source = f"def kernel({', '.join(['m', *self._parameters])}):\n{body}\n"
         source += "\n".join(self._lines or ["    pass"]) + "\n"
         return DeviceProgram(
@@ -264,7 +284,11 @@ class Emitter:
             )
             return
         if node.var.dtype == "handle":
-            raise self.refuse(f"the pointer {node.var.name}")
+            made = self.descriptor(value)
+            if made is None:
+                raise self.refuse(f"the pointer {node.var.name}")
+            self._places[node.var] = Place("descriptor", node.var.name, made)
+            return
         found = self.expr(value)
         if found.fixed:
             self._values[node.var] = self.once(found)
@@ -279,24 +303,30 @@ class Emitter:
         data, scope = buffer.data, buffer.scope
         if data in self._places:
             return
-        size = math.prod(int(extent.value) for extent in buffer.shape)
+        size = math.prod([int(number(extent)) for extent in buffer.shape])
         dtype, width = split(buffer.dtype)
         if scope == "shared.barrier":
             first = sum(self._barriers.values())
             name = self.name(buffer.name)
             self._barriers[name] = size
             self._places[data] = Place("barrier", buffer.name, str(first))
-        elif scope == _DYNAMIC or scope == "shared":
-            offset = 0
-            if scope == "shared":
-                raise self.refuse(f"static shared memory ({buffer.name})")
-            self._places[data] = Place("shared", buffer.name, "", offset, dtype)
-        elif scope.startswith("local") and scope not in ("local.fragment",):
+        elif scope in (_DYNAMIC, "shared"):
+            first = -(-self._static // _ALIGNED) * _ALIGNED
+            self._places[data] = Place("shared", buffer.name, "", first, dtype)
+            self._static = first + -(-size * width * TILE_DTYPES[dtype].bits // 8)
+        elif scope.startswith("local") and scope != "local.fragment":
             name = self.name(buffer.name)
             self._head.append(f"{name} = m.local({size * width}, {dtype!r})")
             self._places[data] = Place("local", buffer.name, name, 0, dtype)
         else:
             raise self.refuse(f"memory of scope {scope} ({buffer.name})")
+
+    def _block(self, node: ir.Block) -> None:
+        if node.annotations.get("barrier_init"):
+            raise self.refuse("barriers without their initialization")
+        for buffer in node.alloc_buffers:
+            self._allocated(ir.AllocBuffer(node.location, buffer))
+        self._statement(node.body)
 
     def _loop(self, node: ir.For) -> None:
         low, extent = self.expr(node.min), self.expr(node.extent)
@@ -411,13 +441,9 @@ class Emitter:
             return
         view = self.view(place, buffer.dtype)
         self._note(place, split(buffer.dtype)[0], width)
-        self.line(
-            f"{view}.store({index.code}, {value.code}, {width}, {self.mask}, {self.site()})"
-        )
+        self.line(f"{view}.store({index.code}, {value.code}, {width}, {self.mask}, {self.site()})")
 
-    def store_local(
-        self, place: Place, buffer: Any, index: Val, width: int, value: Val
-    ) -> None:
+    def store_local(self, place: Place, buffer: Any, index: Val, width: int, value: Val) -> None:
         """Store to memory of the lanes themselves, from an element on."""
         self._same_memory(place, buffer.dtype)
         code = value.code
@@ -458,9 +484,12 @@ class Emitter:
         """The code of an expression."""
         method = _EXPRESSIONS.get(type(node))
         if method is not None:
-            return method(self, node)
+            found: Val = method(self, node)
+            return found
         if isinstance(node, ir.Compare):
             return self._compare(node)
+        if isinstance(node, ir.Var):
+            return self._variable(node)
         raise self.refuse(type(node).__name__)
 
     def _combined(self, template: str, dtype: str, *parts: Val, width: int | None = None) -> Val:
@@ -494,6 +523,8 @@ class Emitter:
         return Val(name, dtype, uniform=True, fixed=True)
 
     def _variable(self, node: ir.Var) -> Val:
+        if node in self._places:
+            return Val(self._places[node].code, "int32", uniform=True, fixed=True)
         found = self._values.get(node)
         if found is not None:
             return found
@@ -618,9 +649,7 @@ class Emitter:
             a, b = values
         else:
             a, b = self.expr(true), self.expr(false)
-        return replace(
-            self._combined("np.where({}, {}, {})", element, chosen, a, b), width=width
-        )
+        return replace(self._combined("np.where({}, {}, {})", element, chosen, a, b), width=width)
 
     def _ramp(self, node: ir.Ramp) -> Val:
         base, stride = self.expr(node.base), self.expr(node.stride)
@@ -669,9 +698,10 @@ class Emitter:
 
     def _index(self, buffer: ir.Buffer, indices: tuple[Any, ...]) -> tuple[Val, int]:
         """The index of the first element of an access, and how many there are."""
+        own = split(buffer.dtype)[1]
         if len(indices) != 1:
-            raise self.refuse(f"{len(indices)} indices of {buffer.name}")
-        node, own = indices[0], split(buffer.dtype)[1]
+            return self._flat(buffer, indices), own
+        node = indices[0]
         if isinstance(node, ir.Ramp):
             stride = node.stride
             if not isinstance(stride, ir.IntImm) or stride.value != 1:
@@ -679,6 +709,22 @@ class Emitter:
             base = self.expr(node.base)
             return self._scaled(base, own), node.lanes * own
         return self._scaled(self.expr(node), own), own
+
+    def _flat(self, buffer: ir.Buffer, indices: tuple[Any, ...]) -> Val:
+        """The index in memory of an element of a buffer of several dimensions."""
+        total = Val("0", "int32", uniform=True, fixed=True)
+        for k, index in enumerate(indices):
+            if isinstance(index, ir.Ramp):
+                raise self.refuse(f"a vector of {buffer.name}")
+            at = self.expr(index)
+            if buffer.strides:
+                step = self.expr(buffer.strides[k])
+                at = self._combined("({} * {})", "int64", at, step)
+                total = self._combined("({} + {})", "int64", total, at)
+            else:
+                extent = self.expr(buffer.shape[k])
+                total = self._combined("({} * {} + {})", "int64", total, extent, at)
+        return self._scaled(total, split(buffer.dtype)[1])
 
     def _scaled(self, index: Val, factor: int) -> Val:
         if factor != 1:
@@ -723,8 +769,19 @@ class Emitter:
         """Shared memory is accessed by vectors of so many elements."""
         self.narrow_unit(max(1, TILE_DTYPES[dtype].bytes) * count)
 
-    def uses_arena(self) -> None:
-        """Shared memory is accessed by addresses."""
+    def descriptor(self, node: Any) -> str | None:
+        """A TMA descriptor that code gets or makes; None of what is none."""
+        if isinstance(node, ir.Call) and node.op == "tl.create_tma_descriptor":
+            place = self._place(node.args[2])
+            numbers = [self.expr(each) for each in node.args]
+            name = self.name("descriptor")
+            parts = ", ".join(n.code for n in (numbers[1], *numbers[3:]))
+            self._head.append(f"{name} = tensor_map({place.code}, ({parts},))")
+            return name
+        if not isinstance(node, ir.Var):
+            return None
+        place = self._place(node)
+        return place.code if place.kind == "descriptor" else None
 
     def rounded(self, value: Val) -> Val:
         """A value of a dtype of low precision, rounded to it."""
@@ -785,6 +842,7 @@ def _loads(node: Any) -> bool:
     )
 
 
+# ruff: noqa: SLF001 - the tables of an Emitter name its methods
 _STATEMENTS: dict[type, Any] = {
     ir.SeqStmt: Emitter._sequence,
     ir.AttrStmt: Emitter._attribute,
@@ -797,6 +855,7 @@ _STATEMENTS: dict[type, Any] = {
     ir.AssertStmt: Emitter._nothing,
     ir.DeclBuffer: Emitter._nothing,
     ir.AllocBuffer: Emitter._allocated,
+    ir.Block: Emitter._block,
 }
 _EXPRESSIONS: dict[type, Any] = {
     ir.IntImm: Emitter._int,

@@ -12,19 +12,20 @@ import torch
 from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter import runtime
 from tlmatrix.interpreter.analysis.expressions import ARITHMETIC, COMPARISONS
-from tlmatrix.interpreter.errors import DeadlockError, InterpreterError, LaunchError, Unsupported
+from tlmatrix.interpreter.errors import DeadlockError, LaunchError, Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 
 from . import arithmetic, copies, matrices, threads
 from .clocks import Shadow
-from .copies import Descriptor
+from .copies import tensor_map
 from .lowering import DescriptorCall, Launch
 from .machine import Machine, Watching
-from .memory import Memory, View
+from .memory import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from .copies import Descriptor
     from .lowering import LoweredKernel
     from .program import DeviceProgram
 
@@ -81,7 +82,9 @@ def run(
                 descriptors[step.variable] = _descriptor(step, env, memories)
             else:
                 program = kernel.programs[step.function]
-                _launch(step, program, functions[step.function], env, memories, descriptors, watching)
+                _launch(
+                    step, program, functions[step.function], env, memories, descriptors, watching
+                )
     return {m.name: m for m in memories.values()}
 
 
@@ -150,8 +153,10 @@ def _value(node: Any, env: Mapping[Any, Any]) -> Any:
     if isinstance(node, ir.Select) or (
         isinstance(node, ir.Call) and node.op == "tirx.if_then_else"
     ):
-        parts = node.args if isinstance(node, ir.Call) else (
-            node.condition, node.true_value, node.false_value
+        parts = (
+            node.args
+            if isinstance(node, ir.Call)
+            else (node.condition, node.true_value, node.false_value)
         )
         condition = _value(parts[0], env)
         return None if condition is None else _value(parts[1 if condition else 2], env)
@@ -170,23 +175,12 @@ def _value(node: Any, env: Mapping[Any, Any]) -> Any:
 def _descriptor(
     call: DescriptorCall, env: Mapping[Any, Any], memories: Mapping[ir.Var, Memory]
 ) -> Descriptor:
-    """A tensor map: dtype, rank, address, shape, strides, box, steps, interleave, swizzle, …."""
-    kind, rank, address, *rest = call.arguments
-    dimensions = int(rank.value)
+    """The tensor map of a call: dtype, rank, address, shape, strides, box, steps, …."""
+    _, rank, address, *rest = call.arguments
     numbers = [_value(each, env) for each in rest]
     if None in numbers or address not in memories:
         raise Unsupported(f"the descriptor {call.variable.name} in lowered host code")
-    memory = memories[address]
-    shape, strides, box, steps = (
-        tuple(int(n) for n in numbers[k * dimensions : (k + 1) * dimensions]) for k in range(4)
-    )
-    interleave, swizzle, _, fill = (int(n) for n in numbers[4 * dimensions : 4 * dimensions + 4])
-    if interleave or fill or any(step != 1 for step in steps):
-        raise Unsupported(f"the descriptor {call.variable.name}: interleaved, strided or NaN")
-    if 0 in shape:
-        raise LaunchError.of("", "a TMA descriptor of an empty tensor", memory.name)
-    del kind
-    return Descriptor(memory.name, memory, strides[0], shape, strides, box, swizzle)
+    return tensor_map(memories[address], (int(rank.value), *numbers))
 
 
 def _launch(
@@ -203,6 +197,7 @@ def _launch(
     if min(grid) < 1:
         raise LaunchError.of(watching.kernel, "grid dimension must be positive", f"grid {grid}")
     shared = 0 if step.shared_bytes is None else int(_value(step.shared_bytes, env))
+    shared = max(shared, program.shared_bytes)
     arguments: list[Any] = []
     for each in step.arguments:
         if isinstance(each, ir.Var) and each in memories:
@@ -239,6 +234,3 @@ def _run_blocks(
         if machine.progress == before:
             raise DeadlockError(f"no thread can go on: {what}")
         before = machine.progress
-
-
-__all__ = ["InterpreterError", "Shadow", "View", "function_of", "memory_of", "run"]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.ir.read import read_all
+from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.interpreter.ir.walk import walk
 from tlmatrix.interpreter.patching import TRACING, without_warnings
 
 from . import arithmetic, copies, matrices, threads
-from .emit import Emitter
+from .emit import Emitter, device_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +27,8 @@ HANDLERS = {
 }
 """Operations of lowered code by name."""
 
+_TO_THREADS = "tl.LowerTileOp"
+"""The pass after which IR says what each thread does."""
 _DESCRIPTOR = "__tvm_tensormap_create_tiled"
 _IGNORED = ("__tvm_set_device",)
 _GRID = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
@@ -43,15 +45,18 @@ class Lowered:
         descriptors: the arguments of each TMA descriptor that host code makes: name, descriptor,
             dtype, rank, address of the tensor, shape, strides in bytes, ...
         inferred: the PrimFunc with the layouts of its fragments.
+        stages: the names of passes that lower tiles to threads and later ones, each with the
+            IRModule after it, if they were asked for.
     """
 
     host: Any
     device: Any
     descriptors: tuple[Any, ...]
     inferred: Any
+    stages: tuple[tuple[str, Any], ...] = ()
 
 
-def lower(func: Any, arch: str, configs: Mapping[str, Any]) -> Lowered:
+def lower(func: Any, arch: str, configs: Mapping[str, Any], *, stages: bool = False) -> Lowered:
     """Run TileLang's passes up to code generation; takes seconds.
 
     Raises:
@@ -63,8 +68,11 @@ def lower(func: Any, arch: str, configs: Mapping[str, Any]) -> Lowered:
 
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
     inferred: list[Any] = []
+    after: list[tuple[str, Any]] = []
 
     def keep(_self: Any, module: Any, info: Any) -> None:
+        if stages and (after or info.name == _TO_THREADS):
+            after.append((str(info.name), module))
         if info.name == "tl.LayoutInference":
             inferred.extend(f for f in module.functions.values() if hasattr(f, "body"))
 
@@ -87,7 +95,7 @@ def lower(func: Any, arch: str, configs: Mapping[str, Any]) -> Lowered:
     made: list[Any] = []
     for function in host.functions.values():
         made += (function.attrs or {}).get("tma_descriptor_args", {}).values()
-    return Lowered(host, device, tuple(made), inferred[-1] if inferred else None)
+    return Lowered(host, device, tuple(made), inferred[-1] if inferred else None, tuple(after))
 
 
 # What a launch needs ------------------------------------------------------------------------------
@@ -161,6 +169,27 @@ def parsed(func: Any, code: Lowered) -> tuple[ir.Kernel, tuple[Any, ...], list[i
     axes = {f.name: tags for f, tags in zip(functions, names, strict=True)}
     parameters = {f.name: len(f.params) for f in functions}
     return kernel, tuple(_steps(host.body, axes, parameters)), functions
+
+
+def stage_kernel(module: Any) -> LoweredKernel:
+    """The program of a kernel in the middle of TileLang's passes, after tiles became threads.
+
+    Raises:
+        Unsupported: the stage cannot be run by itself.
+    """
+    functions = list(module.functions.values())
+    if len(functions) != 1 or not functions[0].buffer_map:
+        raise Unsupported(f"{len(functions)} functions in the middle of passes")
+    kernel: ir.Kernel = read_all(saved(functions[0]))
+    extents = {
+        str(node.node): node.value
+        for node in walk(kernel.body)
+        if isinstance(node, ir.AttrStmt) and node.attr_key == "thread_extent"
+    }
+    grid = tuple(extents[tag] for tag in _GRID if tag in extents)
+    step = Launch(kernel.name, tuple(device_parameters(kernel)), grid, None)
+    program = Emitter(kernel, HANDLERS).program()
+    return LoweredKernel(kernel, (step,), {kernel.name: program})
 
 
 def _steps(body: Any, axes: Mapping[str, Any], parameters: Mapping[str, int]) -> Any:

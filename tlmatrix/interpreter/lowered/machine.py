@@ -62,12 +62,12 @@ class Units:
         """Which of a unit are of warps that are switched on: [blocks, columns]."""
         clocks = self._machine.clocks
         assert clocks is not None
-        active = clocks.active(mask)
+        active: Array = clocks.active(mask)
         if unit != "products":
             return active
         short = clocks.groups * 4 - clocks.warps
         if short:
-            active = np.pad(active, ((0, 0), (0, short)))
+            active = np.concatenate([active, np.zeros((clocks.blocks, short), bool)], axis=1)
         found: Array = active.reshape(clocks.blocks, clocks.groups, 4).any(-1)
         return found
 
@@ -91,7 +91,7 @@ class Units:
             return
         ended = np.maximum(self._committed(unit) - left, 0)
         first = getattr(clocks, unit)
-        active = clocks.active(mask)
+        active: Array = clocks.active(mask)
         if unit == "products":
             group = np.arange(clocks.warps) // 4
             ended = ended[:, group]
@@ -140,7 +140,7 @@ class Machine:
         self.lanes = np.arange(self.count)
         self.block = self.lanes // self.threads
         number = np.asarray(chosen)[self.block]
-        x, y, z = (*grid, 1, 1)[:3]
+        x, y = (*grid, 1)[:2]
         self.index = (number % x, number // x % y, number // (x * y))
         thread = self.lanes % self.threads
         tx, ty, _ = program.threads
@@ -148,10 +148,9 @@ class Machine:
         self._stride = -(-max(shared_bytes, 1) // 1024) * 1024
         self._shared_bytes = shared_bytes
         watched = watching.sanitizers & {"races", "uninitialised"}
-        kinds = len(program.barriers)
         slots = sum(program.barriers.values())
         self.clocks = Clocks(np.asarray(chosen), self.threads, slots) if watched else None
-        self.barriers = Barriers(self.blocks, slots, self.clocks) if kinds else None
+        self.barriers = Barriers(self.blocks, slots, self.clocks)
         self.named = Named(self.blocks, self.clocks)
         self.units = Units(self)
         self.progress = 0
@@ -197,7 +196,9 @@ class Machine:
         value = np.asarray(value)
         full = np.broadcast_to(value, (*value.shape[:-1], self.count) if value.ndim else self.count)
         if self.threads % WARP:
-            raise SynchronizationError(f"an operation of warps in a block of {self.threads} threads")
+            raise SynchronizationError(
+                f"an operation of warps in a block of {self.threads} threads"
+            )
         return full.reshape(*full.shape[:-1], -1, WARP)
 
     def whole_warps(self, mask: Any, what: str) -> Array:
@@ -215,7 +216,7 @@ class Machine:
 
     # -- synchronization
 
-    def synchronize(self, mask: Any, number: int, count: int) -> Generator[None, None, None]:
+    def synchronize(self, mask: Any, number: int, count: int) -> Generator[str, None, None]:
         """Wait at a named barrier of the block for `count` threads; 0 is `__syncthreads`."""
         active = self._lanes_of_blocks(mask)
         waits = self.named.arrive(number, count or self.threads, active, self._active(mask))
@@ -258,7 +259,7 @@ class Machine:
 
     # -- mbarriers
 
-    def _at(self, number: Any, mask: Any) -> list[tuple[Array, Array, Array]]:
+    def _at(self, number: Any, mask: Any) -> list[tuple[Array, Array, Array, Array]]:
         """The barriers that lanes name: for each, blocks, its number in them, and lanes."""
         on = self.lanes if mask is None else self.lanes[np.broadcast_to(mask, (self.count,))]
         numbers = np.broadcast_to(np.asarray(number), (self.count,))[on]
@@ -325,20 +326,25 @@ class Machine:
         shadow.started(flat, agent, clock, site)
         del item
 
-    def wait(
-        self, number: Any, parity: Any, mask: Any, site: int
-    ) -> Generator[str, None, None]:
+    def wait(self, number: Any, parity: Any, mask: Any, site: int) -> Generator[str, None, None]:
         """Wait until the phase of a parity has ended."""
         groups = self._at(number, mask)
         parities = np.broadcast_to(np.asarray(parity), (self.count,))
         waits = [
-            (blocks, numbers, parities[[np.flatnonzero(lanes & (self.block == b))[0] for b in blocks]], lanes)
+            (
+                blocks,
+                numbers,
+                parities[[np.flatnonzero(lanes & (self.block == b))[0] for b in blocks]],
+                lanes,
+            )
             for blocks, numbers, _, lanes in groups
         ]
         while not all(self.barriers.passed(*each[:3]) for each in waits):
             yield f"a wait at {self.site(site)}"
         for blocks, numbers, _, lanes in waits:
-            self.barriers.join(blocks, numbers, self._active(lanes))
+            self.barriers.join(
+                blocks, numbers, self.clocks.active(lanes) if self.clocks is not None else lanes
+            )
 
     # -- asynchronous units
 
@@ -489,12 +495,11 @@ class Machine:
             return
         several = shadow.wrote(clocks, flat, who, site)
         if several.any():
-            self._written_together(view, places, lanes, where, raw, flat[several], site)
+            self._written_together(view, lanes, where, raw, flat[several], site)
 
     def _written_together(
         self,
         view: View,
-        places: Array,
         lanes: Array,
         where: Array,
         raw: Array,
@@ -575,9 +580,7 @@ class Machine:
         mine = self._who(lane)
         asynchronous = other == "write" and their < 0
         theirs = self._unit_name(agent) if asynchronous else self._who(int(their))
-        party = Party(
-            self.place(lane), *source_line(self.site(int(before))), other, theirs
-        )
+        party = Party(self.place(lane), *source_line(self.site(int(before))), other, theirs)
         place = self._element(view, unit)
         self._report(
             "races",

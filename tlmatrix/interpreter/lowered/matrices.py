@@ -151,7 +151,6 @@ def _wgmma(e: Emitter, call: ir.Call) -> Val:
     starts = [e.expr(rest[k]).code for k in (4, 6, 8)]
     scales = [e.expr(each).code for each in rest[9:12]]
     e.note_vector(types[0], 16 // TILE_DTYPES[types[0]].bytes)
-    e.uses_arena()
     first = f"({a.code}, {starts[0]})" if registers else f"{a.code}[0] + ({starts[0]})"
     e.line(
         f"wgmma(m, {int(found[1])}, {int(found[2])}, {tuple(types)}, {[True, *majors][-2:]}, "
@@ -317,9 +316,7 @@ def wgmma_descriptor(view: View, index: Any, layout: int, leading: int, stride: 
     return address | fields | np.int64(np.uint64(layout << _LAYOUT).view(np.int64))
 
 
-def _tile(
-    m: Machine, descriptors: Array, rows: int, k: int, size: int, k_major: bool
-) -> tuple[Array, Array]:
+def _tile(descriptors: Array, rows: int, k: int, size: int, k_major: bool) -> tuple[Array, Array]:
     """Where the elements of matrices [rows, k] are in the arena: bytes, [matrices, rows, k]."""
     start = (descriptors & 0x3FFF) << 4
     leading = (descriptors >> _LEADING & 0x3FFF) << 4
@@ -340,9 +337,7 @@ def _tile(
     else:
         byte = row * size
         if mode:
-            offset = (
-                byte % span + byte // span * leading + column % 8 * span + column // 8 * stride
-            )
+            offset = byte % span + byte // span * leading + column % 8 * span + column // 8 * stride
         else:
             offset = byte % 16 + byte // 16 * stride + column % 8 * 16 + column // 8 * leading
     return swizzled(start + offset, mode), start
@@ -377,7 +372,7 @@ def wgmma(
     def matrix(descriptor: Any, rows: int, dtype: str, k_major: bool) -> Array:
         kind = TILE_DTYPES[dtype]
         chosen = np.broadcast_to(descriptor, (m.count,))[leaders]
-        place, _ = _tile(m, chosen, rows, k, kind.bytes, k_major)
+        place, _ = _tile(chosen, rows, k, kind.bytes, k_major)
         return m.arena_elements(place, block, leaders, dtype, site)
 
     if registers:
@@ -393,6 +388,7 @@ def wgmma(
     b = matrix(second, n, types[1], majors[1])
     if types[0] == "tfloat32":
         a, b = ((f.view(np.int32) & ~0x1FFF).view(np.float32) for f in (a, b))
+    total: Array
     if a.dtype.kind == "i":
         total = a.astype(np.int64) @ b.astype(np.int64).swapaxes(1, 2)
     else:

@@ -21,7 +21,7 @@ class DeviceProgram:
         axes: how many axes the grid has.
         barriers: how many mbarriers each buffer of them holds.
         unit: bytes of shared memory of which accesses are told apart.
-        static_bytes: bytes of its shared memory that are not dynamic.
+        shared_bytes: of the shared memory that it allocates.
         suspends: whether parts of it wait for one another, so that `kernel` is a generator.
     """
 
@@ -32,5 +32,5 @@ class DeviceProgram:
     axes: int
     barriers: dict[str, int]
     unit: int
-    static_bytes: int
+    shared_bytes: int
     suspends: bool

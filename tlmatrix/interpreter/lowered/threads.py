@@ -20,14 +20,13 @@ if TYPE_CHECKING:
 
     from .emit import Emitter
     from .machine import Machine
-    from .memory import View
 
 _REDUCTION = re.compile(
     r"tl::AllReduce<tl::(?P<op>\w+), (?P<threads>\d+), (?P<scale>\d+), (?P<offset>\d+), "
     r"(?:tl::NamedBarrier<(?P<named>\d+)>|tl::SyncThreadsBarrier)"
     r"(?:, (?P<batch>\d+), (?P<stride>\d+))?>::(?P<run>run|run_batch)$"
 )
-_COMBINE = {
+_COMBINE: dict[str, Any] = {
     "SumOp": np.add,
     "MaxOp": fmax,
     "MinOp": fmin,
@@ -132,6 +131,7 @@ def _sync_warp(e: Emitter, call: ir.Call) -> Val:
 
 def _elect(e: Emitter, call: ir.Call) -> Val:
     """`tl_shuffle_elect(threads)`: the first lane of every so many threads; 0 for of the block."""
+    del e
     extent = int(call.args[0].value)
     span = -(-extent // 32) * 32
     code = f"(m.thread[0] % {span} == 0)" if extent else "(m.thread[0] == 0)"
@@ -213,9 +213,7 @@ def _atomic_load(e: Emitter, call: ir.Call) -> Val:
 def _atomic_store(e: Emitter, call: ir.Call) -> Val:
     place, dtype, index = e.pointer(call.args[0])
     value = e.expr(call.args[1])
-    e.line(
-        f"{e.view(place, dtype)}.store({index.code}, {value.code}, 1, {e.mask}, {e.site()})"
-    )
+    e.line(f"{e.view(place, dtype)}.store({index.code}, {value.code}, 1, {e.mask}, {e.site()})")
     return NOTHING
 
 
@@ -294,7 +292,8 @@ def shuffled(m: Machine, kind: str, value: Any, delta: Any, width: int, mask: An
         source = np.where(lane - delta < first, lane, lane - delta)
     else:
         source = np.where(lane + delta >= first + width, lane, lane + delta)
-    return full[m.lanes - lane + source]
+    found: Array = full[m.lanes - lane + source]
+    return found
 
 
 def side_by_side(m: Machine, roles: Sequence[Generator[Any, None, None]]) -> Any:
