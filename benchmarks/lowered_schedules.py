@@ -22,6 +22,7 @@ from tlmatrix.interpreter.lowered import copies, execution, matrices
 from tlmatrix.interpreter.lowered.barriers import Barriers
 from tlmatrix.interpreter.lowered.machine import Machine, Watching
 from tlmatrix.interpreter.lowered.memory import Memory
+from tlmatrix.interpreter.lowered.registers import Registers
 from tlmatrix.interpreter.reports import ReportSet
 
 if TYPE_CHECKING:
@@ -87,9 +88,6 @@ class _Units:
         for group in (*self._groups[unit], self._open[unit]):
             yield from group
 
-    def reads_of_products(self, leaders: Any) -> None:
-        """Nothing: clocks note it."""
-
 
 class _Warps(Machine):
     """One warp of a block, or one warp group."""
@@ -113,6 +111,7 @@ class _Warps(Machine):
         self.clocks, self._watched = None, frozenset()
         self.barriers = block.barriers
         self.units = _Units(block.schedule.late)  # type: ignore[assignment]
+        self.registers = Registers(self)
         self.progress = 0
         self.arena = Memory("shared", block.data, len(block.data), self.block, 0, None, "shared")
 
