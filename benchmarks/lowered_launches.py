@@ -1,11 +1,14 @@
-"""Records what the cases of a spec's smoke tier launch, as TileLang lowers it for an architecture."""
+"""Records what the cases of a spec's smoke tier launch, as TileLang lowers it for an architecture.
+
+Of the launches of a kernel the largest is kept, in which loops go round most often.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 sys.setrecursionlimit(20_000)
 _RANK_SECONDS = 60.0
+_MOST = 1 << 18
+"""Elements of the arguments of a launch that is kept in place of another."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,12 @@ def copied(values: Sequence[Any]) -> list[Any]:
     return found
 
 
+def _size(values: Sequence[Any]) -> int:
+    return sum(value.numel() for value in values if isinstance(value, torch.Tensor))
+
+
 def recorded(path: Path, arch: str, cache: Path) -> list[Recorded]:
-    """The distinct kernels that a spec's smoke tier launches; kept in the folder `cache`."""
+    """Launches of the kernels of a spec's smoke tier, one of each; kept in the folder `cache`."""
     file = cache / f"{path.stem}-{arch}.pickle"
     if not file.exists():
         cache.mkdir(parents=True, exist_ok=True)
@@ -96,6 +105,8 @@ def _launches(spec: Spec, arch: str) -> list[Recorded]:
             found[key] = Recorded(case, arch, *parts, tuple(copied(values)))
             programs = {f.name: Emitter(f, HANDLERS).program() for f in parts[2]}
             self.__dict__["code"] = LoweredKernel(*parts[:2], programs)
+        elif _MOST >= _size(values) > _size(found[key].values):
+            found[key] = replace(found[key], case=case, values=tuple(copied(values)))
         return original(self, values, session)
 
     backend = backend_named("lowered", (arch,))
