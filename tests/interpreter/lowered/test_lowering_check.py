@@ -107,3 +107,9 @@ def test_rounding_is_no_difference():
     before, source = torch.zeros(3), torch.tensor([0.0, 0.1, 5.0])
     lowered = torch.tensor([1e-8, 0.1000001, 5.0])
     assert lowering_check.difference("Y", before, source, lowered) is None
+
+
+def test_large_numbers_of_float16_are_rounded():
+    before = torch.full((2,), float("nan")).half()
+    source, lowered = torch.tensor([-14056.0, 1500.0]).half(), torch.tensor([-14048.0, 1501.0]).half()
+    assert lowering_check.difference("Y", before, source, lowered) is None
