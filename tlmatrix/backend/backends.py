@@ -141,6 +141,7 @@ class InterpreterBackend(_HostBackend):
     captures_graphs: ClassVar[bool] = True
     simulates_streams: ClassVar[bool] = True
     survives_fork: ClassVar[bool] = True
+    lowered: ClassVar[bool] = False
 
     def targeting(self, architectures: Sequence[str]) -> Self:
         """Trace kernels for one of the architectures, which `turn` selects."""
@@ -158,7 +159,7 @@ class InterpreterBackend(_HostBackend):
         """
         from tlmatrix.interpreter import SCHEDULES, interpret, scheduled
 
-        with interpret(arch=self.target) as session, _stand_in(self):
+        with interpret(arch=self.target, lowered=self.lowered) as session, _stand_in(self):
             races = None if session.sanitizers else True
             with scheduled(SCHEDULES[run_index % len(SCHEDULES)], seed=run_index, races=races):
                 yield session
@@ -205,6 +206,36 @@ class ProcessesBackend(InterpreterBackend):
     captures_graphs: ClassVar[bool] = False
     simulates_streams: ClassVar[bool] = False
     survives_fork: ClassVar[bool] = False
+
+
+_LOWERED = ("sm_80", "sm_90a")
+
+
+@dataclass(frozen=True)
+class LoweredBackend(InterpreterBackend):
+    """Runs the code that TileLang lowers kernels to, thread by thread on the CPU."""
+
+    name: str = "lowered"
+
+    measures_coverage: ClassVar[bool] = False
+    captures_graphs: ClassVar[bool] = False
+    simulates_streams: ClassVar[bool] = False
+    lowered: ClassVar[bool] = True
+
+    def targeting(self, architectures: Sequence[str]) -> Self:
+        """Lower kernels for the first architecture of a spec of which the code can be run.
+
+        Raises:
+            ArchitectureError: there is none.
+        """
+        named = _requested(self.requested, architectures) or _LOWERED
+        found = next((arch for arch in named if arch in _LOWERED), None)
+        if found is None:
+            raise ArchitectureError(
+                f"lowered code runs for {' and '.join(_LOWERED)}, and {' and '.join(named)} "
+                "was asked for: use --backend interpreter"
+            )
+        return replace(self, target=found, turn=0)
 
 
 @dataclass(frozen=True)
@@ -324,7 +355,7 @@ class CompileBackend(_HostBackend):
         return _stand_in_without_gpu(self)
 
 
-_CLASSES = (InterpreterBackend, ProcessesBackend, CudaBackend, CompileBackend)
+_CLASSES = (InterpreterBackend, LoweredBackend, ProcessesBackend, CudaBackend, CompileBackend)
 
 
 def backend_class(name: str) -> type[InterpreterBackend | CudaBackend | CompileBackend]:
@@ -357,6 +388,8 @@ def backend_named(
         return CompileBackend(requested=tuple(architectures))
     if name == "processes":
         return ProcessesBackend()
+    if name == "lowered":
+        return LoweredBackend(requested=tuple(architectures))
     if name == "interpreter":
         return InterpreterBackend(requested=tuple(architectures))
     import torch

@@ -80,6 +80,7 @@ def _run(
             lower=arguments.lower,
             arch=arguments.arch,
             sms=arguments.sms,
+            lowered=arguments.lowered,
             sanitize=sanitizers,
             started=started,
         )

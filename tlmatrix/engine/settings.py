@@ -231,8 +231,8 @@ def architectures(given: Sequence[str] | None, backend: str) -> list[str] | None
     """
     if given is None:
         return None
-    if backend not in ("compile", "interpreter"):
-        raise UsageError("--arch needs --backend compile or interpreter")
+    if backend not in ("compile", "interpreter", "lowered"):
+        raise UsageError("--arch needs --backend compile, interpreter or lowered")
     from tlmatrix.spec.model.fields import TARGET_ARCH
 
     for arch in given:

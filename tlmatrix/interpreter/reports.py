@@ -70,6 +70,7 @@ SANITIZERS = {
     "atomics": "floating-point numbers that two blocks or threads add to one element, in any order",
     "overflow": "signed integer arithmetic whose result leaves its dtype",
     "budget": "more shared or tensor memory than there is, or a layout past its allocation",
+    "lowering": "element to which lowered code gives another value than the source does",
     "nonfinite": "the operation that made the first NaN or infinity of an output",
 }
 """Every sanitizer, and what it reports."""

@@ -31,7 +31,7 @@ LAST_RUN = ""
 """The value of `--resume` without a file."""
 _MACHINES = "machines and CI"
 
-BACKENDS = ("auto", "cuda", "interpreter", "processes", "compile")
+BACKENDS = ("auto", "cuda", "interpreter", "lowered", "processes", "compile")
 """Names of backends."""
 
 # Options of a run ------------------------------------------------------------------------------
@@ -617,6 +617,10 @@ _command(
     Option(
         "--lower",
         "lower every kernel with TileLang as well, so that errors of its compiler are raised",
+    ),
+    Option(
+        "--lowered",
+        "run what TileLang lowers the kernels to, thread by thread, for sm_80 or sm_90a",
     ),
     Option(
         "--prove",

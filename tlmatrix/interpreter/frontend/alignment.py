@@ -18,7 +18,7 @@ from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.interpreter.ir.walk import walk
 
-from .lowered import Lowered, lowered, positions
+from .lowered import lowered, positions
 from .programs import lowered_key, program_cache
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.analysis.accesses import Access
     from tlmatrix.interpreter.ir import nodes as ir
+    from tlmatrix.interpreter.lowered.lowering import Lowered
     from tlmatrix.interpreter.program import Parameter
 
 TMA_BYTES = 16

@@ -50,6 +50,7 @@ def interpret(
     partial: Collection[str] = (),
     poison: Mapping[torch.dtype, int] | None = None,
     tf32: bool | None = None,
+    lowered: bool | None = None,
     coverage: bool | Recorder | None = None,
     trace: Trace | bool = False,
     launched: list[TracedKernel] | None = None,
@@ -81,6 +82,8 @@ def interpret(
             kernel is passed, and all others as written.
         tf32: whether `T.gemm` cuts float32 factors to TF32, as tensor cores do; None for what
             the enclosing context has, or not.
+        lowered: whether kernels run as TileLang lowers them for `arch`, thread by thread; None
+            for what the enclosing context has, or not.
         coverage: whether to count which lines and guards of kernels are exercised, in
             `coverage` of what the context gives; None for what the enclosing context does, to
             which what is counted here is added. Several contexts count together in a `Recorder`.
@@ -106,11 +109,14 @@ def interpret(
             partial=frozenset(partial),
             poison=dict(poison or {}),
             tf32=outer.tf32 if outer is not None else False,
+            lowered=outer.lowered if outer is not None else False,
             recorder=outer.recorder if outer is not None else None,
             observers=outer.observers if outer is not None else {},
         )
     if tf32 is not None:
         session.tf32 = tf32
+    if lowered is not None:
+        session.lowered = lowered
     if isinstance(coverage, Recorder):
         session.recorder = coverage
     elif coverage is not None:

@@ -15,7 +15,9 @@ from tlmatrix.interpreter.ranks.streams import enqueue_kernel
 from tlmatrix.interpreter.sync import context
 from tlmatrix.interpreter.watch.nonfinite import Born
 
+from . import lowering_check
 from .alignment import Misaligned, Requirements, in_parallel, misaligned, requirements, unaligned
+from .device_code import DeviceCode
 from .lowered import LoweredCode, may_be_described
 from .programs import lowered_key, program_cache, written_at
 from .sanitized import misaligned_arguments, run_sanitized
@@ -200,6 +202,11 @@ class InterpretedKernel:
             return LoweredCode(self.prim_func, self._arch or _DEFAULT_ARCH, self._configs)
 
     @cached_property
+    def _device_code(self) -> DeviceCode:
+        """What TileLang lowers the kernel to, to be run."""
+        return DeviceCode(self.prim_func, self._arch or _DEFAULT_ARCH, self._configs)
+
+    @cached_property
     def misplaced(self) -> tuple[Fault, ...]:
         """Statements that access elements of fragments in threads that do not have them."""
         return self._faults("fragments", LoweredCode.misplaced)
@@ -308,6 +315,9 @@ class InterpretedKernel:
         self, session: Session | None, values: list[Any], symbols: Mapping[str, int]
     ) -> Iterator[BlockLaunch]:
         """Run a launch under the session's sanitizers."""
+        if session is not None and session.lowered:
+            yield from self._run_lowered(session, values, symbols)
+            return
         if session is None or not session.sanitizers:
             yield from self._run(self.variant(session), session, values, symbols)
             return
@@ -329,6 +339,28 @@ class InterpretedKernel:
             if found is None:
                 return
             yield found
+
+    def _run_lowered(
+        self, session: Session, values: list[Any], symbols: Mapping[str, int]
+    ) -> Iterator[BlockLaunch]:
+        """Run a launch as TileLang lowers it; compare it with the source if sanitizers ask for it.
+
+        Raises:
+            Unsupported: an operation is not modelled, or the kernel waits for other ranks.
+        """
+        if self.waits:
+            raise Unsupported(f"kernel {self.name} waits for flags; lowered code runs one rank")
+        compared = "lowering" in session.sanitizers
+        before = lowering_check.copies(values) if compared else []
+        with without_modes():
+            session.add(self._device_code.run(values, session))
+        if not compared:
+            return
+        source = lowering_check.copies(before)
+        yield from self._run(self.variant(None), session, source, symbols)
+        names = [p.name for p in self._signature.parameters]
+        with without_modes():
+            session.add(self._device_code.compare(names, before, source, values))
 
     def _run(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,12 +21,13 @@ from tlmatrix.interpreter.analysis.ownership import (
 from tlmatrix.interpreter.analysis.repeats import unguarded
 from tlmatrix.interpreter.analysis.shared import shared_memory, tensor_memory
 from tlmatrix.interpreter.analysis.threads import ThreadIndex
+from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.gpu import shared_memory_per_block
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.interpreter.ir.rewrites import normalized
 from tlmatrix.interpreter.ir.walk import walk
-from tlmatrix.interpreter.patching import TRACING, without_warnings
+from tlmatrix.interpreter.lowered.lowering import Lowered, lower
 from tlmatrix.interpreter.reports import Report, source_line
 from tlmatrix.interpreter.sync.externs import is_modelled
 
@@ -77,62 +77,12 @@ def _buffer(argument: Any) -> Any:
     return getattr(inner[0], "buffer", None) if inner else None
 
 
-@dataclass(frozen=True)
-class Lowered:
-    """A PrimFunc after TileLang's passes.
-
-    Attributes:
-        device: the IRModule of the functions that run on a GPU.
-        descriptors: the arguments of each TMA descriptor that host code makes: name, descriptor,
-            dtype, rank, address of the tensor, shape, strides in bytes, ...
-        inferred: the PrimFunc with the layouts of its fragments.
-    """
-
-    device: Any
-    descriptors: tuple[Any, ...]
-    inferred: Any
-
-
 def lowered(func: Any, arch: str, configs: Mapping[str, Any]) -> Lowered | None:
-    """Run TileLang's passes up to code generation; takes seconds.
-
-    None for a kernel that TileLang cannot lower, which other checks report.
-    """
-    from tilelang import tvm
-    from tilelang.engine.lower import lower_to_host_device_ir
-
-    target = tvm.target.Target({"kind": "cuda", "arch": arch})
-    inferred: list[Any] = []
-
-    def keep(_self: Any, module: Any, info: Any) -> None:
-        if info.name == "tl.LayoutInference":
-            inferred.extend(f for f in module.functions.values() if hasattr(f, "body"))
-
-    instrument = tvm.ir.instrument.pass_instrument(type("Keep", (), {"run_after_pass": keep}))()
-    options = {"config": dict(configs), "instruments": [instrument]}
+    """What TileLang's passes make of a kernel; None if they cannot lower it."""
     try:
-        with (
-            TRACING,
-            without_warnings(),
-            target,
-            tvm.transform.PassContext(opt_level=3, **options),
-        ):
-            host, device = lower_to_host_device_ir(func, _backend_context(target))[:2]
-    except Exception:  # noqa: BLE001 - whatever the compiler raises
+        return lower(func, arch, configs)
+    except Unsupported:
         return None
-    made: list[Any] = []
-    for function in host.functions.values():
-        made += (function.attrs or {}).get("tma_descriptor_args", {}).values()
-    return Lowered(device, tuple(made), inferred[-1] if inferred else None)
-
-
-def _backend_context(target: Any) -> Any:
-    """What `lower_to_host_device_ir` takes: before TileLang 0.1.14 the target itself."""
-    try:
-        from tilelang.backend.module import create_backend_context
-    except ModuleNotFoundError:
-        return target
-    return create_backend_context(target, None, "auto")
 
 
 def positions(func: Any, bases: list[Any]) -> frozenset[int]:

@@ -47,6 +47,7 @@ class Session(Checks):
         on_report: whether reports are collected and logged, collected alone, or raised when
             their kernel ends.
         tf32: whether matrix products cut float32 factors to TF32.
+        lowered: whether kernels run as TileLang lowers them, thread by thread.
         reports: what the sanitizers have found so far, in order.
         recorder: what counts coverage; None where it is not asked for.
         trace: what to follow in every kernel that writes it; True keeps launches for `explain`.
@@ -63,6 +64,7 @@ class Session(Checks):
     arch: str
     on_report: Literal["collect", "keep", "raise"] = "collect"
     tf32: bool = False
+    lowered: bool = False
     reports: list[Report] = field(default_factory=list)
     recorder: Recorder | None = None
     trace: Trace | bool = False

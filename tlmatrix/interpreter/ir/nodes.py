@@ -317,6 +317,13 @@ class IfThenElse(Stmt):
     else_case: Stmt | None
 
 
+class ThreadTag(str):
+    """The axis of a launch that a variable is the index of: "threadIdx.x"."""
+
+    __slots__ = ("var",)
+    var: Var
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AttrStmt(Stmt):
     """A statement with an attribute."""
@@ -325,6 +332,20 @@ class AttrStmt(Stmt):
     attr_key: str
     value: Any
     body: Stmt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllocBuffer(Stmt):
+    """Memory of a lowered kernel, for all that follows in its scope."""
+
+    buffer: Buffer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeclBuffer(Stmt):
+    """A buffer of a lowered kernel in memory that is there."""
+
+    buffer: Buffer
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,8 @@ _NODES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "tirx.SBlock": (ir.Block, ("span", "alloc_buffers", "annotations", "body")),
     # Nodes that stand for one of their fields.
     "tirx.SBlockRealize": (lambda block: block, ("block",)),
-    "tirx.IterVar": (lambda thread_tag: thread_tag, ("thread_tag",)),
+    "tirx.AllocBuffer": (ir.AllocBuffer, ("span", "buffer")),
+    "tirx.DeclBuffer": (ir.DeclBuffer, ("span", "buffer")),
     "ir.PointerType": (lambda scope: scope, ("storage_scope",)),
     "ir.GlobalVar": (lambda name: name, ("name_hint",)),
     "ir.DictAttrs": (lambda attributes: attributes, ("__dict__",)),
@@ -136,10 +138,11 @@ def _layout(data: Any, found: list[Any]) -> ir.Layout:
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Handle(ir.Var):
     """A variable that points to memory of a scope."""
 
-    __slots__ = ("scope",)
+    scope: str
 
 
 def _var(data: Any, found: list[Any]) -> ir.Var:
@@ -147,9 +150,13 @@ def _var(data: Any, found: list[Any]) -> ir.Var:
     name = str(found[data["name"]])
     if data["dtype"] != "handle" or not isinstance(scope, str):
         return ir.Var(data["dtype"], name)
-    handle = _Handle("handle", name)
-    object.__setattr__(handle, "scope", scope)
-    return handle
+    return _Handle("handle", name, scope)
+
+
+def _tagged(data: Any, found: list[Any]) -> str:
+    tag = ir.ThreadTag(found[data["thread_tag"]])
+    tag.var = found[data["var"]]
+    return tag
 
 
 def _ramp(data: Any, found: list[Any]) -> ir.Ramp:
@@ -219,5 +226,6 @@ _SPECIAL: dict[str, Callable[[Any, list[Any]], Any]] = {
     "tirx.CommReducer": _reducer,
     "tirx.Shuffle": _shuffle,
     "tirx.For": _for,
+    "tirx.IterVar": _tagged,
     "tirx.PrimFunc": _prim_func,
 }

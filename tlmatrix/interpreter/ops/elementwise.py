@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # Elementwise functions: exponentials, roots, trigonometry, rounding, tests, choices ---------------
 
 # Operations of floats: the function of the generated source.
-_FLOAT = {
+FLOAT = {
     "tirx.exp": "exp",
     "tl.__exp": "exp",
     "tirx.exp2": "exp2",
@@ -92,12 +92,12 @@ _FLOAT = {
     "tl.max2": "np.fmax",
     "tl.min2": "np.fmin",
 }
-_BINARY = frozenset(
+BINARY = frozenset(
     {"tirx.pow", "tl.pow_of_int", "tirx.fmod", "tirx.atan2", "tirx.hypot", "tirx.copysign"}
     | {"tirx.ldexp", "tl.ieee_add", "tl.ieee_sub", "tl.ieee_mul", "tl.ieee_fdiv", "tl.fmul"}
     | {"tl.max_nan", "tl.min_nan", "tl.add2", "tl.sub2", "tl.mul2", "tl.max2", "tl.min2"}
 )
-_ROUNDING = {
+ROUNDING = {
     "tirx.fabs": "np.abs",
     "tl.abs2": "np.abs",
     "tirx.floor": "np.floor",
@@ -107,25 +107,25 @@ _ROUNDING = {
     "tirx.round": "np.rint",
     "tl.round_ties_away_from_zero": "round_away",
 }
-_TESTS = {"tirx.isnan": "np.isnan", "tirx.isinf": "np.isinf", "tirx.isfinite": "np.isfinite"}
+TESTS = {"tirx.isnan": "np.isnan", "tirx.isinf": "np.isinf", "tirx.isfinite": "np.isfinite"}
 
 
 def _float(e: Emitter, call: Call) -> Val:
-    count = 2 if call.op in _BINARY else 1
+    count = 2 if call.op in BINARY else 1
     args = tuple(e.expr(a) for a in call.args[:count])
-    return call_float(e, _FLOAT[call.op], args, call.dtype)
+    return call_float(e, FLOAT[call.op], args, call.dtype)
 
 
 def _rounded(e: Emitter, call: Call) -> Val:
     value = e.expr(call.args[0])
     if not is_float(call.dtype):
         return pure(e, f"abs({value.code})", call.dtype, (value,))
-    exact = value.exact and _ROUNDING[call.op] == "np.abs"
-    return call_float(e, _ROUNDING[call.op], (value,), call.dtype, exact=exact)
+    exact = value.exact and ROUNDING[call.op] == "np.abs"
+    return call_float(e, ROUNDING[call.op], (value,), call.dtype, exact=exact)
 
 
 def _test(e: Emitter, call: Call) -> Val:
-    value, function = e.expr(call.args[0]), _TESTS[call.op]
+    value, function = e.expr(call.args[0]), TESTS[call.op]
     if value.scalar:
         return Val(f"{function}({as_scalar(value)})", call.dtype)
     return named(e, f"{function}({value.code})", call.dtype, (value,))
@@ -267,9 +267,9 @@ def nth_set_bit(mask: Any, base: Any, offset: Any) -> Array:
 OPERATIONS = Operations(
     rules=Rules(
         calls={
-            **dict.fromkeys(_FLOAT, _float),
-            **dict.fromkeys(_ROUNDING, _rounded),
-            **dict.fromkeys(_TESTS, _test),
+            **dict.fromkeys(FLOAT, _float),
+            **dict.fromkeys(ROUNDING, _rounded),
+            **dict.fromkeys(TESTS, _test),
             **dict.fromkeys(("tl.ieee_fmaf", "tl.fma", "tirx.fma", "tl.fma2"), _multiply_add),
             **dict.fromkeys(("tirx.likely", "tl.__ldg"), _first_argument),
             **dict.fromkeys(("tl.infinity", "tirx.infinity"), _infinity),

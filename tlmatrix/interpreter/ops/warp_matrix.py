@@ -198,7 +198,7 @@ def ldmatrix(
     target[start : start + matrices * part, warps] = found.reshape(-1, len(warps), _WARP)
 
 
-def _factor_a(k: int, part: int) -> tuple[Any, Any]:
+def factor_a(k: int, part: int) -> tuple[Any, Any]:
     """Row and column of each element of the first factor [16, k]: [elements, lanes]."""
     element = np.arange(k // 2)[:, None]
     register = element // part
@@ -207,14 +207,14 @@ def _factor_a(k: int, part: int) -> tuple[Any, Any]:
     return row, column
 
 
-def _factor_b(k: int, part: int) -> tuple[Any, Any]:
+def factor_b(k: int, part: int) -> tuple[Any, Any]:
     """Row and column of each element of the second factor [k, 8]."""
     element = np.arange(k // 4)[:, None]
     row = _MEMBER * part + element % part + (element // part) * (4 * part)
     return row, np.broadcast_to(_GROUP, row.shape)
 
 
-def _accumulator() -> tuple[Any, Any]:
+def accumulator() -> tuple[Any, Any]:
     """Row and column of each element of the accumulator [16, 8]."""
     element = np.arange(4)[:, None]
     return _GROUP + 8 * (element // 2), _MEMBER * 2 + element % 2
@@ -254,9 +254,9 @@ def mma(
         found[:, place[0], place[1]] = values[:, warps].swapaxes(0, 1)
         return found
 
-    left = matrices(a, (16, k), _factor_a(k, part))
-    right = matrices(b, (k, 8), _factor_b(k, part))
-    place = _accumulator()
+    left = matrices(a, (16, k), factor_a(k, part))
+    right = matrices(b, (k, 8), factor_b(k, part))
+    place = accumulator()
     total = matrices(c, (16, 8), place)
     if total.dtype.kind == "i":
         for x, y, z in zip(left, right, total, strict=True):

@@ -1,0 +1,93 @@
+"""A kernel that runs as TileLang lowers it: its device functions, thread by thread."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.interpreter.errors import InterpreterError, Unsupported
+from tlmatrix.interpreter.ir.read import saved
+from tlmatrix.interpreter.lowered.execution import function_of, run
+from tlmatrix.interpreter.lowered.lowering import LoweredKernel, lower, lowered_kernel
+from tlmatrix.interpreter.lowered.machine import Watching
+from tlmatrix.interpreter.reports import Report, ReportSet
+
+from .lowering_check import report
+from .programs import lowered_key, program_cache, written_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from .session import Session
+
+
+class DeviceCode:
+    """The lowered code of a kernel for one architecture, to be run on the CPU."""
+
+    def __init__(self, prim_func: Any, arch: str, configs: Mapping[str, Any]) -> None:
+        """Lower nothing yet."""
+        self._func, self._arch, self._configs = prim_func, arch, configs
+        self.name = str(prim_func.attrs["global_symbol"])
+        self._compared = False  # bisecting takes seconds: once a kernel
+
+    @cached_property
+    def code(self) -> LoweredKernel:
+        """Its programs; lowering takes seconds and is kept on disk.
+
+        Raises:
+            Unsupported: TileLang cannot lower it, or an operation is not modelled.
+        """
+        store = program_cache()
+        key = lowered_key(saved(self._func), self._arch, self._configs) + "-device"
+        found = store.find(key, LoweredKernel) if store is not None else None
+        if found is None:
+            found = lowered_kernel(self._func, lower(self._func, self._arch, self._configs))
+            if store is not None:
+                store.add(key, found)
+        _dump(found)
+        return found
+
+    @cached_property
+    def _functions(self) -> dict[str, Callable[..., Any]]:
+        return {name: function_of(each) for name, each in self.code.programs.items()}
+
+    def run(self, values: Sequence[Any], session: Session) -> list[Report]:
+        """Run a launch; returns what the session's sanitizers found.
+
+        Raises:
+            Unsupported: an operation is not modelled.
+            InterpreterError: for what has no defined result.
+        """
+        reports = ReportSet()
+        watching = Watching(session.sanitizers, reports, self.name)
+        try:
+            run(self.code, values, self._functions, watching)
+        except (Unsupported, InterpreterError) as error:
+            where = f"\n  in kernel {self.name}, lowered for {self._arch}, {written_at(self._func)}"
+            raise type(error)(f"{error}{where}") from error
+        return reports.reports()
+
+    def compare(
+        self,
+        names: Sequence[str],
+        before: Sequence[Any],
+        source: Sequence[Any],
+        lowered: Sequence[Any],
+    ) -> list[Report]:
+        """What `lowering_check` finds about a launch: arguments before, and after either run."""
+        if self._compared:
+            return []
+        found = report(self._func, self._arch, self._configs, names, before, source, lowered)
+        self._compared = found is not None
+        return [found] if found is not None else []
+
+
+def _dump(code: LoweredKernel) -> None:
+    """Write the sources to the folder `$TLMATRIX_DUMP`."""
+    folder = os.environ.get("TLMATRIX_DUMP")
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name, program in code.programs.items():
+            (Path(folder) / f"{name}_lowered.py").write_text(program.source)

@@ -1,0 +1,263 @@
+"""Which accesses of threads to memory are ordered: vector clocks of warps and asynchronous units.
+
+As in FastTrack (Flanagan and Freund, PLDI 2009), each unit of memory keeps its last write and its
+last reads as (agent, clock), and an access is ordered after them if its agent knows that clock.
+The agents of a block are its warps, and what works asynchronously for them: bulk stores, groups of
+wgmma, `cp.async`, and copies that complete on an mbarrier. The lanes of a warp share its clock:
+what one of them did before the clock at which they last synchronized, the others know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tlmatrix.interpreter.runtime.codecs import Array
+
+WARP = 32
+_GROUP = 4
+"""Warps of a warp group."""
+_NEVER = 0
+"""The clock of a write that did not happen."""
+_UNIT, _ALL, _SEVERAL = -1, -2, -3
+"""In place of a lane: an asynchronous unit, lanes of all warps, and less the number of its warp,
+several lanes of a warp."""
+
+
+class Clocks:
+    """The clocks of the agents of some blocks.
+
+    Attributes:
+        warps: warps of a block, W.
+        groups: its warp groups.
+        agents: all agents of a block, A.
+        block, number, warp: of each lane, its block among these and in the grid, and its warp.
+        known: [blocks, W, A]: the clock of each agent that a warp has seen; its own at its place.
+        synced: [blocks, W]: the warp's own clock when its lanes last waited for one another.
+        waited: [blocks, W]: the groups of `cp.async` that each lane knows to have ended, of those
+            that it started itself.
+        proxied: [blocks, W, W]: the writes of warps that a proxy fence of the path has covered.
+    """
+
+    def __init__(self, numbers: Array, threads: int, barriers: int) -> None:
+        """Clocks of blocks by their numbers in the grid, with `barriers` mbarriers each."""
+        blocks = len(numbers)
+        self.blocks, self.threads = blocks, threads
+        self.warps = -(-threads // WARP)
+        self.groups = -(-self.warps // _GROUP)
+        self.stores = self.warps
+        self.products = 2 * self.warps
+        self.copies = self.products + self.groups
+        self.barriers = self.copies + self.warps
+        self.agents = self.barriers + barriers
+        self.known = np.zeros((blocks, self.warps, self.agents), np.int32)
+        own = np.arange(self.warps)
+        self.known[:, own, own] = 1
+        self.proxied = np.zeros((blocks, self.warps, self.warps), np.int32)
+        self.synced = np.ones((blocks, self.warps), np.int32)
+        self.waited = np.zeros((blocks, self.warps), np.int32)
+        self._own = own
+        lane = np.arange(blocks * threads)
+        self.block = lane // threads
+        self.number = np.asarray(numbers)[self.block]
+        self.warp = lane % threads // WARP
+
+    def active(self, mask: Any) -> Array:
+        """Which warps have a lane that is switched on: [blocks, W]."""
+        if mask is None:
+            return np.ones((self.blocks, self.warps), bool)
+        lanes: Array = np.broadcast_to(mask, (self.blocks * self.threads,))
+        lanes = lanes.reshape(self.blocks, self.threads)
+        short = self.warps * WARP - self.threads
+        if short:
+            lanes = np.concatenate([lanes, np.zeros((self.blocks, short), bool)], axis=1)
+        found: Array = np.any(lanes.reshape(self.blocks, self.warps, WARP), axis=-1)
+        return found
+
+    def release(self, active: Array) -> None:
+        """What these warps do from now on is not known to those that learned their clocks."""
+        self.known[:, self._own, self._own] += active
+
+    def synchronize(self, active: Array) -> None:
+        """The lanes of these warps have waited for one another."""
+        self._publish(active)
+        self.release(active)
+        own = self.known[:, self._own, self._own]
+        np.copyto(self.synced, own, where=active)
+
+    def _publish(self, active: Array) -> None:
+        """What lanes know of their own copies is for all lanes of these warps to know."""
+        copies = self.known[:, self._own, self.copies + self._own]
+        self.known[:, self._own, self.copies + self._own] = np.where(
+            active, np.maximum(copies, self.waited), copies
+        )
+
+    def join(self, active: Array, known: Array, proxied: Array) -> None:
+        """Warps learn clocks [blocks, A] and proxied writes [blocks, W], and go on."""
+        on = active[:, :, None]
+        np.maximum(self.known, known[:, None], out=self.known, where=on)
+        np.maximum(self.proxied, proxied[:, None], out=self.proxied, where=on)
+        # Of their own lanes they know what had arrived.
+        np.maximum(self.synced, known[:, : self.warps] + 1, out=self.synced, where=active)
+        self.release(active)
+
+    def seen(self, active: Array) -> tuple[Array, Array]:
+        """What these warps know together: [blocks, A], and of proxied writes [blocks, W]."""
+        self._publish(active)
+        on = active[:, :, None]
+        return (self.known * on).max(1), (self.proxied * on).max(1)
+
+    def fence(self, active: Array) -> None:
+        """A proxy fence: what these warps know of writes, asynchronous units may see."""
+        known = self.known[:, :, : self.warps]
+        np.maximum(self.proxied, known, out=self.proxied, where=active[:, :, None])
+        self.release(active)
+
+
+@dataclass
+class Shadow:
+    """What is known of the accesses to some memory, for each unit of `size` bytes.
+
+    Attributes:
+        size: bytes of a unit.
+        agent, lane, clock, site: of the last write; lane -1 of an asynchronous unit.
+        reads: [units, columns]: the clock of the last read of each reading agent.
+        reader, seen: the lane and the site of the last read.
+        writers, readers: of memory that blocks share, the number of the block in the grid that
+            wrote last, and that read last; None of memory of one block.
+    """
+
+    size: int
+    count: int
+    columns: int
+    several_blocks: bool = False
+    agent: Array = field(init=False)
+    lane: Array = field(init=False)
+    clock: Array = field(init=False)
+    site: Array = field(init=False)
+    reads: Array = field(init=False)
+    reader: Array = field(init=False)
+    seen: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Nothing was accessed yet."""
+        self.agent = np.zeros(self.count, np.int16)
+        self.lane = np.full(self.count, -1, np.int32)
+        self.clock = np.zeros(self.count, np.int32)
+        self.site = np.zeros(self.count, np.int32)
+        self.reads = np.zeros((self.count, self.columns), np.int32)
+        self.reader = np.full(self.count, -1, np.int32)
+        self.seen = np.zeros(self.count, np.int32)
+        shared = self.several_blocks
+        self.writers = np.full(self.count, -1, np.int32) if shared else None
+        self.readers = np.full(self.count, -1, np.int32) if shared else None
+
+    # Arguments of these: units and the lanes that access them, arrays of one length.
+
+    def after_write(self, clocks: Clocks, units: Array, lanes: Array) -> Array:
+        """Which accesses of lanes are ordered after the last write of their unit."""
+        agent, writer, clock = self.agent[units], self.lane[units], self.clock[units]
+        block, warp = clocks.block[lanes], clocks.warp[lanes]
+        own = agent == warp
+        known = np.where(own, clocks.synced[block, warp] - 1, clocks.known[block, warp, agent])
+        ordered: Array = clock <= known
+        mine = writer == lanes
+        ordered |= mine & ((agent < clocks.warps) | (clock <= clocks.waited[block, warp]))
+        # They wrote one value together, each before it goes on.
+        ordered |= (writer == _ALL) | (own & (writer == _SEVERAL - warp))
+        if self.writers is not None:
+            # Blocks that ran before this one, or beside it, have no clocks in common.
+            theirs = self.writers[units]
+            ordered = np.where(theirs == clocks.number[lanes], ordered, theirs < 0)
+        return ordered
+
+    def after_reads(self, clocks: Clocks, units: Array, lanes: Array) -> Array:
+        """Which accesses of lanes are ordered after all reads of their unit."""
+        warp, block = clocks.warp[lanes], clocks.block[lanes]
+        found: Array
+        if self.readers is not None:
+            before, reader = self.readers[units], self.reader[units]
+            theirs = np.where(reader < 0, _SEVERAL - reader, clocks.warp[reader])
+            known = np.where(
+                theirs == warp, clocks.synced[block, warp] - 1, clocks.known[block, warp, theirs]
+            )
+            ordered = (self.reads[units, 0] <= known) | (reader == lanes)
+            found = np.where(before == clocks.number[lanes], ordered, before < 0)
+            return found
+        known = clocks.known[block, warp, : self.columns]
+        late = self.reads[units] > known
+        own = self.reads[units, warp] >= clocks.synced[block, warp]
+        # The last reader may be of another warp, which `late` is about.
+        reader = self.reader[units]
+        own &= (reader != lanes) & (
+            (reader == _SEVERAL - warp) | (self._warp(clocks, reader) == warp)
+        )
+        found = ~late.any(1) & ~own
+        return found
+
+    @staticmethod
+    def _warp(clocks: Clocks, lanes: Array) -> Array:
+        found: Array = np.where(lanes < 0, -1, clocks.warp[lanes])
+        return found
+
+    def read(self, clocks: Clocks, units: Array, lanes: Array, site: int) -> None:
+        """Note a read."""
+        warp, block = clocks.warp[lanes], clocks.block[lanes]
+        clock = clocks.known[block, warp, warp]
+        column = warp if self.readers is None else np.zeros_like(warp)
+        before = self.reader[units]
+        others = (before != lanes) & (
+            (before == _SEVERAL - warp) | (self._warp(clocks, before) == warp)
+        )
+        others &= self.reads[units, column] >= clocks.synced[block, warp]
+        if self.readers is not None:
+            others &= self.readers[units] == clocks.number[lanes]
+            self.readers[units] = clocks.number[lanes]
+        self.reads[units, column] = clock
+        self.reader[units] = lanes
+        others |= (self.reader[units] != lanes) & (self._warp(clocks, self.reader[units]) == warp)
+        self.reader[units[others]] = _SEVERAL - warp[others]
+        self.seen[units] = site
+
+    def wrote(self, clocks: Clocks, units: Array, lanes: Array, site: int) -> Array:
+        """Note a write; returns which units several lanes wrote at once."""
+        warp = clocks.warp[lanes]
+        self.agent[units] = warp
+        self.lane[units] = lanes
+        self.clock[units] = clocks.known[clocks.block[lanes], warp, warp]
+        self.site[units] = site
+        if self.writers is not None:
+            self.writers[units] = clocks.number[lanes]
+        several: Array = self.lane[units] != lanes
+        return several
+
+    def wrote_together(self, clocks: Clocks, units: Array, lanes: Array) -> None:
+        """Note that lanes have written one value to their unit in one statement."""
+        warp = clocks.warp[lanes]
+        alone = np.ones(self.count, bool)
+        alone[units[self.agent[units] != warp]] = False
+        self.lane[units] = np.where(alone[units], _SEVERAL - warp, _ALL)
+
+    def unwritten(self, units: Array) -> Array:
+        """Which units nothing has written."""
+        found: Array = self.clock[units] == _NEVER
+        return found
+
+    def started(self, units: Array, agent: Any, clock: Any, site: int, lanes: Any = _UNIT) -> None:
+        """An asynchronous unit writes; nothing is ordered after it until it is waited for.
+
+        `lanes` are those that wait for what they themselves started.
+        """
+        self.agent[units] = agent
+        self.lane[units] = lanes
+        self.clock[units] = clock
+        self.site[units] = site
+
+    def started_reading(self, units: Array, agent: Any, clock: Any, site: int) -> None:
+        """An asynchronous unit reads."""
+        self.reads[units, agent] = clock
+        self.reader[units] = _UNIT
+        self.seen[units] = site

@@ -1,0 +1,385 @@
+"""Asynchronous copies: `cp.async`, and those of the TMA with its descriptors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tlmatrix.dtypes import TILE_DTYPES
+from tlmatrix.interpreter.errors import EMPTY_TENSOR, LaunchError, Unsupported
+
+from .arithmetic import NOTHING
+
+if TYPE_CHECKING:
+    from tlmatrix.interpreter.ir import nodes as ir
+    from tlmatrix.interpreter.runtime.codecs import Array
+
+    from .emit import Emitter, Val
+    from .machine import Machine
+    from .memory import Memory, View
+
+
+_COPIED = (4, 8, 16)
+"""Bytes that `cp.async` copies."""
+
+
+def _cp_async(e: Emitter, call: ir.Call) -> Val:
+    """`ptx_cp_async(to, from, elements[, condition])`: zeros where the condition does not hold."""
+    target, source = (e.pointer(each) for each in call.args[:2])
+    count = int(call.args[2].value)
+    size = count * TILE_DTYPES[target[1]].bytes
+    if size not in _COPIED:
+        raise e.refuse(f"cp.async of {size} bytes")
+    condition = "None"
+    if len(call.args) > 3:
+        found = e.expr(call.args[3])
+        condition = e.let(found, "inside").code
+    views = [e.view(place, dtype) for place, dtype, _ in (target, source)]
+    e.note_vector(target[1], count)
+    e.line(
+        f"cp_async(m, {views[0]}, {target[2].code}, {views[1]}, {source[2].code}, {count}, "
+        f"{condition}, {e.mask}, {e.site()})"
+    )
+    return NOTHING
+
+
+def _commit(e: Emitter, call: ir.Call) -> Val:
+    del call
+    e.line(f"m.units.commit('copies', {e.mask})")
+    return NOTHING
+
+
+def _wait_group(e: Emitter, call: ir.Call) -> Val:
+    e.line(f"m.units.wait('copies', {int(call.args[0].value)}, {e.mask})")
+    return NOTHING
+
+
+def _tma_load(e: Emitter, call: ir.Call) -> Val:
+    """`tma_load(descriptor, barrier, to, coordinates…, cache hint)`."""
+    if call.annotations.get("use_2cta"):
+        raise e.refuse("a copy to two blocks")
+    descriptor = e.descriptor(call.args[0])
+    if descriptor is None:
+        return _bulk_load(e, call)
+    barrier = e.barrier(call.args[1])
+    place, dtype, index = e.pointer(call.args[2])
+    view = e.view(place, dtype)
+    at = [e.expr(each).code for each in call.args[3:-1]]
+    e.note_vector(dtype, 16)
+    e.line(
+        f"tma_load(m, {descriptor}, {barrier}, {view}, {index.code}, ({', '.join(at)},), "
+        f"{e.mask}, {e.site()})"
+    )
+    return NOTHING
+
+
+def _bulk_load(e: Emitter, call: ir.Call) -> Val:
+    """`tma_load(to, from, barrier, bytes, cache hint)`: bytes in a row."""
+    target, source = e.pointer(call.args[0]), e.pointer(call.args[1])
+    barrier, size = e.barrier(call.args[2]), e.expr(call.args[3])
+    views = [e.view(place, dtype) for place, dtype, _ in (target, source)]
+    e.line(
+        f"bulk_load(m, {views[0]}, {target[2].code}, {views[1]}, {source[2].code}, {barrier}, "
+        f"{size.code}, {e.mask}, {e.site()})"
+    )
+    return NOTHING
+
+
+def _tma_store(e: Emitter, call: ir.Call) -> Val:
+    """`tma_store(descriptor, from, coordinates…, add, cache hint)`."""
+    add = int(call.args[-2].value)
+    descriptor = e.descriptor(call.args[0])
+    if descriptor is None:
+        return _bulk_store(e, call, add)
+    place, dtype, index = e.pointer(call.args[1])
+    view = e.view(place, dtype)
+    at = [e.expr(each).code for each in call.args[2:-2]]
+    e.note_vector(dtype, 16)
+    e.line(
+        f"tma_store(m, {descriptor}, {view}, {index.code}, ({', '.join(at)},), {bool(add)}, "
+        f"{e.mask}, {e.site()})"
+    )
+    return NOTHING
+
+
+def _bulk_store(e: Emitter, call: ir.Call, add: int) -> Val:
+    """`tma_store(to, from, bytes, add, cache hint)`: bytes in a row."""
+    target, source = e.pointer(call.args[0]), e.pointer(call.args[1])
+    size = e.expr(call.args[2])
+    views = [e.view(place, dtype) for place, dtype, _ in (target, source)]
+    e.line(
+        f"bulk_store(m, {views[0]}, {target[2].code}, {views[1]}, {source[2].code}, {size.code}, "
+        f"{bool(add)}, {e.mask}, {e.site()})"
+    )
+    return NOTHING
+
+
+def _store_arrive(e: Emitter, call: ir.Call) -> Val:
+    del call
+    e.line(f"m.units.commit('stores', {e.mask})")
+    return NOTHING
+
+
+def _store_wait(e: Emitter, call: ir.Call) -> Val:
+    e.line(f"m.units.wait('stores', {int(call.args[0].value)}, {e.mask})")
+    return NOTHING
+
+
+OPERATIONS: dict[str, Any] = {
+    "tl.ptx_cp_async": _cp_async,
+    "tirx.ptx_commit_group": _commit,
+    "tirx.ptx_wait_group": _wait_group,
+    "tl.tma_load": _tma_load,
+    "tl.tma_store": _tma_store,
+    "tl.tma_store_arrive": _store_arrive,
+    "tl.tma_store_wait": _store_wait,
+}
+
+
+# What generated source calls ----------------------------------------------------------------------
+
+_SWIZZLED = {0: 0, 1: 1, 2: 2, 3: 3}
+"""Bits that CUtensorMapSwizzle exchanges: none, of 32, 64 and 128 bytes."""
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """A tiled tensor map, as `cuTensorMapEncodeTiled` makes it.
+
+    Attributes:
+        name: of the tensor.
+        memory: its bytes.
+        itemsize: bytes of an element.
+        shape, strides: of the tensor, the fastest dimension first; strides in bytes.
+        box: extents of a copy.
+        swizzle: 0 to 3.
+    """
+
+    name: str
+    memory: Memory
+    itemsize: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+
+    @property
+    def size(self) -> int:
+        """Bytes that a copy moves."""
+        return math.prod(self.box) * self.itemsize
+
+    @cached_property
+    def _offsets(self) -> Array:
+        """Of each element of the box its offset along each dimension: [dimensions, elements]."""
+        shape = self.box[::-1]
+        found: Array = np.indices(shape).reshape(len(shape), -1)[::-1]
+        return found
+
+    def elements(self, at: Any) -> tuple[Array, Array]:
+        """Where elements of boxes are in the tensor, in bytes, and which are inside it.
+
+        Args:
+            at: the first coordinates of each box, an array [boxes] for each dimension.
+
+        Both are [boxes, elements].
+        """
+        offset, inside = np.zeros((1, 1), np.int64), np.ones((1, 1), bool)
+        for first, step, size, stride in zip(
+            at, self._offsets, self.shape, self.strides, strict=True
+        ):
+            place = first[:, None] + step
+            inside = inside & (place >= 0) & (place < size)
+            offset = offset + place * stride
+        return offset, np.broadcast_to(inside, offset.shape)
+
+    @cached_property
+    def shared(self) -> Array:
+        """Where the elements of the box lie in shared memory, before it is swizzled: bytes."""
+        found: Array = np.arange(math.prod(self.box)) * self.itemsize
+        return found
+
+
+def tensor_map(memory: Memory, numbers: tuple[Any, ...]) -> Descriptor:
+    """A tensor map, of the arguments of `cuTensorMapEncodeTiled` from the rank on.
+
+    Raises:
+        Unsupported: it is interleaved, has element strides, or fills with NaN.
+        LaunchError: the tensor is empty.
+    """
+    rank, *rest = (int(n) for n in numbers)
+    shape, strides, box, steps = (tuple(rest[k * rank : (k + 1) * rank]) for k in range(4))
+    interleave, swizzle, _, fill = rest[4 * rank : 4 * rank + 4]
+    if interleave or fill or any(step != 1 for step in steps):
+        raise Unsupported(f"a descriptor of {memory.name}: interleaved, strided or NaN")
+    if 0 in shape:
+        raise LaunchError.of("", EMPTY_TENSOR, memory.name)
+    return Descriptor(memory.name, memory, strides[0], shape, strides, box, swizzle)
+
+
+def swizzled(address: Array, mode: int) -> Array:
+    """Addresses in shared memory as a swizzle exchanges them (PTX ISA, "Swizzling modes").
+
+    Chunks of 16 bytes are exchanged by the number of their row of 128 bytes.
+    """
+    bits = _SWIZZLED[mode]
+    found: Array = address ^ ((address >> 7 & ((1 << bits) - 1)) << 4)
+    return found
+
+
+def cp_async(
+    m: Machine,
+    target: View,
+    to: Any,
+    source: View,
+    start: Any,
+    count: int,
+    condition: Any,
+    mask: Any,
+    site: int,
+) -> None:
+    """Copy `count` elements of each lane to shared memory; they are there after a wait."""
+    wanted = mask
+    if condition is not None:
+        condition = np.broadcast_to(condition, (m.count,))
+        wanted = condition if mask is None else mask & condition
+    value = source.load(start, count, wanted, site)
+    if condition is not None:
+        value = np.where(condition, value, value.dtype.type(0))
+    target.store(to, value, count, mask, site, unit="copies")
+
+
+def _boxes(m: Machine, view: View, index: Any, at: Any, mask: Any) -> tuple[Array, Array, Any]:
+    """The lanes that copy, where their boxes lie in shared memory, and the coordinates."""
+    lanes = m.lanes if mask is None else m.lanes[np.broadcast_to(mask, (m.count,))]
+    starts = np.broadcast_to(view.bytes_at(index), (m.count,))[lanes]
+    places = tuple(np.broadcast_to(np.asarray(x, np.int64), (m.count,))[lanes] for x in at)
+    return lanes, starts, places
+
+
+def tma_load(
+    m: Machine,
+    descriptor: Descriptor,
+    barrier: Any,
+    view: View,
+    index: Any,
+    at: Any,
+    mask: Any,
+    site: int,
+) -> None:
+    """Copy a box of a tensor to shared memory; what is outside the tensor is 0."""
+    lanes, starts, places = _boxes(m, view, index, at, mask)
+    if not len(lanes):
+        return
+    offset, inside = descriptor.elements(places)
+    to = swizzled(starts[:, None] + descriptor.shared, descriptor.swizzle)
+    raw = _words(descriptor.memory.data, offset, inside, descriptor.itemsize)
+    number = np.broadcast_to(np.asarray(barrier), (m.count,))[lanes]
+    m.brought(lanes, number, descriptor.size, view, to, descriptor.itemsize, site)
+    memory = view.memory
+    memory.typed(raw.dtype)[to // descriptor.itemsize] = raw
+
+
+def _words(data: Array, offset: Array, inside: Array, size: int) -> Array:
+    """Elements of `size` bytes at byte offsets, 0 where they are not inside: [boxes, elements]."""
+    kind = np.dtype(f"u{size}")
+    words = data[: len(data) // size * size].view(kind)
+    found: Array = np.zeros(offset.shape, kind)
+    if (offset[inside] % size).any():
+        raise ValueError("a tensor map of which strides are no multiple of its elements")
+    found[inside] = words[offset[inside] // size]
+    return found
+
+
+def tma_store(
+    m: Machine,
+    descriptor: Descriptor,
+    view: View,
+    index: Any,
+    at: Any,
+    add: bool,
+    mask: Any,
+    site: int,
+) -> None:
+    """Copy a box from shared memory to a tensor; what is outside the tensor is left out."""
+    lanes, starts, places = _boxes(m, view, index, at, mask)
+    if not len(lanes):
+        return
+    offset, inside = descriptor.elements(places)
+    start = swizzled(starts[:, None] + descriptor.shared, descriptor.swizzle)
+    m.unit_reads("stores", lanes, view, start, descriptor.itemsize, site)
+    size = descriptor.itemsize
+    raw = view.memory.typed(np.dtype(f"u{size}"))[start // size]
+    _put(descriptor.memory, offset[inside], raw[inside], view, add)
+
+
+def _put(memory: Memory, offset: Array, raw: Array, view: View, add: bool) -> None:
+    size = raw.itemsize
+    words = memory.typed(raw.dtype)
+    if add:
+        total = view.decoded(words[offset // size].view(view.kind)) + view.decoded(
+            raw.view(view.kind)
+        )
+        raw = view.encoded(total, total.shape).view(raw.dtype)
+    words[offset // size] = raw
+    if memory.written is not None:
+        memory.written[offset] = True
+
+
+def bulk_load(
+    m: Machine,
+    target: View,
+    to: Any,
+    source: View,
+    start: Any,
+    barrier: Any,
+    size: Any,
+    mask: Any,
+    site: int,
+) -> None:
+    """Copy bytes in a row to shared memory."""
+    lanes, ends, _ = _boxes(m, target, to, (), mask)
+    if not len(lanes):
+        return
+    count = int(np.max(size))
+    begins = np.broadcast_to(source.bytes_at(start), (m.count,))[lanes]
+    step = np.arange(0, count, target.itemsize)
+    raw = _words(
+        source.memory.data,
+        begins[:, None] + step,
+        np.ones((len(lanes), len(step)), bool),
+        target.itemsize,
+    )
+    number = np.broadcast_to(np.asarray(barrier), (m.count,))[lanes]
+    m.brought(lanes, number, count, target, ends[:, None] + step, target.itemsize, site)
+    target.memory.typed(raw.dtype)[(ends[:, None] + step) // target.itemsize] = raw
+
+
+def bulk_store(
+    m: Machine,
+    target: View,
+    to: Any,
+    source: View,
+    start: Any,
+    size: Any,
+    add: bool,
+    mask: Any,
+    site: int,
+) -> None:
+    """Copy bytes in a row from shared memory to a tensor, or add them to it."""
+    lanes, begins, _ = _boxes(m, source, start, (), mask)
+    if not len(lanes):
+        return
+    ends = np.broadcast_to(target.bytes_at(to), (m.count,))[lanes]
+    step = np.arange(0, int(np.max(size)), source.itemsize)
+    places = begins[:, None] + step
+    m.unit_reads("stores", lanes, source, places, source.itemsize, site)
+    raw = source.memory.typed(np.dtype(f"u{source.itemsize}"))[places // source.itemsize]
+    for k in range(len(lanes)):  # boxes may add to one place
+        _put(target.memory, ends[k] + step, raw[k], source, add)
+
+
+FUNCTIONS = (tensor_map, cp_async, tma_load, tma_store, bulk_load, bulk_store)

@@ -1,0 +1,905 @@
+"""Writes the Python source of a device function: its threads are an axis of arrays.
+
+A scalar of the function is an array [lanes], a vector [width, lanes]; what all lanes share and no
+block changes is a Python number ("uniform"). A divergent branch is a mask. Loops that all lanes
+repeat alike are Python loops; of others the mask of lanes that go on shrinks. Index arithmetic
+that only depends on lanes and parameters is computed once, before the body ("fixed").
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tlmatrix.dtypes import TILE_DTYPES
+from tlmatrix.interpreter.analysis.expressions import number
+from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.ir import nodes as ir
+from tlmatrix.interpreter.ir.walk import walk
+
+from .program import DeviceProgram
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_VECTOR = re.compile(r"(\w*?[a-z0-9])x(\d+)$")
+_THREADS = {"threadIdx.x": 0, "threadIdx.y": 1, "threadIdx.z": 2}
+_BLOCKS = {"blockIdx.x": 0, "blockIdx.y": 1, "blockIdx.z": 2}
+_ARITHMETIC = {ir.Add: "+", ir.Sub: "-", ir.Mul: "*", ir.FloorDiv: "//", ir.FloorMod: "%"}
+WAITS = frozenset({"tl.mbarrier_wait_parity"})
+"""Operations at which lanes wait for others that run other code."""
+_SYNC = "tirx.tvm_storage_sync"
+_DYNAMIC = "shared.dyn"
+_LARGEST_UNIT = 16
+_ALIGNED = 1024
+"""Bytes that the start of a buffer in shared memory is a multiple of."""
+
+
+@dataclass(frozen=True)
+class Val:
+    """The code of a value.
+
+    Attributes:
+        code: an expression.
+        dtype: of an element.
+        width: elements of a vector; 1 of a scalar.
+        uniform: whether it is a Python number, the same in all lanes.
+        fixed: whether it only depends on lanes, blocks and parameters.
+    """
+
+    code: str
+    dtype: str
+    width: int = 1
+    uniform: bool = False
+    fixed: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """Memory that a variable points to.
+
+    Attributes:
+        kind: "global", "shared", "local", "barrier" or "descriptor" (a TMA descriptor).
+        name: of the variable.
+        code: of local memory its array; of barriers the number of the first.
+        offset: bytes from the start of the shared memory of a block.
+        size: elements, if known.
+    """
+
+    kind: str
+    name: str
+    code: str = ""
+    offset: int = 0
+    dtype: str = ""
+
+
+Handler = "Callable[[Emitter, ir.Call], Val]"
+
+
+def device_parameters(kernel: ir.Kernel) -> list[ir.Var]:
+    """What a function takes on the device; of one with buffers their data, and its variables."""
+    if not kernel.buffer_map:
+        return list(kernel.params)
+    found: dict[ir.Var, None] = {}
+    for parameter in kernel.params:
+        buffer = kernel.buffer_map.get(parameter)
+        if buffer is None:
+            found[parameter] = None
+            continue
+        found[buffer.data] = None
+        for node in walk(*buffer.shape, *buffer.strides):
+            if isinstance(node, ir.Var):
+                found[node] = None
+    return list(found)
+
+
+def split(dtype: str) -> tuple[str, int]:
+    """A dtype of the IR as that of an element and how many there are."""
+    found = _VECTOR.match(dtype)
+    return (found[1], int(found[2])) if found else (dtype, 1)
+
+
+def is_float(dtype: str) -> bool:
+    """Whether elements are floating-point numbers."""
+    return dtype != "handle" and dtype in TILE_DTYPES and TILE_DTYPES[dtype].floating
+
+
+class Emitter:
+    """Writes the source of one device function.
+
+    Attributes:
+        mask: the code of which lanes are switched on; "None" for all.
+        suspends: whether parts of the function wait for one another.
+    """
+
+    def __init__(self, kernel: ir.Kernel, handlers: Mapping[str, Any]) -> None:
+        """Prepare to write `kernel`; `handlers` write operations by name."""
+        self._kernel, self._handlers = kernel, handlers
+        self.mask = "None"
+        self.suspends = any(
+            isinstance(node, ir.Call) and (node.op in WAITS or _is_partial(node))
+            for node in walk(kernel.body)
+        )
+        self._values: dict[ir.Var, Val] = {}
+        self._places: dict[ir.Var, Place] = {}
+        self._lines: list[str] = []
+        self._depth = 1
+        self._fixed: dict[str, str] = {}
+        self._head: list[str] = []
+        self._views: dict[tuple[str, str], str] = {}
+        self._names: set[str] = set()
+        self._sites: list[ir.Location | None] = [None]
+        self._location: ir.Location | None = None
+        self._threads = [1, 1, 1]
+        self._axes = 1
+        self._barriers: dict[str, int] = {}
+        self._static = 0
+        self._unit = _LARGEST_UNIT
+        self._parameters: list[str] = []
+        self._multiplied = {each for node in walk(kernel.body) for each in _registers(node)}
+        self._watched: set[str] = set()
+
+    # -- the whole
+
+    def program(self) -> DeviceProgram:
+        """The program.
+
+        Raises:
+            Unsupported: for an operation that is not modelled; names it and its line.
+        """
+        for parameter in device_parameters(self._kernel):
+            self._parameter(parameter)
+        self._statement(self._kernel.body)
+        if self.suspends:
+            self.line("return")
+            self.line("yield")
+        body = "\n".join("    " + text for text in self._head)
+        source = f"def kernel({', '.join(['m', *self._parameters])}):\n{body}\n"
+        source += "\n".join(self._lines or ["    pass"]) + "\n"
+        return DeviceProgram(
+            self._kernel.name,
+            source,
+            tuple(self._sites),
+            (self._threads[0], self._threads[1], self._threads[2]),
+            self._axes,
+            self._barriers,
+            self._unit,
+            self._static,
+            self.suspends,
+        )
+
+    def _parameter(self, parameter: ir.Var) -> None:
+        name = self.name(parameter.name)
+        if parameter.dtype == "handle":
+            scope = getattr(parameter, "scope", "global")
+            kind = "descriptor" if scope == "grid_constant" else "global"
+            self._places[parameter] = Place(kind, parameter.name, name)
+        else:
+            dtype, _ = split(parameter.dtype)
+            self._values[parameter] = Val(name, dtype, uniform=True, fixed=True)
+        self._parameters.append(name)
+
+    # -- lines and names
+
+    def line(self, text: str) -> None:
+        """Write a line."""
+        self._lines.append("    " * self._depth + text)
+
+    @contextmanager
+    def indented(self) -> Iterator[None]:
+        """Write deeper; a block without a line gets `pass`."""
+        count = len(self._lines)
+        self._depth += 1
+        yield
+        if len(self._lines) == count:
+            self.line("pass")
+        self._depth -= 1
+
+    def name(self, like: str) -> str:
+        """A new Python name."""
+        base = re.sub(r"\W", "_", like) or "v"
+        found, number = f"{base}_", 0
+        while found in self._names:
+            number += 1
+            found = f"{base}_{number}"
+        self._names.add(found)
+        return found
+
+    def refuse(self, what: str) -> Unsupported:
+        """The refusal of something, with its line."""
+        where = f"\n  at {self._location}" if self._location is not None else ""
+        return Unsupported(f"{what} in lowered code{where}, in kernel {self._kernel.name}")
+
+    def site(self) -> int:
+        """A number for the current line of the user's source."""
+        if self._location not in self._sites:
+            self._sites.append(self._location)
+        return self._sites.index(self._location)
+
+    def let(self, value: Val, like: str = "v") -> Val:
+        """The value under a name."""
+        if re.fullmatch(r"\w+", value.code):
+            return value
+        if value.fixed:
+            return self.once(value)
+        name = self.name(like)
+        self.line(f"{name} = {value.code}")
+        return replace(value, code=name)
+
+    def once(self, value: Val) -> Val:
+        """A fixed value, computed before the body."""
+        if not value.fixed or re.fullmatch(r"[\w.]+", value.code):
+            return value
+        if value.code not in self._fixed:
+            name = self.name("fixed")
+            self._fixed[value.code] = name
+            self._head.append(f"{name} = {value.code}")
+        return replace(value, code=self._fixed[value.code])
+
+    # -- statements
+
+    def _statement(self, node: Any) -> None:
+        location = getattr(node, "location", None)
+        if location is not None:
+            self._location = location
+        method = _STATEMENTS.get(type(node))
+        if method is None:
+            raise self.refuse(type(node).__name__)
+        method(self, node)
+
+    def _sequence(self, node: ir.SeqStmt) -> None:
+        for each in node.seq:
+            self._statement(each)
+
+    def _attribute(self, node: ir.AttrStmt) -> None:
+        if node.attr_key == "thread_extent":
+            self._axis(str(node.node), node)
+            self._values[node.node.var] = self.once(self.axis_value(str(node.node)))
+        self._statement(node.body)
+
+    def _axis(self, tag: str, node: ir.AttrStmt) -> None:
+        if tag in _THREADS:
+            self._threads[_THREADS[tag]] = int(node.value.value)
+        elif tag in _BLOCKS:
+            self._axes = max(self._axes, _BLOCKS[tag] + 1)
+        else:
+            raise self.refuse(f"a launch over {tag}")
+
+    def axis_value(self, tag: str) -> Val:
+        """The index of a thread or a block along an axis."""
+        if tag in _THREADS:
+            return Val(f"m.thread[{_THREADS[tag]}]", "int32", fixed=True)
+        return Val(f"m.index[{_BLOCKS[tag]}]", "int32", fixed=True)
+
+    def _bind(self, node: ir.Bind) -> None:
+        value = node.value
+        if isinstance(value, ir.Call) and value.op == "tirx.handle_add_byte_offset":
+            base = self._places[value.args[0]]
+            offset = value.args[1]
+            if base.kind != "shared" or not isinstance(offset, ir.IntImm):
+                raise self.refuse(f"a pointer into {base.name}")
+            self._places[node.var] = replace(
+                base, name=node.var.name, offset=base.offset + int(offset.value)
+            )
+            return
+        if node.var.dtype == "handle":
+            made = self.descriptor(value)
+            if made is None:
+                raise self.refuse(f"the pointer {node.var.name}")
+            self._places[node.var] = Place("descriptor", node.var.name, made)
+            return
+        found = self.expr(value)
+        if found.fixed:
+            self._values[node.var] = self.once(found)
+            return
+        name = self.name(node.var.name)
+        copied = found.code if found.uniform else f"np.array({found.code})"
+        self.line(f"{name} = {copied}")
+        self._values[node.var] = replace(found, code=name)
+
+    def _allocated(self, node: ir.AllocBuffer) -> None:
+        buffer = node.buffer
+        data, scope = buffer.data, buffer.scope
+        if data in self._places:
+            return
+        size = math.prod([int(number(extent)) for extent in buffer.shape])
+        dtype, width = split(buffer.dtype)
+        if scope == "shared.barrier":
+            first = sum(self._barriers.values())
+            name = self.name(buffer.name)
+            self._barriers[name] = size
+            self._places[data] = Place("barrier", buffer.name, str(first))
+        elif scope in (_DYNAMIC, "shared"):
+            first = -(-self._static // _ALIGNED) * _ALIGNED
+            self._places[data] = Place("shared", buffer.name, "", first, dtype)
+            self._static = first + -(-size * width * TILE_DTYPES[dtype].bits // 8)
+        elif scope.startswith("local") and scope != "local.fragment":
+            name = self.name(buffer.name)
+            self._head.append(f"{name} = m.local({size * width}, {dtype!r})")
+            self._places[data] = Place("local", buffer.name, name, 0, dtype)
+            if data in self._multiplied:
+                self._watched.add(name)
+        else:
+            raise self.refuse(f"memory of scope {scope} ({buffer.name})")
+
+    def _block(self, node: ir.Block) -> None:
+        if node.annotations.get("barrier_init"):
+            raise self.refuse("barriers without their initialization")
+        for buffer in node.alloc_buffers:
+            self._allocated(ir.AllocBuffer(node.location, buffer))
+        self._statement(node.body)
+
+    def _loop(self, node: ir.For) -> None:
+        low, extent = self.expr(node.min), self.expr(node.extent)
+        name = self.name(node.loop_var.name)
+        dtype, _ = split(node.loop_var.dtype)
+        if low.uniform and extent.uniform:
+            first = self.let(low, "low")
+            self.line(f"for {name} in range({first.code}, {first.code} + {extent.code}):")
+            self._values[node.loop_var] = Val(name, dtype, uniform=True)
+            with self.indented():
+                self._statement(node.body)
+            return
+        extent, low = self.let(extent, "extent"), self.let(low, "low")
+        outer, inner = self.mask, self.name("on")
+        step = self.name("step")
+        self.line(f"for {step} in count():")
+        with self.indented():
+            more = f"({step} < {extent.code})"
+            self.line(f"{inner} = {more if outer == 'None' else f'({outer} & {more})'}")
+            self.line(f"if not np.any({inner}):")
+            with self.indented():
+                self.line("break")
+            self.line(f"{name} = {low.code} + {step}")
+            self._values[node.loop_var] = Val(
+                step if low.code == "0" else name, dtype, uniform=low.uniform
+            )
+            self.mask = self._lane_mask(inner, extent)
+            self._statement(node.body)
+            self.mask = outer
+
+    def _lane_mask(self, name: str, condition: Val) -> str:
+        if condition.uniform and self.mask == "None":
+            return "None"
+        return name
+
+    def _while(self, node: ir.While) -> None:
+        outer, inner = self.mask, self.name("on")
+        self.line(f"{inner} = {'np.ones(m.count, bool)' if outer == 'None' else outer}")
+        self.line("while True:")
+        with self.indented():
+            self.mask = inner
+            condition = self.expr(node.condition)
+            self.line(f"{inner} = {inner} & {condition.code}")
+            self.line(f"if not {inner}.any():")
+            with self.indented():
+                self.line("break")
+            self._statement(node.body)
+        self.mask = outer
+
+    def _branch(self, node: ir.IfThenElse) -> None:
+        condition = self.expr(node.condition)
+        if condition.uniform:
+            self.line(f"if {condition.code}:")
+            with self.indented():
+                self._statement(node.then_case)
+            if node.else_case is not None:
+                self.line("else:")
+                with self.indented():
+                    self._statement(node.else_case)
+            return
+        condition = self.let(condition, "condition")
+        outer = self.mask
+        cases = [(self._conjunction(outer, condition.code), node.then_case)]
+        if node.else_case is not None:
+            cases.append((self._conjunction(outer, f"~{condition.code}"), node.else_case))
+        if len(cases) > 1 and self.suspends and any(_suspends(case) for _, case in cases):
+            self._roles(cases)
+        else:
+            for code, case in cases:
+                name = self.name("on")
+                self.line(f"{name} = {code}")
+                self.line(f"if {name}.any():")
+                self.mask = name
+                with self.indented():
+                    self._statement(case)
+        self.mask = outer
+
+    def _roles(self, cases: list[tuple[str, Any]]) -> None:
+        """Branches that wait for one another: each runs beside the others."""
+        roles = []
+        for code, case in cases:
+            mask, role = self.name("on"), self.name("role")
+            self.line(f"{mask} = {code}")
+            self.line(f"def {role}():")
+            self.mask = mask
+            with self.indented():
+                self.line(f"if not {mask}.any():")
+                with self.indented():
+                    self.line("return")
+                self._statement(case)
+                self.line("return")
+                self.line("yield")
+            roles.append(f"{role}()")
+        self.line(f"yield from side_by_side(m, [{', '.join(roles)}])")
+
+    @staticmethod
+    def _conjunction(mask: str, code: str) -> str:
+        return f"({code})" if mask == "None" else f"({mask} & {code})"
+
+    def _store(self, node: ir.BufferStore) -> None:
+        if node.predicate is not None:
+            raise self.refuse("a predicated store")
+        value = self.expr(node.value)
+        self.store(node.buffer, node.indices, value)
+
+    def store(self, buffer: ir.Buffer, indices: tuple[Any, ...], value: Val) -> None:
+        """Write a store of a value to an element, or a vector, of a buffer."""
+        place = self._place(buffer.data)
+        index, width = self._index(buffer, indices)
+        if place.kind == "local":
+            self.store_local(place, buffer, index, max(width, value.width), value)
+            return
+        view = self.view(place, buffer.dtype)
+        self._note(place, split(buffer.dtype)[0], width)
+        self.line(f"{view}.store({index.code}, {value.code}, {width}, {self.mask}, {self.site()})")
+
+    def store_local(self, place: Place, buffer: Any, index: Val, width: int, value: Val) -> None:
+        """Store to memory of the lanes themselves, from an element on."""
+        self._same_memory(place, buffer.dtype)
+        self._uses(place, index, width, writes=True)
+        code = value.code
+        if value.dtype == "bool" and place.dtype != "bool":
+            code = f"np.asarray({code}, np.int64)"
+        if not index.uniform:
+            at = f"{index.code} + np.arange({width})[:, None]" if width > 1 else index.code
+            self.line(f"put_local(m, {place.code}, {at}, {code}, {self.mask})")
+            return
+        target = self._part(place, index, width)
+        if self.mask == "None":
+            self.line(f"{target}{'' if width == 1 else '[...]'} = {code}")
+        else:
+            self.line(f"np.copyto({target}, {code}, where={self.mask}, casting='unsafe')")
+
+    def _uses(self, place: Place, index: Val, width: int, *, writes: bool) -> None:
+        """Note an access to registers that `wgmma` uses as well."""
+        if place.code in self._watched:
+            size = f"len({place.code})"
+            part = f"{index.code}, {index.code} + {width}" if index.uniform else f"0, {size}"
+            self.line(
+                f"m.registers.use({place.name!r}, ({part}, {size}), {writes}, {self.mask}, "
+                f"{self.site()})"
+            )
+
+    def _part(self, place: Place, index: Val, width: int) -> str:
+        if width == 1:
+            return f"{place.code}[{index.code}]"
+        return f"part(m, {place.code}, {index.code}, {width}, {place.name!r}, {self.site()})"
+
+    def _same_memory(self, place: Place, dtype: str) -> None:
+        if split(dtype)[0] != place.dtype:
+            raise self.refuse(f"{place.name}, of {place.dtype}, as {dtype}")
+
+    def _evaluate(self, node: ir.Evaluate) -> None:
+        if isinstance(node.value, ir.Call):
+            found = self._call(node.value)
+            if found.code not in ("0", "None") and not re.fullmatch(r"\w+", found.code):
+                self.line(found.code)
+
+    def _nothing(self, node: Any) -> None:
+        """A statement without effect here."""
+
+    # -- expressions
+
+    def expr(self, node: Any) -> Val:
+        """The code of an expression."""
+        method = _EXPRESSIONS.get(type(node))
+        if method is not None:
+            found: Val = method(self, node)
+            return found
+        if isinstance(node, ir.Compare):
+            return self._compare(node)
+        if isinstance(node, ir.Var):
+            return self._variable(node)
+        raise self.refuse(type(node).__name__)
+
+    def _combined(self, template: str, dtype: str, *parts: Val, width: int | None = None) -> Val:
+        """An operation on values; of fixed ones that meet others the fixed part is kept."""
+        fixed = all(p.fixed for p in parts)
+        if not fixed:
+            parts = tuple(p if p.uniform else self.once(p) for p in parts)
+        code = template.format(*(p.code for p in parts))
+        found = width if width is not None else max(p.width for p in parts)
+        return Val(code, dtype, found, all(p.uniform for p in parts), fixed)
+
+    def apply(self, template: str, dtype: str, *parts: Val, width: int | None = None) -> Val:
+        """As `_combined`, rounded to a dtype of low precision."""
+        found = self._combined(template, dtype, *parts, width=width)
+        return self.rounded(found)
+
+    def _int(self, node: ir.IntImm) -> Val:
+        dtype, _ = split(node.dtype)
+        code = str(bool(node.value)) if dtype == "bool" else str(int(node.value))
+        return Val(f"({code})" if code.startswith("-") else code, dtype, uniform=True, fixed=True)
+
+    def _float(self, node: ir.FloatImm) -> Val:
+        dtype, _ = split(node.dtype)
+        kind = "np.float64" if dtype == "float64" else "F32"
+        value = repr(node.value)
+        code = f"{kind}({value!r})" if not math.isfinite(node.value) else f"{kind}({value})"
+        name = self._fixed.get(code)
+        if name is None:
+            name = self._fixed[code] = self.name("constant")
+            self._head.append(f"{name} = {code}")
+        return Val(name, dtype, uniform=True, fixed=True)
+
+    def _variable(self, node: ir.Var) -> Val:
+        if node in self._places:
+            return Val(self._places[node].code, "int32", uniform=True, fixed=True)
+        found = self._values.get(node)
+        if found is not None:
+            return found
+        raise self.refuse(f"the variable {node.name}")
+
+    def _arithmetic(self, node: ir.Binary) -> Val:
+        dtype, width = split(node.dtype)
+        symbol = _ARITHMETIC[type(node)]
+        found = self.apply(f"({{}} {symbol} {{}})", dtype, self.expr(node.a), self.expr(node.b))
+        return self._wrapped(replace(found, width=width))
+
+    def _wrapped(self, value: Val) -> Val:
+        """Unsigned arithmetic is modulo two to the power of its bits."""
+        kind = TILE_DTYPES[value.dtype]
+        if kind.kind != "uint" or kind.bits > 32:
+            return value
+        return replace(value, code=f"({value.code} & {2**kind.bits - 1})")
+
+    def _divide(self, node: ir.Binary) -> Val:
+        dtype, width = split(node.dtype)
+        a, b = self.expr(node.a), self.expr(node.b)
+        if is_float(dtype):
+            return replace(self.apply("divide({}, {})", dtype, a, b), width=width)
+        function = "trunc_div" if isinstance(node, ir.Div) else "trunc_mod"
+        return replace(self.apply(f"{function}({{}}, {{}})", dtype, a, b), width=width)
+
+    def _extreme(self, node: ir.Binary) -> Val:
+        dtype, width = split(node.dtype)
+        a, b = self.expr(node.a), self.expr(node.b)
+        low = isinstance(node, ir.Min)
+        if not is_float(dtype) and a.uniform and b.uniform:
+            return self._combined(f"{'min' if low else 'max'}({{}}, {{}})", dtype, a, b)
+        if is_float(dtype):
+            function = "fmin" if low else "fmax"
+        else:
+            function = "np.minimum" if low else "np.maximum"
+        return replace(self._combined(f"{function}({{}}, {{}})", dtype, a, b), width=width)
+
+    def _compare(self, node: ir.Compare) -> Val:
+        a, b = self.expr(node.a), self.expr(node.b)
+        return self._combined(f"({{}} {node.symbol} {{}})", "bool", a, b)
+
+    def _logic(self, node: ir.Binary) -> Val:
+        a = self.expr(node.a)
+        conjunction = isinstance(node, ir.And)
+        if a.uniform:
+            b = self.expr(node.b)
+            if b.uniform:
+                return self._combined(f"({{}} {'and' if conjunction else 'or'} {{}})", "bool", a, b)
+            return self._combined(f"({{}} {'&' if conjunction else '|'} {{}})", "bool", a, b)
+        if _loads(node.b):
+            a = self.let(a, "condition")
+            with self.where(a.code if conjunction else f"~{a.code}"):
+                b = self.let(self.expr(node.b))
+        else:
+            b = self.expr(node.b)
+        return self._combined(f"({{}} {'&' if conjunction else '|'} {{}})", "bool", a, b)
+
+    @contextmanager
+    def where(self, condition: str) -> Iterator[None]:
+        """What follows is evaluated for lanes of which a condition holds."""
+        outer = self.mask
+        name = self.name("on")
+        self.line(f"{name} = {self._conjunction(outer, condition)}")
+        self.mask = name
+        yield
+        self.mask = outer
+
+    def _not(self, node: ir.Not) -> Val:
+        a = self.expr(node.a)
+        return self._combined("(not {})" if a.uniform else "(~{})", "bool", a)
+
+    def _cast(self, node: ir.Cast) -> Val:
+        dtype, width = split(node.dtype)
+        return replace(self.cast(self.expr(node.value), dtype), width=width)
+
+    def cast(self, value: Val, dtype: str) -> Val:
+        """A value converted to a dtype."""
+        if dtype == value.dtype:
+            return value
+        ours, theirs = TILE_DTYPES[dtype], TILE_DTYPES[value.dtype]
+        whole = ("int", "uint")
+        if ours.kind in whole and theirs.kind in whole:
+            bigger = ours.bits > theirs.bits and (ours.kind == "int" or theirs.kind == "uint")
+            if bigger or (ours.bits == theirs.bits == 64):
+                return replace(value, dtype=dtype)
+            return self._combined(f"narrowed({{}}, {dtype!r})", dtype, value)
+        return self._combined(f"converted({{}}, {value.dtype!r}, {dtype!r})", dtype, value)
+
+    def _select(self, node: ir.Select) -> Val:
+        return self.choose(node.condition, node.true_value, node.false_value, node.dtype)
+
+    def choose(self, condition: Any, true: Any, false: Any, dtype: str) -> Val:
+        """One of two values; only that one is evaluated."""
+        element, width = split(dtype)
+        chosen = self.expr(condition)
+        if chosen.uniform:
+            if not (_loads(true) or _loads(false)):
+                a, b = self.expr(true), self.expr(false)
+                return replace(
+                    self._combined("({} if {} else {})", element, a, chosen, b), width=width
+                )
+            name = self.name("chosen")
+            self.line(f"if {chosen.code}:")
+            with self.indented():
+                a = self.expr(true)
+                self.line(f"{name} = {a.code}")
+            self.line("else:")
+            with self.indented():
+                b = self.expr(false)
+                self.line(f"{name} = {b.code}")
+            return Val(name, element, width, a.uniform and b.uniform)
+        if _loads(true) or _loads(false):
+            chosen = self.let(chosen, "condition")
+            values = []
+            for code, case in ((chosen.code, true), (f"~{chosen.code}", false)):
+                if _loads(case):
+                    with self.where(code):
+                        values.append(self.let(self.expr(case)))
+                else:
+                    values.append(self.expr(case))
+            a, b = values
+        else:
+            a, b = self.expr(true), self.expr(false)
+        return replace(self._combined("np.where({}, {}, {})", element, chosen, a, b), width=width)
+
+    def _ramp(self, node: ir.Ramp) -> Val:
+        base, stride = self.expr(node.base), self.expr(node.stride)
+        dtype, _ = split(node.dtype)
+        found = self._combined(
+            f"({{}} + {{}} * np.arange({node.lanes})[:, None])", dtype, base, stride
+        )
+        return replace(found, width=node.lanes, uniform=False)
+
+    def _broadcast(self, node: ir.Broadcast) -> Val:
+        return replace(self.expr(node.value), width=node.lanes)
+
+    def _let(self, node: ir.Let) -> Val:
+        value = self.let(self.expr(node.value), node.var.name)
+        self._values[node.var] = value
+        return self.expr(node.body)
+
+    def _load(self, node: ir.BufferLoad) -> Val:
+        if node.predicate is not None:
+            raise self.refuse("a predicated load")
+        return self.load(node.buffer, node.indices)
+
+    def load(self, buffer: ir.Buffer, indices: tuple[Any, ...]) -> Val:
+        """An element of a buffer, or a vector."""
+        place = self._place(buffer.data)
+        index, width = self._index(buffer, indices)
+        dtype, _ = split(buffer.dtype)
+        if place.kind == "local":
+            return self.load_local(place, buffer.dtype, index, width)
+        view = self.view(place, buffer.dtype)
+        self._note(place, dtype, width)
+        code = f"{view}.load({index.code}, {width}, {self.mask}, {self.site()})"
+        return Val(code, dtype, width)
+
+    def load_local(self, place: Place, dtype: str, index: Val, width: int) -> Val:
+        """What a lane has in memory of its own, from an element on."""
+        self._same_memory(place, dtype)
+        self._uses(place, index, width, writes=False)
+        if not index.uniform:
+            at = f"{index.code} + np.arange({width})[:, None]" if width > 1 else index.code
+            return Val(f"get_local(m, {place.code}, {at})", place.dtype, width)
+        return Val(self._part(place, index, width), place.dtype, width)
+
+    def _note(self, place: Place, dtype: str, width: int) -> None:
+        if place.kind == "shared":
+            self.note_vector(dtype, width)
+
+    def _index(self, buffer: ir.Buffer, indices: tuple[Any, ...]) -> tuple[Val, int]:
+        """The index of the first element of an access, and how many there are."""
+        own = split(buffer.dtype)[1]
+        if len(indices) != 1:
+            return self._flat(buffer, indices), own
+        node = indices[0]
+        if isinstance(node, ir.Ramp):
+            stride = node.stride
+            if not isinstance(stride, ir.IntImm) or stride.value != 1:
+                raise self.refuse(f"an access with a stride to {buffer.name}")
+            base = self.expr(node.base)
+            return self._scaled(base, own), node.lanes * own
+        return self._scaled(self.expr(node), own), own
+
+    def _flat(self, buffer: ir.Buffer, indices: tuple[Any, ...]) -> Val:
+        """The index in memory of an element of a buffer of several dimensions."""
+        total = Val("0", "int32", uniform=True, fixed=True)
+        for k, index in enumerate(indices):
+            if isinstance(index, ir.Ramp):
+                raise self.refuse(f"a vector of {buffer.name}")
+            at = self.expr(index)
+            if buffer.strides:
+                step = self.expr(buffer.strides[k])
+                at = self._combined("({} * {})", "int64", at, step)
+                total = self._combined("({} + {})", "int64", total, at)
+            else:
+                extent = self.expr(buffer.shape[k])
+                total = self._combined("({} * {} + {})", "int64", total, extent, at)
+        return self._scaled(total, split(buffer.dtype)[1])
+
+    def _scaled(self, index: Val, factor: int) -> Val:
+        if factor != 1:
+            index = self._combined(f"({{}} * {factor})", index.dtype, index)
+        return index if index.uniform else self.once(index)
+
+    # -- memory
+
+    def place_of(self, data: ir.Var) -> Place:
+        """What a variable points to."""
+        return self._place(data)
+
+    def _place(self, data: ir.Var) -> Place:
+        found = self._places.get(data)
+        if found is None:
+            raise self.refuse(f"memory of {data.name}")
+        return found
+
+    def view(self, place: Place, dtype: str) -> str:
+        """The name of a view of shared or global memory as elements of a dtype."""
+        element, width = split(dtype)
+        key = (f"{place.kind} {place.name} {place.offset}", element)
+        if place.kind not in ("shared", "global"):
+            raise self.refuse(f"{place.name} as memory of a block")
+        del width
+        if place.kind == "shared" and place.offset:
+            self.narrow_unit(place.offset)
+        if key not in self._views:
+            name = self._views[key] = self.name(place.name)
+            if place.kind == "shared":
+                made = f"m.shared({place.name!r}, {element!r}, {place.offset})"
+            else:
+                made = f"m.tensor({place.name!r}, {element!r}, {place.code})"
+            self._head.append(f"{name} = {made}")
+        return self._views[key]
+
+    def narrow_unit(self, size: int) -> None:
+        """Accesses of shared memory are told apart by so many bytes."""
+        self._unit = math.gcd(self._unit, size)
+
+    def note_vector(self, dtype: str, count: int) -> None:
+        """Shared memory is accessed by vectors of so many elements."""
+        self.narrow_unit(max(1, TILE_DTYPES[dtype].bytes) * count)
+
+    def descriptor(self, node: Any) -> str | None:
+        """A TMA descriptor that code gets or makes; None of what is none."""
+        if isinstance(node, ir.Call) and node.op == "tl.create_tma_descriptor":
+            place = self._place(node.args[2])
+            numbers = [self.expr(each) for each in node.args]
+            name = self.name("descriptor")
+            parts = ", ".join(n.code for n in (numbers[1], *numbers[3:]))
+            self._head.append(f"{name} = tensor_map({place.code}, ({parts},))")
+            return name
+        if not isinstance(node, ir.Var):
+            return None
+        place = self._place(node)
+        return place.code if place.kind == "descriptor" else None
+
+    def rounded(self, value: Val) -> Val:
+        """A value of a dtype of low precision, rounded to it."""
+        codec = TILE_DTYPES[value.dtype].codec if is_float(value.dtype) else None
+        return replace(value, code=f"{codec}.round({value.code})") if codec else value
+
+    def barrier(self, node: Any) -> str:
+        """The number of an mbarrier."""
+        if not isinstance(node, ir.BufferLoad):
+            raise self.refuse("a barrier that is no element of a buffer")
+        place = self._place(node.buffer.data)
+        if place.kind != "barrier":
+            raise self.refuse(f"{place.name} as a barrier")
+        index = self.expr(node.indices[0])
+        return f"({place.code} + {index.code})" if place.code != "0" else index.code
+
+    def pointer(self, node: Any) -> tuple[Place, str, Val]:
+        """What an access pointer points to: memory, dtype, and the index of an element."""
+        if isinstance(node, ir.Call) and node.op == "tirx.tvm_access_ptr":
+            kind, data, offset = node.args[:3]
+            dtype = split(kind.dtype)[0]
+            place = self._place(data)
+            return place, dtype, self._scaled(self.expr(offset), split(kind.dtype)[1])
+        if isinstance(node, ir.Call) and node.op in ("tirx.address_of", "tl.access_ptr"):
+            load = node.args[0]
+            index, _ = self._index(load.buffer, load.indices)
+            return self._place(load.buffer.data), split(load.buffer.dtype)[0], index
+        if isinstance(node, ir.Var):
+            place = self._place(node)
+            return place, place.dtype, Val("0", "int32", uniform=True, fixed=True)
+        raise self.refuse(f"the pointer {getattr(node, 'op', type(node).__name__)}")
+
+    def _call(self, node: ir.Call) -> Val:
+        handler = self._handlers.get(node.op)
+        if handler is None:
+            raise self.refuse(f"{node.op}")
+        found: Val = handler(self, node)
+        return found
+
+
+def _is_partial(node: ir.Call) -> bool:
+    """Whether some threads of a block wait at a barrier of their own."""
+    return node.op == _SYNC and len(node.args) > 1
+
+
+def _suspends(statement: Any) -> bool:
+    return any(
+        isinstance(node, ir.Call) and (node.op in WAITS or node.op == _SYNC)
+        for node in walk(statement)
+    )
+
+
+_WGMMA = {"tl.ptx_wgmma_ss": (10,), "tl.ptx_wgmma_rs": (5, 9)}
+"""Positions of the operands of `wgmma` that are registers."""
+
+
+def _registers(node: Any) -> tuple[ir.Var, ...]:
+    """The arrays in registers that `wgmma` uses."""
+    if not isinstance(node, ir.Call) or node.op not in _WGMMA:
+        return ()
+    return tuple(node.args[k] for k in _WGMMA[node.op])
+
+
+def _loads(node: Any) -> bool:
+    """Whether an expression reads memory that lanes share."""
+    return any(
+        isinstance(each, ir.BufferLoad) and not each.buffer.scope.startswith("local")
+        for each in walk(node)
+    )
+
+
+# ruff: noqa: SLF001 - the tables of an Emitter name its methods
+_STATEMENTS: dict[type, Any] = {
+    ir.SeqStmt: Emitter._sequence,
+    ir.AttrStmt: Emitter._attribute,
+    ir.Bind: Emitter._bind,
+    ir.For: Emitter._loop,
+    ir.While: Emitter._while,
+    ir.IfThenElse: Emitter._branch,
+    ir.BufferStore: Emitter._store,
+    ir.Evaluate: Emitter._evaluate,
+    ir.AssertStmt: Emitter._nothing,
+    ir.DeclBuffer: Emitter._nothing,
+    ir.AllocBuffer: Emitter._allocated,
+    ir.Block: Emitter._block,
+}
+_EXPRESSIONS: dict[type, Any] = {
+    ir.IntImm: Emitter._int,
+    ir.FloatImm: Emitter._float,
+    ir.Var: Emitter._variable,
+    **dict.fromkeys(_ARITHMETIC, Emitter._arithmetic),
+    ir.Div: Emitter._divide,
+    ir.Mod: Emitter._divide,
+    ir.Min: Emitter._extreme,
+    ir.Max: Emitter._extreme,
+    ir.And: Emitter._logic,
+    ir.Or: Emitter._logic,
+    ir.Not: Emitter._not,
+    ir.Cast: Emitter._cast,
+    ir.Select: Emitter._select,
+    ir.Ramp: Emitter._ramp,
+    ir.Broadcast: Emitter._broadcast,
+    ir.Let: Emitter._let,
+    ir.BufferLoad: Emitter._load,
+    ir.Call: Emitter._call,
+}

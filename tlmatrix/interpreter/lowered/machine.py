@@ -1,0 +1,782 @@
+"""The lanes of some blocks of a launch, what they share, and what is found about their accesses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tlmatrix.dtypes import TILE_DTYPES
+from tlmatrix.interpreter.errors import DeadlockError, SynchronizationError
+from tlmatrix.interpreter.reports import Party, Report, element_name, source_line
+
+from .barriers import Barriers, Named
+from .clocks import WARP, Clocks, Shadow
+from .memory import Memory, View
+from .registers import Registers
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from tlmatrix.interpreter.ir.nodes import Location
+    from tlmatrix.interpreter.reports import ReportSet
+    from tlmatrix.interpreter.runtime.codecs import Array
+
+    from .program import DeviceProgram
+
+
+_BETWEEN_THREADS = (
+    "threads of one block run in any order: order them with T.sync_threads(), or let one thread do "
+    "it; if the source is right, TileLang lowers it wrongly"
+)
+
+
+@dataclass(frozen=True)
+class Watching:
+    """What is looked for while lanes run.
+
+    Attributes:
+        sanitizers: names of those that are on.
+        reports: where findings go.
+        kernel: the name that findings call the kernel.
+    """
+
+    sanitizers: frozenset[str]
+    reports: ReportSet
+    kernel: str
+
+
+class Units:
+    """What works asynchronously for warps, in groups that they commit and wait for."""
+
+    def __init__(self, machine: Machine) -> None:
+        """Nothing has started."""
+        self._machine = machine
+        self._ended: dict[str, Array] = {}
+        self._started: dict[str, Array] = {}
+
+    def _committed(self, unit: str) -> Array:
+        if unit not in self._ended:
+            clocks = self._machine.clocks
+            assert clocks is not None
+            columns = clocks.groups if unit == "products" else clocks.warps
+            self._ended[unit] = np.zeros((clocks.blocks, columns), np.int32)
+        return self._ended[unit]
+
+    def _columns(self, unit: str, mask: Any) -> Array:
+        """Which of a unit are of warps that are switched on: [blocks, columns]."""
+        clocks = self._machine.clocks
+        assert clocks is not None
+        active: Array = clocks.active(mask)
+        if unit != "products":
+            return active
+        short = clocks.groups * 4 - clocks.warps
+        if short:
+            active = np.concatenate([active, np.zeros((clocks.blocks, short), bool)], axis=1)
+        found: Array = np.any(active.reshape(clocks.blocks, clocks.groups, 4), axis=-1)
+        return found
+
+    def running(self, unit: str, lanes: Array) -> tuple[Array, Array]:
+        """The agents that work for lanes, and the clocks of what they do now."""
+        clocks = self._machine.clocks
+        assert clocks is not None
+        column = clocks.warp[lanes] // (4 if unit == "products" else 1)
+        clock = self.next_group(unit)[clocks.block[lanes], column]
+        if unit not in self._started:
+            self._started[unit] = np.zeros_like(self._committed(unit))
+        self._started[unit][clocks.block[lanes], column] = clock
+        return getattr(clocks, unit) + column, clock
+
+    def next_group(self, unit: str) -> Array:
+        """The clock of what a unit starts now: [blocks, columns]."""
+        return self._committed(unit) + 1
+
+    def commit(self, unit: str, mask: Any) -> None:
+        """What was started is a group."""
+        if self._machine.clocks is not None:
+            self._committed(unit)[...] += self._columns(unit, mask)
+
+    def wait(self, unit: str, left: int, mask: Any) -> None:
+        """Wait until so many groups at most have not ended."""
+        clocks = self._machine.clocks
+        if clocks is None:
+            return
+        ended = np.maximum(self._committed(unit) - left, 0)
+        first = getattr(clocks, unit)
+        active: Array = clocks.active(mask)
+        if unit == "copies":
+            # Each lane waits for its own copies.
+            np.maximum(clocks.waited, ended, out=clocks.waited, where=active)
+            return
+        if unit == "products":
+            group = np.arange(clocks.warps) // 4
+            ended = ended[:, group]
+            agents = first + group
+        else:
+            agents = first + np.arange(clocks.warps)
+        rows, warps = np.nonzero(active)
+        at = clocks.known[rows, warps, agents[warps]]
+        clocks.known[rows, warps, agents[warps]] = np.maximum(at, ended[rows, warps])
+
+    def unfinished(self, unit: str) -> tuple[Array, Array]:
+        """Blocks and warps that did not wait for what a unit of them does."""
+        clocks = self._machine.clocks
+        assert clocks is not None
+        own = np.arange(clocks.warps)
+        ended = clocks.known[:, own, getattr(clocks, unit) + own]
+        found = np.nonzero(self._started.get(unit, ended) > ended)
+        return found[0], found[1]
+
+
+def _first_of_each(row: Array) -> Array:
+    """Each of the numbers once, filled up with the first one to the length of the row."""
+    found = np.unique(row)
+    return np.concatenate([found, np.full(len(row) - len(found), found[0])])
+
+
+class Machine:
+    """Lanes that execute a program together: all threads of some blocks.
+
+    Attributes:
+        blocks: how many blocks.
+        threads: threads of a block.
+        count: lanes, blocks times threads.
+        lanes: their numbers, [lanes].
+        block: the number of each lane's block among these.
+        index: the index of each lane's block in the grid, (x, y, z).
+        thread: of each lane in its block.
+    """
+
+    def __init__(
+        self,
+        program: DeviceProgram,
+        grid: tuple[int, ...],
+        chosen: Array,
+        shared_bytes: int,
+        watching: Watching,
+    ) -> None:
+        """Lanes of the blocks with the numbers `chosen`, x first."""
+        self.program, self.watching = program, watching
+        self.threads, self.blocks = math.prod(program.threads), len(chosen)
+        self.count = self.threads * self.blocks
+        self.lanes = np.arange(self.count)
+        self.block = self.lanes // self.threads
+        number = np.asarray(chosen)[self.block]
+        x, y = (*grid, 1)[:2]
+        self.index = (number % x, number // x % y, number // (x * y))
+        thread = self.lanes % self.threads
+        tx, ty, _ = program.threads
+        self.thread = (thread % tx, thread // tx % ty, thread // (tx * ty))
+        self._stride = -(-max(shared_bytes, 1) // 1024) * 1024
+        self._shared_bytes = shared_bytes
+        watched = watching.sanitizers & {"races", "uninitialised"}
+        slots = sum(program.barriers.values())
+        self.clocks = Clocks(np.asarray(chosen), self.threads, slots) if watched else None
+        self.barriers = Barriers(self.blocks, slots, self.clocks)
+        self.named = Named(self.blocks, self.clocks)
+        self.units = Units(self)
+        self.registers = Registers(self)
+        self.progress = 0
+        self._watched = watched
+
+    @cached_property
+    def arena(self) -> Memory:
+        """The shared memory of all blocks; the dynamic one begins at 0."""
+        data = np.full(self._stride * self.blocks, 0xFF, np.uint8)
+        shadow = None
+        if self.clocks is not None:
+            size = self.program.unit
+            shadow = Shadow(size, len(data) // size, self.clocks.copies)
+        return Memory(
+            "shared", data, self._shared_bytes, self.block * self._stride, 0, shadow, "shared"
+        )
+
+    def shared(self, name: str, dtype: str, offset: int) -> View:
+        """A buffer in shared memory, from a byte on."""
+        return View(self, name, self.arena, dtype, offset)
+
+    def tensor(self, name: str, dtype: str, memory: Memory) -> View:
+        """A tensor that the kernel got, as elements of a dtype."""
+        return View(self, name, memory, dtype)
+
+    def local(self, size: int, dtype: str) -> Array:
+        """Memory that each lane has for itself, of no defined content: [size, lanes]."""
+        kind = TILE_DTYPES[dtype]
+        if kind.kind == "float":
+            return np.full((size, self.count), np.nan, kind.carrier)
+        if kind.kind == "bool":
+            return np.zeros((size, self.count), bool)
+        return np.full((size, self.count), kind.poison or 0x5B, np.int64)
+
+    def launch(self, number: int) -> Array:
+        """The index of each lane's block along an axis of the grid."""
+        return self.index[number]
+
+    # -- groups of lanes
+
+    def warps(self, value: Any) -> Array:
+        """A value of each lane by warps: [..., warps, 32]."""
+        value = np.asarray(value)
+        full = np.broadcast_to(value, (*value.shape[:-1], self.count) if value.ndim else self.count)
+        if self.threads % WARP:
+            raise SynchronizationError(
+                f"an operation of warps in a block of {self.threads} threads"
+            )
+        return full.reshape(*full.shape[:-1], -1, WARP)
+
+    def whole_warps(self, mask: Any, what: str) -> Array:
+        """Numbers of the warps that are switched on.
+
+        Raises:
+            SynchronizationError: for a warp of which only some lanes are.
+        """
+        if mask is None:
+            return np.arange(self.count // WARP)
+        lanes = self.warps(mask)
+        if (lanes.any(-1) != lanes.all(-1)).any():
+            raise SynchronizationError(f"{what} by some lanes of a warp only")
+        return np.flatnonzero(lanes[:, 0])
+
+    # -- synchronization
+
+    def synchronize(self, mask: Any, number: int, count: int) -> Generator[str, None, None]:
+        """Wait at a named barrier of the block for `count` threads; 0 is `__syncthreads`."""
+        active = self._lanes_of_blocks(mask)
+        waits = self.named.arrive(number, count or self.threads, active, self._active(mask))
+        yield from self._until(lambda: self.named.passed(waits), f"barrier {number}")
+        self.progress += 1
+        if self.clocks is not None:
+            self.named.join(waits, self._active(mask))
+
+    def _lanes_of_blocks(self, mask: Any) -> Array:
+        if mask is None:
+            return np.full(self.blocks, self.threads)
+        lanes = np.broadcast_to(mask, (self.count,)).reshape(self.blocks, -1)
+        counted: Array = np.count_nonzero(lanes, 1)
+        return counted
+
+    def _active(self, mask: Any) -> Array | None:
+        return self.clocks.active(mask) if self.clocks is not None else None
+
+    def synchronize_all(self, mask: Any, number: int = 0, count: int = 0) -> None:
+        """As `synchronize`, in a program of which no part runs beside another."""
+        for _ in self.synchronize(mask, number, count):
+            at = self._lanes_of_blocks(mask).max()
+            raise DeadlockError(
+                f"a barrier of {count or self.threads} threads is reached by {at} of a block"
+            )
+
+    @staticmethod
+    def _until(done: Any, what: str) -> Generator[str, None, None]:
+        while not done():
+            yield what
+
+    def warp_synchronized(self, mask: Any) -> None:
+        """The lanes of each warp have waited for one another."""
+        if self.clocks is not None:
+            self.clocks.synchronize(self.clocks.active(mask))
+
+    def warp_groups_fenced(self, mask: Any) -> None:
+        """`wgmma.fence`."""
+        self.warp_synchronized(mask)
+        self.registers.fence(mask)
+
+    def fence_proxy(self, mask: Any) -> None:
+        """Asynchronous units see what the warps have written and seen so far."""
+        if self.clocks is not None:
+            self.clocks.fence(self.clocks.active(mask))
+
+    # -- mbarriers
+
+    def _at(self, number: Any, mask: Any) -> list[tuple[Array, Array, Array, Array]]:
+        """The barriers that lanes name: for each, blocks, its number in them, and lanes."""
+        on = self.lanes if mask is None else self.lanes[np.broadcast_to(mask, (self.count,))]
+        numbers = np.broadcast_to(np.asarray(number), (self.count,))[on]
+        block = self.block[on]
+        found = []
+        while len(on):
+            # In each block the barrier of its first lane.
+            blocks, first = np.unique(block, return_index=True)
+            chosen = np.zeros(self.blocks, np.int64)
+            chosen[blocks] = numbers[first]
+            mine = numbers == chosen[block]
+            counts = np.bincount(block[mine], minlength=self.blocks)[blocks]
+            lanes = np.zeros(self.count, bool)
+            lanes[on[mine]] = True
+            found.append((blocks, numbers[first], counts, lanes))
+            on, numbers, block = on[~mine], numbers[~mine], block[~mine]
+        return found
+
+    def initialize(self, number: Any, count: Any, mask: Any) -> None:
+        """`mbarrier.init` with a count of arrivals."""
+        self.progress += 1
+        for blocks, numbers, _, lanes in self._at(number, mask):
+            self.barriers.initialize(blocks, numbers, count, lanes)
+
+    def _initialized(self, blocks: Array, numbers: Array, lanes: Array, site: int = 0) -> None:
+        """Report a use of barriers that nothing orders after their initialization.
+
+        Raises:
+            SynchronizationError: nothing has initialized one.
+        """
+        where = f" at {self.site(site)}" if site else ""
+        if not self.barriers.count[blocks, numbers].all():
+            raise SynchronizationError(f"an mbarrier is used before its initialization{where}")
+        late = self.barriers.before_initialization(blocks, numbers, lanes)
+        if late.any() and "races" in self._watched:
+            k = int(np.flatnonzero(late)[0])
+            lane = int(np.flatnonzero(lanes & (self.block == blocks[k]))[0])
+            name = f"mbarrier {numbers[k]}"
+            message = (
+                f"use of {name} by {self._who(lane)}, which nothing orders with its initialization"
+            )
+            self._report("races", name, (), lane, site, message, int(late.sum()))
+
+    def arrive(self, number: Any, mask: Any) -> None:
+        """Lanes arrive at barriers."""
+        self.progress += 1
+        for blocks, numbers, counts, lanes in self._at(number, mask):
+            self._initialized(blocks, numbers, lanes)
+            self.barriers.arrive(blocks, numbers, counts, self._active(lanes))
+
+    def expect(self, number: Any, size: Any, mask: Any) -> None:
+        """The phase of barriers also waits for bytes, so many for each lane."""
+        self.progress += 1
+        for blocks, numbers, counts, lanes in self._at(number, mask):
+            self._initialized(blocks, numbers, lanes)
+            self.barriers.expect(blocks, numbers, np.max(size) * counts)
+
+    def brought(
+        self, lanes: Array, number: Array, size: int, view: View, to: Array, item: int, site: int
+    ) -> None:
+        """Copies write to shared memory, one of each lane, and bring bytes to barriers."""
+        self.progress += 1
+        shadow, clocks = self.arena.shadow, self.clocks
+        copied = np.zeros(len(lanes), np.int32)
+        for k in range(len(lanes)):
+            block = self.block[lanes[k] : lanes[k] + 1]
+            copied[k] = self.barriers.brought(block, number[k : k + 1], size)[0]
+        if shadow is None or clocks is None:
+            return
+        units = np.unique(to // shadow.size, axis=1) if len(lanes) == 1 else to // shadow.size
+        who = np.broadcast_to(lanes[:, None], units.shape).ravel()
+        flat = units.ravel()
+        agent = np.broadcast_to((clocks.barriers + number)[:, None], units.shape).ravel()
+        clock = np.broadcast_to(copied[:, None], units.shape).ravel()
+        # A copy to bytes that are in use: of what the copying thread does not know.
+        late = ~shadow.after_reads(clocks, flat, who)
+        if late.any():
+            k = int(np.flatnonzero(late)[0])
+            self._race(view, flat[k], int(who[k]), "write", site, int(late.sum()), "read")
+        late = ~shadow.after_write(clocks, flat, who) & ~shadow.unwritten(flat)
+        late &= (shadow.agent[flat] != agent) | (shadow.clock[flat] != clock)
+        if late.any():
+            k = int(np.flatnonzero(late)[0])
+            self._race(view, flat[k], int(who[k]), "write", site, int(late.sum()), "write")
+        shadow.started(flat, agent, clock, site)
+        del item
+
+    def wait(self, number: Any, parity: Any, mask: Any, site: int) -> Generator[str, None, None]:
+        """Wait until the phase of a parity has ended."""
+        groups = self._at(number, mask)
+        parities = np.broadcast_to(np.asarray(parity), (self.count,))
+        waits = [
+            (
+                blocks,
+                numbers,
+                parities[[np.flatnonzero(lanes & (self.block == b))[0] for b in blocks]],
+                lanes,
+            )
+            for blocks, numbers, _, lanes in groups
+        ]
+        for blocks, numbers, _, lanes in groups:
+            self._initialized(blocks, numbers, lanes, site)
+        while not all(self.barriers.passed(*each[:3]) for each in waits):
+            yield f"a wait at {self.site(site)}"
+        self.progress += 1
+        for blocks, numbers, _, lanes in waits:
+            self.barriers.join(
+                blocks, numbers, self.clocks.active(lanes) if self.clocks is not None else lanes
+            )
+
+    # -- asynchronous units
+
+    def unit_reads(
+        self, unit: str, lanes: Array, view: View, start: Array, item: int, site: int
+    ) -> None:
+        """An asynchronous unit reads shared memory for lanes: [lanes, bytes of elements]."""
+        shadow, clocks = self.arena.shadow, self.clocks
+        if shadow is None or clocks is None:
+            return
+        del item
+        units = start // shadow.size
+        who = np.broadcast_to(lanes[:, None], units.shape).ravel()
+        flat = units.ravel()
+        self.check_read(view, flat, who, site)
+        self._check_proxy(view, flat, who, site)
+        shadow.started_reading(flat, *self.units.running(unit, who), site)
+
+    def _check_proxy(self, view: View, units: Array, lanes: Array, site: int) -> None:
+        """Report reads by asynchronous units of what threads wrote, without a proxy fence."""
+        shadow, clocks = self.arena.shadow, self.clocks
+        assert shadow is not None
+        assert clocks is not None
+        agent = shadow.agent[units].astype(np.int64)
+        by_thread = (agent < clocks.warps) & (shadow.clock[units] > 0)
+        known = clocks.proxied[
+            clocks.block[lanes], clocks.warp[lanes], np.minimum(agent, clocks.warps - 1)
+        ]
+        late = by_thread & (shadow.clock[units] > known)
+        if late.any():
+            k = int(np.flatnonzero(late)[0])
+            self._race(
+                view,
+                units[k],
+                int(lanes[k]),
+                "read without a proxy fence",
+                site,
+                int(late.sum()),
+                "write",
+            )
+
+    def arena_elements(
+        self, place: Array, block: Array, leaders: Array, dtype: str, site: int
+    ) -> Array:
+        """Elements of shared memory that `wgmma` of warp groups reads, by bytes [groups, …]."""
+        kind = TILE_DTYPES[dtype]
+        end = self._shared_bytes - kind.bytes
+        view = View(self, "shared memory of wgmma", self.arena, dtype, 0)
+        bad = (place < 0) | (place > end)
+        if bad.any():
+            group = int(np.flatnonzero(bad.any((1, 2)))[0])
+            index = np.zeros(self.count, np.int64)
+            index[leaders[group]] = place[bad][0] // kind.bytes
+            lanes = np.zeros(self.count, bool)
+            lanes[leaders[group]] = True
+            self.outside(view, index, lanes, 1, site, "read")
+            place = np.clip(place, 0, max(end, 0))
+        at = place + (block * self._stride)[:, None, None]
+        shadow = self.arena.shadow
+        if shadow is not None:
+            units = (at // shadow.size).reshape(len(at), -1)
+            units = np.stack([_first_of_each(row) for row in units])
+            self.unit_reads("products", leaders, view, units * shadow.size, kind.bytes, site)
+        return view.decoded(self.arena.typed(view.kind)[at // kind.bytes])
+
+    # -- accesses
+
+    def _units(self, view: View, places: Array, width: int) -> tuple[Array, Array]:
+        """Units of accesses and their positions among lanes: [units, lanes]."""
+        shadow = view.memory.shadow
+        assert shadow is not None
+        start = places * view.itemsize // shadow.size
+        last = (places * view.itemsize + width * view.itemsize - 1) // shadow.size
+        count = int((last - start).max()) + 1 if len(places) else 1
+        return start + np.arange(count)[:, None], last
+
+    def reads(self, view: View, places: Array, width: int, mask: Any, site: int) -> None:
+        """Check a read against earlier writes, and note it."""
+        shadow, clocks = view.memory.shadow, self.clocks
+        assert shadow is not None
+        assert clocks is not None
+        lanes = self.lanes
+        if mask is not None:
+            places, lanes = np.broadcast_to(places, lanes.shape)[mask], lanes[mask]
+        if not len(places):
+            return
+        units, _ = self._units(view, places, width)
+        spread = np.broadcast_to(lanes, units.shape)
+        self.check_read(view, units.ravel(), spread.ravel(), site)
+        shadow.read(clocks, units.ravel(), spread.ravel(), site)
+
+    def check_read(self, view: View, units: Array, lanes: Array, site: int) -> None:
+        """Report reads that nothing orders after a write, and of what nothing wrote."""
+        shadow, clocks = view.memory.shadow, self.clocks
+        assert shadow is not None
+        assert clocks is not None
+        late = ~shadow.after_write(clocks, units, lanes)
+        if late.any():
+            k = int(np.flatnonzero(late)[0])
+            self._race(view, units[k], int(lanes[k]), "read", site, late.sum(), "write")
+        if view.memory.scope == "shared" and "uninitialised" in self._watched:
+            unwritten = shadow.unwritten(units)
+            if unwritten.any():
+                k = int(np.flatnonzero(unwritten)[0])
+                place = self._element(view, units[k])
+                self._report(
+                    "uninitialised",
+                    view.name,
+                    place,
+                    int(lanes[k]),
+                    site,
+                    f"a read of {element_name(view.name, place)}, which nothing has written",
+                    int(unwritten.sum()),
+                )
+
+    def writes(
+        self,
+        view: View,
+        places: Array,
+        lanes: Array,
+        width: int,
+        where: Array,
+        raw: Array,
+        site: int,
+        unit: str = "",
+    ) -> None:
+        """Check a write against earlier accesses, and note it, before memory changes."""
+        shadow, clocks = view.memory.shadow, self.clocks
+        assert shadow is not None
+        assert clocks is not None
+        units, _ = self._units(view, places, width)
+        spread = np.broadcast_to(lanes, units.shape)
+        flat, who = units.ravel(), spread.ravel()
+        after_write = shadow.after_write(clocks, flat, who)
+        after_reads = shadow.after_reads(clocks, flat, who)
+        if not (after_write.all() and after_reads.all()):
+            # What changes nothing harms nothing: threads often store one value to one place.
+            before, after = (np.ascontiguousarray(each) for each in (view.raw(where), raw))
+            changes = before.view(np.uint8) != after.view(np.uint8)
+            changes = changes.reshape(width, len(places), -1).any((0, 2))
+            changes = np.broadcast_to(changes, units.shape).ravel()
+            for ordered, other in ((after_write, "write"), (after_reads, "read")):
+                late = ~ordered & changes
+                if late.any():
+                    k = int(np.flatnonzero(late)[0])
+                    self._race(view, flat[k], int(who[k]), "write", site, late.sum(), other)
+        if unit:
+            shadow.started(flat, *self.units.running(unit, who), site, who)
+            return
+        several = shadow.wrote(clocks, flat, who, site)
+        if several.any():
+            self._written_together(view, lanes, where, raw, flat, site)
+
+    def _written_together(
+        self,
+        view: View,
+        lanes: Array,
+        where: Array,
+        raw: Array,
+        units: Array,
+        site: int,
+    ) -> None:
+        """Several lanes wrote to some units in one statement: of one value, or a race."""
+        shadow, clocks = view.memory.shadow, self.clocks
+        assert shadow is not None
+        assert clocks is not None
+        elements, values = where.ravel(), np.ascontiguousarray(raw).ravel()
+        order = np.argsort(elements, kind="stable")
+        elements, values = elements[order], values[order]
+        same = elements[1:] == elements[:-1]
+        bits = values.view(f"u{values.itemsize}")
+        differ = same & (bits[1:] != bits[:-1])
+        if differ.any():
+            k = int(np.flatnonzero(differ)[0])
+            who = np.broadcast_to(lanes, where.shape).ravel()[order]
+            element = int(elements[k])
+            unit = element * view.itemsize // shadow.size
+            shadow.lane[unit] = who[k]
+            self._race(view, unit, int(who[k + 1]), "write", site, int(differ.sum()), "write")
+        if same.any():
+            spread = np.broadcast_to(lanes, (len(units) // len(lanes), len(lanes))).ravel()
+            together = np.isin(units, units[shadow.lane[units] != spread])
+            shadow.wrote_together(clocks, units[together], spread[together])
+
+    def updates(self, view: View, places: Array, width: int, on: Array, site: int) -> None:
+        """Check an atomic against earlier accesses that are not, and note it."""
+        shadow, clocks = view.memory.shadow, self.clocks
+        assert shadow is not None
+        assert clocks is not None
+        places, lanes = places[on], self.lanes[on]
+        if not len(places):
+            return
+        units, _ = self._units(view, places, width)
+        spread = np.broadcast_to(lanes, units.shape)
+        flat, who = units.ravel(), spread.ravel()
+        late = ~shadow.after_write(clocks, flat, who) & (shadow.site[flat] >= 0)
+        if late.any():
+            k = int(np.flatnonzero(late)[0])
+            self._race(view, flat[k], int(who[k]), "atomic", site, late.sum(), "write")
+        # Negative sites are atomics, which need no order among themselves.
+        shadow.wrote(clocks, flat, who, -site - 1)
+
+    # -- findings
+
+    def site(self, number: int) -> Location | None:
+        """The user's line of a site."""
+        return self.program.sites[number if number >= 0 else -number - 1]
+
+    def place(self, lane: int) -> tuple[int, ...]:
+        """The index in the grid of a lane's block."""
+        found = tuple(int(axis[lane]) for axis in self.index)
+        return found[: self.program.axes]
+
+    def _element(self, view: View, unit: int) -> tuple[int, ...]:
+        """The element of a view that a unit begins with."""
+        shadow = view.memory.shadow
+        assert shadow is not None
+        at = int(unit) * shadow.size
+        if view.memory.scope == "shared":
+            at = at % self._stride
+        elif view.memory.shape is not None:
+            place = np.unravel_index(at // view.itemsize, view.memory.shape)
+            return tuple(int(i) for i in place)
+        return (max(0, at - view.offset) // view.itemsize,)
+
+    def _race(
+        self, view: View, unit: int, lane: int, action: str, site: int, count: int, other: str
+    ) -> None:
+        if "races" not in self._watched:
+            return
+        shadow, clocks = view.memory.shadow, self.clocks
+        assert shadow is not None
+        assert clocks is not None
+        if other == "write":
+            before, their, agent = shadow.site[unit], shadow.lane[unit], int(shadow.agent[unit])
+        else:
+            before, their, agent = shadow.seen[unit], shadow.reader[unit], 0
+        mine = self._who(lane)
+        within = view.memory.scope == "shared" or self._in_block(shadow, unit, lane, other)
+        asynchronous = other == "write" and agent >= clocks.warps
+        theirs = self._unit_name(agent) if asynchronous else self._who(int(their))
+        party = Party(self.place(lane), *source_line(self.site(int(before))), other, theirs)
+        place = self._element(view, unit)
+        self._report(
+            "races",
+            view.name,
+            place,
+            lane,
+            site,
+            f"{action} of {element_name(view.name, place)} by {mine}, "
+            f"which nothing orders with a {other} by {theirs}",
+            int(count),
+            party,
+            _BETWEEN_THREADS if within else "",
+        )
+
+    def _in_block(self, shadow: Shadow, unit: int, lane: int, other: str) -> bool:
+        """Whether the other access to a unit of global memory is of the same block."""
+        blocks = shadow.writers if other == "write" else shadow.readers
+        assert self.clocks is not None
+        return blocks is None or int(blocks[unit]) == int(self.clocks.number[lane])
+
+    def _who(self, lane: int) -> str:
+        if lane < -1:
+            return "several threads"
+        if lane < 0:
+            return "an asynchronous copy"
+        return f"thread {lane % self.threads}"
+
+    def _unit_name(self, agent: int) -> str:
+        clocks = self.clocks
+        assert clocks is not None
+        if agent >= clocks.barriers:
+            return "a copy that an mbarrier completes"
+        if agent >= clocks.copies:
+            return "cp.async"
+        return "an asynchronous unit"
+
+    def outside(
+        self, view: View, index: Array, bad: Array, width: int, site: int, action: str
+    ) -> None:
+        """Report accesses out of bounds, which are not made."""
+        if "bounds" not in self.watching.sanitizers:
+            return
+        lane = int(np.flatnonzero(bad)[0])
+        place = (int(index[lane]),)
+        size = (view.memory.size - view.offset) // view.itemsize
+        vector = f" of {width} elements" if width > 1 else ""
+        self._report(
+            "bounds",
+            view.name,
+            place,
+            lane,
+            site,
+            f"{action}{vector} at {element_name(view.name, place)} by {self._who(lane)}, outside "
+            f"its {size} elements",
+            int(bad.sum()),
+        )
+
+    def misaligned(
+        self, view: View, index: Array, bad: Array, size: int, site: int, action: str
+    ) -> None:
+        """Report vector accesses that the device refuses."""
+        if "alignment" not in self.watching.sanitizers:
+            return
+        lane = int(np.flatnonzero(bad)[0])
+        place = (int(index[lane]),)
+        self._report(
+            "alignment",
+            view.name,
+            place,
+            lane,
+            site,
+            f"{action} of {size} bytes at {element_name(view.name, place)} by {self._who(lane)}, "
+            f"which is not a multiple of {size} bytes",
+            int(bad.sum()),
+        )
+
+    def outside_local(self, name: str, first: int, width: int, size: int, site: int) -> None:
+        """Report an access to memory of the lanes themselves, past its end."""
+        if "bounds" in self.watching.sanitizers:
+            what = (
+                f"access of {width} elements at {element_name(name, (first,))}, outside its {size}"
+            )
+            self._report("bounds", name, (first,), 0, site, what)
+
+    def unordered_registers(
+        self, name: str, element: int, group: int, site: int, action: str, count: int, other: str
+    ) -> None:
+        """Report an access to registers that `wgmma` uses."""
+        if "races" in self._watched:
+            assert self.clocks is not None
+            block, number = divmod(group, self.clocks.groups)
+            message = (
+                f"{action} of {element_name(name, (element,))}, in registers of warp group {number}, "
+                f"which nothing orders with {other}"
+            )
+            self._report(
+                "races", name, (element,), block * self.threads + number * 128, site, message, count
+            )
+
+    def finish(self) -> None:
+        """Report asynchronous work that outlives the blocks."""
+        if self.clocks is None or "barriers" not in self.watching.sanitizers:
+            return
+        blocks, warps = self.units.unfinished("stores")
+        if len(blocks):
+            lane = int(blocks[0]) * self.threads + int(warps[0]) * WARP
+            what = (
+                f"a bulk store of {self._who(lane)} may read shared memory after its block has "
+                "ended: nothing waits for it"
+            )
+            self._report("barriers", "", (), lane, 0, what, len(blocks))
+
+    def _report(
+        self,
+        sanitizer: str,
+        name: str,
+        place: Sequence[int],
+        lane: int,
+        site: int,
+        message: str,
+        count: int = 1,
+        other: Party | None = None,
+        hint: str = "",
+    ) -> None:
+        report = Report(
+            sanitizer,
+            self.watching.kernel,
+            *source_line(self.site(site)),
+            name,
+            tuple(place),
+            self.place(lane),
+            message,
+            other,
+            count,
+            hint=hint,
+        )
+        self.watching.reports.add(report)

@@ -1,0 +1,233 @@
+"""Memory that lanes access: global tensors, and the shared memory of blocks by bytes.
+
+An access is one index a lane, in elements, or for a vector of `width` elements the index of its
+first. Values are arrays [lanes] or [width, lanes] of the dtype that carries them (`dtypes`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tlmatrix.dtypes import TILE_DTYPES
+from tlmatrix.interpreter.runtime.codecs import CODECS
+
+if TYPE_CHECKING:
+    from tlmatrix.interpreter.runtime.codecs import Array, Codec
+
+    from .clocks import Shadow
+    from .machine import Machine
+
+_LARGEST_VECTOR = 16
+"""Bytes that one instruction moves."""
+_WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+
+
+@dataclass
+class Memory:
+    """Bytes that lanes share.
+
+    Attributes:
+        name: what reports call it.
+        data: its bytes.
+        size: the bytes that a lane may access, from its start.
+        starts: where those of each lane begin in `data`: [lanes], or 0.
+        address: of the first byte on the device, modulo 16.
+        shadow: of its accesses, where races are looked for.
+        scope: "global" or "shared".
+        shape: of a tensor without gaps.
+        written: for each byte whether the kernel has written it; of global memory.
+    """
+
+    name: str
+    data: Array
+    size: int
+    starts: Any = 0
+    address: int = 0
+    shadow: Shadow | None = None
+    scope: str = "global"
+    written: Array | None = None
+    shape: tuple[int, ...] | None = None
+
+    def typed(self, kind: Any) -> Array:
+        """Its bytes as elements of a NumPy dtype."""
+        size = np.dtype(kind).itemsize
+        return self.data[: len(self.data) // size * size].view(kind)
+
+
+class View:
+    """Memory from some byte on, as elements of a dtype.
+
+    Attributes:
+        name: of the buffer.
+        memory: whose part it is.
+        offset: its first byte, from the start of the lane's memory.
+        itemsize: bytes of an element.
+        kind: NumPy's dtype of its memory.
+    """
+
+    def __init__(
+        self, machine: Machine, name: str, memory: Memory, dtype: str, offset: int = 0
+    ) -> None:
+        """A view of `memory` for the lanes of a machine."""
+        self.name, self.memory, self.offset = name, memory, offset
+        self._machine = machine
+        self._dtype = TILE_DTYPES[dtype]
+        self.itemsize = max(1, self._dtype.bytes)
+        self._codec: Codec | None = CODECS.get(self._dtype.codec or "")
+        self.kind = np.dtype(self._dtype.memory)
+
+    @cached_property
+    def _array(self) -> Array:
+        return self.memory.typed(self.kind)
+
+    @cached_property
+    def _first(self) -> Any:
+        return (self.memory.starts + self.offset) // self.itemsize
+
+    def _bytes(self, index: Any) -> Any:
+        """Where an element begins, from the start of the lane's memory."""
+        return np.asarray(index, np.int64) * self.itemsize + self.offset
+
+    def _placed(self, index: Any, width: int, mask: Any, site: int, action: str) -> Any:
+        """The places of elements in the typed array, in bounds, and the mask of those that are."""
+        machine = self._machine
+        index = np.asarray(index, np.int64)
+        if index.ndim == 0:
+            index = np.broadcast_to(index, (machine.count,))
+        at = index * self.itemsize + self.offset
+        end = self.memory.size - width * self.itemsize
+        bad = (at < 0) | (at > end)
+        if bad.any():
+            if mask is not None:
+                bad &= mask
+            if bad.any():
+                machine.outside(self, index, bad, width, site, action)
+                mask = ~bad if mask is None else mask & ~bad
+            at = np.clip(at, 0, max(end, 0))
+            index = (at - self.offset) // self.itemsize
+        size = min(width * self.itemsize, _LARGEST_VECTOR)
+        if width > 1 or self.offset % self.itemsize:
+            odd = (at + self.memory.address) % size != 0
+            if mask is not None:
+                odd &= mask
+            if odd.any():
+                machine.misaligned(self, index, odd, size, site, action)
+        return index + self._first, mask
+
+    def _all(self, places: Array, width: int) -> Array:
+        """The places of all elements of vectors: [width, lanes]."""
+        return places if width == 1 else places + np.arange(width)[..., None]
+
+    def load(self, index: Any, width: int = 1, mask: Any = None, site: int = 0) -> Array:
+        """Elements of each lane; of lanes that are switched off anything."""
+        places, mask = self._placed(index, width, mask, site, "read")
+        if self.memory.shadow is not None:
+            self._machine.reads(self, places, width, mask, site)
+        if len(self._array) < width:
+            return np.zeros((width, len(places)) if width > 1 else len(places), self._carrier)
+        found = self._array[self._all(places, width)]
+        if self._codec is not None:
+            return self._codec.widen(found)
+        return found.astype(self._carrier, copy=False)
+
+    @cached_property
+    def _carrier(self) -> Any:
+        if self._dtype.kind in ("int", "uint"):
+            return np.int64
+        return np.bool_ if self._dtype.kind == "bool" else np.dtype(self._dtype.carrier)
+
+    def store(
+        self,
+        index: Any,
+        value: Any,
+        width: int = 1,
+        mask: Any = None,
+        site: int = 0,
+        unit: str = "",
+    ) -> None:
+        """Store a value of each lane that is switched on, or have an asynchronous unit do it."""
+        shape = (width, self._machine.count) if width > 1 else (self._machine.count,)
+        self.store_raw(index, self.encoded(value, shape), width, mask, site, unit)
+
+    def store_raw(
+        self, index: Any, raw: Array, width: int, mask: Any, site: int, unit: str = ""
+    ) -> None:
+        """As `store`, of elements as memory has them."""
+        places, mask = self._placed(index, width, mask, site, "write")
+        where = self._all(places, width)
+        if mask is not None:
+            where, raw, places = where[..., mask], raw[..., mask], places[mask]
+        if not places.size:
+            return
+        lanes = self._machine.lanes if mask is None else self._machine.lanes[mask]
+        if self.memory.shadow is not None:
+            self._machine.writes(self, places, lanes, width, where, raw, site, unit)
+        self._array[where] = raw
+        self._mark(where)
+
+    def _mark(self, where: Any) -> None:
+        if self.memory.written is not None:
+            self.memory.written[np.asarray(where) * self.itemsize] = True
+
+    def encoded(self, value: Any, shape: Any) -> Array:
+        """Values as the memory's own elements, broadcast to a shape."""
+        value = np.asarray(value)
+        if self._codec is not None:
+            raw = self._codec.pack(value if value.ndim else value[None])
+            raw = raw if value.ndim else raw[0]
+        else:
+            raw = value.astype(self.kind, copy=False)
+        return np.broadcast_to(raw, shape)
+
+    def raw(self, places: Any) -> Array:
+        """Elements by their places, as memory has them."""
+        found: Array = self._array[places]
+        return found
+
+    def put(self, places: Any, raw: Array) -> None:
+        """Set elements by their places."""
+        self._array[places] = raw
+        self._mark(places)
+
+    def update(
+        self, index: Any, operand: Any, combine: Any, width: int, mask: Any, site: int
+    ) -> Array:
+        """Atomically combine a value of each lane, in the order of lanes; returns old values."""
+        places, mask = self._placed(index, width, mask, site, "atomic")
+        shape = (width, len(places)) if width > 1 else places.shape
+        where = np.broadcast_to(self._all(places, width), shape)
+        operand = np.broadcast_to(np.asarray(operand), shape)
+        before = np.zeros(shape, self._carrier)
+        on = np.ones(len(places), bool) if mask is None else np.asarray(mask)
+        if self.memory.shadow is not None:
+            self._machine.updates(self, places, width, on, site)
+        flat, values = where[..., on], operand[..., on]
+        if combine is np.add and self._codec is None and self.kind.kind in "fiu":
+            # Lanes that hit one element add in their order, as `ufunc.at` does.
+            before[..., on] = self._array[flat].astype(self._carrier)
+            np.add.at(self._array, flat, values.astype(self.kind))
+        else:
+            found = np.empty(flat.shape, self._carrier)
+            for k in np.ndindex(flat.shape):
+                old = self.decoded(self._array[flat[k] : flat[k] + 1])[0]
+                found[k] = old
+                self._array[flat[k]] = self.encoded(combine(old, values[k]), (1,))[0]
+            before[..., on] = found
+        self._mark(flat)
+        return before
+
+    def decoded(self, raw: Array) -> Array:
+        """Elements as memory has them, as the dtype that carries values."""
+        if self._codec is not None:
+            return self._codec.widen(raw)
+        return raw.astype(self._carrier, copy=False)
+
+    # -- rows of bytes, for copies and matrix instructions
+
+    def bytes_at(self, index: Any) -> Any:
+        """Where elements begin in `memory.data`: [lanes]."""
+        return self._bytes(index) + self.memory.starts

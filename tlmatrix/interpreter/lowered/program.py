@@ -1,0 +1,36 @@
+"""A program that lanes execute: the generated source of one device function, and its facts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tlmatrix.interpreter.ir.nodes import Location
+
+
+@dataclass(frozen=True)
+class DeviceProgram:
+    """The generated program of a device function.
+
+    Attributes:
+        name: of the function.
+        source: a module with one function, `kernel`.
+        sites: the user's line of each access, by number.
+        threads: the extents of a block.
+        axes: how many axes the grid has.
+        barriers: how many mbarriers each buffer of them holds.
+        unit: bytes of shared memory of which accesses are told apart.
+        shared_bytes: of the shared memory that it allocates.
+        suspends: whether parts of it wait for one another, so that `kernel` is a generator.
+    """
+
+    name: str
+    source: str
+    sites: tuple[Location | None, ...]
+    threads: tuple[int, int, int]
+    axes: int
+    barriers: dict[str, int]
+    unit: int
+    shared_bytes: int
+    suspends: bool

@@ -1,0 +1,314 @@
+"""Operations at which threads meet: barriers, shuffles, reductions over threads, atomics."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tlmatrix.interpreter.runtime.mathematics import fmax, fmin
+
+from .arithmetic import NOTHING
+from .emit import Val, split
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from tlmatrix.interpreter.ir import nodes as ir
+    from tlmatrix.interpreter.runtime.codecs import Array
+
+    from .emit import Emitter
+    from .machine import Machine
+
+_REDUCTION = re.compile(
+    r"tl::AllReduce<tl::(?P<op>\w+), (?P<threads>\d+), (?P<scale>\d+), (?P<offset>\d+), "
+    r"(?:tl::NamedBarrier<(?P<named>\d+)>|tl::SyncThreadsBarrier)"
+    r"(?:, (?P<batch>\d+), (?P<stride>\d+))?>::(?P<run>run|run_batch)$"
+)
+_COMBINE: dict[str, Any] = {
+    "SumOp": np.add,
+    "MaxOp": fmax,
+    "MinOp": fmin,
+    "MaxOpNan": np.maximum,
+    "MinOpNan": np.minimum,
+    "BitAndOp": np.bitwise_and,
+    "BitOrOp": np.bitwise_or,
+    "BitXorOp": np.bitwise_xor,
+}
+_SHUFFLES = {
+    "tl.shfl_xor_sync": "xor",
+    "tl.shfl_down_sync": "down",
+    "tl.shfl_up_sync": "up",
+    "tl.shfl_sync": "idx",
+    "tirx.tvm_warp_shuffle": "idx",
+    "tirx.tvm_warp_shuffle_up": "up",
+    "tirx.tvm_warp_shuffle_down": "down",
+}
+_WARP_REDUCTIONS = {
+    "tl.warp_reduce_sum": "SumOp",
+    "tl.warp_reduce_max": "MaxOp",
+    "tl.warp_reduce_min": "MinOp",
+    "tl.warp_reduce_bitand": "BitAndOp",
+    "tl.warp_reduce_bitor": "BitOrOp",
+}
+# By operation: how values are combined, whether the old value is given, and how many there are.
+_ATOMICS = {
+    "tl.atomic_add_elem_op": ("add", 1),
+    "tl.atomic_add_ret_elem_op": ("add", 1),
+    "tl.atomic_addx2_elem_op": ("add", 2),
+    "tl.atomic_addx2_ret_elem_op": ("add", 2),
+    "tl.atomic_addx4_elem_op": ("add", 4),
+    "tl.atomic_addx4_ret_elem_op": ("add", 4),
+    "tl.atomic_max_elem_op": ("maximum", 1),
+    "tl.atomic_max_ret_elem_op": ("maximum", 1),
+    "tl.atomic_min_elem_op": ("minimum", 1),
+    "tl.atomic_min_ret_elem_op": ("minimum", 1),
+    "tl.atomic_or_elem_op": ("bitwise_or", 1),
+}
+
+
+def _sync(e: Emitter, call: ir.Call) -> Val:
+    """`tvm_storage_sync(scope[, barrier, threads])`."""
+    scope = str(call.args[0].value)
+    if scope == "warp":
+        e.line(f"m.warp_synchronized({e.mask})")
+        return NOTHING
+    if scope not in ("shared", "shared.dyn"):
+        raise e.refuse(f"a barrier of {scope}")
+    numbers = [int(each.value) for each in call.args[1:]]
+    synchronize(e, *numbers)
+    return NOTHING
+
+
+def synchronize(e: Emitter, number: int = 0, count: int = 0) -> None:
+    """Write a wait at a barrier of the block."""
+    if e.suspends:
+        e.line(f"yield from m.synchronize({e.mask}, {number}, {count})")
+    else:
+        e.line(f"m.synchronize_all({e.mask}, {number}, {count})")
+
+
+def _initialize(e: Emitter, call: ir.Call) -> Val:
+    e.line(f"m.initialize({e.barrier(call.args[0])}, {e.expr(call.args[1]).code}, {e.mask})")
+    return NOTHING
+
+
+def _arrive(e: Emitter, call: ir.Call) -> Val:
+    e.line(f"m.arrive({e.barrier(call.args[0])}, {e.mask})")
+    return NOTHING
+
+
+def _expect(e: Emitter, call: ir.Call) -> Val:
+    e.line(f"m.expect({e.barrier(call.args[0])}, {e.expr(call.args[1]).code}, {e.mask})")
+    return NOTHING
+
+
+def _arrive_expect(e: Emitter, call: ir.Call) -> Val:
+    if len(call.args) > 2:
+        raise e.refuse("an arrival at a barrier of another block")
+    _expect(e, call)
+    return _arrive(e, call)
+
+
+def _wait(e: Emitter, call: ir.Call) -> Val:
+    parity = e.expr(call.args[1])
+    e.line(f"yield from m.wait({e.barrier(call.args[0])}, {parity.code}, {e.mask}, {e.site()})")
+    return NOTHING
+
+
+def _fence_proxy(e: Emitter, call: ir.Call) -> Val:
+    del call
+    e.line(f"m.fence_proxy({e.mask})")
+    return NOTHING
+
+
+def _sync_warp(e: Emitter, call: ir.Call) -> Val:
+    del call
+    e.line(f"m.warp_synchronized({e.mask})")
+    return NOTHING
+
+
+def _elect(e: Emitter, call: ir.Call) -> Val:
+    """`tl_shuffle_elect(threads)`: the first lane of every so many threads; 0 for of the block."""
+    del e
+    extent = int(call.args[0].value)
+    span = -(-extent // 32) * 32
+    code = f"(m.thread[0] % {span} == 0)" if extent else "(m.thread[0] == 0)"
+    return Val(code, "bool", fixed=True)
+
+
+def _shuffle(e: Emitter, call: ir.Call) -> Val:
+    """`shfl(mask, value, lane or distance, width[, warp size])`."""
+    value, delta = e.expr(call.args[1]), e.expr(call.args[2])
+    width = int(call.args[3].value) if len(call.args) > 3 else 32
+    code = f"shuffled(m, {_SHUFFLES[call.op]!r}, {value.code}, {delta.code}, {width}, {e.mask})"
+    return e.let(Val(code, split(call.dtype)[0]))
+
+
+def _warp_reduce(e: Emitter, call: ir.Call) -> Val:
+    value = e.expr(call.args[0])
+    code = f"reduced(m, {_WARP_REDUCTIONS[call.op]!r}, {value.code}, 32, 1, {e.mask})"
+    return e.let(Val(code, split(call.dtype)[0]))
+
+
+def _extern(e: Emitter, call: ir.Call) -> Val:
+    name = str(call.args[0].value)
+    found = _REDUCTION.match(name)
+    if found is None or found["run"] != "run":
+        raise e.refuse(f"call_extern {name}")
+    value = e.let(e.expr(call.args[1]))
+    dtype, _ = split(call.dtype)
+    threads, scale, offset = (int(found[k]) for k in ("threads", "scale", "offset"))
+    total, count = e.name("total"), int(found["named"] or 0)
+    e.line(f"{total} = {value.code}")
+    while threads > max(scale, 32):
+        place, kind, index = e.pointer(call.args[2])
+        view = e.view(place, kind)
+        at = f"{index.code} + m.thread[0] - {offset}"
+        synchronize(e, 1 if found["named"] else 0, count)
+        e.line(f"{view}.store({at}, {total}, 1, {e.mask}, {e.site()})")
+        synchronize(e, 2 if found["named"] else 0, count)
+        other = f"{index.code} + ((m.thread[0] - {offset}) ^ {threads // 2})"
+        e.line(
+            f"{total} = combined({found['op']!r}, {total}, "
+            f"{view}.load({other}, 1, {e.mask}, {e.site()}))"
+        )
+        threads //= 2
+    if threads > scale:
+        e.line(f"{total} = reduced(m, {found['op']!r}, {total}, {threads}, {scale}, {e.mask})")
+    return e.rounded(Val(total, dtype))
+
+
+def _atomic(e: Emitter, call: ir.Call) -> Val:
+    combine, width = _ATOMICS[call.op]
+    place, dtype, index = e.pointer(call.args[0])
+    if place.kind == "local":
+        raise e.refuse(f"{call.op} on {place.name}")
+    view = e.view(place, dtype)
+    if width > 1 and split(getattr(call.args[1], "dtype", "handle"))[0] == "handle":
+        source, kind, start = e.pointer(call.args[1])
+        if source.kind == "local":
+            value = e.load_local(source, kind, start, width)
+        else:
+            code = f"{e.view(source, kind)}.load({start.code}, {width}, {e.mask}, {e.site()})"
+            value = Val(code, kind, width)
+    else:
+        value = e.expr(call.args[1])
+    value = e.cast(value, dtype) if value.dtype != dtype else value
+    old = e.name("old")
+    e.line(
+        f"{old} = {view}.update({index.code}, {value.code}, np.{combine}, {width}, {e.mask}, "
+        f"{e.site()})"
+    )
+    return Val(old, dtype, width)
+
+
+def _atomic_load(e: Emitter, call: ir.Call) -> Val:
+    place, dtype, index = e.pointer(call.args[0])
+    code = f"{e.view(place, dtype)}.load({index.code}, 1, {e.mask}, {e.site()})"
+    return e.let(Val(code, dtype))
+
+
+def _atomic_store(e: Emitter, call: ir.Call) -> Val:
+    place, dtype, index = e.pointer(call.args[0])
+    value = e.expr(call.args[1])
+    e.line(f"{e.view(place, dtype)}.store({index.code}, {value.code}, 1, {e.mask}, {e.site()})")
+    return NOTHING
+
+
+def _without_effect(e: Emitter, call: ir.Call) -> Val:
+    del e, call
+    return NOTHING
+
+
+OPERATIONS: dict[str, Any] = {
+    "tirx.tvm_storage_sync": _sync,
+    "tirx.ptx_init_barrier_thread_count": _initialize,
+    "tirx.ptx_arrive_barrier": _arrive,
+    "tirx.ptx_arrive_barrier_expect_tx": _arrive_expect,
+    "tl.mbarrier_expect_tx": _expect,
+    "tl.mbarrier_wait_parity": _wait,
+    "tl.fence_proxy_async": _fence_proxy,
+    "tl.sync_warp": _sync_warp,
+    "tl.tl_shuffle_elect": _elect,
+    **dict.fromkeys(_SHUFFLES, _shuffle),
+    **dict.fromkeys(_WARP_REDUCTIONS, _warp_reduce),
+    "tirx.call_extern": _extern,
+    "tirx.call_pure_extern": _extern,
+    **dict.fromkeys(_ATOMICS, _atomic),
+    "tl.atomic_load_elem_op": _atomic_load,
+    "tl.atomic_store_elem_op": _atomic_store,
+    **dict.fromkeys(
+        (
+            "tl.ptx_fence_barrier_init",
+            "tl.prefetch_tma_descriptor",
+            "tl.set_max_nreg",
+            "tl.no_set_max_nreg",
+            "tl.annotate_producer_reg_dealloc",
+            "tl.annotate_consumer_reg_alloc",
+            "tl.warpgroup_fence_operand",
+            "tl.pdl_sync",
+            "tl.pdl_trigger",
+        ),
+        _without_effect,
+    ),
+}
+
+
+# What generated source calls ----------------------------------------------------------------------
+
+
+def combined(kind: str, a: Any, b: Any) -> Array:
+    """Two values of each lane as a reduction combines them."""
+    combine: Callable[..., Array] = _COMBINE[kind]
+    return combine(np.ascontiguousarray(a), np.ascontiguousarray(b))
+
+
+def reduced(m: Machine, kind: str, value: Any, threads: int, scale: int, mask: Any) -> Array:
+    """A value over the lanes of each `threads` that are `scale` apart, in all of them."""
+    m.warp_synchronized(mask)
+    total = np.broadcast_to(np.asarray(value), (m.count,))
+    offset = threads // 2
+    while offset >= scale:
+        total = combined(kind, total, total[m.lanes ^ offset])
+        offset //= 2
+    return total
+
+
+def shuffled(m: Machine, kind: str, value: Any, delta: Any, width: int, mask: Any) -> Array:
+    """Values of other lanes of the warp, of groups of `width` lanes (CUDA's `__shfl_sync`)."""
+    m.warp_synchronized(mask)
+    full = np.broadcast_to(np.asarray(value), (m.count,))
+    lane = m.lanes % 32
+    first = lane // width * width
+    if kind == "xor":
+        source = lane ^ delta
+        # What is in a later group is the lane's own; earlier groups may be read.
+        source = np.where(source >= first + width, lane, source)
+    elif kind == "idx":
+        source = first + np.asarray(delta) % width
+    elif kind == "up":
+        source = np.where(lane - delta < first, lane, lane - delta)
+    else:
+        source = np.where(lane + delta >= first + width, lane, lane + delta)
+    found: Array = full[m.lanes - lane + source]
+    return found
+
+
+def side_by_side(m: Machine, roles: Sequence[Generator[Any, None, None]]) -> Any:
+    """Run parts of a program that wait for one another, each until it waits."""
+    running = list(roles)
+    while running:
+        before, waits = m.progress, []
+        for role in list(running):
+            try:
+                waits.append(next(role))
+            except StopIteration:
+                running.remove(role)
+                m.progress += 1
+        if running and m.progress == before:
+            yield ", ".join(map(str, waits))
+
+
+FUNCTIONS = (combined, reduced, shuffled, side_by_side)
