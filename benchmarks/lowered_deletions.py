@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _SPECS = Path(__file__).parents[1] / "specs"
-_CACHE = Path("/tmp/lowered-deletions")  # noqa: S108 - a cache that any run may make anew
+_CACHE = Path("/tmp/lowered-deletions")
 _REMOVED = {
     "tirx.tvm_storage_sync": "barrier",
     "tl.sync_warp": "barrier of a warp",
@@ -317,8 +317,10 @@ def table(rows: Sequence[Row]) -> str:
     """Mutants by kind and outcome, as a table of Markdown."""
     counts = Counter((row.kind, row.outcome) for row in rows)
     lines = [f"| mutation | {' | '.join(_OUTCOMES)} |", "| --- |" + " ---: |" * len(_OUTCOMES)]
-    for kind in dict.fromkeys(row.kind for row in rows if row.kind != "none"):
-        lines.append(f"| {kind} | {' | '.join(str(counts[kind, o]) for o in _OUTCOMES)} |")
+    lines += [
+        f"| {kind} | {' | '.join(str(counts[kind, o]) for o in _OUTCOMES)} |"
+        for kind in dict.fromkeys(row.kind for row in rows if row.kind != "none")
+    ]
     total = Counter(row.outcome for row in rows)
     lines.append(f"| all | {' | '.join(str(total[o]) for o in _OUTCOMES)} |")
     return "\n".join(lines)

@@ -735,8 +735,8 @@ class Machine:
             assert self.clocks is not None
             block, number = divmod(group, self.clocks.groups)
             message = (
-                f"{action} of {element_name(name, (element,))}, in registers of warp group {number}, "
-                f"which nothing orders with {other}"
+                f"{action} of {element_name(name, (element,))}, in registers of warp group "
+                f"{number}, which nothing orders with {other}"
             )
             self._report(
                 "races", name, (element,), block * self.threads + number * 128, site, message, count
