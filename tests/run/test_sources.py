@@ -80,3 +80,15 @@ def test_versions_and_files_that_come_and_go_are_differences() -> None:
     words = "new.py was added, old.py was removed, torch 2.8 became 2.9"
     assert differences(before, after) == words
     assert not differences(before, before)
+
+
+def test_tilelang_in_the_search_path_is_no_source(tmp_path: Path, monkeypatch) -> None:
+    spec = _written(tmp_path / "a")
+    (tmp_path / "a" / "k.py").write_text("import tilelang\n")
+    checkout = tmp_path / "checkout" / "tilelang"
+    checkout.mkdir(parents=True)
+    (checkout / "__init__.py").write_text("import vendored\n")
+    (tmp_path / "checkout" / "vendored.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path / "checkout")
+    found = read_sources(spec).parts
+    assert not {"tilelang/__init__.py", "vendored.py"} & found.keys()

@@ -177,8 +177,8 @@ class _Modules:
             if parent:
                 package = self._find(parent)
                 found = _module(last, package.folders) if package is not None else None
-            elif name in sys.stdlib_module_names:
-                found = None
+            elif name in sys.stdlib_module_names or name in _PACKAGES:
+                found = None  # a checkout in $PYTHONPATH is TileLang all the same
             else:
                 found = _module(name, self._path) or _editable(name)
             self._found[name] = found
