@@ -437,15 +437,15 @@ class Emitter:
         place = self._place(buffer.data)
         index, width = self._index(buffer, indices)
         if place.kind == "local":
-            self.store_local(place, buffer, index, max(width, value.width), value)
+            self.store_local(place, buffer.dtype, index, max(width, value.width), value)
             return
         view = self.view(place, buffer.dtype)
         self._note(place, split(buffer.dtype)[0], width)
         self.line(f"{view}.store({index.code}, {value.code}, {width}, {self.mask}, {self.site()})")
 
-    def store_local(self, place: Place, buffer: Any, index: Val, width: int, value: Val) -> None:
+    def store_local(self, place: Place, dtype: str, index: Val, width: int, value: Val) -> None:
         """Store to memory of the lanes themselves, from an element on."""
-        self._same_memory(place, buffer.dtype)
+        self._same_memory(place, dtype)
         code = value.code
         if value.dtype == "bool" and place.dtype != "bool":
             code = f"np.asarray({code}, np.int64)"
