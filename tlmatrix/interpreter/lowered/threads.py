@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.runtime.mathematics import fmax, fmin
 
 from .arithmetic import NOTHING
@@ -15,7 +16,6 @@ from .emit import Val, split
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from tlmatrix.interpreter.ir import nodes as ir
     from tlmatrix.interpreter.runtime.codecs import Array
 
     from .emit import Emitter
@@ -207,7 +207,7 @@ def _atomic(e: Emitter, call: ir.Call) -> Val:
     if place.kind == "local":
         raise e.refuse(f"{call.op} on {place.name}")
     view = e.view(place, dtype)
-    if width > 1:
+    if width > 1 and not isinstance(call.args[1], ir.BufferLoad):
         source, kind, start = e.pointer(call.args[1])
         if source.kind == "local":
             value = e.load_local(source, kind, start, width)
@@ -217,10 +217,10 @@ def _atomic(e: Emitter, call: ir.Call) -> Val:
     else:
         value = e.expr(call.args[1])
     value = e.cast(value, dtype) if value.dtype != dtype else value
-    old = e.name("old")
+    old, returns = e.name("old"), "_ret_" in call.op
     e.line(
         f"{old} = {view}.update({index.code}, {value.code}, np.{combine}, {width}, {e.mask}, "
-        f"{e.site()})"
+        f"{e.site()}, {returns})"
     )
     return Val(old, dtype, width)
 
