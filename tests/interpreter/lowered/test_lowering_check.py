@@ -107,3 +107,20 @@ def test_rounding_is_no_difference():
     before, source = torch.zeros(3), torch.tensor([0.0, 0.1, 5.0])
     lowered = torch.tensor([1e-8, 0.1000001, 5.0])
     assert lowering_check.difference("Y", before, source, lowered) is None
+
+
+@jit_kernel(X="f32[256]", Y="f16[256]", p="i32", threads=32)
+def guarded_casts(X, Y, p):
+    for i in T.Parallel(256):
+        if p > 0:
+            if p > 1:
+                Y[i] = X[i]
+
+
+def test_registers_that_are_stored_unwritten():
+    # https://github.com/tile-ai/tilelang/issues/2616: only the outer guard survives
+    x, y = torch.randn(256), torch.full((256,), 7.0).half()
+    with interpret(arch="sm_80", lowered=True, sanitize=True, on_report="keep") as run:
+        guarded_casts()(x, y, 1)
+    (found,) = [report for report in run.reports if report.sanitizer == "lowering"]
+    assert "the pass tl.DecoupleTypeCast brings it in" in str(found)

@@ -73,6 +73,8 @@ def difference(
         whole = (ours == ours.round()) & (ours.abs() < _LARGEST_EXACT)
         whole &= (theirs == theirs.round()) & (theirs.abs() < _LARGEST_EXACT)
         bad = (bad & ~same) | (whole & ~same)
+        # Registers that lowered code has not written are NaN.
+        bad |= theirs.isnan() & ours.isfinite()
     else:
         bad |= one != other
     places = bad.nonzero()
