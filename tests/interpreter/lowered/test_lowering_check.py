@@ -112,7 +112,7 @@ def test_rounding_is_no_difference():
 @jit_kernel(X="f32[256]", Y="f16[256]", p="i32", threads=32)
 def guarded_casts(X, Y, p):
     for i in T.Parallel(256):
-        if p > 0:
+        if p > 0:  # noqa: SIM102 - two guards, as in the report
             if p > 1:
                 Y[i] = X[i]
 
