@@ -109,6 +109,15 @@ def test_rounding_is_no_difference():
     assert lowering_check.difference("Y", before, source, lowered) is None
 
 
+def test_large_numbers_of_float16_are_rounded():
+    before = torch.full((2,), float("nan")).half()
+    source, lowered = (
+        torch.tensor([-14056.0, 1500.0]).half(),
+        torch.tensor([-14048.0, 1501.0]).half(),
+    )
+    assert lowering_check.difference("Y", before, source, lowered) is None
+
+
 @jit_kernel(X="f32[256]", Y="f16[256]", p="i32", threads=32)
 def guarded_casts(X, Y, p):
     for i in T.Parallel(256):

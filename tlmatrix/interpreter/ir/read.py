@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -142,10 +143,11 @@ def _layout(data: Any, found: list[Any]) -> ir.Layout:
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Handle(ir.Var):
     """A variable that points to memory of a scope."""
 
-    __slots__ = ("scope",)
+    scope: str
 
 
 def _var(data: Any, found: list[Any]) -> ir.Var:
@@ -153,9 +155,7 @@ def _var(data: Any, found: list[Any]) -> ir.Var:
     name = str(found[data["name"]])
     if data["dtype"] != "handle" or not isinstance(scope, str):
         return ir.Var(data["dtype"], name)
-    handle = _Handle("handle", name)
-    object.__setattr__(handle, "scope", scope)
-    return handle
+    return _Handle("handle", name, scope)
 
 
 def _tagged(data: Any, found: list[Any]) -> str:

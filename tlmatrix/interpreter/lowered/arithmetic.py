@@ -184,6 +184,15 @@ def get_local(m: Machine, memory: Array, index: Any) -> Array:
     return found
 
 
+def part(m: Machine, memory: Array, first: int, width: int, name: str, site: int) -> Array:
+    """Elements in a row of what lanes have for themselves; past its end of no defined content."""
+    found = memory[first : first + width]
+    if len(found) < width:
+        m.outside_local(name, first, width, len(memory), site)
+        found = np.concatenate([found, np.zeros((width - len(found), m.count), memory.dtype)])
+    return found
+
+
 def put_local(m: Machine, memory: Array, index: Any, value: Any, mask: Any) -> None:
     """Store to elements that lanes index in memory of their own."""
     index = np.broadcast_to(np.asarray(index), np.broadcast_shapes(np.shape(index), (m.count,)))
@@ -203,5 +212,6 @@ FUNCTIONS = (
     spread,
     pack16,
     get_local,
+    part,
     put_local,
 )

@@ -41,11 +41,28 @@ class Barriers:
             self._gathered = np.zeros(shape, np.int32), np.zeros(proxied, np.int32)
             self._ended = np.zeros(shape, np.int32), np.zeros(proxied, np.int32)
             self._completed = np.zeros((blocks, barriers), np.int32)
+            self._maker, self._made = (np.zeros((blocks, barriers), np.int32) for _ in range(2))
 
-    def initialize(self, blocks: Array, number: Array, count: Any) -> None:
-        """Initialize one barrier of each of these blocks."""
+    def initialize(self, blocks: Array, number: Array, count: Any, lanes: Array) -> None:
+        """Lanes initialize one barrier of each of these blocks."""
         self.count[blocks, number] = count
         self.pending[blocks, number] = count
+        clocks = self._clocks
+        if clocks is not None:
+            warp = clocks.active(lanes)[blocks].argmax(1)
+            self._maker[blocks, number] = warp
+            self._made[blocks, number] = clocks.known[blocks, warp, warp]
+            clocks.release(clocks.active(lanes))
+
+    def before_initialization(self, blocks: Array, number: Array, lanes: Array) -> Array:
+        """Which of these blocks use a barrier that another warp may not have initialized yet."""
+        clocks = self._clocks
+        if clocks is None:
+            return np.zeros(len(blocks), bool)
+        maker, made = self._maker[blocks, number], self._made[blocks, number]
+        known = clocks.known[blocks[:, None], np.arange(clocks.warps), maker[:, None]]
+        found: Array = (clocks.active(lanes)[blocks] & (known < made[:, None])).any(1)
+        return found
 
     def expect(self, blocks: Array, number: Array, size: Any) -> None:
         """The phase also waits for bytes that copies bring, one barrier a block."""
@@ -68,7 +85,7 @@ class Barriers:
         if self._clocks is not None:
             for mine, seen in zip(self._gathered, self._clocks.seen(active), strict=True):
                 mine[blocks, number] = np.maximum(mine[blocks, number], seen[blocks])
-            self._clocks.tick(active)
+            self._clocks.release(active)
         self._end(blocks, number)
 
     def _end(self, blocks: Array, number: Array) -> None:

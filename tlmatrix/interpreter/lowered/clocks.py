@@ -3,8 +3,8 @@
 As in FastTrack (Flanagan and Freund, PLDI 2009), each unit of memory keeps its last write and its
 last reads as (agent, clock), and an access is ordered after them if its agent knows that clock.
 The agents of a block are its warps, and what works asynchronously for them: bulk stores, groups of
-wgmma, `cp.async`, and copies that complete on an mbarrier. The lanes of a warp are told apart by
-the warp's own clock, which advances wherever they synchronize.
+wgmma, `cp.async`, and copies that complete on an mbarrier. The lanes of a warp share its clock:
+what one of them did before the clock at which they last synchronized, the others know.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 WARP = 32
 _GROUP = 4
 """Warps of a warp group."""
-_NEVER, _KNOWN = 0, -1
-"""Clocks of a write that did not happen, and of one that every agent knows."""
+_NEVER = 0
+"""The clock of a write that did not happen."""
+_UNIT, _ALL, _SEVERAL = -1, -2, -3
+"""In place of a lane: an asynchronous unit, lanes of all warps, and less the number of its warp,
+several lanes of a warp."""
 
 
 class Clocks:
@@ -33,6 +36,9 @@ class Clocks:
         agents: all agents of a block, A.
         block, number, warp: of each lane, its block among these and in the grid, and its warp.
         known: [blocks, W, A]: the clock of each agent that a warp has seen; its own at its place.
+        synced: [blocks, W]: the warp's own clock when its lanes last waited for one another.
+        waited: [blocks, W]: the groups of `cp.async` that each lane knows to have ended, of those
+            that it started itself.
         proxied: [blocks, W, W]: the writes of warps that a proxy fence of the path has covered.
     """
 
@@ -51,6 +57,8 @@ class Clocks:
         own = np.arange(self.warps)
         self.known[:, own, own] = 1
         self.proxied = np.zeros((blocks, self.warps, self.warps), np.int32)
+        self.synced = np.ones((blocks, self.warps), np.int32)
+        self.waited = np.zeros((blocks, self.warps), np.int32)
         self._own = own
         lane = np.arange(blocks * threads)
         self.block = lane // threads
@@ -69,31 +77,44 @@ class Clocks:
         found: Array = np.any(lanes.reshape(self.blocks, self.warps, WARP), axis=-1)
         return found
 
-    def tick(self, active: Array) -> None:
-        """The lanes of these warps have synchronized with one another."""
+    def release(self, active: Array) -> None:
+        """What these warps do from now on is not known to those that learned their clocks."""
         self.known[:, self._own, self._own] += active
+
+    def synchronize(self, active: Array) -> None:
+        """The lanes of these warps have waited for one another."""
+        self._publish(active)
+        self.release(active)
+        own = self.known[:, self._own, self._own]
+        np.copyto(self.synced, own, where=active)
+
+    def _publish(self, active: Array) -> None:
+        """What lanes know of their own copies is for all lanes of these warps to know."""
+        copies = self.known[:, self._own, self.copies + self._own]
+        self.known[:, self._own, self.copies + self._own] = np.where(
+            active, np.maximum(copies, self.waited), copies
+        )
 
     def join(self, active: Array, known: Array, proxied: Array) -> None:
         """Warps learn clocks [blocks, A] and proxied writes [blocks, W], and go on."""
         on = active[:, :, None]
         np.maximum(self.known, known[:, None], out=self.known, where=on)
         np.maximum(self.proxied, proxied[:, None], out=self.proxied, where=on)
-        self.tick(active)
+        # Of their own lanes they know what had arrived.
+        np.maximum(self.synced, known[:, : self.warps] + 1, out=self.synced, where=active)
+        self.release(active)
 
     def seen(self, active: Array) -> tuple[Array, Array]:
         """What these warps know together: [blocks, A], and of proxied writes [blocks, W]."""
+        self._publish(active)
         on = active[:, :, None]
         return (self.known * on).max(1), (self.proxied * on).max(1)
-
-    def meet(self, active: Array) -> None:
-        """These warps of each block wait for one another."""
-        self.join(active, *self.seen(active))
 
     def fence(self, active: Array) -> None:
         """A proxy fence: what these warps know of writes, asynchronous units may see."""
         known = self.known[:, :, : self.warps]
         np.maximum(self.proxied, known, out=self.proxied, where=active[:, :, None])
-        self.tick(active)
+        self.release(active)
 
 
 @dataclass
@@ -138,15 +159,19 @@ class Shadow:
 
     def after_write(self, clocks: Clocks, units: Array, lanes: Array) -> Array:
         """Which accesses of lanes are ordered after the last write of their unit."""
-        agent = self.agent[units]
-        warp = clocks.warp[lanes]
-        known = clocks.known[clocks.block[lanes], warp, agent]
-        ordered: Array = self.clock[units] <= known - (agent == warp)
-        ordered |= self.lane[units] == lanes
+        agent, writer, clock = self.agent[units], self.lane[units], self.clock[units]
+        block, warp = clocks.block[lanes], clocks.warp[lanes]
+        own = agent == warp
+        known = np.where(own, clocks.synced[block, warp] - 1, clocks.known[block, warp, agent])
+        ordered: Array = clock <= known
+        mine = writer == lanes
+        ordered |= mine & ((agent < clocks.warps) | (clock <= clocks.waited[block, warp]))
+        # They wrote one value together, each before it goes on.
+        ordered |= (writer == _ALL) | (own & (writer == _SEVERAL - warp))
         if self.writers is not None:
             # Blocks that ran before this one, or beside it, have no clocks in common.
-            writer = self.writers[units]
-            ordered = np.where(writer == clocks.number[lanes], ordered, writer < 0)
+            theirs = self.writers[units]
+            ordered = np.where(theirs == clocks.number[lanes], ordered, theirs < 0)
         return ordered
 
     def after_reads(self, clocks: Clocks, units: Array, lanes: Array) -> Array:
@@ -155,26 +180,46 @@ class Shadow:
         found: Array
         if self.readers is not None:
             before, reader = self.readers[units], self.reader[units]
-            theirs = clocks.warp[np.maximum(reader, 0)]
-            known = clocks.known[block, warp, theirs] - (theirs == warp)
+            theirs = np.where(reader < 0, _SEVERAL - reader, clocks.warp[reader])
+            known = np.where(
+                theirs == warp, clocks.synced[block, warp] - 1, clocks.known[block, warp, theirs]
+            )
             ordered = (self.reads[units, 0] <= known) | (reader == lanes)
             found = np.where(before == clocks.number[lanes], ordered, before < 0)
             return found
         known = clocks.known[block, warp, : self.columns]
         late = self.reads[units] > known
-        own = self.reads[units, warp] == clocks.known[block, warp, warp]
-        found = ~late.any(1) & (~own | (self.reader[units] == lanes))
+        own = self.reads[units, warp] >= clocks.synced[block, warp]
+        # The last reader may be of another warp, which `late` is about.
+        reader = self.reader[units]
+        own &= (reader != lanes) & (
+            (reader == _SEVERAL - warp) | (self._warp(clocks, reader) == warp)
+        )
+        found = ~late.any(1) & ~own
+        return found
+
+    @staticmethod
+    def _warp(clocks: Clocks, lanes: Array) -> Array:
+        found: Array = np.where(lanes < 0, -1, clocks.warp[lanes])
         return found
 
     def read(self, clocks: Clocks, units: Array, lanes: Array, site: int) -> None:
         """Note a read."""
-        warp = clocks.warp[lanes]
-        clock = clocks.known[clocks.block[lanes], warp, warp]
+        warp, block = clocks.warp[lanes], clocks.block[lanes]
+        clock = clocks.known[block, warp, warp]
+        column = warp if self.readers is None else np.zeros_like(warp)
+        before = self.reader[units]
+        others = (before != lanes) & (
+            (before == _SEVERAL - warp) | (self._warp(clocks, before) == warp)
+        )
+        others &= self.reads[units, column] >= clocks.synced[block, warp]
         if self.readers is not None:
+            others &= self.readers[units] == clocks.number[lanes]
             self.readers[units] = clocks.number[lanes]
-            warp = np.zeros_like(warp)
-        self.reads[units, warp] = clock
+        self.reads[units, column] = clock
         self.reader[units] = lanes
+        others |= (self.reader[units] != lanes) & (self._warp(clocks, self.reader[units]) == warp)
+        self.reader[units[others]] = _SEVERAL - warp[others]
         self.seen[units] = site
 
     def wrote(self, clocks: Clocks, units: Array, lanes: Array, site: int) -> Array:
@@ -189,24 +234,30 @@ class Shadow:
         several: Array = self.lane[units] != lanes
         return several
 
-    def known_to_all(self, units: Array) -> None:
-        """What lanes wrote there together is one value, which each of them knows."""
-        self.clock[units] = _KNOWN
+    def wrote_together(self, clocks: Clocks, units: Array, lanes: Array) -> None:
+        """Note that lanes have written one value to their unit in one statement."""
+        warp = clocks.warp[lanes]
+        alone = np.ones(self.count, bool)
+        alone[units[self.agent[units] != warp]] = False
+        self.lane[units] = np.where(alone[units], _SEVERAL - warp, _ALL)
 
     def unwritten(self, units: Array) -> Array:
         """Which units nothing has written."""
         found: Array = self.clock[units] == _NEVER
         return found
 
-    def started(self, units: Array, agent: Any, clock: Any, site: int) -> None:
-        """An asynchronous unit writes; nothing is ordered after it until it is waited for."""
+    def started(self, units: Array, agent: Any, clock: Any, site: int, lanes: Any = _UNIT) -> None:
+        """An asynchronous unit writes; nothing is ordered after it until it is waited for.
+
+        `lanes` are those that wait for what they themselves started.
+        """
         self.agent[units] = agent
-        self.lane[units] = -1
+        self.lane[units] = lanes
         self.clock[units] = clock
         self.site[units] = site
 
     def started_reading(self, units: Array, agent: Any, clock: Any, site: int) -> None:
         """An asynchronous unit reads."""
         self.reads[units, agent] = clock
-        self.reader[units] = -1
+        self.reader[units] = _UNIT
         self.seen[units] = site

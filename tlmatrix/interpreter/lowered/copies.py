@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.errors import EMPTY_TENSOR, LaunchError, Unsupported
 
 from .arithmetic import NOTHING
@@ -22,10 +23,17 @@ if TYPE_CHECKING:
     from .memory import Memory, View
 
 
+_COPIED = (4, 8, 16)
+"""Bytes that `cp.async` copies."""
+
+
 def _cp_async(e: Emitter, call: ir.Call) -> Val:
     """`ptx_cp_async(to, from, elements[, condition])`: zeros where the condition does not hold."""
     target, source = (e.pointer(each) for each in call.args[:2])
     count = int(call.args[2].value)
+    size = count * TILE_DTYPES[target[1]].bytes
+    if size not in _COPIED:
+        raise e.refuse(f"cp.async of {size} bytes")
     condition = "None"
     if len(call.args) > 3:
         found = e.expr(call.args[3])

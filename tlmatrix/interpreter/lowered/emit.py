@@ -139,6 +139,8 @@ class Emitter:
         self._static = 0
         self._unit = _LARGEST_UNIT
         self._parameters: list[str] = []
+        self._multiplied = {each for node in walk(kernel.body) for each in _registers(node)}
+        self._watched: set[str] = set()
 
     # -- the whole
 
@@ -318,6 +320,8 @@ class Emitter:
             name = self.name(buffer.name)
             self._head.append(f"{name} = m.local({size * width}, {dtype!r})")
             self._places[data] = Place("local", buffer.name, name, 0, dtype)
+            if data in self._multiplied:
+                self._watched.add(name)
         else:
             raise self.refuse(f"memory of scope {scope} ({buffer.name})")
 
@@ -446,6 +450,7 @@ class Emitter:
     def store_local(self, place: Place, dtype: str, index: Val, width: int, value: Val) -> None:
         """Store to memory of the lanes themselves, from an element on."""
         self._same_memory(place, dtype)
+        self._uses(place, index, width, writes=True)
         code = value.code
         if value.dtype == "bool" and place.dtype != "bool":
             code = f"np.asarray({code}, np.int64)"
@@ -455,15 +460,24 @@ class Emitter:
             return
         target = self._part(place, index, width)
         if self.mask == "None":
-            self.line(f"{target} = {code}")
+            self.line(f"{target}{'' if width == 1 else '[...]'} = {code}")
         else:
             self.line(f"np.copyto({target}, {code}, where={self.mask}, casting='unsafe')")
 
-    @staticmethod
-    def _part(place: Place, index: Val, width: int) -> str:
+    def _uses(self, place: Place, index: Val, width: int, *, writes: bool) -> None:
+        """Note an access to registers that `wgmma` uses as well."""
+        if place.code in self._watched:
+            size = f"len({place.code})"
+            part = f"{index.code}, {index.code} + {width}" if index.uniform else f"0, {size}"
+            self.line(
+                f"m.registers.use({place.name!r}, ({part}, {size}), {writes}, {self.mask}, "
+                f"{self.site()})"
+            )
+
+    def _part(self, place: Place, index: Val, width: int) -> str:
         if width == 1:
             return f"{place.code}[{index.code}]"
-        return f"{place.code}[{index.code} : {index.code} + {width}]"
+        return f"part(m, {place.code}, {index.code}, {width}, {place.name!r}, {self.site()})"
 
     def _same_memory(self, place: Place, dtype: str) -> None:
         if split(dtype)[0] != place.dtype:
@@ -687,6 +701,7 @@ class Emitter:
     def load_local(self, place: Place, dtype: str, index: Val, width: int) -> Val:
         """What a lane has in memory of its own, from an element on."""
         self._same_memory(place, dtype)
+        self._uses(place, index, width, writes=False)
         if not index.uniform:
             at = f"{index.code} + np.arange({width})[:, None]" if width > 1 else index.code
             return Val(f"get_local(m, {place.code}, {at})", place.dtype, width)
@@ -832,6 +847,17 @@ def _suspends(statement: Any) -> bool:
         isinstance(node, ir.Call) and (node.op in WAITS or node.op == _SYNC)
         for node in walk(statement)
     )
+
+
+_WGMMA = {"tl.ptx_wgmma_ss": (10,), "tl.ptx_wgmma_rs": (5, 9)}
+"""Positions of the operands of `wgmma` that are registers."""
+
+
+def _registers(node: Any) -> tuple[ir.Var, ...]:
+    """The arrays in registers that `wgmma` uses."""
+    if not isinstance(node, ir.Call) or node.op not in _WGMMA:
+        return ()
+    return tuple(node.args[k] for k in _WGMMA[node.op])
 
 
 def _loads(node: Any) -> bool:

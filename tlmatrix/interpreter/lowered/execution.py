@@ -227,10 +227,10 @@ def _run_blocks(
 ) -> None:
     machine = Machine(program, grid, chosen, shared, watching)
     running = function(machine, *arguments)
-    if not program.suspends:
-        return
-    before = -1
-    for what in running:
-        if machine.progress == before:
-            raise DeadlockError(f"no thread can go on: {what}")
-        before = machine.progress
+    if program.suspends:
+        before = -1
+        for what in running:
+            if machine.progress == before:
+                raise DeadlockError(f"no thread can go on: {what}")
+            before = machine.progress
+    machine.finish()

@@ -147,6 +147,17 @@ def lowered_kernel(func: Any, code: Lowered) -> LoweredKernel:
     Raises:
         Unsupported: for an operation that is not modelled; names it and its line.
     """
+    kernel, steps, functions = parsed(func, code)
+    programs = {f.name: Emitter(f, HANDLERS).program() for f in functions}
+    return LoweredKernel(kernel, steps, programs)
+
+
+def parsed(func: Any, code: Lowered) -> tuple[ir.Kernel, tuple[Any, ...], list[ir.Kernel]]:
+    """The traced kernel, the steps of its host code, and its device functions.
+
+    Raises:
+        Unsupported: the host code does more than launch kernels.
+    """
     from tilelang import tvm
 
     hosts, devices = list(code.host.functions.values()), list(code.device.functions.values())
@@ -157,9 +168,7 @@ def lowered_kernel(func: Any, code: Lowered) -> LoweredKernel:
     kernel, host, *functions = read_all(text)
     axes = {f.name: tags for f, tags in zip(functions, names, strict=True)}
     parameters = {f.name: len(f.params) for f in functions}
-    steps = tuple(_steps(host.body, axes, parameters))
-    programs = {f.name: Emitter(f, HANDLERS).program() for f in functions}
-    return LoweredKernel(kernel, steps, programs)
+    return kernel, tuple(_steps(host.body, axes, parameters)), functions
 
 
 def stage_kernel(module: Any) -> LoweredKernel:

@@ -16,6 +16,7 @@ from tlmatrix.interpreter.reports import Party, Report, element_name, source_lin
 from .barriers import Barriers, Named
 from .clocks import WARP, Clocks, Shadow
 from .memory import Memory, View
+from .registers import Registers
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -55,6 +56,7 @@ class Units:
         """Nothing has started."""
         self._machine = machine
         self._ended: dict[str, Array] = {}
+        self._started: dict[str, Array] = {}
 
     def _committed(self, unit: str) -> Array:
         if unit not in self._ended:
@@ -82,8 +84,15 @@ class Units:
         clocks = self._machine.clocks
         assert clocks is not None
         column = clocks.warp[lanes] // (4 if unit == "products" else 1)
-        clock = self._committed(unit)[clocks.block[lanes], column] + 1
+        clock = self.next_group(unit)[clocks.block[lanes], column]
+        if unit not in self._started:
+            self._started[unit] = np.zeros_like(self._committed(unit))
+        self._started[unit][clocks.block[lanes], column] = clock
         return getattr(clocks, unit) + column, clock
+
+    def next_group(self, unit: str) -> Array:
+        """The clock of what a unit starts now: [blocks, columns]."""
+        return self._committed(unit) + 1
 
     def commit(self, unit: str, mask: Any) -> None:
         """What was started is a group."""
@@ -98,6 +107,10 @@ class Units:
         ended = np.maximum(self._committed(unit) - left, 0)
         first = getattr(clocks, unit)
         active: Array = clocks.active(mask)
+        if unit == "copies":
+            # Each lane waits for its own copies.
+            np.maximum(clocks.waited, ended, out=clocks.waited, where=active)
+            return
         if unit == "products":
             group = np.arange(clocks.warps) // 4
             ended = ended[:, group]
@@ -108,8 +121,14 @@ class Units:
         at = clocks.known[rows, warps, agents[warps]]
         clocks.known[rows, warps, agents[warps]] = np.maximum(at, ended[rows, warps])
 
-    def reads_of_products(self, leaders: Array) -> None:
-        """Warp groups have started to multiply."""
+    def unfinished(self, unit: str) -> tuple[Array, Array]:
+        """Blocks and warps that did not wait for what a unit of them does."""
+        clocks = self._machine.clocks
+        assert clocks is not None
+        own = np.arange(clocks.warps)
+        ended = clocks.known[:, own, getattr(clocks, unit) + own]
+        found = np.nonzero(self._started.get(unit, ended) > ended)
+        return found[0], found[1]
 
 
 def _first_of_each(row: Array) -> Array:
@@ -159,6 +178,7 @@ class Machine:
         self.barriers = Barriers(self.blocks, slots, self.clocks)
         self.named = Named(self.blocks, self.clocks)
         self.units = Units(self)
+        self.registers = Registers(self)
         self.progress = 0
         self._watched = watched
 
@@ -227,6 +247,7 @@ class Machine:
         active = self._lanes_of_blocks(mask)
         waits = self.named.arrive(number, count or self.threads, active, self._active(mask))
         yield from self._until(lambda: self.named.passed(waits), f"barrier {number}")
+        self.progress += 1
         if self.clocks is not None:
             self.named.join(waits, self._active(mask))
 
@@ -256,7 +277,12 @@ class Machine:
     def warp_synchronized(self, mask: Any) -> None:
         """The lanes of each warp have waited for one another."""
         if self.clocks is not None:
-            self.clocks.tick(self.clocks.active(mask))
+            self.clocks.synchronize(self.clocks.active(mask))
+
+    def warp_groups_fenced(self, mask: Any) -> None:
+        """`wgmma.fence`."""
+        self.warp_synchronized(mask)
+        self.registers.fence(mask)
 
     def fence_proxy(self, mask: Any) -> None:
         """Asynchronous units see what the warps have written and seen so far."""
@@ -287,19 +313,40 @@ class Machine:
     def initialize(self, number: Any, count: Any, mask: Any) -> None:
         """`mbarrier.init` with a count of arrivals."""
         self.progress += 1
-        for blocks, numbers, _, _ in self._at(number, mask):
-            self.barriers.initialize(blocks, numbers, count)
+        for blocks, numbers, _, lanes in self._at(number, mask):
+            self.barriers.initialize(blocks, numbers, count, lanes)
+
+    def _initialized(self, blocks: Array, numbers: Array, lanes: Array, site: int = 0) -> None:
+        """Report a use of barriers that nothing orders after their initialization.
+
+        Raises:
+            SynchronizationError: nothing has initialized one.
+        """
+        where = f" at {self.site(site)}" if site else ""
+        if not self.barriers.count[blocks, numbers].all():
+            raise SynchronizationError(f"an mbarrier is used before its initialization{where}")
+        late = self.barriers.before_initialization(blocks, numbers, lanes)
+        if late.any() and "races" in self._watched:
+            k = int(np.flatnonzero(late)[0])
+            lane = int(np.flatnonzero(lanes & (self.block == blocks[k]))[0])
+            name = f"mbarrier {numbers[k]}"
+            message = (
+                f"use of {name} by {self._who(lane)}, which nothing orders with its initialization"
+            )
+            self._report("races", name, (), lane, site, message, int(late.sum()))
 
     def arrive(self, number: Any, mask: Any) -> None:
         """Lanes arrive at barriers."""
         self.progress += 1
         for blocks, numbers, counts, lanes in self._at(number, mask):
+            self._initialized(blocks, numbers, lanes)
             self.barriers.arrive(blocks, numbers, counts, self._active(lanes))
 
     def expect(self, number: Any, size: Any, mask: Any) -> None:
         """The phase of barriers also waits for bytes, so many for each lane."""
         self.progress += 1
-        for blocks, numbers, counts, _ in self._at(number, mask):
+        for blocks, numbers, counts, lanes in self._at(number, mask):
+            self._initialized(blocks, numbers, lanes)
             self.barriers.expect(blocks, numbers, np.max(size) * counts)
 
     def brought(
@@ -345,8 +392,11 @@ class Machine:
             )
             for blocks, numbers, _, lanes in groups
         ]
+        for blocks, numbers, _, lanes in groups:
+            self._initialized(blocks, numbers, lanes, site)
         while not all(self.barriers.passed(*each[:3]) for each in waits):
             yield f"a wait at {self.site(site)}"
+        self.progress += 1
         for blocks, numbers, _, lanes in waits:
             self.barriers.join(
                 blocks, numbers, self.clocks.active(lanes) if self.clocks is not None else lanes
@@ -458,7 +508,7 @@ class Machine:
                 place = self._element(view, units[k])
                 self._report(
                     "uninitialised",
-                    view,
+                    view.name,
                     place,
                     int(lanes[k]),
                     site,
@@ -488,7 +538,8 @@ class Machine:
         after_reads = shadow.after_reads(clocks, flat, who)
         if not (after_write.all() and after_reads.all()):
             # What changes nothing harms nothing: threads often store one value to one place.
-            changes = view.raw(where).view(np.uint8) != np.ascontiguousarray(raw).view(np.uint8)
+            before, after = (np.ascontiguousarray(each) for each in (view.raw(where), raw))
+            changes = before.view(np.uint8) != after.view(np.uint8)
             changes = changes.reshape(width, len(places), -1).any((0, 2))
             changes = np.broadcast_to(changes, units.shape).ravel()
             for ordered, other in ((after_write, "write"), (after_reads, "read")):
@@ -497,11 +548,11 @@ class Machine:
                     k = int(np.flatnonzero(late)[0])
                     self._race(view, flat[k], int(who[k]), "write", site, late.sum(), other)
         if unit:
-            shadow.started(flat, *self.units.running(unit, who), site)
+            shadow.started(flat, *self.units.running(unit, who), site, who)
             return
         several = shadow.wrote(clocks, flat, who, site)
         if several.any():
-            self._written_together(view, lanes, where, raw, flat[several], site)
+            self._written_together(view, lanes, where, raw, flat, site)
 
     def _written_together(
         self,
@@ -513,8 +564,9 @@ class Machine:
         site: int,
     ) -> None:
         """Several lanes wrote to some units in one statement: of one value, or a race."""
-        shadow = view.memory.shadow
+        shadow, clocks = view.memory.shadow, self.clocks
         assert shadow is not None
+        assert clocks is not None
         elements, values = where.ravel(), np.ascontiguousarray(raw).ravel()
         order = np.argsort(elements, kind="stable")
         elements, values = elements[order], values[order]
@@ -529,7 +581,9 @@ class Machine:
             shadow.lane[unit] = who[k]
             self._race(view, unit, int(who[k + 1]), "write", site, int(differ.sum()), "write")
         if same.any():
-            shadow.known_to_all(np.unique(units))
+            spread = np.broadcast_to(lanes, (len(units) // len(lanes), len(lanes))).ravel()
+            together = np.isin(units, units[shadow.lane[units] != spread])
+            shadow.wrote_together(clocks, units[together], spread[together])
 
     def updates(self, view: View, places: Array, width: int, on: Array, site: int) -> None:
         """Check an atomic against earlier accesses that are not, and note it."""
@@ -577,21 +631,22 @@ class Machine:
     ) -> None:
         if "races" not in self._watched:
             return
-        shadow = view.memory.shadow
+        shadow, clocks = view.memory.shadow, self.clocks
         assert shadow is not None
+        assert clocks is not None
         if other == "write":
             before, their, agent = shadow.site[unit], shadow.lane[unit], int(shadow.agent[unit])
         else:
             before, their, agent = shadow.seen[unit], shadow.reader[unit], 0
         mine = self._who(lane)
         within = view.memory.scope == "shared" or self._in_block(shadow, unit, lane, other)
-        asynchronous = other == "write" and their < 0
+        asynchronous = other == "write" and agent >= clocks.warps
         theirs = self._unit_name(agent) if asynchronous else self._who(int(their))
         party = Party(self.place(lane), *source_line(self.site(int(before))), other, theirs)
         place = self._element(view, unit)
         self._report(
             "races",
-            view,
+            view.name,
             place,
             lane,
             site,
@@ -609,6 +664,8 @@ class Machine:
         return blocks is None or int(blocks[unit]) == int(self.clocks.number[lane])
 
     def _who(self, lane: int) -> str:
+        if lane < -1:
+            return "several threads"
         if lane < 0:
             return "an asynchronous copy"
         return f"thread {lane % self.threads}"
@@ -634,7 +691,7 @@ class Machine:
         vector = f" of {width} elements" if width > 1 else ""
         self._report(
             "bounds",
-            view,
+            view.name,
             place,
             lane,
             site,
@@ -653,7 +710,7 @@ class Machine:
         place = (int(index[lane]),)
         self._report(
             "alignment",
-            view,
+            view.name,
             place,
             lane,
             site,
@@ -663,10 +720,46 @@ class Machine:
             int(bad.sum()),
         )
 
+    def outside_local(self, name: str, first: int, width: int, size: int, site: int) -> None:
+        """Report an access to memory of the lanes themselves, past its end."""
+        if "bounds" in self.watching.sanitizers:
+            what = (
+                f"access of {width} elements at {element_name(name, (first,))}, outside its {size}"
+            )
+            self._report("bounds", name, (first,), 0, site, what)
+
+    def unordered_registers(
+        self, name: str, element: int, group: int, site: int, action: str, count: int, other: str
+    ) -> None:
+        """Report an access to registers that `wgmma` uses."""
+        if "races" in self._watched:
+            assert self.clocks is not None
+            block, number = divmod(group, self.clocks.groups)
+            message = (
+                f"{action} of {element_name(name, (element,))}, in registers of warp group {number}, "
+                f"which nothing orders with {other}"
+            )
+            self._report(
+                "races", name, (element,), block * self.threads + number * 128, site, message, count
+            )
+
+    def finish(self) -> None:
+        """Report asynchronous work that outlives the blocks."""
+        if self.clocks is None or "barriers" not in self.watching.sanitizers:
+            return
+        blocks, warps = self.units.unfinished("stores")
+        if len(blocks):
+            lane = int(blocks[0]) * self.threads + int(warps[0]) * WARP
+            what = (
+                f"a bulk store of {self._who(lane)} may read shared memory after its block has "
+                "ended: nothing waits for it"
+            )
+            self._report("barriers", "", (), lane, 0, what, len(blocks))
+
     def _report(
         self,
         sanitizer: str,
-        view: View,
+        name: str,
         place: Sequence[int],
         lane: int,
         site: int,
@@ -679,7 +772,7 @@ class Machine:
             sanitizer,
             self.watching.kernel,
             *source_line(self.site(site)),
-            view.name,
+            name,
             tuple(place),
             self.place(lane),
             message,

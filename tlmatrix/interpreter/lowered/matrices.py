@@ -145,6 +145,12 @@ def _wgmma(e: Emitter, call: ir.Call) -> Val:
     scales = [e.expr(each).code for each in rest[9:12]]
     e.note_vector(types[0], 16 // TILE_DTYPES[types[0]].bytes)
     first = f"({a.code}, {starts[0]})" if registers else f"{a.code}[0] + ({starts[0]})"
+    used = [(c, starts[2], int(found[1]) // 2, True)]
+    if registers:
+        used.append((a, starts[0], int(found[2]) // 2, False))
+    for place, start, count, writes in used:
+        part = f"({start}, {start} + {count}, len({place.code}))"
+        e.line(f"m.registers.started({place.name!r}, {part}, {writes}, {e.mask}, {e.site()})")
     e.line(
         f"wgmma(m, {int(found[1])}, {int(found[2])}, {tuple(types)}, {[True, *majors][-2:]}, "
         f"{first}, {b.code}[0] + ({starts[1]}), {c.code}, {starts[2]}, ({', '.join(scales)},), "
@@ -155,7 +161,7 @@ def _wgmma(e: Emitter, call: ir.Call) -> Val:
 
 def _arrive(e: Emitter, call: ir.Call) -> Val:
     del call
-    e.line(f"m.warp_synchronized({e.mask})")
+    e.line(f"m.warp_groups_fenced({e.mask})")
     return NOTHING
 
 
@@ -386,7 +392,6 @@ def wgmma(
         total = a.astype(np.int64) @ b.astype(np.int64).swapaxes(1, 2)
     else:
         total = a @ b.swapaxes(1, 2)
-    m.units.reads_of_products(leaders)
     scale = scales[0]
     row, column = _group_accumulator(n)
     target = c[start : start + n // 2].reshape(n // 2, -1, _GROUP)

@@ -1,0 +1,127 @@
+"""Records what the cases of a spec's smoke tier launch, as TileLang lowers it for an architecture.
+
+Of the launches of a kernel the largest is kept, in which loops go round most often.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tlmatrix.backend import backend_named
+from tlmatrix.backend.binding import execute
+from tlmatrix.check.guards import guarded
+from tlmatrix.interpreter.errors import InterpreterError
+from tlmatrix.interpreter.frontend.device_code import DeviceCode
+from tlmatrix.interpreter.ir.read import saved
+from tlmatrix.interpreter.lowered.emit import Emitter
+from tlmatrix.interpreter.lowered.lowering import HANDLERS, LoweredKernel, lower, parsed
+from tlmatrix.prove.cases import asked_cases
+from tlmatrix.run.harness import Harness
+from tlmatrix.run.plan import plan
+from tlmatrix.spec.loader import load_spec
+from tlmatrix.spec.model.spec import has_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tlmatrix.interpreter.ir import nodes as ir
+    from tlmatrix.spec.model.spec import Spec
+
+sys.setrecursionlimit(20_000)
+_RANK_SECONDS = 60.0
+_MOST = 1 << 18
+"""Elements of the arguments of a launch that is kept in place of another."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A launch of a lowered kernel.
+
+    Attributes:
+        case: the first case that launched the kernel.
+        kernel: its traced PrimFunc.
+        steps: what its host code does.
+        functions: its device functions.
+        values: an argument for each parameter, as they were before the launch.
+    """
+
+    case: str
+    arch: str
+    kernel: ir.Kernel
+    steps: tuple[Any, ...]
+    functions: list[ir.Kernel]
+    values: tuple[Any, ...]
+
+
+def copied(values: Sequence[Any]) -> list[Any]:
+    """Arguments in memory of their own: tensors that share memory still do."""
+    storages: dict[int, Any] = {}
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            own = value.detach().untyped_storage()
+            storage = storages.setdefault(own.data_ptr(), own.clone())
+            place = (value.storage_offset(), value.shape, value.stride())
+            found.append(torch.empty(0, dtype=value.dtype).set_(storage, *place))
+        else:
+            found.append(value)
+    return found
+
+
+def _size(values: Sequence[Any]) -> int:
+    return sum(value.numel() for value in values if isinstance(value, torch.Tensor))
+
+
+def recorded(path: Path, arch: str, cache: Path) -> list[Recorded]:
+    """Launches of the kernels of a spec's smoke tier, one of each; kept in the folder `cache`."""
+    file = cache / f"{path.stem}-{arch}.pickle"
+    if not file.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        found = _launches(load_spec(path), arch)
+        file.write_bytes(pickle.dumps(found))
+    found: list[Recorded] = pickle.loads(file.read_bytes())  # noqa: S301 - our own
+    return found
+
+
+def _launches(spec: Spec, arch: str) -> list[Recorded]:
+    """Run the cases of the smoke tier, and keep the first launch of each kernel."""
+    found: dict[str, Recorded] = {}
+    if has_ranks(spec) or arch not in (spec.architectures or (arch,)):
+        return []
+    case = ""
+    original = DeviceCode.run
+
+    def run(self: Any, values: Sequence[Any], session: Any) -> Any:
+        key = hashlib.sha256(saved(self._func).encode()).hexdigest()
+        if key not in found:
+            parts = parsed(self._func, lower(self._func, arch, self._configs))
+            found[key] = Recorded(case, arch, *parts, tuple(copied(values)))
+            programs = {f.name: Emitter(f, HANDLERS).program() for f in parts[2]}
+            self.__dict__["code"] = LoweredKernel(*parts[:2], programs)
+        elif _MOST >= _size(values) > _size(found[key].values):
+            found[key] = replace(found[key], case=case, values=tuple(copied(values)))
+        return original(self, values, session)
+
+    backend = backend_named("lowered", (arch,))
+    harness = Harness(backend, (), _RANK_SECONDS, None)
+    DeviceCode.run = run
+    try:
+        for each in asked_cases(plan(spec, "smoke").cases()):
+            case = each.id
+            bound = harness.bind(spec, backend)
+            problem = harness.problem(bound, spec, each, 0)
+            try:
+                with backend.targeting(spec.architectures).active(), guarded(problem) as (own, _):
+                    execute(bound.binding, own)
+            except (InterpreterError, ValueError, RuntimeError) as error:
+                print(f"{case}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+    finally:
+        DeviceCode.run = original
+    return list(found.values())
