@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.runtime.mathematics import fmax, fmin
 
 from .arithmetic import NOTHING
@@ -16,6 +15,7 @@ from .emit import Val, split
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
+    from tlmatrix.interpreter.ir import nodes as ir
     from tlmatrix.interpreter.runtime.codecs import Array
 
     from .emit import Emitter
