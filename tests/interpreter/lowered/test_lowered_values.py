@@ -5,7 +5,7 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tlmatrix.interpreter import interpret
+from tlmatrix.interpreter import Unsupported, interpret
 
 ARCHITECTURES = ("sm_80", "sm_90a")
 
@@ -101,3 +101,19 @@ def test_vectors_of_an_atomic_with_a_memory_order():
         ordered_sums()(x, y)
     assert torch.equal(y, x * 2)
     assert run.reports == []
+
+
+@jit_kernel(X="int4[128]", Y="int4[128]", threads=128)
+def packed_copy(X, Y):
+    part = T.alloc_shared((128,), "int4")
+    T.copy(X, part)
+    T.copy(part, Y)
+
+
+def test_elements_smaller_than_a_byte_are_refused():
+    x, y = torch.zeros(64, dtype=torch.int8), torch.zeros(64, dtype=torch.int8)
+    with (
+        interpret(arch="sm_80", lowered=True),
+        pytest.raises(Unsupported, match="two elements of int4 a byte, in lowered code"),
+    ):
+        packed_copy()(x, y)

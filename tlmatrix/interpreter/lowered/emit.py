@@ -764,6 +764,8 @@ class Emitter:
         key = (f"{place.kind} {place.name} {place.offset}", element)
         if place.kind not in ("shared", "global"):
             raise self.refuse(f"{place.name} as memory of a block")
+        if TILE_DTYPES[element].bits < 8:
+            raise self.refuse(f"{place.name}, two elements of {element} a byte,")
         del width
         if place.kind == "shared" and place.offset:
             self.narrow_unit(place.offset)
