@@ -235,6 +235,15 @@ class View:
             return self._codec.widen(raw)
         return raw.astype(self._carrier, copy=False)
 
+    @property
+    def is_float(self) -> bool:
+        """Whether its elements are floating-point numbers."""
+        return self._dtype.kind == "float"
+
+    def rounded(self, values: Any) -> Any:
+        """Values rounded to the dtype of its elements."""
+        return self._codec.round(values) if self._codec is not None else values
+
     # -- rows of bytes, for copies and matrix instructions
 
     def bytes_at(self, index: Any) -> Any:

@@ -11,6 +11,7 @@ from tlmatrix.interpreter.runtime.mathematics import fmax, fmin
 
 from .arithmetic import NOTHING
 from .emit import Val, split
+from .scans import scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -153,11 +154,11 @@ def _warp_reduce(e: Emitter, call: ir.Call) -> Val:
 
 
 def _extern(e: Emitter, call: ir.Call) -> Val:
-    """`tl::AllReduce<...>`: `run(value, workspace)` or `run_batch(values, workspace)`."""
+    """`tl::AllReduce<...>`: `run(value, workspace)` or `run_batch(values, workspace)`; scans."""
     name = str(call.args[0].value)
     found = _REDUCTION.match(name)
     if found is None:
-        raise e.refuse(f"call_extern {name}")
+        return scan(e, call)
     if found["run"] == "run":
         (total,) = _reduction(e, call, found, [e.expr(call.args[1])])
         return e.rounded(Val(total, split(call.dtype)[0]))
