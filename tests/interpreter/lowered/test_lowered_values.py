@@ -5,7 +5,7 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tlmatrix.interpreter import interpret
+from tlmatrix.interpreter import Unsupported, interpret
 
 ARCHITECTURES = ("sm_80", "sm_90a")
 
@@ -70,3 +70,50 @@ def test_atomics_of_all_threads_of_several_blocks():
         histogram(700)(x, y)
     assert torch.equal(y, torch.bincount(x, minlength=4).int())
     assert run.reports == []
+
+
+@jit_kernel(C="i32[1]", Y="i32[n]")
+def tickets(C, Y, n):
+    with T.Kernel(n // 64, threads=64) as block:
+        thread = T.get_thread_binding()
+        Y[block * 64 + thread] = T.atomic_add(C[0], 1, return_prev=True)
+
+
+@jit_kernel(X="f16[256]", Y="f16[256]")
+def ordered_sums(X, Y):
+    with T.Kernel(2, threads=128):
+        x = T.alloc_fragment((256,), "float16")
+        T.copy(X, x)
+        T.atomic_add(Y, x, memory_order="acq_rel")
+
+
+def test_atomics_of_one_cell_return_what_each_lane_found():
+    c, y = torch.zeros(1, dtype=torch.int32), torch.zeros(128, dtype=torch.int32)
+    with interpret(arch="sm_80", lowered=True, sanitize=True) as run:
+        tickets(128)(c, y)
+    assert y.sort().values.tolist() == list(range(128))
+    assert run.reports == []
+
+
+def test_vectors_of_an_atomic_with_a_memory_order():
+    x, y = torch.randint(0, 9, (256,)).half(), torch.zeros(256).half()
+    with interpret(arch="sm_80", lowered=True, sanitize=True) as run:
+        ordered_sums()(x, y)
+    assert torch.equal(y, x * 2)
+    assert run.reports == []
+
+
+@jit_kernel(X="int4[128]", Y="int4[128]", threads=128)
+def packed_copy(X, Y):
+    part = T.alloc_shared((128,), "int4")
+    T.copy(X, part)
+    T.copy(part, Y)
+
+
+def test_elements_smaller_than_a_byte_are_refused():
+    x, y = torch.zeros(64, dtype=torch.int8), torch.zeros(64, dtype=torch.int8)
+    with (
+        interpret(arch="sm_80", lowered=True),
+        pytest.raises(Unsupported, match="two elements of int4 a byte, in lowered code"),
+    ):
+        packed_copy()(x, y)

@@ -116,3 +116,20 @@ def test_large_numbers_of_float16_are_rounded():
         torch.tensor([-14048.0, 1501.0]).half(),
     )
     assert lowering_check.difference("Y", before, source, lowered) is None
+
+
+@jit_kernel(X="f32[256]", Y="f16[256]", p="i32", threads=32)
+def guarded_casts(X, Y, p):
+    for i in T.Parallel(256):
+        if p > 0:  # noqa: SIM102 - two guards, as in the report
+            if p > 1:
+                Y[i] = X[i]
+
+
+def test_registers_that_are_stored_unwritten():
+    # https://github.com/tile-ai/tilelang/issues/2616: only the outer guard survives
+    x, y = torch.randn(256), torch.full((256,), 7.0).half()
+    with interpret(arch="sm_80", lowered=True, sanitize=True, on_report="keep") as run:
+        guarded_casts()(x, y, 1)
+    (found,) = [report for report in run.reports if report.sanitizer == "lowering"]
+    assert "the pass tl.DecoupleTypeCast brings it in" in str(found)

@@ -75,6 +75,8 @@ def difference(
         whole = (ours == ours.round()) & (ours.abs() < largest)
         whole &= (theirs == theirs.round()) & (theirs.abs() < largest)
         bad = (bad & ~same) | (whole & ~same)
+        # Registers that lowered code has not written are NaN.
+        bad |= theirs.isnan() & ours.isfinite()
     else:
         bad |= one != other
     places = bad.nonzero()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _LIBRARY = "/site-packages/tilelang/"
 # TileLang's own dtypes; one of a single lane may end in its size.
 _CUSTOM = re.compile(r"custom\[(\w+)\](?:8|32)?(?=\")")
+_OLDER = '"tir.'
+"""TVM's namespace in older releases of TileLang, whose lowered code nests what follows."""
 _REGIONS = ("tl.region", "tl.tileop.region")
 
 # By TVM's name of a node: the class, and its fields in the JSON, in the order of the class. Fields
@@ -42,14 +44,14 @@ _NODES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "tirx.While": (ir.While, ("span", "condition", "body")),
     "tirx.IfThenElse": (ir.IfThenElse, ("span", "condition", "then_case", "else_case")),
     "tirx.AttrStmt": (ir.AttrStmt, ("span", "node", "attr_key", "value", "body")),
-    "tirx.AssertStmt": (ir.AssertStmt, ("span", "condition")),
     "tirx.Evaluate": (ir.Evaluate, ("span", "value")),
     "tirx.BufferStore": (ir.BufferStore, ("span", "buffer", "value", "indices", "predicate")),
+    "tirx.Block": (ir.Block, ("span", "alloc_buffers", "annotations", "body")),
     "tirx.SBlock": (ir.Block, ("span", "alloc_buffers", "annotations", "body")),
     # Nodes that stand for one of their fields.
+    "tirx.BlockRealize": (lambda block: block, ("block",)),
     "tirx.SBlockRealize": (lambda block: block, ("block",)),
     "tirx.AllocBuffer": (ir.AllocBuffer, ("span", "buffer")),
-    "tirx.DeclBuffer": (ir.DeclBuffer, ("span", "buffer")),
     "ir.PointerType": (lambda scope: scope, ("storage_scope",)),
     "ir.GlobalVar": (lambda name: name, ("name_hint",)),
     "ir.DictAttrs": (lambda attributes: attributes, ("__dict__",)),
@@ -86,7 +88,10 @@ def _saved(func: Any) -> str:
 
 def read_all(text: str) -> Any:
     """The object of any JSON that TVM saved; shared nodes are shared."""
-    graph = json.loads(_CUSTOM.sub(r"\1", text))
+    text = _CUSTOM.sub(r"\1", text)
+    if _OLDER in text:
+        text = text.replace(_OLDER, '"tirx.')
+    graph = json.loads(text)
     found: list[Any] = []
     for node in graph["nodes"]:
         found.append(_read(node["type"], node.get("data"), found))  # reads itself
@@ -184,7 +189,8 @@ def _call(data: Any, found: list[Any]) -> ir.Call | ir.Region:
         load, mode = args[0], args[1].value
         reads, writes = bool(mode & 1), bool(mode & 2)
         return ir.Region("handle", load.buffer, load.indices, tuple(args[2:]), reads, writes)
-    return ir.Call(data["dtype"], op, args, found[data["annotations"]] or {})
+    annotations = found[data["annotations"]] if "annotations" in data else None
+    return ir.Call(data["dtype"], op, args, annotations or {})
 
 
 def _shuffle(data: Any, found: list[Any]) -> ir.Call:
@@ -198,8 +204,9 @@ def _reducer(data: Any, found: list[Any]) -> ir.CommReducer:
 
 
 def _for(data: Any, found: list[Any]) -> ir.For:
-    names = ("span", "loop_var", "min", "extent", "body", "step", "thread_binding", "annotations")
-    location, var, low, extent, body, step, tag, annotations = (found[data[n]] for n in names)
+    names = ("span", "loop_var", "min", "extent", "body", "thread_binding", "annotations")
+    location, var, low, extent, body, tag, annotations = (found[data[n]] for n in names)
+    step = found[data["step"]] if "step" in data else None
     kind = int(data["kind"])
     return ir.For(location, var, low, extent, kind, body, step, tag or "", annotations or {})
 
@@ -209,7 +216,39 @@ def _prim_func(data: Any, found: list[Any]) -> ir.Kernel:
     return ir.Kernel(name, *(found[data[field]] for field in ("params", "buffer_map", "body")))
 
 
+def _allocate(data: Any, found: list[Any]) -> ir.Stmt:
+    span, pointer = found[data["span"]], found[data["buffer_var"]]
+    scope = getattr(pointer, "scope", "global")
+    shape = found[data["extents"]]
+    memory = ir.Buffer(pointer.name, pointer, data["dtype"], shape, (), None, scope, span)
+    return _followed(ir.AllocBuffer(span, memory), data, found)
+
+
+def _declared(data: Any, found: list[Any]) -> ir.Stmt:
+    return _followed(ir.DeclBuffer(found[data["span"]], found[data["buffer"]]), data, found)
+
+
+def _bound(data: Any, found: list[Any]) -> ir.Stmt:
+    made = ir.Bind(found[data["span"]], found[data["var"]], found[data["value"]])
+    return _followed(made, data, found)
+
+
+def _assertion(data: Any, found: list[Any]) -> ir.Stmt:
+    return _followed(ir.AssertStmt(found[data["span"]], found[data["condition"]]), data, found)
+
+
+def _followed(statement: ir.Stmt, data: Any, found: list[Any]) -> ir.Stmt:
+    """A statement and, in older releases of TileLang, what follows it."""
+    if "body" not in data:
+        return statement
+    return ir.SeqStmt(found[data["span"]], (statement, found[data["body"]]))
+
+
 _SPECIAL: dict[str, Callable[[Any, list[Any]], Any]] = {
+    "tirx.Allocate": _allocate,
+    "tirx.DeclBuffer": _declared,
+    "tirx.LetStmt": _bound,
+    "tirx.AssertStmt": _assertion,
     "ffi.Array": _array,
     "ffi.List": _array,
     "ffi.Map": _map,

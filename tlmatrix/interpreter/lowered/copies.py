@@ -329,6 +329,20 @@ def _put(memory: Memory, offset: Array, raw: Array, view: View, add: bool) -> No
         memory.written[offset] = True
 
 
+_BULK = 16
+"""Bytes of which bulk copies move whole numbers, from and to multiples of them."""
+
+
+def _whole(m: Machine, view: View, index: Any, size: Any, lanes: Array, site: int) -> None:
+    """Report bulk copies of which the size or a place is no multiple of 16 bytes."""
+    index, sizes = (np.broadcast_to(np.asarray(each), (m.count,)) for each in (index, size))
+    at = index * view.itemsize + view.offset + view.memory.address
+    bad = np.zeros(m.count, bool)
+    bad[lanes] = ((at | sizes) % _BULK != 0)[lanes]
+    if bad.any():
+        m.misaligned(view, index, bad, int(sizes[bad][0]), site, "bulk copy", _BULK)
+
+
 def bulk_load(
     m: Machine,
     target: View,
@@ -344,6 +358,8 @@ def bulk_load(
     lanes, ends, _ = _boxes(m, target, to, (), mask)
     if not len(lanes):
         return
+    _whole(m, source, start, size, lanes, site)
+    _whole(m, target, to, size, lanes, site)
     count = int(np.max(size))
     begins = np.broadcast_to(source.bytes_at(start), (m.count,))[lanes]
     step = np.arange(0, count, target.itemsize)
@@ -373,6 +389,8 @@ def bulk_store(
     lanes, begins, _ = _boxes(m, source, start, (), mask)
     if not len(lanes):
         return
+    _whole(m, source, start, size, lanes, site)
+    _whole(m, target, to, size, lanes, site)
     ends = np.broadcast_to(target.bytes_at(to), (m.count,))[lanes]
     step = np.arange(0, int(np.max(size)), source.itemsize)
     places = begins[:, None] + step

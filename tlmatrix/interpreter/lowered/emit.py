@@ -441,15 +441,15 @@ class Emitter:
         place = self._place(buffer.data)
         index, width = self._index(buffer, indices)
         if place.kind == "local":
-            self.store_local(place, buffer, index, max(width, value.width), value)
+            self.store_local(place, buffer.dtype, index, max(width, value.width), value)
             return
         view = self.view(place, buffer.dtype)
         self._note(place, split(buffer.dtype)[0], width)
         self.line(f"{view}.store({index.code}, {value.code}, {width}, {self.mask}, {self.site()})")
 
-    def store_local(self, place: Place, buffer: Any, index: Val, width: int, value: Val) -> None:
+    def store_local(self, place: Place, dtype: str, index: Val, width: int, value: Val) -> None:
         """Store to memory of the lanes themselves, from an element on."""
-        self._same_memory(place, buffer.dtype)
+        self._same_memory(place, dtype)
         self._uses(place, index, width, writes=True)
         code = value.code
         if value.dtype == "bool" and place.dtype != "bool":
@@ -764,6 +764,8 @@ class Emitter:
         key = (f"{place.kind} {place.name} {place.offset}", element)
         if place.kind not in ("shared", "global"):
             raise self.refuse(f"{place.name} as memory of a block")
+        if TILE_DTYPES[element].bits < 8:
+            raise self.refuse(f"{place.name}, two elements of {element} a byte,")
         del width
         if place.kind == "shared" and place.offset:
             self.narrow_unit(place.offset)

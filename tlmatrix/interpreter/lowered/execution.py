@@ -15,7 +15,7 @@ from tlmatrix.interpreter.analysis.expressions import ARITHMETIC, COMPARISONS
 from tlmatrix.interpreter.errors import DeadlockError, LaunchError, Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 
-from . import arithmetic, copies, matrices, threads
+from . import arithmetic, copies, matrices, scans, threads
 from .clocks import Shadow
 from .copies import tensor_map
 from .lowering import DescriptorCall, Launch
@@ -36,6 +36,7 @@ _FUNCTIONS = (
     *copies.FUNCTIONS,
     *threads.FUNCTIONS,
     *matrices.FUNCTIONS,
+    *scans.FUNCTIONS,
 )
 
 

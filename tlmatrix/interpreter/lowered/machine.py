@@ -701,9 +701,9 @@ class Machine:
         )
 
     def misaligned(
-        self, view: View, index: Array, bad: Array, size: int, site: int, action: str
+        self, view: View, index: Array, bad: Array, size: int, site: int, action: str, unit: int = 0
     ) -> None:
-        """Report vector accesses that the device refuses."""
+        """Report vector accesses that the device refuses, or copies of whole units of bytes."""
         if "alignment" not in self.watching.sanitizers:
             return
         lane = int(np.flatnonzero(bad)[0])
@@ -715,7 +715,8 @@ class Machine:
             lane,
             site,
             f"{action} of {size} bytes at {element_name(view.name, place)} by {self._who(lane)}, "
-            f"which is not a multiple of {size} bytes",
+            f"{'of which the size or the place' if unit else 'which'} is not a multiple of "
+            f"{unit or size} bytes",
             int(bad.sum()),
         )
 

@@ -67,15 +67,8 @@ def _ldmatrix(e: Emitter, call: ir.Call) -> Val:
     e.line(
         f"{found} = ldmatrix(m, {view}, {index.code}, {count}, {transposed}, {e.mask}, {e.site()})"
     )
-    e.store_local(target, _Typed(kind), start, count * 4 // size, Val(found, dtype))
+    e.store_local(target, kind, start, count * 4 // size, Val(found, dtype))
     return NOTHING
-
-
-class _Typed:
-    """What `store_local` asks of a buffer."""
-
-    def __init__(self, dtype: str) -> None:
-        self.dtype = dtype
 
 
 def _stmatrix(e: Emitter, call: ir.Call) -> Val:

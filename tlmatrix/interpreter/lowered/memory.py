@@ -194,9 +194,19 @@ class View:
         self._mark(places)
 
     def update(
-        self, index: Any, operand: Any, combine: Any, width: int, mask: Any, site: int
+        self,
+        index: Any,
+        operand: Any,
+        combine: Any,
+        width: int,
+        mask: Any,
+        site: int,
+        returns: bool = True,
     ) -> Array:
-        """Atomically combine a value of each lane, in the order of lanes; returns old values."""
+        """Atomically combine a value of each lane, in the order of lanes.
+
+        Returns the values that each lane found, or with `returns` off anything.
+        """
         places, mask = self._placed(index, width, mask, site, "atomic")
         shape = (width, len(places)) if width > 1 else places.shape
         where = np.broadcast_to(self._all(places, width), shape)
@@ -206,9 +216,8 @@ class View:
         if self.memory.shadow is not None:
             self._machine.updates(self, places, width, on, site)
         flat, values = where[..., on], operand[..., on]
-        if combine is np.add and self._codec is None and self.kind.kind in "fiu":
+        if combine is np.add and self._codec is None and self.kind.kind in "fiu" and not returns:
             # Lanes that hit one element add in their order, as `ufunc.at` does.
-            before[..., on] = self._array[flat].astype(self._carrier)
             np.add.at(self._array, flat, values.astype(self.kind))
         else:
             found = np.empty(flat.shape, self._carrier)
@@ -225,6 +234,15 @@ class View:
         if self._codec is not None:
             return self._codec.widen(raw)
         return raw.astype(self._carrier, copy=False)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its elements are floating-point numbers."""
+        return self._dtype.kind == "float"
+
+    def rounded(self, values: Any) -> Any:
+        """Values rounded to the dtype of its elements."""
+        return self._codec.round(values) if self._codec is not None else values
 
     # -- rows of bytes, for copies and matrix instructions
 

@@ -11,6 +11,7 @@ from tlmatrix.interpreter.runtime.mathematics import fmax, fmin
 
 from .arithmetic import NOTHING
 from .emit import Val, split
+from .scans import scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -153,31 +154,52 @@ def _warp_reduce(e: Emitter, call: ir.Call) -> Val:
 
 
 def _extern(e: Emitter, call: ir.Call) -> Val:
+    """`tl::AllReduce<...>`: `run(value, workspace)` or `run_batch(values, workspace)`; scans."""
     name = str(call.args[0].value)
     found = _REDUCTION.match(name)
-    if found is None or found["run"] != "run":
-        raise e.refuse(f"call_extern {name}")
-    value = e.let(e.expr(call.args[1]))
-    dtype, _ = split(call.dtype)
+    if found is None:
+        return scan(e, call)
+    if found["run"] == "run":
+        (total,) = _reduction(e, call, found, [e.expr(call.args[1])])
+        return e.rounded(Val(total, split(call.dtype)[0]))
+    place, dtype, first = e.pointer(call.args[1])
+    if place.kind != "local":
+        raise e.refuse(f"{name} of {place.name}")
+    indices = [e.apply(f"({{}} + {k})", "int32", first) for k in range(int(found["batch"]))]
+    values = [e.load_local(place, dtype, index, 1) for index in indices]
+    for index, total in zip(indices, _reduction(e, call, found, values), strict=True):
+        e.store_local(place, dtype, index, 1, e.rounded(Val(total, dtype)))
+    return NOTHING
+
+
+def _reduction(e: Emitter, call: ir.Call, found: re.Match[str], values: list[Val]) -> list[str]:
+    """Write a reduction over threads of values that share barriers; the names of the totals."""
     threads, scale, offset = (int(found[k]) for k in ("threads", "scale", "offset"))
-    total, count = e.name("total"), int(found["named"] or 0)
-    e.line(f"{total} = {value.code}")
+    if threads % scale or (threads // scale).bit_count() != 1 or scale.bit_count() != 1:
+        raise e.refuse(f"a reduction over {threads // scale} threads that are {scale} apart")
+    count, stride = int(found["named"] or 0), int(found["stride"] or 0)
+    totals = [e.name("total") for _ in values]
+    for total, value in zip(totals, values, strict=True):
+        e.line(f"{total} = np.array({value.code})")
     while threads > max(scale, 32):
         place, kind, index = e.pointer(call.args[2])
         view = e.view(place, kind)
-        at = f"{index.code} + m.thread[0] - {offset}"
+        slots = [f"{index.code} + {k * stride - offset}" for k in range(len(totals))]
         synchronize(e, 1 if found["named"] else 0, count)
-        e.line(f"{view}.store({at}, {total}, 1, {e.mask}, {e.site()})")
+        for total, slot in zip(totals, slots, strict=True):
+            e.line(f"{view}.store({slot} + m.thread[0], {total}, 1, {e.mask}, {e.site()})")
         synchronize(e, 2 if found["named"] else 0, count)
-        other = f"{index.code} + ((m.thread[0] - {offset}) ^ {threads // 2})"
-        e.line(
-            f"{total} = combined({found['op']!r}, {total}, "
-            f"{view}.load({other}, 1, {e.mask}, {e.site()}))"
-        )
+        for k, total in enumerate(totals):
+            other = f"{index.code} + {k * stride} + ((m.thread[0] - {offset}) ^ {threads // 2})"
+            e.line(
+                f"{total} = combined({found['op']!r}, {total}, "
+                f"{view}.load({other}, 1, {e.mask}, {e.site()}))"
+            )
         threads //= 2
     if threads > scale:
-        e.line(f"{total} = reduced(m, {found['op']!r}, {total}, {threads}, {scale}, {e.mask})")
-    return e.rounded(Val(total, dtype))
+        for total in totals:
+            e.line(f"{total} = reduced(m, {found['op']!r}, {total}, {threads}, {scale}, {e.mask})")
+    return totals
 
 
 def _atomic(e: Emitter, call: ir.Call) -> Val:
@@ -196,10 +218,10 @@ def _atomic(e: Emitter, call: ir.Call) -> Val:
     else:
         value = e.expr(call.args[1])
     value = e.cast(value, dtype) if value.dtype != dtype else value
-    old = e.name("old")
+    old, returns = e.name("old"), "_ret_" in call.op
     e.line(
         f"{old} = {view}.update({index.code}, {value.code}, np.{combine}, {width}, {e.mask}, "
-        f"{e.site()})"
+        f"{e.site()}, {returns})"
     )
     return Val(old, dtype, width)
 
