@@ -7,7 +7,7 @@ __all__ = ["SLOW", "TESTS", "slow_rank"]
 TESTS = Path(__file__).parent
 SLOW = (
     "backend/test_specs_assemble.py",
-    "test_quick_tier.py",
+    "test_specs_interpreted.py",
     "docs/test_documents.py",
     "mutants",
     "test_wheel.py",

@@ -122,26 +122,36 @@ def test_a_cell_of_the_matrix_opens_its_cases(browser, report) -> None:
         assert page.locator("#case-table tbody tr").count() == 1
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_every_section_fits_the_screen(browser, report, scheme: str, width: int) -> None:
-    size = {"width": width, "height": 800}
-    with Visit(browser, report, color_scheme=scheme, viewport=size) as page:
+def _wider(page: playwright.Page, section: str) -> list[str]:
+    """Open a section; the text of what is wider than its place."""
+    page.evaluate("section => { location.hash = section }", section)
+    page.wait_for_selector(f"section#{section}.current")
+    return page.eval_on_selector_all(
+        "section.current .scroll, section.current pre, html",
+        "all => all.filter(e => e.scrollWidth > e.clientWidth).map(e => e.innerText)",
+    )
+
+
+def test_every_section_fits_the_screen(browser, report) -> None:
+    with Visit(browser, report) as page:
         ids = page.eval_on_selector_all("main section", "all => all.map(s => s.id)")
         assert {"overview", "faults", "matrix", "cases", "errors", "coverage", "time", "search",
                 "bench"} <= set(ids)  # fmt: skip
-        for section in ids:
-            page.evaluate("section => { location.hash = section }", section)
-            page.wait_for_function(
-                "s => document.getElementById(s).offsetParent !== null", arg=section
-            )
-            assert _shown(page) == [section]
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), section
-            view = page.locator(f"#{section} [data-view]")
-            if view.count():
-                assert view.locator("svg, table").count() > 0, section
-        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (int(colour[4:].split(",")[0]) < 128) == (scheme == "dark")
+        for width, scheme in ((1280, "light"), (390, "dark")):
+            page.set_viewport_size({"width": width, "height": 800})
+            page.emulate_media(color_scheme=scheme)
+            for section in ids:
+                page.evaluate("section => { location.hash = section }", section)
+                page.wait_for_function(
+                    "s => document.getElementById(s).offsetParent !== null", arg=section
+                )
+                assert _shown(page) == [section]
+                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), section
+                view = page.locator(f"#{section} [data-view]")
+                if view.count():
+                    assert view.locator("svg, table").count() > 0, section
+            colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert (int(colour[4:].split(",")[0]) < 128) == (scheme == "dark")
 
 
 def test_text_has_enough_contrast(browser, report) -> None:
@@ -152,8 +162,9 @@ def test_text_has_enough_contrast(browser, report) -> None:
         const c = v / 255; return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; });
       probe.remove();
       return 0.2126 * r + 0.7152 * g + 0.0722 * b; }"""
-    for scheme in ("light", "dark"):
-        with Visit(browser, report, color_scheme=scheme) as page:
+    with Visit(browser, report) as page:
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
             for text in ("fg", "soft", "link", "bad"):
                 for ground in ("bg", "card"):
                     one, other = (page.evaluate(luminance, name) for name in (text, ground))
@@ -221,19 +232,14 @@ def test_20_000_cases_open_in_two_seconds(browser, tmp_path: Path) -> None:
         assert time.monotonic() - begin < 1.2  # 0.2 of it waits for the next key
 
 
-@pytest.mark.parametrize("width", [800, 1400])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_column_is_visible(browser, tmp_path: Path, width: int, scheme: str) -> None:
+def test_every_column_is_visible(browser, tmp_path: Path) -> None:
     """Tables and text of a report with long names fit in the window."""
     names = ("run-20261125-174301-14818.jsonl", "run-20261125-174302-14819.jsonl")
     runs = [recorded(tmp_path / name, list(many(300))) for name in names]
     path = tmp_path / "report.html"
     path.write_text(render(runs))
-    options = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
-    for section in ("overview", "faults", "fault-1", "cases", "time"):
-        with Visit(browser, f"{path.as_uri()}#{section}", **options) as page:
-            page.wait_for_selector(f"section#{section}.current")
-            assert page.eval_on_selector_all(
-                "section.current .scroll, section.current pre, html",
-                "all => all.filter(e => e.scrollWidth > e.clientWidth).map(e => e.innerText)",
-            ) == []  # fmt: skip
+    with Visit(browser, path.as_uri()) as page:
+        for width in (800, 1400):
+            page.set_viewport_size({"width": width, "height": 900})
+            for section in ("overview", "faults", "fault-1", "cases", "time"):
+                assert _wider(page, section) == [], (width, section)

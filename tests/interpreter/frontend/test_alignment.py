@@ -9,6 +9,7 @@ import torch
 
 from jit_kernel import jit_kernel
 from tlmatrix.interpreter import interpret
+from tlmatrix.interpreter.frontend.alignment import in_vectors
 
 ROWS = 32
 
@@ -87,6 +88,21 @@ def one_row(table: T.Tensor((n,), "int32"), Y: T.Tensor((n, 32), "int32")):
     with T.Kernel(n, threads=32) as block:
         for i in T.Parallel(32):
             Y[block, i] = table[block] + i
+
+
+@tilelang.jit
+def copied(condition):
+    """Rows of any length; under some conditions their elements are at multiples of a vector."""
+    m, k = T.dynamic("m, k")
+
+    @T.prim_func
+    def copy_rows(A: T.Tensor((m, k), "float16"), C: T.Tensor((m, k), "float16")):
+        with T.Kernel(m, threads=64) as block:
+            if condition(m, k, block):
+                for i in T.Parallel(64):
+                    C[block, i] = A[block, i]
+
+    return copy_rows
 
 
 def offset(*shape, dtype=torch.float32, elements=1):
@@ -168,3 +184,37 @@ def test_a_scalar_load_is_not_lowered(monkeypatch):
 
     monkeypatch.setattr(alignment, "lowered", lambda *_: pytest.fail("lowered"))
     assert not reports_of(one_row, offset(5, dtype=torch.int32), torch.zeros(5, 32).int())
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_rows_that_may_begin_anywhere_are_not_lowered(monkeypatch, arch):
+    """Of rows of any length no vector is provably at a multiple of its width."""
+    from tlmatrix.interpreter.frontend import alignment
+
+    monkeypatch.setattr(alignment, "lowered", lambda *_: pytest.fail("lowered"))
+    c = torch.zeros(70, 64)
+    moved = offset(70, 129, dtype=torch.float16)
+    assert not reports_of(partial(staged, True), moved, c, arch=arch)
+
+
+def test_the_stride_of_a_single_row_is_that_of_its_shape(monkeypatch):
+    """PyTorch calls the tensor contiguous, and TileLang computes strides from extents."""
+    from tlmatrix.interpreter.frontend import alignment
+
+    monkeypatch.setattr(alignment, "lowered", lambda *_: pytest.fail("lowered"))
+    a = torch.zeros(136).half().as_strided((1, 136), (129, 1))
+    assert a.is_contiguous()
+    assert not reports_of(partial(staged, False), a, torch.zeros(1, 64))
+
+
+@pytest.mark.parametrize(
+    ("condition", "vectors"),
+    [
+        (lambda m, _k, block: block < m - 1, set()),
+        (lambda _m, k, _block: k % 8 == 0, {0, 1}),
+        (lambda _m, _k, block: block == 0, {0, 1}),
+        (lambda _m, _k, block: block < 1, {0, 1}),
+    ],
+)
+def test_conditions_under_which_rows_begin_at_vectors(condition, vectors):
+    assert in_vectors(copied.get_tir(condition)) == vectors

@@ -3,7 +3,8 @@
 TileLang vectorizes an access if the index is provably a multiple of the vector width, and assumes
 that the tensor begins at such a multiple: nothing checks `data_ptr()` at a call. The widths depend
 on layouts, casts, conditions and pass options, so TileLang's own passes decide them here. Lowering
-takes seconds, so it is done only for a launch with an argument that some width would not suit.
+takes seconds, so it is done only for a launch with an argument that some width would not suit, and
+not for rows whose length may be odd: no width provably divides the indices of consecutive ones.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.analysis.accesses import accesses_of
+from tlmatrix.interpreter.analysis.expressions import number
 from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.interpreter.ir.walk import walk
 
@@ -27,7 +31,6 @@ if TYPE_CHECKING:
     import torch
 
     from tlmatrix.interpreter.analysis.accesses import Access
-    from tlmatrix.interpreter.ir import nodes as ir
     from tlmatrix.interpreter.lowered.lowering import Lowered
     from tlmatrix.interpreter.program import Parameter
 
@@ -66,12 +69,16 @@ class Misaligned:
 
 
 def unaligned(
-    arch: str, parameters: Sequence[Parameter], values: Sequence[Any]
+    arch: str,
+    parameters: Sequence[Parameter],
+    values: Sequence[Any],
+    packed: frozenset[int] = frozenset(),
 ) -> tuple[set[int], set[int]]:
     """Positions of the arguments that some accesses of `arch` do not suit.
 
     First those whose address does not suit the widest access, then those whose symbolic strides
-    do not suit TMA.
+    do not suit TMA. Strides of the parameters `packed` follow from the shape: those of a tensor
+    may be others where an extent is 1.
     """
     starts, rows = set(), set()
     widest = _widest_access(arch)
@@ -79,8 +86,10 @@ def unaligned(
         if value.data_ptr() % widest:
             starts.add(k)
         if parameters[k].has_symbolic_rows:
-            size = value.element_size()
-            if any(step * size % TMA_BYTES for step in value.stride()[:-1]):
+            size, steps = value.element_size(), value.stride()[:-1]
+            if k in packed:
+                steps = tuple(prod(value.shape[d:]) for d in range(1, value.ndim))
+            if any(step * size % TMA_BYTES for step in steps):
                 rows.add(k)
     return starts, rows
 
@@ -100,21 +109,83 @@ def _tensors(values: Sequence[Any]) -> Iterator[tuple[int, torch.Tensor]]:
             yield k, value
 
 
-def in_parallel(func: Any) -> frozenset[int]:
-    """Positions of the parameters that a tile operation or an index of a parallel loop accesses."""
+def in_vectors(func: Any) -> frozenset[int]:
+    """Positions of the parameters that vector accesses of threads may touch.
+
+    A tile operation or an index of a parallel loop accesses them, and not by rows that may begin
+    anywhere. What TMA copies is for `may_be_described` to say.
+    """
     kernel: ir.Kernel = read_all(saved(func))
     parameters = {b.data: k for k, p in enumerate(kernel.params) if (b := kernel.buffer_map.get(p))}
     try:
-        accesses = accesses_of(kernel).found
+        accesses = accesses_of(kernel)
     except Unsupported:
         return frozenset(parameters.values())
 
     def is_vectorized(access: Access) -> bool:
         axes = {each.var for each in access.ranges if each.kind in ("parallel", "tile")}
-        return bool(access.operation) or any(node in axes for node in walk(*access.index))
+        if not access.operation and not any(node in axes for node in walk(*access.index)):
+            return False
+        return bool(accesses.claims) or not _has_odd_rows(access)
 
-    found = {access.buffer.data for access in accesses if is_vectorized(access)}
+    found = {access.buffer.data for access in accesses.found if is_vectorized(access)}
     return frozenset(k for data, k in parameters.items() if data in found)
+
+
+def _has_odd_rows(access: Access) -> bool:
+    """Whether a copy, load or store takes consecutive rows whose length may be odd.
+
+    Of two elements of a column one is then at an odd index, so that no pass of TileLang can prove
+    the multiple of a width that a vector needs.
+    """
+    if access.kind == "atomic" or access.operation not in ("", "copy"):
+        return False
+    extents = {
+        each.var: each.extent
+        for each in access.ranges
+        if each.extent is not None and number(each.extent) != 1
+    }
+    steps = access.buffer.strides or access.buffer.shape[1:]
+    for d, index in enumerate(access.index[:-1]):
+        step = steps[d : d + 1] if access.buffer.strides else steps[d:]
+        rows = extents.keys() & set(_terms(index))
+        if all(map(_may_be_odd, step)) and any(not _is_fixed(row, access) for row in rows):
+            return True
+    return False
+
+
+def _terms(index: ir.Expr) -> Iterator[ir.Expr]:
+    """What an index is the sum of."""
+    if isinstance(index, ir.Add):
+        yield from _terms(index.a)
+        yield from _terms(index.b)
+    else:
+        yield index
+
+
+def _may_be_odd(extent: ir.Expr) -> bool:
+    if isinstance(extent, ir.Mul):
+        return _may_be_odd(extent.a) and _may_be_odd(extent.b)
+    value = number(extent)
+    return isinstance(extent, ir.Var) if value is None else value % 2 == 1
+
+
+def _is_fixed(row: ir.Expr, access: Access) -> bool:
+    """Whether conditions may admit one value of a variable alone, or each second one."""
+    own = {each.var for each in access.ranges}
+    for condition in access.path:
+        nodes = list(walk(condition))
+        if any(isinstance(each, (ir.FloorDiv, ir.FloorMod, ir.Call)) for each in nodes):
+            return True
+        if any(isinstance(each, ir.Compare) and each.symbol == "==" for each in nodes):
+            return True
+        # Beside sizes and lengths, it stays inside of a tensor.
+        free = any(
+            isinstance(n, ir.BufferLoad) or (type(n) is ir.Var and n not in own) for n in nodes
+        )
+        if row in nodes and not free:
+            return True
+    return False
 
 
 def requirements(func: Any, arch: str, configs: Mapping[str, Any]) -> Requirements:

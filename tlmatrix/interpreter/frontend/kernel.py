@@ -16,7 +16,7 @@ from tlmatrix.interpreter.sync import context
 from tlmatrix.interpreter.watch.nonfinite import Born
 
 from . import lowering_check
-from .alignment import Misaligned, Requirements, in_parallel, misaligned, requirements, unaligned
+from .alignment import Misaligned, Requirements, in_vectors, misaligned, requirements, unaligned
 from .device_code import DeviceCode
 from .lowered import LoweredCode, may_be_described
 from .programs import lowered_key, program_cache, written_at
@@ -176,9 +176,9 @@ class InterpretedKernel:
         return may_be_described(self.prim_func, self._arch or _DEFAULT_ARCH)
 
     @cached_property
-    def _in_parallel(self) -> frozenset[int]:
+    def _in_vectors(self) -> frozenset[int]:
         """Positions of the parameters whose accesses may be vectorized."""
-        return in_parallel(self.prim_func)
+        return in_vectors(self.prim_func)
 
     @cached_property
     def _requirements(self) -> Requirements:
@@ -189,8 +189,10 @@ class InterpretedKernel:
     def misaligned(self, values: list[Any], symbols: Mapping[str, int]) -> list[Misaligned]:
         """The arguments of a launch that some access of the lowered kernel finds misaligned."""
         parameters = self._signature.parameters
-        starts, rows = unaligned(self._arch or _DEFAULT_ARCH, parameters, values)
-        suspect = (starts and starts & self._in_parallel) or (rows and rows & self._moved)
+        packed = self._signature.packed
+        starts, rows = unaligned(self._arch or _DEFAULT_ARCH, parameters, values, packed)
+        suspect = starts and starts & (self._in_vectors | self._moved)
+        suspect = suspect or (rows and rows & self._moved)
         if not suspect:
             return []
         return misaligned(self._requirements, parameters, values, symbols)
