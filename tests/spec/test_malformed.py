@@ -402,7 +402,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a sanitizer that does not exist": (
         HEAD + "sanitizers: {without: [fragment]}\n",
         [
-            "5:24: 'sanitizers.without[0]' must be one of bounds, fragments, tables, guarded, uninitialised, unwritten, races, lanes, barriers, sequences, overreads, alignment, atomics, overflow, budget, nonfinite; got 'fragment'; did you mean 'fragments'?"
+            "5:24: 'sanitizers.without[0]' must be one of bounds, fragments, tables, guarded, uninitialised, unwritten, races, lanes, barriers, sequences, overreads, alignment, atomics, overflow, budget, lowering, nonfinite; got 'fragment'; did you mean 'fragments'?"
         ],
     ),
     "packed rows without boundaries": (

@@ -38,7 +38,7 @@ _MAX_LINES = 6
 _ORDER = (
     "overflow", "bounds", "fragments", "tables", "sequences", "races", "barriers", "lanes",
     "uninitialised", "unwritten", "atomics", "alignment", "budget", "overreads",
-    "guarded", "nonfinite",
+    "guarded", "lowering", "nonfinite",
 )  # fmt: skip
 """Which report of a line becomes the title: causes before consequences."""
 
@@ -57,6 +57,7 @@ _HINTS = {
     "kernel",
     "lanes": "let one thread store each element (T.Parallel, or `if T.get_thread_binding() == 0`), "
     "use an atomic, or a variable or fragment",
+    "lowering": "a fault in TileLang's lowering, if the source is right",
     "barriers": "one arrival, wait or phase too many or too few",
     "uninitialised": "clear or fill the memory first; copying a partial tile leaves the rest "
     "uninitialized",

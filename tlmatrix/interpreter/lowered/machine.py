@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from .program import DeviceProgram
 
 
+_BETWEEN_THREADS = (
+    "threads of one block run in any order: order them with T.sync_threads(), or let one thread do "
+    "it; if the source is right, TileLang lowers it wrongly"
+)
+
+
 @dataclass(frozen=True)
 class Watching:
     """What is looked for while lanes run.
@@ -70,7 +76,7 @@ class Units:
         short = clocks.groups * 4 - clocks.warps
         if short:
             active = np.concatenate([active, np.zeros((clocks.blocks, short), bool)], axis=1)
-        found: Array = active.reshape(clocks.blocks, clocks.groups, 4).any(-1)
+        found: Array = np.any(active.reshape(clocks.blocks, clocks.groups, 4), axis=-1)
         return found
 
     def running(self, unit: str, lanes: Array) -> tuple[Array, Array]:
@@ -631,6 +637,7 @@ class Machine:
         else:
             before, their, agent = shadow.seen[unit], shadow.reader[unit], 0
         mine = self._who(lane)
+        within = view.memory.scope == "shared" or self._in_block(shadow, unit, lane, other)
         asynchronous = other == "write" and agent >= clocks.warps
         theirs = self._unit_name(agent) if asynchronous else self._who(int(their))
         party = Party(self.place(lane), *source_line(self.site(int(before))), other, theirs)
@@ -645,7 +652,14 @@ class Machine:
             f"which nothing orders with a {other} by {theirs}",
             int(count),
             party,
+            _BETWEEN_THREADS if within else "",
         )
+
+    def _in_block(self, shadow: Shadow, unit: int, lane: int, other: str) -> bool:
+        """Whether the other access to a unit of global memory is of the same block."""
+        blocks = shadow.writers if other == "write" else shadow.readers
+        assert self.clocks is not None
+        return blocks is None or int(blocks[unit]) == int(self.clocks.number[lane])
 
     def _who(self, lane: int) -> str:
         if lane < -1:
@@ -747,6 +761,7 @@ class Machine:
         message: str,
         count: int = 1,
         other: Party | None = None,
+        hint: str = "",
     ) -> None:
         report = Report(
             sanitizer,
@@ -758,5 +773,6 @@ class Machine:
             message,
             other,
             count,
+            hint=hint,
         )
         self.watching.reports.add(report)

@@ -49,7 +49,7 @@ CHECKS: tuple[CheckName, ...] = get_args(CheckName)
 SanitizerName = Literal[
     "bounds", "fragments", "tables", "guarded", "uninitialised", "unwritten", "races", "lanes",
     "barriers", "sequences", "overreads", "alignment", "atomics", "overflow", "budget",
-    "nonfinite",
+    "lowering", "nonfinite",
 ]  # fmt: skip
 """The interpreter's sanitizers, listed here because a spec loads without the interpreter."""
 

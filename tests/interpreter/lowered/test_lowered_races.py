@@ -1,0 +1,75 @@
+"""Races between threads that only lowered code shows."""
+
+import tilelang.language as T
+import torch
+
+from jit_kernel import jit_kernel
+from tlmatrix.interpreter import interpret
+
+
+def found(factory, *arguments, arch="sm_80", **options):
+    """What the sanitizers report about a launch: (sanitizer, buffer)."""
+    with interpret(arch=arch, lowered=True, sanitize=True, on_report="keep", **options) as run:
+        factory()(*arguments)
+    return [(report.sanitizer, report.buffer) for report in run.reports]
+
+
+@jit_kernel(X="f32[4]", S="f32[4]")
+def update(X, S):
+    with T.Kernel(4, threads=64) as block:
+        S[block] = S[block] * 0.5 + X[block]
+
+
+@jit_kernel(Y="i32[4]")
+def constant(Y):
+    with T.Kernel(4, threads=64) as block:
+        Y[block] = block
+
+
+@jit_kernel(
+    X="f32[256]", Y="f32[256]", threads=128, pass_configs={"tl.disable_thread_storage_sync": True}
+)
+def reversed_without_barrier(X, Y):
+    part = T.alloc_shared((256,), "float32")
+    for i in T.Parallel(256):
+        part[i] = X[i]
+    for i in T.Parallel(256):
+        Y[i] = part[255 - i]
+
+
+@jit_kernel(X="f32[256]", Y="f32[256]", threads=128)
+def reversed_(X, Y):
+    part = T.alloc_shared((256,), "float32")
+    for i in T.Parallel(256):
+        part[i] = X[i]
+    for i in T.Parallel(256):
+        Y[i] = part[255 - i]
+
+
+@jit_kernel(A="f32[16, 16]", C="f32[16, 16]", threads=128)
+def serial_fragment(A, C):
+    f = T.alloc_fragment((16, 16), "float32")
+    T.copy(A, f)
+    for i in T.serial(16):
+        for j in T.serial(16):
+            C[i, j] = f[i, j] * 2.0
+
+
+def test_every_thread_reads_and_writes_one_element():
+    assert ("races", "S") in found(update, torch.ones(4), torch.zeros(4))
+
+
+def test_every_thread_stores_the_same_value():
+    assert found(constant, torch.zeros(4, dtype=torch.int32)) == []
+
+
+def test_a_barrier_that_lowering_leaves_out():
+    x, y = torch.randn(256), torch.empty(256)
+    assert ("races", "part") in found(reversed_without_barrier, x, y)
+    assert found(reversed_, x, y) == []
+    assert torch.equal(y, x.flip(0))
+
+
+def test_a_fragment_indexed_in_serial_loops():
+    a, c = torch.randn(16, 16), torch.full((16, 16), float("nan"))
+    assert ("races", "C") in found(serial_fragment, a, c)

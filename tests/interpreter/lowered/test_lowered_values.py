@@ -1,0 +1,72 @@
+"""Lowered code computes what its kernel means, for sm_80 and sm_90a."""
+
+import pytest
+import tilelang.language as T
+import torch
+
+from jit_kernel import jit_kernel
+from tlmatrix.interpreter import interpret
+
+ARCHITECTURES = ("sm_80", "sm_90a")
+
+
+@jit_kernel(A="f16[m, k]", B="f16[k, n]", C="f16[m, n]")
+def product(A, B, C, m, n, k):
+    with T.Kernel(T.ceildiv(n, 64), T.ceildiv(m, 64), threads=128) as (bx, by):
+        a = T.alloc_shared((64, 32), "float16")
+        b = T.alloc_shared((32, 64), "float16")
+        c = T.alloc_fragment((64, 64), "float32")
+        T.clear(c)
+        for step in T.Pipelined(T.ceildiv(k, 32), num_stages=2):
+            T.copy(A[by * 64, step * 32], a)
+            T.copy(B[step * 32, bx * 64], b)
+            T.gemm(a, b, c)
+        T.copy(c, C[by * 64, bx * 64])
+
+
+@jit_kernel(X="f32[m, 200]", Y="f32[m]")
+def row_sums(X, Y, m):
+    with T.Kernel(m, threads=128) as row:
+        x = T.alloc_fragment((256,), "float32")
+        total = T.alloc_fragment((1,), "float32")
+        for i in T.Parallel(256):
+            x[i] = T.if_then_else(i < 200, X[row, i], 0.0)
+        T.reduce_sum(x, total, dim=0)
+        if T.get_thread_binding() == 0:
+            Y[row] = total[0]
+
+
+@jit_kernel(X="i32[n]", Y="i32[4]")
+def histogram(X, Y, n):
+    with T.Kernel(T.ceildiv(n, 256), threads=128) as block:
+        for i in T.Parallel(256):
+            if block * 256 + i < n:
+                T.atomic_add(Y[X[block * 256 + i]], 1)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_pipelined_product_with_tails(arch):
+    # 16-byte rows, so that sm_90a copies by TMA and multiplies with wgmma.
+    a, b = torch.randint(-3, 4, (72, 80)).half(), torch.randint(-3, 4, (80, 136)).half()
+    c = torch.full((72, 136), float("nan")).half()
+    with interpret(arch=arch, lowered=True, sanitize=True) as run:
+        product(72, 136, 80)(a, b, c)
+    assert torch.equal(c.float(), a.float() @ b.float())
+    assert run.reports == []
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_reduction_over_all_warps_of_a_block(arch):
+    x, y = torch.randint(-9, 9, (3, 200)).float(), torch.empty(3)
+    with interpret(arch=arch, lowered=True, sanitize=True) as run:
+        row_sums(3)(x, y)
+    assert torch.equal(y, x.sum(1))
+    assert run.reports == []
+
+
+def test_atomics_of_all_threads_of_several_blocks():
+    x, y = torch.randint(0, 4, (700,), dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    with interpret(arch="sm_80", lowered=True, sanitize=True) as run:
+        histogram(700)(x, y)
+    assert torch.equal(y, torch.bincount(x, minlength=4).int())
+    assert run.reports == []
