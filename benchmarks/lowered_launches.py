@@ -90,7 +90,7 @@ def recorded(path: Path, arch: str, cache: Path) -> list[Recorded]:
         cache.mkdir(parents=True, exist_ok=True)
         found = _launches(load_spec(path), arch)
         file.write_bytes(pickle.dumps(found))
-    found: list[Recorded] = pickle.loads(file.read_bytes())  # noqa: S301 - our own
+    found: list[Recorded] = pickle.loads(file.read_bytes())
     return found
 
 

@@ -202,7 +202,7 @@ def wider(found: Code, op: str) -> Code:
 
 
 def test_a_cp_async_of_32_bytes_is_refused() -> None:
-    with pytest.raises(Unsupported, match="cp.async of 32 bytes"):
+    with pytest.raises(Unsupported, match=r"cp\.async of 32 bytes"):
         reports(wider(code("gemm sm_80"), "tl.ptx_cp_async"))
 
 

@@ -192,7 +192,9 @@ class Shadow:
         own = self.reads[units, warp] >= clocks.synced[block, warp]
         # The last reader may be of another warp, which `late` is about.
         reader = self.reader[units]
-        own &= (reader != lanes) & ((reader == _SEVERAL - warp) | (self._warp(clocks, reader) == warp))
+        own &= (reader != lanes) & (
+            (reader == _SEVERAL - warp) | (self._warp(clocks, reader) == warp)
+        )
         found = ~late.any(1) & ~own
         return found
 

@@ -330,7 +330,9 @@ class Machine:
             k = int(np.flatnonzero(late)[0])
             lane = int(np.flatnonzero(lanes & (self.block == blocks[k]))[0])
             name = f"mbarrier {numbers[k]}"
-            message = f"use of {name} by {self._who(lane)}, which nothing orders with its initialization"
+            message = (
+                f"use of {name} by {self._who(lane)}, which nothing orders with its initialization"
+            )
             self._report("races", name, (), lane, site, message, int(late.sum()))
 
     def arrive(self, number: Any, mask: Any) -> None:
@@ -720,7 +722,9 @@ class Machine:
     def outside_local(self, name: str, first: int, width: int, size: int, site: int) -> None:
         """Report an access to memory of the lanes themselves, past its end."""
         if "bounds" in self.watching.sanitizers:
-            what = f"access of {width} elements at {element_name(name, (first,))}, outside its {size}"
+            what = (
+                f"access of {width} elements at {element_name(name, (first,))}, outside its {size}"
+            )
             self._report("bounds", name, (first,), 0, site, what)
 
     def unordered_registers(
@@ -730,9 +734,10 @@ class Machine:
         if "races" in self._watched:
             assert self.clocks is not None
             block, number = divmod(group, self.clocks.groups)
+            place = element_name(name, (element,))
             message = (
-                f"{action} of {element_name(name, (element,))}, in registers of warp group {number}, "
-                f"which nothing orders with {other}"
+                f"{action} of {place}, in registers of warp group {number}, which nothing orders "
+                f"with {other}"
             )
             self._report(
                 "races", name, (element,), block * self.threads + number * 128, site, message, count
