@@ -8,7 +8,8 @@ a swizzled address or the swizzle of a TMA descriptor is changed. A mutant is *r
 sanitizer or by an error, *refused* when its program is written, or gives *wrong values*. One that
 is neither reported nor wrong is run one warp after another under several schedules
 (`lowered_schedules`): if its values never differ from those of the kernel itself it is *without
-effect*, otherwise *missed*. The exit code is 1 if one is missed.
+effect*, otherwise *missed*; one in code that the launch does not reach is *not executed*. The exit
+code is 1 if one is missed, or if something is reported of the kernel as it is.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lowered_launches import Recorded, copied, recorded
-from lowered_mutations import REMOVED, Mutation, mutated, mutations
+from lowered_mutations import REMOVED, Mutation, mutated, mutations, trapped
 from lowered_schedules import SCHEDULES, Schedule, run_scheduled
 
 from tlmatrix.interpreter.errors import InterpreterError, Unsupported
-from tlmatrix.interpreter.lowered.emit import Emitter
+from tlmatrix.interpreter.lowered.arithmetic import NOTHING
+from tlmatrix.interpreter.lowered.emit import Emitter, Val
 from tlmatrix.interpreter.lowered.execution import function_of, run
 from tlmatrix.interpreter.lowered.lowering import HANDLERS, LoweredKernel
 from tlmatrix.interpreter.lowered.machine import Watching
@@ -37,10 +39,12 @@ from tlmatrix.interpreter.reports import DEFAULT_SANITIZERS, ReportSet
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from tlmatrix.interpreter.ir import nodes as ir
+
 _SPECS = Path(__file__).parents[1] / "specs"
 _CACHE = Path("/tmp/lowered-deletions")
 """Launches of earlier runs."""
-_OUTCOMES = ("reported", "wrong values", "refused", "without effect", "missed")
+_OUTCOMES = ("reported", "wrong values", "refused", "without effect", "not executed", "missed")
 
 
 @dataclass
@@ -60,11 +64,23 @@ class Row:
 # Runs ---------------------------------------------------------------------------------------------
 
 
+class Trapped(Exception):  # noqa: N818 - no error
+    """A statement is executed."""
+
+
+def _trap(e: Emitter, call: ir.Call) -> Val:
+    del call
+    e.line(f"if np.any({e.mask} is None or {e.mask}):")
+    with e.indented():
+        e.line("raise trap")
+    return NOTHING
+
+
 def program(launch: Recorded, *, suspends: bool = False) -> LoweredKernel:
     """The programs of a launch."""
     programs = {}
     for function in launch.functions:
-        emitter = Emitter(function, HANDLERS)
+        emitter = Emitter(function, {**HANDLERS, "trap": _trap})
         emitter.suspends |= suspends
         programs[function.name] = emitter.program()
     return LoweredKernel(launch.kernel, launch.steps, programs)
@@ -74,6 +90,8 @@ def results(launch: Recorded) -> tuple[list[Any], list[str]]:
     """The arguments after a launch, and what sanitizers reported."""
     kernel, values, reports = program(launch), copied(launch.values), ReportSet()
     functions = {name: function_of(each) for name, each in kernel.programs.items()}
+    for each in functions.values():
+        each.__globals__["trap"] = Trapped  # type: ignore[attr-defined]
     run(kernel, values, functions, Watching(DEFAULT_SANITIZERS, reports, launch.kernel.name))
     return values, [f"{each.sanitizer}: {each.message}" for each in reports.reports()]
 
@@ -120,6 +138,8 @@ class Judge:
             return "reported", new[0]
         if not same(values, self._expected):
             return "wrong values", ""
+        if not self._executes(mutation):
+            return "not executed", ""
         for schedule in SCHEDULES:
             if schedule not in self._scheduled:
                 self._scheduled[schedule] = scheduled(self._launch, schedule)
@@ -129,6 +149,16 @@ class Judge:
             except InterpreterError as error:
                 return "missed", f"{error} under {schedule}"
         return "without effect", ""
+
+    def _executes(self, mutation: Mutation) -> bool:
+        """Whether the launch executes what a mutation changes."""
+        if mutation.host:
+            return True
+        try:
+            results(trapped(self._launch, mutation))
+        except Trapped:
+            return True
+        return False
 
 
 def _judged(launch: Recorded, spec: str, each: int) -> Iterator[Row]:

@@ -178,3 +178,15 @@ def mutated(launch: Recorded, mutation: Mutation) -> Recorded:
     body = _changed(functions[k].body, mutation.path, mutation.replaced)
     functions[k] = replace(functions[k], body=body)
     return replace(launch, functions=functions)
+
+
+def trapped(launch: Recorded, mutation: Mutation) -> Recorded:
+    """A launch that calls "trap" in place of the statement that a mutation changes."""
+    node: Any = launch.functions[mutation.function].body
+    last = 0
+    for k, step in enumerate(mutation.path):
+        node = node[step] if isinstance(node, tuple) else getattr(node, step)
+        if isinstance(node, ir.Stmt):
+            last = k + 1
+    trap = ir.Evaluate(None, ir.Call("int32", "trap", (), {}))
+    return mutated(launch, replace(mutation, path=mutation.path[:last], replaced=lambda _: trap))
