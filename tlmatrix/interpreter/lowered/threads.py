@@ -186,7 +186,7 @@ def _atomic(e: Emitter, call: ir.Call) -> Val:
     if place.kind == "local":
         raise e.refuse(f"{call.op} on {place.name}")
     view = e.view(place, dtype)
-    if width > 1:
+    if width > 1 and split(getattr(call.args[1], "dtype", "handle"))[0] == "handle":
         source, kind, start = e.pointer(call.args[1])
         if source.kind == "local":
             value = e.load_local(source, kind, start, width)
