@@ -8,76 +8,43 @@ a swizzled address or the swizzle of a TMA descriptor is changed. A mutant is *r
 sanitizer or by an error, *refused* when its program is written, or gives *wrong values*. One that
 is neither reported nor wrong is run one warp after another under several schedules
 (`lowered_schedules`): if its values never differ from those of the kernel itself it is *without
-effect*, otherwise *missed*. The exit code is 1 if one is missed.
+effect*, otherwise *missed*; one in code that the launch does not reach is *not executed*. The exit
+code is 1 if one is missed, or if something is reported of the kernel as it is.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-import re
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lowered_launches import Recorded, copied, recorded
+from lowered_mutations import REMOVED, Mutation, mutated, mutations, trapped
 from lowered_schedules import SCHEDULES, Schedule, run_scheduled
 
 from tlmatrix.interpreter.errors import InterpreterError, Unsupported
-from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.lowered.emit import Emitter, split
+from tlmatrix.interpreter.lowered.arithmetic import NOTHING
+from tlmatrix.interpreter.lowered.emit import Emitter, Val
 from tlmatrix.interpreter.lowered.execution import function_of, run
-from tlmatrix.interpreter.lowered.lowering import HANDLERS, DescriptorCall, LoweredKernel
+from tlmatrix.interpreter.lowered.lowering import HANDLERS, LoweredKernel
 from tlmatrix.interpreter.lowered.machine import Watching
 from tlmatrix.interpreter.reports import DEFAULT_SANITIZERS, ReportSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
+
+    from tlmatrix.interpreter.ir import nodes as ir
 
 _SPECS = Path(__file__).parents[1] / "specs"
 _CACHE = Path("/tmp/lowered-deletions")
-_REMOVED = {
-    "tirx.tvm_storage_sync": "barrier",
-    "tl.sync_warp": "barrier of a warp",
-    "tirx.ptx_commit_group": "commit of cp.async",
-    "tirx.ptx_wait_group": "wait for cp.async",
-    "tl.mbarrier_wait_parity": "wait for an mbarrier",
-    "tirx.ptx_arrive_barrier": "arrival",
-    "tirx.ptx_arrive_barrier_expect_tx": "arrival with bytes",
-    "tl.mbarrier_expect_tx": "expected bytes",
-    "tl.fence_proxy_async": "proxy fence",
-    "tl.warpgroup_arrive": "wgmma fence",
-    "tl.warpgroup_commit_batch": "commit of wgmma",
-    "tl.warpgroup_wait": "wait for wgmma",
-    "tl.wait_wgmma": "wait for wgmma",
-    "tl.tma_store_arrive": "commit of TMA stores",
-    "tl.tma_store_wait": "wait for TMA stores",
-}
-_OUTCOMES = ("reported", "wrong values", "refused", "without effect", "missed")
-
-Path_ = tuple[Any, ...]
-"""Where a node is: the names of fields, and positions in tuples, from the root."""
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """A change of a kernel at one place: `replaced` makes the new node of the old one.
-
-    Attributes:
-        function: the number of the device function, or of the step of the host code.
-        host: whether it is a step of the host code.
-    """
-
-    kind: str
-    function: int
-    path: Path_
-    replaced: Callable[[Any], Any]
-    host: bool = False
+"""Launches of earlier runs."""
+_OUTCOMES = ("reported", "wrong values", "refused", "without effect", "not executed", "missed")
 
 
 @dataclass
@@ -94,139 +61,26 @@ class Row:
     seconds: float
 
 
-# Places of nodes ----------------------------------------------------------------------------------
-
-
-def _below(node: Any, path: Path_ = ()) -> Iterator[tuple[Path_, Any, Any]]:
-    """Places, nodes, and the user's line of all nodes below one; parents first."""
-    if isinstance(node, tuple):
-        for k, each in enumerate(node):
-            yield from _below(each, (*path, k))
-    elif isinstance(node, ir.Stmt | ir.Expr):
-        yield path, node, getattr(node, "location", None)
-        for field in dataclasses.fields(node):
-            if field.name not in ("var", "loop_var"):
-                yield from _below(getattr(node, field.name), (*path, field.name))
-
-
-def _changed(node: Any, path: Path_, replaced: Callable[[Any], Any]) -> Any:
-    """A tree with another node at a place."""
-    if not path:
-        return replaced(node)
-    first, *rest = path
-    if isinstance(node, tuple):
-        return (*node[:first], _changed(node[first], tuple(rest), replaced), *node[first + 1 :])
-    return replace(node, **{first: _changed(getattr(node, first), tuple(rest), replaced)})
-
-
-# Mutations ----------------------------------------------------------------------------------------
-
-
-def mutations(launch: Recorded) -> Iterator[Mutation]:
-    """All changes of a kernel, in the order of its code."""
-    for number, function in enumerate(launch.functions):
-        for path, node, _ in _below(function.body):
-            if isinstance(node, ir.Evaluate) and isinstance(node.value, ir.Call):
-                yield from _of_call(number, path, node.value)
-            elif isinstance(node, ir.BufferStore) and _is_vector_access(node):
-                yield Mutation("width", number, path, _wider)
-        for path, node, _ in _addresses(function.body):
-            if isinstance(node, ir.Call) and node.op == "tirx.bitwise_xor":
-                yield Mutation("swizzle", number, path, lambda n: n.args[0])
-            elif isinstance(node, ir.FloorMod) and getattr(node.b, "value", 0) in (2, 4, 8):
-                yield Mutation("swizzle", number, path, _shifted)
-    for number, step in enumerate(launch.steps):
-        if isinstance(step, DescriptorCall):
-            at = 4 * int(step.arguments[1].value) + 4
-            yield Mutation(
-                "descriptor's swizzle", number, ("arguments", at), _other_mode, host=True
-            )
-
-
-def _of_call(number: int, path: Path_, call: ir.Call) -> Iterator[Mutation]:
-    if call.op in _REMOVED:
-        nothing = ir.IntImm("int32", 0)
-        yield Mutation(_REMOVED[call.op], number, (*path, "value"), lambda _: nothing)
-    if call.op == "tirx.ptx_arrive_barrier_expect_tx":
-        yield Mutation(
-            "expected bytes",
-            number,
-            (*path, "value"),
-            lambda n: replace(n, op="tirx.ptx_arrive_barrier", args=n.args[:1]),
-        )
-    if call.op == "tl.ptx_cp_async":
-        yield Mutation("width", number, (*path, "value", "args", 2), _doubled)
-
-
-def _is_memory(node: Any) -> bool:
-    return node.buffer.scope in ("global", "") or node.buffer.scope.startswith("shared")
-
-
-def _is_vector_access(node: ir.BufferStore) -> bool:
-    accesses = [n for _, n, _ in _below(node) if isinstance(n, ir.BufferLoad)]
-    return any(
-        _is_memory(each) and any(isinstance(i, ir.Ramp) for i in each.indices)
-        for each in (node, *accesses)
-    )
-
-
-def _wider(node: Any) -> Any:
-    """A statement on vectors of twice as many elements."""
-    if isinstance(node, tuple):
-        return tuple(_wider(each) for each in node)
-    if not isinstance(node, ir.Stmt | ir.Expr) or isinstance(node, ir.Var):
-        return node
-    parts = {f.name: _wider(getattr(node, f.name)) for f in dataclasses.fields(node)}
-    if isinstance(node, ir.Ramp | ir.Broadcast):
-        parts["lanes"] = 2 * node.lanes
-        parts |= {k: getattr(node, k) for k in ("base", "stride", "value") if hasattr(node, k)}
-    if isinstance(node, ir.Expr) and (count := split(node.dtype)[1]) > 1:
-        parts["dtype"] = re.sub(r"x\d+$", f"x{2 * count}", node.dtype)
-    return replace(node, **parts)
-
-
-def _doubled(node: ir.IntImm) -> ir.IntImm:
-    return replace(node, value=2 * node.value)
-
-
-def _shifted(node: ir.FloorMod) -> ir.FloorMod:
-    return replace(node, a=ir.Add(node.a.dtype, node.a, ir.IntImm(node.a.dtype, 1)))
-
-
-def _other_mode(node: ir.IntImm) -> ir.IntImm:
-    return replace(node, value=(int(node.value) + 1) % 4)
-
-
-def _addresses(body: Any) -> Iterator[tuple[Path_, Any, Any]]:
-    """What is in the indices of accesses to shared memory."""
-    for path, node, _ in _below(body):
-        if isinstance(node, ir.BufferLoad | ir.BufferStore) and node.buffer.scope == "shared.dyn":
-            yield from _below(node.indices, (*path, "indices"))
-        elif isinstance(node, ir.Call) and node.op == "tirx.tvm_access_ptr":
-            yield from _below(node.args[2], (*path, "args", 2))
-
-
-def mutated(launch: Recorded, mutation: Mutation) -> Recorded:
-    """A launch of the changed kernel."""
-    k = mutation.function
-    if mutation.host:
-        steps = list(launch.steps)
-        steps[k] = _changed(steps[k], mutation.path, mutation.replaced)
-        return replace(launch, steps=tuple(steps))
-    functions = list(launch.functions)
-    body = _changed(functions[k].body, mutation.path, mutation.replaced)
-    functions[k] = replace(functions[k], body=body)
-    return replace(launch, functions=functions)
-
-
 # Runs ---------------------------------------------------------------------------------------------
+
+
+class Trapped(Exception):  # noqa: N818 - no error
+    """A statement is executed."""
+
+
+def _trap(e: Emitter, call: ir.Call) -> Val:
+    del call
+    e.line(f"if np.any({e.mask} is None or {e.mask}):")
+    with e.indented():
+        e.line("raise trap")
+    return NOTHING
 
 
 def program(launch: Recorded, *, suspends: bool = False) -> LoweredKernel:
     """The programs of a launch."""
     programs = {}
     for function in launch.functions:
-        emitter = Emitter(function, HANDLERS)
+        emitter = Emitter(function, {**HANDLERS, "trap": _trap})
         emitter.suspends |= suspends
         programs[function.name] = emitter.program()
     return LoweredKernel(launch.kernel, launch.steps, programs)
@@ -236,6 +90,8 @@ def results(launch: Recorded) -> tuple[list[Any], list[str]]:
     """The arguments after a launch, and what sanitizers reported."""
     kernel, values, reports = program(launch), copied(launch.values), ReportSet()
     functions = {name: function_of(each) for name, each in kernel.programs.items()}
+    for each in functions.values():
+        each.__globals__["trap"] = Trapped  # type: ignore[attr-defined]
     run(kernel, values, functions, Watching(DEFAULT_SANITIZERS, reports, launch.kernel.name))
     return values, [f"{each.sanitizer}: {each.message}" for each in reports.reports()]
 
@@ -282,6 +138,8 @@ class Judge:
             return "reported", new[0]
         if not same(values, self._expected):
             return "wrong values", ""
+        if not self._executes(mutation):
+            return "not executed", ""
         for schedule in SCHEDULES:
             if schedule not in self._scheduled:
                 self._scheduled[schedule] = scheduled(self._launch, schedule)
@@ -291,6 +149,16 @@ class Judge:
             except InterpreterError as error:
                 return "missed", f"{error} under {schedule}"
         return "without effect", ""
+
+    def _executes(self, mutation: Mutation) -> bool:
+        """Whether the launch executes what a mutation changes."""
+        if mutation.host:
+            return True
+        try:
+            results(trapped(self._launch, mutation))
+        except Trapped:
+            return True
+        return False
 
 
 def _judged(launch: Recorded, spec: str, each: int) -> Iterator[Row]:
@@ -304,7 +172,7 @@ def _judged(launch: Recorded, spec: str, each: int) -> Iterator[Row]:
     for mutation in mutations(launch):
         kinds.setdefault(mutation.kind, []).append(mutation)
     for kind, found in kinds.items():
-        step = 1 if kind in _REMOVED.values() else -(-len(found) // each)
+        step = 1 if kind in REMOVED.values() else -(-len(found) // each)
         for mutation in found[::step]:
             began = time.process_time()
             outcome, detail = judge.outcome(mutation)
@@ -317,10 +185,8 @@ def table(rows: Sequence[Row]) -> str:
     """Mutants by kind and outcome, as a table of Markdown."""
     counts = Counter((row.kind, row.outcome) for row in rows)
     lines = [f"| mutation | {' | '.join(_OUTCOMES)} |", "| --- |" + " ---: |" * len(_OUTCOMES)]
-    lines += [
-        f"| {kind} | {' | '.join(str(counts[kind, o]) for o in _OUTCOMES)} |"
-        for kind in dict.fromkeys(row.kind for row in rows if row.kind != "none")
-    ]
+    kinds = dict.fromkeys(row.kind for row in rows if row.kind != "none")
+    lines += [f"| {k} | {' | '.join(str(counts[k, o]) for o in _OUTCOMES)} |" for k in kinds]
     total = Counter(row.outcome for row in rows)
     lines.append(f"| all | {' | '.join(str(total[o]) for o in _OUTCOMES)} |")
     return "\n".join(lines)
@@ -346,9 +212,9 @@ def main() -> int:
         for arch in asked.arch.split(","):
             for launch in recorded(_SPECS / f"{name}.yaml", arch, asked.cache):
                 for row in _judged(launch, name, asked.each):
-                    rows.append(row)
-                    print(f"  {row.kind:22} {row.outcome:15} {row.seconds:6.2f} {row.detail[:150]}")
-                    sys.stdout.flush()
+                    line = f"  {row.kind:22} {row.outcome:15} {row.seconds:6.2f} {row.detail[:150]}"
+                    print(line, flush=True)
+                    rows += [row]
                 if asked.json:
                     asked.json.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n")
     print(table(rows))

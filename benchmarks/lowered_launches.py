@@ -1,6 +1,7 @@
 """Records what the cases of a spec's smoke tier launch, as TileLang lowers it for an architecture.
 
-Of the launches of a kernel the largest is kept, in which loops go round most often.
+Cases of the smoke tier are small, and many loops of theirs run once. So their kernels are also run
+with other sizes, and of the launches of a kernel the largest is kept.
 """
 
 from __future__ import annotations
@@ -16,28 +17,30 @@ import torch
 from tlmatrix.backend import backend_named
 from tlmatrix.backend.binding import execute
 from tlmatrix.check.guards import guarded
-from tlmatrix.interpreter.errors import InterpreterError
 from tlmatrix.interpreter.frontend.device_code import DeviceCode
 from tlmatrix.interpreter.ir.read import saved
 from tlmatrix.interpreter.lowered.emit import Emitter
 from tlmatrix.interpreter.lowered.lowering import HANDLERS, LoweredKernel, lower, parsed
-from tlmatrix.prove.cases import asked_cases
+from tlmatrix.prove.cases import asked_cases, variants
 from tlmatrix.run.harness import Harness
 from tlmatrix.run.plan import plan
 from tlmatrix.spec.loader import load_spec
 from tlmatrix.spec.model.spec import has_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from tlmatrix.interpreter.ir import nodes as ir
+    from tlmatrix.matrix import Case
     from tlmatrix.spec.model.spec import Spec
 
 sys.setrecursionlimit(20_000)
 _RANK_SECONDS = 60.0
-_MOST = 1 << 18
-"""Elements of the arguments of a launch that is kept in place of another."""
+_MOST = 1 << 17
+"""Elements of the inputs of a case of other sizes, and of a launch that is kept for another."""
+_VARIANTS = 4
+"""Cases of other sizes."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def copied(values: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _size(values: Sequence[Any]) -> int:
+def _size(values: Iterable[Any]) -> int:
     return sum(value.numel() for value in values if isinstance(value, torch.Tensor))
 
 
@@ -90,22 +93,30 @@ def recorded(path: Path, arch: str, cache: Path) -> list[Recorded]:
     return found
 
 
+def _cases(spec: Spec) -> Iterator[tuple[Case, bool]]:
+    """The cases of the smoke tier, and others with their kernels; which of the two they are."""
+    for case in asked_cases(plan(spec, "smoke").cases()):
+        yield case, True
+        for each in variants(spec, case, _VARIANTS):
+            yield each, False
+
+
 def _launches(spec: Spec, arch: str) -> list[Recorded]:
     """Run the cases of the smoke tier, and keep the first launch of each kernel."""
     found: dict[str, Recorded] = {}
     if has_ranks(spec) or arch not in (spec.architectures or (arch,)):
         return []
-    case = ""
+    case, smoke = "", True
     original = DeviceCode.run
 
     def run(self: Any, values: Sequence[Any], session: Any) -> Any:
         key = hashlib.sha256(saved(self._func).encode()).hexdigest()
-        if key not in found:
+        if key not in found and smoke:
             parts = parsed(self._func, lower(self._func, arch, self._configs))
             found[key] = Recorded(case, arch, *parts, tuple(copied(values)))
             programs = {f.name: Emitter(f, HANDLERS).program() for f in parts[2]}
             self.__dict__["code"] = LoweredKernel(*parts[:2], programs)
-        elif _MOST >= _size(values) > _size(found[key].values):
+        elif key in found and _MOST >= _size(values) > _size(found[key].values):
             found[key] = replace(found[key], case=case, values=tuple(copied(values)))
         return original(self, values, session)
 
@@ -113,15 +124,18 @@ def _launches(spec: Spec, arch: str) -> list[Recorded]:
     harness = Harness(backend, (), _RANK_SECONDS, None)
     DeviceCode.run = run
     try:
-        for each in asked_cases(plan(spec, "smoke").cases()):
+        for each, smoke in _cases(spec):
             case = each.id
             bound = harness.bind(spec, backend)
-            problem = harness.problem(bound, spec, each, 0)
             try:
+                problem = harness.problem(bound, spec, each, 0)
+                if not smoke and _size(problem.inputs.values()) > _MOST:
+                    continue
                 with backend.targeting(spec.architectures).active(), guarded(problem) as (own, _):
                     execute(bound.binding, own)
-            except (InterpreterError, ValueError, RuntimeError) as error:
-                print(f"{case}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+            except Exception as error:  # noqa: BLE001 - sizes that the entry or its family refuses
+                reason = (str(error).splitlines() or [""])[0]
+                print(f"{case}: {type(error).__name__}: {reason}", flush=True)
     finally:
         DeviceCode.run = original
     return list(found.values())

@@ -1,4 +1,4 @@
-"""Every spec passes interpreted at each value of its axes, on as many simulated ranks as it asks for.
+"""Every spec passes interpreted at each value of its axes, on as many simulated ranks as it needs.
 
 That is its tier `each`, with extra cases and invalid inputs. Every second case gets one of the
 checks that run the entry again; `make run` makes all of them, for every two values.

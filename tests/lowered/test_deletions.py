@@ -85,12 +85,27 @@ def reversed_rows(threads: int) -> Any:
     return kernel
 
 
+def one_tile(blocks: int) -> Any:
+    """Each block stores its tile; all of them to one place if there is one tile."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((2 * 64, 64), "float16"), C: T.Tensor((blocks * 64, 64), "float16")):
+        with T.Kernel(2, threads=128) as block:
+            a = T.alloc_shared((64, 64), "float16")
+            T.copy(A[block * 64, 0], a)
+            T.copy(a, C[block % blocks * 64, 0])
+
+    return kernel
+
+
 KERNELS = {
     "gemm sm_80": (lambda: gemm(32, 16, 32, 2, 32), "sm_80", ((32, 128), (128, 16)), (32, 16)),
     "gemm sm_90a": (lambda: gemm(64, 64, 64, 2), "sm_90a", ((64, 256), (256, 64)), (64, 64)),
     "registers": (from_registers, "sm_90a", ((64, 64), (64, 64)), (64, 64)),
+    "two tiles": (lambda: one_tile(2), "sm_90a", ((128, 64),), (128, 64)),
     "reversed": (lambda: reversed_rows(32), "sm_80", ((128,),), (128,)),
 }
+WRONG = {"one tile": (lambda: one_tile(1), "sm_90a", ((128, 64),), (64, 64))}
 
 
 @dataclass(frozen=True)
@@ -105,7 +120,7 @@ class Code:
 
 @cache
 def code(name: str) -> Code:
-    make, arch, inputs, out = KERNELS[name]
+    make, arch, inputs, out = (KERNELS | WRONG)[name]
     func = make()
     kernel, steps, functions = parsed(func, lower(func, arch, {}))
     torch.manual_seed(0)
@@ -142,6 +157,11 @@ def without(found: Code, op: str, number: int) -> Code:
     functions = tuple(replace(f, body=transform(f.body, rewrite)) for f in found.functions)
     assert count >= number
     return replace(found, functions=functions)
+
+
+def test_bulk_stores_of_two_blocks_to_one_tile_are_a_race() -> None:
+    found = reports(code("one tile"))
+    assert any(each.startswith("races: write of C[0, 0]") for each in found), found
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -61,7 +61,8 @@ class Barriers:
             return np.zeros(len(blocks), bool)
         maker, made = self._maker[blocks, number], self._made[blocks, number]
         known = clocks.known[blocks[:, None], np.arange(clocks.warps), maker[:, None]]
-        found: Array = np.any(clocks.active(lanes)[blocks] & (known < made[:, None]), axis=1)
+        late = clocks.active(lanes)[blocks] & (known < made[:, None])
+        found: Array = np.any(late, axis=1)
         return found
 
     def expect(self, blocks: Array, number: Array, size: Any) -> None:

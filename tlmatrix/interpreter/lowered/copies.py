@@ -275,6 +275,8 @@ def tma_load(
     if not len(lanes):
         return
     offset, inside = descriptor.elements(places)
+    read = np.broadcast_to(lanes[:, None], inside.shape)[inside]
+    m.bulk_read(descriptor.memory, view, offset[inside], read, site)
     to = swizzled(starts[:, None] + descriptor.shared, descriptor.swizzle)
     raw = _words(descriptor.memory.data, offset, inside, descriptor.itemsize)
     number = np.broadcast_to(np.asarray(barrier), (m.count,))[lanes]
@@ -313,10 +315,23 @@ def tma_store(
     m.unit_reads("stores", lanes, view, start, descriptor.itemsize, site)
     size = descriptor.itemsize
     raw = view.memory.typed(np.dtype(f"u{size}"))[start // size]
-    _put(descriptor.memory, offset[inside], raw[inside], view, add)
+    _put(m, descriptor.memory, offset, raw, inside, lanes, view, add, site)
 
 
-def _put(memory: Memory, offset: Array, raw: Array, view: View, add: bool) -> None:
+def _put(
+    m: Machine,
+    memory: Memory,
+    offset: Array,
+    raw: Array,
+    inside: Array,
+    lanes: Array,
+    view: View,
+    add: bool,
+    site: int,
+) -> None:
+    """Write elements of boxes, or add to them: offsets in bytes are [boxes, elements]."""
+    lanes = np.broadcast_to(lanes[:, None], inside.shape)[inside]
+    offset, raw = offset[inside], raw[inside]
     size = raw.itemsize
     words = memory.typed(raw.dtype)
     if add:
@@ -324,6 +339,7 @@ def _put(memory: Memory, offset: Array, raw: Array, view: View, add: bool) -> No
             raw.view(view.kind)
         )
         raw = view.encoded(total, total.shape).view(raw.dtype)
+    m.bulk_write(memory, view, offset, lanes, words[offset // size] != raw, add, site)
     words[offset // size] = raw
     if memory.written is not None:
         memory.written[offset] = True
@@ -363,6 +379,8 @@ def bulk_load(
     count = int(np.max(size))
     begins = np.broadcast_to(source.bytes_at(start), (m.count,))[lanes]
     step = np.arange(0, count, target.itemsize)
+    read = np.broadcast_to(lanes[:, None], (len(lanes), len(step))).ravel()
+    m.bulk_read(source.memory, target, (begins[:, None] + step).ravel(), read, site)
     raw = _words(
         source.memory.data,
         begins[:, None] + step,
@@ -397,7 +415,19 @@ def bulk_store(
     m.unit_reads("stores", lanes, source, places, source.itemsize, site)
     raw = source.memory.typed(np.dtype(f"u{source.itemsize}"))[places // source.itemsize]
     for k in range(len(lanes)):  # boxes may add to one place
-        _put(target.memory, ends[k] + step, raw[k], source, add)
+        inside = np.ones((1, len(step)), bool)
+        box = slice(k, k + 1)
+        _put(
+            m,
+            target.memory,
+            ends[box, None] + step,
+            raw[box],
+            inside,
+            lanes[box],
+            source,
+            add,
+            site,
+        )
 
 
 FUNCTIONS = (tensor_map, cp_async, tma_load, tma_store, bulk_load, bulk_store)

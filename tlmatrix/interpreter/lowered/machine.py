@@ -419,6 +419,41 @@ class Machine:
         self._check_proxy(view, flat, who, site)
         shadow.started_reading(flat, *self.units.running(unit, who), site)
 
+    def bulk_read(self, memory: Memory, like: View, at: Array, lanes: Array, site: int) -> None:
+        """A bulk copy reads global memory, elements as those of `like`, for the lanes."""
+        shadow, clocks = memory.shadow, self.clocks
+        if shadow is not None and clocks is not None and len(at):
+            units = at // shadow.size
+            self.check_read(View(self, memory.name, memory, like.dtype), units, lanes, site)
+            shadow.read(clocks, units, lanes, site)
+
+    def bulk_write(
+        self,
+        memory: Memory,
+        like: View,
+        at: Array,
+        lanes: Array,
+        changes: Array,
+        add: bool,
+        site: int,
+    ) -> None:
+        """A bulk copy writes or adds to global memory; `changes` are elements that differ."""
+        shadow, clocks = memory.shadow, self.clocks
+        if shadow is None or clocks is None or not len(at):
+            return
+        view, units = View(self, memory.name, memory, like.dtype), at // shadow.size
+        after_write = shadow.after_write(clocks, units, lanes)
+        if add:  # additions need no order among themselves
+            after_write |= shadow.site[units] < 0
+        after_reads = shadow.after_reads(clocks, units, lanes)
+        for ordered, other in ((after_write, "write"), (after_reads, "read")):
+            found = ~ordered & changes
+            if found.any():
+                k = int(np.flatnonzero(found)[0])
+                action = "atomic" if add else "write"
+                self._race(view, units[k], int(lanes[k]), action, site, int(found.sum()), other)
+        shadow.wrote(clocks, units, lanes, -site - 1 if add else site)
+
     def _check_proxy(self, view: View, units: Array, lanes: Array, site: int) -> None:
         """Report reads by asynchronous units of what threads wrote, without a proxy fence."""
         shadow, clocks = self.arena.shadow, self.clocks
@@ -735,9 +770,10 @@ class Machine:
         if "races" in self._watched:
             assert self.clocks is not None
             block, number = divmod(group, self.clocks.groups)
+            place = element_name(name, (element,))
             message = (
-                f"{action} of {element_name(name, (element,))}, in registers of warp group "
-                f"{number}, which nothing orders with {other}"
+                f"{action} of {place}, in registers of warp group {number}, which nothing orders "
+                f"with {other}"
             )
             self._report(
                 "races", name, (element,), block * self.threads + number * 128, site, message, count

@@ -65,6 +65,7 @@ class View:
         name: of the buffer.
         memory: whose part it is.
         offset: its first byte, from the start of the lane's memory.
+        dtype: of its elements.
         itemsize: bytes of an element.
         kind: NumPy's dtype of its memory.
     """
@@ -75,6 +76,7 @@ class View:
         """A view of `memory` for the lanes of a machine."""
         self.name, self.memory, self.offset = name, memory, offset
         self._machine = machine
+        self.dtype = dtype
         self._dtype = TILE_DTYPES[dtype]
         self.itemsize = max(1, self._dtype.bytes)
         self._codec: Codec | None = CODECS.get(self._dtype.codec or "")
