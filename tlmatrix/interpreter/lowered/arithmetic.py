@@ -12,6 +12,7 @@ from tlmatrix.interpreter.ops.elementwise import BINARY, FLOAT, ROUNDING, TESTS
 from tlmatrix.interpreter.runtime.codecs import CODECS
 from tlmatrix.interpreter.runtime.mathematics import bits, to_int
 
+from . import findings
 from .emit import Val, is_float, split
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def part(m: Machine, memory: Array, first: int, width: int, name: str, site: int
     """Elements in a row of what lanes have for themselves; past its end of no defined content."""
     found = memory[first : first + width]
     if len(found) < width:
-        m.outside_local(name, first, width, len(memory), site)
+        findings.outside_local(m, name, first, width, len(memory), site)
         found = np.concatenate([found, np.zeros((width - len(found), m.count), memory.dtype)])
     return found
 

@@ -12,7 +12,9 @@ import numpy as np
 from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.errors import EMPTY_TENSOR, LaunchError, Unsupported
 
+from . import findings, races
 from .arithmetic import NOTHING
+from .memory import View
 
 if TYPE_CHECKING:
     from tlmatrix.interpreter.ir import nodes as ir
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from .emit import Emitter, Val
     from .machine import Machine
-    from .memory import Memory, View
+    from .memory import Memory
 
 
 _COPIED = (4, 8, 16)
@@ -260,6 +262,11 @@ def _boxes(m: Machine, view: View, index: Any, at: Any, mask: Any) -> tuple[Arra
     return lanes, starts, places
 
 
+def _read(m: Machine, memory: Memory, like: View, at: Array, lanes: Array, site: int) -> None:
+    """A bulk copy reads global memory, elements as those of `like`."""
+    races.bulk_read(m, View(m, memory.name, memory, like.dtype), at, lanes, site)
+
+
 def tma_load(
     m: Machine,
     descriptor: Descriptor,
@@ -276,11 +283,11 @@ def tma_load(
         return
     offset, inside = descriptor.elements(places)
     read = np.broadcast_to(lanes[:, None], inside.shape)[inside]
-    m.bulk_read(descriptor.memory, view, offset[inside], read, site)
+    _read(m, descriptor.memory, view, offset[inside], read, site)
     to = swizzled(starts[:, None] + descriptor.shared, descriptor.swizzle)
     raw = _words(descriptor.memory.data, offset, inside, descriptor.itemsize)
     number = np.broadcast_to(np.asarray(barrier), (m.count,))[lanes]
-    m.brought(lanes, number, descriptor.size, view, to, descriptor.itemsize, site)
+    m.brought(lanes, number, descriptor.size, view, to, site)
     memory = view.memory
     memory.typed(raw.dtype)[to // descriptor.itemsize] = raw
 
@@ -312,7 +319,7 @@ def tma_store(
         return
     offset, inside = descriptor.elements(places)
     start = swizzled(starts[:, None] + descriptor.shared, descriptor.swizzle)
-    m.unit_reads("stores", lanes, view, start, descriptor.itemsize, site)
+    races.unit_reads(m, "stores", lanes, view, start, site)
     size = descriptor.itemsize
     raw = view.memory.typed(np.dtype(f"u{size}"))[start // size]
     _put(m, descriptor.memory, offset, raw, inside, lanes, view, add, site)
@@ -339,7 +346,9 @@ def _put(
             raw.view(view.kind)
         )
         raw = view.encoded(total, total.shape).view(raw.dtype)
-    m.bulk_write(memory, view, offset, lanes, words[offset // size] != raw, add, site)
+    changes = words[offset // size] != raw
+    whole = View(m, memory.name, memory, view.dtype)
+    races.bulk_write(m, whole, offset, lanes, changes, add, site)
     words[offset // size] = raw
     if memory.written is not None:
         memory.written[offset] = True
@@ -356,7 +365,7 @@ def _whole(m: Machine, view: View, index: Any, size: Any, lanes: Array, site: in
     bad = np.zeros(m.count, bool)
     bad[lanes] = ((at | sizes) % _BULK != 0)[lanes]
     if bad.any():
-        m.misaligned(view, index, bad, int(sizes[bad][0]), site, "bulk copy", _BULK)
+        findings.misaligned(m, view, index, bad, int(sizes[bad][0]), site, "bulk copy", _BULK)
 
 
 def bulk_load(
@@ -380,7 +389,7 @@ def bulk_load(
     begins = np.broadcast_to(source.bytes_at(start), (m.count,))[lanes]
     step = np.arange(0, count, target.itemsize)
     read = np.broadcast_to(lanes[:, None], (len(lanes), len(step))).ravel()
-    m.bulk_read(source.memory, target, (begins[:, None] + step).ravel(), read, site)
+    _read(m, source.memory, target, (begins[:, None] + step).ravel(), read, site)
     raw = _words(
         source.memory.data,
         begins[:, None] + step,
@@ -388,7 +397,7 @@ def bulk_load(
         target.itemsize,
     )
     number = np.broadcast_to(np.asarray(barrier), (m.count,))[lanes]
-    m.brought(lanes, number, count, target, ends[:, None] + step, target.itemsize, site)
+    m.brought(lanes, number, count, target, ends[:, None] + step, site)
     target.memory.typed(raw.dtype)[(ends[:, None] + step) // target.itemsize] = raw
 
 
@@ -412,7 +421,7 @@ def bulk_store(
     ends = np.broadcast_to(target.bytes_at(to), (m.count,))[lanes]
     step = np.arange(0, int(np.max(size)), source.itemsize)
     places = begins[:, None] + step
-    m.unit_reads("stores", lanes, source, places, source.itemsize, site)
+    races.unit_reads(m, "stores", lanes, source, places, site)
     raw = source.memory.typed(np.dtype(f"u{source.itemsize}"))[places // source.itemsize]
     for k in range(len(lanes)):  # boxes may add to one place
         inside = np.ones((1, len(step)), bool)

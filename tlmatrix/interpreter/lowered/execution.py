@@ -15,7 +15,7 @@ from tlmatrix.interpreter.analysis.expressions import ARITHMETIC, COMPARISONS
 from tlmatrix.interpreter.errors import DeadlockError, LaunchError, Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 
-from . import arithmetic, copies, matrices, scans, threads
+from . import arithmetic, copies, findings, matrices, scans, threads
 from .clocks import Shadow
 from .copies import tensor_map
 from .lowering import DescriptorCall, Launch
@@ -234,4 +234,4 @@ def _run_blocks(
             if machine.progress == before:
                 raise DeadlockError(f"no thread can go on: {what}")
             before = machine.progress
-    machine.finish()
+    findings.finish(machine)

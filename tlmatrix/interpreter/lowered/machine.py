@@ -1,4 +1,4 @@
-"""The lanes of some blocks of a launch, what they share, and what is found about their accesses."""
+"""The lanes of some blocks of a launch, and what they share and wait for."""
 
 from __future__ import annotations
 
@@ -11,27 +11,21 @@ import numpy as np
 
 from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.errors import DeadlockError, SynchronizationError
-from tlmatrix.interpreter.reports import Party, Report, element_name, source_line
 
+from . import findings, races
 from .barriers import Barriers, Named
 from .clocks import WARP, Clocks, Shadow
 from .memory import Memory, View
 from .registers import Registers
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator
 
     from tlmatrix.interpreter.ir.nodes import Location
     from tlmatrix.interpreter.reports import ReportSet
     from tlmatrix.interpreter.runtime.codecs import Array
 
     from .program import DeviceProgram
-
-
-_BETWEEN_THREADS = (
-    "threads of one block run in any order: order them with T.sync_threads(), or let one thread do "
-    "it; if the source is right, TileLang lowers it wrongly"
-)
 
 
 @dataclass(frozen=True)
@@ -148,6 +142,8 @@ class Machine:
         block: the number of each lane's block among these.
         index: the index of each lane's block in the grid, (x, y, z).
         thread: of each lane in its block.
+        stride: from the shared memory of a block to that of the next, in bytes.
+        watched: the sanitizers for which accesses are noted.
     """
 
     def __init__(
@@ -170,7 +166,7 @@ class Machine:
         thread = self.lanes % self.threads
         tx, ty, _ = program.threads
         self.thread = (thread % tx, thread // tx % ty, thread // (tx * ty))
-        self._stride = -(-max(shared_bytes, 1) // 1024) * 1024
+        self.stride = -(-max(shared_bytes, 1) // 1024) * 1024
         self._shared_bytes = shared_bytes
         watched = watching.sanitizers & {"races", "uninitialised"}
         slots = sum(program.barriers.values())
@@ -180,18 +176,18 @@ class Machine:
         self.units = Units(self)
         self.registers = Registers(self)
         self.progress = 0
-        self._watched = watched
+        self.watched = watched
 
     @cached_property
     def arena(self) -> Memory:
         """The shared memory of all blocks; the dynamic one begins at 0."""
-        data = np.full(self._stride * self.blocks, 0xFF, np.uint8)
+        data = np.full(self.stride * self.blocks, 0xFF, np.uint8)
         shadow = None
         if self.clocks is not None:
             size = self.program.unit
             shadow = Shadow(size, len(data) // size, self.clocks.copies)
         return Memory(
-            "shared", data, self._shared_bytes, self.block * self._stride, 0, shadow, "shared"
+            "shared", data, self._shared_bytes, self.block * self.stride, 0, shadow, "shared"
         )
 
     def shared(self, name: str, dtype: str, offset: int) -> View:
@@ -326,14 +322,13 @@ class Machine:
         if not self.barriers.count[blocks, numbers].all():
             raise SynchronizationError(f"an mbarrier is used before its initialization{where}")
         late = self.barriers.before_initialization(blocks, numbers, lanes)
-        if late.any() and "races" in self._watched:
+        if late.any() and "races" in self.watched:
             k = int(np.flatnonzero(late)[0])
             lane = int(np.flatnonzero(lanes & (self.block == blocks[k]))[0])
             name = f"mbarrier {numbers[k]}"
-            message = (
-                f"use of {name} by {self._who(lane)}, which nothing orders with its initialization"
-            )
-            self._report("races", name, (), lane, site, message, int(late.sum()))
+            by = findings.who(self, lane)
+            message = f"use of {name} by {by}, which nothing orders with its initialization"
+            findings.report(self, "races", name, (), lane, site, message, int(late.sum()))
 
     def arrive(self, number: Any, mask: Any) -> None:
         """Lanes arrive at barriers."""
@@ -350,7 +345,7 @@ class Machine:
             self.barriers.expect(blocks, numbers, np.max(size) * counts)
 
     def brought(
-        self, lanes: Array, number: Array, size: int, view: View, to: Array, item: int, site: int
+        self, lanes: Array, number: Array, size: int, view: View, to: Array, site: int
     ) -> None:
         """Copies write to shared memory, one of each lane, and bring bytes to barriers."""
         self.progress += 1
@@ -368,16 +363,11 @@ class Machine:
         clock = np.broadcast_to(copied[:, None], units.shape).ravel()
         # A copy to bytes that are in use: of what the copying thread does not know.
         late = ~shadow.after_reads(clocks, flat, who)
-        if late.any():
-            k = int(np.flatnonzero(late)[0])
-            self._race(view, flat[k], int(who[k]), "write", site, int(late.sum()), "read")
+        findings.late_races(self, view, flat, who, late, "write", site, "read")
         late = ~shadow.after_write(clocks, flat, who) & ~shadow.unwritten(flat)
         late &= (shadow.agent[flat] != agent) | (shadow.clock[flat] != clock)
-        if late.any():
-            k = int(np.flatnonzero(late)[0])
-            self._race(view, flat[k], int(who[k]), "write", site, int(late.sum()), "write")
+        findings.late_races(self, view, flat, who, late, "write", site, "write")
         shadow.started(flat, agent, clock, site)
-        del item
 
     def wait(self, number: Any, parity: Any, mask: Any, site: int) -> Generator[str, None, None]:
         """Wait until the phase of a parity has ended."""
@@ -404,79 +394,6 @@ class Machine:
 
     # -- asynchronous units
 
-    def unit_reads(
-        self, unit: str, lanes: Array, view: View, start: Array, item: int, site: int
-    ) -> None:
-        """An asynchronous unit reads shared memory for lanes: [lanes, bytes of elements]."""
-        shadow, clocks = self.arena.shadow, self.clocks
-        if shadow is None or clocks is None:
-            return
-        del item
-        units = start // shadow.size
-        who = np.broadcast_to(lanes[:, None], units.shape).ravel()
-        flat = units.ravel()
-        self.check_read(view, flat, who, site)
-        self._check_proxy(view, flat, who, site)
-        shadow.started_reading(flat, *self.units.running(unit, who), site)
-
-    def bulk_read(self, memory: Memory, like: View, at: Array, lanes: Array, site: int) -> None:
-        """A bulk copy reads global memory, elements as those of `like`, for the lanes."""
-        shadow, clocks = memory.shadow, self.clocks
-        if shadow is not None and clocks is not None and len(at):
-            units = at // shadow.size
-            self.check_read(View(self, memory.name, memory, like.dtype), units, lanes, site)
-            shadow.read(clocks, units, lanes, site)
-
-    def bulk_write(
-        self,
-        memory: Memory,
-        like: View,
-        at: Array,
-        lanes: Array,
-        changes: Array,
-        add: bool,
-        site: int,
-    ) -> None:
-        """A bulk copy writes or adds to global memory; `changes` are elements that differ."""
-        shadow, clocks = memory.shadow, self.clocks
-        if shadow is None or clocks is None or not len(at):
-            return
-        view, units = View(self, memory.name, memory, like.dtype), at // shadow.size
-        after_write = shadow.after_write(clocks, units, lanes)
-        if add:  # additions need no order among themselves
-            after_write |= shadow.site[units] < 0
-        after_reads = shadow.after_reads(clocks, units, lanes)
-        for ordered, other in ((after_write, "write"), (after_reads, "read")):
-            found = ~ordered & changes
-            if found.any():
-                k = int(np.flatnonzero(found)[0])
-                action = "atomic" if add else "write"
-                self._race(view, units[k], int(lanes[k]), action, site, int(found.sum()), other)
-        shadow.wrote(clocks, units, lanes, -site - 1 if add else site)
-
-    def _check_proxy(self, view: View, units: Array, lanes: Array, site: int) -> None:
-        """Report reads by asynchronous units of what threads wrote, without a proxy fence."""
-        shadow, clocks = self.arena.shadow, self.clocks
-        assert shadow is not None
-        assert clocks is not None
-        agent = shadow.agent[units].astype(np.int64)
-        by_thread = (agent < clocks.warps) & (shadow.clock[units] > 0)
-        known = clocks.proxied[
-            clocks.block[lanes], clocks.warp[lanes], np.minimum(agent, clocks.warps - 1)
-        ]
-        late = by_thread & (shadow.clock[units] > known)
-        if late.any():
-            k = int(np.flatnonzero(late)[0])
-            self._race(
-                view,
-                units[k],
-                int(lanes[k]),
-                "read without a proxy fence",
-                site,
-                int(late.sum()),
-                "write",
-            )
-
     def arena_elements(
         self, place: Array, block: Array, leaders: Array, dtype: str, site: int
     ) -> Array:
@@ -491,152 +408,15 @@ class Machine:
             index[leaders[group]] = place[bad][0] // kind.bytes
             lanes = np.zeros(self.count, bool)
             lanes[leaders[group]] = True
-            self.outside(view, index, lanes, 1, site, "read")
+            findings.outside(self, view, index, lanes, 1, site, "read")
             place = np.clip(place, 0, max(end, 0))
-        at = place + (block * self._stride)[:, None, None]
+        at = place + (block * self.stride)[:, None, None]
         shadow = self.arena.shadow
         if shadow is not None:
             units = (at // shadow.size).reshape(len(at), -1)
             units = np.stack([_first_of_each(row) for row in units])
-            self.unit_reads("products", leaders, view, units * shadow.size, kind.bytes, site)
+            races.unit_reads(self, "products", leaders, view, units * shadow.size, site)
         return view.decoded(self.arena.typed(view.kind)[at // kind.bytes])
-
-    # -- accesses
-
-    def _units(self, view: View, places: Array, width: int) -> tuple[Array, Array]:
-        """Units of accesses and their positions among lanes: [units, lanes]."""
-        shadow = view.memory.shadow
-        assert shadow is not None
-        start = places * view.itemsize // shadow.size
-        last = (places * view.itemsize + width * view.itemsize - 1) // shadow.size
-        count = int((last - start).max()) + 1 if len(places) else 1
-        return start + np.arange(count)[:, None], last
-
-    def reads(self, view: View, places: Array, width: int, mask: Any, site: int) -> None:
-        """Check a read against earlier writes, and note it."""
-        shadow, clocks = view.memory.shadow, self.clocks
-        assert shadow is not None
-        assert clocks is not None
-        lanes = self.lanes
-        if mask is not None:
-            places, lanes = np.broadcast_to(places, lanes.shape)[mask], lanes[mask]
-        if not len(places):
-            return
-        units, _ = self._units(view, places, width)
-        spread = np.broadcast_to(lanes, units.shape)
-        self.check_read(view, units.ravel(), spread.ravel(), site)
-        shadow.read(clocks, units.ravel(), spread.ravel(), site)
-
-    def check_read(self, view: View, units: Array, lanes: Array, site: int) -> None:
-        """Report reads that nothing orders after a write, and of what nothing wrote."""
-        shadow, clocks = view.memory.shadow, self.clocks
-        assert shadow is not None
-        assert clocks is not None
-        late = ~shadow.after_write(clocks, units, lanes)
-        if late.any():
-            k = int(np.flatnonzero(late)[0])
-            self._race(view, units[k], int(lanes[k]), "read", site, late.sum(), "write")
-        if view.memory.scope == "shared" and "uninitialised" in self._watched:
-            unwritten = shadow.unwritten(units)
-            if unwritten.any():
-                k = int(np.flatnonzero(unwritten)[0])
-                place = self._element(view, units[k])
-                self._report(
-                    "uninitialised",
-                    view.name,
-                    place,
-                    int(lanes[k]),
-                    site,
-                    f"a read of {element_name(view.name, place)}, which nothing has written",
-                    int(unwritten.sum()),
-                )
-
-    def writes(
-        self,
-        view: View,
-        places: Array,
-        lanes: Array,
-        width: int,
-        where: Array,
-        raw: Array,
-        site: int,
-        unit: str = "",
-    ) -> None:
-        """Check a write against earlier accesses, and note it, before memory changes."""
-        shadow, clocks = view.memory.shadow, self.clocks
-        assert shadow is not None
-        assert clocks is not None
-        units, _ = self._units(view, places, width)
-        spread = np.broadcast_to(lanes, units.shape)
-        flat, who = units.ravel(), spread.ravel()
-        after_write = shadow.after_write(clocks, flat, who)
-        after_reads = shadow.after_reads(clocks, flat, who)
-        if not (after_write.all() and after_reads.all()):
-            # What changes nothing harms nothing: threads often store one value to one place.
-            before, after = (np.ascontiguousarray(each) for each in (view.raw(where), raw))
-            changes = before.view(np.uint8) != after.view(np.uint8)
-            changes = changes.reshape(width, len(places), -1).any((0, 2))
-            changes = np.broadcast_to(changes, units.shape).ravel()
-            for ordered, other in ((after_write, "write"), (after_reads, "read")):
-                late = ~ordered & changes
-                if late.any():
-                    k = int(np.flatnonzero(late)[0])
-                    self._race(view, flat[k], int(who[k]), "write", site, late.sum(), other)
-        if unit:
-            shadow.started(flat, *self.units.running(unit, who), site, who)
-            return
-        several = shadow.wrote(clocks, flat, who, site)
-        if several.any():
-            self._written_together(view, lanes, where, raw, flat, site)
-
-    def _written_together(
-        self,
-        view: View,
-        lanes: Array,
-        where: Array,
-        raw: Array,
-        units: Array,
-        site: int,
-    ) -> None:
-        """Several lanes wrote to some units in one statement: of one value, or a race."""
-        shadow, clocks = view.memory.shadow, self.clocks
-        assert shadow is not None
-        assert clocks is not None
-        elements, values = where.ravel(), np.ascontiguousarray(raw).ravel()
-        order = np.argsort(elements, kind="stable")
-        elements, values = elements[order], values[order]
-        same = elements[1:] == elements[:-1]
-        bits = values.view(f"u{values.itemsize}")
-        differ = same & (bits[1:] != bits[:-1])
-        if differ.any():
-            k = int(np.flatnonzero(differ)[0])
-            who = np.broadcast_to(lanes, where.shape).ravel()[order]
-            element = int(elements[k])
-            unit = element * view.itemsize // shadow.size
-            shadow.lane[unit] = who[k]
-            self._race(view, unit, int(who[k + 1]), "write", site, int(differ.sum()), "write")
-        if same.any():
-            spread = np.broadcast_to(lanes, (len(units) // len(lanes), len(lanes))).ravel()
-            together = np.isin(units, units[shadow.lane[units] != spread])
-            shadow.wrote_together(clocks, units[together], spread[together])
-
-    def updates(self, view: View, places: Array, width: int, on: Array, site: int) -> None:
-        """Check an atomic against earlier accesses that are not, and note it."""
-        shadow, clocks = view.memory.shadow, self.clocks
-        assert shadow is not None
-        assert clocks is not None
-        places, lanes = places[on], self.lanes[on]
-        if not len(places):
-            return
-        units, _ = self._units(view, places, width)
-        spread = np.broadcast_to(lanes, units.shape)
-        flat, who = units.ravel(), spread.ravel()
-        late = ~shadow.after_write(clocks, flat, who) & (shadow.site[flat] >= 0)
-        if late.any():
-            k = int(np.flatnonzero(late)[0])
-            self._race(view, flat[k], int(who[k]), "atomic", site, late.sum(), "write")
-        # Negative sites are atomics, which need no order among themselves.
-        shadow.wrote(clocks, flat, who, -site - 1)
 
     # -- findings
 
@@ -648,172 +428,3 @@ class Machine:
         """The index in the grid of a lane's block."""
         found = tuple(int(axis[lane]) for axis in self.index)
         return found[: self.program.axes]
-
-    def _element(self, view: View, unit: int) -> tuple[int, ...]:
-        """The element of a view that a unit begins with."""
-        shadow = view.memory.shadow
-        assert shadow is not None
-        at = int(unit) * shadow.size
-        if view.memory.scope == "shared":
-            at = at % self._stride
-        elif view.memory.shape is not None:
-            place = np.unravel_index(at // view.itemsize, view.memory.shape)
-            return tuple(int(i) for i in place)
-        return (max(0, at - view.offset) // view.itemsize,)
-
-    def _race(
-        self, view: View, unit: int, lane: int, action: str, site: int, count: int, other: str
-    ) -> None:
-        if "races" not in self._watched:
-            return
-        shadow, clocks = view.memory.shadow, self.clocks
-        assert shadow is not None
-        assert clocks is not None
-        if other == "write":
-            before, their, agent = shadow.site[unit], shadow.lane[unit], int(shadow.agent[unit])
-        else:
-            before, their, agent = shadow.seen[unit], shadow.reader[unit], 0
-        mine = self._who(lane)
-        within = view.memory.scope == "shared" or self._in_block(shadow, unit, lane, other)
-        asynchronous = other == "write" and agent >= clocks.warps
-        theirs = self._unit_name(agent) if asynchronous else self._who(int(their))
-        party = Party(self.place(lane), *source_line(self.site(int(before))), other, theirs)
-        place = self._element(view, unit)
-        self._report(
-            "races",
-            view.name,
-            place,
-            lane,
-            site,
-            f"{action} of {element_name(view.name, place)} by {mine}, "
-            f"which nothing orders with a {other} by {theirs}",
-            int(count),
-            party,
-            _BETWEEN_THREADS if within else "",
-        )
-
-    def _in_block(self, shadow: Shadow, unit: int, lane: int, other: str) -> bool:
-        """Whether the other access to a unit of global memory is of the same block."""
-        blocks = shadow.writers if other == "write" else shadow.readers
-        assert self.clocks is not None
-        return blocks is None or int(blocks[unit]) == int(self.clocks.number[lane])
-
-    def _who(self, lane: int) -> str:
-        if lane < -1:
-            return "several threads"
-        if lane < 0:
-            return "an asynchronous copy"
-        return f"thread {lane % self.threads}"
-
-    def _unit_name(self, agent: int) -> str:
-        clocks = self.clocks
-        assert clocks is not None
-        if agent >= clocks.barriers:
-            return "a copy that an mbarrier completes"
-        if agent >= clocks.copies:
-            return "cp.async"
-        return "an asynchronous unit"
-
-    def outside(
-        self, view: View, index: Array, bad: Array, width: int, site: int, action: str
-    ) -> None:
-        """Report accesses out of bounds, which are not made."""
-        if "bounds" not in self.watching.sanitizers:
-            return
-        lane = int(np.flatnonzero(bad)[0])
-        place = (int(index[lane]),)
-        size = (view.memory.size - view.offset) // view.itemsize
-        vector = f" of {width} elements" if width > 1 else ""
-        self._report(
-            "bounds",
-            view.name,
-            place,
-            lane,
-            site,
-            f"{action}{vector} at {element_name(view.name, place)} by {self._who(lane)}, outside "
-            f"its {size} elements",
-            int(bad.sum()),
-        )
-
-    def misaligned(
-        self, view: View, index: Array, bad: Array, size: int, site: int, action: str, unit: int = 0
-    ) -> None:
-        """Report vector accesses that the device refuses, or copies of whole units of bytes."""
-        if "alignment" not in self.watching.sanitizers:
-            return
-        lane = int(np.flatnonzero(bad)[0])
-        place = (int(index[lane]),)
-        self._report(
-            "alignment",
-            view.name,
-            place,
-            lane,
-            site,
-            f"{action} of {size} bytes at {element_name(view.name, place)} by {self._who(lane)}, "
-            f"{'of which the size or the place' if unit else 'which'} is not a multiple of "
-            f"{unit or size} bytes",
-            int(bad.sum()),
-        )
-
-    def outside_local(self, name: str, first: int, width: int, size: int, site: int) -> None:
-        """Report an access to memory of the lanes themselves, past its end."""
-        if "bounds" in self.watching.sanitizers:
-            what = (
-                f"access of {width} elements at {element_name(name, (first,))}, outside its {size}"
-            )
-            self._report("bounds", name, (first,), 0, site, what)
-
-    def unordered_registers(
-        self, name: str, element: int, group: int, site: int, action: str, count: int, other: str
-    ) -> None:
-        """Report an access to registers that `wgmma` uses."""
-        if "races" in self._watched:
-            assert self.clocks is not None
-            block, number = divmod(group, self.clocks.groups)
-            place = element_name(name, (element,))
-            message = (
-                f"{action} of {place}, in registers of warp group {number}, which nothing orders "
-                f"with {other}"
-            )
-            self._report(
-                "races", name, (element,), block * self.threads + number * 128, site, message, count
-            )
-
-    def finish(self) -> None:
-        """Report asynchronous work that outlives the blocks."""
-        if self.clocks is None or "barriers" not in self.watching.sanitizers:
-            return
-        blocks, warps = self.units.unfinished("stores")
-        if len(blocks):
-            lane = int(blocks[0]) * self.threads + int(warps[0]) * WARP
-            what = (
-                f"a bulk store of {self._who(lane)} may read shared memory after its block has "
-                "ended: nothing waits for it"
-            )
-            self._report("barriers", "", (), lane, 0, what, len(blocks))
-
-    def _report(
-        self,
-        sanitizer: str,
-        name: str,
-        place: Sequence[int],
-        lane: int,
-        site: int,
-        message: str,
-        count: int = 1,
-        other: Party | None = None,
-        hint: str = "",
-    ) -> None:
-        report = Report(
-            sanitizer,
-            self.watching.kernel,
-            *source_line(self.site(site)),
-            name,
-            tuple(place),
-            self.place(lane),
-            message,
-            other,
-            count,
-            hint=hint,
-        )
-        self.watching.reports.add(report)

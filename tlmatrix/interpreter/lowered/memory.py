@@ -15,6 +15,8 @@ import numpy as np
 from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.runtime.codecs import CODECS
 
+from . import findings, races
+
 if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.codecs import Array, Codec
 
@@ -107,7 +109,7 @@ class View:
             if mask is not None:
                 bad &= mask
             if bad.any():
-                machine.outside(self, index, bad, width, site, action)
+                findings.outside(machine, self, index, bad, width, site, action)
                 mask = ~bad if mask is None else mask & ~bad
             at = np.clip(at, 0, max(end, 0))
             index = (at - self.offset) // self.itemsize
@@ -117,7 +119,7 @@ class View:
             if mask is not None:
                 odd &= mask
             if odd.any():
-                machine.misaligned(self, index, odd, size, site, action)
+                findings.misaligned(machine, self, index, odd, size, site, action)
         return index + self._first, mask
 
     def _all(self, places: Array, width: int) -> Array:
@@ -128,7 +130,7 @@ class View:
         """Elements of each lane; of lanes that are switched off anything."""
         places, mask = self._placed(index, width, mask, site, "read")
         if self.memory.shadow is not None:
-            self._machine.reads(self, places, width, mask, site)
+            races.reads(self._machine, self, places, width, mask, site)
         if len(self._array) < width:
             return np.zeros((width, len(places)) if width > 1 else len(places), self._carrier)
         found = self._array[self._all(places, width)]
@@ -167,7 +169,7 @@ class View:
             return
         lanes = self._machine.lanes if mask is None else self._machine.lanes[mask]
         if self.memory.shadow is not None:
-            self._machine.writes(self, places, lanes, width, where, raw, site, unit)
+            races.writes(self._machine, self, places, lanes, width, where, raw, site, unit)
         self._array[where] = raw
         self._mark(where)
 
@@ -216,7 +218,7 @@ class View:
         before = np.zeros(shape, self._carrier)
         on = np.ones(len(places), bool) if mask is None else np.asarray(mask)
         if self.memory.shadow is not None:
-            self._machine.updates(self, places, width, on, site)
+            races.updates(self._machine, self, places, width, on, site)
         flat, values = where[..., on], operand[..., on]
         if combine is np.add and self._codec is None and self.kind.kind in "fiu" and not returns:
             # Lanes that hit one element add in their order, as `ufunc.at` does.

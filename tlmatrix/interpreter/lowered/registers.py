@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import findings
+
 if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.codecs import Array
 
@@ -78,7 +80,8 @@ class Registers:
         late = array.accessed[rows, groups]
         if late.any():
             element, k = (int(each[0]) for each in np.nonzero(late))
-            self._machine.unordered_registers(
+            findings.unordered_registers(
+                self._machine,
                 name,
                 first + element,
                 int(groups[k]),
@@ -104,7 +107,8 @@ class Registers:
             running &= array.writes[rows, groups]
         if running.any():
             element, k = (int(each[0]) for each in np.nonzero(running))
-            self._machine.unordered_registers(
+            findings.unordered_registers(
+                self._machine,
                 name,
                 first + element,
                 int(groups[k]),

@@ -1,0 +1,230 @@
+"""What is reported about the lanes of a machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tlmatrix.interpreter.reports import Party, Report, element_name, source_line
+
+from .clocks import WARP
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tlmatrix.interpreter.runtime.codecs import Array
+
+    from .clocks import Shadow
+    from .machine import Machine
+    from .memory import View
+
+_BETWEEN_THREADS = (
+    "threads of one block run in any order: order them with T.sync_threads(), or let one thread do "
+    "it; if the source is right, TileLang lowers it wrongly"
+)
+
+
+def element(m: Machine, view: View, unit: int) -> tuple[int, ...]:
+    """The element of a view that a unit begins with."""
+    shadow = view.memory.shadow
+    assert shadow is not None
+    at = int(unit) * shadow.size
+    if view.memory.scope == "shared":
+        at = at % m.stride
+    elif view.memory.shape is not None:
+        place = np.unravel_index(at // view.itemsize, view.memory.shape)
+        return tuple(int(i) for i in place)
+    return (max(0, at - view.offset) // view.itemsize,)
+
+
+def race(
+    m: Machine, view: View, unit: int, lane: int, action: str, site: int, count: int, other: str
+) -> None:
+    """Report an access by a lane that nothing orders with the last other one to its unit."""
+    if "races" not in m.watched:
+        return
+    shadow, clocks = view.memory.shadow, m.clocks
+    assert shadow is not None
+    assert clocks is not None
+    if other == "write":
+        before, their, agent = shadow.site[unit], shadow.lane[unit], int(shadow.agent[unit])
+    else:
+        before, their, agent = shadow.seen[unit], shadow.reader[unit], 0
+    mine = who(m, lane)
+    within = view.memory.scope == "shared" or _in_block(m, shadow, unit, lane, other)
+    asynchronous = other == "write" and agent >= clocks.warps
+    theirs = _unit_name(m, agent) if asynchronous else who(m, int(their))
+    party = Party(m.place(lane), *source_line(m.site(int(before))), other, theirs)
+    place = element(m, view, unit)
+    report(
+        m,
+        "races",
+        view.name,
+        place,
+        lane,
+        site,
+        f"{action} of {element_name(view.name, place)} by {mine}, "
+        f"which nothing orders with a {other} by {theirs}",
+        int(count),
+        party,
+        _BETWEEN_THREADS if within else "",
+    )
+
+
+def late_races(
+    m: Machine,
+    view: View,
+    units: Array,
+    lanes: Array,
+    late: Array,
+    action: str,
+    site: int,
+    other: str,
+) -> None:
+    """Report the first of the accesses of which `late` says that nothing orders them."""
+    if late.any():
+        k = int(np.flatnonzero(late)[0])
+        race(m, view, int(units[k]), int(lanes[k]), action, site, int(late.sum()), other)
+
+
+def _in_block(m: Machine, shadow: Shadow, unit: int, lane: int, other: str) -> bool:
+    """Whether the other access to a unit of global memory is of the same block."""
+    blocks = shadow.writers if other == "write" else shadow.readers
+    assert m.clocks is not None
+    return blocks is None or int(blocks[unit]) == int(m.clocks.number[lane])
+
+
+def who(m: Machine, lane: int) -> str:
+    """A lane by its number in its block; negative for what is no thread, or several."""
+    if lane < -1:
+        return "several threads"
+    if lane < 0:
+        return "an asynchronous copy"
+    return f"thread {lane % m.threads}"
+
+
+def _unit_name(m: Machine, agent: int) -> str:
+    clocks = m.clocks
+    assert clocks is not None
+    if agent >= clocks.barriers:
+        return "a copy that an mbarrier completes"
+    if agent >= clocks.copies:
+        return "cp.async"
+    return "an asynchronous unit"
+
+
+def outside(
+    m: Machine, view: View, index: Array, bad: Array, width: int, site: int, action: str
+) -> None:
+    """Report accesses out of bounds, which are not made."""
+    if "bounds" not in m.watching.sanitizers:
+        return
+    lane = int(np.flatnonzero(bad)[0])
+    place = (int(index[lane]),)
+    size = (view.memory.size - view.offset) // view.itemsize
+    vector = f" of {width} elements" if width > 1 else ""
+    report(
+        m,
+        "bounds",
+        view.name,
+        place,
+        lane,
+        site,
+        f"{action}{vector} at {element_name(view.name, place)} by {who(m, lane)}, outside "
+        f"its {size} elements",
+        int(bad.sum()),
+    )
+
+
+def misaligned(
+    m: Machine,
+    view: View,
+    index: Array,
+    bad: Array,
+    size: int,
+    site: int,
+    action: str,
+    unit: int = 0,
+) -> None:
+    """Report vector accesses that the device refuses, or copies of whole units of bytes."""
+    if "alignment" not in m.watching.sanitizers:
+        return
+    lane = int(np.flatnonzero(bad)[0])
+    place = (int(index[lane]),)
+    report(
+        m,
+        "alignment",
+        view.name,
+        place,
+        lane,
+        site,
+        f"{action} of {size} bytes at {element_name(view.name, place)} by {who(m, lane)}, "
+        f"{'of which the size or the place' if unit else 'which'} is not a multiple of "
+        f"{unit or size} bytes",
+        int(bad.sum()),
+    )
+
+
+def outside_local(m: Machine, name: str, first: int, width: int, size: int, site: int) -> None:
+    """Report an access to memory of the lanes themselves, past its end."""
+    if "bounds" in m.watching.sanitizers:
+        what = f"access of {width} elements at {element_name(name, (first,))}, outside its {size}"
+        report(m, "bounds", name, (first,), 0, site, what)
+
+
+def unordered_registers(
+    m: Machine, name: str, element: int, group: int, site: int, action: str, count: int, other: str
+) -> None:
+    """Report an access to registers that `wgmma` uses."""
+    if "races" in m.watched:
+        assert m.clocks is not None
+        block, number = divmod(group, m.clocks.groups)
+        place = element_name(name, (element,))
+        message = (
+            f"{action} of {place}, in registers of warp group {number}, which nothing orders "
+            f"with {other}"
+        )
+        report(m, "races", name, (element,), block * m.threads + number * 128, site, message, count)
+
+
+def finish(m: Machine) -> None:
+    """Report asynchronous work that outlives the blocks."""
+    if m.clocks is None or "barriers" not in m.watching.sanitizers:
+        return
+    blocks, warps = m.units.unfinished("stores")
+    if len(blocks):
+        lane = int(blocks[0]) * m.threads + int(warps[0]) * WARP
+        what = (
+            f"a bulk store of {who(m, lane)} may read shared memory after its block has "
+            "ended: nothing waits for it"
+        )
+        report(m, "barriers", "", (), lane, 0, what, len(blocks))
+
+
+def report(
+    m: Machine,
+    sanitizer: str,
+    name: str,
+    place: Sequence[int],
+    lane: int,
+    site: int,
+    message: str,
+    count: int = 1,
+    other: Party | None = None,
+    hint: str = "",
+) -> None:
+    """Add a report about an element, of the block of a lane."""
+    found = Report(
+        sanitizer,
+        m.watching.kernel,
+        *source_line(m.site(site)),
+        name,
+        tuple(place),
+        m.place(lane),
+        message,
+        other,
+        count,
+        hint=hint,
+    )
+    m.watching.reports.add(found)

@@ -1,0 +1,208 @@
+"""Checks accesses of lanes against earlier ones to the same memory, and notes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tlmatrix.interpreter.reports import element_name
+
+from . import findings
+
+if TYPE_CHECKING:
+    from tlmatrix.interpreter.runtime.codecs import Array
+
+    from .machine import Machine
+    from .memory import View
+
+
+def unit_reads(m: Machine, unit: str, lanes: Array, view: View, start: Array, site: int) -> None:
+    """An asynchronous unit reads shared memory for lanes: [lanes, bytes of elements]."""
+    shadow, clocks = m.arena.shadow, m.clocks
+    if shadow is None or clocks is None:
+        return
+    units = start // shadow.size
+    who = np.broadcast_to(lanes[:, None], units.shape).ravel()
+    flat = units.ravel()
+    check_read(m, view, flat, who, site)
+    _check_proxy(m, view, flat, who, site)
+    shadow.started_reading(flat, *m.units.running(unit, who), site)
+
+
+def bulk_read(m: Machine, view: View, at: Array, lanes: Array, site: int) -> None:
+    """A bulk copy reads global memory, at bytes for the lanes."""
+    shadow, clocks = view.memory.shadow, m.clocks
+    if shadow is not None and clocks is not None and len(at):
+        units = at // shadow.size
+        check_read(m, view, units, lanes, site)
+        shadow.read(clocks, units, lanes, site)
+
+
+def bulk_write(
+    m: Machine, view: View, at: Array, lanes: Array, changes: Array, add: bool, site: int
+) -> None:
+    """A bulk copy writes or adds to global memory; `changes` are elements that differ."""
+    shadow, clocks = view.memory.shadow, m.clocks
+    if shadow is None or clocks is None or not len(at):
+        return
+    units = at // shadow.size
+    after_write = shadow.after_write(clocks, units, lanes)
+    if add:  # additions need no order among themselves
+        after_write |= shadow.site[units] < 0
+    after_reads = shadow.after_reads(clocks, units, lanes)
+    for ordered, other in ((after_write, "write"), (after_reads, "read")):
+        action = "atomic" if add else "write"
+        findings.late_races(m, view, units, lanes, ~ordered & changes, action, site, other)
+    shadow.wrote(clocks, units, lanes, -site - 1 if add else site)
+
+
+def _check_proxy(m: Machine, view: View, units: Array, lanes: Array, site: int) -> None:
+    """Report reads by asynchronous units of what threads wrote, without a proxy fence."""
+    shadow, clocks = m.arena.shadow, m.clocks
+    assert shadow is not None
+    assert clocks is not None
+    agent = shadow.agent[units].astype(np.int64)
+    by_thread = (agent < clocks.warps) & (shadow.clock[units] > 0)
+    known = clocks.proxied[
+        clocks.block[lanes], clocks.warp[lanes], np.minimum(agent, clocks.warps - 1)
+    ]
+    late = by_thread & (shadow.clock[units] > known)
+    findings.late_races(m, view, units, lanes, late, "read without a proxy fence", site, "write")
+
+
+def _units(view: View, places: Array, width: int) -> Array:
+    """Units of shared or global memory that accesses touch: [units, lanes]."""
+    shadow = view.memory.shadow
+    assert shadow is not None
+    start = places * view.itemsize // shadow.size
+    last = (places * view.itemsize + width * view.itemsize - 1) // shadow.size
+    count = int((last - start).max()) + 1 if len(places) else 1
+    found: Array = start + np.arange(count)[:, None]
+    return found
+
+
+def reads(m: Machine, view: View, places: Array, width: int, mask: Any, site: int) -> None:
+    """Check a read against earlier writes, and note it."""
+    shadow, clocks = view.memory.shadow, m.clocks
+    assert shadow is not None
+    assert clocks is not None
+    lanes = m.lanes
+    if mask is not None:
+        places, lanes = np.broadcast_to(places, lanes.shape)[mask], lanes[mask]
+    if not len(places):
+        return
+    units = _units(view, places, width)
+    spread = np.broadcast_to(lanes, units.shape)
+    check_read(m, view, units.ravel(), spread.ravel(), site)
+    shadow.read(clocks, units.ravel(), spread.ravel(), site)
+
+
+def check_read(m: Machine, view: View, units: Array, lanes: Array, site: int) -> None:
+    """Report reads that nothing orders after a write, and of what nothing wrote."""
+    shadow, clocks = view.memory.shadow, m.clocks
+    assert shadow is not None
+    assert clocks is not None
+    late = ~shadow.after_write(clocks, units, lanes)
+    findings.late_races(m, view, units, lanes, late, "read", site, "write")
+    if view.memory.scope == "shared" and "uninitialised" in m.watched:
+        unwritten = shadow.unwritten(units)
+        if unwritten.any():
+            k = int(np.flatnonzero(unwritten)[0])
+            place = findings.element(m, view, units[k])
+            findings.report(
+                m,
+                "uninitialised",
+                view.name,
+                place,
+                int(lanes[k]),
+                site,
+                f"a read of {element_name(view.name, place)}, which nothing has written",
+                int(unwritten.sum()),
+            )
+
+
+def writes(
+    m: Machine,
+    view: View,
+    places: Array,
+    lanes: Array,
+    width: int,
+    where: Array,
+    raw: Array,
+    site: int,
+    unit: str = "",
+) -> None:
+    """Check a write against earlier accesses, and note it, before memory changes."""
+    shadow, clocks = view.memory.shadow, m.clocks
+    assert shadow is not None
+    assert clocks is not None
+    units = _units(view, places, width)
+    spread = np.broadcast_to(lanes, units.shape)
+    flat, who = units.ravel(), spread.ravel()
+    after_write = shadow.after_write(clocks, flat, who)
+    after_reads = shadow.after_reads(clocks, flat, who)
+    if not (after_write.all() and after_reads.all()):
+        # What changes nothing harms nothing: threads often store one value to one place.
+        before, after = (np.ascontiguousarray(each) for each in (view.raw(where), raw))
+        changes = before.view(np.uint8) != after.view(np.uint8)
+        changes = changes.reshape(width, len(places), -1).any((0, 2))
+        changes = np.broadcast_to(changes, units.shape).ravel()
+        for ordered, other in ((after_write, "write"), (after_reads, "read")):
+            late = ~ordered & changes
+            findings.late_races(m, view, flat, who, late, "write", site, other)
+    if unit:
+        shadow.started(flat, *m.units.running(unit, who), site, who)
+        return
+    several = shadow.wrote(clocks, flat, who, site)
+    if several.any():
+        _written_together(m, view, lanes, where, raw, flat, site)
+
+
+def _written_together(
+    m: Machine,
+    view: View,
+    lanes: Array,
+    where: Array,
+    raw: Array,
+    units: Array,
+    site: int,
+) -> None:
+    """Several lanes wrote to some units in one statement: of one value, or a race."""
+    shadow, clocks = view.memory.shadow, m.clocks
+    assert shadow is not None
+    assert clocks is not None
+    elements, values = where.ravel(), np.ascontiguousarray(raw).ravel()
+    order = np.argsort(elements, kind="stable")
+    elements, values = elements[order], values[order]
+    same = elements[1:] == elements[:-1]
+    bits = values.view(f"u{values.itemsize}")
+    differ = same & (bits[1:] != bits[:-1])
+    if differ.any():
+        k = int(np.flatnonzero(differ)[0])
+        who = np.broadcast_to(lanes, where.shape).ravel()[order]
+        element = int(elements[k])
+        unit = element * view.itemsize // shadow.size
+        shadow.lane[unit] = who[k]
+        findings.race(m, view, unit, int(who[k + 1]), "write", site, int(differ.sum()), "write")
+    if same.any():
+        spread = np.broadcast_to(lanes, (len(units) // len(lanes), len(lanes))).ravel()
+        together = np.isin(units, units[shadow.lane[units] != spread])
+        shadow.wrote_together(clocks, units[together], spread[together])
+
+
+def updates(m: Machine, view: View, places: Array, width: int, on: Array, site: int) -> None:
+    """Check an atomic against earlier accesses that are not, and note it."""
+    shadow, clocks = view.memory.shadow, m.clocks
+    assert shadow is not None
+    assert clocks is not None
+    places, lanes = places[on], m.lanes[on]
+    if not len(places):
+        return
+    units = _units(view, places, width)
+    spread = np.broadcast_to(lanes, units.shape)
+    flat, who = units.ravel(), spread.ravel()
+    late = ~shadow.after_write(clocks, flat, who) & (shadow.site[flat] >= 0)
+    findings.late_races(m, view, flat, who, late, "atomic", site, "write")
+    # Negative sites are atomics, which need no order among themselves.
+    shadow.wrote(clocks, flat, who, -site - 1)
