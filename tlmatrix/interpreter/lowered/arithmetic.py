@@ -13,7 +13,8 @@ from tlmatrix.interpreter.runtime.codecs import CODECS
 from tlmatrix.interpreter.runtime.mathematics import bits, to_int
 
 from . import findings
-from .emit import Val, is_float, split
+from .expressions import choose
+from .values import Val, is_float, split
 
 if TYPE_CHECKING:
     from tlmatrix.interpreter.ir import nodes as ir
@@ -65,7 +66,7 @@ def _test(e: Emitter, call: ir.Call) -> Val:
 
 def _choice(e: Emitter, call: ir.Call) -> Val:
     condition, true, false = call.args
-    return e.choose(condition, true, false, call.dtype)
+    return choose(e, condition, true, false, call.dtype)
 
 
 def _infinity(e: Emitter, call: ir.Call) -> Val:

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.ir import nodes as ir
     from tlmatrix.interpreter.runtime.codecs import Array
 
-    from .emit import Emitter, Val
+    from .emit import Emitter
     from .machine import Machine
     from .memory import Memory
+    from .values import Val
 
 
 _COPIED = (4, 8, 16)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.dtypes import TILE_DTYPES
@@ -20,15 +20,15 @@ from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
 
+from .expressions import EXPRESSIONS, call, compare, variable
 from .program import DeviceProgram
+from .values import Place, Val, is_float, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_VECTOR = re.compile(r"(\w*?[a-z0-9])x(\d+)$")
 _THREADS = {"threadIdx.x": 0, "threadIdx.y": 1, "threadIdx.z": 2}
 _BLOCKS = {"blockIdx.x": 0, "blockIdx.y": 1, "blockIdx.z": 2}
-_ARITHMETIC = {ir.Add: "+", ir.Sub: "-", ir.Mul: "*", ir.FloorDiv: "//", ir.FloorMod: "%"}
 WAITS = frozenset({"tl.mbarrier_wait_parity"})
 """Operations at which lanes wait for others that run other code."""
 _SYNC = "tirx.tvm_storage_sync"
@@ -36,47 +36,6 @@ _DYNAMIC = "shared.dyn"
 _LARGEST_UNIT = 16
 _ALIGNED = 1024
 """Bytes that the start of a buffer in shared memory is a multiple of."""
-
-
-@dataclass(frozen=True)
-class Val:
-    """The code of a value.
-
-    Attributes:
-        code: an expression.
-        dtype: of an element.
-        width: elements of a vector; 1 of a scalar.
-        uniform: whether it is a Python number, the same in all lanes.
-        fixed: whether it only depends on lanes, blocks and parameters.
-    """
-
-    code: str
-    dtype: str
-    width: int = 1
-    uniform: bool = False
-    fixed: bool = False
-
-
-@dataclass(frozen=True)
-class Place:
-    """Memory that a variable points to.
-
-    Attributes:
-        kind: "global", "shared", "local", "barrier" or "descriptor" (a TMA descriptor).
-        name: of the variable.
-        code: of local memory its array; of barriers the number of the first.
-        offset: bytes from the start of the shared memory of a block.
-        size: elements, if known.
-    """
-
-    kind: str
-    name: str
-    code: str = ""
-    offset: int = 0
-    dtype: str = ""
-
-
-Handler = "Callable[[Emitter, ir.Call], Val]"
 
 
 def device_parameters(kernel: ir.Kernel) -> list[ir.Var]:
@@ -96,39 +55,33 @@ def device_parameters(kernel: ir.Kernel) -> list[ir.Var]:
     return list(found)
 
 
-def split(dtype: str) -> tuple[str, int]:
-    """A dtype of the IR as that of an element and how many there are."""
-    found = _VECTOR.match(dtype)
-    return (found[1], int(found[2])) if found else (dtype, 1)
-
-
-def is_float(dtype: str) -> bool:
-    """Whether elements are floating-point numbers."""
-    return dtype != "handle" and dtype in TILE_DTYPES and TILE_DTYPES[dtype].floating
-
-
 class Emitter:
     """Writes the source of one device function.
 
     Attributes:
         mask: the code of which lanes are switched on; "None" for all.
         suspends: whether parts of the function wait for one another.
+        values: of variables that are bound.
+        places: what variables of memory point to.
+        handlers: what writes operations, by name.
+        head: lines before the body.
+        fixed: names of what they compute, by its code.
     """
 
     def __init__(self, kernel: ir.Kernel, handlers: Mapping[str, Any]) -> None:
         """Prepare to write `kernel`; `handlers` write operations by name."""
-        self._kernel, self._handlers = kernel, handlers
+        self._kernel, self.handlers = kernel, handlers
         self.mask = "None"
         self.suspends = any(
             isinstance(node, ir.Call) and (node.op in WAITS or _is_partial(node))
             for node in walk(kernel.body)
         )
-        self._values: dict[ir.Var, Val] = {}
-        self._places: dict[ir.Var, Place] = {}
+        self.values: dict[ir.Var, Val] = {}
+        self.places: dict[ir.Var, Place] = {}
         self._lines: list[str] = []
         self._depth = 1
-        self._fixed: dict[str, str] = {}
-        self._head: list[str] = []
+        self.fixed: dict[str, str] = {}
+        self.head: list[str] = []
         self._views: dict[tuple[str, str], str] = {}
         self._names: set[str] = set()
         self._sites: list[ir.Location | None] = [None]
@@ -156,7 +109,7 @@ class Emitter:
         if self.suspends:
             self.line("return")
             self.line("yield")
-        body = "\n".join("    " + text for text in self._head)
+        body = "\n".join("    " + text for text in self.head)
         source = f"def kernel({', '.join(['m', *self._parameters])}):\n{body}\n"
         source += "\n".join(self._lines or ["    pass"]) + "\n"
         return DeviceProgram(
@@ -176,10 +129,10 @@ class Emitter:
         if parameter.dtype == "handle":
             scope = getattr(parameter, "scope", "global")
             kind = "descriptor" if scope == "grid_constant" else "global"
-            self._places[parameter] = Place(kind, parameter.name, name)
+            self.places[parameter] = Place(kind, parameter.name, name)
         else:
             dtype, _ = split(parameter.dtype)
-            self._values[parameter] = Val(name, dtype, uniform=True, fixed=True)
+            self.values[parameter] = Val(name, dtype, uniform=True, fixed=True)
         self._parameters.append(name)
 
     # -- lines and names
@@ -233,11 +186,11 @@ class Emitter:
         """A fixed value, computed before the body."""
         if not value.fixed or re.fullmatch(r"[\w.]+", value.code):
             return value
-        if value.code not in self._fixed:
+        if value.code not in self.fixed:
             name = self.name("fixed")
-            self._fixed[value.code] = name
-            self._head.append(f"{name} = {value.code}")
-        return replace(value, code=self._fixed[value.code])
+            self.fixed[value.code] = name
+            self.head.append(f"{name} = {value.code}")
+        return replace(value, code=self.fixed[value.code])
 
     # -- statements
 
@@ -257,7 +210,7 @@ class Emitter:
     def _attribute(self, node: ir.AttrStmt) -> None:
         if node.attr_key == "thread_extent":
             self._axis(str(node.node), node)
-            self._values[node.node.var] = self.once(self.axis_value(str(node.node)))
+            self.values[node.node.var] = self.once(self.axis_value(str(node.node)))
         self._statement(node.body)
 
     def _axis(self, tag: str, node: ir.AttrStmt) -> None:
@@ -277,11 +230,11 @@ class Emitter:
     def _bind(self, node: ir.Bind) -> None:
         value = node.value
         if isinstance(value, ir.Call) and value.op == "tirx.handle_add_byte_offset":
-            base = self._places[value.args[0]]
+            base = self.places[value.args[0]]
             offset = value.args[1]
             if base.kind != "shared" or not isinstance(offset, ir.IntImm):
                 raise self.refuse(f"a pointer into {base.name}")
-            self._places[node.var] = replace(
+            self.places[node.var] = replace(
                 base, name=node.var.name, offset=base.offset + int(offset.value)
             )
             return
@@ -289,21 +242,21 @@ class Emitter:
             made = self.descriptor(value)
             if made is None:
                 raise self.refuse(f"the pointer {node.var.name}")
-            self._places[node.var] = Place("descriptor", node.var.name, made)
+            self.places[node.var] = Place("descriptor", node.var.name, made)
             return
         found = self.expr(value)
         if found.fixed:
-            self._values[node.var] = self.once(found)
+            self.values[node.var] = self.once(found)
             return
         name = self.name(node.var.name)
         copied = found.code if found.uniform else f"np.array({found.code})"
         self.line(f"{name} = {copied}")
-        self._values[node.var] = replace(found, code=name)
+        self.values[node.var] = replace(found, code=name)
 
     def _allocated(self, node: ir.AllocBuffer) -> None:
         buffer = node.buffer
         data, scope = buffer.data, buffer.scope
-        if data in self._places:
+        if data in self.places:
             return
         size = math.prod([int(number(extent)) for extent in buffer.shape])
         dtype, width = split(buffer.dtype)
@@ -311,15 +264,15 @@ class Emitter:
             first = sum(self._barriers.values())
             name = self.name(buffer.name)
             self._barriers[name] = size
-            self._places[data] = Place("barrier", buffer.name, str(first))
+            self.places[data] = Place("barrier", buffer.name, str(first))
         elif scope in (_DYNAMIC, "shared"):
             first = -(-self._static // _ALIGNED) * _ALIGNED
-            self._places[data] = Place("shared", buffer.name, "", first, dtype)
+            self.places[data] = Place("shared", buffer.name, "", first, dtype)
             self._static = first + -(-size * width * TILE_DTYPES[dtype].bits // 8)
         elif scope.startswith("local") and scope != "local.fragment":
             name = self.name(buffer.name)
-            self._head.append(f"{name} = m.local({size * width}, {dtype!r})")
-            self._places[data] = Place("local", buffer.name, name, 0, dtype)
+            self.head.append(f"{name} = m.local({size * width}, {dtype!r})")
+            self.places[data] = Place("local", buffer.name, name, 0, dtype)
             if data in self._multiplied:
                 self._watched.add(name)
         else:
@@ -339,7 +292,7 @@ class Emitter:
         if low.uniform and extent.uniform:
             first = self.let(low, "low")
             self.line(f"for {name} in range({first.code}, {first.code} + {extent.code}):")
-            self._values[node.loop_var] = Val(name, dtype, uniform=True)
+            self.values[node.loop_var] = Val(name, dtype, uniform=True)
             with self.indented():
                 self._statement(node.body)
             return
@@ -354,7 +307,7 @@ class Emitter:
             with self.indented():
                 self.line("break")
             self.line(f"{name} = {low.code} + {step}")
-            self._values[node.loop_var] = Val(
+            self.values[node.loop_var] = Val(
                 step if low.code == "0" else name, dtype, uniform=low.uniform
             )
             self.mask = self._lane_mask(inner, extent)
@@ -393,9 +346,9 @@ class Emitter:
             return
         condition = self.let(condition, "condition")
         outer = self.mask
-        cases = [(self._conjunction(outer, condition.code), node.then_case)]
+        cases = [(self.conjunction(outer, condition.code), node.then_case)]
         if node.else_case is not None:
-            cases.append((self._conjunction(outer, f"~{condition.code}"), node.else_case))
+            cases.append((self.conjunction(outer, f"~{condition.code}"), node.else_case))
         if len(cases) > 1 and self.suspends and any(_suspends(case) for _, case in cases):
             self._roles(cases)
         else:
@@ -427,7 +380,8 @@ class Emitter:
         self.line(f"yield from side_by_side(m, [{', '.join(roles)}])")
 
     @staticmethod
-    def _conjunction(mask: str, code: str) -> str:
+    def conjunction(mask: str, code: str) -> str:
+        """The code of the lanes of a mask of which a condition holds."""
         return f"({code})" if mask == "None" else f"({mask} & {code})"
 
     def _store(self, node: ir.BufferStore) -> None:
@@ -485,7 +439,7 @@ class Emitter:
 
     def _evaluate(self, node: ir.Evaluate) -> None:
         if isinstance(node.value, ir.Call):
-            found = self._call(node.value)
+            found = call(self, node.value)
             if found.code not in ("0", "None") and not re.fullmatch(r"\w+", found.code):
                 self.line(found.code)
 
@@ -496,17 +450,17 @@ class Emitter:
 
     def expr(self, node: Any) -> Val:
         """The code of an expression."""
-        method = _EXPRESSIONS.get(type(node))
+        method = EXPRESSIONS.get(type(node))
         if method is not None:
             found: Val = method(self, node)
             return found
         if isinstance(node, ir.Compare):
-            return self._compare(node)
+            return compare(self, node)
         if isinstance(node, ir.Var):
-            return self._variable(node)
+            return variable(self, node)
         raise self.refuse(type(node).__name__)
 
-    def _combined(self, template: str, dtype: str, *parts: Val, width: int | None = None) -> Val:
+    def combined(self, template: str, dtype: str, *parts: Val, width: int | None = None) -> Val:
         """An operation on values; of fixed ones that meet others the fixed part is kept."""
         fixed = all(p.fixed for p in parts)
         if not fixed:
@@ -517,174 +471,18 @@ class Emitter:
 
     def apply(self, template: str, dtype: str, *parts: Val, width: int | None = None) -> Val:
         """As `_combined`, rounded to a dtype of low precision."""
-        found = self._combined(template, dtype, *parts, width=width)
+        found = self.combined(template, dtype, *parts, width=width)
         return self.rounded(found)
-
-    def _int(self, node: ir.IntImm) -> Val:
-        dtype, _ = split(node.dtype)
-        code = str(bool(node.value)) if dtype == "bool" else str(int(node.value))
-        return Val(f"({code})" if code.startswith("-") else code, dtype, uniform=True, fixed=True)
-
-    def _float(self, node: ir.FloatImm) -> Val:
-        dtype, _ = split(node.dtype)
-        kind = "np.float64" if dtype == "float64" else "F32"
-        value = repr(node.value)
-        code = f"{kind}({value!r})" if not math.isfinite(node.value) else f"{kind}({value})"
-        name = self._fixed.get(code)
-        if name is None:
-            name = self._fixed[code] = self.name("constant")
-            self._head.append(f"{name} = {code}")
-        return Val(name, dtype, uniform=True, fixed=True)
-
-    def _variable(self, node: ir.Var) -> Val:
-        if node in self._places:
-            return Val(self._places[node].code, "int32", uniform=True, fixed=True)
-        found = self._values.get(node)
-        if found is not None:
-            return found
-        raise self.refuse(f"the variable {node.name}")
-
-    def _arithmetic(self, node: ir.Binary) -> Val:
-        dtype, width = split(node.dtype)
-        symbol = _ARITHMETIC[type(node)]
-        found = self.apply(f"({{}} {symbol} {{}})", dtype, self.expr(node.a), self.expr(node.b))
-        return self._wrapped(replace(found, width=width))
-
-    def _wrapped(self, value: Val) -> Val:
-        """Unsigned arithmetic is modulo two to the power of its bits."""
-        kind = TILE_DTYPES[value.dtype]
-        if kind.kind != "uint" or kind.bits > 32:
-            return value
-        return replace(value, code=f"({value.code} & {2**kind.bits - 1})")
-
-    def _divide(self, node: ir.Binary) -> Val:
-        dtype, width = split(node.dtype)
-        a, b = self.expr(node.a), self.expr(node.b)
-        if is_float(dtype):
-            return replace(self.apply("divide({}, {})", dtype, a, b), width=width)
-        function = "trunc_div" if isinstance(node, ir.Div) else "trunc_mod"
-        return replace(self.apply(f"{function}({{}}, {{}})", dtype, a, b), width=width)
-
-    def _extreme(self, node: ir.Binary) -> Val:
-        dtype, width = split(node.dtype)
-        a, b = self.expr(node.a), self.expr(node.b)
-        low = isinstance(node, ir.Min)
-        if not is_float(dtype) and a.uniform and b.uniform:
-            return self._combined(f"{'min' if low else 'max'}({{}}, {{}})", dtype, a, b)
-        if is_float(dtype):
-            function = "fmin" if low else "fmax"
-        else:
-            function = "np.minimum" if low else "np.maximum"
-        return replace(self._combined(f"{function}({{}}, {{}})", dtype, a, b), width=width)
-
-    def _compare(self, node: ir.Compare) -> Val:
-        a, b = self.expr(node.a), self.expr(node.b)
-        return self._combined(f"({{}} {node.symbol} {{}})", "bool", a, b)
-
-    def _logic(self, node: ir.Binary) -> Val:
-        a = self.expr(node.a)
-        conjunction = isinstance(node, ir.And)
-        if a.uniform:
-            b = self.expr(node.b)
-            if b.uniform:
-                return self._combined(f"({{}} {'and' if conjunction else 'or'} {{}})", "bool", a, b)
-            return self._combined(f"({{}} {'&' if conjunction else '|'} {{}})", "bool", a, b)
-        if _loads(node.b):
-            a = self.let(a, "condition")
-            with self.where(a.code if conjunction else f"~{a.code}"):
-                b = self.let(self.expr(node.b))
-        else:
-            b = self.expr(node.b)
-        return self._combined(f"({{}} {'&' if conjunction else '|'} {{}})", "bool", a, b)
 
     @contextmanager
     def where(self, condition: str) -> Iterator[None]:
         """What follows is evaluated for lanes of which a condition holds."""
         outer = self.mask
         name = self.name("on")
-        self.line(f"{name} = {self._conjunction(outer, condition)}")
+        self.line(f"{name} = {self.conjunction(outer, condition)}")
         self.mask = name
         yield
         self.mask = outer
-
-    def _not(self, node: ir.Not) -> Val:
-        a = self.expr(node.a)
-        return self._combined("(not {})" if a.uniform else "(~{})", "bool", a)
-
-    def _cast(self, node: ir.Cast) -> Val:
-        dtype, width = split(node.dtype)
-        return replace(self.cast(self.expr(node.value), dtype), width=width)
-
-    def cast(self, value: Val, dtype: str) -> Val:
-        """A value converted to a dtype."""
-        if dtype == value.dtype:
-            return value
-        ours, theirs = TILE_DTYPES[dtype], TILE_DTYPES[value.dtype]
-        whole = ("int", "uint")
-        if ours.kind in whole and theirs.kind in whole:
-            bigger = ours.bits > theirs.bits and (ours.kind == "int" or theirs.kind == "uint")
-            if bigger or (ours.bits == theirs.bits == 64):
-                return replace(value, dtype=dtype)
-            return self._combined(f"narrowed({{}}, {dtype!r})", dtype, value)
-        return self._combined(f"converted({{}}, {value.dtype!r}, {dtype!r})", dtype, value)
-
-    def _select(self, node: ir.Select) -> Val:
-        return self.choose(node.condition, node.true_value, node.false_value, node.dtype)
-
-    def choose(self, condition: Any, true: Any, false: Any, dtype: str) -> Val:
-        """One of two values; only that one is evaluated."""
-        element, width = split(dtype)
-        chosen = self.expr(condition)
-        if chosen.uniform:
-            if not (_loads(true) or _loads(false)):
-                a, b = self.expr(true), self.expr(false)
-                return replace(
-                    self._combined("({} if {} else {})", element, a, chosen, b), width=width
-                )
-            name = self.name("chosen")
-            self.line(f"if {chosen.code}:")
-            with self.indented():
-                a = self.expr(true)
-                self.line(f"{name} = {a.code}")
-            self.line("else:")
-            with self.indented():
-                b = self.expr(false)
-                self.line(f"{name} = {b.code}")
-            return Val(name, element, width, a.uniform and b.uniform)
-        if _loads(true) or _loads(false):
-            chosen = self.let(chosen, "condition")
-            values = []
-            for code, case in ((chosen.code, true), (f"~{chosen.code}", false)):
-                if _loads(case):
-                    with self.where(code):
-                        values.append(self.let(self.expr(case)))
-                else:
-                    values.append(self.expr(case))
-            a, b = values
-        else:
-            a, b = self.expr(true), self.expr(false)
-        return replace(self._combined("np.where({}, {}, {})", element, chosen, a, b), width=width)
-
-    def _ramp(self, node: ir.Ramp) -> Val:
-        base, stride = self.expr(node.base), self.expr(node.stride)
-        dtype, _ = split(node.dtype)
-        found = self._combined(
-            f"({{}} + {{}} * np.arange({node.lanes})[:, None])", dtype, base, stride
-        )
-        return replace(found, width=node.lanes, uniform=False)
-
-    def _broadcast(self, node: ir.Broadcast) -> Val:
-        return replace(self.expr(node.value), width=node.lanes)
-
-    def _let(self, node: ir.Let) -> Val:
-        value = self.let(self.expr(node.value), node.var.name)
-        self._values[node.var] = value
-        return self.expr(node.body)
-
-    def _load(self, node: ir.BufferLoad) -> Val:
-        if node.predicate is not None:
-            raise self.refuse("a predicated load")
-        return self.load(node.buffer, node.indices)
 
     def load(self, buffer: ir.Buffer, indices: tuple[Any, ...]) -> Val:
         """An element of a buffer, or a vector."""
@@ -734,16 +532,16 @@ class Emitter:
             at = self.expr(index)
             if buffer.strides:
                 step = self.expr(buffer.strides[k])
-                at = self._combined("({} * {})", "int64", at, step)
-                total = self._combined("({} + {})", "int64", total, at)
+                at = self.combined("({} * {})", "int64", at, step)
+                total = self.combined("({} + {})", "int64", total, at)
             else:
                 extent = self.expr(buffer.shape[k])
-                total = self._combined("({} * {} + {})", "int64", total, extent, at)
+                total = self.combined("({} * {} + {})", "int64", total, extent, at)
         return self._scaled(total, split(buffer.dtype)[1])
 
     def _scaled(self, index: Val, factor: int) -> Val:
         if factor != 1:
-            index = self._combined(f"({{}} * {factor})", index.dtype, index)
+            index = self.combined(f"({{}} * {factor})", index.dtype, index)
         return index if index.uniform else self.once(index)
 
     # -- memory
@@ -753,7 +551,7 @@ class Emitter:
         return self._place(data)
 
     def _place(self, data: ir.Var) -> Place:
-        found = self._places.get(data)
+        found = self.places.get(data)
         if found is None:
             raise self.refuse(f"memory of {data.name}")
         return found
@@ -775,7 +573,7 @@ class Emitter:
                 made = f"m.shared({place.name!r}, {element!r}, {place.offset})"
             else:
                 made = f"m.tensor({place.name!r}, {element!r}, {place.code})"
-            self._head.append(f"{name} = {made}")
+            self.head.append(f"{name} = {made}")
         return self._views[key]
 
     def narrow_unit(self, size: int) -> None:
@@ -793,7 +591,7 @@ class Emitter:
             numbers = [self.expr(each) for each in node.args]
             name = self.name("descriptor")
             parts = ", ".join(n.code for n in (numbers[1], *numbers[3:]))
-            self._head.append(f"{name} = tensor_map({place.code}, ({parts},))")
+            self.head.append(f"{name} = tensor_map({place.code}, ({parts},))")
             return name
         if not isinstance(node, ir.Var):
             return None
@@ -831,13 +629,6 @@ class Emitter:
             return place, place.dtype, Val("0", "int32", uniform=True, fixed=True)
         raise self.refuse(f"the pointer {getattr(node, 'op', type(node).__name__)}")
 
-    def _call(self, node: ir.Call) -> Val:
-        handler = self._handlers.get(node.op)
-        if handler is None:
-            raise self.refuse(f"{node.op}")
-        found: Val = handler(self, node)
-        return found
-
 
 def _is_partial(node: ir.Call) -> bool:
     """Whether some threads of a block wait at a barrier of their own."""
@@ -862,15 +653,7 @@ def _registers(node: Any) -> tuple[ir.Var, ...]:
     return tuple(node.args[k] for k in _WGMMA[node.op])
 
 
-def _loads(node: Any) -> bool:
-    """Whether an expression reads memory that lanes share."""
-    return any(
-        isinstance(each, ir.BufferLoad) and not each.buffer.scope.startswith("local")
-        for each in walk(node)
-    )
-
-
-# ruff: noqa: SLF001 - the tables of an Emitter name its methods
+# ruff: noqa: SLF001 - the table of an Emitter names its methods
 _STATEMENTS: dict[type, Any] = {
     ir.SeqStmt: Emitter._sequence,
     ir.AttrStmt: Emitter._attribute,
@@ -884,24 +667,4 @@ _STATEMENTS: dict[type, Any] = {
     ir.DeclBuffer: Emitter._nothing,
     ir.AllocBuffer: Emitter._allocated,
     ir.Block: Emitter._block,
-}
-_EXPRESSIONS: dict[type, Any] = {
-    ir.IntImm: Emitter._int,
-    ir.FloatImm: Emitter._float,
-    ir.Var: Emitter._variable,
-    **dict.fromkeys(_ARITHMETIC, Emitter._arithmetic),
-    ir.Div: Emitter._divide,
-    ir.Mod: Emitter._divide,
-    ir.Min: Emitter._extreme,
-    ir.Max: Emitter._extreme,
-    ir.And: Emitter._logic,
-    ir.Or: Emitter._logic,
-    ir.Not: Emitter._not,
-    ir.Cast: Emitter._cast,
-    ir.Select: Emitter._select,
-    ir.Ramp: Emitter._ramp,
-    ir.Broadcast: Emitter._broadcast,
-    ir.Let: Emitter._let,
-    ir.BufferLoad: Emitter._load,
-    ir.Call: Emitter._call,
 }

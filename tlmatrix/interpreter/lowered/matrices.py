@@ -18,7 +18,7 @@ from tlmatrix.interpreter.ops.warp_matrix import accumulator, factor_a, factor_b
 
 from .arithmetic import NOTHING
 from .copies import swizzled
-from .emit import Val, is_float
+from .values import Val, is_float
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.ir import nodes as ir
 
-    from .emit import Emitter, Val
+    from .emit import Emitter
     from .machine import Machine
     from .memory import View
+    from .values import Val
 
 _SCAN = re.compile(
     r"tl::Cum(?P<op>Sum|Max)(?P<rank>[12])D<(?P<threads>\d+)(?:, (?P<axis>[01]))?, "

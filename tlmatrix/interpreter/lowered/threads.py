@@ -10,8 +10,9 @@ import numpy as np
 from tlmatrix.interpreter.runtime.mathematics import fmax, fmin
 
 from .arithmetic import NOTHING
-from .emit import Val, split
+from .expressions import cast
 from .scans import scan
+from .values import Val, split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -217,7 +218,7 @@ def _atomic(e: Emitter, call: ir.Call) -> Val:
             value = Val(code, kind, width)
     else:
         value = e.expr(call.args[1])
-    value = e.cast(value, dtype) if value.dtype != dtype else value
+    value = cast(e, value, dtype) if value.dtype != dtype else value
     old, returns = e.name("old"), "_ret_" in call.op
     e.line(
         f"{old} = {view}.update({index.code}, {value.code}, np.{combine}, {width}, {e.mask}, "
