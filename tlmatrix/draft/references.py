@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.draft.text import constant
+from tlmatrix.draft.text import Reference, constant
 from tlmatrix.problem.calling import parameters_of
 
 if TYPE_CHECKING:
@@ -51,36 +51,6 @@ class Found:
     passed: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     method: str = ""
     module: str = ""
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A reference with the name or expression for each of its parameters.
-
-    `call` is None if the names are those of the problem; its names are "" for positions. `missing`
-    are parameters without a value. `method` and `module` are those of `Found`. `same_dtype` is of
-    functions that refuse float64.
-    """
-
-    target: str
-    call: tuple[tuple[str, str], ...] | None
-    missing: tuple[str, ...]
-    method: str = ""
-    module: str = ""
-    same_dtype: bool = False
-
-    @property
-    def difference(self) -> str:
-        """How its names differ, as text; empty if they do not."""
-        if self.missing:
-            return f"{self.target} also takes {', '.join(self.missing)}: give each a value"
-        if self.call is None:
-            return ""
-        renamed = [f"{name} gets {value}" for name, value in self.call if name not in ("", value)]
-        if not any(name for name, _ in self.call):
-            return ""
-        called = ", ".join(renamed) or "it takes only " + ", ".join(name for name, _ in self.call)
-        return f"{self.target} is called by its own names: {called}"
 
 
 def alike(name: str, other: str) -> bool:

@@ -13,9 +13,38 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from tlmatrix.draft.references import Reference
 
 _WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A reference with the name or expression for each of its parameters.
+
+    `call` is None if the names are those of the problem; its names are "" for positions. `missing`
+    are parameters without a value. `method` and `module` are those of `Found`. `same_dtype` is of
+    functions that refuse float64.
+    """
+
+    target: str
+    call: tuple[tuple[str, str], ...] | None
+    missing: tuple[str, ...]
+    method: str = ""
+    module: str = ""
+    same_dtype: bool = False
+
+    @property
+    def difference(self) -> str:
+        """How its names differ, as text; empty if they do not."""
+        if self.missing:
+            return f"{self.target} also takes {', '.join(self.missing)}: give each a value"
+        if self.call is None:
+            return ""
+        renamed = [f"{name} gets {value}" for name, value in self.call if name not in ("", value)]
+        if not any(name for name, _ in self.call):
+            return ""
+        called = ", ".join(renamed) or "it takes only " + ", ".join(name for name, _ in self.call)
+        return f"{self.target} is called by its own names: {called}"
 
 
 @dataclass(frozen=True)

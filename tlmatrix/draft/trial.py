@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from tlmatrix.draft.references import Reference
+    from tlmatrix.draft.text import Reference
     from tlmatrix.run.result import CaseResult
     from tlmatrix.run.runner import Runner
 

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tlmatrix.draft.interface import Argument, Interface
-    from tlmatrix.draft.references import Found, Reference
+    from tlmatrix.draft.references import Found
     from tlmatrix.draft.roles import Packing, Recognition
     from tlmatrix.draft.targets import Target
+    from tlmatrix.draft.text import Reference
 
 NO_ROWS = "callers launch no kernel without rows"
 _VALUES = ("normal", "large", "zero_rows", "rising")
