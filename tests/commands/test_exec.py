@@ -86,6 +86,12 @@ def test_a_module_of_the_working_folder(program, capsys):
     assert capsys.readouterr().out == "__main__ cuda:0 ['-m', 'x']\n"
 
 
+def test_a_module_behind_two_dashes(program, capsys):
+    program("exec_shown.py", "import sys\nprint(__name__, sys.argv[1:])")
+    assert main(["exec", "--sms", "4", "--", "-m", "exec_shown", "-m", "x"]) == 0
+    assert capsys.readouterr().out == "__main__ ['-m', 'x']\n"
+
+
 @pytest.mark.parametrize("name", ["exec_nothing", "exec_nothing.part"])
 def test_a_module_that_does_not_exist(name, capsys):
     assert main(["exec", "-m", name]) == 2

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tlmatrix.commands.exec import program_of
 from tlmatrix.commands.screen import print_wrapped
 from tlmatrix.engine.selection import processors
 from tlmatrix.exit_codes import ExitCode, UsageError, writing
@@ -57,8 +58,9 @@ def record(arguments: argparse.Namespace, _config: Config) -> ExitCode:
     """
     from tlmatrix.draft.recorder import codes_of, record_program
 
-    if not arguments.module and not Path(arguments.script).is_file():
-        raise UsageError(f"no such script: {arguments.script}")
+    program, words, module = program_of(arguments)
+    if not module and not Path(program).is_file():
+        raise UsageError(f"no such script: {program}")
     wanted = codes_of(arguments.of)
     path = Path(arguments.output)
     with writing("-o", path):
@@ -66,10 +68,10 @@ def record(arguments: argparse.Namespace, _config: Config) -> ExitCode:
     try:
         with file:
             record_program(
-                arguments.script,
-                arguments.arguments,
+                program,
+                words,
                 file,
-                module=arguments.module,
+                module=module,
                 wanted=wanted,
                 trace_only=arguments.trace_only,
             )

@@ -20,6 +20,17 @@ if TYPE_CHECKING:
     from tlmatrix.prove.answers import KernelProofs
 
 
+def program_of(arguments: argparse.Namespace) -> tuple[str, list[str], bool]:
+    """The program of a command line, its arguments, and whether it is a module.
+
+    Behind `--` a command line may say `-m MODULE`, too.
+    """
+    program, words = arguments.script, list(arguments.arguments)
+    if program == "-m" and words and not arguments.module:
+        return words[0], words[1:], True
+    return program, words, arguments.module
+
+
 def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
     """Run the program; print its exceptions as Python does.
 
@@ -30,10 +41,12 @@ def execute(arguments: argparse.Namespace, _config: Config) -> ExitCode:
         UsageError: the program or a sanitizer does not exist.
         SystemExit: raised by the program, of which no sanitizer reported anything.
     """
-    path = Path(arguments.script)
+    program, words, arguments.module = program_of(arguments)
+    arguments.script, arguments.arguments = program, words
+    path = Path(program)
     if arguments.module:
-        if not _module_exists(arguments.script):
-            raise UsageError(f"no such module: {arguments.script}")
+        if not _module_exists(program):
+            raise UsageError(f"no such module: {program}")
     elif not path.is_file():
         raise UsageError(f"no such script: {path}")
     sanitizers = _sanitizers(arguments)
