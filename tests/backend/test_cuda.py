@@ -1,5 +1,7 @@
 """On a GPU: chosen by itself, and the checks that look at memory see what kernels really do."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -192,7 +194,9 @@ def test_a_gpu_fault_is_a_finding_and_later_cases_are_judged(tmp_path, how, chec
     (tmp_path / "test_cuda.py").symlink_to(Path(__file__))
     command = ["pytest", "faults.yaml", "-q", "-n", "1", "--tlmatrix-results", "out.jsonl"]
     command += ["--tlmatrix-backend", "cuda", "-p", "no:cacheprovider"]
-    done = preloaded_python.run("-m", *command, cwd=tmp_path)
+    # The linked module imports helpers of the tests.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = preloaded_python.run("-m", *command, cwd=tmp_path, env=env)
     results = read_records(tmp_path / "out.jsonl").results
     assert len(results) == 4, done.stdout
     for result in results:
