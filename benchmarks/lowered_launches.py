@@ -21,7 +21,7 @@ from tlmatrix.interpreter.frontend.device_code import DeviceCode
 from tlmatrix.interpreter.ir.read import saved
 from tlmatrix.interpreter.lowered.emit import Emitter
 from tlmatrix.interpreter.lowered.lowering import HANDLERS, LoweredKernel, lower, parsed
-from tlmatrix.prove.cases import asked_cases, variants
+from tlmatrix.prove.launches import asked_cases, variants
 from tlmatrix.run.harness import Harness
 from tlmatrix.run.plan import plan
 from tlmatrix.spec.loader import load_spec
