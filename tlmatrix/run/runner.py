@@ -171,11 +171,12 @@ class Runner:
         result = unfinished = self.unfinished(case, path)
         if self._outdated(spec):
             return self._recorded(spec, unfinished)
-        if self._records is not None:
-            self._records.start(path, case.id, self._worker)
         interrupts = Interrupts()
         limit = TimeLimit(time_limit, lambda frames: self._end_process(unfinished, frames))
         with suppress(CaseTimeout), interrupts.watch(), limit.enforce():
+            # Inside, so that a Ctrl-C ends each case of which the start is on disk.
+            if self._records is not None:
+                self._records.start(path, case.id, self._worker)
             judged = self.judge(spec, case, path=path, reruns=reruns, explained=True)
             result = judged if refine is None else refine(judged)
         if interrupts.received:
