@@ -73,3 +73,17 @@ def test_a_barrier_that_lowering_leaves_out():
 def test_a_fragment_indexed_in_serial_loops():
     a, c = torch.randn(16, 16), torch.full((16, 16), float("nan"))
     assert ("races", "C") in found(serial_fragment, a, c)
+
+
+@jit_kernel(X="f32[61, 64]", Y="f32[130, 64]")
+def copied_to_all(X, Y):
+    with T.Kernel(130, threads=64) as block:
+        for i in T.Parallel(64):
+            Y[block, i] = X[block % 61, i]
+
+
+def test_blocks_that_read_one_tensor_in_several_groups():
+    # The last group of blocks that run together is smaller than the one before.
+    x, y = torch.randn(61, 64), torch.empty(130, 64)
+    assert found(copied_to_all, x, y) == []
+    assert torch.equal(y, x[torch.arange(130) % 61])

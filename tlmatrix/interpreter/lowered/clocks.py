@@ -180,7 +180,7 @@ class Shadow:
         found: Array
         if self.readers is not None:
             before, reader = self.readers[units], self.reader[units]
-            theirs = np.where(reader < 0, _SEVERAL - reader, clocks.warp[reader])
+            theirs = np.where(reader < 0, _SEVERAL - reader, reader % clocks.threads // WARP)
             known = np.where(
                 theirs == warp, clocks.synced[block, warp] - 1, clocks.known[block, warp, theirs]
             )
@@ -200,7 +200,8 @@ class Shadow:
 
     @staticmethod
     def _warp(clocks: Clocks, lanes: Array) -> Array:
-        found: Array = np.where(lanes < 0, -1, clocks.warp[lanes])
+        """The warps of lanes, also of blocks that ran before these; -1 of several lanes."""
+        found: Array = np.where(lanes < 0, -1, lanes % clocks.threads // WARP)
         return found
 
     def read(self, clocks: Clocks, units: Array, lanes: Array, site: int) -> None:
