@@ -32,6 +32,7 @@ _BLOCKS = {"blockIdx.x": 0, "blockIdx.y": 1, "blockIdx.z": 2}
 WAITS = frozenset({"tl.mbarrier_wait_parity"})
 """Operations at which lanes wait for others that run other code."""
 _SYNC = "tirx.tvm_storage_sync"
+_INTO = "tirx.handle_add_byte_offset"
 _DYNAMIC = "shared.dyn"
 _LARGEST_UNIT = 16
 _ALIGNED = 1024
@@ -229,14 +230,8 @@ class Emitter:
 
     def _bind(self, node: ir.Bind) -> None:
         value = node.value
-        if isinstance(value, ir.Call) and value.op == "tirx.handle_add_byte_offset":
-            base = self.places[value.args[0]]
-            offset = value.args[1]
-            if base.kind != "shared" or not isinstance(offset, ir.IntImm):
-                raise self.refuse(f"a pointer into {base.name}")
-            self.places[node.var] = replace(
-                base, name=node.var.name, offset=base.offset + int(offset.value)
-            )
+        if isinstance(value, ir.Call) and value.op == _INTO:
+            self.places[node.var] = replace(self._into(value), name=node.var.name)
             return
         if node.var.dtype == "handle":
             made = self.descriptor(value)
@@ -556,6 +551,13 @@ class Emitter:
             raise self.refuse(f"memory of {data.name}")
         return found
 
+    def _into(self, node: ir.Call) -> Place:
+        """Shared memory from some byte of a buffer on."""
+        base, offset = self._place(node.args[0]), node.args[1]
+        if base.kind != "shared" or not isinstance(offset, ir.IntImm):
+            raise self.refuse(f"a pointer into {base.name}")
+        return replace(base, offset=base.offset + int(offset.value))
+
     def view(self, place: Place, dtype: str) -> str:
         """The name of a view of shared or global memory as elements of a dtype."""
         element, width = split(dtype)
@@ -624,6 +626,11 @@ class Emitter:
             load = node.args[0]
             index, _ = self._index(load.buffer, load.indices)
             return self._place(load.buffer.data), split(load.buffer.dtype)[0], index
+        if isinstance(node, ir.Call) and node.op == _INTO:
+            place, dtype, index = self.pointer(node.args[0])
+            size = max(1, TILE_DTYPES[dtype].bytes)
+            more = self.combined(f"({{}} // {size})", "int64", self.expr(node.args[1]))
+            return place, dtype, self.combined("({} + {})", "int64", index, more)
         if isinstance(node, ir.Var):
             place = self._place(node)
             return place, place.dtype, Val("0", "int32", uniform=True, fixed=True)
