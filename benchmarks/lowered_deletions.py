@@ -29,6 +29,7 @@ from lowered_launches import Recorded, copied, recorded
 from lowered_mutations import REMOVED, Mutation, mutated, mutations, trapped
 from lowered_schedules import SCHEDULES, Schedule, run_scheduled
 
+from tlmatrix.cache_files import cache_folder
 from tlmatrix.interpreter.errors import DeadlockError, InterpreterError, Unsupported
 from tlmatrix.interpreter.lowered.arithmetic import NOTHING
 from tlmatrix.interpreter.lowered.emit import Emitter, Val
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.ir import nodes as ir
 
 _SPECS = Path(__file__).parents[1] / "specs"
-_CACHE = Path("/tmp/lowered-deletions")
+_CACHE = cache_folder() / "lowered-deletions"
 """Launches of earlier runs."""
 _OUTCOMES = ("reported", "wrong values", "refused", "without effect", "not executed", "missed")
 

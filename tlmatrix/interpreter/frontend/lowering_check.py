@@ -74,7 +74,7 @@ def difference(
         largest = 1 / (torch.finfo(source.dtype).eps * _STEPS)
         whole = (ours == ours.round()) & (ours.abs() < largest)
         whole &= (theirs == theirs.round()) & (theirs.abs() < largest)
-        bad = (bad & ~same) | (whole & ~same)
+        bad = (bad | whole) & ~same
         # Registers that lowered code has not written are NaN.
         bad |= theirs.isnan() & ours.isfinite()
     else:

@@ -145,9 +145,6 @@ OPERATIONS: dict[str, Any] = {
 
 # What generated source calls ----------------------------------------------------------------------
 
-_SWIZZLED = {0: 0, 1: 1, 2: 2, 3: 3}
-"""Bits that CUtensorMapSwizzle exchanges: none, of 32, 64 and 128 bytes."""
-
 
 @dataclass(frozen=True)
 class Descriptor:
@@ -226,10 +223,10 @@ def tensor_map(memory: Memory, numbers: tuple[Any, ...]) -> Descriptor:
 def swizzled(address: Array, mode: int) -> Array:
     """Addresses in shared memory as a swizzle exchanges them (PTX ISA, "Swizzling modes").
 
-    Chunks of 16 bytes are exchanged by the number of their row of 128 bytes.
+    Chunks of 16 bytes are exchanged by the number of their row of 128 bytes. `mode` is that of
+    CUtensorMapSwizzle, which is how many bits take part: 0 to 3.
     """
-    bits = _SWIZZLED[mode]
-    found: Array = address ^ ((address >> 7 & ((1 << bits) - 1)) << 4)
+    found: Array = address ^ ((address >> 7 & ((1 << mode) - 1)) << 4)
     return found
 
 

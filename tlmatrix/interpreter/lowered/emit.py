@@ -579,7 +579,7 @@ class Emitter:
         return self._views[key]
 
     def narrow_unit(self, size: int) -> None:
-        """Accesses of shared memory are told apart by so many bytes."""
+        """Track accesses of shared memory at a granularity that divides `size` bytes."""
         self._unit = math.gcd(self._unit, size)
 
     def note_vector(self, dtype: str, count: int) -> None:

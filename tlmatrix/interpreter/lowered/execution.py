@@ -12,7 +12,7 @@ import torch
 from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter import runtime
 from tlmatrix.interpreter.analysis.expressions import ARITHMETIC, COMPARISONS
-from tlmatrix.interpreter.errors import DeadlockError, LaunchError, Unsupported
+from tlmatrix.interpreter.errors import EMPTY_GRID, DeadlockError, LaunchError, Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 
 from . import arithmetic, copies, findings, matrices, scans, threads
@@ -196,7 +196,7 @@ def _launch(
     """Run one launch, some blocks at a time."""
     grid = tuple(int(_value(extent, env)) for extent in step.grid) or (1,)
     if min(grid) < 1:
-        raise LaunchError.of(watching.kernel, "grid dimension must be positive", f"grid {grid}")
+        raise LaunchError.of(watching.kernel, EMPTY_GRID, f"grid {grid}")
     shared = 0 if step.shared_bytes is None else int(_value(step.shared_bytes, env))
     shared = max(shared, program.shared_bytes)
     arguments: list[Any] = []

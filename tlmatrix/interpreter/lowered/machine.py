@@ -207,10 +207,6 @@ class Machine:
             return np.zeros((size, self.count), bool)
         return np.full((size, self.count), kind.poison or 0x5B, np.int64)
 
-    def launch(self, number: int) -> Array:
-        """The index of each lane's block along an axis of the grid."""
-        return self.index[number]
-
     # -- groups of lanes
 
     def warps(self, value: Any) -> Array:

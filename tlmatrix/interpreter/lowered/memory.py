@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _LARGEST_VECTOR = 16
 """Bytes that one instruction moves."""
-_WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
 @dataclass
@@ -102,7 +101,7 @@ class View:
         index = np.asarray(index, np.int64)
         if index.ndim == 0:
             index = np.broadcast_to(index, (machine.count,))
-        at = index * self.itemsize + self.offset
+        at = self._bytes(index)
         end = self.memory.size - width * self.itemsize
         bad = (at < 0) | (at > end)
         if bad.any():

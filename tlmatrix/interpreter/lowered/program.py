@@ -20,7 +20,7 @@ class DeviceProgram:
         threads: the extents of a block.
         axes: how many axes the grid has.
         barriers: how many mbarriers each buffer of them holds.
-        unit: bytes of shared memory of which accesses are told apart.
+        unit: granularity in bytes at which accesses of shared memory are tracked.
         shared_bytes: of the shared memory that it allocates.
         suspends: whether parts of it wait for one another, so that `kernel` is a generator.
     """

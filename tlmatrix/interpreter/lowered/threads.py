@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tlmatrix.interpreter.ops.warp import SHUFFLES
 from tlmatrix.interpreter.runtime.mathematics import fmax, fmin
 
 from .arithmetic import NOTHING
@@ -38,15 +39,6 @@ _COMBINE: dict[str, Any] = {
     "BitOrOp": np.bitwise_or,
     "BitXorOp": np.bitwise_xor,
 }
-_SHUFFLES = {
-    "tl.shfl_xor_sync": "xor",
-    "tl.shfl_down_sync": "down",
-    "tl.shfl_up_sync": "up",
-    "tl.shfl_sync": "idx",
-    "tirx.tvm_warp_shuffle": "idx",
-    "tirx.tvm_warp_shuffle_up": "up",
-    "tirx.tvm_warp_shuffle_down": "down",
-}
 _WARP_REDUCTIONS = {
     "tl.warp_reduce_sum": "SumOp",
     "tl.warp_reduce_max": "MaxOp",
@@ -54,7 +46,7 @@ _WARP_REDUCTIONS = {
     "tl.warp_reduce_bitand": "BitAndOp",
     "tl.warp_reduce_bitor": "BitOrOp",
 }
-# By operation: how values are combined, whether the old value is given, and how many there are.
+# By operation: how values are combined, and how many there are.
 _ATOMICS = {
     "tl.atomic_add_elem_op": ("add", 1),
     "tl.atomic_add_ret_elem_op": ("add", 1),
@@ -144,7 +136,7 @@ def _shuffle(e: Emitter, call: ir.Call) -> Val:
     """`shfl(mask, value, lane or distance, width[, warp size])`."""
     value, delta = e.expr(call.args[1]), e.expr(call.args[2])
     width = int(call.args[3].value) if len(call.args) > 3 else 32
-    code = f"shuffled(m, {_SHUFFLES[call.op]!r}, {value.code}, {delta.code}, {width}, {e.mask})"
+    code = f"shuffled(m, {SHUFFLES[call.op]!r}, {value.code}, {delta.code}, {width}, {e.mask})"
     return e.let(Val(code, split(call.dtype)[0]))
 
 
@@ -255,7 +247,7 @@ OPERATIONS: dict[str, Any] = {
     "tl.fence_proxy_async": _fence_proxy,
     "tl.sync_warp": _sync_warp,
     "tl.tl_shuffle_elect": _elect,
-    **dict.fromkeys(_SHUFFLES, _shuffle),
+    **dict.fromkeys(SHUFFLES, _shuffle),
     **dict.fromkeys(_WARP_REDUCTIONS, _warp_reduce),
     "tirx.call_extern": _extern,
     "tirx.call_pure_extern": _extern,

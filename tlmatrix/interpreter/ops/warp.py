@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.ir.nodes import Call
 
 
-_SHUFFLES = {
+SHUFFLES = {
     "tl.shfl_xor_sync": "xor",
     "tl.shfl_down_sync": "down",
     "tl.shfl_up_sync": "up",
@@ -72,7 +72,7 @@ def _array(value: Val) -> str:
 
 def _shuffle(e: Emitter, call: Call) -> Val:
     axis = threads_of(e, call.op).thread_axis(e, call.op)
-    kind = _SHUFFLES[call.op]
+    kind = SHUFFLES[call.op]
     delta = e.expr(call.args[2])
     width = e.scalar(call.args[3], "the width of a shuffle").code
     stored = None
@@ -177,7 +177,7 @@ OPERATIONS = Operations(
         statements={ir.AttrStmt: _attribute},
         calls={
             **dict.fromkeys(_INDICES, _index),
-            **dict.fromkeys(_SHUFFLES, _shuffle),
+            **dict.fromkeys(SHUFFLES, _shuffle),
             **dict.fromkeys(_VOTES, _vote),
             **dict.fromkeys(_REDUCTIONS, _reduce),
             **dict.fromkeys(
