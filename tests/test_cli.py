@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from outside_project import project
+from tlmatrix import cli
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.run import Status, read_records
 
@@ -208,6 +210,20 @@ def test_invalid_arguments(project: Project, arguments: list[str], words: str) -
     outcome = project.tlmatrix(*arguments)
     assert outcome.code == ExitCode.USAGE
     assert words in outcome.out
+
+
+def test_an_interrupted_command_of_a_program_leaves_its_signals_alone(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process goes on, and so does what it starts, which would inherit an ignored SIGINT."""
+
+    def interrupted(*_: object) -> ExitCode:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "command_named", lambda _: interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    assert project.tlmatrix("list", ".").code == ExitCode.INTERRUPTED
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_help_lists_the_exit_codes(project: Project) -> None:

@@ -35,8 +35,21 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code (`tlmatrix.exit_codes.ExitCode`)."""
-    given = sys.argv[1:] if argv is None else list(argv)
+    """Run a command; returns its exit code (`tlmatrix.exit_codes.ExitCode`).
+
+    Without `argv` the command is this process's own: once it is interrupted, SIGINT is ignored, so
+    that another Ctrl-C while Python ends does not change the exit code.
+    """
+    try:
+        code = _exit_code(sys.argv[1:] if argv is None else list(argv))
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    if code == ExitCode.INTERRUPTED and argv is None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return code
+
+
+def _exit_code(given: list[str]) -> int:
     named = COMMANDS.get(given[0]) if given else None
     end = given.index("--") if named and named.words and "--" in given else len(given)
     arguments = command_line().parse_args(given[:end])
@@ -52,8 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _server_of_workers(arguments):
             code = command_named(command.target)(arguments, load_config(Path.cwd()))
-        if code == ExitCode.INTERRUPTED:
-            _ignore_ctrl_c()
         sys.stdout.flush()
     except SpecError as error:
         print_wrapped(str(error), sys.stderr)
@@ -61,9 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, UsageError) as error:
         print_wrapped(f"tlmatrix: {error}", sys.stderr)
         return ExitCode.USAGE
-    except KeyboardInterrupt:
-        _ignore_ctrl_c()
-        return ExitCode.INTERRUPTED
     except OutputError as error:
         print_wrapped(f"tlmatrix: {error}", sys.stderr)
         return ExitCode.INTERNAL
@@ -80,11 +88,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             print_wrapped("tlmatrix: internal error; please report it with these lines", sys.stderr)
         return ExitCode.INTERNAL
     return code
-
-
-def _ignore_ctrl_c() -> None:
-    """Let another Ctrl-C while Python ends not change the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _discard_output() -> None:
