@@ -90,13 +90,15 @@ def test_a_tree_reduction_in_shared_memory():
 
 def test_shuffles_move_values_between_lanes():
     @jit_kernel(out_idx=[-1], threads=64)
-    def moved(X: T.Tensor((64,), "int32"), Y: T.Tensor((5, 64), "int32")):
+    def moved(X: T.Tensor((64,), "int32"), Y: T.Tensor((7, 64), "int32")):
         tx = T.get_thread_binding()
         Y[0, tx] = T.shfl_xor(X[tx], 1)
         Y[1, tx] = T.shfl_down(X[tx], 2)
         Y[2, tx] = T.shfl_up(X[tx], 3)
         Y[3, tx] = T.shfl_sync(X[tx], 5)
         Y[4, tx] = T.shfl_down(X[tx], 2, width=8)
+        Y[5, tx] = T.shfl_xor(X[tx], 8, width=8)
+        Y[6, tx] = T.shfl_down(X[tx], 33)
 
     x = torch.randint(0, 1000, (64,), dtype=torch.int32)
     lane = torch.arange(64)
@@ -108,9 +110,13 @@ def test_shuffles_move_values_between_lanes():
             x[torch.where(inside >= 3, lane - 3, lane)],
             x[warp + 5],
             x[torch.where(lane % 8 + 2 < 8, lane + 2, lane)],
+            x[torch.where(lane & 8 > 0, lane - 8, lane)],  # earlier segments alone
+            x[torch.where(inside + 1 < 32, lane + 1, lane)],  # 33 modulo 32
         ]
     )
     assert torch.equal(moved()(x), expected)
+    with interpret(lowered=True, arch="sm_80"):
+        assert torch.equal(moved()(x), expected)
 
 
 def test_a_lane_that_is_switched_off_has_nothing_to_give():

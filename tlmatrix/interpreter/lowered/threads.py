@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tlmatrix.interpreter.ops.warp import SHUFFLES
+from tlmatrix.interpreter.runtime.lanes import source_lanes
 from tlmatrix.interpreter.runtime.mathematics import fmax, fmin
 
 from .arithmetic import NOTHING
@@ -296,17 +297,7 @@ def shuffled(m: Machine, kind: str, value: Any, delta: Any, width: int, mask: An
     m.warp_synchronized(mask)
     full = np.broadcast_to(np.asarray(value), (m.count,))
     lane = m.lanes % 32
-    first = lane // width * width
-    if kind == "xor":
-        source = lane ^ delta
-        # What is in a later group is the lane's own; earlier groups may be read.
-        source = np.where(source >= first + width, lane, source)
-    elif kind == "idx":
-        source = first + np.asarray(delta) % width
-    elif kind == "up":
-        source = np.where(lane - delta < first, lane, lane - delta)
-    else:
-        source = np.where(lane + delta >= first + width, lane, lane + delta)
+    source = source_lanes(kind, np.asarray(delta), width, lane)
     found: Array = full[m.lanes - lane + source]
     return found
 

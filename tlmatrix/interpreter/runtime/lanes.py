@@ -54,10 +54,7 @@ def _lanes(value: Any, threads: int) -> Any:
 
 
 def shuffle(kind: str, value: Any, delta: Any, width: int, mask: Any, threads: int) -> Any:
-    """`T.shfl_*`: the value of another lane of the same segment of `width` lanes.
-
-    A source outside of the segment is the lane itself (CUDA); one that is switched off is poison.
-    """
+    """`T.shfl_*`: the value of another lane; of one that is switched off, poison."""
     values = _lanes(value, threads)
     if isinstance(delta, int):
         source, missing = _same_sources(kind, delta, width, threads)
@@ -73,18 +70,29 @@ def shuffle(kind: str, value: Any, delta: Any, width: int, mask: Any, threads: i
     return out
 
 
-def _sources(kind: str, offset: Any, width: int, threads: int) -> tuple[Any, Any]:
-    """Which lane each takes from, and which of them take from one that is not there, if any do."""
-    lane = np.arange(threads)
-    start = lane - lane % width
+def source_lanes(kind: str, offset: Any, width: int, lane: Any) -> Any:
+    """The lane that each takes from, in segments of `width` lanes.
+
+    It is the lane itself where the source is outside of the segment; "xor" reaches earlier
+    segments, and five bits of an offset count (PTX ISA, "shfl.sync").
+    """
+    start, offset = lane - lane % width, offset & 31
     source = {
         "xor": lane ^ offset,
         "down": lane + offset,
         "up": lane - offset,
         "idx": start + offset % width,
     }[kind]
-    outside = (source < start) | (source >= start + width)
-    source = np.where(outside, lane, source)
+    outside = source >= start + width
+    if kind != "xor":
+        outside |= source < start
+    return np.where(outside, lane, source)
+
+
+def _sources(kind: str, offset: Any, width: int, threads: int) -> tuple[Any, Any]:
+    """Which lane each takes from, and which of them take from one that is not there, if any do."""
+    lane = np.arange(threads)
+    source = source_lanes(kind, offset, width, lane)
     missing = source >= threads
     return np.where(missing, lane, source), missing if missing.any() else None
 
