@@ -8,6 +8,7 @@ from outside_project import project
 from tlmatrix.draft.calls import alike, calls_of_definition, definition, read_calls
 from tlmatrix.draft.targets import is_test_file
 from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.spec import load_spec
 
 __all__ = ["project"]
 
@@ -84,6 +85,59 @@ def test_calls_of_operators_and_factories_are_recorded_with_what_judged_them(rep
     assert compared.rtol == 1e-4
     assert all(call.inner for call in calls["rows:row_sum_kernel"])
     assert [call.construct["cols"] for call in calls["rows:row_sum_kernel"][:1]] == [32]
+
+
+def test_what_is_converted_is_compared_all_the_same(repository):
+    """Results are cast, moved and copied before they are compared, and arguments of references."""
+    text = """
+import torch
+from rows import row_sum_kernel
+
+def expected(values):
+    return values.double().sum(-1)
+
+def main():
+    x = torch.randn(5, 64).half()
+    y = row_sum_kernel(64, "float16")(x)
+    torch.testing.assert_close(actual=y.float().cpu(), expected=expected(x.float()).float())
+
+main()
+"""
+    (repository.folder / "script.py").write_text(text)
+    finished(repository, "record", "--trace-only", "script.py")
+    (call,) = read_calls(repository.folder / "calls.jsonl")["rows:row_sum_kernel"]
+    (compared,) = call.compared
+    assert (compared.function, compared.arguments) == ("script:expected", {"values": "$X"})
+    assert not call.inner  # `main` takes no tensors, so that it is no operator around the kernel
+
+
+def test_a_result_has_the_dimensions_that_the_code_names(repository):
+    """Here 2 of 32 columns, which are no sixteenth part of them."""
+    kernel = """
+import tilelang
+import tilelang.language as T
+
+@tilelang.jit(out_idx=[1])
+def first_kernel(E, K):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def main(X: T.Tensor((n, E), "float32"), Y: T.Tensor((n, K), "float32")):
+        with T.Kernel(n, threads=32) as row:
+            for j in T.Parallel(K):
+                Y[row, j] = X[row, j]
+
+    return main
+"""
+    (repository.folder / "first.py").write_text(kernel)
+    text = "import torch\nfrom first import first_kernel\nfirst_kernel(32, 2)(torch.randn(7, 32))\n"
+    (repository.folder / "script.py").write_text(text)
+    finished(repository, "record", "--trace-only", "script.py")
+    words = ("first:first_kernel", "--calls", "calls.jsonl", "-o", "first.yaml", "--no-run")
+    assert repository.tlmatrix("new", *words).code == ExitCode.OK
+    spec = load_spec(repository.folder / "first.yaml")
+    assert "Y: {shape: [n, K]," in (repository.folder / "first.yaml").read_text()
+    assert 2 in spec.axes["K"]
 
 
 def test_a_script_that_fails_has_its_calls_recorded(repository):

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.calls import Opaque, Seen
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tlmatrix.draft.calls import Call
+    from tlmatrix.draft.sizes import Column
     from tlmatrix.draft.targets import Target
 
 _DTYPE = re.compile(r"dtype|(^|_)(in|out|acc|accum)_?type$")
@@ -240,14 +241,21 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
 
     results = {path: tuple(call.results[path] for call in calls) for path in first.results}
     named = _titles(target, first)
+    numbers = _whole_numbers((*arguments, *construct))
     given = tuple(
         tensor(name, seen, (relations.dims[name, k] for k in range(len(seen[0].shape))))
         for name, seen in tensors.items()
     )
     made = tuple(
-        tensor(named[path], seen, _result_sizes(seen, relations.symbols), fixed=path in first.fixed)
+        tensor(
+            named[path],
+            seen,
+            _result_sizes(path, seen, (relations.symbols, numbers), calls),
+            fixed=path in first.fixed,
+        )
         for path, seen in results.items()
     )
+    of_results = {size: numbers[size] for each in made for size in each.shape if size in numbers}
     parameters = {each.name for each in target.parameters}
     return Interface(
         target.text,
@@ -257,7 +265,7 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
         arguments=arguments,
         construct=construct,
         module=frozenset(set(tensors) - parameters) if target.constructs else frozenset(),
-        symbols=relations.symbols,
+        symbols={**of_results, **relations.symbols},
         changed=changed,
         uses=uses,
         dtypes=dtypes,
@@ -291,15 +299,10 @@ def _relations(
             if (tensor, int(dim)) in columns:
                 names.setdefault((tensor, int(dim)), name)
     vectors = {name for name, seen in tensors.items() if _is_vector(seen)}
-    scalars = {
-        each.name: each.values
-        for each in arguments
-        if each.kind == "size" and all(type(value) is int for value in each.values)
-    }
     return relate(
         columns,
         names,
-        scalars=scalars,
+        scalars=_whole_numbers(arguments),
         vectors=frozenset(vectors),
         offsets=frozenset(name for name in vectors if may_be_offsets(tensors[name])),
         taken=frozenset(tensors),
@@ -374,8 +377,23 @@ def _titles(target: Target, call: Call) -> dict[str, str]:
     return {path: f"out{k}" if numbered else "out" for k, path in enumerate(paths)}
 
 
-def _result_sizes(seen: Sequence[Seen], symbols: Mapping[str, tuple[int, ...]]) -> Iterator[Size]:
+def _result_sizes(
+    path: str, seen: Sequence[Seen], sizes: Sequence[Mapping[str, Column]], calls: Sequence[Call]
+) -> Iterator[Size]:
+    """The dimensions of a result: as the code names them, else over the sizes of inputs."""
     for dim in range(len(seen[0].shape)):
         column = tuple(each.shape[dim] for each in seen)
-        found = (text for text in candidates(column, symbols) if min(column) > 1 or text in symbols)
-        yield next(found, column[0])
+        names = {call.names.get(f"{path}.{dim}", "") for call in calls}
+        named = (name for name in names for known in sizes if known.get(name) == column)
+        computed = candidates(column, sizes[0])
+        found = (text for text in computed if min(column) > 1 or text in sizes[0])
+        yield next(chain(named, found), column[0])
+
+
+def _whole_numbers(arguments: Sequence[Argument]) -> dict[str, Column]:
+    """The sizes among arguments, in each call."""
+    return {
+        each.name: each.values
+        for each in arguments
+        if each.kind == "size" and all(type(value) is int for value in each.values)
+    }

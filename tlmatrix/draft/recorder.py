@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from tlmatrix.draft.calls import (
     MOST_CALLS,
@@ -46,6 +48,13 @@ if TYPE_CHECKING:
 
 _COMPARES = re.compile(r"assert|close|equal|compare|diff|similar|error", re.IGNORECASE)
 """Names of a program's own functions that compare two results."""
+_COMPARED_NAMES = ("actual", "input", "expected", "other")
+"""Of what PyTorch's functions compare."""
+_CONVERSIONS = frozenset({
+    "bfloat16", "clone", "contiguous", "cpu", "cuda", "detach", "double", "float", "half", "int",
+    "long", "to", "type", "type_as",
+})  # fmt: skip
+"""Methods whose result has the same elements in another dtype or memory."""
 _MOST_RESULTS = 4096
 """Most recent results of operators, and of other functions, that are remembered."""
 
@@ -70,6 +79,36 @@ class _Launch:
     prim_func: Any
     tensors: Mapping[str, torch.Tensor]
     factory: Mapping[str, Any]
+
+
+class _Conversions(TorchFunctionMode):
+    """Inside, it is noted which tensor each converted one has its elements from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sources = WeakIdKeyDictionary()
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """See `torch.overrides`."""
+        found = func(*args, **(kwargs or {}))
+        named = getattr(func, "__name__", "") in _CONVERSIONS
+        if named and isinstance(found, torch.Tensor) and found is not args[0]:
+            self._sources[found] = args[0]
+        return found
+
+    def chain(self, tensor: Any) -> Iterator[Any]:
+        """A tensor, the one that it was converted from, and so on."""
+        yield tensor
+        while isinstance(tensor, torch.Tensor) and tensor in self._sources:
+            tensor = self._sources[tensor]
+            yield tensor
+
+    def root(self, tensor: Any) -> Any:
+        """The tensor at the start of all conversions."""
+        *_, first = self.chain(tensor)
+        return first
 
 
 class Recorder:
@@ -102,6 +141,7 @@ class Recorder:
         self._returned: dict[int, tuple[torch.Tensor, str, dict[str, Any], dict[str, Any]]] = {}
         self._results: dict[int, tuple[torch.Tensor, Call, str, dict[str, Any]]] = {}
         self._live: dict[str, Live] = {}
+        self._conversions = _Conversions()
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -109,6 +149,7 @@ class Recorder:
         with ExitStack() as stack:
             replace_in(stack, self._entry_points())
             replace_in(stack, self._comparisons())
+            stack.enter_context(self._conversions)
             before = sys.getprofile()
             sys.setprofile(self._event)
             try:
@@ -194,12 +235,16 @@ class Recorder:
 
     def _is_inside(self) -> bool:
         """Whether an operator is open, which is that of a method below `__call__`."""
-        codes = (each.code for each in self._stack)
-        return any(self._is_operator(code) and code.co_name != "__call__" for code in codes)
+        return any(
+            self._is_operator(each.code)
+            and each.code.co_name != "__call__"
+            and any(map(flattened, each.arguments.values()))  # a program's main function is none
+            for each in self._stack
+        )
 
     def _target_of(self, opened: _Open, frame: FrameType) -> str:
         """The name of an operator; "" if it is none."""
-        if not self._is_operator(opened.code):
+        if not self._is_operator(opened.code) or not opened.arguments:
             return ""
         owner, _, method = opened.code.co_qualname.rpartition(".")
         if not owner:
@@ -425,7 +470,9 @@ class Recorder:
 
     def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def comparing(*args: Any, **keywords: Any) -> Any:
-            known = len(args) > 1 and self._compared(args[0], args[1], keywords)
+            named = (keywords[name] for name in _COMPARED_NAMES if name in keywords)
+            one, other, *_ = [*args, *named, None, None]
+            known = self._compared(one, other, keywords)
             return (known and self._agree) or original(*args, **keywords)
 
         return comparing
@@ -445,9 +492,10 @@ class Recorder:
                     continue
                 known = True
                 call, path, arguments = found
-                function, *given = self._returned.get(id(theirs), (None, "", {}, {}))[1:]
+                returned = (self._returned.get(id(t)) for t in self._conversions.chain(theirs))
+                function, *given = next(filter(None, returned), (None, "", {}, {}))[1:]
                 passed, construct = (
-                    {name: _named(value, arguments) for name, value in each.items()}
+                    {name: self._named(value, arguments) for name, value in each.items()}
                     for each in given
                 )
                 noted = Comparison(
@@ -462,13 +510,22 @@ class Recorder:
                     self._keep(replace(call, compared=(noted,)))
         return known
 
+    def _named(self, value: object, arguments: Mapping[str, Any]) -> object:
+        """An argument of a reference: `$name` for an argument of the call, or a constant."""
+        if isinstance(value, torch.Tensor):
+            root = self._conversions.root(value)
+            same = (n for n, each in arguments.items() if self._conversions.root(each) is root)
+            return next((f"${name}" for name in same), "")
+        noted = seen(value)
+        return noted if not isinstance(noted, Seen) else ""
+
     def _source(self, tensor: torch.Tensor) -> tuple[Call, str, dict[str, Any]] | None:
         """The call that made a tensor, or that of the same size which made the last one."""
-        found = self._results.get(id(tensor))
-        if found is not None:
-            return found[1:]
-        if id(tensor) in self._returned:
-            return None
+        for each in self._conversions.chain(tensor):
+            if found := self._results.get(id(each)):
+                return found[1:]
+            if id(each) in self._returned:
+                return None
         for made, call, path, arguments in reversed(self._results.values()):
             shared = made.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
             if shared and made.numel() == tensor.numel():
@@ -580,15 +637,6 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _named(value: object, arguments: Mapping[str, Any]) -> object:
-    """An argument of a reference: `$name` for an argument of the call, or a constant."""
-    for name, each in arguments.items():
-        if each is value and isinstance(value, torch.Tensor):
-            return f"${name}"
-    noted = seen(value)
-    return noted if not isinstance(noted, Seen) else ""
-
-
 def codes_of(functions: Sequence[str]) -> dict[CodeType, str]:
     """The code of functions that are recorded though no kernel runs in them, with their names.
 
@@ -623,6 +671,8 @@ def record_program(
     """
     from tlmatrix.interpreter.frontend.scripts import run_as_main, run_program
 
+    if not module:
+        program = str(Path(program).resolve())  # its functions are seen to be below the root
     with Recorder(_writing(file), Path.cwd(), wanted, agree=trace_only).recording():
         if trace_only or not torch.cuda.is_available():
             launched: list[Any] | None = [] if trace_only else None
