@@ -133,3 +133,14 @@ def test_a_manifest_that_tells_too_little_is_an_error(signature, words, tmp_path
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(Exception, match=words):
         list(examples(Entry("made2:op", signature, [{"x_shape": [4]}])))
+
+
+def test_a_command_that_calls_no_kernel_is_reported_and_not_taken_for_recorded(repository):
+    (repository.folder / "empty.py").write_text("raise SystemExit(3)\n")
+    code, out, rows = adopt(repository, "--", "empty.py")
+    assert code == ExitCode.OK, out
+    assert "the command ended with exit code 3 and called no kernel" in " ".join(out.split())
+    assert {row["source"] for row in rows.values()} == {"trace"}
+    code, out, rows = adopt(repository, "--", "-m", "pytest", "tests", "-q")
+    assert "called no kernel" not in out
+    assert rows["rows:row_sum"]["status"] == "judged", out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,6 +117,7 @@ def adopt(arguments: argparse.Namespace, _config: Config) -> ExitCode:
         command=arguments.words,
         workers=processors() if arguments.workers == "auto" else int(arguments.workers),
         seconds=arguments.seconds,
+        warn=lambda words: print_wrapped(f"tlmatrix: {words}", sys.stderr),
     )
     page = output / "adopted.html"
     with writing("-o", page):

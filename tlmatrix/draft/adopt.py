@@ -86,6 +86,7 @@ def adopt_repository(
     command: Sequence[str] = (),
     workers: int = 1,
     seconds: float = 400.0,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
     """Write and run specs of the kernels and operators of a repository.
 
@@ -95,6 +96,7 @@ def adopt_repository(
         command: what calls its kernels: a script, or `-m` and a module, with arguments.
         workers: how many specs are run side by side.
         seconds: time for the command, and for all specs together.
+        warn: called with what is wrong with the command.
 
     Raises:
         UsageError: the folder has no Python files.
@@ -107,7 +109,11 @@ def adopt_repository(
     sys.path[:0] = [str(each) for each in (root / "src", root) if each.is_dir()]
     calls = output / "calls.jsonl"
     if command and not calls.is_file():
-        _record(command, calls, root, seconds)
+        ended = _record(command, calls, root, seconds)
+        if not calls.is_file() or not read_calls(calls):
+            log = calls.parent / "record.log"
+            warn(f"the command {ended} and called no kernel; what it printed is in {log}")
+            calls.unlink(missing_ok=True)  # so that another command is run
     jobs = list(_jobs(root, calls))
     known = _earlier(output / "rows.jsonl", {(job.target, job.key) for job in jobs})
     todo = [job for job in jobs if job.target not in known]
@@ -119,10 +125,10 @@ def adopt_repository(
     return [known[job.target] for job in jobs if job.target in known]
 
 
-def _record(command: Sequence[str], calls: Path, root: Path, seconds: float) -> None:
+def _record(command: Sequence[str], calls: Path, root: Path, seconds: float) -> str:
     """Run a command under `tlmatrix record`; what it has recorded when its time ends stays.
 
-    Its kernels are only traced, as it may call them with any size.
+    Its kernels are only traced, as it may call them with any size. Returns how it ended.
     """
     words = [sys.executable, "-m", "tlmatrix", "record", "--trace-only", "-o", str(calls)]
     if command[:2] == ["-m", "pytest"]:
@@ -131,7 +137,7 @@ def _record(command: Sequence[str], calls: Path, root: Path, seconds: float) -> 
     words += command
     path = os.pathsep.join([str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")])
     with suppress(subprocess.TimeoutExpired), (calls.parent / "record.log").open("w") as log:
-        subprocess.run(  # noqa: S603 - the command of the user
+        done = subprocess.run(  # noqa: S603 - the command of the user
             words,
             cwd=root,
             env={**os.environ, "PYTHONPATH": path},
@@ -140,6 +146,8 @@ def _record(command: Sequence[str], calls: Path, root: Path, seconds: float) -> 
             timeout=seconds,
             check=False,
         )
+        return f"ended with exit code {done.returncode}"
+    return f"was stopped after {seconds:g} s"
 
 
 def _earlier(path: Path, current: set[tuple[str, str]]) -> dict[str, Row]:
