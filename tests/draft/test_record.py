@@ -140,6 +140,56 @@ def first_kernel(E, K):
     assert 2 in spec.axes["K"]
 
 
+def test_sizes_that_are_equal_in_the_only_call_are_told_apart(repository):
+    """The script compares by TileLang's profiler, with M = N = K."""
+    kernel = """
+import tilelang
+import tilelang.language as T
+
+@tilelang.jit(out_idx=[-1])
+def product(M, N, K, block=32):
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), "float16"),
+        B: T.Tensor((K, N), "float16"),
+        C: T.Tensor((M, N), "float16"),
+    ):
+        with T.Kernel(T.ceildiv(N, block), T.ceildiv(M, block), threads=128) as (bx, by):
+            a = T.alloc_shared((block, block), "float16")
+            b = T.alloc_shared((block, block), "float16")
+            c = T.alloc_fragment((block, block), "float32")
+            T.clear(c)
+            for k in T.serial(T.ceildiv(K, block)):
+                T.copy(A[by * block, k * block], a)
+                T.copy(B[k * block, bx * block], b)
+                T.gemm(a, b, c)
+            T.copy(c, C[by * block, bx * block])
+
+    return main
+
+def ref_program(A, B):
+    return A @ B
+
+def main(M=64, N=64, K=64):
+    kernel = product(M, N, K)
+    print(kernel.get_kernel_source())
+    kernel.get_profiler().assert_allclose(ref_program, rtol=1e-2, atol=1e-2)
+
+if __name__ == "__main__":
+    main()
+"""
+    (repository.folder / "gemm.py").write_text(kernel)
+    out = finished(repository, "record", "--trace-only", "gemm.py")
+    assert "1 targets in calls.jsonl" in out  # `main` takes and returns no tensor
+    words = ("gemm:product", "--calls", "calls.jsonl", "-o", "gemm.yaml", "--no-run")
+    assert repository.tlmatrix("new", *words).code == ExitCode.OK
+    text = (repository.folder / "gemm.yaml").read_text()
+    assert "A: {shape: [M, K]" in text
+    assert "B: {shape: [K, N]" in text
+    assert "C: {shape: [M, N]" in text
+    assert "reference: gemm:ref_program" in text
+
+
 def test_a_script_that_fails_has_its_calls_recorded(repository):
     text = "import torch, rows\nrows.row_sum(torch.randn(3, 32, device='cuda'))\n1 / 0\n"
     (repository.folder / "script.py").write_text(text)

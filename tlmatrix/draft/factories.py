@@ -30,6 +30,7 @@ from tlmatrix.spec.expr.expression import Expression, ExpressionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from tlmatrix.draft.calls import Call
     from tlmatrix.draft.targets import Target
 
 _PRIMES = (1, 3, 5, 7, 11, 13, 17, 19)
@@ -78,6 +79,35 @@ def trace(
         uses=used,
         dtypes=dtypes,
     )
+
+
+def traced_sizes(target: Target, call: Call) -> dict[str, str]:
+    """The dimensions, as `Call.names`, that follow a size which a call of a factory passes.
+
+    Calls with M = N do not tell which of the two a dimension is; with one size doubled at a time,
+    traces do.
+    """
+    given = call.constructed | call.given
+    arguments = tuple(
+        replace(item, value=call.construct[item.name], default=item.name not in given)
+        if item.name in call.construct
+        else item
+        for item in guesses(target.parameters)
+    )
+    values = {item.name: item.value for item in arguments} | dict(call.construct)
+    try:
+        trials: list[_Trial] = [(values, _kernel(target.found, values).prim_func)]
+    except Exception:  # noqa: BLE001 - as recorded it may need what a trace lacks
+        return {}
+    trials += _perturbed(target.found, arguments, values)
+    moved = [name for name in values if any(each[name] != values[name] for each, _ in trials)]
+    found = {}
+    for item in _parameters(trials, moved, set()) if moved else ():
+        shape = item.shape if isinstance(item, Tensor) else ()
+        for dim, size in enumerate(shape):
+            if isinstance(size, str) and {*_words(size)} & {*moved}:
+                found[f"{item.name}.{dim}"] = size
+    return found
 
 
 def _traced(
@@ -246,10 +276,11 @@ def _other_half_dtype(
 def _names(parameter: Tensor | Number) -> list[str]:
     """Names in the dimensions of a parameter, in order."""
     shape = parameter.shape if isinstance(parameter, Tensor) else ()
-    text = [size for size in shape if isinstance(size, str)]
-    return [
-        name for size in text for name in re.findall(r"[A-Za-z_]\w*", size) if name != "ceildiv"
-    ]
+    return [name for size in shape if isinstance(size, str) for name in _words(size)]
+
+
+def _words(size: str) -> list[str]:
+    return [name for name in re.findall(r"[A-Za-z_]\w*", size) if name != "ceildiv"]
 
 
 # Eager kernels -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.calls import Opaque, Seen
-from tlmatrix.draft.sizes import Place, Relations, Size, candidates, relate
+from tlmatrix.draft.sizes import Place, Relations, Size, candidates, evaluated, relate
 from tlmatrix.draft.uses import Uses, merged
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
         tensor(
             named[path],
             seen,
-            _result_sizes(path, seen, (relations.symbols, numbers), calls),
+            _result_sizes(path, seen, relations.symbols, numbers, calls),
             fixed=path in first.fixed,
         )
         for path, seen in results.items()
@@ -378,15 +378,20 @@ def _titles(target: Target, call: Call) -> dict[str, str]:
 
 
 def _result_sizes(
-    path: str, seen: Sequence[Seen], sizes: Sequence[Mapping[str, Column]], calls: Sequence[Call]
+    path: str,
+    seen: Sequence[Seen],
+    symbols: Mapping[str, Column],
+    numbers: Mapping[str, Column],
+    calls: Sequence[Call],
 ) -> Iterator[Size]:
     """The dimensions of a result: as the code names them, else over the sizes of inputs."""
+    known = {**numbers, **symbols}
     for dim in range(len(seen[0].shape)):
         column = tuple(each.shape[dim] for each in seen)
-        names = {call.names.get(f"{path}.{dim}", "") for call in calls}
-        named = (name for name in names for known in sizes if known.get(name) == column)
-        computed = candidates(column, sizes[0])
-        found = (text for text in computed if min(column) > 1 or text in sizes[0])
+        names = {call.names.get(f"{path}.{dim}", "0") for call in calls}
+        named = (text for text in names if evaluated(text, known) == column)
+        computed = candidates(column, symbols)
+        found = (text for text in computed if min(column) > 1 or text in symbols)
         yield next(chain(named, found), column[0])
 
 

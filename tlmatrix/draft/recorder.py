@@ -207,7 +207,7 @@ class Recorder:
             if self._stack:
                 self._stack[-1].launches += opened.launches
             target = self._wanted.get(opened.code) or self._target_of(opened, frame)
-            if target:
+            if target and (made or _has_tensors(opened)):
                 self._record(target, opened, results, made)
             return
         if not made or opened.code.co_name.startswith("test"):
@@ -238,13 +238,13 @@ class Recorder:
         return any(
             self._is_operator(each.code)
             and each.code.co_name != "__call__"
-            and any(map(flattened, each.arguments.values()))  # a program's main function is none
+            and _has_tensors(each)  # a program's main function is none
             for each in self._stack
         )
 
     def _target_of(self, opened: _Open, frame: FrameType) -> str:
         """The name of an operator; "" if it is none."""
-        if not self._is_operator(opened.code) or not opened.arguments:
+        if not self._is_operator(opened.code):
             return ""
         owner, _, method = opened.code.co_qualname.rpartition(".")
         if not owner:
@@ -462,6 +462,7 @@ class Recorder:
             ("torch.testing._comparison", "assert_close"),
             ("tilelang.testing", "torch_assert_close"),
             ("tilelang.utils.tensor", "torch_assert_close"),
+            ("tilelang.profiler", "torch_assert_close"),
         ):
             owner = import_module(module)
             original = getattr(owner, name, None)
@@ -589,6 +590,12 @@ def _dimension_names(
             if dim in dims and named is not None:
                 found[f"{name}.{dims[dim]}"] = named.group()  # a plain string, as TVM's are not
     return found
+
+
+def _has_tensors(opened: _Open) -> bool:
+    """Whether a call has tensors among its arguments, or a module with its own."""
+    kinds = (torch.nn.Module, torch.autograd.function.FunctionCtx)
+    return any(flattened(a) or isinstance(a, kinds) for a in opened.arguments.values())
 
 
 def _returns(frame: FrameType) -> bool:

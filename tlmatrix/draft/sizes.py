@@ -24,6 +24,7 @@ COUNT = re.compile(
     re.IGNORECASE,
 )
 """Names of dimensions that are small: counts, and widths of filters."""
+_NAME = re.compile(r"\w+( \+ \d+)?")
 _SPARE = ("rows", "cols", *(f"size{k}" for k in range(3, 40)))
 _FACTORS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 
@@ -57,7 +58,7 @@ def relate(
 
     Args:
         columns: the sizes of each dimension.
-        names: names of dimensions in the code, such as `rows` or `batch + 1`.
+        names: dimensions in the code, such as `rows`, `batch + 1`, or `cols // 2` of scalars.
         scalars: whole numbers that the calls pass by name.
         vectors: integer vectors, whose length is that of no product or part.
         offsets: integer vectors that may be offsets, whose length is that of no other tensor.
@@ -67,6 +68,11 @@ def relate(
     symbols: dict[str, Column] = {}
     passed = {column: name for name, column in reversed([*scalars.items()]) if min(column) > 2}
     for place, text in names.items():
+        if not _NAME.fullmatch(text):
+            if place in columns and evaluated(text, scalars) == columns[place]:
+                dims[place] = text
+                symbols |= {name: scalars[name] for name in Expression(text).names}
+            continue
         name, _, more = text.partition(" + ")
         column = tuple(size - int(more or 0) for size in columns.get(place, ()))
         name = name if name in scalars else passed.get(column, name)
@@ -116,6 +122,15 @@ def _expression(
     return next(candidates(column, known), None)
 
 
+def evaluated(text: str, known: Mapping[str, Column]) -> Column | None:
+    """An expression in each call; None if it has unknown names or cannot be evaluated."""
+    rows = (dict(zip(known, sizes, strict=True)) for sizes in zip(*known.values(), strict=True))
+    try:
+        return tuple(Expression(text).evaluate(row) for row in rows)
+    except ExpressionError:
+        return None
+
+
 def candidates(
     column: Column, known: Mapping[str, Column], *, tiles: Sequence[int] | None = None
 ) -> Iterator[str]:
@@ -127,11 +142,7 @@ def candidates(
     moving = len({*column}) > 1
     yield from (name for name, sizes in known.items() if sizes == column)
     for text in _usual([*known], tiles or (), sums=moving and tiles is None):
-        try:
-            values = tuple(Expression(text).evaluate(row) for row in rows)
-        except ExpressionError:  # a division by zero
-            continue
-        if values == column and (tiles is not None or _telling(text, rows)):
+        if evaluated(text, known) == column and (tiles is not None or _telling(text, rows)):
             yield text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,11 @@ def drafts_of_calls(target: Target, every: Sequence[Call], reference: str = "") 
             f"{target.text} takes objects that a spec cannot write: {kinds}; name a function that "
             "makes them from numbers and tensors"
         )
+    if target.is_factory:
+        from tlmatrix.draft.factories import traced_sizes
+
+        traced = traced_sizes(target, chosen[0])
+        chosen = [replace(call, names={**call.names, **traced}) for call in chosen]
     compared = chosen if any(call.compared for call in chosen) else every
     references = find_references(target, compared, reference)
     return Drafts(target, interface_of(target, chosen), references)

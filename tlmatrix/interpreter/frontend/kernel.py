@@ -42,7 +42,49 @@ _DEFAULT_ARCH = "sm_90a"
 _ALIGNMENT = frozenset({"alignment"})
 
 
-class InterpretedKernel:
+class _Kernel:
+    """What kernels have in common with TileLang's compiled ones.
+
+    Attributes:
+        prim_func: the traced PrimFunc.
+        out_idx: indices of the parameters that are outputs.
+    """
+
+    prim_func: Any
+    out_idx: list[int]
+    latency: float | None = None
+    config: dict[str, Any] | None = None
+    ref_latency: float | None = None
+
+    @property
+    def params(self) -> list[Any]:
+        """TileLang's description of the parameters."""
+        from tilelang.engine.param import KernelParam
+
+        buffers = self.prim_func.buffer_map
+        return [
+            KernelParam.from_buffer(buffers[p]) if p in buffers else KernelParam.from_var(p)
+            for p in self.prim_func.params
+        ]
+
+    def get_profiler(self, tensor_supply_type: Any = None) -> Any:
+        """TileLang's profiler of this kernel: it compares outputs, and has no time to give.
+
+        `assert_allclose` and the like call the kernel. `do_bench` raises `Unsupported`, and answers
+        NaN in a program run by `tlmatrix exec`.
+        """
+        from tilelang.profiler import Profiler
+        from tilelang.utils.tensor import TensorSupplyType
+
+        supply = tensor_supply_type or TensorSupplyType.Auto
+        return Profiler(self.params, self.out_idx, supply).with_default_adapter(self)
+
+    def run_once(self, func: Any = None) -> Any:
+        """Run on inputs that TileLang's profiler makes."""
+        return self.get_profiler().run_once(func)
+
+
+class InterpretedKernel(_Kernel):
     """What a `@tilelang.jit` factory returns under `interpret()`.
 
     Call it as a compiled kernel: inputs in the order of the PrimFunc's parameters without those
@@ -53,10 +95,6 @@ class InterpretedKernel:
         out_idx: indices of the parameters that are outputs.
         waits: whether its blocks wait for flags.
     """
-
-    latency: float | None = None
-    config: dict[str, Any] | None = None
-    ref_latency: float | None = None
 
     def __init__(
         self,
@@ -98,33 +136,6 @@ class InterpretedKernel:
         """As `kernel_source`."""
         del kernel_only
         return self.source
-
-    @property
-    def params(self) -> list[Any]:
-        """TileLang's description of the parameters."""
-        from tilelang.engine.param import KernelParam
-
-        buffers = self.prim_func.buffer_map
-        return [
-            KernelParam.from_buffer(buffers[p]) if p in buffers else KernelParam.from_var(p)
-            for p in self.prim_func.params
-        ]
-
-    def get_profiler(self, tensor_supply_type: Any = None) -> Any:
-        """TileLang's profiler of this kernel: it compares outputs, and has no time to give.
-
-        `assert_allclose` and the like run the kernel interpreted. `do_bench` raises
-        `Unsupported`, and answers NaN in a program run by `tlmatrix exec`.
-        """
-        from tilelang.profiler import Profiler
-        from tilelang.utils.tensor import TensorSupplyType
-
-        supply = tensor_supply_type or TensorSupplyType.Auto
-        return Profiler(self.params, self.out_idx, supply).with_default_adapter(self)
-
-    def run_once(self, func: Any = None) -> Any:
-        """Run on inputs that TileLang's profiler makes."""
-        return self.get_profiler().run_once(func)
 
     # -- variants and facts
 
@@ -408,7 +419,7 @@ class InterpretedKernel:
 # would have compiled it with. Their outputs are zeros, so code that reads them goes on.
 
 
-class TracedKernel:
+class TracedKernel(_Kernel):
     """What a `@tilelang.jit` factory returns under `traced()`.
 
     Attributes:
@@ -421,10 +432,6 @@ class TracedKernel:
             are part of its cache's key.
         place: where the PrimFunc was written, `file:line`; "" if unknown.
     """
-
-    latency: float | None = None
-    config: dict[str, Any] | None = None
-    ref_latency: float | None = None
 
     def __init__(
         self,
@@ -453,6 +460,11 @@ class TracedKernel:
 
     def __repr__(self) -> str:
         return f"<TracedKernel {self.name}>"
+
+    def get_kernel_source(self, kernel_only: bool = True) -> str:
+        """The traced PrimFunc as a script, in place of a compiled kernel's CUDA."""
+        del kernel_only
+        return str(self.prim_func)
 
     def __call__(self, *args: Any) -> Any:
         """Note the launch; outputs that TileLang would allocate are zeros.
