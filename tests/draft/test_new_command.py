@@ -504,6 +504,70 @@ def test_state_that_is_read_and_written_is_input_and_output(
     assert "no reference found" not in outcome.out or "reference(" in outcome.out
 
 
+_TORCH = """
+import tilelang
+import tilelang.language as T
+import torch
+import torch.nn.functional as F
+
+@tilelang.jit
+def scale_kernel(rows, cols, out="float32"):
+    @T.prim_func
+    def main(X: T.Tensor((rows, cols), "float32"), M: T.Tensor((cols,), "float32"),
+             R: T.Tensor((cols,), "float32"), Y: T.Tensor((rows, cols), out)):
+        with T.Kernel(rows, threads=32) as b:
+            for i in T.Parallel(cols):
+                Y[b, i] = (X[b, i] - M[i]) * R[i]
+    return main
+
+def batch_norm(x, running_mean, running_var, momentum: float = 0.1):
+    var, mean = torch.var_mean(x, 0)
+    running_mean.lerp_(mean, momentum)
+    running_var.lerp_(var, momentum)
+    y = torch.empty_like(x)
+    scale = torch.rsqrt(var * (len(x) - 1) / len(x) + 1e-5)
+    scale_kernel(*x.shape)(x, mean, scale, y)
+    return y
+
+def batch_norm_reference(x, running_mean, running_var, momentum: float = 0.1):
+    return F.batch_norm(x, running_mean, running_var, training=True, momentum=momentum)
+
+def scaled(x, by, dtype=torch.float32):
+    y = torch.empty_like(x, dtype=dtype)
+    scale_kernel(*x.shape, str(dtype)[6:])(x, torch.zeros_like(by), by, y)
+    return y
+
+def scaled_reference(x, by, dtype=torch.float32):
+    return (x * by).to(dtype)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "written"),
+    [
+        (
+            "batch_norm",
+            "f(torch.randn(33, 40), torch.zeros(40), torch.ones(40))",
+            ["running_var: {inout: running_var, output: running_var_out}"] * 2,
+        ),
+        (
+            "scaled",
+            "f(torch.randn(3, 40), torch.ones(40), dtype=torch.float16)",
+            ["dtype: $input_dtype}", "y: {dtype: $dtype}", "  dtype: [float16]"],
+        ),
+    ],
+)
+def test_state_and_dtypes_that_pytorch_makes_are_those_of_the_reference(
+    project: Project, name: str, call: str, written: list[str]
+) -> None:
+    (project.folder / f"{project.module}.py").write_text(_TORCH)
+    target = f"{project.module}:{name}"
+    outcome = project.tlmatrix("new", target, "--call", call, "-o", "s.yaml")
+    assert re.search(r"cases of its quick tier: \d+ passed\n", outcome.out), outcome.out
+    text = (project.folder / "s.yaml").read_text()
+    assert all(text.count(each) >= written.count(each) for each in written), text
+
+
 _SIZES = """
 import tilelang
 import tilelang.language as T

@@ -116,6 +116,8 @@ def write_spec(draft: Draft, path: Path) -> None:
 
 def quoted(text: str) -> str:
     """A scalar in a flow sequence or mapping, quoted if YAML requires it."""
+    if text.startswith("{inout: "):
+        return text
     return f'"{text}"' if re.search(r"[,:\[\]{}#&*!|>'%@`]|^[-?]|^$", text) else text
 
 

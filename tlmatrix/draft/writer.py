@@ -308,6 +308,7 @@ class _Writer:
                 str(substitute(name, self.recognition.dims)): sizes
                 for name, sizes in self.interface.symbols.items()
             },
+            updated={n: self.outputs[n] for n in self.inouts if self.found.updates},
         )
 
     def _fixed(self) -> dict[str, str]:
@@ -404,8 +405,8 @@ class _Writer:
         dimensions = dict(self._dimensions())
         interface = self.interface
         followed = {each.dtype_of for each in (*interface.tensors, *interface.results)}
-        if "dtype" in followed and "dtype" not in self.arguments:
-            yield "dtype", tuple(interface.dtypes)
+        for name in sorted(filter(None, followed - self.arguments.keys())):
+            yield name, tuple(interface.dtypes)
         for item in self.arguments.values():
             if item.default and item in interface.construct and item.name not in dimensions:
                 continue
@@ -472,12 +473,14 @@ class _Writer:
         name, value = item.name, item.value
         if name in self.recognition.numbers or isinstance(value, list):
             return ()
+        seen = tuple(dict.fromkeys(_axis_value(each) for each in item.values))
         if item.kind == "dtype":
-            followed_here = name in followed or not self.interface.factory
-            return (self.interface.dtypes or (str(value),)) if followed_here else ()
+            of_inputs = self.interface.factory or name in {t.dtype_of for t in self.inputs}
+            if name in followed:
+                return (self.interface.dtypes if of_inputs else seen) or (str(value),)
+            return () if self.interface.factory or item.default else seen
         if name in dimensions:
             return self._sizes(name, dimensions[name])
-        seen = tuple(dict.fromkeys(_axis_value(each) for each in item.values))
         if item.kind == "flag":
             other = str(not value).lower()
             return tuple(sorted({*seen, constant(value), *([other] if name in self.takes else [])}))
