@@ -153,6 +153,22 @@ def test_workloads_are_made_small_with_equal_sizes_alike(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "rules",
+    [
+        ["x.shape == y.shape", "z.shape == x.shape"],
+        ["out.shape == broadcast_shapes(x.shape, y.shape, z.shape)"],
+    ],
+)
+def test_shapes_follow_from_rules_in_either_direction(rules, tmp_path, monkeypatch):
+    (tmp_path / "made3.py").write_text("def op(x, y, z):\n    return x\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
+    signature = {"inputs": {"x": {}, "y": {}, "z": {}}, "shape_rules": rules}
+    example = next(iter(examples(Entry("made3:op", signature, [{"x_shape": [4, 6]}]))))
+    assert [tuple(each.shape) for each in example.arguments.values()] == [(4, 6)] * 3
+
+
+@pytest.mark.parametrize(
     ("signature", "words"),
     [
         ({"inputs": {"x": {}, "y": {}, "z": {}}}, "does not tell the shape of y"),

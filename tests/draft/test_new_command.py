@@ -799,6 +799,37 @@ def test_an_eager_kernel_is_called_with_guesses(project: Project) -> None:
     assert f"{project.module}:ref_program" in text
 
 
+def test_arguments_of_one_dtype_and_sums_in_any_order(project: Project) -> None:
+    code = """
+import tilelang
+import tilelang.language as T
+
+@tilelang.jit
+def column_sums(X, top_k, in_dtype, out_dtype):
+    M, N = T.const("M, N")
+    X: T.Tensor((M, N), in_dtype)
+    Y = T.empty((N, top_k), out_dtype)
+    with T.Kernel(N, threads=32) as j:
+        total = T.alloc_shared((1,), "float32")
+        T.clear(total)
+        for i in T.Parallel(M):
+            T.atomic_add(total[0], T.cast(X[i, j], "float32"))
+        for k in T.Parallel(top_k):
+            Y[j, k] = total[0]
+    return Y
+
+def ref_program(x, topk):
+    return x.sum(0)[:, None].expand(-1, topk)
+"""
+    (project.folder / f"{project.module}.py").write_text(code)
+    outcome = project.tlmatrix("new", f"{project.module}:column_sums", "-o", "s.yaml")
+    assert re.search(r"quick tier: \d+ passed\n", outcome.out), outcome.out
+    assert "  determinism: bounded, as atomics: two threads" in outcome.out
+    text = (project.folder / "s.yaml").read_text()
+    assert "out_dtype: in_dtype" in text
+    assert "\ndeterminism: bounded\n" in text
+
+
 def test_a_list_of_the_constructor_is_passed_to_the_reference(project: Project) -> None:
     code = """
 import torch

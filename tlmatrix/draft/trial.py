@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from tlmatrix.draft.text import Reference
     from tlmatrix.matrix import Case
     from tlmatrix.run.result import CaseResult
     from tlmatrix.run.runner import Runner
@@ -155,9 +154,11 @@ def _narrow(trial: Trial, attempts: _Attempts) -> None:
     """Narrow a draft in rounds, until all its cases are taken or the time ends."""
     for _ in range(_ROUNDS):
         trial.results = attempts.cases(trial.draft)
-        if reference := _without_float64(trial):
-            trial.draft = replace(trial.draft, reference=reference)
-            trial.results = attempts.cases(trial.draft)
+        relaxed, lines = _relaxed(trial.draft, trial.results)
+        if relaxed != trial.draft:
+            trial.draft = relaxed
+            trial.lines += lines
+            trial.results = attempts.cases(relaxed)
         results = _near_recorded(trial, attempts) or trial.results
         narrowed, lines = _narrowed(trial.draft, results, attempts)
         if narrowed == trial.draft:
@@ -206,14 +207,17 @@ def _untie(drafts: Drafts, attempts: _Attempts) -> None:
             drafts.interface = replace(before, guesses=left)
 
 
-def _without_float64(trial: Trial) -> Reference | None:
-    """The reference with the dtypes of the inputs, if in all cases it raises for mixed dtypes."""
-    reference = trial.draft.reference
-    titles = [f.title for r in trial.results for f in r.findings[:1] if f.check == "reference"]
-    mixed = [title for title in titles if _MIXED_DTYPES.search(title)]
-    if reference is None or reference.same_dtype or not 0 < len(trial.results) == len(mixed):
-        return None
-    return replace(reference, same_dtype=True)
+def _relaxed(draft: Draft, results: Sequence[CaseResult]) -> tuple[Draft, list[str]]:
+    """The draft for a reference that refuses float64, or for code that adds in any order."""
+    firsts = [finding for result in results for finding in result.findings[:1]]
+    mixed = [f for f in firsts if f.check == "reference" and _MIXED_DTYPES.search(f.title)]
+    reference = draft.reference
+    if reference is not None and not reference.same_dtype and 0 < len(results) == len(mixed):
+        return replace(draft, reference=replace(reference, same_dtype=True)), []
+    unordered = [finding.title for finding in firsts if finding.title.startswith("atomics: ")]
+    if unordered and not draft.bounded:
+        return replace(draft, bounded=True), [f"  determinism: bounded, as {unordered[0]}"]
+    return draft, []
 
 
 def _choose_reference(drafts: Drafts, attempts: _Attempts) -> None:
