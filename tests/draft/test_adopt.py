@@ -84,6 +84,37 @@ def test_recorded_operators_and_those_of_a_manifest_are_judged(repository):
     assert (repository.folder / "specs" / "rows.jsonl").read_text() == before
 
 
+BESIDE = """
+import tilelang
+import tilelang.language as T
+from helper import FACTOR, ref_program
+
+@tilelang.jit(out_idx=[1])
+def scaled_{name}(n, block=64):
+    @T.prim_func
+    def main(x: T.Tensor((n,), "float32"), y: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, block), threads=block) as b:
+            for i in T.Parallel(block):
+                if b * block + i < n:
+                    y[b * block + i] = x[b * block + i] * FACTOR
+    return main
+"""
+
+
+def test_kernels_import_the_modules_beside_them(project):
+    for factor, name in enumerate(("one", "two"), 2):
+        folder = project.folder / "examples" / name
+        folder.mkdir(parents=True)
+        (folder / f"kernel_{name}.py").write_text(BESIDE.format(name=name))
+        helper = f"FACTOR = {factor}.0\n\ndef ref_program(x):\n    return x * FACTOR\n"
+        (folder / "helper.py").write_text(helper)
+    code, out, rows = adopt(project)
+    assert code == ExitCode.OK, out
+    assert {row["status"] for row in rows.values()} == {"judged"}, out
+    assert set(rows) == {f"examples.{n}.kernel_{n}:scaled_{n}" for n in ("one", "two")}
+    finished(project, "run", "specs", "-n", "0")  # both in one process
+
+
 def test_a_draft_that_takes_the_memory_of_the_machine_is_a_row(tmp_path):
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
 
@@ -119,6 +150,22 @@ def test_workloads_are_made_small_with_equal_sizes_alike(tmp_path, monkeypatch):
     assert len({shape[0] for shape in shapes}) == len(shapes) > 1
     kinds = {each.dtype for example in examples(entry) for each in example.arguments.values()}
     assert kinds == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        ["x.shape == y.shape", "z.shape == x.shape"],
+        ["out.shape == broadcast_shapes(x.shape, y.shape, z.shape)"],
+    ],
+)
+def test_shapes_follow_from_rules_in_either_direction(rules, tmp_path, monkeypatch):
+    (tmp_path / "made3.py").write_text("def op(x, y, z):\n    return x\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
+    signature = {"inputs": {"x": {}, "y": {}, "z": {}}, "shape_rules": rules}
+    example = next(iter(examples(Entry("made3:op", signature, [{"x_shape": [4, 6]}]))))
+    assert [tuple(each.shape) for each in example.arguments.values()] == [(4, 6)] * 3
 
 
 @pytest.mark.parametrize(

@@ -504,6 +504,70 @@ def test_state_that_is_read_and_written_is_input_and_output(
     assert "no reference found" not in outcome.out or "reference(" in outcome.out
 
 
+_TORCH = """
+import tilelang
+import tilelang.language as T
+import torch
+import torch.nn.functional as F
+
+@tilelang.jit
+def scale_kernel(rows, cols, out="float32"):
+    @T.prim_func
+    def main(X: T.Tensor((rows, cols), "float32"), M: T.Tensor((cols,), "float32"),
+             R: T.Tensor((cols,), "float32"), Y: T.Tensor((rows, cols), out)):
+        with T.Kernel(rows, threads=32) as b:
+            for i in T.Parallel(cols):
+                Y[b, i] = (X[b, i] - M[i]) * R[i]
+    return main
+
+def batch_norm(x, running_mean, running_var, momentum: float = 0.1):
+    var, mean = torch.var_mean(x, 0)
+    running_mean.lerp_(mean, momentum)
+    running_var.lerp_(var, momentum)
+    y = torch.empty_like(x)
+    scale = torch.rsqrt(var * (len(x) - 1) / len(x) + 1e-5)
+    scale_kernel(*x.shape)(x, mean, scale, y)
+    return y
+
+def batch_norm_reference(x, running_mean, running_var, momentum: float = 0.1):
+    return F.batch_norm(x, running_mean, running_var, training=True, momentum=momentum)
+
+def scaled(x, by, dtype=torch.float32):
+    y = torch.empty_like(x, dtype=dtype)
+    scale_kernel(*x.shape, str(dtype)[6:])(x, torch.zeros_like(by), by, y)
+    return y
+
+def scaled_reference(x, by, dtype=torch.float32):
+    return (x * by).to(dtype)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "written"),
+    [
+        (
+            "batch_norm",
+            "f(torch.randn(33, 40), torch.zeros(40), torch.ones(40))",
+            ["running_var: {inout: running_var, output: running_var_out}"] * 2,
+        ),
+        (
+            "scaled",
+            "f(torch.randn(3, 40), torch.ones(40), dtype=torch.float16)",
+            ["dtype: $input_dtype}", "y: {dtype: $dtype}", "  dtype: [float16]"],
+        ),
+    ],
+)
+def test_state_and_dtypes_that_pytorch_makes_are_those_of_the_reference(
+    project: Project, name: str, call: str, written: list[str]
+) -> None:
+    (project.folder / f"{project.module}.py").write_text(_TORCH)
+    target = f"{project.module}:{name}"
+    outcome = project.tlmatrix("new", target, "--call", call, "-o", "s.yaml")
+    assert re.search(r"cases of its quick tier: \d+ passed\n", outcome.out), outcome.out
+    text = (project.folder / "s.yaml").read_text()
+    assert all(text.count(each) >= written.count(each) for each in written), text
+
+
 _SIZES = """
 import tilelang
 import tilelang.language as T
@@ -733,6 +797,37 @@ def test_an_eager_kernel_is_called_with_guesses(project: Project) -> None:
     assert "b: {shape: [cols], dtype: float32}" in text
     assert "blk_m: 64" in text
     assert f"{project.module}:ref_program" in text
+
+
+def test_arguments_of_one_dtype_and_sums_in_any_order(project: Project) -> None:
+    code = """
+import tilelang
+import tilelang.language as T
+
+@tilelang.jit
+def column_sums(X, top_k, in_dtype, out_dtype):
+    M, N = T.const("M, N")
+    X: T.Tensor((M, N), in_dtype)
+    Y = T.empty((N, top_k), out_dtype)
+    with T.Kernel(N, threads=32) as j:
+        total = T.alloc_shared((1,), "float32")
+        T.clear(total)
+        for i in T.Parallel(M):
+            T.atomic_add(total[0], T.cast(X[i, j], "float32"))
+        for k in T.Parallel(top_k):
+            Y[j, k] = total[0]
+    return Y
+
+def ref_program(x, topk):
+    return x.sum(0)[:, None].expand(-1, topk)
+"""
+    (project.folder / f"{project.module}.py").write_text(code)
+    outcome = project.tlmatrix("new", f"{project.module}:column_sums", "-o", "s.yaml")
+    assert re.search(r"quick tier: \d+ passed\n", outcome.out), outcome.out
+    assert "  determinism: bounded, as atomics: two threads" in outcome.out
+    text = (project.folder / "s.yaml").read_text()
+    assert "out_dtype: in_dtype" in text
+    assert "\ndeterminism: bounded\n" in text
 
 
 def test_a_list_of_the_constructor_is_passed_to_the_reference(project: Project) -> None:

@@ -64,7 +64,9 @@ def test_a_method_that_a_spec_cannot_call_is_no_reference(name, construct, modul
 def called(function, passed, **symbols):
     found = Found("m:f", function, passed)
     numbers = {name: f"sum({name})" for name in symbols if name.startswith("packed")}
-    made = reference_of(found, tensors=["x"], axes=["rows"], numbers=numbers, symbols=symbols)
+    made = reference_of(
+        found, tensors=["x"], axes=["rows"], numbers=numbers, symbols=symbols, updated={}
+    )
     return dict(made.call or ()), made.missing
 
 

@@ -2,6 +2,7 @@
 
 import math
 import sys
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 from tlmatrix.draft.references import named_reference
 from tlmatrix.draft.sources import drafts_for
 from tlmatrix.draft.trial import _conditions, tried
+from tlmatrix.spec.loader import load_spec
 
 
 def conditions(accepts, cases):
@@ -46,6 +48,8 @@ def test_no_condition_divides_by_a_size_that_may_be_0():
 
 
 OPERATOR = """
+import time
+
 import torch
 def total(x):
     return x.sum((1, 2, 3))
@@ -69,6 +73,16 @@ def product(a, b):
 
 def product_reference(a, b):
     return torch.eye(len(a), dtype=torch.float32) @ a @ b
+
+def slow(x):
+    if len(x) % 8:
+        raise ValueError("multiples of 8")
+    if len(x) > 8:
+        time.sleep(60)
+    return x * 2
+
+def slow_reference(x):
+    return x * 2
 """
 
 
@@ -121,3 +135,15 @@ def test_two_sizes_that_must_be_equal_have_common_values(drafts, tmp_path):
     assert trial.draft.constraints[0][0] in ("m == n", "n == m")
     assert trial.draft.axes["m"] == trial.draft.axes["n"]
     assert {str(result.status) for result in trial.results} == {"passed"}
+
+
+def test_what_was_found_before_the_time_ended_is_kept(drafts, tmp_path):
+    slow = drafts_for("totals:slow", call="f(torch.randn(8))")
+    start = time.monotonic()
+    trial = tried(slow, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False, seconds=8)
+    assert time.monotonic() - start < 30
+    assert not trial.error
+    assert [value for value in trial.draft.axes["rows"] if int(value) % 8] == []
+    assert not any(result.failed for result in trial.results)
+    spec = load_spec(tmp_path / "s.yaml")
+    assert [str(value) for value in spec.axes["rows"]] == list(trial.draft.axes["rows"])

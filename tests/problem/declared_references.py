@@ -76,3 +76,7 @@ def final_state(q, k, v, decay):
 
 def final_state_rounded(q, k, v, decay):
     return _state(k, v, decay, lambda value: value.to(q.dtype).to(value.dtype))
+
+
+def moving_average(x, mean):
+    return mean.lerp_(x.mean(0), 0.5)

@@ -63,6 +63,16 @@ def test_lowp_is_the_reference_in_the_inputs_dtype():
         assert 0 < error < 0.02
 
 
+def test_a_reference_that_changes_its_arguments_gets_copies():
+    inputs = {"x": NORM["inputs"]["x"], "mean": {"shape": ["cols"], "dtype": "$dtype"}}
+    declared = {"inputs": inputs, "outputs": ["y"]}
+    problem = make(declared | {"reference": "declared_references:moving_average"})
+    before = problem.inputs["mean"].clone()
+    low = problem.lowp()["y"]
+    assert torch.equal(problem.inputs["mean"], before)
+    torch.testing.assert_close(low.double(), problem.reference()["y"], rtol=1e-2, atol=1e-2)
+
+
 def test_axes_reach_the_reference_and_the_entry():
     values = VALUES | {"eps": 0.5}
     problem = make(values=values)

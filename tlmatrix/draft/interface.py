@@ -218,23 +218,24 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
     arguments = tuple(_arguments(target, calls))
     construct = tuple(_construct(target, calls))
     relations = _relations(calls, tensors, (*arguments, *construct))
-    seen_dtypes = [_main_dtype(call) for call in calls if _main_dtype(call)]
-    dtypes = tuple(dict.fromkeys([*first.dtypes, *seen_dtypes]))
-    own = _main_dtype(first)
-    axis = next((a.name for a in (*arguments, *construct) if a.value == own and own), "dtype")
+    own = tuple(map(_main_dtype, calls))
+    dtypes = tuple(dict.fromkeys([*first.dtypes, *filter(None, own)]))
+    typed = {each.name: each.values for each in (*arguments, *construct) if each.kind == "dtype"}
+    axis = next((name for name, column in typed.items() if column == own), "")
+    axis = axis or ("input_dtype" if "dtype" in typed else "dtype")
     changed = frozenset(name for call in calls for name in call.changed)
     grads = frozenset(name for call in calls for name in call.grads or ())
 
     def tensor(
         name: str, seen: tuple[Seen, ...], shape: Iterable[Size], *, fixed: bool = False
     ) -> Tensor:
-        pairs = zip(seen, calls, strict=True)
-        follows = not fixed and all(each.dtype == _main_dtype(call) for each, call in pairs)
+        column = tuple(each.dtype for each in seen)
+        follows = None if fixed or column != own else axis
         return Tensor(
             name,
             seen[0].dtype,
             tuple(shape),
-            dtype_of=axis if own and follows else None,
+            dtype_of=follows or next((n for n, each in typed.items() if each == column), None),
             seen=seen,
             grad=name in grads,
         )

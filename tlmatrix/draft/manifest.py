@@ -116,7 +116,8 @@ def examples(entry: Entry) -> Iterator[Example]:
         shapes = {n: _shape(n, each, made) for n, each in inputs.items()}
         _by_rules(shapes, made, entry.signature.get("shape_rules") or ())
         known_shapes = [each for each in shapes.values() if each is not None]
-        if len(known_shapes) == 1 and len(inputs) == 2:  # as of an operator on two of one shape
+        rules = " ".join(map(str, entry.signature.get("shape_rules") or ()))
+        if len(known_shapes) == 1 and (len(inputs) == 2 or "broadcast" in rules):
             shapes |= {n: each or known_shapes[0] for n, each in shapes.items()}
         missing = [n for n, shape in shapes.items() if shape is None]
         if any(not inputs[name].get("optional") for name in missing):
@@ -196,14 +197,16 @@ def _by_rules(
     shapes: dict[str, list[int] | None], made: Mapping[str, Any], rules: Sequence[str]
 ) -> None:
     """Fill in shapes that rules of the form `x.shape == …` give."""
-    for rule in rules:
-        part = re.fullmatch(r"(?:tuple\()?(\w+)\.shape\)? == (.+)", str(rule))
+    sides = [str(rule).split(" == ") for rule in rules]
+    pairs = [each for side in sides if len(side) == 2 for each in (side, side[::-1])]
+    for given, value in pairs:
+        part = re.fullmatch(r"(?:tuple\()?(\w+)\.shape\)?", given)
         if part is None or shapes.get(part[1], ()) is not None:
             continue
         known = {n: SimpleNamespace(shape=tuple(s)) for n, s in shapes.items() if s is not None}
         functions = {"__builtins__": {}, "tuple": tuple, "len": len}
         with suppress(Exception):  # a rule of other sizes
-            shape = eval(part[2], functions, {**made, **known})  # noqa: S307 - of the repository
+            shape = eval(value, functions, {**made, **known})  # noqa: S307 - of the repository
             shapes[part[1]] = [int(size) for size in shape]
 
 

@@ -142,7 +142,7 @@ def _order(target: Target, live: Live) -> tuple[str, ...]:
     mine = {name: live.after[name] for name in live.call.changed}
     mine |= {p: each for p, each in flattened(live.results).items() if p in live.call.results}
     values = {
-        name: live.before[of]
+        name: value.clone() if isinstance(value := live.before[of], torch.Tensor) else value
         for name, of in matched(list(parameters_of(found.function) or ()), live.before).items()
     }
     try:
@@ -161,4 +161,4 @@ def _order(target: Target, live: Live) -> tuple[str, ...]:
         if not alike:
             return ()
         order.append(alike[0])
-    return tuple(order)
+    return tuple(order) if live.call.changed <= {*order} else ()

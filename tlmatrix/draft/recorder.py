@@ -68,6 +68,7 @@ class _Open:
     seen: dict[str, Any]
     start: float
     before: dict[str, torch.Tensor]
+    versions: dict[str, int]
     launches: list[_Launch] = field(default_factory=list)
     inner: int = 0
 
@@ -309,6 +310,9 @@ class Recorder:
             names = _dimension_names(launch, mapped) | names
             uses = merged(uses, own.renamed(mapped))
             written |= {mapped[each][0] for each in own.written if each in mapped}
+        changed = _changed(opened, tensors)
+        if not opened.before:  # nothing else tells whether it reads what it changes
+            uses = replace(uses, updated=uses.updated | (changed - written))
         call = Call(
             target,
             noted,
@@ -316,7 +320,7 @@ class Recorder:
             {path: _plain(each) for path, each in returned.items()},
             construct={name: seen(each) for name, each in construct.items()},
             constructed=frozenset(construct),
-            changed=frozenset(written & {*tensors}) | _changed(opened, tensors),
+            changed=changed | (written & {*tensors}),
             grads=frozenset(
                 name
                 for name, each in noted.items()
@@ -607,7 +611,8 @@ def _opened(code: CodeType, arguments: dict[str, Any], *, clone: bool) -> _Open:
     noted = {each: seen(value) for each, value in arguments.items()}
     tensors = {n: each for n, each in arguments.items() if isinstance(each, torch.Tensor)}
     before = {n: each.detach().clone() for n, each in tensors.items()} if clone else {}
-    return _Open(code, arguments, noted, time.perf_counter(), before)
+    versions = {n: each._version for n, each in tensors.items() if not each.is_inference()}  # noqa: SLF001
+    return _Open(code, arguments, noted, time.perf_counter(), before, versions)
 
 
 def _parameter_names(prim_func: Any) -> list[str]:
@@ -630,13 +635,12 @@ def _plain(tensor: torch.Tensor) -> Seen:
 
 
 def _changed(opened: _Open, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
-    """Arguments whose values are others after the call, of those that were copied before."""
-    pairs = ((name, opened.before.get(name), each) for name, each in tensors.items())
-    return frozenset(
-        name
-        for name, before, after in pairs
-        if before is not None and not torch.equal(_bytes(before), _bytes(after))
-    )
+    """Arguments whose values are others after the call, or that PyTorch wrote if none is copied."""
+    if opened.before:
+        pairs = ((name, before, tensors[name]) for name, before in opened.before.items())
+        return frozenset(n for n, a, b in pairs if not torch.equal(_bytes(a), _bytes(b)))
+    versions = opened.versions.items()
+    return frozenset(n for n, version in versions if tensors[n]._version != version)  # noqa: SLF001
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,6 @@ as of a class of tests, is called by a function in a module of its own beside th
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import sys
@@ -20,6 +19,7 @@ import torch
 
 from tlmatrix.draft.text import Reference, constant
 from tlmatrix.problem.calling import parameters_of
+from tlmatrix.spec.importing import import_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,6 +44,7 @@ class Found:
             constant; `...` where they called another function.
         method: the method that it calls, `package.module:Class.method`; "" for a function.
         module: the text of the module that calls the method.
+        updates: whether it changes in place what the code under test changes.
     """
 
     target: str
@@ -51,6 +52,7 @@ class Found:
     passed: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     method: str = ""
     module: str = ""
+    updates: bool = False
 
 
 def alike(name: str, other: str) -> bool:
@@ -79,6 +81,7 @@ def reference_of(
     axes: Sequence[str],
     numbers: dict[str, str],
     symbols: Mapping[str, Sequence[int]],
+    updated: Mapping[str, str],
 ) -> Reference:
     """How to call a reference with the inputs and axes of a problem.
 
@@ -88,6 +91,7 @@ def reference_of(
         axes: the problem's axes.
         numbers: expressions for other arguments of the code under test.
         symbols: the size of each dimension in each recorded call.
+        updated: the inputs that it changes in place, with the outputs that these then are.
     """
     target = source.target
     if target.startswith("torch"):
@@ -119,6 +123,8 @@ def reference_of(
         if name not in given and left:
             given[name] = left.pop(0)
     missing = tuple(name for name in required if name not in given)
+    in_place = {name: f"{{inout: {name}, output: {output}}}" for name, output in updated.items()}
+    given = {name: in_place.get(value, value) for name, value in given.items()}
     values = tuple((name, given[name]) for name in names if name in given)
     plain = all(name == value for name, value in values)
     own = plain and not missing and {*tensors} <= {*names}
@@ -203,7 +209,7 @@ def named_reference(name: str, construct: Mapping[str, Any] | None = None) -> Fo
     module, _, path = name.partition(":")
     owner_path, _, last = path.rpartition(".")
     try:
-        owner: Any = importlib.import_module(module)
+        owner: Any = import_named(module)
         owner = getattr(owner, owner_path) if owner_path else owner
         function = getattr(owner, last)
         if inspect.isclass(owner) and inspect.isfunction(inspect.getattr_static(owner, last)):
@@ -266,7 +272,7 @@ def _beside(target: Target) -> Found | None:
         if (folder / f"{each}.py").is_file():
             full = f"{package}.{each}" if package else each
             try:
-                modules.append((full, importlib.import_module(full)))
+                modules.append((full, import_named(full)))
             except Exception:  # noqa: BLE001, S112 - it may not be importable
                 continue
     for position, (module_name, module) in enumerate(modules):

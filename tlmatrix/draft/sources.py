@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,12 @@ class Drafts:
         self.references = references
         self.found = next(iter(references), None)
         self.interface = with_names_of(interface, self.found)
+
+    def changed(self, **changes: Any) -> Drafts:  # noqa: ANN401 - values of attributes
+        """The same with other attributes."""
+        found = copy(self)
+        vars(found).update(changes)
+        return found
 
     def __call__(self) -> Draft:
         """The draft of the interface as it is."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import re
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.backend import backend_named
 from tlmatrix.backend.signature import is_tilelang_factory, undecorated
 from tlmatrix.exit_codes import UsageError
+from tlmatrix.spec.importing import import_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -126,7 +126,7 @@ def target_of(text: str) -> Target:
         sys.path.insert(0, str(Path.cwd()))
     try:
         with backend_named("auto").importing():
-            module = importlib.import_module(module_name)
+            module = import_named(module_name)
         owner: Any = module
         *path, last = attribute.split(".")
         for name in path:

@@ -67,6 +67,7 @@ class Draft:
         stub: comment lines in place of a missing reference.
         call: a mapping (by keyword) or a list; None if the names match.
         without: checks that do not apply.
+        bounded: whether equal calls may differ within the bounds of errors.
         multiples: factors that all recorded sizes of an axis have.
         recorded: values of axes in a recorded call.
         notes: lines to print for the user.
@@ -91,6 +92,7 @@ class Draft:
     tolerance: tuple[Line, ...] = ()
     fuzz: tuple[Line, ...] = ()
     without: tuple[str, ...] = ()
+    bounded: bool = False
     multiples: Mapping[str, int] = field(default_factory=dict)
     recorded: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -116,6 +118,8 @@ def write_spec(draft: Draft, path: Path) -> None:
 
 def quoted(text: str) -> str:
     """A scalar in a flow sequence or mapping, quoted if YAML requires it."""
+    if text.startswith("{inout: "):
+        return text
     return f'"{text}"' if re.search(r"[,:\[\]{}#&*!|>'%@`]|^[-?]|^$", text) else text
 
 
@@ -155,6 +159,8 @@ def _lines(draft: Draft) -> Iterator[str]:
             yield f"  - {{require: {quoted(rule)}, because: {quoted(because)}}}"
     if draft.without:
         yield from ("", f"checks: {{without: [{', '.join(draft.without)}]}}")
+    if draft.bounded:
+        yield from ("", "determinism: bounded")
     if draft.tolerance:
         yield from ("", *_mapping("tolerance", draft.tolerance))
     if draft.fuzz:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from typing import TYPE_CHECKING, Any
@@ -23,12 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from tlmatrix.draft.text import Reference
+    from tlmatrix.matrix import Case
     from tlmatrix.run.result import CaseResult
     from tlmatrix.run.runner import Runner
+    from tlmatrix.spec.model.spec import Spec
 
-    RunCase = Callable[[Draft, Mapping[str, Any]], CaseResult]
-    """Runs the case of a draft that has some values; other axes have their first."""
 
 _ROUNDS = 4
 _MORE = 6
@@ -72,35 +73,24 @@ def tried(
         roots: folders with the modules that it names.
         tier: the tier of the spec that runs.
         prove: whether properties of its kernels that are proven are demanded.
-        seconds: the time after which no further round begins.
+        seconds: the time after which the draft stays as narrowed by then.
     """
     from tlmatrix.run.runner import Runner
 
-    end = time.monotonic() + seconds
     trial = Trial(drafts())
+    start = time.monotonic()
     try:
         with Runner() as runner, muted():
-
-            def run_case(draft: Draft, values: Mapping[str, Any]) -> CaseResult:
-                (result,) = _run(draft, path, roots, runner, tier, values)
-                return result
-
+            attempts = _Attempts(path, tuple(roots), runner, tier, start + seconds / 2)
             if isinstance(drafts, Drafts):
-                _choose_reference(drafts, run_case)
-                _reorder(drafts, run_case)
-                _untie(drafts, run_case)
+                with suppress(TimeoutError):
+                    _choose_reference(drafts, attempts)
+                    _match_outputs(drafts, attempts)
+                    _untie(drafts, attempts)
                 trial.draft = drafts()
-            for _ in range(_ROUNDS):
-                trial.results = _run(trial.draft, path, roots, runner, tier)
-                if reference := _without_float64(trial):
-                    trial.draft = replace(trial.draft, reference=reference)
-                    trial.results = _run(trial.draft, path, roots, runner, tier)
-                results = _near_recorded(trial, path, run_case) or trial.results
-                narrowed, lines = _narrowed(trial.draft, results, run_case)
-                if narrowed == trial.draft or time.monotonic() > end:
-                    break
-                trial.draft = narrowed
-                trial.lines += lines
+            attempts.end = start + seconds
+            _narrow(trial, attempts)
+            write_spec(trial.draft, path)  # attempts wrote others
     except (SpecError, UsageError) as error:
         trial.error = str(error)
         trial.lines.append(str(error))
@@ -113,25 +103,80 @@ def tried(
     return trial
 
 
-def _run(
-    draft: Draft,
-    path: Path,
-    roots: Iterable[Path],
-    runner: Runner,
-    tier: str,
-    only: Mapping[str, Any] | None = None,
-) -> list[CaseResult]:
-    """Write the spec and run its cases, or the one with the values `only`."""
-    from tlmatrix.matrix import Case
-    from tlmatrix.run.plan import plan
+@dataclass
+class _Attempts:
+    """Runs cases of drafts until its time ends; writes each draft to the file."""
 
-    write_spec(draft, path)
-    make_importable(path, roots)
-    spec = load_spec(path)
-    if only is not None:
-        first = {name: values[0] for name, values in spec.axes.items()}
-        return [runner.run(spec, Case(spec.name, {**first, **only}, "extra"))]
-    return [runner.run(spec, case) for case in plan(spec, tier).cases()]
+    path: Path
+    roots: Sequence[Path]
+    runner: Runner
+    tier: str
+    end: float
+
+    def case(self, draft: Draft, values: Mapping[str, Any]) -> CaseResult:
+        """The result of the case that has some values; other axes have their first.
+
+        Raises:
+            TimeoutError: the time ended before the case did.
+        """
+        from tlmatrix.matrix import Case
+
+        spec = self._spec(draft)
+        first = {name: each[0] for name, each in spec.axes.items()}
+        return self._run(spec, Case(spec.name, {**first, **values}, "extra"))
+
+    def cases(self, draft: Draft) -> list[CaseResult]:
+        """The results of the tier; those before the time ended."""
+        from tlmatrix.run.plan import plan
+
+        spec = self._spec(draft)
+        found: list[CaseResult] = []
+        with suppress(TimeoutError):
+            found.extend(self._run(spec, case) for case in plan(spec, self.tier).cases())
+        return found
+
+    def _spec(self, draft: Draft) -> Spec:
+        write_spec(draft, self.path)
+        make_importable(self.path, self.roots)
+        return load_spec(self.path)
+
+    def _run(self, spec: Spec, case: Case) -> CaseResult:
+        left = self.end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        result = self.runner.run(spec, case, time_limit=None if math.isinf(left) else left)
+        if str(result.status) == "timeout":
+            raise TimeoutError
+        return result
+
+
+def _narrow(trial: Trial, attempts: _Attempts) -> None:
+    """Narrow a draft in rounds, until all its cases are taken or the time ends."""
+    for _ in range(_ROUNDS):
+        trial.results = attempts.cases(trial.draft)
+        relaxed, lines = _relaxed(trial.draft, trial.results)
+        if relaxed != trial.draft:
+            trial.draft = relaxed
+            trial.lines += lines
+            trial.results = attempts.cases(relaxed)
+        results = _near_recorded(trial, attempts) or trial.results
+        narrowed, lines = _narrowed(trial.draft, results, attempts)
+        if narrowed == trial.draft:
+            return
+        trial.draft = narrowed
+        trial.lines += lines
+        trial.results = [each for each in results if _has_case(narrowed, each)]
+        if time.monotonic() > attempts.end:
+            return
+
+
+def _has_case(draft: Draft, result: CaseResult) -> bool:
+    """Whether a draft still has the case of a result."""
+    numbers = _numbers(result)
+    listed = (
+        _as_yaml(numbers[name]) in values for name, values in draft.axes.items() if name in numbers
+    )
+    return all(listed) and all(_holds(rule, numbers) is not False for rule, _ in draft.constraints)
 
 
 def _passes(result: CaseResult) -> bool:
@@ -141,7 +186,7 @@ def _passes(result: CaseResult) -> bool:
 # Guesses about sizes -----------------------------------------------------------------------------
 
 
-def _untie(drafts: Drafts, run_case: RunCase) -> None:
+def _untie(drafts: Drafts, attempts: _Attempts) -> None:
     """Give a dimension its own axis if code and reference agree where its expression is wrong.
 
     A size that is a product or a part of others in the recorded calls may be so by chance.
@@ -149,80 +194,102 @@ def _untie(drafts: Drafts, run_case: RunCase) -> None:
     for size, (tensor, dim) in drafts.interface.guessed.items():
         before = drafts.interface
         name = f"{tensor}_{dim}".lower()
-        drafts.interface = before.untied(size, name)
-        draft = drafts()
-        sizes = {n: column[0] for n, column in drafts.interface.symbols.items() if column}
+        untied = drafts.changed(interface=before.untied(size, name))
+        draft = untied()
+        sizes = {n: column[0] for n, column in untied.interface.symbols.items() if column}
         base = {n: each for n, each in sizes.items() if n in draft.axes}
         (size_now, fine) = (sizes[name], name in draft.axes and draft.complete)
         others = (2 * size_now, max(1, size_now // 2), size_now + 1)
-        if not (fine and any(_passes(run_case(draft, base | {name: other})) for other in others)):
-            drafts.interface = replace(
-                before, guesses=frozenset(p for p in before.guesses if p != (tensor, dim))
-            )
+        if fine and any(_passes(attempts.case(draft, base | {name: other})) for other in others):
+            drafts.interface = untied.interface
+        else:
+            left = frozenset(place for place in before.guesses if place != (tensor, dim))
+            drafts.interface = replace(before, guesses=left)
 
 
-def _without_float64(trial: Trial) -> Reference | None:
-    """The reference with the dtypes of the inputs, if in all cases it raises for mixed dtypes."""
-    reference = trial.draft.reference
-    titles = [f.title for r in trial.results for f in r.findings[:1] if f.check == "reference"]
-    mixed = [title for title in titles if _MIXED_DTYPES.search(title)]
-    if reference is None or reference.same_dtype or not 0 < len(trial.results) == len(mixed):
-        return None
-    return replace(reference, same_dtype=True)
+def _relaxed(draft: Draft, results: Sequence[CaseResult]) -> tuple[Draft, list[str]]:
+    """The draft for a reference that refuses float64, or for code that adds in any order."""
+    firsts = [finding for result in results for finding in result.findings[:1]]
+    mixed = [f for f in firsts if f.check == "reference" and _MIXED_DTYPES.search(f.title)]
+    reference = draft.reference
+    if reference is not None and not reference.same_dtype and 0 < len(results) == len(mixed):
+        return replace(draft, reference=replace(reference, same_dtype=True)), []
+    unordered = [finding.title for finding in firsts if finding.title.startswith("atomics: ")]
+    if unordered and not draft.bounded:
+        return replace(draft, bounded=True), [f"  determinism: bounded, as {unordered[0]}"]
+    return draft, []
 
 
-def _choose_reference(drafts: Drafts, run_case: RunCase) -> None:
+def _choose_reference(drafts: Drafts, attempts: _Attempts) -> None:
     """Take the first of several references with which a recorded case passes."""
     for found in drafts.references if len(drafts.references) > 1 else ():
-        drafts.found = found
-        draft = drafts()
-        if draft.problem or (draft.complete and _passes(run_case(draft, draft.recorded))):
+        draft = drafts.changed(found=found)()
+        passes = draft.complete and _passes(attempts.case(_recorded_alone(draft), {}))
+        if draft.problem or passes:
+            drafts.found = found
             return
-    drafts.found = next(iter(drafts.references), None)
 
 
-def _reorder(drafts: Drafts, run_case: RunCase) -> None:
-    """Put the outputs in an order in which the reference returns them."""
-    names = [each.name for each in drafts.interface.outputs]
+def _match_outputs(drafts: Drafts, attempts: _Attempts) -> None:
+    """Find the order in which the reference returns the outputs, and whether it updates in place.
+
+    Of what the code under test updates, it may return new tensors or update its own arguments.
+    """
+    interface, found = drafts.interface, drafts.found
     draft = drafts()
-    if drafts.interface.order or not 1 < len(names) < 5 or not draft.complete or draft.problem:
+    names = [each.name for each in interface.outputs]
+    updated = [each.name for each in interface.inputs if each.name in interface.changed]
+    if found is None or interface.order or not draft.complete or draft.problem:
         return
-    for order in permutations(names):
-        drafts.interface = replace(drafts.interface, order=order)
-        if _passes(run_case(drafts(), {})):
+    if not (updated or len(names) > 1) or len(names) > 4:
+        return
+    orders = [(order, False) for order in permutations(names)]
+    returned = (name for name in names if name not in updated)
+    orders += [((*order, *updated), True) for order in permutations(returned) if updated]
+    for order, updates in orders:
+        other = drafts.changed(
+            interface=replace(interface, order=order), found=replace(found, updates=updates)
+        )
+        if _passes(attempts.case(_recorded_alone(other()), {})):
+            drafts.interface, drafts.found = other.interface, other.found
             return
-    drafts.interface = replace(drafts.interface, order=())
+
+
+def _recorded_alone(draft: Draft) -> Draft:
+    """The draft with the sizes of a recorded call alone, as checks use other sizes of its axes."""
+    known = {name: (_as_yaml(value),) for name, value in draft.recorded.items()}
+    return replace(draft, axes={**draft.axes, **known}, fuzz=())
 
 
 # Narrowing ---------------------------------------------------------------------------------------
 
 
-def _near_recorded(trial: Trial, path: Path, run_case: RunCase) -> list[CaseResult]:
+def _near_recorded(trial: Trial, attempts: _Attempts) -> list[CaseResult]:
     """If no case passes but a recorded one does: it, and those that differ from it in one axis."""
     draft = trial.draft
     if not draft.recorded or any(_passes(each) for each in trial.results):
         return []
-    axes = load_spec(path).axes
+    axes = load_spec(attempts.path).axes
     base = {**{name: values[0] for name, values in axes.items()}, **draft.recorded}
-    known = {name: (_as_yaml(value),) for name, value in draft.recorded.items()}
-    alone = replace(draft, axes={**draft.axes, **known}, fuzz=())  # checks use no other size
-    first = run_case(alone, {})
-    if not _passes(first):
-        return []
-    others = [{**base, name: each} for name, values in axes.items() for each in values]
-    return [first, *(run_case(draft, each) for each in others if each != base)]
+    found: list[CaseResult] = []
+    with suppress(TimeoutError):
+        found.append(attempts.case(_recorded_alone(draft), {}))
+        if _passes(found[0]):
+            others = [{**base, name: each} for name, values in axes.items() for each in values]
+            found.extend(attempts.case(draft, each) for each in others if each != base)
+    return found if found and _passes(found[0]) else []
 
 
 def _narrowed(
     draft: Draft,
     results: list[CaseResult],
-    run_case: RunCase,
+    attempts: _Attempts,
 ) -> tuple[Draft, list[str]]:
     """The draft without what is refused, and a line for each change."""
     refused = [_refused(draft, result) for result in results]
     if all(refused) or not any(refused):
         return draft, []
-    conditions = _distinguished(draft, results, run_case)
+    conditions = _distinguished(draft, results, attempts)
     if conditions and conditions[0] not in {each for each, _ in draft.constraints}:
         condition, why = conditions[0], next(filter(None, refused))
         axes = dict(draft.axes)
@@ -282,7 +349,7 @@ def _conditions(results: Sequence[CaseResult], refused: Sequence[str]) -> list[s
 def _distinguished(
     draft: Draft,
     results: list[CaseResult],
-    run_case: RunCase,
+    attempts: _Attempts,
 ) -> list[str]:
     """The conditions that also fit further cases, of sizes for which they differ."""
     results = list(results)
@@ -302,7 +369,10 @@ def _distinguished(
         chosen = next(differing, {})
         if not chosen:
             break
-        results.append(run_case(draft, chosen))
+        try:
+            results.append(attempts.case(draft, chosen))
+        except TimeoutError:
+            break
     return _conditions(results, [_refused(draft, result) for result in results])
 
 

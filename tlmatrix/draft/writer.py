@@ -179,6 +179,7 @@ class _Writer:
         self.remarks: dict[str, str] = {}
         every = (*interface.arguments, *interface.construct)
         self.arguments = {each.name: each for each in every}
+        self.numbers = {**recognition.numbers, **dict(self._tied_dtypes())}
         added = interface.uses.added if interface.factory else frozenset()
         self.inouts = {
             name
@@ -232,6 +233,15 @@ class _Writer:
             notes=tuple(self.notes),
         )
 
+    def _tied_dtypes(self) -> Iterator[tuple[str, str]]:
+        """Arguments that in all calls have the dtype of the inputs, with the axis of that."""
+        followed = [each.dtype_of for each in self.interface.tensors if each.dtype_of is not None]
+        columns = {self.arguments[name].values: name for name in followed if name in self.arguments}
+        for name, each in self.arguments.items():
+            axis = columns.get(each.values) if each.kind == "dtype" and each.values else None
+            if axis is not None and name not in followed:
+                yield name, axis
+
     # Tensors -------------------------------------------------------------------------------
 
     def _input(self, tensor: Tensor) -> Line:
@@ -264,7 +274,8 @@ class _Writer:
         dtype = f"${tensor.dtype_of}" if tensor.dtype_of else tensor.dtype
         own = f"${first.dtype_of}" if first and first.dtype_of else first and first.dtype
         parts = []
-        if (given and tensor.name not in self.inouts) or self.interface.factory or not self.found:
+        traced = self.interface.factory and not self.interface.calls
+        if (given and tensor.name not in self.inouts) or traced or not self.found:
             parts.append(f"shape: [{self._shape(tensor)}]")
         elif shape := self._packed_shape(tensor):
             parts.append(f"shape: [{', '.join(map(quoted, shape))}]")
@@ -303,11 +314,12 @@ class _Writer:
             self.found,
             tensors=[*floats, *integers],
             axes=list(self.axes),
-            numbers=self._normalized_shape() | self._fixed() | dict(self.recognition.numbers),
+            numbers=self._normalized_shape() | self._fixed() | dict(self.numbers),
             symbols={
                 str(substitute(name, self.recognition.dims)): sizes
                 for name, sizes in self.interface.symbols.items()
             },
+            updated={n: self.outputs[n] for n in self.inouts if self.found.updates},
         )
 
     def _fixed(self) -> dict[str, str]:
@@ -336,7 +348,7 @@ class _Writer:
     def _compile(self) -> Iterator[Line]:
         for item in self.interface.arguments:
             value = item.name if item.name in self.axes else constant(item.value)
-            value = quoted(self.recognition.numbers.get(item.name, value))
+            value = quoted(self.numbers.get(item.name, value))
             yield Line(item.name, value if value[:2] != '""' else value[1:-1])
 
     def _call(self) -> tuple[str, ...] | tuple[Line, ...] | None:
@@ -364,7 +376,7 @@ class _Writer:
             return f"{{inout: {name}, output: {self.outputs[name]}}}"
         if name in self.outputs and name in self.interface.uses.added:
             return f"{{output: {self.outputs[name]}, fill: zeros}}"
-        return quoted(self.recognition.numbers.get(name, self.outputs.get(name, name)))
+        return quoted(self.numbers.get(name, self.outputs.get(name, name)))
 
     def _given(self, argument: Argument) -> bool:
         return self.target.positional or argument.name in self.axes or not argument.default
@@ -374,7 +386,7 @@ class _Writer:
             return argument.name
         if isinstance(argument.value, list):
             return quoted(self._list(argument))
-        return quoted(self.recognition.numbers.get(argument.name, constant(argument.value)))
+        return quoted(self.numbers.get(argument.name, constant(argument.value)))
 
     def _list(self, argument: Argument) -> str:
         """A list with the symbols that have its numbers in all calls."""
@@ -404,8 +416,8 @@ class _Writer:
         dimensions = dict(self._dimensions())
         interface = self.interface
         followed = {each.dtype_of for each in (*interface.tensors, *interface.results)}
-        if "dtype" in followed and "dtype" not in self.arguments:
-            yield "dtype", tuple(interface.dtypes)
+        for name in sorted(filter(None, followed - self.arguments.keys())):
+            yield name, tuple(interface.dtypes)
         for item in self.arguments.values():
             if item.default and item in interface.construct and item.name not in dimensions:
                 continue
@@ -420,7 +432,7 @@ class _Writer:
                 sides = [each for each in self.recognition.packings if each.axis == packing.axis]
                 yield packing.axis, tuple(lengths(sides))
         for scalar in interface.parameters:
-            if isinstance(scalar, Number) and scalar.name not in self.recognition.numbers:
+            if isinstance(scalar, Number) and scalar.name not in self.numbers:
                 value = "0.5" if "float" in scalar.dtype else "1"
                 yield scalar.name, (value,)
                 self.remarks[scalar.name] = "a scalar argument of the kernel"
@@ -470,14 +482,16 @@ class _Writer:
         self, item: Argument, dimensions: Mapping[str, Any], followed: set[str | None]
     ) -> tuple[str, ...]:
         name, value = item.name, item.value
-        if name in self.recognition.numbers or isinstance(value, list):
+        if name in self.numbers or isinstance(value, list):
             return ()
+        seen = tuple(dict.fromkeys(_axis_value(each) for each in item.values))
         if item.kind == "dtype":
-            followed_here = name in followed or not self.interface.factory
-            return (self.interface.dtypes or (str(value),)) if followed_here else ()
+            of_inputs = self.interface.factory or name in {t.dtype_of for t in self.inputs}
+            if name in followed:
+                return (self.interface.dtypes if of_inputs else seen) or (str(value),)
+            return () if self.interface.factory or item.default else seen
         if name in dimensions:
             return self._sizes(name, dimensions[name])
-        seen = tuple(dict.fromkeys(_axis_value(each) for each in item.values))
         if item.kind == "flag":
             other = str(not value).lower()
             return tuple(sorted({*seen, constant(value), *([other] if name in self.takes else [])}))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tlmatrix.results_file import versions
+from tlmatrix.spec.importing import BESIDE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -120,7 +121,8 @@ def read_sources(spec: Path, roots: Iterable[Path] = ()) -> Sources:
     """The sources of the spec in a file, whose modules are imported from its folder and `roots`."""
     spec = spec.resolve()
     folders = (spec.parent, Path.cwd(), *reversed(list(roots)))
-    modules = _Modules([*map(str, folders), *sys.path])
+    known = (each for each in sys.path if each not in BESIDE)
+    modules = _Modules([*map(str, folders), *known])
     stamp = _stamp(spec)
     parts = {spec.name: _digest(spec, stamp)}
     files = {}
@@ -150,39 +152,47 @@ class _Modules:
 
     def __init__(self, path: Sequence[str]) -> None:
         self._path = path
-        self._found: dict[str, _Module | None] = {}
+        self._found: dict[tuple[str, str], _Module | None] = {}
 
     def reachable(self, names: Iterable[str]) -> Iterator[tuple[str, Path, bool]]:
         """The user's modules among `names` and all that they import: name, file, is a package."""
-        waiting = list(names)
+        waiting = [(name, "") for name in names]
         seen = set(waiting)
         while waiting:
-            name = waiting.pop()
-            found = self._find(name)
+            name, beside = waiting.pop()
+            found = self._find(name, beside)
             if found is None:
                 continue
             parent = name.rpartition(".")[0]
-            imported = {parent} - {""}
+            imported = {(parent, beside)} if parent else set()
             if found.file is not None:
                 yield name, found.file, bool(found.folders)
                 package = name if found.folders else parent
-                imported |= _imports_of(found.file, _stamp(found.file), package)
+                each = _imports_of(found.file, _stamp(found.file), package)
+                imported |= {(other, _folder_beside(found.file)) for other in each}
             waiting += imported - seen
             seen |= imported
 
-    def _find(self, name: str) -> _Module | None:
-        """A module of the user; None for any other."""
-        if name not in self._found:
+    def _find(self, name: str, beside: str) -> _Module | None:
+        """A module of the user, `beside` being the last folder; None for any other."""
+        if (name, beside) not in self._found:
             parent, _, last = name.rpartition(".")
             if parent:
-                package = self._find(parent)
+                package = self._find(parent, beside)
                 found = _module(last, package.folders) if package is not None else None
             elif name in sys.stdlib_module_names or name in _PACKAGES:
                 found = None  # a checkout in $PYTHONPATH is TileLang all the same
             else:
-                found = _module(name, self._path) or _editable(name)
-            self._found[name] = found
-        return self._found[name]
+                folders = [*self._path, beside] if beside else self._path
+                found = _module(name, folders) or _editable(name)
+            self._found[name, beside] = found
+        return self._found[name, beside]
+
+
+@cache
+def _folder_beside(file: Path) -> str:
+    """The folder whose modules a file may import by their bare names; "" in a package."""
+    return "" if (file.parent / "__init__.py").exists() else str(file.parent)
 
 
 def _module(name: str, folders: Iterable[str]) -> _Module | None:

@@ -1,13 +1,15 @@
 """Imports of the objects that a spec names as `package.module:attribute`.
 
 The spec's folder comes first on the import path, then the working directory and the project's root,
-so that kernels need no package.
+so that kernels need no package. What lies beside a module's file comes last.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +19,12 @@ from tlmatrix.words import guess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from types import ModuleType
 
     from tlmatrix.spec.model.spec import Spec
+
+BESIDE: list[str] = []
+"""Folders on the import path for the modules beside a file, the latest first."""
 
 
 def make_importable(spec_path: Path, roots: Iterable[Path] = ()) -> None:
@@ -28,8 +34,39 @@ def make_importable(spec_path: Path, roots: Iterable[Path] = ()) -> None:
     """
     for folder in (*roots, Path.cwd(), spec_path.resolve().parent):
         text = str(folder)
+        if text in BESIDE:
+            BESIDE.remove(text)
+            sys.path.remove(text)
         if text not in sys.path:
             sys.path.insert(0, text)
+
+
+def import_named(name: str) -> ModuleType:
+    """Import a module, whose file may import modules that lie beside it, as a script does."""
+    if name not in sys.modules:
+        with suppress(ImportError, ValueError, AttributeError):
+            found = importlib.util.find_spec(name)
+            if found is not None and found.origin is not None:
+                _add_beside(Path(found.origin).resolve().parent)
+    return importlib.import_module(name)
+
+
+def _add_beside(folder: Path) -> None:
+    """Add a folder that is no package at the end of the import path, before other such folders.
+
+    Modules beside other files that have the names of its own are forgotten.
+    """
+    text = str(folder)
+    known = {str(Path(each).resolve()) for each in sys.path if each not in BESIDE}
+    if text in known or (folder / "__init__.py").exists():
+        return
+    own = {path.stem for path in folder.glob("*.py")}
+    for name, module in list(sys.modules.items()):
+        at = str(Path(getattr(module, "__file__", None) or "").parent)
+        if name in own and at in BESIDE and at != text:
+            del sys.modules[name]
+    BESIDE[:] = [text, *(each for each in BESIDE if each != text)]
+    sys.path[:] = [*(each for each in sys.path if each not in BESIDE), *BESIDE]
 
 
 def refuse(spec: Spec, path: tuple[str | int, ...], message: str) -> SpecError:
@@ -55,7 +92,7 @@ def load(spec: Spec, path: tuple[str | int, ...], target: str) -> object:
     make_importable(spec.path)
     _refuse_namesake(spec, module_name, wrong)
     try:
-        found: object = importlib.import_module(module_name)
+        found: object = import_named(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name + ".").startswith(error.name + "."):
             raise wrong(_missing_module(spec, error.name)) from error

@@ -168,11 +168,11 @@ class Declared:
         grads = set(self.differentiable.values())
         given, leaves = {}, {}
         for name, tensor in self.inputs.items():
-            used = tensor.detach()
-            if dtype is not None and tensor.is_floating_point():
-                used = used.to(dtype)
+            floating = dtype is not None and tensor.is_floating_point()
+            # A copy, as the reference may change its arguments in place.
+            used = tensor.detach().to(dtype if floating else tensor.dtype, copy=True)
             if name in grads:
-                leaves[name] = used = used.clone().requires_grad_()
+                leaves[name] = used = used.requires_grad_()
             given[name] = used
         with torch.enable_grad():
             return _Run(self.reference(given, self._axes), leaves)
