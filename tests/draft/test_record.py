@@ -189,6 +189,38 @@ if __name__ == "__main__":
     assert "reference: gemm:ref_program" in text
 
 
+def test_an_eager_kernel_that_is_compiled_ahead_is_recorded_as_its_function(repository):
+    kernel = """
+import tilelang
+import tilelang.language as T
+
+@tilelang.jit
+def doubled(A, block):
+    M, N = T.const("M, N")
+    A: T.Tensor[[M, N], "float32"]
+    B = T.empty((M, N), "float32")
+    with T.Kernel(M, threads=32) as row:
+        for j in T.Parallel(N):
+            B[row, j] = A[row, j] * 2
+    return B
+
+def ref_program(a):
+    return a * 2
+
+if __name__ == "__main__":
+    doubled.compile(M=64, N=64, block=1).get_profiler().assert_allclose(ref_program)
+"""
+    (repository.folder / "eager.py").write_text(kernel)
+    finished(repository, "record", "--trace-only", "eager.py")
+    call = read_calls(repository.folder / "calls.jsonl")["eager:doubled"][0]
+    assert call.tensors["A"].shape == (64, 64)
+    assert call.arguments["block"] == 1
+    assert call.compared[0].function == "eager:ref_program"
+    words = ("eager:doubled", "--calls", "calls.jsonl", "-o", "eager.yaml", "--no-run")
+    assert repository.tlmatrix("new", *words).code == ExitCode.OK
+    assert "a: {shape: [M, N]" in (repository.folder / "eager.yaml").read_text()
+
+
 def test_a_script_that_fails_has_its_calls_recorded(repository):
     text = "import torch, rows\nrows.row_sum(torch.randn(3, 32, device='cuda'))\n1 / 0\n"
     (repository.folder / "script.py").write_text(text)

@@ -295,13 +295,7 @@ def eager_example(target: Target) -> Mapping[str, Any] | None:
     """Tensors for the annotated parameters, and guesses for others; None if there are none."""
     tree = list(ast.walk(syntax_tree(target.written)))
     parameters = {each.name: each.default for each in target.parameters}
-    declared = {
-        node.target.id: node.annotation
-        for node in tree
-        if isinstance(node, ast.AnnAssign)
-        and isinstance(node.target, ast.Name)
-        and node.target.id in parameters
-    }
+    declared = dict(_declared(target))
     if not declared:
         return None
     free = iter(_SIZES)
@@ -326,19 +320,46 @@ def eager_example(target: Target) -> Mapping[str, Any] | None:
     return found
 
 
+def declared_sizes(target: Target) -> dict[str, str]:
+    """The names of dimensions, as `Call.names`, in the annotations of an eager kernel's body."""
+    return {
+        f"{name}.{dim}": size.id
+        for name, annotation in _declared(target)
+        for dim, size in enumerate(getattr(_annotated(annotation)[0], "elts", ()))
+        if isinstance(size, ast.Name)
+    }
+
+
+def _declared(target: Target) -> Iterator[tuple[str, ast.expr]]:
+    """The parameters that the body annotates, as `X: T.Tensor[[rows, cols], dtype]`."""
+    parameters = {each.name for each in target.parameters}
+    for node in ast.walk(syntax_tree(target.written)):
+        match node:
+            case ast.AnnAssign(target=ast.Name(name)) if name in parameters:
+                yield name, node.annotation
+
+
+def _annotated(annotation: ast.expr) -> tuple[ast.List | ast.Tuple | None, ast.expr]:
+    """The shape and the dtype of an annotation; no shape if it is of another form."""
+    parts: Sequence[ast.expr] = ()
+    if isinstance(annotation, ast.Call):
+        parts = annotation.args
+    elif isinstance(annotation, ast.Subscript) and isinstance(annotation.slice, ast.Tuple):
+        parts = annotation.slice.elts
+    shape, dtype = (*parts, None, None)[:2]
+    return (
+        shape if isinstance(shape, ast.List | ast.Tuple) else None,
+        dtype or ast.Constant("float32"),
+    )
+
+
 def _example_tensor(
     annotation: ast.expr, sizes: dict[str, int], values: Mapping[str, Any], free: Iterator[int]
 ) -> Any:  # noqa: ANN401 - a tensor
     import torch
 
-    if isinstance(annotation, ast.Call):
-        parts = annotation.args
-    elif isinstance(annotation, ast.Subscript) and isinstance(annotation.slice, ast.Tuple):
-        parts = annotation.slice.elts
-    else:
-        return None
-    shape, dtype = (*parts, ast.Constant("float32"))[:2]
-    if not isinstance(shape, ast.List | ast.Tuple):
+    shape, dtype = _annotated(annotation)
+    if shape is None:
         return None
     found = []
     for size in shape.elts:

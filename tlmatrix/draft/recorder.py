@@ -137,6 +137,7 @@ class Recorder:
         self._codes: dict[CodeType, bool] = {}
         self._stack: list[_Open] = []
         self._made: dict[int, tuple[Any, str, dict[str, Any]]] = {}
+        self._ahead: dict[int, tuple[Any, str, Callable[..., Any], dict[str, Any]]] = {}
         self._uses: dict[int, tuple[Any, Uses]] = {}
         self._constructed: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._returned: dict[int, tuple[torch.Tensor, str, dict[str, Any], dict[str, Any]]] = {}
@@ -373,13 +374,18 @@ class Recorder:
         def make(jit: Any, *args: Any, **keywords: Any) -> Any:
             func = getattr(jit, "jit_impl", jit).func
             func = getattr(func, "orig_func", func)
-            try:
-                bound = dict(inspect.signature(func).bind(*args, **keywords).arguments)
-            except (TypeError, ValueError):
-                return original(jit, *args, **keywords)
             importable = "<locals>" not in func.__qualname__ and func.__name__[0] != "_"
             module = self._module_of(func.__module__, func.__code__.co_filename)
             name = f"{module}:{func.__qualname__}" if importable else ""
+            signature = inspect.signature(func)
+            try:
+                bound = dict(signature.bind(*args, **keywords).arguments)
+            except (TypeError, ValueError):
+                kernel = original(jit, *args, **keywords)
+                # An eager function compiled ahead: its symbolic sizes are passed for its tensors.
+                bound = {n: each for n, each in keywords.items() if n in signature.parameters}
+                self._ahead[id(kernel)] = (kernel, name, func, bound)
+                return kernel
             with self._eager(name, func.__code__, bound) as results:
                 results.append(original(jit, *args, **keywords))
             if hasattr(results[0], "prim_func"):
@@ -407,6 +413,8 @@ class Recorder:
                 if self._stack:
                     self._stack[-1].launches.append(noted)
                 self._called(noted, factory, [*live], [names[k] for k in out])
+                if id(kernel) in self._ahead:
+                    self._called_ahead(*self._ahead[id(kernel)][1:], noted, results)
             finally:
                 sys.setprofile(profile)
             return results
@@ -427,6 +435,23 @@ class Recorder:
             if self._stack:
                 self._stack[-1].launches += opened.launches
             self._record(name, opened, results[0], flattened(results[0]))
+
+    def _called_ahead(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        passed: Mapping[str, Any],
+        launch: _Launch,
+        results: object,
+    ) -> None:
+        """Record a launch as the call of the eager function that its kernel was compiled from."""
+        order = inspect.signature(func).parameters
+        known = {**passed, **launch.tensors}
+        arguments = {each: known[each] for each in order if each in known}
+        opened = _opened(func.__code__, arguments, clone=name in self._wanted.values())
+        opened.launches.append(launch)
+        if name:
+            self._record(name, opened, results, flattened(results))
 
     def _called(
         self, launch: _Launch, factory: str, order: list[str], out: Collection[str]

@@ -147,8 +147,8 @@ def candidates(
 
 
 def _usual(names: Sequence[str], tiles: Sequence[int], *, sums: bool) -> Iterator[str]:
+    yield from (f"{a} // {b}" for a, b in permutations(filter(COUNT.search, names), 2))
     if tiles:
-        yield from (f"{a} // {b}" for a, b in permutations(filter(COUNT.search, names), 2))
         yield from (f"ceildiv({name}, {by})" for name, by in product(names, tiles))
     for name in names:
         yield f"{name} + 1"
@@ -157,13 +157,12 @@ def _usual(names: Sequence[str], tiles: Sequence[int], *, sums: bool) -> Iterato
         yield from (f"{name} * {other}" for other in names[k:])
     for name in names:
         yield from (f"{factor} * {name}" for factor in _FACTORS)
-    for name, other in permutations(names, 2):
-        yield f"{name} // {other}"
     for name in names:
         yield from (f"{name} // {factor}" for factor in _FACTORS[1:])
     for name in names:
         yield from (f"ceildiv({name}, {factor})" for factor in _FACTORS)
-    for name, other in permutations(names, 2):
+    for name, other in permutations(names, 2):  # seldom, where both are no counts
+        yield f"{name} // {other}"
         yield f"ceildiv({name}, {other})"
         if sums and name < other:
             yield f"{name} + {other}"

@@ -122,10 +122,10 @@ def drafts_of_calls(target: Target, every: Sequence[Call], reference: str = "") 
             "makes them from numbers and tensors"
         )
     if target.is_factory:
-        from tlmatrix.draft.factories import traced_sizes
+        from tlmatrix.draft.factories import declared_sizes, traced_sizes
 
-        traced = traced_sizes(target, chosen[0])
-        chosen = [replace(call, names={**call.names, **traced}) for call in chosen]
+        names = declared_sizes(target) or traced_sizes(target, chosen[0])
+        chosen = [replace(call, names={**call.names, **names}) for call in chosen]
     compared = chosen if any(call.compared for call in chosen) else every
     references = find_references(target, compared, reference)
     return Drafts(target, interface_of(target, chosen), references)

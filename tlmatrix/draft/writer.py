@@ -274,14 +274,18 @@ class _Writer:
         dtype = f"${tensor.dtype_of}" if tensor.dtype_of else tensor.dtype
         own = f"${first.dtype_of}" if first and first.dtype_of else first and first.dtype
         parts = []
-        traced = self.interface.factory and not self.interface.calls
-        if (given and tensor.name not in self.inouts) or traced or not self.found:
+        if (given and tensor.name not in self.inouts) or not self._told_by_reference:
             parts.append(f"shape: [{self._shape(tensor)}]")
         elif shape := self._packed_shape(tensor):
             parts.append(f"shape: [{', '.join(map(quoted, shape))}]")
         if dtype != own or (self.interface.factory and parts):
             parts.append(f"dtype: {dtype}")
         return Line(name, f"{{{', '.join(parts)}}}" if parts else "")
+
+    @property
+    def _told_by_reference(self) -> bool:
+        """Whether a reference tells the shapes of results, which calls may show by chance."""
+        return self.found is not None and (not self.interface.factory or self.interface.calls > 0)
 
     def _packed_shape(self, tensor: Tensor) -> list[str]:
         """The shape of a result of a packed problem; empty if a size is ambiguous."""
@@ -560,7 +564,8 @@ class _Writer:
 
     def _quotients(self) -> Iterator[tuple[str, str]]:
         """Two arguments whose quotient is a dimension, such as heads and groups."""
-        for tensor in (*self.interface.tensors, *self.interface.results):
+        results = () if self._told_by_reference else self.interface.results
+        for tensor in (*self.interface.tensors, *results):
             for size in tensor.shape:
                 if found := re.fullmatch(r"([A-Za-z_]\w*) // ([A-Za-z_]\w*)", str(size)):
                     yield found[1], found[2]

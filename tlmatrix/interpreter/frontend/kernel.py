@@ -537,4 +537,5 @@ class TracedKernel(_Kernel):
         substitute, simplify = tvm.tirx.stmt_functor.substitute, tvm.arith.Analyzer().simplify
         shape = [int(simplify(substitute(size, sizes))) for size in buffer.shape]
         dtype = TILE_DTYPES[str(buffer.dtype)]
-        return torch.zeros(dtype.tensor_shape(shape), dtype=dtype.torch)
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 - the mode of a device that is simulated
+            return torch.zeros(dtype.tensor_shape(shape), dtype=dtype.torch)
