@@ -11,6 +11,7 @@ import inspect
 import os
 import re
 import sys
+import threading
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -119,7 +120,7 @@ class Recorder:
         keep: called with each call.
         root: the folder whose functions are recorded.
         wanted: the code of functions that are recorded though no kernel runs in them.
-        agree: whether comparisons of results hold, as where kernels are only traced.
+        agree: whether comparisons hold, as where kernels are only traced.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class Recorder:
         self._results: dict[int, tuple[torch.Tensor, Call, str, dict[str, Any]]] = {}
         self._live: dict[str, Live] = {}
         self._conversions = _Conversions()
+        self._thread = threading.get_ident()
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -236,12 +238,16 @@ class Recorder:
         return method in ("forward", "__call__") if owner else not method.startswith("_")
 
     def _is_inside(self) -> bool:
-        """Whether an operator is open, which is that of a method below `__call__`."""
-        return any(
-            self._is_operator(each.code)
-            and each.code.co_name != "__call__"
-            and _has_tensors(each)  # a program's main function is none
+        """Whether an operator is open, which is that of a method below `__call__`.
+
+        So is the backward pass of one, while other threads run it, too. A program's main function
+        takes no tensors.
+        """
+        return threading.get_ident() != self._thread or any(
+            each.code.co_qualname.endswith(".backward")
+            or (self._is_operator(each.code) and each.code.co_name != "__call__")
             for each in self._stack
+            if _has_tensors(each)
         )
 
     def _target_of(self, opened: _Open, frame: FrameType) -> str:
@@ -502,14 +508,13 @@ class Recorder:
         def comparing(*args: Any, **keywords: Any) -> Any:
             named = (keywords[name] for name in _COMPARED_NAMES if name in keywords)
             one, other, *_ = [*args, *named, None, None]
-            known = self._compared(one, other, keywords)
-            return (known and self._agree) or original(*args, **keywords)
+            self._compared(one, other, keywords)
+            return self._agree or original(*args, **keywords)
 
         return comparing
 
-    def _compared(self, one: object, other: object, options: Mapping[str, Any]) -> bool:
-        """Note a comparison; returns whether it is one of a result."""
-        known = False
+    def _compared(self, one: object, other: object, options: Mapping[str, Any]) -> None:
+        """Note a comparison if it is one of a result."""
         for result, expected in ((one, other), (other, one)):
             pairs = list(
                 zip(flattened(result).values(), flattened(expected).values(), strict=False)
@@ -520,7 +525,6 @@ class Recorder:
                 found = self._source(mine)
                 if found is None or self._source(theirs) is not None:
                     continue
-                known = True
                 call, path, arguments = found
                 returned = (self._returned.get(id(t)) for t in self._conversions.chain(theirs))
                 function, *given = next(filter(None, returned), (None, "", {}, {}))[1:]
@@ -538,7 +542,6 @@ class Recorder:
                 )
                 if noted not in call.compared:
                     self._keep(replace(call, compared=(noted,)))
-        return known
 
     def _named(self, value: object, arguments: Mapping[str, Any]) -> object:
         """An argument of a reference: `$name` for an argument of the call, or a constant."""
