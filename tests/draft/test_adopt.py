@@ -163,9 +163,17 @@ def test_shapes_follow_from_rules_in_either_direction(rules, tmp_path, monkeypat
     (tmp_path / "made3.py").write_text("def op(x, y, z):\n    return x\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
-    signature = {"inputs": {"x": {}, "y": {}, "z": {}}, "shape_rules": rules}
-    example = next(iter(examples(Entry("made3:op", signature, [{"x_shape": [4, 6]}]))))
+    inputs = {
+        "x": {"dtype": "bool"},
+        "y": {"dtype": "float16 | float32"},
+        "z": {"dtype": "same_as(y)"},
+    }
+    workload = {"x_shape": [4, 6], "dtypes": ["float32"]}
+    signature = {"inputs": inputs, "shape_rules": rules}
+    example = next(iter(examples(Entry("made3:op", signature, [workload]))))
     assert [tuple(each.shape) for each in example.arguments.values()] == [(4, 6)] * 3
+    dtypes = [each.dtype for each in example.arguments.values()]
+    assert dtypes == [torch.bool, torch.float32, torch.float32]
 
 
 @pytest.mark.parametrize(

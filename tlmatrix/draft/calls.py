@@ -83,7 +83,6 @@ class Call:
         changed: the arguments that the call writes.
         grads: the arguments that get gradients, if that is known.
         dtypes: the dtypes of its inputs that it supports; `fixed` results do not follow them.
-        order: the results and changed arguments in the order of the reference.
         names: names of dimensions in the code of kernels, by `tensor.dim`.
         uses: how kernels use the arguments and results.
         inner: whether an operator of the program made it.
@@ -99,7 +98,6 @@ class Call:
     grads: frozenset[str] | None = None
     dtypes: tuple[str, ...] = ()
     fixed: frozenset[str] = frozenset()
-    order: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     uses: Uses = field(default_factory=Uses)
     compared: tuple[Comparison, ...] = ()
@@ -259,7 +257,6 @@ def _call(data: dict[str, Any]) -> Call:
             "changed": frozenset(data["changed"]),
             "fixed": frozenset(data["fixed"]),
             "dtypes": tuple(data["dtypes"]),
-            "order": tuple(data["order"]),
             "grads": None if data["grads"] is None else frozenset(data["grads"]),
             "uses": Uses.of_json(data["uses"]),
             "compared": tuple(Comparison(**each) for each in data["compared"]),

@@ -270,7 +270,6 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
         changed=changed,
         uses=uses,
         dtypes=dtypes,
-        order=tuple(named.get(each, each) for each in first.order),
         paths={named[path]: path for path in results},
         guesses=relations.guesses,
         calls=len(calls),

@@ -211,19 +211,22 @@ def _by_rules(
 
 
 def _dtypes(inputs: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[str, torch.dtype]:
+    """The dtype of each input: that of the workload if it may have it, as the first floats do."""
+    listed = workload.get("dtypes")
+    wanted = str(listed[0]) if isinstance(listed, list) and listed else ""
     found: dict[str, torch.dtype] = {}
     for name, each in inputs.items():
-        text = str(each.get("dtype", "float16")).split("|")[0].strip()
-        same = re.fullmatch(r"same_as\((\w+)\)", text)
+        declared = [text.strip() for text in str(each.get("dtype", "float16")).split("|")]
+        same = re.fullmatch(r"same_as\((\w+)\)", declared[0])
         if same is not None:
             found[name] = found.get(same[1], torch.float16)
             continue
-        if not found and isinstance(workload.get("dtypes"), list):
-            text = str(workload["dtypes"][0])
-        kind = getattr(torch, text, None)
-        if not isinstance(kind, torch.dtype):
-            raise UsageError(f"its manifest has the dtype {text!r} for {name}")
-        found[name] = kind
+        first = getattr(torch, declared[0], None)
+        if not isinstance(first, torch.dtype):
+            raise UsageError(f"its manifest has the dtype {declared[0]!r} for {name}")
+        floats = first.is_floating_point and not any(e.is_floating_point for e in found.values())
+        own = getattr(torch, wanted, None) if wanted in declared or floats else None
+        found[name] = own if isinstance(own, torch.dtype) else first
     return found
 
 

@@ -1,4 +1,4 @@
-"""What further calls of an operator show: its gradients, dtypes, and the order of its reference."""
+"""What further calls of an operator show: its gradients and dtypes, and what it reads."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.draft.calls import flattened
-from tlmatrix.draft.references import find_references, matched
-from tlmatrix.problem.calling import parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,14 +24,12 @@ class Live:
 
     Attributes:
         before: the arguments, tensors as they were before the call.
-        after: the arguments after the call.
         results: the returned value.
         instance: the object whose method was called.
     """
 
     call: Call
     before: Mapping[str, Any]
-    after: Mapping[str, Any]
     results: Any
     instance: Any = None
 
@@ -44,8 +40,7 @@ def probed(target: Target, live: Live) -> Call:
     read = _read_when_changed(target, live)
     uses = replace(call.uses, updated=call.uses.updated | read)
     dtypes, fixed = _dtypes(target, live)
-    order = _order(target, live)
-    return replace(call, uses=uses, dtypes=dtypes, fixed=fixed, order=order)
+    return replace(call, uses=uses, dtypes=dtypes, fixed=fixed)
 
 
 def _again(target: Target, live: Live, changed: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -129,36 +124,3 @@ def _dtypes(target: Target, live: Live) -> tuple[tuple[str, ...], frozenset[str]
         return (name,), frozenset()
     fixed = {p for p, each in mine.items() if p in results and results[p].dtype == each.dtype}
     return (name, renamed), frozenset(fixed)
-
-
-def _order(target: Target, live: Live) -> tuple[str, ...]:
-    """The results and changed arguments in the order of the reference, matched by their values.
-
-    Empty if there is no reference, or if it does not accept the arguments.
-    """
-    found = next(iter(find_references(target)), None)
-    if found is None:
-        return ()
-    mine = {name: live.after[name] for name in live.call.changed}
-    mine |= {p: each for p, each in flattened(live.results).items() if p in live.call.results}
-    values = {
-        name: value.clone() if isinstance(value := live.before[of], torch.Tensor) else value
-        for name, of in matched(list(parameters_of(found.function) or ()), live.before).items()
-    }
-    try:
-        theirs = list(flattened(found.function(**values)).values())
-    except Exception:  # noqa: BLE001 - its parameters may differ
-        return ()
-    order: list[str] = []
-    for wanted in theirs:
-        alike = [
-            name
-            for name, each in mine.items()
-            if name not in order
-            and each.shape == wanted.shape
-            and torch.allclose(each.detach().double(), wanted.detach().double(), 0.05, 0.05)
-        ]
-        if not alike:
-            return ()
-        order.append(alike[0])
-    return tuple(order) if live.call.changed <= {*order} else ()

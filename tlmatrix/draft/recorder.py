@@ -342,8 +342,7 @@ class Recorder:
         for path, tensor in returned.items():
             _remember(self._results, (tensor, call, path, arguments))
         if opened.before:
-            before = {**arguments, **opened.before}
-            live = Live(call, before, arguments, results, instance)
+            live = Live(call, {**arguments, **opened.before}, results, instance)
             self._live.setdefault(target, live)
         self._keep(call)
 

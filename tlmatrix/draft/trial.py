@@ -239,7 +239,7 @@ def _match_outputs(drafts: Drafts, attempts: _Attempts) -> None:
     draft = drafts()
     names = [each.name for each in interface.outputs]
     updated = [each.name for each in interface.inputs if each.name in interface.changed]
-    if found is None or interface.order or not draft.complete or draft.problem:
+    if found is None or not draft.complete or draft.problem:
         return
     if not (updated or len(names) > 1) or len(names) > 4:
         return
