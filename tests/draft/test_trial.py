@@ -74,6 +74,13 @@ def product(a, b):
 def product_reference(a, b):
     return torch.eye(len(a), dtype=torch.float32) @ a @ b
 
+def ends(x, cu):
+    return torch.cat([x[b - 1 : b] for a, b in zip(cu[:-1].tolist(), cu[1:].tolist())])
+
+def ends_reference(x, cu):
+    parts = [x[a:b] for a, b in zip(cu[:-1].tolist(), cu[1:].tolist())]
+    return torch.stack([part.flip(0)[0] for part in parts])
+
 def slow(x):
     if len(x) % 8:
         raise ValueError("multiples of 8")
@@ -134,6 +141,18 @@ def test_two_sizes_that_must_be_equal_have_common_values(drafts, tmp_path):
     assert not trial.error
     assert trial.draft.constraints[0][0] in ("m == n", "n == m")
     assert trial.draft.axes["m"] == trial.draft.axes["n"]
+    assert {str(result.status) for result in trial.results} == {"passed"}
+
+
+def test_empty_sequences_that_are_refused_are_neither_listed_nor_generated(drafts, tmp_path):
+    call = "f(torch.randn(12, 3), torch.tensor([0, 5, 6, 12], dtype=torch.int32))"
+    trial = tried(drafts_for("totals:ends", call=call), tmp_path / "e.yaml", [tmp_path])
+    assert [rule for rule, _ in trial.draft.constraints] == ["min(seqlens) > 0"]
+    assert "IndexError" in trial.draft.constraints[0][1]
+    spec = load_spec(tmp_path / "e.yaml")
+    assert len(spec.axes["seqlens"]) > 2
+    assert all(min(lengths) > 0 for lengths in spec.axes["seqlens"])
+    assert spec.fuzz.seqlens.length.low == 1
     assert {str(result.status) for result in trial.results} == {"passed"}
 
 

@@ -36,6 +36,8 @@ _MORE = 6
 """Further cases that tell conditions apart, and their sizes."""
 _SIZES = (2, 3, 4, 6, 8, 16, 24, 32)
 _MIXED_DTYPES = re.compile(r"same dtype|Double|float64")
+_EMPTY = re.compile(r"(?<=\[)0, |, 0\b")
+"""An empty sequence in a list of lengths."""
 _FACTORS = (128, 64, 32, 16, 8, 4, 2)
 
 
@@ -306,10 +308,22 @@ def _narrowed(
         return narrowed, [f"  only {condition}: {why}"]
     lines = []
     rejected = rejected_values(results, refused)
-    axes, fuzz = dict(draft.axes), draft.fuzz
+    axes, fuzz, constraints = dict(draft.axes), draft.fuzz, draft.constraints
     for name, values in rejected.items():
         left = [value for value in axes.get(name, ()) if value not in values]
         if not left:
+            continue
+        if all(map(_EMPTY.search, values)) and not any(map(_EMPTY.search, left)):
+            why = next(iter(values.values()))
+            constraints = (*constraints, (f"min({name}) > 0", why))
+            axes[name] = (*left, *(_EMPTY.sub("", value) for value in values))
+            fuzz = tuple(
+                replace(line, value=line.value.replace("length: 0..", "length: 1.."))
+                if line.key == name
+                else line
+                for line in fuzz
+            )
+            lines.append(f"  only min({name}) > 0: {why}")
             continue
         if len(left) == 1 and left[0].isdigit() and int(left[0]) > 1:
             more = (str(factor * int(left[0])) for factor in (2, 3))
@@ -321,7 +335,7 @@ def _narrowed(
         )
         lines += [f"  left out {name}={value}: {why}" for value, why in values.items()]
     fuzz = () if any(line.key == "axes" and line.value == "{}" for line in fuzz) else fuzz
-    return replace(draft, axes=axes, fuzz=fuzz), lines
+    return replace(draft, axes=axes, fuzz=fuzz, constraints=constraints), lines
 
 
 def _without(value: str, name: str) -> str:
