@@ -133,7 +133,7 @@ def test_two_sizes_that_must_be_equal_have_common_values(drafts, tmp_path):
     trial = tried(pairs, tmp_path / "p.yaml", [tmp_path], prove=False)
     assert not trial.error
     assert trial.draft.constraints[0][0] in ("m == n", "n == m")
-    assert trial.draft.axes["m"] == trial.draft.axes["rows"]
+    assert trial.draft.axes["m"] == trial.draft.axes["n"]
     assert {str(result.status) for result in trial.results} == {"passed"}
 
 
