@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping  # noqa: TC003 - pydantic reads the annotations
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import TypeAdapter
 
 from tlmatrix.draft.uses import Uses
 from tlmatrix.exit_codes import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 MOST_VALUES = 4096
@@ -187,14 +190,13 @@ def alike(calls: Sequence[Call]) -> list[Call]:
 
 def write_call(file: Any, call: Call) -> None:
     """Append a call as a line of JSON."""
-    file.write(json.dumps(asdict(call), default=_as_json, allow_nan=True) + "\n")
+    file.write(json.dumps(_adapter().dump_python(call, mode="json")) + "\n")
     file.flush()
 
 
-def _as_json(value: object) -> object:
-    if isinstance(value, frozenset):
-        return sorted(value, key=str)
-    raise TypeError(type(value).__name__)
+@cache
+def _adapter() -> TypeAdapter[Call]:
+    return TypeAdapter(Call)
 
 
 def read_calls(path: Path) -> dict[str, list[Call]]:
@@ -210,11 +212,12 @@ def read_calls(path: Path) -> dict[str, list[Call]]:
         raise UsageError(f"{path}: {error.strerror}") from error
     for number, line in enumerate(lines, 1):
         try:
-            call = _call(json.loads(line))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            call = _adapter().validate_json(line)
+        except ValueError as error:
             if number == len(lines) > 1:
                 continue  # the program was killed while it wrote this line
-            raise UsageError(f"{path}:{number}: not a recorded call: {error}") from error
+            why = str(error).splitlines()[0]
+            raise UsageError(f"{path}:{number}: not a recorded call: {why}") from error
         of_target = found.setdefault(call.target, {})
         key = signature(call)
         if key in of_target:
@@ -228,40 +231,6 @@ def read_calls(path: Path) -> dict[str, list[Call]]:
 def signature(call: Call) -> str:
     """What distinguishes a call: its arguments, without what was measured or counted."""
     return repr((call.arguments, call.construct))
-
-
-def _value(data: Any) -> Value:
-    if isinstance(data, dict):
-        if "kind" in data:
-            return Opaque(data["kind"])
-        return _seen(data)
-    found: Value = data
-    return found
-
-
-def _seen(data: Mapping[str, Any]) -> Seen:
-    lists = ("shape", "strides", "values")
-    known = {name: data[name] if data[name] is None else tuple(data[name]) for name in lists}
-    return Seen(**{**data, **known})
-
-
-def _call(data: dict[str, Any]) -> Call:
-    return Call(
-        **data
-        | {
-            "arguments": {name: _value(each) for name, each in data["arguments"].items()},
-            "construct": {name: _value(each) for name, each in data["construct"].items()},
-            "results": {path: _seen(each) for path, each in data["results"].items()},
-            "given": frozenset(data["given"]),
-            "constructed": frozenset(data["constructed"]),
-            "changed": frozenset(data["changed"]),
-            "fixed": frozenset(data["fixed"]),
-            "dtypes": tuple(data["dtypes"]),
-            "grads": None if data["grads"] is None else frozenset(data["grads"]),
-            "uses": Uses.of_json(data["uses"]),
-            "compared": tuple(Comparison(**each) for each in data["compared"]),
-        }
-    )
 
 
 # FlashInfer's trace definitions ------------------------------------------------------------------

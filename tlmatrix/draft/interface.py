@@ -214,7 +214,7 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
     """The interface of a target, of calls of one form."""
     first = calls[0]
     uses = reduce(merged, (call.uses for call in calls))
-    tensors = {name: tuple(_seen(call, name) for call in calls) for name in first.tensors}
+    tensors = {name: tuple(call.tensors[name] for call in calls) for name in first.tensors}
     arguments = tuple(_arguments(target, calls))
     construct = tuple(_construct(target, calls))
     relations = _relations(calls, tensors, (*arguments, *construct))
@@ -274,12 +274,6 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
         guesses=relations.guesses,
         calls=len(calls),
     )
-
-
-def _seen(call: Call, name: str) -> Seen:
-    found = call.arguments[name]
-    assert isinstance(found, Seen)
-    return found
 
 
 def _relations(

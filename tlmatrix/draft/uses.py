@@ -18,7 +18,7 @@ from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.interpreter.ir.walk import children, same, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 SelectionKind = Literal["index", "start", "within"]
 Names = Mapping[str, tuple[str, Mapping[int, int]]]
@@ -95,12 +95,6 @@ class Uses:
         """The largest step over a dimension; None if its elements are accessed one by one."""
         sizes = [size for other, axis, size in self.tiles if (other, axis) == (name, dim)]
         return max(sizes, default=None)
-
-    @classmethod
-    def of_json(cls, data: Mapping[str, Sequence[Any]]) -> Uses:
-        """The uses whose fields a file has as lists."""
-        made: dict[str, Any] = {"selections": Selection._make, "tiles": tuple, "products": tuple}
-        return cls(**{name: frozenset(map(made.get(name, str), data[name])) for name in _SETS})
 
 
 _SETS = tuple(each.name for each in fields(Uses))
