@@ -1,7 +1,5 @@
 """An entry whose refusals list the valid page sizes, and some that do not keep what they list."""
 
-import torch
-
 SIZES = (16, 32, 64, 128, 256)
 
 

@@ -85,7 +85,7 @@ def _cases(
             index = draw(_whole(low, high)) if len(domain.named) > 1 else 0
         values[name] = _allowed(case_domain.space, row, name, domain.named[index], index)
     numbers: list[int] = []
-    large = case_domain.combined and draw(_whole(0, _LARGE)) == _LARGE
+    large = bool(case_domain.combined) and draw(_whole(0, _LARGE)) == _LARGE
     for name, domain in case_domain.free.items():
         related: _Relation | None = None
         ranks = values.get(WORLD)
