@@ -189,6 +189,16 @@ MISTAKES = {
         "entry: bound_forms:adds_to_input",
         "guards: the entry changed its input x",
     ),
+    "an input returned": (
+        DOUBLED.replace("bound_forms:doubled", "bound_forms:same"),
+        "entry: bound_forms:returns_its_input",
+        "guards: the result y is in the memory of the input x",
+    ),
+    "a view of an input returned": (
+        DOUBLED.replace("bound_forms:doubled", "bound_forms:same"),
+        "entry: bound_forms:returns_a_view",
+        "guards: the result y is in the memory of the input x",
+    ),
     "a write beyond the copy": (
         ADDED.replace("REFERENCE", "bound_forms:added").replace(
             "transposed, sliced, expanded", "ones"

@@ -22,13 +22,14 @@ from tlmatrix.fuzz.generation import generate_cases
 from tlmatrix.fuzz.search import tier_fuzz_cases
 from tlmatrix.fuzz.strategies import case_domain, cases, sharing_cases
 from tlmatrix.fuzz.strategies.case_strategy import case_strategy
-from tlmatrix.fuzz.strategies.integers import Span, related_span
+from tlmatrix.fuzz.strategies.integers import Span, related_span, shared_span
 from tlmatrix.fuzz.strategies.lengths import climbing_batches
 from tlmatrix.matrix import Case, expand, find_case
 from tlmatrix.matrix.listed_cases import broken_constraints
 from tlmatrix.problem import family_for
 from tlmatrix.problem.attention.axes import Setting
 from tlmatrix.problem.distributions import OF_ATTENTION, SPECIAL, usual_distributions
+from tlmatrix.problem.sharding import parts as split
 from tlmatrix.spec import SpecError, load_spec, parse_spec
 from tlmatrix.spec.values import canonical, sides_of
 
@@ -223,6 +224,41 @@ def test_related_span_is_at_an_edge_within_bounds() -> None:
 
 def test_related_span_without_an_edge_is_everything() -> None:
     assert related_span(Span(3, 9), [1], [64], 4) == Span(3, 9)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 7])
+def test_shared_span_begins_a_part_beside_an_edge(parts: int) -> None:
+    whole = Span(5, 700)
+    spans = {shared_span(whole, parts, [64, 48], index) for index in range(600)} - {whole}
+    assert len(spans) > 20
+    for span in spans:
+        assert 5 <= span.low <= span.high <= 700
+        begins = [
+            {rows.start for rows in split(length, parts, "balanced")[1:]}
+            for length in range(span.low, span.high + 1)
+        ]
+        edges = {at + beside for at in (*range(64, 700, 64), *range(48, 700, 48))
+                 for beside in (-1, 0, 1)}  # fmt: skip
+        assert all(starts & edges for starts in begins)
+    assert shared_span(Span(0, 60), parts, [64], 4) == Span(0, 60)
+
+
+def test_rows_of_a_rank_begin_beside_the_edge_of_a_tile() -> None:
+    spec = load_spec(Path(__file__).parents[2] / "specs/all_gather_gemm.yaml")
+    beside = Counter(
+        rows.start % 64
+        for case in drawn(spec, 300)
+        for rows in split(case["m"], case["world"], "balanced")[1:]
+        if len(rows)
+    )
+    assert min(beside[0], beside[1], beside[63]) > 20
+    assert max(beside[5], beside[30]) < 20
+
+
+def test_some_cases_have_several_tiles_along_all_sizes() -> None:
+    found = drawn(parse_spec(DENSE), 200)
+    large = [case for case in found if min(case["m"], case["n"], case["k"]) > 256]
+    assert len(large) > 10
 
 
 @pytest.mark.parametrize(

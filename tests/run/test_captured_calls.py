@@ -65,6 +65,13 @@ def test_a_choice_that_the_host_made_at_capture_is_a_finding(runner):
     assert "memory is used again before all have read it" in found[0].title
 
 
+def test_a_call_that_writes_what_a_replay_still_reads_is_a_finding(runner):
+    assert judged(runner, "barrier_before_a_graph_only", "false").status is Status.PASSED
+    found = judged(runner, "barrier_before_a_graph_only").findings
+    assert {each.check for each in found} == {"sanitizers"}
+    assert "of a graph" in found[0].title
+
+
 def test_stale_data_in_a_replay_is_a_finding(runner):
     (finding,) = judged(runner, "what_the_first_call_found").findings
     assert finding.title.startswith("cuda_graph: y: ")

@@ -3,7 +3,7 @@
 Inside `guarded`, inputs are copied to buffers with canaries on both sides, and so is everything
 that the entry allocates through PyTorch (`torch.empty`, `zeros`, `new_empty`, ..., also in a
 backward pass and in TileLang). Uninitialized memory holds poison (`tlmatrix.check.memory`).
-Afterwards the canaries and the inputs must be unchanged.
+Afterwards the canaries and the inputs must be unchanged, and no result may share an input's memory.
 
 Canaries are NaN in every floating dtype, so a read beyond a buffer makes results NaN.
 """
@@ -101,17 +101,32 @@ class _GuardedBuffer:
 
 @dataclass(frozen=True)
 class _Moved:
-    """An input, its copy between canaries, and the number of elements of memory before both."""
+    """An input or cotangent, its copy between canaries, and the elements of memory before both."""
 
     name: str
     before: torch.Tensor
     after: torch.Tensor
     lead: int
+    cotangent: bool
 
     @property
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The memory of both, including the elements before them."""
         return as_row(self.before, self.lead), as_row(self.after, self.lead)
+
+    def shared_by(self, results: Tensors) -> list[Finding]:
+        """A finding for each result in the memory of the copy, unless it is a cotangent's.
+
+        Autograd passes a cotangent on where the derivative is one.
+        """
+        memory = self.after.untyped_storage().data_ptr()
+        return [
+            _shared_input(self.name, name)
+            for name, tensor in results.items()
+            if not self.cotangent
+            and tensor.numel()
+            and tensor.untyped_storage().data_ptr() == memory
+        ]
 
 
 class Guards:
@@ -122,7 +137,7 @@ class Guards:
         self._moved: list[_Moved] = []
         self._poison = poison
 
-    def move(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def move(self, name: str, tensor: torch.Tensor, *, cotangent: bool = False) -> torch.Tensor:
         """Copy `tensor` between canaries with the same bits, sizes, strides and requires_grad.
 
         Its offset from an aligned address is the storage offset of `tensor`.
@@ -132,7 +147,7 @@ class Guards:
         lead = lead_of(tensor)
         copy = self._allocate(tensor, lambda: f"input {name}", lead)
         as_row(copy, lead).copy_(as_row(tensor, lead))
-        self._moved.append(_Moved(name, tensor.detach(), copy, lead))
+        self._moved.append(_Moved(name, tensor.detach(), copy, lead, cotangent))
         return copy.requires_grad_(tensor.requires_grad) if tensor.requires_grad else copy
 
     def allocated(self, tensor: torch.Tensor, *, values: bool) -> torch.Tensor:
@@ -156,12 +171,15 @@ class Guards:
         return guarded
 
     def findings(self, results: Tensors) -> list[Finding]:
-        """Findings about overwritten canaries and changed inputs; `results` name their buffers."""
+        """Findings about overwritten canaries, changed inputs, and results in their memory.
+
+        `results` name the buffers of findings.
+        """
         found = [self._describe(buffer, results) for buffer in self._overwritten()]
         changed = which_differ([each.rows for each in self._moved])
-        return found + [
-            _changed_input(each) for each, hit in zip(self._moved, changed, strict=True) if hit
-        ]
+        for each, hit in zip(self._moved, changed, strict=True):
+            found += [_changed_input(each)] if hit else each.shared_by(results)
+        return found
 
     def _allocate(
         self, like: torch.Tensor, label: Callable[[], str], lead: int = 0
@@ -276,7 +294,7 @@ def guarded(problem: Problem, *, poison: bool = True) -> Iterator[tuple[Problem,
     """
     guards = Guards(poison=poison)
     moved = {
-        id(tensor): guards.move(name, tensor)
+        id(tensor): guards.move(name, tensor, cotangent=name in problem.cotangents)
         for name, tensor in {**problem.inputs, **problem.cotangents}.items()
     }
 
@@ -325,6 +343,17 @@ def _hits(canary: torch.Tensor) -> list[int]:
     """Byte offsets at which a canary was overwritten."""
     offsets: list[int] = ((canary != CANARY).nonzero().flatten() * 2).tolist()
     return offsets
+
+
+def _shared_input(name: str, result: str) -> Finding:
+    return Finding(
+        check="guards",
+        title=f"the result {result} is in the memory of the input {name}",
+        tensor=result,
+        pattern="shared with an input",
+        hint="return a copy: who writes to one changes the other; if that is intended, "
+        f"`call: [{{inout: {name}, output: {result}}}]` says so",
+    )
 
 
 def _changed_input(moved: _Moved) -> Finding:

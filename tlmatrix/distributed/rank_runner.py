@@ -242,7 +242,8 @@ class RankRunner:
         """Capture the first call to a CUDA graph, and replay it with the data of each call.
 
         Eager calls before the capture compile kernels and size buffers. One more before the last
-        replay checks that eager calls and a graph can share a context.
+        replay, and one with other data after it, check that eager calls and a graph can share a
+        context: the one after it has the same half of double-buffered memory as the graph.
         """
         import torch
 
@@ -266,6 +267,8 @@ class RankRunner:
                     call()
                 graph.replay()
                 results.append({name: tensor.clone() for name, tensor in captured.items()})
+            _reuse_memory(self.problem(job.calls[0]), held)
+            call()
             self.binding.backend.synchronize()
         except (EntryError, BindingError):
             raise

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tlmatrix.backend import EntryError
 from tlmatrix.check.finding import tensor_index
 from tlmatrix.run.harness import case_seed, invalid_input_of, is_bitwise
-from tlmatrix.run.invalid_inputs import check_invalid_input
+from tlmatrix.run.invalid_inputs import check_invalid_input, offered_values, refused_offer
 from tlmatrix.run.outcome import Outcome, bug_words, error_outcome, with_bug
 from tlmatrix.run.process_state import StateGuard
 from tlmatrix.run.result import Status
@@ -134,11 +135,36 @@ class _Execution:
             import torch.utils._sympy.functions  # noqa: F401 - outside of the entry's first gradient
         run_entry = harness.entry(self.bound.binding, self.measurements)
         if case.origin == "invalid":
-            return check_invalid_input(invalid_input_of(spec, case), problem, run_entry)
+            return self._refused(problem, run_entry)
         problem = _narrowed(problem, harness.returned(self.bound, spec, case, options.seed))
         found = self._judged(self._with_agreements(problem), run_entry)
         if not found and options.checks is None and "sanitizers" in spec.checks:
             found = check_other_options(harness, spec, case)
+        return found
+
+    def _refused(self, problem: Problem, run_entry: Callable[[Problem], Tensors]) -> list[Finding]:
+        """Check the refusal of an invalid input, and judge what it offers in its place."""
+        harness, spec, case = self.harness, self.spec, self.case
+        invalid = invalid_input_of(spec, case)
+        found, message = check_invalid_input(invalid, problem, run_entry)
+        if has_ranks(spec) or not harness.backend.executes:
+            return found
+        for what, other in offered_values(spec, case, invalid, message):
+            try:
+                made = harness.problem(self.bound, spec, other, self.options.seed)
+            except (SpecError, ValueError):
+                continue  # the family does not have it
+            judged = replace(self, case=other, options=replace(self.options, reruns=()))
+            try:
+                wrong = judged._judged(made, run_entry)  # noqa: SLF001 - its own class
+            except EntryError as error:
+                found.append(refused_offer(what, message, error.error))
+            else:
+                words = f"with {what}, which a message of the entry offers and no case has"
+                found += [
+                    replace(each, detail="\n".join(filter(None, (words, each.detail))))
+                    for each in wrong
+                ]
         return found
 
     def with_writer(self, findings: list[Finding]) -> list[Finding]:

@@ -1,7 +1,12 @@
-"""Invalid-argument tests: runs the entry on an invalid input and checks the exception."""
+"""Invalid-argument tests: runs the entry on an invalid input and checks the exception.
+
+An exception often lists the valid values (`page_size must be one of 16, 32, 64, got 24`): the entry
+must accept these, also those that no case has (`offered_values`).
+"""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend import EntryError
@@ -9,7 +14,7 @@ from tlmatrix.check.finding import Finding
 from tlmatrix.tracebacks import user_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem, Tensors
@@ -18,6 +23,10 @@ if TYPE_CHECKING:
     from tlmatrix.spec.values import Value
 
 _CHECK = "invalid_inputs"
+_LIST = re.compile(r"(?:[\w.+-]+, )+(?:or |and )?[\w.+-]+")
+"""A list of words with commas."""
+_NO_TEXT = frozenset({"got", "None", "True", "False"})
+"""Words in such a list that are no text that an axis has."""
 
 
 def invalid_problem(
@@ -59,11 +68,14 @@ def invalid_problem(
 
 def check_invalid_input(
     invalid: InvalidInput, problem: Problem, run_entry: Callable[[Problem], Tensors]
-) -> list[Finding]:
+) -> tuple[list[Finding], str]:
     """Run the entry on an invalid input; a finding if it does not raise as the spec says.
 
     The exception may be of the named class or a subclass; its message must contain
     `invalid.message`.
+
+    Returns:
+        The findings, and the message of the exception if it is as the spec says.
     """
     expected = f"{invalid.raises} with {invalid.message!r} in its message"
     try:
@@ -72,24 +84,61 @@ def check_invalid_input(
         raised = error.error
         title, pattern = _difference(invalid, raised, expected)
         if not title:
-            return []
-        return [
-            Finding(
-                check=_CHECK,
-                title=title,
-                hint=f"the message is: {raised}",
-                detail=user_traceback(raised),
-                pattern=pattern,
-            )
-        ]
-    return [
-        Finding(
+            return [], str(raised)
+        finding = Finding(
             check=_CHECK,
-            title=f"accepts an invalid input: expected {expected}",
-            hint="check the argument before it reaches the kernel",
-            pattern="accepted",
+            title=title,
+            hint=f"the message is: {raised}",
+            detail=user_traceback(raised),
+            pattern=pattern,
         )
-    ]
+        return [finding], ""
+    finding = Finding(
+        check=_CHECK,
+        title=f"accepts an invalid input: expected {expected}",
+        hint="check the argument before it reaches the kernel",
+        pattern="accepted",
+    )
+    return [finding], ""
+
+
+def offered_values(
+    spec: Spec, case: Case, invalid: InvalidInput, message: str
+) -> Iterator[tuple[str, Case]]:
+    """The valid values that a refusal lists and the axis lacks, each with a case that has it.
+
+    Of a list in the message the axis must have two values, and more than it lacks: else it has
+    only some of them on purpose.
+    """
+    from tlmatrix.matrix import Case
+
+    (axis, *others) = invalid.settings
+    if others or axis not in spec.axes:
+        return
+    listed = {str(each): each for each in spec.axes[axis] if isinstance(each, str | int)}
+    integers = all(type(each) is int for each in listed.values())
+    for found in _LIST.findall(message):
+        offered = [word for word in re.split(", (?:or |and )?", found) if word not in _NO_TEXT]
+        own = [word for word in offered if word in listed]
+        more = [word for word in offered if word not in listed and word.isdecimal() == integers]
+        if len(own) < 2 or len(more) >= len(own):
+            continue
+        for word in more:
+            value = int(word) if integers else word
+            values = {**case.values, axis: value}
+            if spec.allows(values):
+                yield f"{axis}={word}", Case(case.spec, values, "extra")
+
+
+def refused_offer(what: str, message: str, raised: BaseException) -> Finding:
+    """The finding about a value that the entry refuses and that its own message offers."""
+    return Finding(
+        check=_CHECK,
+        title=f"refuses {what}, which a message of its own offers",
+        hint=f"the message is: {message}; for {what} it is: {raised}",
+        detail=user_traceback(raised),
+        pattern="another message",
+    )
 
 
 def _difference(invalid: InvalidInput, raised: BaseException, expected: str) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -41,6 +41,7 @@ from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.fields import FAMILIES
 from tlmatrix.spec.model.fuzz import Fuzz, FuzzLengths
 from tlmatrix.spec.model.packed import is_packed, packed_axes
+from tlmatrix.spec.model.sharding import WORLD
 from tlmatrix.spec.values import canonical, label
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class CaseDomain:
         length_constraints: those that name packed axes; they are checked for each case.
         tiles: tiles at whose multiples sums and differences of `combined` axes are put.
         combined: free axes of integers, and packed axes, that can exceed a tile.
+        shared: free axes of a length that ranks share, with the sizes of tiles along it.
         only: whether cases have no other combinations of fixed axes than `configurations`.
     """
 
@@ -105,6 +107,7 @@ class CaseDomain:
     length_constraints: tuple[ConstraintDecl, ...] = ()
     tiles: tuple[int, ...] = ()
     combined: frozenset[str] = frozenset()
+    shared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     only: bool = False
 
     @property
@@ -164,6 +167,8 @@ def case_domain(
             domains[name] = domains[name].within(most) or domains[name]
     fixed = {name: domain for name, domain in domains.items() if name not in free_names}
     free = {name: domain for name, domain in domains.items() if name in free_names}
+    if WORLD in free:  # which lengths of shards are relative to
+        free = {WORLD: free[WORLD], **free}
     of_lengths = tuple(each for each in spec.constraints if each.expression.names & packed.keys())
     space = _space(plan, {**fixed, **free}, packed)
     if at_most and not space.extensible([UNBOUND] * len(space.names)):
@@ -183,6 +188,7 @@ def case_domain(
         of_lengths,
         edges,
         _combined(free, lengths, edges),
+        _shared(spec, free, tiles),
     )
 
 
@@ -232,6 +238,15 @@ def _combined(
     found = {name for name, domain in free.items() if edges and domain.highest >= edges[0]}
     found |= {axis for axis, each in lengths.items() if edges and each.whole.high >= edges[0]}
     return frozenset(found)
+
+
+def _shared(spec: Spec, free: Collection[str], tiles: _Tiles) -> dict[str, tuple[int, ...]]:
+    """The free axes of a dimension that `shards` splits, with its tiles; none without tiles."""
+    dims = {shard.dim for shard in spec.shards.values() if isinstance(shard.dim, str)}
+    if dims & {"seqlen", "position"}:
+        dims |= {"seqlen_q", "seqlen_k"}
+    found = {name: tuple(tiles.of(name)) for name in free if name in dims}
+    return {name: sizes for name, sizes in found.items() if sizes}
 
 
 def _free(

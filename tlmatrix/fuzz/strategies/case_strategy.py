@@ -12,17 +12,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, cycle, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hypothesis import reject
 from hypothesis import strategies as st
 
 from tlmatrix.fuzz.strategies.case_domain import EXCESS, SIDES
-from tlmatrix.fuzz.strategies.integers import Span, combined, related_span
+from tlmatrix.fuzz.strategies.integers import Span, combined, related_span, shared_span
 from tlmatrix.fuzz.strategies.lengths import Lengths, Profile, batch_value, key_span
 from tlmatrix.matrix import Case
 from tlmatrix.matrix.constraints import UNBOUND
 from tlmatrix.spec.expr.expression import ExpressionError
+from tlmatrix.spec.model.sharding import WORLD
 from tlmatrix.spec.values import sides_of
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     Batch = Sequence[tuple[int, int]]
     """(queries, keys) of each sequence."""
 
+_LARGE = 7
+"""One case in so many, and one, has large sizes only: several tiles along all of them at once."""
 _WITHIN = 15
 """How many times more often the first configuration is drawn than none."""
 
@@ -82,9 +85,15 @@ def _cases(
             index = draw(_whole(low, high)) if len(domain.named) > 1 else 0
         values[name] = _allowed(case_domain.space, row, name, domain.named[index], index)
     numbers: list[int] = []
+    large = bool(case_domain.combined) and draw(_whole(0, _LARGE)) == _LARGE
     for name, domain in case_domain.free.items():
-        related = _Related(case_domain.tiles, drawn_batches, numbers)
-        value = _value(draw, domain, related if name in case_domain.combined else None)
+        related: _Relation | None = None
+        ranks = values.get(WORLD)
+        if name in case_domain.shared and isinstance(ranks, int) and ranks > 1:
+            related = _Shared(case_domain.shared[name], ranks)
+        elif name in case_domain.combined:
+            related = _Related(case_domain.tiles, drawn_batches, numbers)
+        value = _value(draw, domain, related, large=large and name in case_domain.combined)
         if name in case_domain.space.axes:
             value = _allowed(case_domain.space, row, name, value, domain.index_of(value))
         values[name] = value
@@ -148,6 +157,25 @@ def _longest(batch: Batch, axis: str) -> int:
     return max(pair[SIDES[axis]] for pair in batch)
 
 
+class _Relation(Protocol):
+    """Spans of an axis that depend on values drawn before."""
+
+    def span(self, whole: Span, number: int) -> Span:
+        """Span `number` of the axis with the bounds `whole`."""
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """The tiles along a length, and the number of ranks that share it."""
+
+    tiles: Sequence[int]
+    ranks: int
+
+    def span(self, whole: Span, number: int) -> Span:
+        """Span `number` of lengths of which a rank's rows begin beside the edge of a tile."""
+        return shared_span(whole, self.ranks, self.tiles, number)
+
+
 @dataclass(frozen=True)
 class _Related:
     """Generated values of axes whose sums and differences matter."""
@@ -164,15 +192,23 @@ class _Related:
         return related_span(whole, combined(others), self.tiles, number) if others else whole
 
 
-def _value(draw: DrawFn, domain: AxisDomain, related: _Related | None) -> Value:
-    """Draw a value of a free axis; half of those that are `related` are relative to others."""
+def _value(
+    draw: DrawFn, domain: AxisDomain, related: _Relation | None, *, large: bool = False
+) -> Value:
+    """Draw a value of a free axis; half of those that are `related` are relative to others.
+
+    One that is `large` is in the last eighth of the axis's range.
+    """
     if not domain.spans:
         last = len(domain.named) - 1
         return domain.named[draw(_whole(0, last)) if last else 0]
     count = len(domain.choices)
     at = draw(_whole(0, count * (1 if related is None else 2) - 1))
-    if related is not None and at >= count:
-        choice: int | Span = related.span(domain.spans[0], at - count)
+    if large:
+        whole = domain.spans[0]
+        choice: int | Span = Span(whole.high - (whole.high - whole.low) // 8, whole.high)
+    elif related is not None and at >= count:
+        choice = related.span(domain.spans[0], at - count)
     else:
         choice = domain.choices[at]
     if isinstance(choice, int):

@@ -5,7 +5,8 @@ contains all others, so Hypothesis can shrink the span without changing the numb
 
 Kernels combine lengths: the first key that a window shows is `seqlen_k - window`, the shift of a
 causal mask `seqlen_k - seqlen_q`. Such a sum can be at the edge of a tile although no length is. So
-some spans are relative to values of other axes (`related_span`).
+some spans are relative to values of other axes (`related_span`). Where ranks share a length, a tile
+may have rows of two of them: some spans put the first row of a rank at its edge (`shared_span`).
 """
 
 from __future__ import annotations
@@ -116,6 +117,38 @@ def related_span(whole: Span, others: Sequence[int], tiles: Sequence[int], numbe
         return whole
     center = base + (first + index % (last - first + 1)) * tile
     return clip(Span(center - 1 + exact, center + 1 - exact), whole.low, whole.high)
+
+
+def shared_span(whole: Span, parts: int, tiles: Sequence[int], number: int) -> Span:
+    """A span of lengths of which one part, of `parts`, begins at a tile's edge or beside it.
+
+    Parts are those of `torch.tensor_split`: part r of n begins at ``r * (n // parts) + min(r, n %
+    parts)``.
+
+    Args:
+        whole: the bounds of the length.
+        parts: in how many parts it is split, at least 2.
+        tiles: sizes of tiles, at least one.
+        number: selects one of these spans.
+
+    Returns:
+        The span, or `whole` if no part of such a length begins beside an edge.
+    """
+    index, at = divmod((number + 1) * _STRIDE, len(tiles))
+    tile = tiles[at]
+    index, part = divmod(index, parts - 1)
+    part += 1
+    index, beside = divmod(index, 3)
+    count = whole.high * part // parts // tile
+    if not count:
+        return whole
+    base, more = divmod((1 + index % count) * tile + beside - 1, part)
+    low = high = base * parts + more
+    if not more:  # so do those whose last parts are shorter
+        low -= parts - part
+    if high < whole.low or low > whole.high:
+        return whole
+    return clip(Span(low, high), whole.low, whole.high)
 
 
 @dataclass(frozen=True)
