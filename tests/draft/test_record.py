@@ -234,6 +234,22 @@ def test_a_script_that_fails_has_its_calls_recorded(repository):
     ]
 
 
+def test_calls_after_the_exception_of_a_signal_are_recorded(repository):
+    """Python takes a profile function off in which one is raised, as pytest-timeout does."""
+    text = """
+import sys, torch, rows
+
+sys.setprofile(None)
+for number in (1, 2):
+    rows.row_sum(torch.randn(number, 32, device="cuda"))
+"""
+    (repository.folder / "script.py").write_text(text)
+    finished(repository, "record", "script.py")
+    calls = read_calls(repository.folder / "calls.jsonl")
+    assert [call.tensors["x"].shape for call in calls["rows:row_sum"]] == [(2, 32)]
+    assert len(calls["rows:row_sum_kernel"]) == 2
+
+
 def test_an_error_before_the_program_starts_keeps_earlier_calls(repository):
     path = repository.folder / "calls.jsonl"
     path.write_text("of an earlier program\n")

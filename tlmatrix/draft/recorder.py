@@ -161,6 +161,12 @@ class Recorder:
             finally:
                 sys.setprofile(before)
 
+    def _watch_again(self) -> None:
+        """Go on after a signal's exception, such as a timeout's, has ended the profile function."""
+        if sys.getprofile() is None and threading.get_ident() == self._thread:
+            self._stack.clear()
+            sys.setprofile(self._event)
+
     # Calls of Python functions ---------------------------------------------------------------
 
     def _event(self, frame: FrameType, event: str, arg: Any) -> None:
@@ -377,6 +383,7 @@ class Recorder:
 
     def _making(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def make(jit: Any, *args: Any, **keywords: Any) -> Any:
+            self._watch_again()
             func = getattr(jit, "jit_impl", jit).func
             func = getattr(func, "orig_func", func)
             importable = "<locals>" not in func.__qualname__ and func.__name__[0] != "_"
@@ -401,6 +408,7 @@ class Recorder:
 
     def _launching(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def launch(kernel: Any, *args: Any, **keywords: Any) -> Any:
+            self._watch_again()
             profile = sys.getprofile()
             sys.setprofile(None)
             try:
