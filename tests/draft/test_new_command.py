@@ -845,3 +845,34 @@ class AvgPool2d:
     outcome = project.tlmatrix("new", f"{project.module}:AvgPool2d", "--call", call)
     assert "function: torch.nn.functional:avg_pool2d" in outcome.out, outcome.out
     assert '{input: input, kernel_size: "[3, 2]", stride: "[2, 1]"' in outcome.out
+
+
+def test_the_dtype_of_a_product_follows_that_of_its_operands(project: Project) -> None:
+    code = """
+import tilelang
+import tilelang.language as T
+
+@tilelang.jit
+def gemm(A, B, block_M, block_N, block_K, in_dtype, out_dtype, accum_dtype):
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor[[M, K], in_dtype]
+    B: T.Tensor[[K, N], in_dtype]
+    C = T.empty((M, N), out_dtype)
+    with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M), threads=128) as (bx, by):
+        a = T.alloc_shared((block_M, block_K), in_dtype)
+        b = T.alloc_shared((block_K, block_N), in_dtype)
+        c = T.alloc_fragment((block_M, block_N), accum_dtype)
+        T.clear(c)
+        for k in T.serial(T.ceildiv(K, block_K)):
+            T.copy(A[by * block_M, k * block_K], a)
+            T.copy(B[k * block_K, bx * block_N], b)
+            T.gemm(a, b, c)
+        T.copy(c, C[by * block_M, bx * block_N])
+    return C
+"""
+    (project.folder / f"{project.module}.py").write_text(code)
+    outcome = project.tlmatrix("new", f"{project.module}:gemm", "-o", "gemm.yaml")
+    assert re.search(r"quick tier: \d+ passed\n", outcome.out), outcome.out
+    spec = load_spec(project.folder / "gemm.yaml")
+    assert spec.factory_args["out_dtype"] == spec.factory_args["in_dtype"] == "dtype"
+    assert spec.axes["dtype"] == ("float16", "bfloat16")

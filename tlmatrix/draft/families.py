@@ -89,11 +89,14 @@ def _gemm(target: Target, interface: Interface, recognition: Recognition) -> Dra
     axes |= {name: ("false", "true") for name in flagged if name not in axes}
     compiled = {str(symbol): axis for axis, symbol, _, _ in symbols}
     lines = []
+    followed = (a.dtype_of, b.dtype_of)
+    # What had the dtype of the inputs in all calls, such as that of the result.
+    tied = {each.values for each in interface.arguments if each.name in followed} - {()}
     for item in interface.arguments:
         value = compiled.get(item.name, constant(item.value))
         if item.name in flagged:
             value = item.name
-        elif item.name in (a.dtype_of, b.dtype_of):
+        elif item.name in followed or (item.kind == "dtype" and item.values in tied):
             value = "dtype"
         elif item.name == c.dtype_of:
             value = "out_dtype"
