@@ -82,7 +82,7 @@ def _result(folder: Path, code: str, more: str = "") -> CaseResult:
         "warnings.simplefilter('ignore')": "warnings filters (from ",
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)": "signal handlers (SIGTERM)",
         "torch.add = lambda *args: ADD(*args)": "functions of PyTorch (torch.add)",
-        "torch.Tensor.mul = lambda a, b: a": "functions of PyTorch (Tensor.mul)",
+        "torch.Tensor.mul = lambda a, b: a.clone()": "functions of PyTorch (Tensor.mul)",
         "torch.nn.functional.relu = abs": "functions of PyTorch (torch.nn.functional.relu)",
         "torch.set_default_dtype(torch.float64); raise ValueError": "the default dtype",
     }.items(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import sys
 import threading
@@ -120,7 +121,8 @@ class Interrupts:
             return  # raised again just as the code ended
         if not self.received:
             self.received = True
-            threading.Thread(target=self._repeat, daemon=True).start()
+            # Not by `threading`, whose locks the interrupted code may hold.
+            _thread.start_new_thread(self._repeat, ())
         raise Interrupted
 
     def _repeat(self) -> None:
