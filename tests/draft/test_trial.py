@@ -10,7 +10,8 @@ import pytest
 
 from tlmatrix.draft.references import named_reference
 from tlmatrix.draft.sources import drafts_for
-from tlmatrix.draft.trial import _conditions, tried
+from tlmatrix.draft.text import write_spec
+from tlmatrix.draft.trial import _conditions, _relaxed, tried
 from tlmatrix.spec.loader import load_spec
 
 
@@ -142,6 +143,15 @@ def test_two_sizes_that_must_be_equal_have_common_values(drafts, tmp_path):
     assert trial.draft.constraints[0][0] in ("m == n", "n == m")
     assert trial.draft.axes["m"] == trial.draft.axes["n"]
     assert {str(result.status) for result in trial.results} == {"passed"}
+
+
+def test_right_code_need_not_keep_a_nan_from_what_a_mask_hides(drafts, tmp_path):
+    finding = SimpleNamespace(check="propagation", title="out: 3 elements change")
+    draft, lines = _relaxed(drafts(), [SimpleNamespace(findings=[finding])])
+    assert lines == ["  without propagation, as out: 3 elements change"]
+    write_spec(draft, tmp_path / "s.yaml")
+    assert "propagation" not in load_spec(tmp_path / "s.yaml").checks
+    assert _relaxed(draft, [SimpleNamespace(findings=[finding])]) == (draft, [])
 
 
 def test_empty_sequences_that_are_refused_are_neither_listed_nor_generated(drafts, tmp_path):

@@ -210,7 +210,10 @@ def _untie(drafts: Drafts, attempts: _Attempts) -> None:
 
 
 def _relaxed(draft: Draft, results: Sequence[CaseResult]) -> tuple[Draft, list[str]]:
-    """The draft for a reference that refuses float64, or for code that adds in any order."""
+    """The draft for a reference that refuses float64, or without what right code need not do.
+
+    That is to add in one order, and to keep values that are not finite from what they do not touch.
+    """
     firsts = [finding for result in results for finding in result.findings[:1]]
     mixed = [f for f in firsts if f.check == "reference" and _MIXED_DTYPES.search(f.title)]
     reference = draft.reference
@@ -219,6 +222,11 @@ def _relaxed(draft: Draft, results: Sequence[CaseResult]) -> tuple[Draft, list[s
     unordered = [finding.title for finding in firsts if finding.title.startswith("atomics: ")]
     if unordered and not draft.bounded:
         return replace(draft, bounded=True), [f"  determinism: bounded, as {unordered[0]}"]
+    # Many right kernels multiply what a mask hides by 0, which a NaN survives.
+    spread = [finding.title for finding in firsts if finding.check == "propagation"]
+    if spread and "propagation" not in draft.without:
+        without = (*draft.without, "propagation")
+        return replace(draft, without=without), [f"  without propagation, as {spread[0]}"]
     return draft, []
 
 
