@@ -140,6 +140,34 @@ def first_kernel(E, K):
     assert 2 in spec.axes["K"]
 
 
+def test_scalars_that_a_kernel_takes_are_passed(repository):
+    kernel = """
+import tilelang
+import tilelang.language as T
+
+@tilelang.jit(out_idx=[2])
+def shifted_kernel(cols):
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, cols), "int32"), by: T.int32, Y: T.Tensor((rows, cols), "int32")):
+        with T.Kernel(rows, threads=32) as row:
+            for j in T.Parallel(cols):
+                Y[row, j] = X[row, j] + by
+
+    return main
+"""
+    (repository.folder / "shifted.py").write_text(kernel)
+    text = "import torch, shifted\nshifted.shifted_kernel(32)(torch.ones(7, 32).int(), 3)\n"
+    (repository.folder / "script.py").write_text(text)
+    finished(repository, "record", "--trace-only", "script.py")
+    (call,) = read_calls(repository.folder / "calls.jsonl")["shifted:shifted_kernel"]
+    assert call.arguments["by"] == 3
+    words = ("shifted:shifted_kernel", "--calls", "calls.jsonl", "-o", "s.yaml", "--no-run")
+    assert repository.tlmatrix("new", *words).code == ExitCode.OK
+    assert "call: [X, by]" in (repository.folder / "s.yaml").read_text()
+
+
 def test_sizes_that_are_equal_in_the_only_call_are_told_apart(repository):
     """The script compares by TileLang's profiler, with M = N = K."""
     kernel = """

@@ -258,10 +258,16 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
     )
     of_results = {size: numbers[size] for each in made for size in each.shape if size in numbers}
     parameters = {each.name for each in target.parameters}
+    taken: dict[str, Tensor | Number] = {each.name: each for each in given}
+    if target.is_factory:  # scalars that the kernel takes beside its tensors
+        for name, value in first.arguments.items():
+            if isinstance(value, int | float) and name not in parameters | first.construct.keys():
+                taken[name] = Number(name, "int32" if isinstance(value, int) else "float32")
+        taken = {name: taken[name] for name in first.arguments if name in taken}
     return Interface(
         target.text,
         factory=target.is_factory,
-        parameters=given,
+        parameters=tuple(taken.values()),
         results=made,
         arguments=arguments,
         construct=construct,

@@ -425,7 +425,7 @@ class Recorder:
                 noted = _Launch(kernel.prim_func, tensors, arguments)
                 if self._stack:
                     self._stack[-1].launches.append(noted)
-                self._called(noted, factory, [*live], [names[k] for k in out])
+                self._called(noted, factory, live, [names[k] for k in out])
                 if id(kernel) in self._ahead:
                     self._called_ahead(*self._ahead[id(kernel)][1:], noted, results)
             finally:
@@ -467,12 +467,12 @@ class Recorder:
             self._record(name, opened, results, flattened(results))
 
     def _called(
-        self, launch: _Launch, factory: str, order: list[str], out: Collection[str]
+        self, launch: _Launch, factory: str, live: Mapping[str, Any], out: Collection[str]
     ) -> None:
         """Record the call of a kernel that callers get from a factory that they can import."""
         if not factory:
             return
-        noted = {name: seen(launch.tensors.get(name)) for name in order if name not in out}
+        noted = {name: seen(value) for name, value in live.items() if name not in out}
         uses = self._uses_of(launch)
         own: Mapping[str, Any] = {
             name: (name, {dim: dim for dim in range(each.dim())})
@@ -482,7 +482,7 @@ class Recorder:
             factory,
             noted,
             frozenset(noted),
-            {name: _plain(launch.tensors[name]) for name in order if name in out},
+            {name: _plain(launch.tensors[name]) for name in live if name in out},
             construct={name: seen(each) for name, each in launch.factory.items()},
             constructed=frozenset(launch.factory),
             changed=uses.written & {*noted},
