@@ -168,6 +168,47 @@ def shifted_kernel(cols):
     assert "call: [X, by]" in (repository.folder / "s.yaml").read_text()
 
 
+def test_a_product_that_is_added_to_its_output_gets_zeros(repository):
+    kernel = """
+import tilelang
+import tilelang.language as T
+
+@tilelang.jit
+def gemm(A, B, C, block: int = 32):
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor[[M, K], "float16"]
+    B: T.Tensor[[K, N], "float16"]
+    C: T.Tensor[[M, N], "float32"]
+    steps = T.ceildiv(K, block)
+    with T.Kernel(T.ceildiv(N, block), T.ceildiv(M, block), steps, threads=128) as (bx, by, bz):
+        a = T.alloc_shared((block, block), "float16")
+        b = T.alloc_shared((block, block), "float16")
+        c = T.alloc_fragment((block, block), "float32")
+        T.clear(c)
+        T.copy(A[by * block, bz * block], a)
+        T.copy(B[bz * block, bx * block], b)
+        T.gemm(a, b, c)
+        for i, j in T.Parallel(block, block):
+            T.atomic_add(C[by * block + i, bx * block + j], c[i, j])
+"""
+    (repository.folder / "split.py").write_text(kernel)
+    text = """
+import torch
+from split import gemm
+
+for m, n, k in ((40, 72, 96), (72, 40, 160)):
+    a, b = torch.randn(m, k).half(), torch.randn(k, n).half()
+    c = torch.zeros(m, n)
+    gemm(a, b, c)
+    torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-2, atol=1e-2)
+"""
+    (repository.folder / "script.py").write_text(text)
+    finished(repository, "record", "--trace-only", "script.py")
+    out = finished(repository, "new", "split:gemm", "--calls", "calls.jsonl", "-o", "s.yaml")
+    assert "failed" not in out, out
+    assert "call: [a, b, {output: c, fill: zeros}]" in (repository.folder / "s.yaml").read_text()
+
+
 def test_sizes_that_are_equal_in_the_only_call_are_told_apart(repository):
     """The script compares by TileLang's profiler, with M = N = K."""
     kernel = """

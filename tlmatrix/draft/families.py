@@ -103,7 +103,8 @@ def _gemm(target: Target, interface: Interface, recognition: Recognition) -> Dra
             axes["out_dtype"] = (str(item.value),)
         lines.append(Line(item.name, value))
     names = {a.name: "a", b.name: "b", c.name: "c"}
-    given = [(each.name, names[each.name]) for each in interface.tensors]
+    added = {c.name: "{output: c, fill: zeros}"} if c.name in interface.uses.added else {}
+    given = [(each.name, added.get(each.name, names[each.name])) for each in interface.tensors]
     plain = all(old == new for old, new in given) and not interface.factory
     passed = [Line(old, new) for old, new in given] + [Line(name, name) for name in flagged]
     return Draft(
