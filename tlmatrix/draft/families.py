@@ -90,13 +90,11 @@ def _gemm(target: Target, interface: Interface, recognition: Recognition) -> Dra
     compiled = {str(symbol): axis for axis, symbol, _, _ in symbols}
     lines = []
     followed = (a.dtype_of, b.dtype_of)
-    # What had the dtype of the inputs in all calls, such as that of the result.
-    tied = {each.values for each in interface.arguments if each.name in followed} - {()}
     for item in interface.arguments:
         value = compiled.get(item.name, constant(item.value))
         if item.name in flagged:
             value = item.name
-        elif item.name in followed or (item.kind == "dtype" and item.values in tied):
+        elif interface.tied_dtypes.get(item.name, item.name) in followed:
             value = "dtype"
         elif item.name == c.dtype_of:
             value = "out_dtype"

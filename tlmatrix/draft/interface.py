@@ -168,6 +168,19 @@ class Interface:
         )
 
     @property
+    def tied_dtypes(self) -> dict[str, str]:
+        """Arguments that in all calls have the dtype of a tensor's, with the argument of that."""
+        arguments = {each.name: each for each in (*self.arguments, *self.construct)}
+        followed = [each.dtype_of for each in self.tensors if each.dtype_of in arguments]
+        columns = {arguments[name].values: name for name in followed if name is not None}
+        dtypes = (each for each in arguments.values() if each.kind == "dtype" and each.values)
+        return {
+            each.name: columns[each.values]
+            for each in dtypes
+            if each.values in columns and each.name not in followed
+        }
+
+    @property
     def guessed(self) -> dict[str, Place]:
         """The sizes that may be so by chance, each with one of its dimensions."""
         return {str(self._size(place)): place for place in sorted(self.guesses, reverse=True)}
@@ -258,16 +271,10 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
     )
     of_results = {size: numbers[size] for each in made for size in each.shape if size in numbers}
     parameters = {each.name for each in target.parameters}
-    taken: dict[str, Tensor | Number] = {each.name: each for each in given}
-    if target.is_factory:  # scalars that the kernel takes beside its tensors
-        for name, value in first.arguments.items():
-            if isinstance(value, int | float) and name not in parameters | first.construct.keys():
-                taken[name] = Number(name, "int32" if isinstance(value, int) else "float32")
-        taken = {name: taken[name] for name in first.arguments if name in taken}
     return Interface(
         target.text,
         factory=target.is_factory,
-        parameters=tuple(taken.values()),
+        parameters=tuple(_with_scalars(target, first, given)),
         results=made,
         arguments=arguments,
         construct=construct,
@@ -280,6 +287,19 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
         guesses=relations.guesses,
         calls=len(calls),
     )
+
+
+def _with_scalars(
+    target: Target, call: Call, tensors: Iterable[Tensor]
+) -> Iterator[Tensor | Number]:
+    """The parameters of a call: tensors, and of a factory's kernel the scalars beside them."""
+    named = {each.name: each for each in tensors}
+    compiled = {each.name for each in target.parameters} | call.construct.keys()
+    for name, value in call.arguments.items():
+        if name in named:
+            yield named[name]
+        elif target.is_factory and isinstance(value, int | float) and name not in compiled:
+            yield Number(name, "int32" if isinstance(value, int) else "float32")
 
 
 def _relations(

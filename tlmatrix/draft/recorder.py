@@ -396,7 +396,8 @@ class Recorder:
                 kernel = original(jit, *args, **keywords)
                 # An eager function compiled ahead: its symbolic sizes are passed for its tensors.
                 bound = {n: each for n, each in keywords.items() if n in signature.parameters}
-                self._ahead[id(kernel)] = (kernel, name, func, bound)
+                if name:
+                    self._ahead[id(kernel)] = (kernel, name, func, bound)
                 return kernel
             with self._eager(name, func.__code__, bound) as results:
                 results.append(original(jit, *args, **keywords))
@@ -463,8 +464,7 @@ class Recorder:
         arguments = {each: known[each] for each in order if each in known}
         opened = _opened(func.__code__, arguments, clone=name in self._wanted.values())
         opened.launches.append(launch)
-        if name:
-            self._record(name, opened, results, flattened(results))
+        self._record(name, opened, results, flattened(results))
 
     def _called(
         self, launch: _Launch, factory: str, live: Mapping[str, Any], out: Collection[str]

@@ -124,9 +124,17 @@ def _expression(
 
 def evaluated(text: str, known: Mapping[str, Column]) -> Column | None:
     """An expression in each call; None if it has unknown names or cannot be evaluated."""
-    rows = (dict(zip(known, sizes, strict=True)) for sizes in zip(*known.values(), strict=True))
+    return _in_calls(text, _calls(known))
+
+
+def _calls(known: Mapping[str, Column]) -> list[dict[str, int]]:
+    """The sizes of each call by name."""
+    return [dict(zip(known, sizes, strict=True)) for sizes in zip(*known.values(), strict=True)]
+
+
+def _in_calls(text: str, calls: Sequence[Mapping[str, int]]) -> Column | None:
     try:
-        return tuple(Expression(text).evaluate(row) for row in rows)
+        return tuple(Expression(text).evaluate(sizes) for sizes in calls)
     except ExpressionError:
         return None
 
@@ -138,11 +146,11 @@ def candidates(
 
     With `tiles`, the sizes are those of a traced kernel, whose quotients may be rounded.
     """
-    rows = [dict(zip(known, sizes, strict=True)) for sizes in zip(*known.values(), strict=True)]
+    calls = _calls(known)
     moving = len({*column}) > 1
     yield from (name for name, sizes in known.items() if sizes == column)
     for text in _usual([*known], tiles or (), sums=moving and tiles is None):
-        if evaluated(text, known) == column and (tiles is not None or _telling(text, rows)):
+        if _in_calls(text, calls) == column and (tiles is not None or _telling(text, calls)):
             yield text
 
 

@@ -179,7 +179,7 @@ class _Writer:
         self.remarks: dict[str, str] = {}
         every = (*interface.arguments, *interface.construct)
         self.arguments = {each.name: each for each in every}
-        self.numbers = {**recognition.numbers, **dict(self._tied_dtypes())}
+        self.numbers = {**recognition.numbers, **interface.tied_dtypes}
         added = interface.uses.added if interface.factory else frozenset()
         self.inouts = {
             name
@@ -232,15 +232,6 @@ class _Writer:
             recorded={name: each for name, each in self._recorded() if name in self.axes},
             notes=tuple(self.notes),
         )
-
-    def _tied_dtypes(self) -> Iterator[tuple[str, str]]:
-        """Arguments that in all calls have the dtype of the inputs, with the axis of that."""
-        followed = [each.dtype_of for each in self.interface.tensors if each.dtype_of is not None]
-        columns = {self.arguments[name].values: name for name in followed if name in self.arguments}
-        for name, each in self.arguments.items():
-            axis = columns.get(each.values) if each.kind == "dtype" and each.values else None
-            if axis is not None and name not in followed:
-                yield name, axis
 
     # Tensors -------------------------------------------------------------------------------
 

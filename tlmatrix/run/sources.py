@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tlmatrix.results_file import versions
-from tlmatrix.spec.importing import BESIDE
+from tlmatrix.spec.importing import BESIDE, folder_beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -169,7 +169,7 @@ class _Modules:
                 yield name, found.file, bool(found.folders)
                 package = name if found.folders else parent
                 each = _imports_of(found.file, _stamp(found.file), package)
-                imported |= {(other, _folder_beside(found.file)) for other in each}
+                imported |= {(other, folder_beside(found.file)) for other in each}
             waiting += imported - seen
             seen |= imported
 
@@ -187,12 +187,6 @@ class _Modules:
                 found = _module(name, folders) or _editable(name)
             self._found[name, beside] = found
         return self._found[name, beside]
-
-
-@cache
-def _folder_beside(file: Path) -> str:
-    """The folder whose modules a file may import by their bare names; "" in a package."""
-    return "" if (file.parent / "__init__.py").exists() else str(file.parent)
 
 
 def _module(name: str, folders: Iterable[str]) -> _Module | None:

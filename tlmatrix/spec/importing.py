@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,25 +48,30 @@ def import_named(name: str) -> ModuleType:
         with suppress(ImportError, ValueError, AttributeError):
             found = importlib.util.find_spec(name)
             if found is not None and found.origin is not None:
-                _add_beside(Path(found.origin).resolve().parent)
+                _add_beside(folder_beside(Path(found.origin).resolve()))
     return importlib.import_module(name)
 
 
-def _add_beside(folder: Path) -> None:
-    """Add a folder that is no package at the end of the import path, before other such folders.
+@cache
+def folder_beside(file: Path) -> str:
+    """The folder whose modules a file may import by their bare names; "" in a package."""
+    return "" if (file.parent / "__init__.py").exists() else str(file.parent)
+
+
+def _add_beside(folder: str) -> None:
+    """Add a folder at the end of the import path, before other such folders.
 
     Modules beside other files that have the names of its own are forgotten.
     """
-    text = str(folder)
     known = {str(Path(each).resolve()) for each in sys.path if each not in BESIDE}
-    if text in known or (folder / "__init__.py").exists():
+    if not folder or folder in known:
         return
-    own = {path.stem for path in folder.glob("*.py")}
+    own = {path.stem for path in Path(folder).glob("*.py")}
     for name, module in list(sys.modules.items()):
         at = str(Path(getattr(module, "__file__", None) or "").parent)
-        if name in own and at in BESIDE and at != text:
+        if name in own and at in BESIDE and at != folder:
             del sys.modules[name]
-    BESIDE[:] = [text, *(each for each in BESIDE if each != text)]
+    BESIDE[:] = [folder, *(each for each in BESIDE if each != folder)]
     sys.path[:] = [*(each for each in sys.path if each not in BESIDE), *BESIDE]
 
 
