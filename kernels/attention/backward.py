@@ -156,6 +156,18 @@ def pair_visible(mask, query, key, i, j, transposed):
 
 
 @T.macro
+def mask_pairs(s, dp, mask, query, key, rows, columns, transposed):
+    """Set p (in `s`) and dp of masked pairs to 0, in tiles as those of `compute_p_dp`."""
+    if mask.needs_mask(query, rows, key, columns):
+        first_query = T.alloc_var("int32", init=query)  # see `apply_mask`
+        first_key = T.alloc_var("int32", init=key)
+        for i, j in T.Parallel(*s.shape):
+            visible = pair_visible(mask, first_query, first_key, i, j, transposed)
+            s[i, j] = T.Select(visible, s[i, j], 0.0)
+            dp[i, j] = T.Select(visible, dp[i, j], 0.0)
+
+
+@T.macro
 def compute_p_dp(a, b, a_v, b_v, s, dp, lse, mask, query, key, scale, tiles, transposed):
     """Compute p (in `s`) and dp, both 0 for masked pairs: s = a b^T and dp = a_v b_v^T.
 
@@ -168,13 +180,7 @@ def compute_p_dp(a, b, a_v, b_v, s, dp, lse, mask, query, key, scale, tiles, tra
     T.gemm(a_v, b_v, dp, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
     for i, j in T.Parallel(height, width):
         s[i, j] = T.exp2(s[i, j] * (scale * LOG2_E) - lse[j if transposed else i])
-    if mask.needs_mask(query, rows, key, columns):
-        first_query = T.alloc_var("int32", init=query)  # see `apply_mask`
-        first_key = T.alloc_var("int32", init=key)
-        for i, j in T.Parallel(height, width):
-            visible = pair_visible(mask, first_query, first_key, i, j, transposed)
-            s[i, j] = T.Select(visible, s[i, j], 0.0)
-            dp[i, j] = T.Select(visible, dp[i, j], 0.0)
+    mask_pairs(s, dp, mask, query, key, rows, columns, transposed)
 
 
 @T.macro

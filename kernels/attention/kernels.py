@@ -14,10 +14,15 @@ import tilelang.language as T
 from tlmatrix_kernels.attention import backward as bwd
 from tlmatrix_kernels.attention import forward as fwd
 from tlmatrix_kernels.attention.launch import Config, key_blocks, query_blocks
-from tlmatrix_kernels.attention.options import PASS_CONFIGS
+from tlmatrix_kernels.attention.options import PASS_CONFIGS, SYNCHRONIZED_CONFIGS
 from tlmatrix_kernels.attention.reordered import RESTORE_THREADS, block_shape, restore_block
 from tlmatrix_kernels.attention.rows import PADDING, Batch
 from tlmatrix_kernels.attention.softmax import initial_state_of
+from tlmatrix_kernels.attention.specialized import (
+    SPECIALIZED,
+    line_shape,
+    specialized_key_block,
+)
 from tlmatrix_kernels.attention.tiles import tiles_for
 from tlmatrix_kernels.parameters import absent
 
@@ -144,6 +149,42 @@ def key_gradients(
     return key_gradients
 
 
+@tilelang.jit(pass_configs=SYNCHRONIZED_CONFIGS)
+def specialized_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed):
+    """Build the key blocks of `specialized`, which store dk and dv and add dq in its order."""
+    cfg = Config(groups, (head_dim, head_dim_v), causal, windowed, SPECIALIZED)
+    batch = Batch(layout)
+
+    @T.prim_func
+    @batch.named("specialized_gradients")
+    def specialized_gradients(
+        q: batch.like_q(head_dim, dtype),
+        k: batch.like_k(head_dim, dtype),
+        v: batch.like_k(head_dim_v, dtype),
+        do: batch.like_q(head_dim_v, dtype),
+        row_lse: batch.padded_statistic(),
+        row_delta: batch.padded_statistic(),
+        cu_seqlens_q: batch.cu_seqlens,
+        cu_seqlens_k: batch.cu_seqlens,
+        dq_sum: batch.blocks(line_shape(head_dim)),
+        dk: batch.like_k(head_dim, dtype, 1),
+        dv: batch.like_k(head_dim_v, dtype, 1),
+        max_seqlen_k: batch.max_seqlen,
+        scale: T.float32,
+        window: T.int32,
+    ):
+        key_blocks(
+            batch.sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_k=max_seqlen_k), window, cfg,
+            bwd.KeyGradients(dk, dv, batch.kv_heads, groups, 1),
+            partial(
+                specialized_key_block, q, k, v, do, row_lse, row_delta, dq_sum, scale, cfg
+            ),
+            partial(bwd.zero_key_block, cfg),
+        )  # fmt: skip
+
+    return specialized_gradients
+
+
 @tilelang.jit(pass_configs=PASS_CONFIGS)
 def query_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed, tiles=None):
     """Build the query blocks of `split` and `grouped`, which store dq."""
@@ -177,14 +218,17 @@ def query_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowe
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)
-def restore(layout, dtype, head_dim, order):
-    """Build the post-pass of `reordered`: dq = scale * dq_sum, in the layout of q."""
+def restore(layout, dtype, head_dim, order, width):
+    """Build the post-pass of an accumulator in the order of registers, `width` columns wide.
+
+    dq = scale * dq_sum, in the layout of q.
+    """
     batch = Batch(layout)
 
     @T.prim_func
     @batch.named("restore")
     def restore(
-        dq_sum: batch.blocks(block_shape(order, head_dim)),
+        dq_sum: batch.blocks(block_shape(order, width)),
         cu_seqlens_q: batch.cu_seqlens,
         dq: batch.like_q(head_dim, dtype),
         max_seqlen_q: batch.max_seqlen,

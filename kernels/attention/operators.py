@@ -17,7 +17,8 @@ from tlmatrix_kernels.attention.combine import UNIT, combine_parts
 from tlmatrix_kernels.attention.reordered import ORDERS, block_shape
 from tlmatrix_kernels.attention.rows import PADDING, padded_start, statistic_shape
 from tlmatrix_kernels.attention.sink import PART, sink_parts, sink_total
-from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, PREPARE_THREADS
+from tlmatrix_kernels.attention.specialized import line_shape
+from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, PREPARE_THREADS, padded
 from tlmatrix_kernels.attention.validate import Attention, check_dense, check_packed
 from tlmatrix_kernels.dtypes import dtype_name
 
@@ -219,6 +220,15 @@ def gradients(family, call, tensors, bounds, lengths, wanted):
         kernel(*read, dq, dk, dv, *longest_k, *scalars)
         sums = zip((dq, dk, dv), (q, k, v), wanted[:3], strict=True)
         dq, dk, dv = (_combine(part, like, call) if want else None for part, like, want in sums)
+    elif call.backward == "specialized":
+        width = padded(call.head_dim)
+        dq_sum = reordered_sum(row_lse, width, family.ORDER)
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        kernel = family.specialized_gradients(*static)
+        lines = dq_sum.view(*dq_sum.shape[:-3], *line_shape(width))
+        kernel(*read, lines, dk[None], dv[None], *longest_k, *scalars)
+        restore = family.restore(call.layout, call.dtype, call.head_dim, family.ORDER, width)
+        restore(dq_sum, *bounds[:1], dq, *longest_q, call.scale)
     elif call.backward == "reordered":
         dq_sum = reordered_sum(row_lse, call.head_dim, family.ORDER)
         kernel = family.key_gradients(*static, "reordered")
@@ -230,7 +240,9 @@ def gradients(family, call, tensors, bounds, lengths, wanted):
             dk, dv = torch.empty_like(k), torch.empty_like(v)
             kernel(*read, dq_sum, dk[None], dv[None], *longest_k, *scalars)
         dq = torch.empty_like(q)
-        restore = family.restore(call.layout, call.dtype, call.head_dim, family.ORDER)
+        restore = family.restore(
+            call.layout, call.dtype, call.head_dim, family.ORDER, call.head_dim
+        )
         restore(dq_sum, *bounds[:1], dq, *longest_q, call.scale)
     else:
         dq = dk = dv = None

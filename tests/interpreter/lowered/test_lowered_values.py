@@ -44,6 +44,14 @@ def histogram(X, Y, n):
                 T.atomic_add(Y[X[block * 256 + i]], 1)
 
 
+@jit_kernel(X="f32[blocks, 64, 64]", Y="f32[64, 64]")
+def sum_of_tiles(X, Y, blocks):
+    with T.Kernel(blocks, threads=128) as block:
+        tile = T.alloc_shared((64, 64), "float32")
+        T.copy(X[block, 0, 0], tile)
+        T.atomic_add(Y, tile, use_tma=True)
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_pipelined_product_with_tails(arch):
     # 16-byte rows, so that sm_90a copies by TMA and multiplies with wgmma.
@@ -117,3 +125,11 @@ def test_elements_smaller_than_a_byte_are_refused():
         pytest.raises(Unsupported, match="two elements of int4 a byte, in lowered code"),
     ):
         packed_copy()(x, y)
+
+
+def test_tiles_that_blocks_add_to_one_place_by_tma_are_all_added():
+    x, y = torch.randint(-9, 9, (5, 64, 64)).float(), torch.zeros(64, 64)
+    with interpret(arch="sm_90a", lowered=True, sanitize=True) as run:
+        sum_of_tiles(5)(x, y)
+    assert torch.equal(y, x.sum(0))
+    assert run.reports == []

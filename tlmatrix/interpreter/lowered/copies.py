@@ -335,6 +335,11 @@ def _put(
     site: int,
 ) -> None:
     """Write elements of boxes, or add to them: offsets in bytes are [boxes, elements]."""
+    if add and len(offset) > 1:  # boxes of several blocks may add to one place
+        for k in range(len(offset)):
+            box = slice(k, k + 1)
+            _put(m, memory, offset[box], raw[box], inside[box], lanes[box], view, add, site)
+        return
     lanes = np.broadcast_to(lanes[:, None], inside.shape)[inside]
     offset, raw = offset[inside], raw[inside]
     size = raw.itemsize
@@ -421,20 +426,8 @@ def bulk_store(
     places = begins[:, None] + step
     races.unit_reads(m, "stores", lanes, source, places, site)
     raw = source.memory.typed(np.dtype(f"u{source.itemsize}"))[places // source.itemsize]
-    for k in range(len(lanes)):  # boxes may add to one place
-        inside = np.ones((1, len(step)), bool)
-        box = slice(k, k + 1)
-        _put(
-            m,
-            target.memory,
-            ends[box, None] + step,
-            raw[box],
-            inside,
-            lanes[box],
-            source,
-            add,
-            site,
-        )
+    inside = np.ones(raw.shape, bool)
+    _put(m, target.memory, ends[:, None] + step, raw, inside, lanes, source, add, site)
 
 
 FUNCTIONS = (tensor_map, cp_async, tma_load, tma_store, bulk_load, bulk_store)

@@ -1,0 +1,206 @@
+"""The backward pass of a tile of keys with explicit warp roles, for Hopper (sm_90a).
+
+The algorithm is that of `backward.key_block` for the query heads of a group, where TileLang divides
+the warps: one role loads, all others compute, and they wait while a tile of dq is added to global
+memory. Here a warp of its own adds dq, as in FlashAttention-3 (Shah et al., 2024,
+https://arxiv.org/abs/2407.08608), and products run beside the elementwise operations.
+
+==========  ============================  ====================================================
+threads     warp role                     waits for
+==========  ============================  ====================================================
+0-255       consumers: two warp groups,   `kv_full`; `q_full[s]`, `do_full[s]`: the tiles of
+            each with half of the keys,   stage s have arrived; `EXCHANGE`: the other group
+            and half of the columns of    has written its ds; `dq_empty`: the reducer has read
+            dq                            the tile of dq before
+256-287     producer: TMA loads           `q_empty[s]`, `do_empty[s]`: the consumers have
+                                          released stage s
+288-319     reducer: adds dq by TMA       `dq_full`: the consumers have written a tile
+==========  ============================  ====================================================
+
+Waits for a free stage use the parity of the phase before the first, which passes on a fresh
+barrier. TileLang inserts no barriers here (`SYNCHRONIZED_CONFIGS`): it would stop both groups four
+times in a step. One barrier is enough, as ds has two tiles: a group that writes ds of step n has
+passed the barrier of step n - 1, before which the other waited for its product of step n - 2.
+
+dq is in the order of registers (see `reordered`): what a warp writes to shared memory at once is
+contiguous, and a tile is one box of the copy engine.
+"""
+
+import tilelang.language as T
+from tilelang.layout import make_linear_layout
+
+from tlmatrix_kernels.attention.backward import mask_pairs, write_keys
+from tlmatrix_kernels.attention.reordered import ELEMENTS, LANES, ORDERS, block_index
+from tlmatrix_kernels.attention.rows import bind_block
+from tlmatrix_kernels.attention.softmax import LOG2_E
+from tlmatrix_kernels.attention.tiles import Tiles, padded
+
+ORDER = "mma"
+LINE = 256
+"""Columns of the dq accumulator: the most that a box of the copy engine has."""
+EXCHANGE = 1
+"""The named barrier of the consumers."""
+_CONSUMERS = 256
+_REDUCER = _CONSUMERS + 32
+_REDUCER_END = _REDUCER + 32
+_PRODUCER_REGISTERS = 24
+_CONSUMER_REGISTERS = 240
+
+SPECIALIZED = Tiles(queries=64, keys=128, stages=2, threads=_CONSUMERS + 128)
+"""Registers of a consumer: (head_dim + head_dim_v) / 2 for dk and dv, `queries` for s and dp, half
+of that for p and ds, and head_dim / 4 for dq. Shared memory: 209 KiB with head dimensions of 128.
+"""
+
+
+def line_shape(head_dim):
+    """The shape of a row block of the dq accumulator."""
+    return (ORDERS[ORDER].rows * padded(head_dim) // LINE, LINE)
+
+
+@T.macro
+def _write_tile(shared, tile):
+    """Write a fragment [rows, width] of dq to [row blocks, *line_shape] in shared memory."""
+    order = ORDERS[ORDER]
+    rows, width = tile.shape
+    for i, d in T.Parallel(rows, width):
+        lane, element = order.position(i % order.rows, d % order.columns)
+        place = (d // order.columns * LANES + lane) * ELEMENTS + element
+        shared[i // order.rows, place // LINE, place % LINE] = tile[i, d]
+
+
+@T.macro
+def specialized_key_block(
+    q, k, v, do, row_lse, row_delta, dq_sum, scale, cfg,
+    gradients, queries, keys, mask, key, head, kv_head,
+):  # fmt: skip
+    """Compute dk and dv of the tile of keys from `key`, and add dq to `dq_sum`.
+
+    `dq_sum` has row blocks of `line_shape`, zero-initialized; `gradients` has all query heads of a
+    group, and one part. At least one tile of queries must attend to the keys.
+    """
+    queries, keys, mask = bind_block(queries, keys, mask)
+    (head_dim, head_dim_v), tiles = cfg.dims, cfg.tiles
+    width, width_v = padded(head_dim), padded(head_dim_v)
+    rows, columns, stages = tiles.queries, tiles.keys, tiles.stages
+    dtype = q.dtype
+
+    k_shared = T.alloc_shared([columns, width], dtype)
+    v_shared = T.alloc_shared([columns, width_v], dtype)
+    q_shared = T.alloc_shared([stages, rows, width], dtype)
+    do_shared = T.alloc_shared([stages, rows, width_v], dtype)
+    lse_shared = T.alloc_shared([stages, rows], "float32")
+    delta_shared = T.alloc_shared([stages, rows], "float32")
+    ds_shared = T.alloc_shared([2, columns, rows], dtype)
+    blocks, lines = rows // ORDERS[ORDER].rows, line_shape(head_dim)[0]
+    dq_shared = T.alloc_shared([blocks, lines, LINE], "float32")
+    T.annotate_layout({dq_shared: make_linear_layout(dq_shared)})
+    kv_full = T.alloc_barrier(32)
+    q_full = T.alloc_barrier([32] * stages)
+    do_full = T.alloc_barrier([32] * stages)
+    q_empty = T.alloc_barrier([_CONSUMERS] * stages)
+    do_empty = T.alloc_barrier([_CONSUMERS] * stages)
+    dq_full = T.alloc_barrier(_CONSUMERS)
+    dq_empty = T.alloc_barrier(32)
+
+    thread = T.get_thread_binding()
+    first, count = mask.query_tiles(key, columns, rows)
+    total = count * gradients.heads
+    if thread < _CONSUMERS:
+        T.inc_max_nreg(_CONSUMER_REGISTERS)
+        s = T.alloc_fragment([columns, rows], "float32")
+        dp = T.alloc_fragment([columns, rows], "float32")
+        p = T.alloc_fragment([columns, rows], dtype)
+        ds = T.alloc_fragment([columns, rows], dtype)
+        dk = T.alloc_fragment([columns, width], "float32")
+        dv = T.alloc_fragment([columns, width_v], "float32")
+        dq = T.alloc_fragment([rows, width], "float32")
+        T.clear(dk)
+        T.clear(dv)
+        T.mbarrier_wait_parity(kv_full, 0)
+        for step in T.serial(total):
+            stage = step % stages
+            phase = step // stages % 2
+            query = (first + T.truncmod(step, count)) * rows
+            T.mbarrier_wait_parity(q_full[stage], phase)
+            T.wgmma_gemm(
+                k_shared, q_shared[stage, :, :], s,
+                transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True,
+            )  # fmt: skip
+            T.mbarrier_wait_parity(do_full[stage], phase)
+            T.wgmma_gemm(
+                v_shared, do_shared[stage, :, :], dp,
+                transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True,
+            )  # fmt: skip
+            T.wait_wgmma(1)
+            for i, j in T.Parallel(columns, rows):
+                s[i, j] = T.exp2(s[i, j] * (scale * LOG2_E) - lse_shared[stage, j])
+            T.wait_wgmma(0)
+            mask_pairs(s, dp, mask, query, key, rows, columns, transposed=True)
+            T.copy(s, p)
+            T.wgmma_gemm(p, do_shared[stage, :, :], dv, policy=T.GemmWarpPolicy.FullRow)
+            for i, j in T.Parallel(columns, rows):
+                ds[i, j] = s[i, j] * (dp[i, j] - delta_shared[stage, j])
+            T.wgmma_gemm(ds, q_shared[stage, :, :], dk, policy=T.GemmWarpPolicy.FullRow)
+            T.copy(ds, ds_shared[step % 2, :, :])
+            T.fence_proxy_async()
+            T.sync_threads(EXCHANGE, _CONSUMERS)
+            T.wgmma_gemm(
+                ds_shared[step % 2, :, :], k_shared, dq,
+                transpose_A=True, policy=T.GemmWarpPolicy.FullCol, clear_accum=True,
+            )  # fmt: skip
+            T.wait_wgmma(2)
+            T.mbarrier_arrive(do_empty[stage])
+            T.wait_wgmma(0)
+            T.mbarrier_arrive(q_empty[stage])
+            T.mbarrier_wait_parity(dq_empty, (step + 1) % 2)
+            _write_tile(dq_shared, dq)
+            T.fence_proxy_async()
+            T.mbarrier_arrive(dq_full)
+        write_keys(gradients, gradients.dk, dk, None, keys, kv_head, key, scale, head_dim)
+        write_keys(gradients, gradients.dv, dv, None, keys, kv_head, key, 1.0, head_dim_v)
+    elif thread < _REDUCER:
+        T.dec_max_nreg(_PRODUCER_REGISTERS)
+        T.tma_copy(keys.tile(k, kv_head, key, columns, width), k_shared, barrier=kv_full)
+        T.tma_copy(keys.tile(v, kv_head, key, columns, width_v), v_shared, barrier=kv_full)
+        T.mbarrier_arrive(kv_full)
+        for step in T.serial(total):
+            stage = step % stages
+            free = (step // stages + 1) % 2
+            query = (first + T.truncmod(step, count)) * rows
+            here = head + T.truncdiv(step, count)
+            T.mbarrier_wait_parity(q_empty[stage], free)
+            T.tma_copy(
+                queries.tile(q, here, query, rows, width),
+                q_shared[stage, :, :],
+                barrier=q_full[stage],
+            )
+            T.tma_copy(
+                queries.padded_tile(row_lse, here, query, rows),
+                lse_shared[stage, :],
+                barrier=q_full[stage],
+            )
+            T.mbarrier_arrive(q_full[stage])
+            T.mbarrier_wait_parity(do_empty[stage], free)
+            T.tma_copy(
+                queries.tile(do, here, query, rows, width_v),
+                do_shared[stage, :, :],
+                barrier=do_full[stage],
+            )
+            T.tma_copy(
+                queries.padded_tile(row_delta, here, query, rows),
+                delta_shared[stage, :],
+                barrier=do_full[stage],
+            )
+            T.mbarrier_arrive(do_full[stage])
+    elif thread < _REDUCER_END:
+        T.dec_max_nreg(_PRODUCER_REGISTERS)
+        for step in T.serial(total):
+            query = (first + T.truncmod(step, count)) * rows
+            here = head + T.truncdiv(step, count)
+            first_block = block_index(ORDER, queries, here, query)
+            tile = (*first_block[:-1], slice(first_block[-1], first_block[-1] + blocks))
+            T.mbarrier_wait_parity(dq_full, step % 2)
+            T.atomic_add(dq_sum[(*tile, slice(0, lines), slice(0, LINE))], dq_shared, use_tma=True)
+            T.mbarrier_arrive(dq_empty)
+    else:
+        T.dec_max_nreg(_PRODUCER_REGISTERS)
