@@ -5,9 +5,11 @@ import itertools
 import pytest
 import torch
 from problem_cases import CPU, by_sdpa, dense, heads_first, make_problem, make_spec, packed
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tlmatrix.problem.attention import AttentionFamily, build, reference
 from tlmatrix.problem.attention.axes import Setting
+from tlmatrix.problem.attention.inputs import generate_operands
 from tlmatrix.problem.attention.reference import Operands, Precision, attend
 
 MASKS = [
@@ -102,6 +104,29 @@ def test_a_problem_on_the_host_has_the_reference_of_one_on_the_device(shape, dty
         assert {mine[name].dtype for name in mine} == {other[name].dtype for name in mine}
     for name, info in placed.outputs.items():
         assert torch.equal(info.magnitude(), plain.outputs[name].magnitude())
+
+
+class _OnMeta(TorchDispatchMode):
+    """Names of the operations with a tensor of the device meta, in place of a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = set()
+
+    def __torch_dispatch__(self, func, _types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.is_meta:
+            self.operations.add(str(func.overloadpacket))
+        return result
+
+
+@pytest.mark.parametrize("distribution", ["normal", "shifted", "halves", "cancelling", "extreme"])
+def test_values_are_computed_on_the_cpu_and_then_moved(distribution):
+    # A GPU rounds otherwise, and both sides of an agreement must have the same bits.
+    setting = Setting.of({**packed([5, 3]), "dtype": "float16", "sink": "normal"})
+    with _OnMeta() as on_meta:
+        generate_operands(setting, distribution, 1, torch.device("meta"))
+    assert on_meta.operations == {"aten._to_copy"}
 
 
 def test_large_problems_stay_on_the_device():

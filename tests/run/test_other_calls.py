@@ -4,9 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from tlmatrix.problem.model import Problem
 from tlmatrix.run import Status
 from tlmatrix.run import harness as harness_module
+from tlmatrix.run.other_calls import another_case
 from tlmatrix.run.plan import plan
 from tlmatrix.run.runner import Runner
 from tlmatrix.spec import load_spec, parse_spec
@@ -276,3 +279,20 @@ def test_a_case_of_many_ranks_gets_one_relation_of_each_kind():
         assert any(len(each) > 1 for each in found) != many, kind
         assert not many or len({name for each in found for name in each}) > 1
     assert all(each[0] == "repeat" and "cuda_graph" in each for each in names[False, "repeat"])
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_the_other_call_has_its_tensors_where_those_of_the_case_are(tmp_path, device):
+    # meta in place of a GPU, where checks of large cases are made.
+    spec = parse_spec(SPEC.format(entry="right", more=""), tmp_path / "scaled.yaml")
+    case = next(iter(plan(spec).cases()))
+
+    def make(device):
+        return Problem(
+            values={}, names={}, inputs={"x": torch.ones(4, 8, device=device)}, outputs={}
+        )
+
+    found = another_case(
+        spec, case, make("cpu"), lambda _values: make(device), {}, allowed=lambda _values: True
+    )
+    assert (found is not None) == (device == "cpu")

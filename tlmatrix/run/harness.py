@@ -209,13 +209,13 @@ class Harness:
         """The problem of a case, with all of its relations but that of memory layouts."""
         seed = case_seed(case, seed)
 
-        def make(values: Mapping[str, Value], seed: int = seed) -> Problem:
-            make_on_host = getattr(bound.family, "host_problem", None)
+        def make(values: Mapping[str, Value], seed: int = seed, *, on_host: bool = True) -> Problem:
+            make_on_host = getattr(bound.family, "host_problem", None) if on_host else None
             device = self.backend.device
             if make_on_host and device.type != "cpu" and self._copies_tensors(spec, case):
-                on_host: Problem | None = make_on_host(spec, values, seed=seed, device=device)
-                if on_host is not None:
-                    return on_host
+                made: Problem | None = make_on_host(spec, values, seed=seed, device=device)
+                if made is not None:
+                    return made
             return bound.family.problem(spec, values, seed=seed, device=device)
 
         if case.origin == "invalid":
@@ -251,13 +251,15 @@ class Harness:
             with_other_options,
         )
 
-        def made(values: Mapping[str, Value]) -> Problem:
-            return with_owners(spec, make(values, seed + 2))
+        on_host = any(each.device.type == "cpu" for each in problem.inputs.values())
 
-        another = partial(self._another_case, bound, spec, case, problem, made)
+        def make_other(values: Mapping[str, Value]) -> Problem:
+            return with_owners(spec, make(values, seed + 2, on_host=on_host))
+
+        another = partial(self._another_case, bound, spec, case, problem, make_other)
         if not has_ranks(spec):
             if case.seed % _OTHER_OPTIONS == 0:
-                return with_other_options(problem, another, stale=lambda: made(case.values))
+                return with_other_options(problem, another, stale=lambda: make_other(case.values))
             return self._with_calls_around(bound, spec, case, problem, another)
         problem = with_owners(spec, problem)
         if spec.context is not None:

@@ -95,7 +95,9 @@ def another_case(
             made = make(values)
         except (ExpressionError, SpecError, ValueError):
             continue
-        if _elements(made) <= _LARGEST * _elements(problem):
+        if _devices(made) == _devices(problem) and (
+            _elements(made) <= _LARGEST * _elements(problem)
+        ):
             return ", ".join(f"{axis}={value}" for axis, value in changed.items()), made
     return None
 
@@ -252,6 +254,11 @@ def _drawn_steps(
     while steps[-1][0] == "free":
         steps.pop()
     return tuple(calls), tuple(steps)
+
+
+def _devices(problem: Problem) -> set[str]:
+    """Types of the devices of the inputs; checks of a large case are made on the GPU."""
+    return {tensor.device.type for tensor in problem.inputs.values()}
 
 
 def _elements(problem: Problem) -> int:

@@ -60,7 +60,7 @@ def generate_operands(
         draw(
             drawn, source, shape_of(setting, name), dtype, index=index - first,
             cotangent=name == "do",
-        ).to(device)
+        )
         for index, name in enumerate(("q", "k", "v", "do"))
     )  # fmt: skip
     if (size := cotangent_size(distribution, dtype)) != 1:
@@ -79,8 +79,8 @@ def generate_operands(
             sink = torch.where(sink < SHIFT, sink.clamp_max(_STRONGEST_OF_FLOAT16), sink)
         if distribution == "shifted":
             sink = torch.where(sink.abs() < SHIFT, sink - SHIFT, sink)
-        sink = sink.to(device)
-    return Operands(q, k, v, do, sink)
+    # Moved last: a GPU rounds a sum with a number that float16 does not have otherwise than a CPU.
+    return Operands(q, k, v, do, sink).to(device)
 
 
 def generate_sink(
