@@ -288,9 +288,8 @@ def test_the_other_call_has_its_tensors_where_those_of_the_case_are(tmp_path, de
     case = next(iter(plan(spec).cases()))
 
     def make(device):
-        return Problem(
-            values={}, names={}, inputs={"x": torch.ones(4, 8, device=device)}, outputs={}
-        )
+        inputs = {"x": torch.ones(4, 8, device=device)}
+        return Problem(values={}, names={}, inputs=inputs, outputs={}, returns=())
 
     found = another_case(
         spec, case, make("cpu"), lambda _values: make(device), {}, allowed=lambda _values: True
