@@ -12,14 +12,14 @@ _HOST_VALUES = WeakIdKeyDictionary()
 """Tensor to (its version at the copy, its values)."""
 
 
-def host_values(*tensors: torch.Tensor) -> list[list[int]]:
+def host_values(*tensors: torch.Tensor) -> list[tuple[int, ...]]:
     """The values of 1-d int32 tensors on one device; all that are not cached are copied at once."""
     missing = [tensor for tensor in tensors if not _is_current(tensor)]
     if missing:
         numbers = torch.cat(missing).tolist()
         for tensor in missing:
             own, numbers = numbers[: len(tensor)], numbers[len(tensor) :]
-            _HOST_VALUES[tensor] = (_version(tensor), own)
+            _HOST_VALUES[tensor] = (_version(tensor), tuple(own))
     return [_HOST_VALUES[tensor][1] for tensor in tensors]
 
 

@@ -220,29 +220,25 @@ def gradients(family, call, tensors, bounds, lengths, wanted):
         kernel(*read, dq, dk, dv, *longest_k, *scalars)
         sums = zip((dq, dk, dv), (q, k, v), wanted[:3], strict=True)
         dq, dk, dv = (_combine(part, like, call) if want else None for part, like, want in sums)
-    elif call.backward == "specialized":
-        width = padded(call.head_dim)
+    elif call.backward in ("reordered", "specialized"):
+        specialized = call.backward == "specialized"
+        width = padded(call.head_dim) if specialized else call.head_dim
         dq_sum = reordered_sum(row_lse, width, family.ORDER)
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        kernel = family.specialized_gradients(*static)
-        lines = dq_sum.view(*dq_sum.shape[:-3], *line_shape(width))
-        kernel(*read, lines, dk[None], dv[None], *longest_k, *scalars)
-        restore = family.restore(call.layout, call.dtype, call.head_dim, family.ORDER, width)
-        restore(dq_sum, *bounds[:1], dq, *longest_q, call.scale)
-    elif call.backward == "reordered":
-        dq_sum = reordered_sum(row_lse, call.head_dim, family.ORDER)
-        kernel = family.key_gradients(*static, "reordered")
+        dq = torch.empty_like(q)
         if family.SHARED_KEYS and call.groups > 1:
             dk, dv = _zeros(k), _zeros(v)
+            kernel = family.key_gradients(*static, "reordered")
             kernel(*read, dq_sum, dk, dv, *longest_k, *scalars)
             dk, dv = _combine(dk, k, call), _combine(dv, v, call)
         else:
             dk, dv = torch.empty_like(k), torch.empty_like(v)
-            kernel(*read, dq_sum, dk[None], dv[None], *longest_k, *scalars)
-        dq = torch.empty_like(q)
-        restore = family.restore(
-            call.layout, call.dtype, call.head_dim, family.ORDER, call.head_dim
-        )
+            rest = (dk[None], dv[None], *longest_k, *scalars)
+            if specialized:
+                lines = dq_sum.view(*dq_sum.shape[:-3], *line_shape(width))
+                family.specialized_gradients(*static)(*read, lines, *rest)
+            else:
+                family.key_gradients(*static, "reordered")(*read, dq_sum, *rest)
+        restore = family.restore(call.layout, call.dtype, call.head_dim, family.ORDER, width)
         restore(dq_sum, *bounds[:1], dq, *longest_q, call.scale)
     else:
         dq = dk = dv = None
@@ -293,7 +289,25 @@ def attention(q, k, v, sink, call: Attention, bounds=(), lengths=(), build=None,
     if build is None:
         sinks = () if sink is None else (dtype_name(sink.dtype),)
         build = partial(kernels.forward, *static_of(call), *sinks)
+    needed = torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in (q, k, v, sink)
+    )
+    if not needed:  # PyTorch takes as long for an autograd function as a launch does
+        return _forward(q, k, v, sink, call, bounds, lengths, build)[1:]
     return _Attention.apply(q, k, v, sink, call, bounds, lengths, build, family)
+
+
+def _forward(q, k, v, sink, call: Attention, bounds, lengths, build: Callable):
+    """The inputs as the kernel read them, out and lse."""
+    q, k, v = aligned(q), aligned(k), aligned(v)
+    sinks = () if sink is None else (sink.contiguous(),)
+    out, lse = _buffers(q, call)
+    if k.numel() == 0:
+        _no_keys(sink, out, lse)
+    elif lse.numel():
+        scalars = (*lengths[:1], call.scale, call.window or 0)
+        build()(q, k, v, *sinks, *bounds, out, lse, *scalars)
+    return (q, k, v, *(sinks or (None,))), out, lse
 
 
 class _Attention(torch.autograd.Function):
@@ -301,16 +315,9 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, sink, call: Attention, bounds, lengths, build: Callable, family):
-        q, k, v = aligned(q), aligned(k), aligned(v)
-        sinks = () if sink is None else (sink.contiguous(),)
-        out, lse = _buffers(q, call)
-        if k.numel() == 0:
-            _no_keys(sink, out, lse)
-        elif lse.numel():
-            scalars = (*lengths[:1], call.scale, call.window or 0)
-            build()(q, k, v, *sinks, *bounds, out, lse, *scalars)
+        inputs, out, lse = _forward(q, k, v, sink, call, bounds, lengths, build)
         ctx.call, ctx.lengths, ctx.family = call, lengths, family
-        ctx.save_for_backward(q, k, v, *(sinks or (None,)), out, lse, *bounds)
+        ctx.save_for_backward(*inputs, out, lse, *bounds)
         ctx.mark_non_differentiable(lse)
         return out, lse
 

@@ -4,6 +4,7 @@ Each check raises a ValueError with the argument, the rule and the value. The ke
 checks: they only guard the ends of tensors and sequences.
 """
 
+import functools
 import itertools
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from tlmatrix_kernels.attention.cu_seqlens import host_values
 from tlmatrix_kernels.attention.masks import TOP_LEFT
 from tlmatrix_kernels.attention.tiles import strategy_for
 from tlmatrix_kernels.dtypes import dtype_name
+from tlmatrix_kernels.metadata import once_per_metadata
 from tlmatrix_kernels.target import HOPPER, capability
 
 STRATEGIES = ("atomic", "split", "grouped", "reordered", "specialized")
@@ -214,6 +216,7 @@ def _check_specialized(q: torch.Tensor, dims: dict[str, int]) -> None:
         )
 
 
+@once_per_metadata
 def check_dense(
     q, k, v, causal, window, scale, layout, backward, sink=None, alignment="bottom_right"
 ) -> Attention:
@@ -279,7 +282,7 @@ def check_sm100(q, k, v, causal, window, scale, layout, variant, alignment) -> A
     """
     if variant not in SM100_VARIANTS:
         refuse(f"variant must be one of {', '.join(SM100_VARIANTS)}, got {variant!r}")
-    call = check_dense(q, k, v, causal, window, scale, layout, "reordered", alignment=alignment)
+    call = check_dense(q, k, v, causal, window, scale, layout, "reordered", None, alignment)
     wide = max(call.head_dim, call.head_dim_v)
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
     if wanted and wide > SM100_GRADIENT_DIM_MAX:
@@ -311,7 +314,8 @@ def _check_bounds(name: str, cu_seqlens: torch.Tensor, total_name: str, q: torch
         )
 
 
-def _longest(name: str, bounds: list[int], total: int, tensor_name: str) -> int:
+@functools.lru_cache(maxsize=1024)
+def _longest(name: str, bounds: tuple[int, ...], total: int, tensor_name: str) -> int:
     if bounds[0] != 0:
         refuse(f"{name} must begin with 0, got {bounds[0]}")
     lengths = [after - before for before, after in itertools.pairwise(bounds)]
@@ -347,8 +351,14 @@ def _check_packed_tensors(q, k, v) -> dict[str, int]:
     return dims
 
 
-def _bounds_on_host(q, cu_seqlens_q, cu_seqlens_k) -> list[list[int]]:
+def _bounds_on_host(q, cu_seqlens_q, cu_seqlens_k) -> list[tuple[int, ...]]:
     """Checks both cu_seqlens as tensors, and returns their values."""
+    _check_bound_tensors(q, cu_seqlens_q, cu_seqlens_k)
+    return host_values(cu_seqlens_q, cu_seqlens_k)
+
+
+@once_per_metadata
+def _check_bound_tensors(q, cu_seqlens_q, cu_seqlens_k) -> None:
     _check_bounds("cu_seqlens_q", cu_seqlens_q, "q", q)
     _check_bounds("cu_seqlens_k", cu_seqlens_k, "k and v", q)
     size = cu_seqlens_q.shape[0]
@@ -359,7 +369,6 @@ def _bounds_on_host(q, cu_seqlens_q, cu_seqlens_k) -> list[list[int]]:
         )
     if size - 1 > GRID_MAX:
         refuse(f"cu_seqlens_q must bound at most {GRID_MAX} sequences, got {size - 1}")
-    return host_values(cu_seqlens_q, cu_seqlens_k)
 
 
 def check_packed_shards(
@@ -398,8 +407,7 @@ def check_packed(
     Raises:
         ValueError: the first invalid argument; the message names it, the rule and the value.
     """
-    dims = _check_packed_tensors(q, k, v)
-    _check_sink(sink, q, q.shape[1])
+    attention = _check_packed_options(q, k, v, causal, window, scale, backward, sink, alignment)
     bounds_q, bounds_k = _bounds_on_host(q, cu_seqlens_q, cu_seqlens_k)
     longest_q = _longest("cu_seqlens_q", bounds_q, q.shape[0], "q")
     longest_k = _longest("cu_seqlens_k", bounds_k, k.shape[0], "k and v")
@@ -407,7 +415,13 @@ def check_packed(
         _max_seqlen("max_seqlen_q", max_seqlen_q, longest_q),
         _max_seqlen("max_seqlen_k", max_seqlen_k, longest_k),
     )
-    attention = _attention(
+    return attention, lengths
+
+
+@once_per_metadata
+def _check_packed_options(q, k, v, causal, window, scale, backward, sink, alignment) -> Attention:
+    dims = _check_packed_tensors(q, k, v)
+    _check_sink(sink, q, q.shape[1])
+    return _attention(
         "thd", q, k, q.shape[1], k.shape[1], dims, causal, window, scale, backward, alignment
     )
-    return attention, lengths

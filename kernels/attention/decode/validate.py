@@ -19,6 +19,7 @@ from tlmatrix_kernels.attention.validate import (
     refuse,
 )
 from tlmatrix_kernels.dtypes import dtype_name
+from tlmatrix_kernels.metadata import once_per_metadata
 
 PAGE_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 
@@ -96,6 +97,7 @@ def _check_common(q, k, v, seqlens_k, window, scale, sink, splits) -> Decode:
     )
 
 
+@once_per_metadata
 def check_cache(q, k_cache, v_cache, seqlens_k, window, scale, sink, splits) -> Decode:
     """Check the arguments of `decode_attention`.
 
@@ -110,6 +112,7 @@ def check_cache(q, k_cache, v_cache, seqlens_k, window, scale, sink, splits) -> 
     return _check_common(q, k_cache, v_cache, seqlens_k, window, scale, sink, splits)
 
 
+@once_per_metadata
 def check_pages(q, k_pages, v_pages, block_table, seqlens_k, window, scale, sink, splits) -> Decode:
     """Check the arguments of `paged_attention`.
 

@@ -7,7 +7,8 @@ have the same delay, so that they stay together for `wgmma` and `ldmatrix`. Ther
 
 In a kernel with mbarriers the warps of a warp group have the same delay. TileLang lets each warp of
 a producer wait for a free stage, and one of them load it: a warp that is two phases late takes the
-second for the first, and waits for ever.
+second for the first, and waits for ever. Delays are counted in cycles for that reason: `nanosleep`
+takes up to twice its time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-VERSION = 2
+VERSION = 3
 """Part of the key of compiled kernels; raise it with any change of what is inserted."""
 
 _KERNEL = re.compile(r'extern "C" __global__ .*\{$')
@@ -67,9 +68,10 @@ static __device__ __forceinline__ void tlm_delay(unsigned seed, unsigned site, u
   const unsigned event = tlm_mix(tlm_mix(seed + 7, site * 64 + warp), block * 4096 + count);
   const unsigned rare = (1u << (tlm_mix(seed, 8) %% 4)) - 1;  // every time, or 1 of 2, 4 or 8
   if (!slow || (event >> 8 & rare) != 0) return;
-  const unsigned most = 512u << (tlm_mix(seed, 9) %% 6 + (entry ? 3 : 0));  // 0.5 to 16 us
+  const unsigned most = 1024u << (tlm_mix(seed, 9) %% 6 + (entry ? 3 : 0));  // 0.6 to 19 us
   const unsigned delay = most / 2 + (event >> 11) %% (most / 2);
-  asm volatile("nanosleep.u32 %%0;" ::"r"(delay) : "memory");
+  for (const long long end = clock64() + delay; clock64() < end;) {
+  }
 }
 """
 
