@@ -14,13 +14,22 @@ _HOST_VALUES = WeakIdKeyDictionary()
 
 def host_values(*tensors: torch.Tensor) -> list[tuple[int, ...]]:
     """The values of 1-d int32 tensors on one device; all that are not cached are copied at once."""
-    missing = [tensor for tensor in tensors if not _is_current(tensor)]
+    found = [_kept(tensor) for tensor in tensors]
+    missing = [tensor for tensor, values in zip(tensors, found, strict=True) if values is None]
     if missing:
         numbers = torch.cat(missing).tolist()
         for tensor in missing:
-            own, numbers = numbers[: len(tensor)], numbers[len(tensor) :]
-            _HOST_VALUES[tensor] = (_version(tensor), tuple(own))
-    return [_HOST_VALUES[tensor][1] for tensor in tensors]
+            own, numbers = tuple(numbers[: len(tensor)]), numbers[len(tensor) :]
+            _HOST_VALUES[tensor] = (_version(tensor), own)
+            found[found.index(None)] = own
+    return found
+
+
+def _kept(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The values of a tensor that has been copied and has not changed since."""
+    version = _version(tensor)
+    copied = _HOST_VALUES.get(tensor) if version is not None else None
+    return copied[1] if copied is not None and copied[0] == version else None
 
 
 def _version(tensor: torch.Tensor) -> int | None:
@@ -31,8 +40,3 @@ def _version(tensor: torch.Tensor) -> int | None:
     """
     counted = tensor.is_cuda and not tensor.is_inference()
     return tensor._version if counted else None  # noqa: SLF001 - there is no public name
-
-
-def _is_current(tensor: torch.Tensor) -> bool:
-    version = _version(tensor)
-    return version is not None and tensor in _HOST_VALUES and _HOST_VALUES[tensor][0] == version
