@@ -52,8 +52,6 @@ class Task:
     values: dict[str, Any] | None = None
     mutant: str = ""
     """The mutant as JSON; empty for right kernels."""
-    level: str = "interpreter"
-    """The backend without a GPU that reports the race."""
 
 
 @dataclass
@@ -145,9 +143,8 @@ def mutants() -> list[Task]:
     tasks = []
     for entry in _catalog()["mutants"]:
         spec, values = entry.pop("spec"), entry.pop("values")
-        level = entry.pop("level", "interpreter")
         mutant = declared[entry["mutant"]] if "mutant" in entry else Mutant(kind="perturb", **entry)
-        tasks.append(Task(mutant.name, spec, values, json.dumps(asdict(mutant)), level))
+        tasks.append(Task(mutant.name, spec, values, json.dumps(asdict(mutant))))
     return tasks
 
 
@@ -250,7 +247,7 @@ def _finding(task: Task, seed: int, *, interpreter: bool) -> str:
     from tlmatrix.spec.loader import load_spec
 
     spec = load_spec(ROOT / "specs" / f"{task.spec}.yaml")
-    runner = _runner(task.level if interpreter else "cuda")
+    runner = _runner(interpreter=interpreter)
     checks = ("sanitizers",) if interpreter else VALUES
     runner.checks = [check for check in checks if check in spec.checks]
     if not interpreter:
@@ -283,12 +280,12 @@ def _race(findings: Iterable[Any]) -> str:
 
 
 @cache
-def _runner(backend: str) -> Any:
+def _runner(*, interpreter: bool) -> Any:
     from tlmatrix.options.table import PERTURB, RunOptions
     from tlmatrix.run.runner import Runner
 
-    options = RunOptions({PERTURB.name: 1} if backend == "cuda" else {})
-    return Runner(backend, options, roots=(ROOT,))
+    options = RunOptions({} if interpreter else {PERTURB.name: 1})
+    return Runner("interpreter" if interpreter else "cuda", options, roots=(ROOT,))
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def generate(func: Any, text: str, options: Options) -> Program:
         definitely_initialized(kernel, tables.overwritten),
         lambda loop: thread_order(loop, inferred),
     )
-    e = Emitter(kernel, rules, instruments, agents, facts, options.guard)
+    e = Emitter(kernel, rules, instruments, agents, facts, options.guard, options.barriers)
     if not threads and not waits and not any(i.sees_every_read for i in instruments):
         first_use = not options.guard or any(i.sees_reads for i in instruments)
         by_mask = bool(options.sanitizers) and "traced" not in options.observers

@@ -61,6 +61,8 @@ class Options:
 
     Attributes:
         guard: whether global accesses are guarded (`tl.disable_safe_memory_legalize` off).
+        barriers: whether TileLang orders the threads of a block that share memory
+            (`tl.disable_thread_storage_sync` off).
         sanitizers: the sanitizers that are on.
         observers: names of other observers (`watch.registry`).
         wide: whether all floats are float64.
@@ -68,6 +70,7 @@ class Options:
     """
 
     guard: bool = True
+    barriers: bool = True
     sanitizers: frozenset[str] = frozenset()
     observers: frozenset[str] = frozenset()
     wide: bool = False

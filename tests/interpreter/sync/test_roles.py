@@ -287,6 +287,66 @@ def test_work_that_is_read_before_it_is_done_is_reported():
         product(False)(a)
 
 
+def sums_of_products(left_out, **options):
+    """Two products of tiles that the threads write, ordered by barriers of the kernel alone.
+
+    `left_out` is the barrier "before" a product or "after" it, or both are made by an "mbarrier".
+    """
+
+    @jit_kernel(A="f16[2, 64, 64]", C="f32[64, 64]", out_idx=[-1], threads=128, **options)
+    def product(A, C):
+        x = T.alloc_fragment((64, 64), "float16")
+        s = T.alloc_shared((64, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        written = T.alloc_barrier(128)
+        T.clear(acc)
+        for step in T.serial(2):
+            T.copy(A[step, :, :], x)
+            T.copy(x, s)
+            T.fence_proxy_async()
+            if left_out == "mbarrier":
+                T.mbarrier_arrive(written)
+                T.mbarrier_wait_parity(written, step)
+            elif left_out != "before":
+                T.sync_threads()
+            T.wgmma_gemm(s, s, acc)
+            T.wait_wgmma(0)
+            if left_out != "after":
+                T.sync_threads()
+        T.copy(acc, C)
+
+    return product()
+
+
+WITHOUT_BARRIERS = {
+    "tl.disable_thread_storage_sync": True,
+    "tl.disable_warp_specialized": True,
+}
+
+
+@pytest.mark.parametrize("left_out", ["", "mbarrier"])
+def test_barriers_of_the_kernel_order_its_threads_where_tilelang_adds_none(left_out):
+    a = torch.randint(-2, 3, (2, 64, 64)).half()
+    with scheduled():
+        c = sums_of_products(left_out, pass_configs=WITHOUT_BARRIERS)(a)
+    assert torch.equal(c, sum(x.float() @ x.float() for x in a))
+
+
+@pytest.mark.parametrize(
+    ("left_out", "remedy"),
+    [
+        ("before", r"wgmma .* reads s.*; T\.sync_threads\(ID, COUNT\) of threads 0\.\.127"),
+        ("after", r"threads 0\.\.127 write s.*; T\.wait_wgmma\(0\), then T\.sync_threads"),
+    ],
+)
+def test_a_missing_barrier_of_the_kernel_is_a_race_where_tilelang_adds_none(left_out, remedy):
+    a = torch.randn(2, 64, 64).half()
+    with scheduled():
+        sums_of_products(left_out)(a)  # TileLang adds it
+        with pytest.raises(RaceError, match=f"(?s){remedy}"):
+            sums_of_products(left_out, pass_configs=WITHOUT_BARRIERS)(a)
+
+
 @pytest.mark.parametrize("wait", [False, True])
 def test_a_store_that_may_still_read_names_its_wait(wait):
     @jit_kernel(out_idx=[-1], threads=128)

@@ -217,6 +217,7 @@ class Emitter:
         agents: how the threads of a block run.
         facts: what analyses found of the kernel.
         guard: whether TileLang guards global accesses.
+        barriers: whether TileLang orders the threads of a block that share memory.
         invariants: shares integers that stay the same while a block runs; None where nothing is.
         w: the lines of the program; `prologue` those before the grid, or a block.
         vars: the values of variables; a string says what is refused at a use of one.
@@ -244,6 +245,7 @@ class Emitter:
     agents: Agents
     facts: Facts
     guard: bool
+    barriers: bool = True
     invariants: Invariants | None = None
     w: Writer = field(default_factory=Writer)
     vars: dict[Any, Any] = field(default_factory=dict)

@@ -212,6 +212,7 @@ def _resolved(name: str, nonlocals: Mapping[str, Any], global_names: Mapping[str
 # Threads outside of it call TileLang as ever.
 
 _GUARDS_OFF = "tl.disable_safe_memory_legalize"
+_BARRIERS_OFF = "tl.disable_thread_storage_sync"
 
 
 def interpreted(
@@ -222,14 +223,18 @@ def interpreted(
     Args:
         prim_func: a PrimFunc before lowering.
         out_idx: as in `tilelang.compile`.
-        pass_configs: as in `tilelang.compile`; `tl.disable_safe_memory_legalize` is honoured,
-            and what decides on TMA.
+        pass_configs: as in `tilelang.compile`; `tl.disable_safe_memory_legalize` and
+            `tl.disable_thread_storage_sync` are honoured, and what decides on TMA.
 
     Raises:
         Unsupported: if the kernel uses something that is not modelled.
     """
     configs = {str(getattr(k, "value", k)): v for k, v in (pass_configs or {}).items()}
-    programs = programs_of(prim_func, guard=not configs.get(_GUARDS_OFF, False))
+    programs = programs_of(
+        prim_func,
+        guard=not configs.get(_GUARDS_OFF, False),
+        barriers=not configs.get(_BARRIERS_OFF, False),
+    )
     with TRACING:
         return InterpretedKernel(programs, prim_func, out_idx, session=current(), configs=configs)
 

@@ -65,7 +65,7 @@ def program_key(ir: str, options: Options) -> str:
         ir,
         sorted(options.sanitizers),
         sorted(options.observers),
-        [options.guard, options.wide],
+        [options.guard, options.barriers, options.wide],
         options.arch,
         [name for name in modelled() if name in ir],
         # TileLang infers layouts under it.
@@ -162,11 +162,13 @@ class Programs:
     Attributes:
         prim_func: the traced PrimFunc.
         guard: whether global accesses are guarded.
+        barriers: whether TileLang orders threads that share memory.
     """
 
-    def __init__(self, prim_func: Any, *, guard: bool) -> None:
+    def __init__(self, prim_func: Any, *, guard: bool, barriers: bool) -> None:
         self.prim_func = prim_func
         self.guard = guard
+        self.barriers = barriers
         self._loaded: dict[Options, LoadedProgram] = {}
         self._refused: dict[tuple[Options, tuple[str, ...]], str] = {}
 
@@ -184,7 +186,7 @@ class Programs:
             Unsupported: it cannot be generated.
         """
         arch = arch if self._depends_on_arch else ""
-        key = Options(self.guard, sanitizers, observers, wide, arch)
+        key = Options(self.guard, self.barriers, sanitizers, observers, wide, arch)
         found = self._loaded.get(key)
         if found is None:
             models = tuple(modelled())  # with one more it may not be refused
@@ -228,17 +230,18 @@ class _Generated:
 _known: dict[Any, list[Programs]] = {}
 
 
-def programs_of(prim_func: Any, *, guard: bool) -> Programs:
+def programs_of(prim_func: Any, *, guard: bool, barriers: bool) -> Programs:
     """The programs of a PrimFunc, shared by all that are equal and written at the same line."""
     from tilelang import tvm
 
     line = written_at(prim_func)  # equal kernels of two files report their own lines
     with TRACING:
-        known = _known.setdefault((tvm.ir.structural_hash(prim_func), guard, line), [])
+        key = (tvm.ir.structural_hash(prim_func), guard, barriers, line)
+        known = _known.setdefault(key, [])
         for programs in known:
             if tvm.ir.structural_equal(programs.prim_func, prim_func):
                 return programs
-        known.append(Programs(prim_func, guard=guard))
+        known.append(Programs(prim_func, guard=guard, barriers=barriers))
         return known[-1]
 
 

@@ -28,7 +28,7 @@ from .scheduler import InOrder, Policy, Prioritized, Scheduler, Uniform, deadloc
 from .spinning import other_ranks_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from .agents import Agent
     from .barriers import Cluster
@@ -41,6 +41,7 @@ class Launch(Scheduler):
 
     Attributes:
         plain: whether asynchronous work completes at once, and nothing looks for races.
+        unordered: buffers of a block on whose accesses TileLang does not order threads.
     """
 
     def __init__(
@@ -53,7 +54,9 @@ class Launch(Scheduler):
         threads: int,
         grid: tuple[int, ...],
         make: Callable[[Launch, int, tuple[int, ...]], Block],
+        unordered: Collection[str] = (),
     ) -> None:
+        self.unordered = frozenset(unordered)
         chosen = settings.current()
         self._eager = chosen.schedule == "eager"
         super().__init__(_policy(chosen))
@@ -269,6 +272,7 @@ def launch(
     arrivals: dict[str, Any],
     names: dict[str, str],
     watch: Any = None,
+    unordered: Collection[str] = (),
 ) -> None:
     """Run a grid of blocks.
 
@@ -281,6 +285,7 @@ def launch(
         arrivals: per barrier which roles arrive at it, and where.
         names: the user's names of buffers that the generated source calls otherwise.
         watch: the monitor of an instrumented program.
+        unordered: buffers of a block on whose accesses TileLang does not order threads.
 
     Raises:
         DeadlockError: if no role can ever go on.
@@ -296,7 +301,7 @@ def launch(
 
     grid = tuple(map(int, grid))
     threads = math.prod(grid) * cuts[-1]
-    running = Launch(kernel, locations, arrivals, names, watch, threads, grid, started)
+    running = Launch(kernel, locations, arrivals, names, watch, threads, grid, started, unordered)
     if watch is not None:
         watch.launch()
     try:

@@ -45,6 +45,7 @@ class RegionAccess:
             after a fence.
         asynchronous: whether it goes through the asynchronous proxy.
         kind: of asynchronous work what it is: "TMA store"; "" of the role's own accesses.
+        unordered: whether barriers alone order the threads of the role, as TileLang adds none.
     """
 
     agent: int
@@ -57,6 +58,7 @@ class RegionAccess:
     unfenced: bool = False
     asynchronous: bool = False
     kind: str = ""
+    unordered: bool = False
 
     @property
     def what(self) -> str:
@@ -69,6 +71,12 @@ class RegionAccess:
 
     def remedy(self, later: RegionAccess) -> str:
         """What orders a later access after this one."""
+        if self.unordered and self.by == later.by:
+            first = f"{_WAITS.get(self.kind, 'a wait')}, then " if self.kind else ""
+            return (
+                f"{first}T.sync_threads(ID, COUNT) of {self.by}: one warp may be ahead of another, "
+                "and TileLang adds no barrier under tl.disable_thread_storage_sync"
+            )
         if not self.kind:
             return (
                 f"{later.by} must wait for {self.by}: T.mbarrier_arrive() there and "

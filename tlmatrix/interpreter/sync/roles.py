@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import SynchronizationError
@@ -12,7 +13,7 @@ from .barriers import Mbarrier, Phase, Rendezvous, Spin, ThreadBarrier
 from .regions import RegionAccess, region_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from .barriers import Cluster
     from .blocks import Block
@@ -95,8 +96,21 @@ class Operation(Agent):
         return False
 
 
+@dataclass
+class _OwnWait(Wait):
+    """A wait of each thread for its own work: the others of the role may not be there yet."""
+
+    def finish(self, agent: Agent) -> Any:
+        """Acquire the clock, for this thread alone."""
+        join(agent.clock, self.clock())
+        return self.value
+
+
 class Role(BlockAgent):
     """The threads `low` to `high - 1` of a block, which run one piece of code in lockstep.
+
+    Their order is that of barriers alone where TileLang inserts none: `_shared_past` is what all of
+    them know, as they have learned it at a barrier. In its place the clock stands for one thread.
 
     Attributes:
         watched: whether accesses are recorded.
@@ -117,6 +131,8 @@ class Role(BlockAgent):
         # groups that are closed and not waited for.
         self._last: dict[str, Operation] = {}
         self.queues: dict[str, Operation] = {}
+        self._shared_past: Clock = {}
+        self._engines: set[int] = set()  # agents of work that read shared memory
         self._open: dict[str, list[Operation]] = {}
         self._groups: dict[str, list[list[Operation]]] = {}
         self._copied: Clock = {}
@@ -125,6 +141,16 @@ class Role(BlockAgent):
         self._half_waited: list[Operation] = []
 
     # -- synchronization
+
+    def learn(self, clock: Clock) -> None:
+        """Order what the clock of a barrier includes before all threads."""
+        super().learn(clock)
+        if self.launch.unordered:
+            join(self._shared_past, clock)
+
+    def _known_to_all(self, clock: Clock, agents: Iterable[int]) -> Clock:
+        """A clock with what all threads know of some agents."""
+        return clock | {agent: self._shared_past.get(agent, 0) for agent in agents}
 
     def wait(self, bar: Mbarrier, parity: Any) -> Phase:
         """`T.mbarrier_wait_parity`."""
@@ -256,10 +282,17 @@ class Role(BlockAgent):
             for name, write, dims, shape in accesses:
                 who, when = (writer, written) if write else (agent, time)
                 region = region_of(dims, shape)
+                unordered = name in block.launch.unordered and not write
                 access = RegionAccess(
-                    who, when, write, line, self.name, *region, asynchronous=through, kind=kind
-                )
-                block.add(name, shape, clock, access)
+                    who, when, write, line, self.name, *region,
+                    asynchronous=through, kind=kind, unordered=unordered,
+                )  # fmt: skip
+                if unordered:
+                    # Other threads may not have stored what this reads.
+                    self._engines.add(agent)
+                    block.add(name, shape, self._known_to_all(clock, (self.agent,)), access)
+                else:
+                    block.add(name, shape, clock, access)
         clock[agent] = time
         read_clock = dict(clock)
         clock[writer] = written
@@ -353,7 +386,9 @@ class Role(BlockAgent):
         clock: Clock = {}
         for op in waited:
             join(clock, op.read_clock if reads else op.clock)
-        return Wait(lambda: all(op.done for op in waited), lambda: f"for its {kind}", lambda: clock)
+        return _OwnWait(
+            lambda: all(op.done for op in waited), lambda: f"for its {kind}", lambda: clock
+        )
 
     # -- accesses
 
@@ -398,7 +433,13 @@ class Role(BlockAgent):
         if self.watched:
             clock, agent = self.clock, self.agent
             region = region_of(elements, shape)
-            access = RegionAccess(agent, clock[agent], write, line, by, *region, unfenced=ordinary)
+            unordered = write and name in self.launch.unordered
+            if unordered:
+                clock = self._known_to_all(clock, self._engines)
+            access = RegionAccess(
+                agent, clock[agent], write, line, by, *region,
+                unfenced=ordinary, unordered=unordered,
+            )  # fmt: skip
             self.block.add(name, shape, clock, access)
 
     def fence(self) -> None:

@@ -178,10 +178,17 @@ class Threads(ThreadAxis):
         watching = "".join(f", {i.argument}" for i in e.instruments if i.argument == "watch")
         outer.line(
             f"launch({block}, ({', '.join(extents)},), {cuts}, {e.kernel.name!r}, "
-            f"LOCATIONS, {self.arrivals!r}, {self.renamed!r}{watching})"
+            f"LOCATIONS, {self.arrivals!r}, {self.renamed!r}{watching}{self._shared_of(e)})"
         )
         e.prologue = e.launch_prologue
         self.in_block = False
+
+    def _shared_of(self, e: Emitter) -> str:
+        """An argument of `launch`: the buffers on whose accesses TileLang orders no threads."""
+        if e.barriers:
+            return ""
+        shared = {buf.code for buf in e.buffers.values() if buf.scope.startswith("shared")}
+        return f", unordered={sorted(shared)!r}"
 
     def _emit_role(self, e: Emitter, body: ir.Stmt) -> Writer:
         """The body of one role; with a thread axis if it turns out to need one."""

@@ -177,7 +177,7 @@ def _emit_shared_sequence(e: Emitter, t: Threads, node: ir.SeqStmt) -> None:
     since = SharedAccesses()
     for child in node.seq:
         accesses = t.shared_accesses(child)
-        if conflict(since, accesses):
+        if e.barriers and conflict(since, accesses):
             head = since if head is None else head
             since = SharedAccesses()
             e.w.line(f"yield me.sync_group({t.group})")
@@ -203,7 +203,7 @@ def _emit_serial(e: Emitter, t: Threads, node: ir.For) -> None:
 
     def end() -> None:
         head, tail = t.tail
-        if shares and conflict(tail, head):
+        if shares and e.barriers and conflict(tail, head):
             # What one iteration leaves unordered with the next.
             e.w.line(f"yield me.sync_group({t.group})")
 
