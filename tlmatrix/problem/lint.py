@@ -41,9 +41,9 @@ def declared(spec: Spec) -> DeclaredProblem:
 
 
 def lint_arguments(spec: Spec, names: Collection[str], tensors: Collection[str]) -> Iterator[Issue]:
-    """An issue for each unknown name in `call` and `factory_args`, and each tensor in the latter.
+    """An issue for each unknown name in `call`, `defaults` and `factory_args`.
 
-    Known are `names`, `tensors`, and the axes and `returns` of the spec.
+    Known are `names`, `tensors` (not in `factory_args`), and the axes and `returns` of the spec.
     """
     known = {*names, *spec.axes}
     everything = {*known, *tensors}
@@ -52,6 +52,10 @@ def lint_arguments(spec: Spec, names: Collection[str], tensors: Collection[str])
             if name not in everything and name not in spec.results:
                 hint = nearest(name, everything)
                 yield spec.issue(("call", key), f"call: the problem has no {name!r}{hint}")
+    for option, value in spec.defaults.items():
+        for name in sorted(names_in(value) - known):
+            hint = nearest(name, known)
+            yield spec.issue(("defaults", option), f"defaults: the problem has no {name!r}{hint}")
     for argument, value in spec.factory_args.items():
         if not isinstance(value, str):
             continue

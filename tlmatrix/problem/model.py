@@ -448,6 +448,10 @@ class Problem:
     """How to call a differentiable entry; None for the usual way."""
     given_output: str | None = None
     """The output for which the entry gets a tensor as its argument `out`, and no gradients."""
+    defaults: tuple[str, ...] = ()
+    """Options of the entry to which the case gives the value of their default."""
+    left_out: tuple[str, ...] = ()
+    """Options that the call leaves out."""
     side_stream: bool = False
     """Whether to call the entry on a CUDA stream other than the default one."""
     two_streams: bool = False

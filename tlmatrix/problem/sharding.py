@@ -231,6 +231,7 @@ class Sharding:
             cotangents=cotangents,
             gradient_of=dict(problem.gradient_of),
             autograd=problem.autograd,
+            left_out=problem.left_out,
         )
 
 

@@ -118,10 +118,12 @@ class _SharedChecks:
 
     Attributes:
         passed: the checks that a case passed.
+        defaults: the defaults of options that were checked.
         first: the keys of the first cases.
     """
 
     passed: set[str] = field(default_factory=set)
+    defaults: set[str] = field(default_factory=set)
     first: list[str] = field(default_factory=list)
 
     def number_of(self, case: Case, most: int) -> int | None:
@@ -225,11 +227,12 @@ class Harness:
         from tlmatrix.problem.relations.calls import with_given_output, with_side_stream
         from tlmatrix.problem.relations.propagation import with_propagation
         from tlmatrix.problem.relations.user import with_user_relations
-        from tlmatrix.run.other_calls import other_options
+        from tlmatrix.run.other_calls import other_options, with_default_values
 
         problem = make(case.values)
         problem = replace(
             problem,
+            defaults=bound.binding.default_options(problem),
             other_options=partial(other_options, spec, case, bound.family, problem, make),
         )
         problem = with_user_relations(spec, bound.family, problem, seed, self.environment)
@@ -241,6 +244,8 @@ class Harness:
             problem = with_side_stream(problem)
         if case.origin != "fuzz" and not has_ranks(spec):
             problem = self._with_checks_of_a_spec(bound, spec, case, problem)
+            done = self._shared_checks(spec).defaults
+            problem = with_default_values(spec, case, problem, make, done)
         if spec.compile_axes and (self.backend.compiles or _is_turned(bound.binding)):
             problem = _sampled_relations(problem, spec, case, bound.family)
         from tlmatrix.run.other_calls import (

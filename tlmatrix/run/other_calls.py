@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from tlmatrix.backend.axes import read_by_family
+from tlmatrix.backend.binding.calls import stated_default
 from tlmatrix.matrix import known_bug
 from tlmatrix.problem.model import (
     CapturedRelation,
@@ -23,10 +24,12 @@ from tlmatrix.problem.model import (
     HistoryRelation,
     ManyCallsRelation,
     OtherOption,
+    Relation,
 )
 from tlmatrix.problem.relations import repeated
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.model.calling import expression
 from tlmatrix.spec.model.sharding import WORLD
 from tlmatrix.spec.values import canonical
 
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend import Backend
     from tlmatrix.matrix import Case
-    from tlmatrix.problem import Family, Problem, Relation, RelationKind
+    from tlmatrix.problem import Family, Problem, RelationKind
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
@@ -129,6 +132,57 @@ def with_other_options(
             )
 
     return problem.with_relations("repeat", relations)
+
+
+def with_default_values(
+    spec: Spec,
+    case: Case,
+    problem: Problem,
+    make: Callable[[Mapping[str, Value]], Problem],
+    done: set[str],
+) -> Problem:
+    """Add calls without options whose defaults the code computes (`defaults` of the spec).
+
+    Each is a call on the problem with the value that the spec states, judged by the reference, once
+    for all values of the axes that the statement names. Where the case has that value itself, equal
+    calls leave the option out (`Problem.defaults`).
+
+    Args:
+        spec: the spec.
+        case: the case.
+        problem: its problem.
+        make: builds the problem of other axis values from the same seed.
+        done: what was checked in this process; the relations add to it.
+    """
+
+    def relations() -> Iterator[Relation]:
+        for option, said in spec.defaults.items():
+            if option not in spec.axes or not isinstance(said, str):
+                continue
+            read = sorted((expression(said).names & case.values.keys()) - {option})
+            key = canonical([option, *(case.values[axis] for axis in read)])
+            if key in done or option in problem.defaults:
+                done.add(key)
+                continue
+            value = stated_default(spec, option, problem)
+            values = {**case.values, option: value}
+            try:
+                if value is None or not spec.allows(values):
+                    continue
+                other = replace(make(values), left_out=(option,))
+            except (ExpressionError, SpecError, ValueError):
+                continue
+            done.add(key)
+            yield Relation(
+                "default_value",
+                "relations",
+                (other,),
+                left=lambda _results: {},
+                judge=(0,) if other.has_reference else (),
+                because=f"called without {option}, which stands for {value}",
+            )
+
+    return problem.with_relations("relations", relations) if spec.defaults else problem
 
 
 def many_ranks(spec: Spec, case: Case) -> bool:
