@@ -511,6 +511,7 @@ class Family(Protocol):
         special_values: those of `tlmatrix.problem.distributions.SPECIAL` that fuzzing generates.
         option_values: values of axes, by name, to which hints compare wrong results though the spec
             may list none of them.
+        sharded: axes of sizes that ranks share by default.
         cotangents: whether its problems may have cotangents (by default True).
         host_problem: like `problem`, with tensors on the CPU for an entry that runs on `device`;
             None if checks on that device are faster. The entry gets copies of the tensors.
