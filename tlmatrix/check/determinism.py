@@ -102,10 +102,10 @@ def check_equal_calls(run: CaseRun, runs: int = _RUNS) -> list[Finding]:
     # On ranks the third call reuses double-buffered memory.
     equal = runs if variant is None or run.on_ranks else runs - 1
     calls = [run.problem] * (equal - 1)
-    if run.problem.defaults and (runs >= _RUNS or run.case.seed // 2 % 2):
+    if calls and run.problem.defaults and (runs >= _RUNS or run.case.seed // 2 % 2):
         calls[-1] = replace(run.problem, left_out=run.problem.defaults)
     found = _differing_calls(run, calls)
-    if found and calls[-1].left_out:
+    if found and any(each.left_out for each in calls):
         # Equal calls may differ, too.
         return _differing_calls(run, [run.problem] * len(calls)) or _of_defaults(run, found)
     if found or variant is None:

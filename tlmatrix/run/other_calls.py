@@ -48,6 +48,9 @@ _Step = Literal["forward", "backward", "free"]
 _ATTEMPTS = 8
 """Other cases that are tried: constraints exclude some, and some cannot be sharded."""
 
+_OF_OTHER_SHAPES = 4
+"""Of this many cases, one takes any other case, and others one with inputs of the same shapes."""
+
 _MANY_RANKS = 4
 """Ranks above which a case has many."""
 
@@ -65,6 +68,9 @@ def another_case(
     allowed: Callable[[Mapping[str, Value]], bool],
 ) -> tuple[str, Problem] | None:
     """A case with other values of one axis, or two, and how it differs; None if there is none.
+
+    Mostly one whose inputs have the same shapes, if there is one: what an entry keeps may be found
+    again by these alone.
 
     Args:
         spec: the spec.
@@ -85,10 +91,12 @@ def another_case(
         ]
         if others:
             offered[axis] = others
+    order = pick.sample(sorted(offered), len(offered))
+    found: tuple[str, Problem] | None = None
     for attempt in range(_ATTEMPTS if offered else 0):
         # Constraints may tie axes to each other.
         count = min(1 + attempt // 4, len(offered))
-        axes = pick.sample(sorted(offered), count)
+        axes = pick.sample(order, count) if count > 1 else [order[attempt % len(order)]]
         changed = {axis: pick.choice(offered[axis]) for axis in axes}
         values = {**case.values, **changed}
         another = replace(case, values=values)
@@ -98,9 +106,17 @@ def another_case(
             made = make(values)
         except (ExpressionError, SpecError, ValueError):
             continue
-        if _elements(made) <= _LARGEST * _elements(problem):
-            return ", ".join(f"{axis}={value}" for axis, value in changed.items()), made
-    return None
+        if _elements(made) > _LARGEST * _elements(problem):
+            continue
+        differing = ", ".join(f"{axis}={value}" for axis, value in changed.items()), made
+        if case.seed // 3 % _OF_OTHER_SHAPES == 0 or _shapes(made) == _shapes(problem):
+            return differing
+        found = found or differing
+    return found
+
+
+def _shapes(problem: Problem) -> list[tuple[str, torch.Size, torch.dtype]]:
+    return [(name, each.shape, each.dtype) for name, each in problem.inputs.items()]
 
 
 def with_other_options(
