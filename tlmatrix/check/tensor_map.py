@@ -151,7 +151,9 @@ def _packed_shapes(known: Iterable[tuple[Dim, ...]]) -> Mapping[tuple[int, ...],
         if rows is not None:
             boundaries, axis = rows
             position = len(_without_ones(shape[:axis]))
-            rows = None if shape[axis] == 1 else (boundaries, position)
+            # A tensor with a row for each sequence would have the same shape.
+            ambiguous = shape[axis] in (1, len(boundaries) - 1)
+            rows = None if ambiguous else (boundaries, position)
         found[_without_ones(shape)].add(rows)
     agreed = {shape: next(iter(all_)) for shape, all_ in found.items() if len(all_) == 1}
     return {shape: rows for shape, rows in agreed.items() if rows is not None}
