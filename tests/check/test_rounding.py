@@ -184,6 +184,10 @@ def divided_by_a_rounded_mean(x):
     return x / x.float().abs().mean(-1, keepdim=True).to(x.dtype)
 
 
+def row_means(x):
+    return x.mean(-1)
+
+
 def outer_product(x):
     return (x[:, :1] * 0.73) @ x[:1]
 
@@ -312,6 +316,13 @@ def test_arithmetic_in_float32_shares_nothing(dtype, values, reference):
             for shape in ((rows, cols), (rows, 1)):
                 noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
                 assert shares(problem, exact * (1 + noise * 2.0**-23)) == {}
+
+
+def test_a_vector_has_one_group():
+    problem = problem_of("y", rows=1000, reference="row_means")
+    exact = problem.reference()["y"]
+    assert shares(problem, exact) == {}
+    assert "along rows" in shares(problem, exact * (1 + 2.0**-12.5))["y"].note
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -341,7 +341,7 @@ class _Groups:
         found = []
         for group in range(self.count):
             inside = self.index == group
-            of_group = [each[inside].flatten(1).unsqueeze(0) for each in (values, keys)]
+            of_group = [each[inside].reshape(1, int(inside.sum()), -1) for each in (values, keys)]
             found.append(_clustered_squares(*of_group).view(values.shape[1:]))
         return torch.stack(found).movedim(0, self.axis)
 
