@@ -20,7 +20,7 @@ from tlmatrix.check.running import Results, run_guarded
 from tlmatrix.check.sanitizers import finding_of
 from tlmatrix.check.tolerance import ReferenceBounds
 from tlmatrix.problem.model import AutogradVariant, InapplicableError
-from tlmatrix.problem.sharding import Sharding
+from tlmatrix.problem.sharding import has_idle_rank
 from tlmatrix.problem.storage import changeable_inputs
 from tlmatrix.tracebacks import unwinds
 
@@ -136,20 +136,14 @@ def _differing_calls(run: CaseRun, calls: Sequence[Problem]) -> list[Finding]:
 def _equal_calls(run: CaseRun, calls: Sequence[Problem]) -> Iterator[Tensors]:
     if run.on_ranks:
         streams = run.sanitizers is not None and run.case.seed % _ON_STREAMS == 1
+        idle = has_idle_rank(run.spec, run.problem)
         # The host waits in two calls, which allocate halves of double-buffered memory. The
         # fourth call reuses that of the second. A rank without a share may have skipped a wait.
-        more = [run.problem] * (4 - len(calls)) if streams or _has_idle_rank(run) else []
+        more = [run.problem] * (4 - len(calls)) if streams or idle else []
         yield from run.in_a_row([*calls, *more], streams=streams)
     else:
         for problem in calls:
             yield run.again(problem)
-
-
-def _has_idle_rank(run: CaseRun) -> bool:
-    """Whether a rank has nothing of a tensor of which others have a share."""
-    splits = Sharding.of(run.spec, run.problem).splits.values()
-    counts = [[len(rows) for rows in split.rows] for split in splits]
-    return any(min(each) == 0 < max(each) for each in counts)
 
 
 def _of_defaults(run: CaseRun, found: Sequence[Finding]) -> list[Finding]:

@@ -452,6 +452,8 @@ class Problem:
     """Options of the entry to which the case gives the value of their default."""
     left_out: tuple[str, ...] = ()
     """Options that the call leaves out."""
+    thresholds: int | None = None
+    """What the thresholds of the entry's host code are lowered to (`backend.thresholds`)."""
     side_stream: bool = False
     """Whether to call the entry on a CUDA stream other than the default one."""
     two_streams: bool = False

@@ -235,6 +235,14 @@ class Sharding:
         )
 
 
+def has_idle_rank(spec: Spec, problem: Problem) -> bool:
+    """Whether a rank has nothing of a tensor of which others have a share."""
+    counts = [
+        [len(rows) for rows in split.rows] for split in Sharding.of(spec, problem).splits.values()
+    ]
+    return any(min(each) == 0 < max(each) for each in counts)
+
+
 def with_owners(spec: Spec, problem: Problem) -> Problem:
     """Add the owning rank of each element to a problem's results, if its spec has ranks.
 

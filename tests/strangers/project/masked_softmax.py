@@ -60,11 +60,17 @@ def masked_softmax_kernel(dtype="float16", block_rows=16, block_cols=32, threads
     return masked_softmax
 
 
+MOST_ELEMENTS = 2**28
+"""Of a launch; larger batches are cut into single matrices."""
+
+
 def masked_softmax(x, window=None):
     y = torch.empty_like(x)
     if x.numel():
         kernel = masked_softmax_kernel(str(x.dtype).split(".")[-1])
-        kernel(x, sum(x.shape) if window is None else window, y)
+        size = len(x) if x.numel() <= MOST_ELEMENTS else 1
+        for part, result in zip(x.split(size), y.split(size), strict=True):
+            kernel(part, sum(x.shape) if window is None else window, result)
     return y
 
 
