@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tlmatrix.check.numeric import deviations
-from tlmatrix.check.rounding import biases, one_sided
+from tlmatrix.check.rounding import biases, one_sided, shared
 from tlmatrix.check.tolerance import ReferenceBounds
 from tlmatrix.problem import family_for
 from tlmatrix.spec import load_spec
@@ -176,13 +176,31 @@ def scaled(x):
     return x * 0.73
 
 
+def near_one(x):
+    return x * 1e-5 + 1.0004
+
+
+def divided_by_a_rounded_mean(x):
+    return x / x.float().abs().mean(-1, keepdim=True).to(x.dtype)
+
+
+def row_means(x):
+    return x.mean(-1)
+
+
+def outer_product(x):
+    return (x[:, :1] * 0.73) @ x[:1]
+
+
 @pytest.fixture(autouse=True)
 def _references_beside(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
-def problem_of(output, dtype="float16", values="normal", rows=16, cols=64, seed=1):
-    reference = {"q": "quantized", "y": "scaled"}[output]
+def problem_of(
+    output, dtype="float16", values="normal", rows=16, cols=64, seed=1, reference="scaled"
+):
+    reference = "quantized" if output == "q" else reference
     axes = {"rows": rows, "cols": cols, "dtype": dtype, "values": values}
     spec = Spec.model_validate({
         "name": "made_up",
@@ -258,3 +276,72 @@ def test_results_of_few_elements_pass():
     problem = problem_of("q", rows=1, cols=20)
     assert found_in(problem, codes(problem).trunc()) == {}
     assert math.prod(problem.outputs["q"].shape) == 20
+
+
+# Errors that elements share ----------------------------------------------------------------------
+
+
+def shares(problem, values):
+    (name,) = problem.outputs
+    bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
+    got = values.to(problem.outputs[name].dtype)
+    assert not deviations({name: got}, bounds), "within the error bounds"
+    return shared({name: got}, bounds)
+
+
+def factors(dtype, *shape, seed=1):
+    """Numbers near 1, rounded to a dtype and divided by what they were before."""
+    exact = 1 + torch.rand(shape, generator=torch.Generator().manual_seed(seed)).double()
+    return exact.to(getattr(torch, dtype)).double() / exact
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("shape", "axis"), [((16, 1), "cols"), ((1, 64), "rows")])
+def test_a_factor_in_sixteen_bits_is_found(dtype, shape, axis):
+    for seed in range(5):
+        problem = problem_of("y", dtype, seed=seed)
+        found = shares(problem, problem.reference()["y"] * factors(dtype, *shape, seed=seed))
+        assert f"those along {axis} share an error" in found["y"].note
+        assert "a factor kept in 16 bits?" in found["y"].note
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("values", ["normal", "large", "cancelling", "ramp", "constant_rows"])
+@pytest.mark.parametrize("reference", ["scaled", "near_one"])
+def test_arithmetic_in_float32_shares_nothing(dtype, values, reference):
+    for seed in range(5):
+        for rows, cols in ((1, 1000), (16, 64), (200, 9)):
+            problem = problem_of("y", dtype, values, rows, cols, seed, reference)
+            exact = problem.reference()["y"]
+            for shape in ((rows, cols), (rows, 1)):
+                noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+                assert shares(problem, exact * (1 + noise * 2.0**-23)) == {}
+
+
+def test_a_vector_has_one_group():
+    problem = problem_of("y", rows=1000, reference="row_means")
+    exact = problem.reference()["y"]
+    assert shares(problem, exact) == {}
+    assert "share an error" in shares(problem, exact * (1 + 2.0**-12.5))["y"].note
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_elements_rounded_twice_share_nothing(dtype):
+    for seed in range(20):
+        problem = problem_of("y", dtype, seed=seed)
+        once = (problem.inputs["x"].double() * 0.9).to(getattr(torch, dtype)).double()
+        assert shares(problem, once * (0.73 / 0.9)) == {}
+
+
+def test_a_kernel_may_round_what_the_reference_rounds():
+    for seed in range(5):
+        problem = problem_of("y", seed=seed, reference="divided_by_a_rounded_mean")
+        exact = problem.reference()["y"]
+        assert shares(problem, exact * factors("float16", 16, 1, seed=seed)) == {}
+
+
+def test_operands_of_products_may_be_rounded():
+    for seed in range(5):
+        problem = problem_of("y", seed=seed, reference="outer_product")
+        exact = problem.reference()["y"]
+        assert shares(problem, exact * factors("float16", 16, 1, seed=seed)) == {}

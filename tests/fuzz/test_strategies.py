@@ -229,7 +229,10 @@ def test_related_span_without_an_edge_is_everything() -> None:
 @pytest.mark.parametrize("parts", [2, 3, 7])
 def test_shared_span_begins_a_part_beside_an_edge(parts: int) -> None:
     whole = Span(5, 700)
+    fewer = Span(5, max(5, parts - 1))
     spans = {shared_span(whole, parts, [64, 48], index) for index in range(600)} - {whole}
+    assert (fewer in spans) == (parts > 5)
+    spans -= {fewer}
     assert len(spans) > 20
     for span in spans:
         assert 5 <= span.low <= span.high <= 700
@@ -240,7 +243,9 @@ def test_shared_span_begins_a_part_beside_an_edge(parts: int) -> None:
         edges = {at + beside for at in (*range(64, 700, 64), *range(48, 700, 48))
                  for beside in (-1, 0, 1)}  # fmt: skip
         assert all(starts & edges for starts in begins)
-    assert shared_span(Span(0, 60), parts, [64], 4) == Span(0, 60)
+    few = {Span(0, 60), Span(1, parts - 1)}
+    assert {shared_span(Span(0, 60), parts, [64], index) for index in range(40)} == few
+    assert {shared_span(Span(0, 60), parts, [], index) for index in range(40)} == few
 
 
 def test_rows_of_a_rank_begin_beside_the_edge_of_a_tile() -> None:
@@ -253,6 +258,21 @@ def test_rows_of_a_rank_begin_beside_the_edge_of_a_tile() -> None:
     )
     assert min(beside[0], beside[1], beside[63]) > 20
     assert max(beside[5], beside[30]) < 20
+
+
+def test_some_ranks_have_nothing_of_each_sharded_size() -> None:
+    specs = Path(__file__).parents[2] / "specs"
+    sizes = {
+        "all_gather_gemm": "mn",
+        "gemm_bias_reduce_scatter": ["k"],
+        "all_gather": ["rows"],
+        "sequence_attention": ["seqlen_q", "seqlen_k"],
+    }
+    for name, axes in sizes.items():
+        found = drawn(load_spec(specs / f"{name}.yaml"), 100)
+        for axis in axes:
+            numbers = [(case[axis], case["world"]) for case in found if type(case[axis]) is int]
+            assert sum(0 < size < world for size, world in numbers) > 2, (name, axis)
 
 
 def test_some_cases_have_several_tiles_along_all_sizes() -> None:

@@ -24,8 +24,8 @@ entry: mypkg.ops:norm
 axes: {dtype: [float16], rows: [1, 8]}
 """
 KEYS = (
-    "name, summary, problem, entry, constructor_args, factory, factory_args, call, returns, "
-    "architectures, axes, compile_axes, shards, context, constraints, extra_cases, tiers, tolerance, checks, relations, agree, sanitizers, propagation, strict_autograd, determinism, cuda_graph, codegen, prove, tile, fuzz, invalid_inputs, known_bugs, regressions, bench"
+    "name, summary, problem, entry, constructor_args, factory, factory_args, call, defaults, "
+    "returns, architectures, axes, compile_axes, shards, context, constraints, extra_cases, tiers, tolerance, checks, relations, agree, sanitizers, propagation, strict_autograd, determinism, cuda_graph, codegen, prove, tile, fuzz, invalid_inputs, known_bugs, regressions, bench"
 )
 DTYPES = (
     "float16, bfloat16, float32, float64, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, "

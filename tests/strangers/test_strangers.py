@@ -123,6 +123,31 @@ def test_bug_of_an_option_in_the_backward_pass_needs_its_axis(fresh):
     assert "no case passes reduction to" in command_line("check", str(spec)).out
 
 
+def test_a_row_for_each_sequence_is_no_packed_tensor():
+    """As many rows as sequences: the parts of dW have the shape of x."""
+    spec = load_spec(FOLDER / "project" / "varlen_conv1d.yaml")
+    values = {"dtype": "float32", "dim": 32, "width": 1, "seqlens": [1, 0, 0, 3]}
+    result = Runner(backend_named("interpreter")).run(spec, Case(spec.name, values))
+    assert result.findings == ()
+
+
+@pytest.mark.parametrize("moved", ["x, weight, bias", "x, weight"])
+def test_alignment_of_each_argument_that_a_spec_promises_to_take(moved, fresh):
+    """The bias alone is moved, so that copies of other tensors hide nothing."""
+    lines = {"fuzz:\n": "fuzz:\n  storage: [offset]\n", "[1, 40, 64]": "[64]"}
+    written("layer_norm", lines, fresh)
+    code = (fresh / "layer_norm.py").read_text()
+    for call, copied in (("kernel(x, weight", moved), ("kernel(dy.contiguous()", "dy, x, weight")):
+        assert code.count(call) == 1
+        copies = f"{copied} = (aligned(each) for each in ({copied}))"
+        code = code.replace(call, f"{copies}\n            {call}")
+    code += "\n\ndef aligned(x):\n    return x.clone() if x.data_ptr() % 16 else x\n"
+    (fresh / "layer_norm.py").write_text(code)
+    outcome = command_line("run", "layer_norm.yaml", "-n", "0", "--tier", "smoke")
+    assert outcome.code == ("bias" not in moved), outcome.out
+    assert ("alignment: B begins 4 bytes" in outcome.out) == ("bias" not in moved)
+
+
 @pytest.mark.parametrize(
     "bug", [bug for bug in [*BUGS, *ARGUMENTS] if bug.silent], ids=lambda bug: bug.name
 )

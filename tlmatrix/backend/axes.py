@@ -113,6 +113,13 @@ def unvaried_options(plans: Iterable[tuple[Spec, Family]]) -> Iterator[Issue]:
         for option, allowed in given.options.items():
             if spec.constructor_args and option in _OF_FACTORIES - spec.constructor_args.keys():
                 continue
+            if not any(_uses_default(option, *each, given) for each in of_entry):
+                default = given.defaults[option]
+                message = (
+                    f"no case uses the default of {option} of {entry}, {label(default)}: list it "
+                    f"in the axis, or write what it stands for, defaults: {{{option}: EXPRESSION}}"
+                )
+                yield Issue(spec.path, line, column, message)
             for checked, where in ((of_entry, ""), (backward, " that checks gradients")):
                 words = _unvaried(option, allowed, checked, given) if checked else ""
                 if words:
@@ -185,6 +192,30 @@ def _unvaried(
         return option
     missing = [value for value in allowed if canonical(value) not in listed]
     return " or ".join(f"{option}={value!r}" for value in missing)
+
+
+def _uses_default(option: str, spec: Spec, family: Family, given: Parameters) -> bool:
+    """Whether some cases give an option its default, as far as the spec and the source say."""
+    if option not in given.defaults or option in spec.defaults:
+        return True
+    default, axis = given.defaults[option], option
+    if _arguments(spec):
+        item = _passed(option, spec, given)
+        if not isinstance(item, str) or item not in spec.axes:
+            return True
+        axis = item
+    elif axis not in spec.axes:
+        return not _is_always_given(axis, family)
+    if spec.fuzz is not None and axis in spec.fuzz.axes and default is not None:
+        return True
+    values = [*spec.axes[axis], *(case[axis] for case in spec.extra_cases if axis in case)]
+    return len(values) == 1 or default in values
+
+
+def _is_always_given(option: str, family: Family) -> bool:
+    """Whether a problem of a family has a number of this name, which the entry gets."""
+    names = getattr(family, "names", ())
+    return option in names and option not in (*getattr(family, "tensors", ()), "context", "device")
 
 
 def _arguments(spec: Spec) -> Call:

@@ -20,6 +20,7 @@ from tlmatrix.check.running import Results, run_guarded
 from tlmatrix.check.sanitizers import finding_of
 from tlmatrix.check.tolerance import ReferenceBounds
 from tlmatrix.problem.model import AutogradVariant, InapplicableError
+from tlmatrix.problem.sharding import has_idle_rank
 from tlmatrix.problem.storage import changeable_inputs
 from tlmatrix.tracebacks import unwinds
 
@@ -94,36 +95,67 @@ def raised(check: str, error: BaseException, words: str = "") -> Finding:
 def check_equal_calls(run: CaseRun, runs: int = _RUNS) -> list[Finding]:
     """Findings about the first of `runs` equal calls that differs from the first call of a case.
 
-    The last call mostly goes through autograd in another way, which the case's seed selects.
+    The last of them leaves out options that have their defaults (`Problem.defaults`). After them,
+    one mostly goes through autograd in another way, which the case's seed selects.
     """
     variant = _autograd_variant(run, runs)
     # On ranks the third call reuses double-buffered memory.
     equal = runs if variant is None or run.on_ranks else runs - 1
-    results = _equal_calls(run, equal - 1)
-    for number in range(2, equal + 1):
+    calls = [run.problem] * (equal - 1)
+    if calls and run.problem.defaults and (runs >= _RUNS or run.case.seed // 2 % 2):
+        calls[-1] = replace(run.problem, left_out=run.problem.defaults)
+    found = _differing_calls(run, calls)
+    if found and any(each.left_out for each in calls):
+        # Equal calls may differ, too.
+        return _differing_calls(run, [run.problem] * len(calls)) or _of_defaults(run, found)
+    if found or variant is None:
+        return found
+    return _called_differently(run, variant)
+
+
+def _differing_calls(run: CaseRun, calls: Sequence[Problem]) -> list[Finding]:
+    """Findings about the first of some calls whose results differ from those of the case."""
+    results = _equal_calls(run, calls)
+    for index in range(len(calls)):
         try:
             again = next(results)
         except BaseException as error:
             if unwinds(error):
                 raise
-            return [raised("determinism", error, f"call {number} of the same problem ")]
+            return [raised("determinism", error, f"call {index + 2} of the same problem ")]
+        for name, info in run.problem.outputs.items():
+            mismatch = name in run.results and describe_mismatch(name, info, again.get(name))
+            if mismatch:
+                return [Finding("determinism", mismatch, tensor=name, pattern="shape")]
         found = compare_runs(run.results, again, run.bounds, exact=run.deterministic)
         if found:
-            calls = [run.problem] * (number - 1)
-            return [of_call(each, calls, number - 2, run.problem) for each in found]
-    return [] if variant is None else _called_differently(run, variant)
+            return [of_call(each, calls, index, run.problem) for each in found]
+    return []
 
 
-def _equal_calls(run: CaseRun, count: int) -> Iterator[Tensors]:
+def _equal_calls(run: CaseRun, calls: Sequence[Problem]) -> Iterator[Tensors]:
     if run.on_ranks:
         streams = run.sanitizers is not None and run.case.seed % _ON_STREAMS == 1
+        idle = has_idle_rank(run.spec, run.problem)
         # The host waits in two calls, which allocate halves of double-buffered memory. The
-        # fourth call reuses that of the second.
-        calls = max(count, 4) if streams else count
-        yield from run.in_a_row([run.problem] * calls, streams=streams)
+        # fourth call reuses that of the second. A rank without a share may have skipped a wait.
+        more = [run.problem] * (4 - len(calls)) if streams or idle else []
+        yield from run.in_a_row([*calls, *more], streams=streams)
     else:
-        for _ in range(count):
-            yield run.again(run.problem)
+        for problem in calls:
+            yield run.again(problem)
+
+
+def _of_defaults(run: CaseRun, found: Sequence[Finding]) -> list[Finding]:
+    """Findings about a call without options that have the value of their default."""
+    names = ", ".join(run.problem.defaults)
+    because = (
+        f"the call without {names} differs, and the case gives them what their defaults stand for"
+    )
+    return [
+        replace(each, title=f"without {names}: {each.title}", hint=None).with_notes(because)
+        for each in found
+    ]
 
 
 # Autograd -----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tlmatrix.check.finding import NOT_RUN, Finding
 from tlmatrix.check.memory import poison_mask
 from tlmatrix.check.numeric import Deviation, deviations
 from tlmatrix.check.registry import CHECKS, Reruns, is_selected, rotation_order
-from tlmatrix.check.rounding import biases, one_sided
+from tlmatrix.check.rounding import biases, one_sided, shared
 from tlmatrix.check.running import CaseRun, Results, run_guarded
 from tlmatrix.tracebacks import unwinds
 from tlmatrix.words import listed
@@ -49,6 +49,7 @@ def check_values(run: CaseRun) -> list[Finding]:
         deviations(compared, run.bounds)
         or biases(compared, run.bounds)
         or one_sided(compared, run.bounds)
+        or shared(compared, run.bounds)
     )
     if not wrong:
         ratio = run.bounds.error_ratio() if run.on_error_ratio is not None else None

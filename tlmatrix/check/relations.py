@@ -109,6 +109,8 @@ def check_calls(
             raise
         if refused is not None:
             return _refused(relation, refused, error)
+        if _needs_large_sizes(relation, error):
+            return []
         if relation.stale is not None and not results:
             return []  # a call with other options fails by itself, and is a case of its own
         if isinstance(relation, ReachRelation) and _refuses_nonfinite(error):
@@ -219,6 +221,14 @@ def _named(finding: Finding, relation: Relation, because: str) -> Finding:
 
 
 # Exceptions ---------------------------------------------------------------------------------------
+
+
+def _needs_large_sizes(relation: Relation, error: BaseException) -> bool:
+    """Whether the path for large sizes, taken by lower thresholds, refuses small ones."""
+    inner = getattr(error, "error", error)
+    return isinstance(inner, ValueError | AssertionError | NotImplementedError) and any(
+        each.thresholds is not None for each in relation.problems
+    )
 
 
 def _refuses_nonfinite(error: BaseException) -> bool:

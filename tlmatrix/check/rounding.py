@@ -20,6 +20,20 @@ if n is less than 65. Rows whose reference is equal (one query, or a softmax of 
 all keys the same gradient of v) share their errors, and count as one. The second is the size that
 counts; u, a, M, `lowp` and `factor` are those of `tlmatrix.check.tolerance`.
 
+Errors that elements share (`shared`): a factor of a row that a kernel keeps in 16 bits moves all
+elements of the row in proportion, by up to one unit roundoff, which the bounds accept. Let d be the
+difference from the correctly rounded reference, which is 0 nearly everywhere if the kernel computes
+in float32. The elements of the groups along an axis (rows, or the columns of each sequence) share
+errors if both hold, over the G groups with such differences:
+
+    sum z**2 > G + 2 sqrt(32 G) + 64,    z = sum sign(r d) / sqrt(number of d != 0)
+    rms(x) > max(u / 8, factor * rms(x of lowp)),    x = (|sum r d| - a sum |r| M) / sum r**2
+
+The first is improbable if the signs of d are random (e**-32; Hsu, Kakade and Zhang 2012), and never
+holds with less than 77 differences. What the reference computes in 16 bits a kernel may compute so.
+Elements with equal references count as one. Results to which matrix products contribute are not
+tested: a rounded row of an operand moves a row of the product.
+
 Truncated results (`one_sided`) are rounded toward zero, or away from it, instead of to the nearest
 value.
 Each error is at most one step of the dtype, which bounds of 16 bits and a `floor: 1` of integers
@@ -56,7 +70,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tlmatrix.check.tolerance import ReferenceBounds
-    from tlmatrix.problem.model import Problem, TensorInfo, Tensors
+    from tlmatrix.problem.model import Dim, Problem, TensorInfo, Tensors
 
 _SIGMAS = 8.0
 _ROUNDOFFS = 0.25
@@ -224,6 +238,137 @@ def _clustered_squares(values: torch.Tensor, keys: torch.Tensor) -> torch.Tensor
     first[:, 1:] = keys.diff(dim=1) > _EQUAL * keys[:, 1:].abs()
     sums = torch.zeros_like(values).scatter_add_(1, first.cumsum(1) - 1, values.gather(1, order))
     return sums.square_().sum(1, True)
+
+
+# Errors that elements share ----------------------------------------------------------------------
+
+_GROUP = 8
+"""The fewest elements of a group."""
+_SHARED = 0.125
+"""The accepted root mean square of shared errors, in unit roundoffs."""
+_EXPONENT = 32.0
+"""The negative logarithm of the probability of sums by chance."""
+_FEWEST_MOVED = 77
+
+
+def shared(results: Tensors, bounds: ReferenceBounds) -> dict[str, Deviation]:
+    """The results with groups that share an error, of those within their error bounds, by name.
+
+    Of tensors of 16 bits, of problems that do not know which of their errors are independent.
+    """
+    found = {}
+    for name, got in results.items():
+        info = bounds.problem.outputs[name]
+        if (
+            info.dtype in _BITS
+            and info.independent_errors is None
+            and info.arithmetic is None
+            and info.roundoff == torch.finfo(info.dtype).eps / 2
+            and bounds.tolerance_of(name).floor == "auto"
+            and got.numel() >= _FEWEST_MOVED
+        ):
+            deviation = _shared_error(name, got.detach(), bounds)
+            if deviation is not None:
+                found[name] = deviation
+    return found
+
+
+def _shared_error(name: str, got: torch.Tensor, bounds: ReferenceBounds) -> Deviation | None:
+    info, reference = bounds.problem.outputs[name], bounds.reference[name]
+    nearest = reference.to(info.dtype).double()
+    moved = (got.double() - nearest).nan_to_num_(0.0, 0.0, 0.0)
+    if int(moved.count_nonzero()) < _FEWEST_MOVED or not _is_elementwise(info):
+        return None
+    low = (bounds.lowp.get(name, nearest).double() - nearest).nan_to_num_(0.0, 0.0, 0.0)
+    exact = reference.nan_to_num(0.0, 0.0, 0.0)
+    room = arithmetic_error(info, exact) * exact.abs()
+    factor = bounds.tolerance_of(name).factor
+    for axis, dim in enumerate(info.dims):
+        groups = _Groups.of(axis, dim, reference.device)
+        sizes = groups.sum(exact.square())
+        tested = (groups.sum(torch.ones_like(exact)) >= _GROUP) & (sizes > 0)
+        signs = torch.sign(exact * moved)
+        squares = groups.squares(signs, exact)
+        scores = torch.where(tested & (squares > 0), groups.sum(signs).square() / squares, 0.0)
+        count = int((scores > 0).sum())
+        chance = count + 2 * (_EXPONENT * count) ** 0.5 + 2 * _EXPONENT
+        if float(scores.sum()) <= chance:
+            continue
+        moves = groups.sum(exact * moved).abs_() - groups.sum(room)
+        parts = moves.clamp_min_(0.0), groups.sum(exact * low)
+        error, of_lowp = (float((each / sizes)[tested].square().mean().sqrt()) for each in parts)
+        ratio = error / max(_SHARED * info.roundoff, factor * of_lowp)
+        if ratio > 1:
+            wrong = groups.spread(scores > 1) & (moved != 0)
+            return _described_share(name, got, bounds, wrong, ratio, error / info.roundoff, axis)
+    return None
+
+
+def _is_elementwise(info: TensorInfo) -> bool:
+    """Whether no matrix products contribute to a result."""
+    return info.carried is None or not bool(info.carried().any())
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """The groups of elements along one axis: all of it, or its regions."""
+
+    axis: int
+    index: torch.Tensor
+    count: int
+
+    @classmethod
+    def of(cls, axis: int, dim: Dim, device: torch.device) -> _Groups:
+        """The groups along a dimension."""
+        if dim.region is None:
+            return cls(axis, torch.zeros(dim.size, dtype=torch.int64, device=device), 1)
+        index = torch.tensor(list(dim.region), dtype=torch.int64, device=device)
+        return cls(axis, index, int(index.max()) + 1 if dim.size else 1)
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over each group."""
+        shape = list(values.shape)
+        shape[self.axis] = self.count
+        return values.new_zeros(shape).index_add_(self.axis, self.index, values)
+
+    def spread(self, per_group: torch.Tensor) -> torch.Tensor:
+        """The value of the group of each element."""
+        return per_group.index_select(self.axis, self.index)
+
+    def squares(self, values: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """The sum of squares over each group, after values with equal keys are added up."""
+        values, keys = (each.movedim(self.axis, 0) for each in (values, keys))
+        found = []
+        for group in range(self.count):
+            inside = self.index == group
+            of_group = [each[inside].reshape(1, int(inside.sum()), -1) for each in (values, keys)]
+            found.append(_clustered_squares(*of_group).view(values.shape[1:]))
+        return torch.stack(found).movedim(0, self.axis)
+
+
+def _described_share(
+    name: str,
+    got: torch.Tensor,
+    bounds: ReferenceBounds,
+    wrong: torch.Tensor,
+    ratio: float,
+    units: float,
+    axis: int,
+) -> Deviation:
+    info, reference = bounds.problem.outputs[name], bounds.reference[name]
+    size = torch.where(wrong, (got.double() - reference).abs_().nan_to_num_(0.0), -1.0)
+    return Deviation(
+        reference,
+        got,
+        wrong,
+        ratio,
+        int(size.argmax()),
+        "mean",
+        f"every element is within its error bound; those along {info.dims[axis].name} share an "
+        f"error in proportion to the reference, {units:.2g} times the unit roundoff, where "
+        "a result that is rounded once has none: a factor kept in 16 bits? If that is meant, "
+        "the reference rounds it, too",
+    )
 
 
 # Truncated results -------------------------------------------------------------------------------

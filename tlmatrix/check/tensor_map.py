@@ -54,6 +54,7 @@ class TensorMap:
             for name, rows in spec.sanitizers.sequences.items()
         }
         self._by_shape = _packed_shapes(self._dims.values())
+        self._shapes = {tuple(dim.size for dim in dims) for dims in self._dims.values()}
         self._packed = {name: _packed(self._dims[name]) for name in self._own if name in self._dims}
 
     @property
@@ -94,8 +95,10 @@ class TensorMap:
         if found is None:
             return None
         boundaries, position = found
-        axes = [axis for axis, size in enumerate(tensor.shape) if size != 1]
-        return boundaries, axes[position]
+        axis = [axis for axis, size in enumerate(tensor.shape) if size != 1][position]
+        if tensor.shape[axis] == len(boundaries) - 1 and tuple(tensor.shape) not in self._shapes:
+            return None  # as many rows as sequences: these may be rows of sequences
+        return boundaries, axis
 
     def locate(self, report: Report, results: Tensors) -> tuple[str | None, dict[str, int]]:
         """The tensor that a report is about, and its element by named dimension.

@@ -18,7 +18,7 @@ from tlmatrix.fuzz.strategies import case_domain, summarize
 from tlmatrix.matrix import CaseNotFoundError, explain
 from tlmatrix.options.table import SPECS, TIER
 from tlmatrix.problem import family_for
-from tlmatrix.problem.lint import lint_floors
+from tlmatrix.problem.lint import lint_floors, lint_shares
 from tlmatrix.prove.answers import summary
 from tlmatrix.report.text import count
 from tlmatrix.results_file import shown_path
@@ -201,7 +201,7 @@ def check(arguments: argparse.Namespace, config: Config) -> ExitCode:
     plans = plan_all(paths, config.chosen(arguments)[TIER], roots=[config.root])
     check_fuzzing(plans)
     for each in plans:
-        for warning in lint_floors(each.spec):
+        for warning in (*lint_floors(each.spec), *lint_shares(each.spec, each.family)):
             print(f"warning: {warning}")
     named = {each.spec.path.resolve() for each in plans}
     together = [*plans, *_beside(plans)]

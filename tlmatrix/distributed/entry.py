@@ -6,11 +6,13 @@ agree.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tlmatrix.backend.thresholds import lowered
 from tlmatrix.check.determinism import compare_runs
 from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.check.memory import same_bits
@@ -121,6 +123,10 @@ class EntryOnRanks(SeveralRanks):
         self._attempts[spec] = left - _ATTEMPTS // 2
         return results
 
+    def _thresholds(self, target: int | None) -> AbstractContextManager[object]:
+        """Lowers thresholds for ranks in this process."""
+        return nullcontext() if target is None else lowered(str(self._binding.spec.entry), target)
+
     def run(
         self,
         problems: Sequence[Problem],
@@ -131,7 +137,7 @@ class EntryOnRanks(SeveralRanks):
         sharings = [Sharding.of(self._binding.spec, problem) for problem in problems]
         turn = self._turns()
         jobs = _jobs(problems, sharings, turn=turn, straggle=turn, **options)
-        with self._timed():
+        with self._timed(), self._thresholds(problems[0].thresholds):
             answers = self._executor.run(self._binding, jobs, sanitizers)
         device = _device(problems[0])
         results = []

@@ -16,17 +16,22 @@ from tlmatrix.spec.expr.expression import Expression, ExpressionError
 from tlmatrix.spec.model.calling import items_of, names_in, output_faults
 from tlmatrix.spec.model.checks import FINITE
 from tlmatrix.spec.model.fields import OPTIONAL_AXES
+from tlmatrix.spec.model.sharding import WORLD
 from tlmatrix.spec.model.spec import DeclaredProblem
 from tlmatrix.words import nearest, suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from tlmatrix.problem.model import Family
     from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.checks import AllowanceChange
+    from tlmatrix.spec.model.fuzz import FuzzAxis
     from tlmatrix.spec.model.spec import Spec
+    from tlmatrix.spec.values import Value
 
+_SOME = 64
+"""Numbers from the low end of a range that are looked at."""
 _LARGEST = 128.0
 """A bound on the elements of inputs: 16 standard deviations of 8 (`values: large`)."""
 
@@ -41,9 +46,9 @@ def declared(spec: Spec) -> DeclaredProblem:
 
 
 def lint_arguments(spec: Spec, names: Collection[str], tensors: Collection[str]) -> Iterator[Issue]:
-    """An issue for each unknown name in `call` and `factory_args`, and each tensor in the latter.
+    """An issue for each unknown name in `call`, `defaults` and `factory_args`.
 
-    Known are `names`, `tensors`, and the axes and `returns` of the spec.
+    Known are `names`, `tensors` (not in `factory_args`), and the axes and `returns` of the spec.
     """
     known = {*names, *spec.axes}
     everything = {*known, *tensors}
@@ -52,6 +57,10 @@ def lint_arguments(spec: Spec, names: Collection[str], tensors: Collection[str])
             if name not in everything and name not in spec.results:
                 hint = nearest(name, everything)
                 yield spec.issue(("call", key), f"call: the problem has no {name!r}{hint}")
+    for option, value in spec.defaults.items():
+        for name in sorted(names_in(value) - known):
+            hint = nearest(name, known)
+            yield spec.issue(("defaults", option), f"defaults: the problem has no {name!r}{hint}")
     for argument, value in spec.factory_args.items():
         if not isinstance(value, str):
             continue
@@ -83,6 +92,91 @@ def lint_results(spec: Spec, results: Collection[str]) -> Iterator[Issue]:
                     ("tolerance", "by_arch", arch, name),
                     f"tolerance: unknown tensor {name!r}{nearest(name, {*results, 'default'})}",
                 )
+
+
+# Shards -----------------------------------------------------------------------------------------
+
+
+def sharded_axes(spec: Spec, family: Family) -> list[str]:
+    """The axes, in order, whose sizes or lengths ranks share along a dimension of a tensor."""
+    found = set(getattr(family, "sharded", ()))
+    inputs = spec.problem.inputs if isinstance(spec.problem, DeclaredProblem) else {}
+    for name, shard in spec.shards.items():
+        if shard.own or shard.sum:
+            continue
+        if isinstance(shard.dim, str):
+            along_lengths = shard.dim in ("seqlen", "position")
+            found |= {"seqlen_q", "seqlen_k", "seqlens"} if along_lengths else {shard.dim}
+        elif shard.dim is not None and name in inputs and shard.dim < len(inputs[name].sizes):
+            found.add(str(inputs[name].sizes[shard.dim]))
+    return [axis for axis in spec.axes if axis in found]
+
+
+def lint_shares(spec: Spec, family: Family) -> Iterator[Issue]:
+    """An issue for each axis that ranks share and of which no case has some kind of size.
+
+    The kinds are fewer rows than ranks, and numbers that the ranks do not divide. A constraint may
+    say that the entry refuses them; without `uneven` a case cannot have them.
+    """
+    drawn = spec.fuzz.axes if spec.fuzz is not None else {}
+    worlds = [each for each in _numbers(spec, WORLD, drawn) if each > 1]
+    shards = [*spec.shards.values()]
+    if not any(shard.uneven for shard in shards) and not any(spec.axes.get("uneven", ())):
+        return
+    for axis in sharded_axes(spec, family) if worlds else ():
+        sizes = _numbers(spec, axis, drawn)
+        pairs = [(size, world) for size in sizes for world in worlds if size > 0]
+        fewer = [(size, world) for size, world in pairs if size < world]
+        uneven = [(size, world) for size, world in pairs if size > world and size % world]
+        kinds = {
+            "fewer than ranks": (fewer, [(size, w) for w in worlds for size in range(1, w)]),
+            "that the ranks do not divide": (uneven, [(w * 2 + 1, w) for w in worlds]),
+        }
+        for words, (found, candidates) in kinds.items():
+            if _permitted(spec, axis, found) or not _permitted(spec, axis, candidates):
+                continue
+            message = (
+                f"no case has a number of {axis} {words}: list one in the axis or in 'fuzz', or "
+                f"say in 'constraints' why there is none"
+            )
+            yield spec.issue(("axes", axis), message)
+
+
+def _permitted(spec: Spec, axis: str, pairs: Sequence[tuple[int, int]]) -> bool:
+    """Whether the constraints on an axis and the number of ranks alone permit one of the pairs."""
+    rules = [
+        each.expression
+        for each in spec.constraints
+        if each.expression.names and each.expression.names <= {axis, WORLD}
+    ]
+    return any(
+        all(rule.evaluate({axis: size, WORLD: world}) for rule in rules) for size, world in pairs
+    )
+
+
+def _numbers(spec: Spec, axis: str, drawn: Mapping[str, FuzzAxis]) -> list[int]:
+    """The numbers that an axis lists or generates: of a range, up to some from its low end."""
+    listed: list[Value] = [*spec.axes.get(axis, ())]
+    listed += [case[axis] for case in spec.extra_cases if axis in case]
+    ranges = [drawn[axis].range] if axis in drawn else []
+    if axis == "seqlens" and spec.fuzz is not None:
+        ranges.append(spec.fuzz.seqlens.length)
+    listed += drawn[axis].values if axis in drawn else ()
+    found = {each for value in listed for each in _integers(value)}
+    for span in ranges:
+        found |= set(range(span.low, min(span.high, span.low + _SOME) + 1)) if span else set()
+    return sorted(found)
+
+
+def _integers(value: Value) -> Iterator[int]:
+    """The integers of a value: a number, or lengths."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _integers(each)
+    elif isinstance(value, dict):
+        yield from _integers(list(value.values()))
 
 
 # Optional axes ------------------------------------------------------------------------------------

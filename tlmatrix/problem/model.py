@@ -448,6 +448,12 @@ class Problem:
     """How to call a differentiable entry; None for the usual way."""
     given_output: str | None = None
     """The output for which the entry gets a tensor as its argument `out`, and no gradients."""
+    defaults: tuple[str, ...] = ()
+    """Options of the entry to which the case gives the value of their default."""
+    left_out: tuple[str, ...] = ()
+    """Options that the call leaves out."""
+    thresholds: int | None = None
+    """What the thresholds of the entry's host code are lowered to (`backend.thresholds`)."""
     side_stream: bool = False
     """Whether to call the entry on a CUDA stream other than the default one."""
     two_streams: bool = False
@@ -507,6 +513,7 @@ class Family(Protocol):
         special_values: those of `tlmatrix.problem.distributions.SPECIAL` that fuzzing generates.
         option_values: values of axes, by name, to which hints compare wrong results though the spec
             may list none of them.
+        sharded: axes of sizes that ranks share by default.
         cotangents: whether its problems may have cotangents (by default True).
         host_problem: like `problem`, with tensors on the CPU for an entry that runs on `device`;
             None if checks on that device are faster. The entry gets copies of the tensors.

@@ -231,7 +231,16 @@ class Sharding:
             cotangents=cotangents,
             gradient_of=dict(problem.gradient_of),
             autograd=problem.autograd,
+            left_out=problem.left_out,
         )
+
+
+def has_idle_rank(spec: Spec, problem: Problem) -> bool:
+    """Whether a rank has nothing of a tensor of which others have a share."""
+    counts = [
+        [len(rows) for rows in split.rows] for split in Sharding.of(spec, problem).splits.values()
+    ]
+    return any(min(each) == 0 < max(each) for each in counts)
 
 
 def with_owners(spec: Spec, problem: Problem) -> Problem:

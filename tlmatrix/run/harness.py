@@ -16,10 +16,11 @@ from tlmatrix.backend import EntryError
 from tlmatrix.backend.axes import refuse_unknown_axes
 from tlmatrix.backend.backends import InterpreterBackend
 from tlmatrix.backend.binding import bind, execute
+from tlmatrix.backend.thresholds import thresholds_of
 from tlmatrix.check.running import OnDevice
 from tlmatrix.distributed.entry import Executors
 from tlmatrix.matrix.listed_cases import seed_from
-from tlmatrix.problem.sharding import with_owners
+from tlmatrix.problem.sharding import has_idle_rank, with_owners
 from tlmatrix.problem.storage import changeable_inputs
 from tlmatrix.run.invalid_inputs import invalid_problem
 from tlmatrix.run.measurements import counting
@@ -52,6 +53,9 @@ _HISTORIES = 6
 
 _AGAIN = 64
 """Of this many cases, one checks what else only one case of a spec does."""
+
+_LOWERED = 2
+"""Of this many cases, one is called with lower thresholds of host code."""
 
 _SAMPLED = 8
 """Of this many cases, one checks a relation that needs kernels of another compile key."""
@@ -118,10 +122,12 @@ class _SharedChecks:
 
     Attributes:
         passed: the checks that a case passed.
+        defaults: the defaults of options that were checked.
         first: the keys of the first cases.
     """
 
     passed: set[str] = field(default_factory=set)
+    defaults: set[str] = field(default_factory=set)
     first: list[str] = field(default_factory=list)
 
     def number_of(self, case: Case, most: int) -> int | None:
@@ -225,15 +231,18 @@ class Harness:
         from tlmatrix.problem.relations.calls import with_given_output, with_side_stream
         from tlmatrix.problem.relations.propagation import with_propagation
         from tlmatrix.problem.relations.user import with_user_relations
-        from tlmatrix.run.other_calls import other_options
+        from tlmatrix.run.other_calls import other_options, with_default_values
 
         problem = make(case.values)
         problem = replace(
             problem,
+            defaults=bound.binding.default_options(problem),
             other_options=partial(other_options, spec, case, bound.family, problem, make),
         )
         problem = with_user_relations(spec, bound.family, problem, seed, self.environment)
         problem = with_propagation(spec, problem, seed)
+        if self.backend.name == "interpreter":
+            problem = self._with_thresholds(spec, case, problem)
         output = bound.binding.optional_output(spec.results or problem.returns)
         if output is not None and not has_ranks(spec):
             problem = with_given_output(problem, output)
@@ -241,6 +250,8 @@ class Harness:
             problem = with_side_stream(problem)
         if case.origin != "fuzz" and not has_ranks(spec):
             problem = self._with_checks_of_a_spec(bound, spec, case, problem)
+            done = self._shared_checks(spec).defaults
+            problem = with_default_values(spec, case, problem, make, done)
         if spec.compile_axes and (self.backend.compiles or _is_turned(bound.binding)):
             problem = _sampled_relations(problem, spec, case, bound.family)
         from tlmatrix.run.other_calls import (
@@ -305,6 +316,16 @@ class Harness:
         if self.backend.simulates_streams and due("streams"):
             problem = with_two_streams(problem, passed("streams"))
         return problem
+
+    def _with_thresholds(self, spec: Spec, case: Case, problem: Problem) -> Problem:
+        """Make a call with lower thresholds of host code: in some cases, and if ranks are idle."""
+        from tlmatrix.problem.relations.calls import with_thresholds
+
+        names = [] if spec.entry is None else [each.name for each in thresholds_of(spec.entry)]
+        idle = bool(names) and has_ranks(spec) and has_idle_rank(spec, problem)
+        if not names or (case.seed // 11 % _LOWERED and not idle):
+            return problem
+        return with_thresholds(problem, names, case.seed // 5, all_ways=idle)
 
     def _another_case(
         self,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from tlmatrix.backend.axes import read_by_family
+from tlmatrix.backend.binding.calls import stated_default
 from tlmatrix.matrix import known_bug
 from tlmatrix.problem.model import (
     CapturedRelation,
@@ -23,10 +24,12 @@ from tlmatrix.problem.model import (
     HistoryRelation,
     ManyCallsRelation,
     OtherOption,
+    Relation,
 )
 from tlmatrix.problem.relations import repeated
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.model.calling import expression
 from tlmatrix.spec.model.sharding import WORLD
 from tlmatrix.spec.values import canonical
 
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend import Backend
     from tlmatrix.matrix import Case
-    from tlmatrix.problem import Family, Problem, Relation, RelationKind
+    from tlmatrix.problem import Family, Problem, RelationKind
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
@@ -44,6 +47,9 @@ _Step = Literal["forward", "backward", "free"]
 
 _ATTEMPTS = 8
 """Other cases that are tried: constraints exclude some, and some cannot be sharded."""
+
+_OF_OTHER_SHAPES = 4
+"""Of this many cases, one takes any other case, and others one with inputs of the same shapes."""
 
 _MANY_RANKS = 4
 """Ranks above which a case has many."""
@@ -62,6 +68,9 @@ def another_case(
     allowed: Callable[[Mapping[str, Value]], bool],
 ) -> tuple[str, Problem] | None:
     """A case with other values of one axis, or two, and how it differs; None if there is none.
+
+    Mostly one whose inputs have the same shapes, if there is one: what an entry keeps may be found
+    again by these alone.
 
     Args:
         spec: the spec.
@@ -82,10 +91,12 @@ def another_case(
         ]
         if others:
             offered[axis] = others
+    order = pick.sample(sorted(offered), len(offered))
+    found: tuple[str, Problem] | None = None
     for attempt in range(_ATTEMPTS if offered else 0):
         # Constraints may tie axes to each other.
         count = min(1 + attempt // 4, len(offered))
-        axes = pick.sample(sorted(offered), count)
+        axes = pick.sample(order, count) if count > 1 else [order[attempt % len(order)]]
         changed = {axis: pick.choice(offered[axis]) for axis in axes}
         values = {**case.values, **changed}
         another = replace(case, values=values)
@@ -95,11 +106,18 @@ def another_case(
             made = make(values)
         except (ExpressionError, SpecError, ValueError):
             continue
-        if _devices(made) == _devices(problem) and (
-            _elements(made) <= _LARGEST * _elements(problem)
-        ):
-            return ", ".join(f"{axis}={value}" for axis, value in changed.items()), made
-    return None
+        too_large = _elements(made) > _LARGEST * _elements(problem)
+        if too_large or _devices(made) != _devices(problem):
+            continue
+        differing = ", ".join(f"{axis}={value}" for axis, value in changed.items()), made
+        if case.seed // 3 % _OF_OTHER_SHAPES == 0 or _shapes(made) == _shapes(problem):
+            return differing
+        found = found or differing
+    return found
+
+
+def _shapes(problem: Problem) -> list[tuple[str, torch.Size, torch.dtype]]:
+    return [(name, each.shape, each.dtype) for name, each in problem.inputs.items()]
 
 
 def with_other_options(
@@ -131,6 +149,60 @@ def with_other_options(
             )
 
     return problem.with_relations("repeat", relations)
+
+
+def with_default_values(
+    spec: Spec,
+    case: Case,
+    problem: Problem,
+    make: Callable[[Mapping[str, Value]], Problem],
+    done: set[str],
+) -> Problem:
+    """Add calls without options whose defaults the code computes (`defaults` of the spec).
+
+    Each is a call on the problem with the value that the spec states, judged by the reference, once
+    for all values of the axes that the statement names, and in half of the cases: it may need a
+    kernel of its own. Where the case has that value itself, equal calls leave the option out
+    (`Problem.defaults`).
+
+    Args:
+        spec: the spec.
+        case: the case.
+        problem: its problem.
+        make: builds the problem of other axis values from the same seed.
+        done: what was checked in this process; the relations add to it.
+    """
+
+    def relations() -> Iterator[Relation]:
+        for option, said in spec.defaults.items():
+            if option not in spec.axes or not isinstance(said, str):
+                continue
+            read = sorted((expression(said).names & case.values.keys()) - {option})
+            key = canonical([option, *(case.values[axis] for axis in read)])
+            if key in done or option in problem.defaults:
+                done.add(key)
+                continue
+            if case.seed // 13 % 2:
+                continue
+            value = stated_default(spec, option, problem)
+            values = {**case.values, option: value}
+            try:
+                if value is None or not spec.allows(values):
+                    continue
+                other = replace(make(values), left_out=(option,))
+            except (ExpressionError, SpecError, ValueError):
+                continue
+            done.add(key)
+            yield Relation(
+                "default_value",
+                "relations",
+                (other,),
+                left=lambda _results: {},
+                judge=(0,) if other.has_reference else (),
+                because=f"called without {option}, which stands for {value}",
+            )
+
+    return problem.with_relations("relations", relations) if spec.defaults else problem
 
 
 def many_ranks(spec: Spec, case: Case) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from tlmatrix.spec.values import Value
 
@@ -35,12 +35,14 @@ class Parameters:
         anything: whether a `**` parameter accepts any name.
         options: those with a default, by name: the values that a `Literal` or `bool` allows, else
             none.
+        defaults: the defaults that are constants, by name.
         positional: those that may be passed by position, in order.
     """
 
     names: frozenset[str]
     anything: bool
     options: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    defaults: Mapping[str, Value] = field(default_factory=dict)
     positional: tuple[str, ...] = ()
 
 
@@ -109,12 +111,28 @@ def _of_function(function: ast.FunctionDef, scope: _Scope, skipped: int = 0) -> 
     given = function.args
     positional = [*given.posonlyargs, *given.args][skipped:]
     names = [each.arg for each in (*positional, *given.kwonlyargs)]
-    optional = positional[len(positional) - len(given.defaults) :]
-    pairs = zip(given.kwonlyargs, given.kw_defaults, strict=True)
-    optional += [each for each, default in pairs if default is not None]
-    options = {each.arg: _allowed(each.annotation, scope, _MAX_REEXPORTS) for each in optional}
-    by_position = tuple(each.arg for each in positional)
-    return Parameters(frozenset(names), given.kwarg is not None, options, by_position)
+    pairs: list[tuple[ast.arg, ast.expr | None]] = [
+        *zip(positional[len(positional) - len(given.defaults) :], given.defaults, strict=True),
+        *zip(given.kwonlyargs, given.kw_defaults, strict=True),
+    ]
+    optional = [(each, default) for each, default in pairs if default is not None]
+    return Parameters(
+        frozenset(names),
+        given.kwarg is not None,
+        {each.arg: _allowed(each.annotation, scope, _MAX_REEXPORTS) for each, _ in optional},
+        {each.arg: found for each, default in optional for found in _constant(default)},
+        tuple(each.arg for each in positional),
+    )
+
+
+def _constant(default: ast.expr) -> Iterator[Value]:
+    """The value of a default that is a number, a text, a truth value or None."""
+    try:
+        value = ast.literal_eval(default)
+    except ValueError:
+        return
+    if value is None or isinstance(value, str | int | float):
+        yield value
 
 
 @dataclass(frozen=True)

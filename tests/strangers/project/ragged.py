@@ -87,9 +87,9 @@ class _Pad(torch.autograd.Function):
         return _unpad(dpadded, *ctx.saved_tensors, ctx.total), None, None, None
 
 
-def pad_packed(x, offsets, max_len, value=0.0):
-    """Rows of sequence b go to `out[b, : length]`; `value` fills what is left."""
-    return _Pad.apply(x, offsets, max_len, value)
+def pad_packed(x, offsets, max_len, value=None):
+    """Rows of sequence b go to `out[b, : length]`; `value`, or 0, fills what is left."""
+    return _Pad.apply(x, offsets, max_len, 0.0 if value is None else value)
 
 
 def reference(x, offsets, max_len, value=0.0):

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from tlmatrix.backend.binding.calls import (
     Entry,
+    ModuleEntry,
     argument_source,
     binding_error,
+    dtype_name,
     entry_arguments,
     error_at,
     module_entry,
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     import inspect
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
+
+    import torch
 
     from tlmatrix.backend.backends import Backend
     from tlmatrix.backend.binding.calls import Callee, Names, PreparedCall
@@ -144,7 +146,7 @@ class JitEntry:
 
     def prepare(self, names: Names, problem: Problem) -> PreparedCall:
         """Prepare the call of the function, and of the kernel that it may return."""
-        names = {name: _dtype_name(value) for name, value in names.items()}
+        names = {name: dtype_name(value) for name, value in names.items()}
         material = argument_source(self.spec, names, problem)
         own, rest = self._arguments(names, problem, material)
         written = dict(own.written)
@@ -212,11 +214,6 @@ def _inputs_of(kernel: Any) -> list[str]:  # noqa: ANN401 - as above
     ]
 
 
-def _dtype_name(value: object) -> object:
-    """The name of a dtype, as TileLang takes it; other values unchanged."""
-    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
-
-
 def _is_prim_func(value: object) -> bool:
     return any(kind.__name__ == "PrimFunc" for kind in type(value).__mro__)
 
@@ -247,6 +244,12 @@ class Binding:
     def optional_output(self, returned: Sequence[str]) -> str | None:
         """The output that an optional argument `out` takes a tensor for; None if none."""
         return self.callee.optional_output(returned) if isinstance(self.callee, Entry) else None
+
+    def default_options(self, problem: Problem) -> tuple[str, ...]:
+        """Options of the code to which a problem gives the value of their default."""
+        if not isinstance(self.callee, Entry | ModuleEntry):
+            return ()  # a kernel would be compiled again
+        return self.callee.default_options(problem)
 
 
 def bind(spec: Spec, backend: Backend, *, roots: Iterable[Path] = ()) -> Binding:

@@ -26,13 +26,13 @@ from tlmatrix.problem.calling import (
     takes_any_keyword,
 )
 from tlmatrix.spec.expr.expression import ExpressionError
-from tlmatrix.spec.model.calling import expression, names_of
+from tlmatrix.spec.model.calling import expression, items_of, names_of
 from tlmatrix.spec.values import canonical
 from tlmatrix.words import listed, suggestion
 
 if TYPE_CHECKING:
     import inspect
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from tlmatrix.problem.calling import Path
     from tlmatrix.problem.model import Problem
@@ -111,6 +111,59 @@ def error_at(spec: Spec) -> Callable[[Path, str], BindingError]:
     return error
 
 
+def dtype_name(value: object) -> object:
+    """The name of a dtype, as TileLang and specs write it; other values unchanged."""
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+
+
+def default_options(
+    spec: Spec,
+    parameters: Mapping[str, inspect.Parameter] | None,
+    given: Mapping[str, object],
+    problem: Problem,
+) -> Iterator[str]:
+    """Options to which a call gives the value of their default.
+
+    Args:
+        spec: the spec, whose key `defaults` says what a default stands for that code computes.
+        parameters: those of the code; None if they are unknown.
+        given: what the spec lists for them; without it an option gets the value of its name.
+        problem: its names are the values.
+    """
+    names: dict[str, Any] = {**problem.values, **problem.names}
+    for option, parameter in (parameters or {}).items():
+        if parameter.default is parameter.empty or parameter.kind is parameter.POSITIONAL_ONLY:
+            continue
+        if option not in (given or names):
+            continue
+        own = _evaluated(given[option], names) if given else names[option]
+        if isinstance(own, torch.Tensor):
+            continue
+        default = parameter.default
+        if option in spec.defaults:
+            own, default = dtype_name(own), stated_default(spec, option, problem)
+        if type(own) is type(default) and own == default:
+            yield option
+
+
+def stated_default(spec: Spec, option: str, problem: Problem) -> Any:  # noqa: ANN401 - a value
+    """What the default of an option stands for in a problem, as the spec says; None if nothing."""
+    names = {name: dtype_name(value) for name, value in {**problem.values, **problem.names}.items()}
+    text = spec.defaults[option]
+    found = _evaluated(text, names)
+    return None if found is text and isinstance(text, str) else found
+
+
+def _evaluated(item: object, names: Names) -> object:
+    """The value of an argument; buffers, and expressions without a value, unchanged."""
+    if not isinstance(item, str):
+        return item
+    try:
+        return expression(item).evaluate(names)
+    except ExpressionError:
+        return item
+
+
 def binding_error(spec: Spec, message: str) -> BindingError:
     """An error at the entry or factory of the spec."""
     where = "entry" if spec.entry is not None else "factory"
@@ -136,6 +189,7 @@ class Entry:
     def prepare(self, names: Names, problem: Problem) -> PreparedCall:
         """Prepare the call on a problem."""
         arguments = entry_arguments(self.spec, self.parameters, names, problem)
+        arguments = _without(arguments, problem.left_out)
         call = prepared_call(self.spec, self.function, arguments, problem.returns)
         if (output := problem.given_output) is None:
             return call
@@ -147,6 +201,14 @@ class Entry:
 
         return replace(call, keywords={**call.keywords, _OUT: buffer}, named=named)
 
+    def default_options(self, problem: Problem) -> tuple[str, ...]:
+        """Options to which a problem gives the value of their default."""
+        given = dict(items_of(self.spec.call))
+        if 0 in given:
+            return ()  # by position
+        named = {str(name): item for name, item in given.items()}
+        return tuple(default_options(self.spec, self.parameters, named, problem))
+
     def optional_output(self, returned: Sequence[str]) -> str | None:
         """The output that the optional parameter `out=None` takes a tensor for; None if none."""
         parameter = (self.parameters or {}).get(_OUT)
@@ -155,6 +217,12 @@ class Entry:
         if parameter.kind is parameter.POSITIONAL_ONLY:
             return None
         return _OUT if _OUT in returned else returned[0] if len(returned) == 1 else None
+
+
+def _without(arguments: Arguments, left_out: Collection[str]) -> Arguments:
+    """The arguments without some keywords."""
+    kept = {name: each for name, each in arguments.keywords.items() if name not in left_out}
+    return replace(arguments, keywords=kept)
 
 
 def entry_arguments(
@@ -234,6 +302,7 @@ class ModuleEntry:
     def prepare(self, names: Names, problem: Problem) -> PreparedCall:
         """Prepare the call of the case's module."""
         arguments = self._constructor_arguments(names)
+        arguments = {n: each for n, each in arguments.items() if n not in problem.left_out}
         device = next(iter(problem.inputs.values())).device
         key = canonical({name: repr(value) for name, value in arguments.items()}) + str(device)
         if key not in self.modules:
@@ -247,7 +316,14 @@ class ModuleEntry:
                 return torch.func.functional_call(module, state, positional, keywords)
 
         found = entry_arguments(self.spec, self.forward, names, problem)
-        return prepared_call(self.spec, call, found, problem.returns)
+        return prepared_call(self.spec, call, _without(found, problem.left_out), problem.returns)
+
+    def default_options(self, problem: Problem) -> tuple[str, ...]:
+        """Options of the constructor to which a problem gives the value of their default."""
+        given: dict[str, object] = {name: name for name in self.spec.axes}
+        if self.spec.constructor_args:
+            given = {**self.spec.constructor_args}
+        return tuple(default_options(self.spec, self.constructor, given, problem))
 
     @property
     def parameters(self) -> frozenset[str] | None:

@@ -35,7 +35,7 @@ from tlmatrix.matrix.space import Space
 from tlmatrix.matrix.tiers import plan_of
 from tlmatrix.problem import family_for
 from tlmatrix.problem.distributions import usual_distributions
-from tlmatrix.problem.lint import optional_axes
+from tlmatrix.problem.lint import optional_axes, sharded_axes
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.fields import FAMILIES
@@ -188,7 +188,7 @@ def case_domain(
         of_lengths,
         edges,
         _combined(free, lengths, edges),
-        _shared(spec, free, tiles),
+        {name: tuple(tiles.of(name)) for name in sharded_axes(spec, family) if name in free},
     )
 
 
@@ -238,15 +238,6 @@ def _combined(
     found = {name for name, domain in free.items() if edges and domain.highest >= edges[0]}
     found |= {axis for axis, each in lengths.items() if edges and each.whole.high >= edges[0]}
     return frozenset(found)
-
-
-def _shared(spec: Spec, free: Collection[str], tiles: _Tiles) -> dict[str, tuple[int, ...]]:
-    """The free axes of a dimension that `shards` splits, with its tiles; none without tiles."""
-    dims = {shard.dim for shard in spec.shards.values() if isinstance(shard.dim, str)}
-    if dims & {"seqlen", "position"}:
-        dims |= {"seqlen_q", "seqlen_k"}
-    found = {name: tuple(tiles.of(name)) for name in free if name in dims}
-    return {name: sizes for name, sizes in found.items() if sizes}
 
 
 def _free(

@@ -7,6 +7,7 @@ Kernels combine lengths: the first key that a window shows is `seqlen_k - window
 causal mask `seqlen_k - seqlen_q`. Such a sum can be at the edge of a tile although no length is. So
 some spans are relative to values of other axes (`related_span`). Where ranks share a length, a tile
 may have rows of two of them: some spans put the first row of a rank at its edge (`shared_span`).
+Others have fewer rows than there are ranks.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _STRIDE = 7919
 """A prime: successive numbers of spans differ in all that they select."""
 _SIGNS = 4
 """One span in so many is of a sum; the others are of differences, which kernels form more often."""
+_FEWER = 4
+"""One span in so many, of those that ranks share, has fewer rows than ranks."""
 _LEAST = 8
 """The least tile with edges: nearly every integer is near a multiple of a smaller one."""
 _MOST_TESTED = 4096
@@ -122,19 +125,25 @@ def related_span(whole: Span, others: Sequence[int], tiles: Sequence[int], numbe
 def shared_span(whole: Span, parts: int, tiles: Sequence[int], number: int) -> Span:
     """A span of lengths of which one part, of `parts`, begins at a tile's edge or beside it.
 
-    Parts are those of `torch.tensor_split`: part r of n begins at ``r * (n // parts) + min(r, n %
+    One in four has fewer rows than parts, so that some parts are empty; without tiles, half. Parts
+    are those of `torch.tensor_split`: part r of n begins at ``r * (n // parts) + min(r, n %
     parts)``.
 
     Args:
         whole: the bounds of the length.
         parts: in how many parts it is split, at least 2.
-        tiles: sizes of tiles, at least one.
+        tiles: sizes of tiles.
         number: selects one of these spans.
 
     Returns:
         The span, or `whole` if no part of such a length begins beside an edge.
     """
-    index, at = divmod((number + 1) * _STRIDE, len(tiles))
+    index, kind = divmod((number + 1) * _STRIDE, _FEWER if tiles else 2)
+    if kind == 0:
+        return clip(Span(1, parts - 1), whole.low, whole.high) if whole.low < parts else whole
+    if not tiles:
+        return whole
+    index, at = divmod(index, len(tiles))
     tile = tiles[at]
     index, part = divmod(index, parts - 1)
     part += 1

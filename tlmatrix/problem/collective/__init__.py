@@ -34,6 +34,7 @@ class CollectiveFamily(BuiltInFamily[CollectiveSetting]):
     }
     data_axes = frozenset({*SIZES, "values", "storage", "uneven"})
     kept = ("dtype",)
+    sharded = ("rows",)
 
     def setting(self, values: Mapping[str, Value]) -> CollectiveSetting:
         """See `BuiltInFamily`."""

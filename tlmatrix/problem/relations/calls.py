@@ -137,6 +137,40 @@ def with_two_streams(problem: Problem, passed: Callable[[], None]) -> Problem:
     return problem.with_relations("relations", lambda: (relation,))
 
 
+_TARGETS = (2**10, 2**8, 2**12, 2**14)
+"""What thresholds are lowered to, as the seed of a case selects: at most its elements."""
+
+
+def with_thresholds(
+    problem: Problem, names: Sequence[str], seed: int, *, all_ways: bool
+) -> Problem:
+    """The problem with a call that takes the host code's path for large sizes.
+
+    `names` are constants of the host code that are lowered. An entry may refuse. Half of the calls
+    leave out options that have their defaults, which the host code may decide by size; with
+    `all_ways` there are both calls, with the lowest thresholds.
+    """
+    elements = sum(tensor.numel() for tensor in problem.inputs.values())
+    targets = [each for each in _TARGETS if each <= elements] or [min(_TARGETS)]
+    target = min(_TARGETS) if all_ways else targets[seed % len(targets)]
+    ways = list(dict.fromkeys([(), problem.defaults]))
+    if not all_ways:
+        ways = [ways[seed // len(_TARGETS) % len(ways)]]
+    relations = [
+        Relation(
+            "thresholds",
+            "relations",
+            (_variant(problem, thresholds=target, left_out=left_out),),
+            because=f"called with lower thresholds of host code: {', '.join(names)} divided by a "
+            f"power of two, to {target} or somewhat more; if that path needs large sizes, assert "
+            "them there",
+            words="the call with the thresholds as they are",
+        )
+        for left_out in ways
+    ]
+    return problem.with_relations("relations", lambda: relations)
+
+
 # Memory layouts ---------------------------------------------------------------------------------
 
 

@@ -180,6 +180,14 @@ class Spec(Model):
             [{"inout": "x", "output": "y"}, "w"],
         ],
     )
+    defaults: dict[Identifier, Argument] = Field(
+        default={},
+        description="What the default of an option of the entry stands for, if the code computes "
+        "it: an expression over the axes, `none` where it stands for no value. Cases in which the "
+        "option has that value call the entry without it, too, with equal results; so do cases in "
+        "which an option has the default of its signature.",
+        examples=[{"out_dtype": "dtype", "rows": "rows if rows % world == 0 else none"}],
+    )
     returns: Returns = Field(
         default=(),
         description="The outputs that the call returns: a list in order (`_` skips a result), or a "
