@@ -731,7 +731,7 @@ def kernel(heads, dim):
 """
     (project.folder / f"{project.module}.py").write_text(code)
     outcome = project.tlmatrix("new", f"{project.module}:kernel")
-    assert 'X: {shape: ["tokens * heads", dim]' in outcome.out
+    assert 'X: {shape: ["heads * tokens", dim]' in outcome.out
 
 
 def test_a_result_is_named_by_its_own_function_alone(project: Project) -> None:

@@ -89,6 +89,7 @@ class Call:
         names: names of dimensions in the code of kernels, by `tensor.dim`.
         uses: how kernels use the arguments and results.
         inner: whether an operator of the program made it.
+        sizes: those of symbolic dimensions that a trace chose; None for a call of a program.
     """
 
     target: str
@@ -105,6 +106,7 @@ class Call:
     uses: Uses = field(default_factory=Uses)
     compared: tuple[Comparison, ...] = ()
     inner: bool = False
+    sizes: Mapping[str, int] | None = None
     seconds: float = 0.0
 
     @property

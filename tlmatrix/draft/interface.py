@@ -7,11 +7,11 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.calls import Opaque, Seen
-from tlmatrix.draft.sizes import Place, Relations, Size, candidates, evaluated, relate
+from tlmatrix.draft.sizes import Place, Relations, Size, relate
 from tlmatrix.draft.uses import Uses, merged
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tlmatrix.draft.sizes import Column
     from tlmatrix.draft.targets import Target
 
+_HALVES = ("float16", "bfloat16")
 _DTYPE = re.compile(r"dtype|(^|_)(in|out|acc|accum)_?type$")
 _TILE = re.compile(r"block|blk|tile|chunk|^b[mnkq]$", re.IGNORECASE)
 SETTINGS = {"threads": 128, "num_threads": 128, "num_stages": 2, "stages": 2}
@@ -150,6 +151,25 @@ class Interface:
             return tuple(by_name[name] for name in self.order)
         return tuple(found)
 
+    def without_sizes(self) -> Interface:
+        """The interface without what its calls had by chance: sizes and values."""
+
+        def forgotten(item: Tensor | Number) -> Tensor | Number:
+            return replace(item, seen=()) if isinstance(item, Tensor) else item
+
+        return replace(
+            self,
+            parameters=tuple(map(forgotten, self.parameters)),
+            results=tuple(replace(each, seen=()) for each in self.results),
+            arguments=tuple(
+                each if each.kind == "dtype" else replace(each, values=())
+                for each in self.arguments
+            ),
+            symbols=dict.fromkeys(self.symbols, ()),
+            guesses=frozenset(),
+            calls=0,
+        )
+
     def untied(self, size: str, name: str) -> Interface:
         """The interface with a symbol of its own for the dimensions of a size that is guessed."""
 
@@ -226,64 +246,53 @@ def argument_kind(name: str, default: object, annotation: object) -> str:
 def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
     """The interface of a target, of calls of one form."""
     first = calls[0]
-    uses = reduce(merged, (call.uses for call in calls))
-    tensors = {name: tuple(call.tensors[name] for call in calls) for name in first.tensors}
+    traced = first.sizes is not None
+    named = _titles(target, first)
+    given = {name: tuple(call.tensors[name] for call in calls) for name in first.tensors}
+    made = {path: tuple(call.results[path] for call in calls) for path in first.results}
     arguments = tuple(_arguments(target, calls))
     construct = tuple(_construct(target, calls))
-    relations = _relations(calls, tensors, (*arguments, *construct))
+    relations = _relations(calls, given, made, (*arguments, *construct))
     own = tuple(map(_main_dtype, calls))
     dtypes = tuple(dict.fromkeys([*first.dtypes, *filter(None, own)]))
+    if traced:
+        dtypes = dtypes if {*dtypes} <= {*_HALVES} else dtypes[:1]
     typed = {each.name: each.values for each in (*arguments, *construct) if each.kind == "dtype"}
-    axis = next((name for name, column in typed.items() if column == own), "")
-    axis = axis or ("input_dtype" if "dtype" in typed else "dtype")
-    changed = frozenset(name for call in calls for name in call.changed)
+    axis = next((name for name, column in typed.items() if column == own), None)
+    if axis is None and not traced:
+        axis = "input_dtype" if "dtype" in typed else "dtype"
     grads = frozenset(name for call in calls for name in call.grads or ())
 
-    def tensor(
-        name: str, seen: tuple[Seen, ...], shape: Iterable[Size], *, fixed: bool = False
-    ) -> Tensor:
+    def tensor(place: str, seen: tuple[Seen, ...], name: str, *, fixed: bool = False) -> Tensor:
         column = tuple(each.dtype for each in seen)
         follows = None if fixed or column != own else axis
         return Tensor(
             name,
             seen[0].dtype,
-            tuple(shape),
+            tuple(relations.dims[place, dim] for dim in range(len(seen[0].shape))),
             dtype_of=follows or next((n for n, each in typed.items() if each == column), None),
             seen=seen,
             grad=name in grads,
         )
 
-    results = {path: tuple(call.results[path] for call in calls) for path in first.results}
-    named = _titles(target, first)
-    numbers = _whole_numbers((*arguments, *construct))
-    given = tuple(
-        tensor(name, seen, (relations.dims[name, k] for k in range(len(seen[0].shape))))
-        for name, seen in tensors.items()
-    )
-    made = tuple(
-        tensor(
-            named[path],
-            seen,
-            _result_sizes(path, seen, relations.symbols, numbers, calls),
-            fixed=path in first.fixed,
-        )
-        for path, seen in results.items()
-    )
-    of_results = {size: numbers[size] for each in made for size in each.shape if size in numbers}
+    tensors = [tensor(name, seen, name) for name, seen in given.items()]
+    results = [
+        tensor(path, seen, named[path], fixed=path in first.fixed) for path, seen in made.items()
+    ]
     parameters = {each.name for each in target.parameters}
     return Interface(
         target.text,
         factory=target.is_factory,
-        parameters=tuple(_with_scalars(target, first, given)),
-        results=made,
+        parameters=tuple(_with_scalars(target, first, tensors)),
+        results=tuple(results),
         arguments=arguments,
         construct=construct,
-        module=frozenset(set(tensors) - parameters) if target.constructs else frozenset(),
-        symbols={**of_results, **relations.symbols},
-        changed=changed,
-        uses=uses,
-        dtypes=dtypes,
-        paths={named[path]: path for path in results},
+        module=frozenset({*given} - parameters) if target.constructs else frozenset(),
+        symbols=relations.symbols,
+        changed=frozenset(name for call in calls for name in call.changed),
+        uses=reduce(merged, (call.uses for call in calls)),
+        dtypes=dtypes if axis is not None else (),
+        paths={named[path]: path for path in made},
         guesses=relations.guesses,
         calls=len(calls),
     )
@@ -304,12 +313,13 @@ def _with_scalars(
 
 def _relations(
     calls: Sequence[Call],
-    tensors: Mapping[str, tuple[Seen, ...]],
+    given: Mapping[str, tuple[Seen, ...]],
+    made: Mapping[str, tuple[Seen, ...]],
     arguments: Sequence[Argument],
 ) -> Relations:
     columns = {
         (name, dim): tuple(each.shape[dim] for each in seen)
-        for name, seen in tensors.items()
+        for name, seen in (*given.items(), *made.items())
         for dim in range(len(seen[0].shape))
     }
     names: dict[Place, str] = {}
@@ -318,14 +328,25 @@ def _relations(
             tensor, _, dim = text.rpartition(".")
             if (tensor, int(dim)) in columns:
                 names.setdefault((tensor, int(dim)), name)
-    vectors = {name for name, seen in tensors.items() if _is_vector(seen)}
+    if calls[0].sizes is None:
+        vectors = frozenset(name for name, seen in given.items() if _is_vector(seen))
+        return relate(
+            columns,
+            names,
+            scalars=_whole_numbers(arguments, "size"),
+            vectors=vectors,
+            offsets=frozenset(name for name in vectors if may_be_offsets(given[name])),
+            results=frozenset(made),
+            taken=frozenset(given),
+        )
+    chosen = {name: tuple((call.sizes or {})[name] for call in calls) for name in calls[0].sizes}
     return relate(
         columns,
         names,
-        scalars=_whole_numbers(arguments),
-        vectors=frozenset(vectors),
-        offsets=frozenset(name for name in vectors if may_be_offsets(tensors[name])),
-        taken=frozenset(tensors),
+        scalars=_whole_numbers(arguments, "size", "tile") | chosen,
+        results=frozenset(made),
+        taken=frozenset(given),
+        tiles=sorted({size for c in _whole_numbers(arguments, "tile").values() for size in c}),
     )
 
 
@@ -347,7 +368,7 @@ def may_be_offsets(seen: Sequence[Seen]) -> bool:
 def _main_dtype(call: Call) -> str:
     """The dtype of the inputs: of those in half precision if there are some."""
     floats = [each.dtype for each in call.tensors.values() if "float" in each.dtype]
-    halves = [dtype for dtype in floats if dtype in ("float16", "bfloat16")]
+    halves = [dtype for dtype in floats if dtype in _HALVES]
     counted = Counter(halves or [each for each in floats if each == "float32"])
     return counted.most_common(1)[0][0] if counted else ""
 
@@ -397,28 +418,10 @@ def _titles(target: Target, call: Call) -> dict[str, str]:
     return {path: f"out{k}" if numbered else "out" for k, path in enumerate(paths)}
 
 
-def _result_sizes(
-    path: str,
-    seen: Sequence[Seen],
-    symbols: Mapping[str, Column],
-    numbers: Mapping[str, Column],
-    calls: Sequence[Call],
-) -> Iterator[Size]:
-    """The dimensions of a result: as the code names them, else over the sizes of inputs."""
-    known = {**numbers, **symbols}
-    for dim in range(len(seen[0].shape)):
-        column = tuple(each.shape[dim] for each in seen)
-        names = {call.names.get(f"{path}.{dim}", "0") for call in calls}
-        named = (text for text in names if evaluated(text, known) == column)
-        computed = candidates(column, symbols)
-        found = (text for text in computed if min(column) > 1 or text in symbols)
-        yield next(chain(named, found), column[0])
-
-
-def _whole_numbers(arguments: Sequence[Argument]) -> dict[str, Column]:
+def _whole_numbers(arguments: Sequence[Argument], *kinds: str) -> dict[str, Column]:
     """The sizes among arguments, in each call."""
     return {
         each.name: each.values
         for each in arguments
-        if each.kind == "size" and all(type(value) is int for value in each.values)
+        if each.kind in kinds and all(type(value) is int for value in each.values)
     }

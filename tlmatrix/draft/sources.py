@@ -89,14 +89,10 @@ def drafts_for(
     if not target.is_factory:
         draft = signature_draft(target) or _sketch(target)
         return lambda: draft
-    from tlmatrix.draft.factories import eager_example, trace
+    from tlmatrix.draft.factories import trace
 
     try:
-        tensors = eager_example(target)
-        if tensors is not None:
-            eager = getattr(target.owner, target.attribute)
-            return drafts_of_calls(target, recorded_calls(target, lambda: eager(**tensors)))
-        interface = trace(target.found, target.text, target.parameters)
+        interface = trace(target)
     except Exception as error:  # noqa: BLE001 - the factory may not accept the guesses
         sketch = _untraced(target, error)
         return lambda: sketch
@@ -122,9 +118,9 @@ def drafts_of_calls(target: Target, every: Sequence[Call], reference: str = "") 
             "makes them from numbers and tensors"
         )
     if target.is_factory:
-        from tlmatrix.draft.factories import declared_sizes, traced_sizes
+        from tlmatrix.draft.factories import traced_sizes
 
-        names = declared_sizes(target) or traced_sizes(target, chosen[0])
+        names = traced_sizes(target, chosen[0])
         chosen = [replace(call, names={**call.names, **names}) for call in chosen]
     compared = chosen if any(call.compared for call in chosen) else every
     references = find_references(target, compared, reference)
@@ -259,7 +255,7 @@ def _untraced(target: Target, error: Exception) -> Draft:
         Line(item.name, constant(item.value))
         if item.default or item.kind not in axes
         else Line(item.name, axes[item.kind])
-        for item in guesses(target.parameters)
+        for item in guesses(target)
     )
     return Draft(
         *heading(target),

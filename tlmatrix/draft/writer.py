@@ -282,7 +282,7 @@ class _Writer:
         """The shape of a result of a packed problem; empty if a size is ambiguous."""
         known: dict[tuple[int, ...], set[str]] = {}
         for symbol, column in self.interface.symbols.items():
-            text = substitute(symbol, self.recognition.dims)
+            text = self.numbers.get(symbol) or substitute(symbol, self.recognition.dims)
             known.setdefault(column, set()).add(str(text))
         for packing in self.recognition.packings:
             of, each = packing.expression, packing.lengths
