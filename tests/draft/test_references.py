@@ -91,10 +91,10 @@ def test_numbers_that_are_sizes_in_all_calls_follow_them():
         "values": "x",
         "n": "cols",
         "shape": "[rows, cols]",
-        "half": "16",
+        "half": 16,
         "mode": "'mean'",
-        "flag": "true",
-        "eps": "0.5",
+        "flag": True,
+        "eps": 0.5,
         "limits": "[0.0, 1e999]",
         "other": "none",
     }
@@ -105,7 +105,7 @@ def test_a_small_constant_or_a_number_of_two_sizes_is_no_size():
     call, missing = called(
         lambda x, n, k, dtype: x, {"n": [2], "k": [8], "dtype": ["float16"]}, a=(2,), b=(8,), c=(8,)
     )
-    assert call == {"x": "x", "n": "2", "k": "8"}
+    assert call == {"x": "x", "n": 2, "k": 8}
     assert missing == ("dtype",)
 
 

@@ -342,9 +342,7 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
     reference = f"problem {draft.problem}" if draft.problem else ""
     if draft.reference is not None and not draft.problem:
         reference = draft.reference.method or draft.reference.target
-    varies = any(
-        value.startswith("[") or "{q:" in value for v in draft.axes.values() for value in v
-    )
+    varies = any(isinstance(each, list | dict) for v in draft.axes.values() for each in v)
     return replace(
         row,
         status=status,

@@ -13,7 +13,13 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.calls import Call, Seen
-from tlmatrix.draft.interface import SETTINGS, Argument, annotation_text, argument_kind, interface_of
+from tlmatrix.draft.interface import (
+    SETTINGS,
+    Argument,
+    annotation_text,
+    argument_kind,
+    interface_of,
+)
 from tlmatrix.draft.sizes import COUNT, NAME
 from tlmatrix.draft.targets import syntax_tree
 from tlmatrix.draft.uses import Uses, uses_of
@@ -195,7 +201,8 @@ class _Tracer:
         func = kernel.prim_func
         out = [k % len(func.params) for k in kernel.out_idx or ()]
         given: dict[str, Any] = {}
-        results, names = {}, {}
+        results: dict[str, Seen] = {}
+        names: dict[str, str] = {}
         for position, handle in enumerate(func.params):
             if handle not in func.buffer_map:
                 given[str(handle.name)] = 1.0 if "float" in str(handle.dtype) else 1

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.calls import Opaque, Seen
 from tlmatrix.draft.sizes import Place, Relations, Size, relate
-from tlmatrix.draft.uses import Uses, merged
+from tlmatrix.draft.uses import Selection, Uses, merged
+from tlmatrix.exit_codes import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,21 @@ _HALVES = ("float16", "bfloat16")
 _DTYPE = re.compile(r"dtype|(^|_)(in|out|acc|accum)_?type$")
 _TILE = re.compile(r"block|blk|tile|chunk|^b[mnkq]$", re.IGNORECASE)
 SETTINGS = {"threads": 128, "num_threads": 128, "num_stages": 2, "stages": 2}
+_ROWS: tuple[Size, ...] = ("rows", "cols")
+_ENDS: tuple[Size, ...] = ("batch + 1",)
+_DENSE = {
+    "q": ("batch", "seqlen_q", "heads", "dim"),
+    "k": ("batch", "seqlen_k", "kv_heads", "dim"),
+    "v": ("batch", "seqlen_k", "kv_heads", "dim"),
+    "out": ("batch", "seqlen_q", "heads", "dim"),
+}
+_BY_NAMES: tuple[dict[str, tuple[Size, ...]], ...] = (
+    {f"cu_seqlens_{side}": _ENDS for side in "qk"}
+    | {name: (f"total_{shape[1][-1]}", *shape[2:]) for name, shape in _DENSE.items()},
+    {**_DENSE},
+    {"a": ("m", "k"), "b": ("k", "n"), "out": ("m", "n")},
+)
+"""Shapes of tensors with these names, those of the result last."""
 _FLAG = re.compile(r"^(is|use|has|with|enable|need|return)_|causal|trans|accumulate$")
 
 
@@ -238,6 +254,56 @@ def argument_kind(name: str, default: object, annotation: object) -> str:
     if default is None and text != "int" and re.search(r"eps|scale|alpha|beta", name):
         return "other"
     return "size"
+
+
+def _options(target: Target) -> Iterator[Argument]:
+    """The parameters with a default: both truth values, or the default to start from."""
+    for each in target.parameters:
+        default = each.default
+        word = isinstance(default, str) and default.isidentifier()
+        if isinstance(default, int) or word or (default is None and each.name == "window"):
+            kind = argument_kind(each.name, default, each.annotation)
+            values = (False, True) if isinstance(default, bool) else ()
+            yield Argument(each.name, kind, default, default is None, values)
+
+
+def signature_interface(target: Target, arguments: Sequence[Argument] = ()) -> Interface:
+    """The interface of a target of which only the signature is known: tensors are guesses.
+
+    Args:
+        target: the code under test.
+        arguments: those of a factory; else parameters with a default are options.
+
+    Raises:
+        UsageError: there is no parameter without a default.
+    """
+    required = [each.name for each in target.parameters if each.default is each.empty]
+    if not required and not target.is_factory:
+        raise UsageError(
+            f"{target.text!r} has no parameter without a default, so its inputs are unknown; "
+            "give an example call (--call or --script)"
+        )
+    names = ["x", "out"] if target.is_factory else [*required, "out"]
+    known = (shapes for shapes in _BY_NAMES if {*shapes} <= {*names})
+    shapes = next(known, dict.fromkeys(names, _ROWS))
+    typed = next((each.name for each in arguments if each.kind == "dtype"), "dtype")
+    tensors = [
+        Tensor(
+            name, "int32" if shape == _ENDS else "float16", shape, None if shape == _ENDS else typed
+        )
+        for name, shape in shapes.items()
+    ]
+    sides = "qk" if _ENDS in shapes.values() else ""
+    starts = (Selection(f"cu_seqlens_{side}", side, 0, "start") for side in sides)
+    return Interface(
+        target.text,
+        factory=target.is_factory,
+        parameters=tuple(tensors[:-1]),
+        results=tuple(tensors[-1:]),
+        arguments=tuple(arguments or _options(target)),
+        uses=Uses(selections=frozenset(starts)),
+        dtypes=("float16", "bfloat16"),
+    )
 
 
 # From recorded calls -----------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from tlmatrix.spec.expr.expression import Expression, ExpressionError
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.loader import load_spec
+from tlmatrix.spec.values import canonical, label
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,8 +37,6 @@ _MORE = 6
 """Further cases that tell conditions apart, and their sizes."""
 _SIZES = (2, 3, 4, 6, 8, 16, 24, 32)
 _MIXED_DTYPES = re.compile(r"same dtype|Double|float64")
-_EMPTY = re.compile(r"(?<=\[)0, |, 0\b")
-"""An empty sequence in a list of lengths."""
 _FACTORS = (128, 64, 32, 16, 8, 4, 2)
 
 
@@ -175,9 +174,7 @@ def _narrow(trial: Trial, attempts: _Attempts) -> None:
 def _has_case(draft: Draft, result: CaseResult) -> bool:
     """Whether a draft still has the case of a result."""
     numbers = _numbers(result)
-    listed = (
-        _as_yaml(numbers[name]) in values for name, values in draft.axes.items() if name in numbers
-    )
+    listed = (numbers[name] in values for name, values in draft.axes.items() if name in numbers)
     return all(listed) and all(_holds(rule, numbers) is not False for rule, _ in draft.constraints)
 
 
@@ -267,8 +264,8 @@ def _match_outputs(drafts: Drafts, attempts: _Attempts) -> None:
 
 def _recorded_alone(draft: Draft) -> Draft:
     """The draft with the sizes of a recorded call alone, as checks use other sizes of its axes."""
-    known = {name: (_as_yaml(value),) for name, value in draft.recorded.items()}
-    return replace(draft, axes={**draft.axes, **known}, fuzz=())
+    known = {name: (value,) for name, value in draft.recorded.items()}
+    return replace(draft, axes={**draft.axes, **known}, fuzz={})
 
 
 # Narrowing ---------------------------------------------------------------------------------------
@@ -305,8 +302,8 @@ def _narrowed(
         axes = dict(draft.axes)
         name, _, factor = condition.removesuffix(" == 0").partition(" % ")
         if factor.isdigit():
-            fine = [value for value in axes[name] if int(value) % int(factor) == 0]
-            more = (str(k * int((fine or [factor])[0])) for k in (1, 2, 3))
+            fine = [value for value in axes[name] if value % int(factor) == 0]
+            more = (k * (fine or [int(factor)])[0] for k in (1, 2, 3))
             axes[name] = tuple(dict.fromkeys([*fine, *more]))
         one, _, other = condition.partition(" == ")
         if other in axes:  # so that cases are left
@@ -315,41 +312,38 @@ def _narrowed(
         narrowed = replace(draft, axes=axes, constraints=constraints)
         return narrowed, [f"  only {condition}: {why}"]
     lines = []
-    rejected = rejected_values(results, refused)
-    axes, fuzz, constraints = dict(draft.axes), draft.fuzz, draft.constraints
-    for name, values in rejected.items():
-        left = [value for value in axes.get(name, ()) if value not in values]
+    axes, fuzz, constraints = dict(draft.axes), dict(draft.fuzz), draft.constraints
+    for name, values in rejected_values(results, refused).items():
+        left = [value for value in axes.get(name, ()) if canonical(value) not in values]
+        lost = [value for value in axes.get(name, ()) if canonical(value) in values]
         if not left:
             continue
-        if all(map(_EMPTY.search, values)) and not any(map(_EMPTY.search, left)):
-            why = next(iter(values.values()))
+        why = next(iter(values.values()))
+        if all(map(_has_empty, lost)) and not any(map(_has_empty, left)):
             constraints = (*constraints, (f"min({name}) > 0", why))
-            axes[name] = (*left, *(_EMPTY.sub("", value) for value in values))
-            fuzz = tuple(
-                replace(line, value=line.value.replace("length: 0..", "length: 1.."))
-                if line.key == name
-                else line
-                for line in fuzz
-            )
+            axes[name] = (*left, *map(_without_empty, lost))
+            if name in fuzz:
+                fuzz[name] = fuzz[name] | {"length": fuzz[name]["length"].replace("0..", "1..")}
             lines.append(f"  only min({name}) > 0: {why}")
             continue
-        if len(left) == 1 and left[0].isdigit() and int(left[0]) > 1:
-            more = (str(factor * int(left[0])) for factor in (2, 3))
+        if len(left) == 1 and type(left[0]) is int and left[0] > 1:
+            more = (factor * left[0] for factor in (2, 3))
             left += [value for value in more if value not in axes[name]]
         axes[name] = tuple(left)
-        fuzz = tuple(
-            replace(line, value=_without(line.value, name)) if line.key == "axes" else line
-            for line in fuzz
-        )
-        lines += [f"  left out {name}={value}: {why}" for value, why in values.items()]
-    fuzz = () if any(line.key == "axes" and line.value == "{}" for line in fuzz) else fuzz
+        ranges = {each: drawn for each, drawn in fuzz.get("axes", {}).items() if each != name}
+        fuzz = {**fuzz, "axes": ranges} if "axes" in fuzz else fuzz
+        lines += [f"  left out {name}={label(value)}: {values[canonical(value)]}" for value in lost]
+    fuzz = {} if fuzz.get("axes") == {} else fuzz
     return replace(draft, axes=axes, fuzz=fuzz, constraints=constraints), lines
 
 
-def _without(value: str, name: str) -> str:
-    """A flow mapping of ranges without one key."""
-    parts = [part for part in value[1:-1].split(", ") if part.partition(":")[0] != name]
-    return f"{{{', '.join(parts)}}}"
+def _has_empty(value: Any) -> bool:  # noqa: ANN401 - a value of an axis
+    """Whether a value of a packed axis has an empty sequence."""
+    return isinstance(value, list) and 0 in value
+
+
+def _without_empty(value: list[int]) -> list[int]:
+    return [length for length in value if length]
 
 
 def _conditions(results: Sequence[CaseResult], refused: Sequence[str]) -> list[str]:
@@ -381,7 +375,7 @@ def _distinguished(
             break
         fine = next(r for r in results if not _refused(draft, r) and not r.failed)
         named = sorted({n for c in conditions for n in re.findall(r"[A-Za-z_]\w*", c)})
-        sizes = [{*map(int, draft.axes[name]), *_SIZES} for name in named if name in draft.axes]
+        sizes = [{*draft.axes[name], *_SIZES} for name in named if name in draft.axes]
         differing = (
             values
             for each in product(*map(sorted, sizes))
@@ -413,21 +407,17 @@ def _holds(condition: str, values: Mapping[str, int]) -> bool | None:
 def rejected_values(
     results: Sequence[CaseResult], refused: Sequence[str]
 ) -> dict[str, dict[str, str]]:
-    """Values of axes that occur only in cases that are refused, with the first message."""
+    """Values of axes, as canonical text, that occur in refused cases alone, with a message."""
     found: dict[str, dict[str, str]] = {}
     names = {name for result in results for name in result.values}
     for name in sorted(names):
-        values = [_as_yaml(result.values.get(name)) for result in results]
+        values = [canonical(result.values.get(name)) for result in results]
         fine = {value for k, value in enumerate(values) if not refused[k]}
         for k, value in enumerate(values):
             why = refused[k]
             if why and value not in fine and fine:
                 found.setdefault(name, {}).setdefault(value, why)
     return found
-
-
-def _as_yaml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _refused(draft: Draft, result: CaseResult) -> str:
