@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tlmatrix import run_specs
-from tlmatrix.draft.recorder import _changed
+from tlmatrix.draft.recorder import _Open
 from tlmatrix.draft.references import Found, named_reference, reference_of
 from tlmatrix.draft.text import constant
 from tlmatrix.spec.expr.expression import Expression
@@ -130,8 +130,9 @@ def test_a_number_too_large_for_a_float_is_infinity():
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float32, torch.bool, torch.complex64])
 def test_arguments_with_other_bytes_after_a_call_are_changed(dtype):
-    before = torch.ones(2, 3).to(dtype)
-    nan = torch.full((2,), math.nan)
-    opened = SimpleNamespace(before={"x": before, "y": before.clone(), "nan": nan.clone()})
-    after = {"x": torch.zeros(2, 3).to(dtype), "y": before, "nan": nan}
-    assert _changed(opened, after) == {"x"}
+    x, y = torch.ones(2, 3).to(dtype), torch.ones(2, 3).to(dtype)
+    opened = _Open(
+        _Open.changed.__code__, {"x": x, "y": y, "nan": torch.full((2,), math.nan)}, clone=True
+    )
+    x.copy_(torch.zeros(2, 3).to(dtype))
+    assert opened.changed() == {"x"}

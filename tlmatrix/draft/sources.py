@@ -14,7 +14,7 @@ import torch
 from tlmatrix.draft.calls import alike, calls_of_definition, read_calls, signature
 from tlmatrix.draft.families import built_in
 from tlmatrix.draft.interface import interface_of, signature_interface
-from tlmatrix.draft.recorder import Recorder
+from tlmatrix.draft.recorder import Recorder, codes_of
 from tlmatrix.draft.references import find_references
 from tlmatrix.draft.roles import recognize
 from tlmatrix.draft.targets import target_of
@@ -160,13 +160,12 @@ def recorded_calls(target: Target, example: Callable[[], object]) -> list[Call]:
         if call.target == target.text:
             found.setdefault(signature(call), call)
 
-    code = getattr(target.written, "__code__", None)
-    recorder = Recorder(keep, Path.cwd(), {} if code is None else {code: target.text})
+    recorder = Recorder(keep, Path.cwd(), codes_of([target.text]))
     with interpret(), stand_in():
         with recorder.recording():
             example()
         probed = recorder.probed(target)
-    return [*([probed] if probed is not None else []), *list(found.values())[1:]]
+    return [probed, *list(found.values())[1:]] if probed is not None else list(found.values())
 
 
 def _example_calls(target: Target, call: str | None, script: Path | None) -> list[Call]:
