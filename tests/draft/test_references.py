@@ -1,7 +1,6 @@
 """How a reference is called: methods of classes, sizes and constants that callers passed."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch

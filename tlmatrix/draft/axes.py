@@ -86,6 +86,11 @@ def fuzz_ranges(axes: Mapping[str, Values]) -> dict[str, Any]:
     return {"axes": ranges, "examples": _EXAMPLES} if ranges else {}
 
 
+def number_of(scalar: Number) -> float:
+    """A value of a scalar argument of a kernel."""
+    return 0.5 if "float" in scalar.dtype else 1
+
+
 class AxesOfDraft:
     """The axes of a declared problem.
 
@@ -144,7 +149,7 @@ class AxesOfDraft:
                 yield packing.axis, tuple(lengths(sides))
         for scalar in interface.parameters:
             if isinstance(scalar, Number) and scalar.name not in self._numbers:
-                yield scalar.name, (0.5 if "float" in scalar.dtype else 1,)
+                yield scalar.name, (number_of(scalar),)
                 self.remarks[scalar.name] = "a scalar argument of the kernel"
         taken = {*self._arguments, *dimensions, *(item.name for item in interface.parameters)}
         floats = any("float" in item.dtype and item.shape for item in interface.tensors)

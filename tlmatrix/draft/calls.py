@@ -127,24 +127,24 @@ class Call:
         return given, made, tuple(self.opaque.items())
 
 
-def strides_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """The strides of a tensor that is not contiguous, in elements."""
-    return None if tensor.is_contiguous() else tensor.stride()
+def seen_tensor(tensor: torch.Tensor, *, values: bool = True) -> Seen:
+    """The record of a tensor, perhaps with the values of a small integer one."""
+    dtype = str(tensor.dtype)[6:]
+    whole = dtype in ("int32", "int64") and tensor.numel() <= MOST_VALUES
+    kept = values and whole and tensor.device.type != "meta"
+    return Seen(
+        tuple(tensor.shape),
+        dtype,
+        None if tensor.is_contiguous() else tensor.stride(),
+        tensor.requires_grad,
+        tuple(tensor.detach().flatten().tolist()) if kept else None,
+    )
 
 
 def seen(value: Any) -> Value:
     """The record of an argument."""
     if isinstance(value, torch.Tensor):
-        dtype = str(value.dtype)[6:]
-        whole = dtype in ("int32", "int64") and value.numel() <= MOST_VALUES
-        kept = whole and value.device.type != "meta" and not value.is_complex()
-        return Seen(
-            tuple(value.shape),
-            dtype,
-            strides_of(value),
-            value.requires_grad,
-            tuple(value.detach().flatten().tolist()) if kept else None,
-        )
+        return seen_tensor(value)
     if isinstance(value, torch.dtype):
         return str(value)[6:]
     if value is None or isinstance(value, bool):

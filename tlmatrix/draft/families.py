@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.draft.axes import fuzz_ranges, lengths, sizes
+from tlmatrix.draft.axes import fuzz_ranges, lengths, number_of, sizes
 from tlmatrix.draft.interface import Number, Tensor
 from tlmatrix.draft.roles import substitute
 from tlmatrix.draft.writer import NO_ROWS, BuiltIn
@@ -46,7 +46,7 @@ def _option(interface: Interface, item: Argument) -> Axes:
 
 def _gemm(interface: Interface, recognition: Recognition) -> BuiltIn | None:
     inputs, outputs = interface.inputs, interface.outputs
-    flat = len(inputs) == len(interface.parameters) - len(interface.pure_outputs) == 2
+    flat = len(inputs) == len(interface.tensors) - len(interface.pure_outputs) == 2
     if not flat or len(outputs) != 1 or recognition.packings:
         return None
     if any(len(each.shape) != 2 or each.integer for each in (*inputs, *outputs)):
@@ -84,6 +84,8 @@ def _gemm(interface: Interface, recognition: Recognition) -> BuiltIn | None:
             axes["out_dtype"] = (item.value,)
         elif item.name not in names:
             axes |= _option(interface, item)
+    scalars = (each for each in interface.parameters if isinstance(each, Number))
+    axes |= {each.name: (number_of(each),) for each in scalars if each.name not in names}
     if c.dtype != a.dtype and c.dtype_of is None:
         axes["out_dtype"] = (c.dtype,)
     ranges = fuzz_ranges({axis: axes[axis] for axis in "mnk"})

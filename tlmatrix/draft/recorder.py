@@ -31,6 +31,7 @@ from tlmatrix.draft.calls import (
     Seen,
     flattened,
     seen,
+    seen_tensor,
     signature,
     write_call,
 )
@@ -397,7 +398,7 @@ class Recorder:
             target,
             noted,
             frozenset(arguments),
-            {path: replace(seen(each), values=None) for path, each in results.items()},
+            {path: seen_tensor(each, values=False) for path, each in results.items()},
             construct={name: seen(each) for name, each in construct.items()},
             constructed=frozenset(construct),
             changed=changed | (uses.written & {*tensors}),
