@@ -877,3 +877,20 @@ def gemm(A, B, block_M, block_N, block_K, in_dtype, out_dtype, accum_dtype):
     spec = load_spec(project.folder / "gemm.yaml")
     assert spec.factory_args["out_dtype"] == spec.factory_args["in_dtype"] == "dtype"
     assert spec.axes["dtype"] == ("float16", "bfloat16")
+
+
+def test_results_that_the_reference_does_not_return_are_not_judged(project: Project) -> None:
+    code = """
+def stats(x):
+    return x.amax(-1), x * 2, x.amin(-1)
+
+def stats_reference(x):
+    return x + x
+"""
+    (project.folder / f"{project.module}.py").write_text(code)
+    call = "f(torch.randn(3, 40))"
+    outcome = project.tlmatrix("new", f"{project.module}:stats", "--call", call, "-o", "s.yaml")
+    assert re.search(r"quick tier: \d+ passed\n", outcome.out), outcome.out
+    spec = load_spec(project.folder / "s.yaml")
+    assert list(spec.problem.outputs) == ["out1"]
+    assert spec.returns == ("_", "out1", "_")

@@ -23,6 +23,7 @@ from tlmatrix.draft.interface import (
 from tlmatrix.draft.sizes import COUNT, NAME
 from tlmatrix.draft.targets import syntax_tree
 from tlmatrix.draft.uses import Uses, uses_of
+from tlmatrix.dtypes import dtype_of
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
@@ -210,7 +211,9 @@ class _Tracer:
             buffer = func.buffer_map[handle]
             name = str(buffer.name)
             texts = [str(size) for size in buffer.shape]
-            noted = Seen(tuple(self._size(text, factor) for text in texts), str(buffer.dtype))
+            known = dtype_of(str(buffer.dtype))  # by PyTorch's name
+            dtype = str(buffer.dtype) if known is None else known.name
+            noted = Seen(tuple(self._size(text, factor) for text in texts), dtype)
             (results if position in out else given)[name] = noted
             named = (k for k, text in enumerate(texts) if NAME.fullmatch(text))
             names |= {f"{name}.{dim}": texts[dim] for dim in named if not texts[dim].isdigit()}

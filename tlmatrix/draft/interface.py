@@ -121,9 +121,9 @@ class Interface:
         changed: the parameters that the call writes.
         uses: how kernels use the parameters.
         dtypes: the dtypes that inputs with the axis `dtype` support.
-        order: the outputs in the order of the reference; empty for the order of the call.
+        order: the outputs that the reference returns, in its order; empty for those of the call.
         paths: the position of each result in the returned value: `0`, `aux.counts`.
-        guesses: dimensions whose expression may hold by chance.
+        guesses: those of `Relations`.
         calls: how many calls it is inferred from.
     """
 
@@ -140,7 +140,7 @@ class Interface:
     dtypes: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
     paths: Mapping[str, str] = field(default_factory=dict)
-    guesses: frozenset[Place] = frozenset()
+    guesses: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     calls: int = 0
 
     @property
@@ -182,26 +182,29 @@ class Interface:
                 for each in self.arguments
             ),
             symbols=dict.fromkeys(self.symbols, ()),
-            guesses=frozenset(),
+            guesses={},
             calls=0,
         )
 
-    def untied(self, size: str, name: str) -> Interface:
+    def untied(self, size: str) -> Interface:
         """The interface with a symbol of its own for the dimensions of a size that is guessed."""
+        name, column = self.guesses[size]
 
         def changed(item: Tensor) -> Tensor:
             return replace(item, shape=tuple(name if s == size else s for s in item.shape))
 
-        (column,) = {self._column(place) for place in self.guesses if self._size(place) == size}
+        given = (changed(each) if isinstance(each, Tensor) else each for each in self.parameters)
         return replace(
-            self,
-            parameters=tuple(
-                changed(each) if isinstance(each, Tensor) else each for each in self.parameters
-            ),
+            self.with_fact(size),
+            parameters=tuple(given),
             results=tuple(map(changed, self.results)),
             symbols={**self.symbols, name: column},
-            guesses=frozenset(place for place in self.guesses if self._size(place) != size),
         )
+
+    def with_fact(self, size: str) -> Interface:
+        """The interface in which a size is no guess."""
+        left = {text: each for text, each in self.guesses.items() if text != size}
+        return replace(self, guesses=left)
 
     @property
     def tied_dtypes(self) -> dict[str, str]:
@@ -215,20 +218,6 @@ class Interface:
             for each in dtypes
             if each.values in columns and each.name not in followed
         }
-
-    @property
-    def guessed(self) -> dict[str, Place]:
-        """The sizes that may be so by chance, each with one of its dimensions."""
-        return {str(self._size(place)): place for place in sorted(self.guesses, reverse=True)}
-
-    def _tensor(self, name: str) -> Tensor:
-        return next(item for item in self.tensors if item.name == name)
-
-    def _size(self, place: Place) -> Size:
-        return self._tensor(place[0]).shape[place[1]]
-
-    def _column(self, place: Place) -> tuple[int, ...]:
-        return self._tensor(place[0]).sizes(place[1])
 
 
 def annotation_text(annotation: object) -> str:

@@ -347,16 +347,10 @@ class Recorder:
                 state = {n.replace(".", "_"): p for n, p in instance.named_parameters()}
                 arguments |= state
                 noted |= {name: seen(value) for name, value in state.items()}
-        changed = opened.changed()
-        call = self._record(target, arguments, noted, made, opened.launches, construct, changed)
-        call = replace(call, seconds=time.perf_counter() - opened.start)
+        call = self._record(target, arguments, noted, made, opened.launches, construct, opened)
         if opened.before:
             live = Live(call, {**arguments, **opened.before}, results, instance)
             self._live.setdefault(target, live)
-        else:  # nothing else tells whether it reads what it changes
-            more = changed - call.uses.written
-            call = replace(call, uses=replace(call.uses, updated=call.uses.updated | more))
-        self._keep(call)
 
     def _record_kernel(self, factory: _Factory, launch: Launch, *, eager: bool) -> None:
         """Record the call of a kernel that callers get from a factory that they can import."""
@@ -369,9 +363,7 @@ class Recorder:
         noted = {name: seen(value) for name, value in arguments.items()}
         construct = {} if eager else factory.arguments
         if factory.name:
-            self._keep(
-                self._record(factory.name, arguments, noted, launch.made, [launch], construct)
-            )
+            self._record(factory.name, arguments, noted, launch.made, [launch], construct)
 
     def _record(
         self,
@@ -381,9 +373,9 @@ class Recorder:
         made: Mapping[str, torch.Tensor],
         launches: Sequence[Launch],
         construct: Mapping[str, Any],
-        changed: frozenset[str] = frozenset(),
+        opened: _Open | None = None,
     ) -> Call:
-        """A call, whose results and changed arguments are remembered."""
+        """Record a call, and remember its results and changed arguments."""
         tensors = {name: each for name, each in arguments.items() if isinstance(each, torch.Tensor)}
         given = [id(each) for each in tensors.values()]
         results = {path: each for path, each in made.items() if id(each) not in given}
@@ -393,6 +385,9 @@ class Recorder:
             mapped = launch.places({**tensors, **results})
             names = launch.dimension_names(mapped) | names
             uses = merged(uses, self._uses_of(launch).renamed(mapped))
+        changed = opened.changed() if opened else frozenset()
+        if opened and not opened.before:  # nothing else tells whether it reads what it changes
+            uses = replace(uses, updated=uses.updated | (changed - uses.written))
         grad = any(each.requires_grad for each in results.values())
         call = Call(
             target,
@@ -406,9 +401,11 @@ class Recorder:
             names=names,
             uses=uses,
             inner=self._is_inside(),
+            seconds=time.perf_counter() - opened.start if opened else 0.0,
         )
         for path, tensor in (*results.items(), *((n, tensors[n]) for n in call.changed)):
             _remember(self._results, _Result(tensor, call, path, arguments))
+        self._keep(call)
         return call
 
     def _uses_of(self, launch: Launch) -> Uses:

@@ -37,13 +37,13 @@ class Relations:
     Attributes:
         dims: the expression of each dimension.
         symbols: the size of each symbol in each call.
-        guesses: dimensions whose expression may hold by chance: there was one call, or all had
-            the same sizes.
+        guesses: expressions that may hold by chance, as there was one call or all had the same
+            sizes, with a name for a symbol in place of each, and the size in each call.
     """
 
     dims: dict[Place, Size]
     symbols: dict[str, Column]
-    guesses: frozenset[Place]
+    guesses: dict[str, tuple[str, Column]]
 
 
 def relate(
@@ -89,7 +89,7 @@ def relate(
             symbols.setdefault(name, column)
     whole = {str(size).partition(" ")[0] for (name, _), size in dims.items() if name in vectors}
     spare = iter(name for name in _SPARE if name not in taken)
-    guesses = set()
+    guesses: dict[str, tuple[str, Column]] = {}
     for place, column in columns.items():
         if place in dims:
             continue
@@ -112,9 +112,9 @@ def relate(
         elif isinstance(size, str):
             symbols |= {name: known[name] for name in Expression(size).names if name in known}
             if not size.isidentifier() and len({*column}) == 1 and place[0] not in results:
-                guesses.add(place)
+                guesses[size] = (f"{place[0]}_{place[1]}".lower(), column)
         dims[place] = size
-    return Relations(dims, symbols, frozenset(guesses))
+    return Relations(dims, symbols, guesses)
 
 
 def evaluated(text: str, known: Mapping[str, Column]) -> Column | None:

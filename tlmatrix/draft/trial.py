@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.draft.sources import Drafts
 from tlmatrix.draft.text import Draft, write_spec
 from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
@@ -23,9 +22,11 @@ from tlmatrix.spec.loader import load_spec
 from tlmatrix.spec.values import canonical, label
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from tlmatrix.draft.interface import Interface
+    from tlmatrix.draft.sources import Drafts
     from tlmatrix.matrix import Case
     from tlmatrix.run.result import CaseResult
     from tlmatrix.run.runner import Runner
@@ -37,6 +38,9 @@ _MORE = 6
 """Further cases that tell conditions apart, and their sizes."""
 _SIZES = (2, 3, 4, 6, 8, 16, 24, 32)
 _MIXED_DTYPES = re.compile(r"same dtype|Double|float64")
+_RETURNED = re.compile(r"returned (\d+) tensors")
+_MOST_OUTPUTS = 4
+"""Most outputs whose orders are tried."""
 _FACTORS = (128, 64, 32, 16, 8, 4, 2)
 
 
@@ -58,7 +62,7 @@ class Trial:
 
 
 def tried(
-    drafts: Callable[[], Draft],
+    drafts: Drafts,
     path: Path,
     roots: Iterable[Path],
     *,
@@ -69,7 +73,7 @@ def tried(
     """Run the spec of a draft, and narrow it to what is supported; writes the file.
 
     Args:
-        drafts: makes the draft; has an `interface` if other guesses can be tried.
+        drafts: makes the draft, and others with other guesses.
         path: the file of the spec.
         roots: folders with the modules that it names.
         tier: the tier of the spec that runs.
@@ -81,17 +85,14 @@ def tried(
     trial = Trial(drafts())
     start = time.monotonic()
     try:
-        with Runner() as runner, muted():
+        with Runner() as runner, muted(), suppress(TimeoutError):
             attempts = _Attempts(path, tuple(roots), runner, tier, start + seconds / 2)
-            if isinstance(drafts, Drafts):
-                with suppress(TimeoutError):
-                    _choose_reference(drafts, attempts)
-                    _match_outputs(drafts, attempts)
-                    _untie(drafts, attempts)
-                trial.draft = drafts()
-            attempts.end = start + seconds
-            _narrow(trial, attempts)
-            write_spec(trial.draft, path)  # attempts wrote others
+            _match_reference(drafts, attempts)
+            _untie(drafts, attempts)
+        trial.draft = drafts()
+        with Runner() as runner, muted():  # the other keeps what it knows of other outputs
+            _narrow(trial, _Attempts(path, tuple(roots), runner, tier, start + seconds))
+        write_spec(trial.draft, path)  # attempts wrote others
     except (SpecError, UsageError) as error:
         trial.error = str(error)
         trial.lines.append(str(error))
@@ -190,20 +191,17 @@ def _untie(drafts: Drafts, attempts: _Attempts) -> None:
 
     A size that is a product or a part of others in the recorded calls may be so by chance.
     """
-    for size, (tensor, dim) in drafts.interface.guessed.items():
-        before = drafts.interface
-        name = f"{tensor}_{dim}".lower()
-        untied = drafts.changed(interface=before.untied(size, name))
+    for size, (name, column) in drafts.interface.guesses.items():
+        untied = drafts.changed(interface=drafts.interface.untied(size))
         draft = untied()
-        sizes = {n: column[0] for n, column in untied.interface.symbols.items() if column}
+        sizes = {n: each[0] for n, each in untied.interface.symbols.items() if each}
         base = {n: each for n, each in sizes.items() if n in draft.axes}
-        (size_now, fine) = (sizes[name], name in draft.axes and draft.complete)
-        others = (2 * size_now, max(1, size_now // 2), size_now + 1)
+        others = (2 * column[0], max(1, column[0] // 2), column[0] + 1)
+        fine = name in draft.axes and draft.complete
         if fine and any(_passes(attempts.case(draft, base | {name: other})) for other in others):
             drafts.interface = untied.interface
         else:
-            left = frozenset(place for place in before.guesses if place != (tensor, dim))
-            drafts.interface = replace(before, guesses=left)
+            drafts.interface = drafts.interface.with_fact(size)
 
 
 def _relaxed(draft: Draft, results: Sequence[CaseResult]) -> tuple[Draft, list[str]]:
@@ -227,39 +225,49 @@ def _relaxed(draft: Draft, results: Sequence[CaseResult]) -> tuple[Draft, list[s
     return draft, []
 
 
-def _choose_reference(drafts: Drafts, attempts: _Attempts) -> None:
-    """Take the first of several references with which a recorded case passes."""
-    for found in drafts.references if len(drafts.references) > 1 else ():
-        draft = drafts.changed(found=found)()
-        passes = draft.complete and _passes(attempts.case(_recorded_alone(draft), {}))
-        if draft.problem or passes:
+def _match_reference(drafts: Drafts, attempts: _Attempts) -> None:
+    """Take the first reference with which a recorded case passes, and how it gives the outputs.
+
+    It may return them in another order, or fewer of them. What the code under test updates, it may
+    return as new tensors, or update its own arguments.
+    """
+    for found in drafts.references:
+        own = drafts.changed(found=found)
+        draft = own()
+        if draft.problem:
             drafts.found = found
             return
-
-
-def _match_outputs(drafts: Drafts, attempts: _Attempts) -> None:
-    """Find the order in which the reference returns the outputs, and whether it updates in place.
-
-    Of what the code under test updates, it may return new tensors or update its own arguments.
-    """
-    interface, found = drafts.interface, drafts.found
-    draft = drafts()
-    names = [each.name for each in interface.outputs]
-    updated = [each.name for each in interface.inputs if each.name in interface.changed]
-    if found is None or not draft.complete or draft.problem:
-        return
-    if not (updated or len(names) > 1) or len(names) > 4:
-        return
-    orders = [(order, False) for order in permutations(names)]
-    returned = (name for name in names if name not in updated)
-    orders += [((*order, *updated), True) for order in permutations(returned) if updated]
-    for order, updates in orders:
-        other = drafts.changed(
-            interface=replace(interface, order=order), found=replace(found, updates=updates)
-        )
-        if _passes(attempts.case(_recorded_alone(other()), {})):
-            drafts.interface, drafts.found = other.interface, other.found
+        first = attempts.case(_recorded_alone(draft), {}) if draft.complete else None
+        if first is not None and _passes(first):
+            drafts.found = found
             return
+        for order, updates in _ways_of_returning(own.interface, first) if first else ():
+            other = own.changed(
+                interface=replace(own.interface, order=order), found=replace(found, updates=updates)
+            )
+            if _passes(attempts.case(_recorded_alone(other()), {})):
+                drafts.interface, drafts.found = other.interface, other.found
+                return
+
+
+def _ways_of_returning(
+    interface: Interface, first: CaseResult
+) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Outputs in an order, and whether a reference changes what the code under test changes.
+
+    Args:
+        interface: of the code under test.
+        first: the result of a case, which may say how many outputs the reference returns.
+    """
+    names = [each.name for each in interface.outputs]
+    written = {each.name for each in interface.outputs if each.name in interface.changed}
+    updated = [each.name for each in interface.inputs if each.name in interface.changed]
+    said = (_RETURNED.search(finding.title) for finding in first.findings)
+    count = next((int(each[1]) for each in said if each), len(names))
+    if len(names) <= _MOST_OUTPUTS:
+        yield from ((o, False) for o in permutations(names, count) if written <= {*o})
+        returned = [name for name in names if name not in updated]
+        yield from (((*order, *updated), True) for order in permutations(returned) if updated)
 
 
 def _recorded_alone(draft: Draft) -> Draft:

@@ -11,6 +11,7 @@ from tlmatrix.draft.axes import AxesOfDraft, quotients
 from tlmatrix.draft.references import alike, matched, parameters_of, reference_of
 from tlmatrix.draft.roles import substitute
 from tlmatrix.draft.text import Draft, constant, written
+from tlmatrix.spec.model.calling import SKIPPED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -331,14 +332,18 @@ class _Writer:
 
     def _returns(self) -> dict[str, str] | tuple[str, ...]:
         interface = self.interface
-        if interface.factory:
-            made = [each.name for each in interface.outputs if each.name not in self.inouts]
-            return tuple(self.outputs[name] for name in made)
         paths = interface.paths
-        if any(not path.isdigit() for path in paths.values()):
-            return {self.outputs[name]: path for name, path in paths.items()}
-        ordered = sorted(paths, key=lambda name: int(paths[name]))
-        return tuple(self.outputs[name] for name in ordered) if len(ordered) > 1 else ()
+        if interface.factory:
+            made = [*(interface.changed - self.inouts), *(each.name for each in interface.results)]
+            order = [each.name for each in (*interface.tensors, *interface.results)]
+            ordered = [name for name in order if name in made]
+        elif any(not path.isdigit() for path in paths.values()):
+            judged = {name: path for name, path in paths.items() if name in self.outputs}
+            return {self.outputs[name]: path for name, path in judged.items()}
+        else:
+            ordered = sorted(paths, key=lambda name: int(paths[name]))
+            ordered = ordered if len(ordered) > 1 else []
+        return tuple(self.outputs.get(name, SKIPPED) for name in ordered)
 
     # The rest ------------------------------------------------------------------------------
 
