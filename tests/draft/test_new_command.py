@@ -793,8 +793,8 @@ def test_an_eager_kernel_is_called_with_guesses(project: Project) -> None:
     outcome = project.tlmatrix("new", f"{project.module}:scaled", "-o", "s.yaml")
     assert re.search(r"quick tier: \d+ passed\n", outcome.out), outcome.out
     text = (project.folder / "s.yaml").read_text()
-    assert "a: {shape: [M, cols], dtype: $dtype}" in text
-    assert "b: {shape: [cols], dtype: float32}" in text
+    assert "A: {shape: [M, cols], dtype: $dtype}" in text
+    assert "B: {shape: [cols], dtype: float32}" in text
     assert "blk_m: 64" in text
     assert f"{project.module}:ref_program" in text
 

@@ -85,7 +85,6 @@ class Call:
         results: the returned tensors by path: `0`, `1`, `lse`, `aux.counts`.
         changed: the arguments that the call writes.
         grads: the arguments that get gradients, if that is known.
-        dtypes: the dtypes of its inputs that it supports; `fixed` results do not follow them.
         names: names of dimensions in the code of kernels, by `tensor.dim`.
         uses: how kernels use the arguments and results.
         inner: whether an operator of the program made it.
@@ -100,8 +99,6 @@ class Call:
     constructed: frozenset[str] = frozenset()
     changed: frozenset[str] = frozenset()
     grads: frozenset[str] | None = None
-    dtypes: tuple[str, ...] = ()
-    fixed: frozenset[str] = frozenset()
     names: Mapping[str, str] = field(default_factory=dict)
     uses: Uses = field(default_factory=Uses)
     compared: tuple[Comparison, ...] = ()

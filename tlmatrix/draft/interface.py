@@ -309,7 +309,7 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
     construct = tuple(_construct(target, calls))
     relations = _relations(calls, given, made, (*arguments, *construct))
     own = tuple(map(_main_dtype, calls))
-    dtypes = tuple(dict.fromkeys([*first.dtypes, *filter(None, own)]))
+    dtypes = tuple(dict.fromkeys(filter(None, own)))
     if traced:
         dtypes = dtypes if {*dtypes} <= {*_HALVES} else dtypes[:1]
     typed = {each.name: each.values for each in (*arguments, *construct) if each.kind == "dtype"}
@@ -318,9 +318,9 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
         axis = "input_dtype" if "dtype" in typed else "dtype"
     grads = frozenset(name for call in calls for name in call.grads or ())
 
-    def tensor(place: str, seen: tuple[Seen, ...], name: str, *, fixed: bool = False) -> Tensor:
+    def tensor(place: str, seen: tuple[Seen, ...], name: str) -> Tensor:
         column = tuple(each.dtype for each in seen)
-        follows = None if fixed or column != own else axis
+        follows = axis if column == own else None
         return Tensor(
             name,
             seen[0].dtype,
@@ -331,9 +331,7 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
         )
 
     tensors = [tensor(name, seen, name) for name, seen in given.items()]
-    results = [
-        tensor(path, seen, named[path], fixed=path in first.fixed) for path, seen in made.items()
-    ]
+    results = [tensor(path, seen, named[path]) for path, seen in made.items()]
     parameters = {each.name for each in target.parameters}
     return Interface(
         target.text,

@@ -36,7 +36,7 @@ from tlmatrix.draft.calls import (
     write_call,
 )
 from tlmatrix.draft.launches import Launch, launch_of
-from tlmatrix.draft.probes import Live, probed
+from tlmatrix.draft.probes import Live
 from tlmatrix.draft.targets import is_test_file, target_of
 from tlmatrix.draft.uses import Uses, merged, uses_of
 from tlmatrix.interpreter.patching import replace_in
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import CodeType, FrameType
 
-    from tlmatrix.draft.targets import Target
 
 _COMPARES = re.compile(r"assert|close|equal|compare|diff|similar|error", re.IGNORECASE)
 """Names of a program's own functions that compare two results."""
@@ -160,6 +159,9 @@ class Recorder:
         root: the folder whose functions are recorded.
         wanted: the code of functions that are recorded though no kernel runs in them.
         agree: whether comparisons hold, as where kernels are only traced.
+
+    Attributes:
+        live: the first call of each wanted function, with its values.
     """
 
     def __init__(
@@ -182,7 +184,7 @@ class Recorder:
         self._constructed: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._returned: dict[int, _Returned] = {}
         self._results: dict[int, _Result] = {}
-        self._live: dict[str, Live] = {}
+        self.live: dict[str, Live] = {}
         self._conversions = _Conversions()
         self._thread = threading.get_ident()
 
@@ -350,7 +352,7 @@ class Recorder:
         call = self._record(target, arguments, noted, made, opened.launches, construct, opened)
         if opened.before:
             live = Live(call, {**arguments, **opened.before}, results, instance)
-            self._live.setdefault(target, live)
+            self.live.setdefault(target, live)
 
     def _record_kernel(self, factory: _Factory, launch: Launch, *, eager: bool) -> None:
         """Record the call of a kernel that callers get from a factory that they can import."""
@@ -417,11 +419,6 @@ class Recorder:
                 found = Uses()
             known = self._uses[id(launch.prim_func)] = (launch.prim_func, found)
         return known[1]
-
-    def probed(self, target: Target) -> Call | None:
-        """The first call of a target, with what calls with its values show; None without one."""
-        live = self._live.get(target.text)
-        return None if live is None else probed(target, live)
 
     # Kernels ---------------------------------------------------------------------------------
 

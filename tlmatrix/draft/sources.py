@@ -14,11 +14,12 @@ import torch
 from tlmatrix.draft.calls import alike, calls_of_definition, read_calls, signature
 from tlmatrix.draft.families import built_in
 from tlmatrix.draft.interface import interface_of, signature_interface
+from tlmatrix.draft.probes import call_in_other_precision, probed
 from tlmatrix.draft.recorder import Recorder, codes_of
 from tlmatrix.draft.references import find_references
 from tlmatrix.draft.roles import recognize
 from tlmatrix.draft.targets import target_of
-from tlmatrix.draft.writer import draft_of, with_names_of
+from tlmatrix.draft.writer import draft_of
 from tlmatrix.exit_codes import UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Drafts:
         self._stub = stub
         self.references = references
         self.found = next(iter(references), None)
-        self.interface = with_names_of(interface, self.found)
+        self.interface = interface
 
     def changed(self, **changes: Any) -> Drafts:  # noqa: ANN401 - values of attributes
         """The same with other attributes."""
@@ -164,8 +165,11 @@ def recorded_calls(target: Target, example: Callable[[], object]) -> list[Call]:
     with interpret(), stand_in():
         with recorder.recording():
             example()
-        probed = recorder.probed(target)
-    return [probed, *list(found.values())[1:]] if probed is not None else list(found.values())
+            live = recorder.live.get(target.text)
+            if live is not None:
+                call_in_other_precision(target, live)
+        first = [] if live is None else [probed(target, live)]
+    return [*first, *list(found.values())[len(first) :]]
 
 
 def _example_calls(target: Target, call: str | None, script: Path | None) -> list[Call]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.axes import AxesOfDraft, quotients
-from tlmatrix.draft.references import alike, matched, parameters_of, reference_of
+from tlmatrix.draft.references import parameters_of, reference_of
 from tlmatrix.draft.roles import substitute
 from tlmatrix.draft.text import Draft, constant, written
 from tlmatrix.spec.model.calling import SKIPPED
@@ -47,29 +47,6 @@ class BuiltIn:
     constraints: tuple[tuple[str, str], ...] = ()
     fuzz: Mapping[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()
-
-
-def with_names_of(interface: Interface, found: Found | None) -> Interface:
-    """Rename a traced kernel's parameters to those of the reference that differ in case only."""
-    if not interface.factory or found is None:
-        return interface
-    names = list(parameters_of(found.function) or ())
-    dims = {dim: dim for dim in range(8)}
-    taken = {each.name for each in interface.arguments} | {*interface.symbols}
-    mine = [each.name for each in (*interface.parameters, *interface.results)]
-    renames = {
-        old: new
-        for new, old in matched(names, mine).items()
-        if new not in taken and alike(new, old)
-    }
-    renames = {name: renames.get(name, name) for name in mine}
-    return replace(
-        interface,
-        parameters=tuple(replace(each, name=renames[each.name]) for each in interface.parameters),
-        results=tuple(replace(each, name=renames[each.name]) for each in interface.results),
-        changed=frozenset(renames[name] for name in interface.changed),
-        uses=interface.uses.renamed({old: (new, dims) for old, new in renames.items()}),
-    )
 
 
 def draft_of(
