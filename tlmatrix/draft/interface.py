@@ -16,9 +16,9 @@ from tlmatrix.draft.uses import Selection, Uses, merged
 from tlmatrix.exit_codes import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from tlmatrix.draft.calls import Call
+    from tlmatrix.draft.calls import Call, Value
     from tlmatrix.draft.sizes import Column
     from tlmatrix.draft.targets import Target
 
@@ -110,7 +110,6 @@ class Interface:
     """The parameters, results and uses of the code under test.
 
     Attributes:
-        target: `package.module:name`.
         factory: whether the target is a factory.
         parameters: the parameters of the kernel or entry, in order.
         results: the tensors that the call returns.
@@ -127,7 +126,6 @@ class Interface:
         calls: how many calls it is inferred from.
     """
 
-    target: str
     factory: bool
     parameters: tuple[Tensor | Number, ...]
     results: tuple[Tensor, ...]
@@ -285,7 +283,6 @@ def signature_interface(target: Target, arguments: Sequence[Argument] = ()) -> I
     sides = "qk" if _ENDS in shapes.values() else ""
     starts = (Selection(f"cu_seqlens_{side}", side, 0, "start") for side in sides)
     return Interface(
-        target.text,
         factory=target.is_factory,
         parameters=tuple(tensors[:-1]),
         results=tuple(tensors[-1:]),
@@ -305,8 +302,12 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
     named = _titles(target, first)
     given = {name: tuple(call.tensors[name] for call in calls) for name in first.tensors}
     made = {path: tuple(call.results[path] for call in calls) for path in first.results}
-    arguments = tuple(_arguments(target, calls))
-    construct = tuple(_construct(target, calls))
+    # An eager kernel takes its compiled arguments with the tensors.
+    lazy = target.is_factory and bool(first.construct)
+    compiled = ([call.construct for call in calls], [call.constructed for call in calls])
+    passed = ([call.arguments for call in calls], [call.given for call in calls])
+    arguments = tuple(_arguments(target.written, *(compiled if lazy else passed)))
+    construct = tuple(_arguments(target.found, *compiled)) if target.constructs else ()
     relations = _relations(calls, given, made, (*arguments, *construct))
     own = tuple(map(_main_dtype, calls))
     dtypes = tuple(dict.fromkeys(filter(None, own)))
@@ -334,7 +335,6 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
     results = [tensor(path, seen, named[path]) for path, seen in made.items()]
     parameters = {each.name for each in target.parameters}
     return Interface(
-        target.text,
         factory=target.is_factory,
         parameters=tuple(_with_scalars(target, first, tensors)),
         results=tuple(results),
@@ -381,30 +381,21 @@ def _relations(
             tensor, _, dim = text.rpartition(".")
             if (tensor, int(dim)) in columns:
                 names.setdefault((tensor, int(dim)), name)
-    if calls[0].sizes is None:
-        vectors = frozenset(name for name, seen in given.items() if _is_vector(seen))
-        return relate(
-            columns,
-            names,
-            scalars=_whole_numbers(arguments, "size"),
-            vectors=vectors,
-            offsets=frozenset(name for name in vectors if may_be_offsets(given[name])),
-            results=frozenset(made),
-            taken=frozenset(given),
-        )
-    chosen = {name: tuple((call.sizes or {})[name] for call in calls) for name in calls[0].sizes}
+    traced = calls[0].sizes is not None
+    chosen = {n: tuple((c.sizes or {})[n] for c in calls) for n in calls[0].sizes or ()}
+    tiles = _whole_numbers(arguments, "tile") if traced else {}
+    integers = {name: seen for name, seen in given.items() if seen[0].dtype in ("int32", "int64")}
+    vectors = [name for name, seen in integers.items() if len(seen[0].shape) == 1 and not traced]
     return relate(
         columns,
         names,
-        scalars=_whole_numbers(arguments, "size", "tile") | chosen,
+        scalars=_whole_numbers(arguments, "size") | tiles | chosen,
+        vectors=frozenset(vectors),
+        offsets=frozenset(name for name in vectors if may_be_offsets(given[name])),
         results=frozenset(made),
         taken=frozenset(given),
-        tiles=sorted({size for c in _whole_numbers(arguments, "tile").values() for size in c}),
+        tiles=sorted({size for column in tiles.values() for size in column}) if traced else None,
     )
-
-
-def _is_vector(seen: Sequence[Seen]) -> bool:
-    return seen[0].dtype in ("int32", "int64") and len(seen[0].shape) == 1
 
 
 def may_be_offsets(seen: Sequence[Seen]) -> bool:
@@ -426,15 +417,22 @@ def _main_dtype(call: Call) -> str:
     return counted.most_common(1)[0][0] if counted else ""
 
 
-def _arguments(target: Target, calls: Sequence[Call]) -> Iterator[Argument]:
-    written = inspect.signature(target.written).parameters
-    made = target.is_factory
-    # An eager kernel takes its compiled arguments with the tensors.
-    found = [(made and call.construct) or call.arguments for call in calls]
-    given = [(made and call.constructed) or call.given for call in calls]
+def _arguments(
+    function: Callable[..., Any],
+    found: Sequence[Mapping[str, Value]],
+    given: Sequence[frozenset[str]],
+) -> Iterator[Argument]:
+    """The arguments of a function that are no tensors, with their values in each call.
+
+    Args:
+        function: has the signature.
+        found: the arguments of each call.
+        given: the names of those that it passes.
+    """
+    parameters = inspect.signature(function).parameters
     for name, value in found[0].items():
         values = tuple(each.get(name) for each in found)
-        parameter = written.get(name)
+        parameter = parameters.get(name)
         default = not any(name in each for each in given)
         if parameter is not None and parameter.default is not parameter.empty:
             default |= all(value == _plain(parameter.default) for value in values)
@@ -446,17 +444,6 @@ def _arguments(target: Target, calls: Sequence[Call]) -> Iterator[Argument]:
 
 def _plain(value: object) -> object:
     return str(value)[6:] if str(value).startswith("torch.") else value
-
-
-def _construct(target: Target, calls: Sequence[Call]) -> Iterator[Argument]:
-    if not target.constructs:
-        return
-    written = inspect.signature(target.found).parameters
-    for name, value in calls[0].construct.items():
-        if isinstance(value, bool | int | float | str | list):
-            values = tuple(call.construct.get(name) for call in calls)
-            default = name in written and {*map(str, values)} == {str(written[name].default)}
-            yield Argument(name, argument_kind(name, value, None), value, default, values)
 
 
 def _titles(target: Target, call: Call) -> dict[str, str]:

@@ -174,7 +174,7 @@ def _narrow(trial: Trial, attempts: _Attempts) -> None:
 
 def _has_case(draft: Draft, result: CaseResult) -> bool:
     """Whether a draft still has the case of a result."""
-    numbers = _numbers(result)
+    numbers = _sizes(result)
     listed = (numbers[name] in values for name, values in draft.axes.items() if name in numbers)
     return all(listed) and all(_holds(rule, numbers) is not False for rule, _ in draft.constraints)
 
@@ -296,43 +296,50 @@ def _near_recorded(trial: Trial, attempts: _Attempts) -> list[CaseResult]:
 
 
 def _narrowed(
-    draft: Draft,
-    results: list[CaseResult],
-    attempts: _Attempts,
+    draft: Draft, results: list[CaseResult], attempts: _Attempts
 ) -> tuple[Draft, list[str]]:
     """The draft without what is refused, and a line for each change."""
     refused = [_refused(draft, result) for result in results]
     if all(refused) or not any(refused):
         return draft, []
+    known = {condition for condition, _ in draft.constraints}
     conditions = _distinguished(draft, results, attempts)
-    if conditions and conditions[0] not in {each for each, _ in draft.constraints}:
-        condition, why = conditions[0], next(filter(None, refused))
-        axes = dict(draft.axes)
-        name, _, factor = condition.removesuffix(" == 0").partition(" % ")
-        if factor.isdigit():
-            fine = [value for value in axes[name] if value % int(factor) == 0]
-            more = (k * (fine or [int(factor)])[0] for k in (1, 2, 3))
-            axes[name] = tuple(dict.fromkeys([*fine, *more]))
-        one, _, other = condition.partition(" == ")
-        if other in axes:  # so that cases are left
-            axes[one] = axes[other] = tuple(dict.fromkeys([*axes[one], *axes[other]]))
-        constraints = (*draft.constraints, (condition, why))
-        narrowed = replace(draft, axes=axes, constraints=constraints)
-        return narrowed, [f"  only {condition}: {why}"]
-    lines = []
-    axes, fuzz, constraints = dict(draft.axes), dict(draft.fuzz), draft.constraints
-    for name, values in rejected_values(results, refused).items():
+    if not conditions or conditions[0] in known:
+        return _without_values(draft, rejected_values(results, refused))
+    condition, why = conditions[0], next(filter(None, refused))
+    narrowed = replace(draft, constraints=(*draft.constraints, (condition, why)))
+    return _with_values_of(narrowed, condition), [f"  only {condition}: {why}"]
+
+
+def _with_values_of(draft: Draft, condition: str) -> Draft:
+    """The draft with values of axes that satisfy a condition, so that cases are left."""
+    axes, fuzz = dict(draft.axes), dict(draft.fuzz)
+    name, _, factor = condition.removesuffix(" == 0").partition(" % ")
+    one, _, other = condition.partition(" == ")
+    packed = re.fullmatch(r"min\((\w+)\) > 0", condition)
+    if packed is not None:
+        name = packed[1]
+        axes[name] = tuple([length for length in each if length] for each in axes[name])
+        if name in fuzz:
+            fuzz[name] = fuzz[name] | {"length": fuzz[name]["length"].replace("0..", "1..")}
+    elif factor.isdigit():
+        fine = [value for value in axes[name] if value % int(factor) == 0]
+        more = (k * (fine or [int(factor)])[0] for k in (1, 2, 3))
+        axes[name] = tuple(dict.fromkeys([*fine, *more]))
+    elif other in axes:
+        axes[one] = axes[other] = tuple(dict.fromkeys([*axes[one], *axes[other]]))
+    return replace(draft, axes=axes, fuzz=fuzz)
+
+
+def _without_values(
+    draft: Draft, rejected: Mapping[str, Mapping[str, str]]
+) -> tuple[Draft, list[str]]:
+    """The draft without values of axes that are refused."""
+    axes, fuzz, lines = dict(draft.axes), dict(draft.fuzz), []
+    for name, values in rejected.items():
         left = [value for value in axes.get(name, ()) if canonical(value) not in values]
         lost = [value for value in axes.get(name, ()) if canonical(value) in values]
         if not left:
-            continue
-        why = next(iter(values.values()))
-        if all(map(_has_empty, lost)) and not any(map(_has_empty, left)):
-            constraints = (*constraints, (f"min({name}) > 0", why))
-            axes[name] = (*left, *map(_without_empty, lost))
-            if name in fuzz:
-                fuzz[name] = fuzz[name] | {"length": fuzz[name]["length"].replace("0..", "1..")}
-            lines.append(f"  only min({name}) > 0: {why}")
             continue
         if len(left) == 1 and type(left[0]) is int and left[0] > 1:
             more = (factor * left[0] for factor in (2, 3))
@@ -342,31 +349,27 @@ def _narrowed(
         fuzz = {**fuzz, "axes": ranges} if "axes" in fuzz else fuzz
         lines += [f"  left out {name}={label(value)}: {values[canonical(value)]}" for value in lost]
     fuzz = {} if fuzz.get("axes") == {} else fuzz
-    return replace(draft, axes=axes, fuzz=fuzz, constraints=constraints), lines
-
-
-def _has_empty(value: Any) -> bool:  # noqa: ANN401 - a value of an axis
-    """Whether a value of a packed axis has an empty sequence."""
-    return isinstance(value, list) and 0 in value
-
-
-def _without_empty(value: list[int]) -> list[int]:
-    return [length for length in value if length]
+    return replace(draft, axes=axes, fuzz=fuzz), lines
 
 
 def _conditions(results: Sequence[CaseResult], refused: Sequence[str]) -> list[str]:
-    """Multiples of an axis, or relations of two, that exactly the accepted cases satisfy."""
+    """Conditions that exactly the accepted cases satisfy.
+
+    Multiples of an axis, relations of two, or a packed axis without empty sequences.
+    """
     cases = [
-        (_numbers(result), why)
+        (_sizes(result), why)
         for result, why in zip(results, refused, strict=True)
         if why or not result.failed
     ]
     if sum(not why for _, why in cases) < 2 or not any(why for _, why in cases):
         return []
-    names = sorted(set.intersection(*({*values} for values, _ in cases)))
+    every = sorted(set.intersection(*({*values} for values, _ in cases)))
+    names = [name for name in every if all(type(values[name]) is int for values, _ in cases)]
     found = [f"{name} % {factor} == 0" for name in names for factor in _FACTORS]
     for a, b in permutations(names, 2):
         found += [f"{a} == {b}", f"{a} % {b} == 0", f"{a} <= {b}", f"{a} < {b}"]
+    found += [f"min({name}) > 0" for name in every if name not in names]
     return [c for c in found if all(_holds(c, values) == (not why) for values, why in cases)]
 
 
@@ -400,11 +403,12 @@ def _distinguished(
     return _conditions(results, [_refused(draft, result) for result in results])
 
 
-def _numbers(result: CaseResult) -> dict[str, int]:
-    return {name: value for name, value in result.values.items() if type(value) is int}
+def _sizes(result: CaseResult) -> dict[str, Any]:
+    """The values of a case that are numbers or lengths of sequences."""
+    return {name: each for name, each in result.values.items() if type(each) in (int, list)}
 
 
-def _holds(condition: str, values: Mapping[str, int]) -> bool | None:
+def _holds(condition: str, values: Mapping[str, Any]) -> bool | None:
     """Whether a condition holds; None if it divides by zero."""
     try:
         return bool(Expression(condition).evaluate(values))

@@ -147,7 +147,7 @@ class _Writer:
         plain = isinstance(call, dict) and not interface.changed and _is_plain(call)
         notes = list(self._recognition_notes())
         if reference is None:
-            notes.append(f"no reference found for {interface.target}: the spec needs one to run")
+            notes.append(f"no reference found for {self.target.text}: the spec needs one to run")
         elif reference.difference:
             notes.append(reference.difference)
         integers = [each.name for each in self.inputs if each.integer]
