@@ -28,6 +28,7 @@ from tlmatrix.draft.text import write_spec
 from tlmatrix.draft.trial import tried
 from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
+from tlmatrix.report.html import rendered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from tlmatrix.draft.sources import Drafts
     from tlmatrix.draft.trial import Trial
 
+_ORDER = ("findings", "errors", "judged", "incomplete", "not drafted")
+"""The order of rows by status."""
 _TEST_SECONDS = 20
 """The most time for a recorded test."""
 _SECONDS = 90.0
@@ -372,6 +375,32 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
     )
 
 
+# The table -------------------------------------------------------------------------------------
+
+
 def counted(rows: Sequence[Row]) -> Mapping[str, int]:
     """How many rows have each status."""
-    return Counter(row.status for row in rows)
+    counts = Counter(row.status for row in rows)
+    return {status: counts[status] for status in _ORDER if counts[status]}
+
+
+def lines(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each row, those with findings first, and its note below."""
+    for row in _ordered(rows):
+        cases = f"  {row.cases - row.failed} of {row.cases} cases passed" if row.cases else ""
+        by = f", judged by {row.reference}" if row.reference else ""
+        yield f"{row.status:12}{row.target}{cases}{by}"
+        if row.note:
+            yield f"            {row.note}"
+
+
+def write_page(path: Path, root: Path, rows: Sequence[Row]) -> None:
+    """Write the rows as one page that needs no network."""
+    counts = list(counted(rows).items())
+    name = root.resolve().name
+    page = rendered("adopted.html.j2", name=name, rows=_ordered(rows), counts=counts)
+    path.write_text(page, encoding="utf-8")
+
+
+def _ordered(rows: Sequence[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (_ORDER.index(row.status), row.target))
