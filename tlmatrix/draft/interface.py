@@ -302,12 +302,12 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
     named = _titles(target, first)
     given = {name: tuple(call.tensors[name] for call in calls) for name in first.tensors}
     made = {path: tuple(call.results[path] for call in calls) for path in first.results}
-    # An eager kernel takes its compiled arguments with the tensors.
-    lazy = target.is_factory and bool(first.construct)
-    compiled = ([call.construct for call in calls], [call.constructed for call in calls])
-    passed = ([call.arguments for call in calls], [call.given for call in calls])
-    arguments = tuple(_arguments(target.written, *(compiled if lazy else passed)))
-    construct = tuple(_arguments(target.found, *compiled)) if target.constructs else ()
+    made_of = [call.construct for call in calls]
+    passed = [call.constructed for call in calls]
+    construct = tuple(_arguments(target.found, made_of, passed)) if target.constructs else ()
+    if not target.is_factory or not first.construct:  # an eager kernel takes all at once
+        made_of, passed = [call.arguments for call in calls], [call.given for call in calls]
+    arguments = tuple(_arguments(target.written, made_of, passed))
     relations = _relations(calls, given, made, (*arguments, *construct))
     own = tuple(map(_main_dtype, calls))
     dtypes = tuple(dict.fromkeys(filter(None, own)))

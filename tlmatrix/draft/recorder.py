@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from dis import opname
 from importlib import import_module
 from pathlib import Path
@@ -89,18 +89,17 @@ class _Open:
         return frozenset(n for n, v in versions if self._tensors[n]._version != v)  # noqa: SLF001
 
 
-@dataclass(frozen=True, eq=False)
-class _Factory:
-    """A call of a jitted function; `name` is "" if callers cannot import it.
+class _Factory(NamedTuple):
+    """The jitted function that made a kernel; `name` is "" if callers cannot import it.
 
-    A kernel of an eager function that is compiled ahead is called like the function.
+    A kernel of an eager function is called like the function.
     """
 
+    kernel: object
     name: str
-    signature: inspect.Signature
+    parameters: list[str]
     arguments: Mapping[str, Any]
-    ahead: bool
-    kernel: Any = None
+    eager: bool
 
 
 class _Result(NamedTuple):
@@ -179,7 +178,6 @@ class Recorder:
         self._codes: dict[CodeType, bool] = {}
         self._stack: list[_Open] = []
         self._kernels: dict[int, _Factory] = {}
-        self._unmade: list[Launch] = []
         self._uses: dict[int, tuple[Any, Uses]] = {}
         self._constructed: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._returned: dict[int, _Returned] = {}
@@ -354,18 +352,15 @@ class Recorder:
             live = Live(call, {**arguments, **opened.before}, results, instance)
             self.live.setdefault(target, live)
 
-    def _record_kernel(self, factory: _Factory, launch: Launch, *, eager: bool) -> None:
+    def _record_kernel(self, factory: _Factory, launch: Launch) -> None:
         """Record the call of a kernel that callers get from a factory that they can import."""
-        arguments: dict[str, Any] = {**launch.given}
-        if eager:
-            known = {**launch.given, **factory.arguments}
-            arguments = {
-                name: known[name] for name in factory.signature.parameters if name in known
-            }
+        arguments, construct = dict(launch.given), dict(factory.arguments)
+        if factory.eager:
+            known = construct | arguments
+            arguments = {name: known[name] for name in factory.parameters if name in known}
+            construct = {}
         noted = {name: seen(value) for name, value in arguments.items()}
-        construct = {} if eager else factory.arguments
-        if factory.name:
-            self._record(factory.name, arguments, noted, launch.made, [launch], construct)
+        self._record(factory.name, arguments, noted, launch.made, [launch], construct)
 
     def _record(
         self,
@@ -437,22 +432,16 @@ class Recorder:
     def _making(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def make(jit: Any, *args: Any, **keywords: Any) -> Any:
             self._watch_again()
-            factory = self._factory_of(jit, args, keywords)
-            before, self._unmade = self._unmade, []
-            try:
-                made = original(jit, *args, **keywords)
-                if hasattr(made, "prim_func"):
-                    self._kernels[id(made)] = replace(factory, kernel=made)
-                else:  # the results of an eager kernel
-                    for launch in self._unmade:
-                        self._record_kernel(factory, launch, eager=True)
-            finally:
-                self._unmade = before
+            made = original(jit, *args, **keywords)
+            if hasattr(made, "prim_func"):
+                self._kernels[id(made)] = self._factory_of(jit, made, args, keywords)
             return made
 
         return make
 
-    def _factory_of(self, jit: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> _Factory:
+    def _factory_of(
+        self, jit: Any, kernel: object, args: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> _Factory:
         func = getattr(jit, "jit_impl", jit).func
         func = getattr(func, "orig_func", func)
         importable = "<locals>" not in func.__qualname__ and func.__name__[0] != "_"
@@ -461,11 +450,12 @@ class Recorder:
         signature = inspect.signature(func)
         try:
             bound = dict(signature.bind(*args, **keywords).arguments)
+            eager = any(isinstance(each, torch.Tensor) for each in bound.values())
         except (TypeError, ValueError):
             # An eager function compiled ahead: its symbolic sizes are passed for its tensors.
-            own = {n: each for n, each in keywords.items() if n in signature.parameters}
-            return _Factory(name, signature, own, ahead=True)
-        return _Factory(name, signature, bound, ahead=False)
+            bound = {n: each for n, each in keywords.items() if n in signature.parameters}
+            eager = True
+        return _Factory(kernel, name, list(signature.parameters), bound, eager)
 
     def _launching(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def launch(kernel: Any, *args: Any, **keywords: Any) -> Any:
@@ -478,10 +468,8 @@ class Recorder:
                 noted = launch_of(kernel, args, results, factory.arguments if factory else {})
                 if self._stack:
                     self._stack[-1].launches.append(noted)
-                if factory is not None:
-                    self._record_kernel(factory, noted, eager=factory.ahead)
-                else:
-                    self._unmade.append(noted)
+                if factory is not None and factory.name:
+                    self._record_kernel(factory, noted)
             finally:
                 sys.setprofile(profile)
             return results
