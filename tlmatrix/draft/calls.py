@@ -80,8 +80,7 @@ class Call:
     Attributes:
         target: `package.module:name`.
         arguments: by parameter, in order; of a factory, those of the kernel.
-        given: the arguments that are passed; the others have their defaults.
-        construct: arguments of the factory or of the constructor, and the names of those passed.
+        construct: arguments of the factory or of the constructor.
         results: the returned tensors by path: `0`, `1`, `lse`, `aux.counts`.
         changed: the arguments that the call writes.
         grads: the arguments that get gradients, if that is known.
@@ -93,10 +92,8 @@ class Call:
 
     target: str
     arguments: Mapping[str, Value]
-    given: frozenset[str]
     results: Mapping[str, Seen]
     construct: Mapping[str, Value] = field(default_factory=dict)
-    constructed: frozenset[str] = frozenset()
     changed: frozenset[str] = frozenset()
     grads: frozenset[str] | None = None
     names: Mapping[str, str] = field(default_factory=dict)
@@ -306,8 +303,7 @@ def calls_of_definition(data: Mapping[str, Any], target: str) -> list[Call]:
                 for name, each in data["inputs"].items()
                 for dim, axis in enumerate(each["shape"] or ())
             }
-            call = Call(target, arguments, frozenset(arguments), tensors("outputs"), names=names)
-            found.append(call)
+            found.append(Call(target, arguments, tensors("outputs"), names=names))
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"not a trace definition: {error!r}") from error
     return found

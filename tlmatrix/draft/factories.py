@@ -221,10 +221,8 @@ class _Tracer:
         return Call(
             self._target.text,
             given,
-            frozenset(given),
             results,
             construct=construct,
-            constructed=frozenset(each.name for each in self._arguments if not each.default),
             changed=uses.written & {*given},
             names=names,
             uses=uses,

@@ -302,12 +302,11 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
     named = _titles(target, first)
     given = {name: tuple(call.tensors[name] for call in calls) for name in first.tensors}
     made = {path: tuple(call.results[path] for call in calls) for path in first.results}
-    made_of = [call.construct for call in calls]
-    passed = [call.constructed for call in calls]
-    construct = tuple(_arguments(target.found, made_of, passed)) if target.constructs else ()
-    if not target.is_factory or not first.construct:  # an eager kernel takes all at once
-        made_of, passed = [call.arguments for call in calls], [call.given for call in calls]
-    arguments = tuple(_arguments(target.written, made_of, passed))
+    made_of, passed = [call.construct for call in calls], [call.arguments for call in calls]
+    construct = tuple(_arguments(target.found, made_of)) if target.constructs else ()
+    # An eager kernel takes all at once.
+    compiled = target.is_factory and bool(first.construct)
+    arguments = tuple(_arguments(target.written, made_of if compiled else passed))
     relations = _relations(calls, given, made, (*arguments, *construct))
     own = tuple(map(_main_dtype, calls))
     dtypes = tuple(dict.fromkeys(filter(None, own)))
@@ -418,24 +417,14 @@ def _main_dtype(call: Call) -> str:
 
 
 def _arguments(
-    function: Callable[..., Any],
-    found: Sequence[Mapping[str, Value]],
-    given: Sequence[frozenset[str]],
+    function: Callable[..., Any], found: Sequence[Mapping[str, Value]]
 ) -> Iterator[Argument]:
-    """The arguments of a function that are no tensors, with their values in each call.
-
-    Args:
-        function: has the signature.
-        found: the arguments of each call.
-        given: the names of those that it passes.
-    """
+    """The arguments of a function that are no tensors, with their values in each call."""
     parameters = inspect.signature(function).parameters
     for name, value in found[0].items():
         values = tuple(each.get(name) for each in found)
         parameter = parameters.get(name)
-        default = not any(name in each for each in given)
-        if parameter is not None and parameter.default is not parameter.empty:
-            default |= all(value == _plain(parameter.default) for value in values)
+        default = parameter is not None and all(v == _plain(parameter.default) for v in values)
         if isinstance(value, Seen | Opaque) or (value is None and default):
             continue
         kind = argument_kind(name, value, parameter.annotation if parameter else None)

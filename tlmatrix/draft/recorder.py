@@ -389,10 +389,8 @@ class Recorder:
         call = Call(
             target,
             noted,
-            frozenset(arguments),
             {path: seen_tensor(each, values=False) for path, each in results.items()},
             construct={name: seen(each) for name, each in construct.items()},
-            constructed=frozenset(construct),
             changed=changed | (uses.written & {*tensors}),
             grads=frozenset(name for name, each in tensors.items() if noted[name].grad and grad),
             names=names,
