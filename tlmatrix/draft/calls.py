@@ -239,30 +239,26 @@ def definition(calls: Iterable[Call]) -> dict[str, Any]:
     Schema: https://bench.flashinfer.ai/docs/flashinfer-trace/definition.
     """
     chosen = alike(list(calls))
-    columns: dict[tuple[int, ...], str] = {}
-
-    def axis(name: str, dim: int, kind: str) -> str:
-        sizes = tuple(getattr(call, kind)[name].shape[dim] for call in chosen)
-        known = chosen[0].names.get(f"{name}.{dim}", f"{name}_{dim}")
-        return columns.setdefault(sizes, known)
+    axis_of: dict[tuple[int, ...], str] = {}
 
     def tensors(kind: str) -> dict[str, Any]:
         first: Mapping[str, Seen] = getattr(chosen[0], kind)
-        return {
-            name: {
-                "shape": [axis(name, dim, kind) for dim in range(len(each.shape))],
-                "dtype": each.dtype,
-            }
-            for name, each in first.items()
-        }
+        found = {}
+        for name, each in first.items():
+            columns = zip(*(getattr(call, kind)[name].shape for call in chosen), strict=True)
+            shape = [
+                axis_of.setdefault(column, chosen[0].names.get(f"{name}.{dim}", f"{name}_{dim}"))
+                for dim, column in enumerate(columns)
+            ]
+            found[name] = {"shape": shape, "dtype": each.dtype}
+        return found
 
     inputs, outputs = tensors("tensors"), tensors("results")
+    moving = {name: column for column, name in axis_of.items() if len({*column}) > 1}
     axes = {
-        name: {"type": "const", "value": sizes[0]} if len({*sizes}) == 1 else {"type": "var"}
-        for sizes, name in columns.items()
+        name: {"type": "var"} if name in moving else {"type": "const", "value": column[0]}
+        for column, name in axis_of.items()
     }
-    moving = [name for name, each in axes.items() if each["type"] == "var"]
-    by_name = {name: sizes for sizes, name in columns.items()}
     return {
         "name": chosen[0].target.rpartition(":")[2].replace(".", "_"),
         "op_type": "op",
@@ -270,7 +266,8 @@ def definition(calls: Iterable[Call]) -> dict[str, Any]:
         "inputs": inputs,
         "outputs": outputs,
         "workloads": [
-            {"axes": {name: by_name[name][k] for name in moving}} for k in range(len(chosen))
+            {"axes": {name: column[k] for name, column in moving.items()}}
+            for k in range(len(chosen))
         ],
     }
 
@@ -281,29 +278,26 @@ def calls_of_definition(data: Mapping[str, Any], target: str) -> list[Call]:
     Raises:
         UsageError: it is not a definition.
     """
+    found = []
     try:
         constants = {n: a["value"] for n, a in data["axes"].items() if a["type"] == "const"}
         moving = [name for name in data["axes"] if name not in constants]
-        workloads = data.get("workloads") or [
-            {"axes": {name: base + k for k, name in enumerate(moving)}} for base in (5, 37)
-        ]
-        found = []
-        for workload in workloads:
+        guessed = [{"axes": {n: base + k for k, n in enumerate(moving)}} for base in (5, 37)]
+        names = {
+            f"{name}.{dim}": axis
+            for name, each in data["inputs"].items()
+            for dim, axis in enumerate(each["shape"] or ())
+        }
+        for workload in data.get("workloads") or guessed:
             sizes = {**constants, **workload["axes"]}
-
-            def tensors(kind: str, sizes: Mapping[str, int] = sizes) -> dict[str, Seen]:
-                return {
+            inputs, outputs = (
+                {
                     name: Seen(tuple(sizes[axis] for axis in each["shape"] or ()), each["dtype"])
                     for name, each in data[kind].items()
                 }
-
-            arguments: dict[str, Value] = {**tensors("inputs")}
-            names = {
-                f"{name}.{dim}": axis
-                for name, each in data["inputs"].items()
-                for dim, axis in enumerate(each["shape"] or ())
-            }
-            found.append(Call(target, arguments, tensors("outputs"), names=names))
+                for kind in ("inputs", "outputs")
+            )
+            found.append(Call(target, inputs, outputs, names=names))
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"not a trace definition: {error!r}") from error
     return found
