@@ -10,7 +10,7 @@ from draft.test_record import finished, repository
 from outside_project import project
 from tlmatrix.draft.adopt import Job, _run_jobs
 from tlmatrix.draft.manifest import Entry, examples
-from tlmatrix.exit_codes import ExitCode
+from tlmatrix.exit_codes import ExitCode, UsageError
 
 __all__ = ["project", "repository"]
 
@@ -125,6 +125,32 @@ def test_a_draft_that_takes_the_memory_of_the_machine_is_a_row(tmp_path):
     (row,) = _run_jobs([Job("m:f", "calls", draft, "key")], tmp_path, tmp_path, 1, 60.0)
     assert row.status == "not drafted"
     assert "memory" in row.note
+
+
+def test_what_a_process_leaves_when_it_ends_is_done_by_another(tmp_path):
+    """Jobs of one module share a process, in which it is imported once."""
+    seen = tmp_path / "seen"
+
+    def job(name):
+        def draft():
+            with seen.open("a") as file:
+                file.write(f"{name} {os.getpid()}\n")
+            if name == "b":
+                os._exit(7)
+            raise UsageError(f"{name} is refused")
+
+        return Job(f"m:{name}", "calls", draft, "key")
+
+    rows = list(_run_jobs([job(name) for name in "abc"], tmp_path, tmp_path, 1, 60.0))
+    assert [(row.target, row.status) for row in rows] == [
+        ("m:a", "not drafted"),
+        ("m:b", "not drafted"),
+        ("m:c", "not drafted"),
+    ]
+    assert [row.note for row in rows[::2]] == ["a is refused", "c is refused"]
+    assert "exit 7" in rows[1].note
+    one, two, three = (line.split()[1] for line in seen.read_text().splitlines())
+    assert one == two != three
 
 
 def test_a_folder_without_code_is_an_error(project, tmp_path):

@@ -255,15 +255,16 @@ def _run_jobs(
 ) -> Iterator[Row]:
     """Run jobs in forks of this process, so that one that crashes or hangs is one row.
 
-    A fork has the jobs of one module, whose import may take long; another one takes what is left.
+    A fork has the jobs of one source and module, whose import may take long; if it ends, another
+    one takes what is left.
     """
     import_module("tlmatrix.engine.preload")  # once, for all forks
     context = multiprocessing.get_context("fork")
     end = time.monotonic() + seconds
-    by_module: dict[str, list[Job]] = {}
+    groups: dict[tuple[str, str], list[Job]] = {}
     for job in jobs:
-        by_module.setdefault(job.target.partition(":")[0], []).append(job)
-    waiting = list(by_module.values())
+        groups.setdefault((job.source, job.target.partition(":")[0]), []).append(job)
+    waiting = list(groups.values())
     running: dict[Any, tuple[list[Job], Any, float]] = {}
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (2 * max(1, workers))
     while waiting or running:
