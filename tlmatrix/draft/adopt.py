@@ -21,7 +21,7 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft import manifest
-from tlmatrix.draft.calls import MOST_CALLS, read_calls
+from tlmatrix.draft.calls import MOST_CALLS, read_calls, signature
 from tlmatrix.draft.sources import drafts_for, drafts_of_calls, recorded_calls
 from tlmatrix.draft.targets import is_test_file, target_of
 from tlmatrix.draft.text import write_spec
@@ -182,7 +182,9 @@ def _jobs(root: Path, calls: Path) -> Iterator[Job]:
             reference = manifest.reference_of_entry(entries[target]) if target in entries else ""
             if target in entries or not all(call.inner for call in written):
                 draft = partial(_of_calls, target, written, reference)
-                yield Job(target, "calls", draft, _digest(str(found)))
+                # Not the text of calls, whose sets have another order in each process.
+                kept = [(signature(call), call.compared) for call in found]
+                yield Job(target, "calls", draft, _digest(str(kept)))
     for target, entry in entries.items():
         if target in taken:
             continue
