@@ -117,7 +117,7 @@ def test_of_several_references_the_first_with_which_a_case_passes_is_taken(draft
     )
     drafts.references = [named_reference(f"totals:{name}") for name in ("other", "right")]
     trial = tried(drafts, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False)
-    assert trial.draft.reference.found.target == "totals:right"
+    assert trial.draft.reference.target == "totals:right"
     assert {str(result.status) for result in trial.results} == {"passed"}
 
 

@@ -364,7 +364,7 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
     note = trial.error or (f"{first.check}: {first.title}" if first else narrowed)
     reference = f"problem {draft.problem}" if draft.problem else ""
     if draft.reference is not None and not draft.problem:
-        reference = draft.reference.found.method or draft.reference.found.target
+        reference = draft.reference.method or draft.reference.target
     varies = any(isinstance(each, list | dict) for v in draft.axes.values() for each in v)
     return replace(
         row,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.draft.text import constant, written
+from tlmatrix.draft.text import Reference, constant, written
 from tlmatrix.problem import calling
 from tlmatrix.spec.importing import import_named
 
@@ -53,32 +53,6 @@ class Found:
     method: str = ""
     module: str = ""
     updates: bool = False
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A reference with the name or expression for each of its parameters.
-
-    `call` is None if the names are those of the problem. `missing` are parameters without a value.
-    `same_dtype` is of functions that refuse float64.
-    """
-
-    found: Found
-    call: Mapping[str, Any] | None
-    missing: tuple[str, ...] = ()
-    same_dtype: bool = False
-
-    @property
-    def difference(self) -> str:
-        """How its names differ, as text; empty if they do not."""
-        target = self.found.target
-        if self.missing:
-            return f"{target} also takes {', '.join(self.missing)}: give each a value"
-        if self.call is None:
-            return ""
-        renamed = [f"{name} gets {value}" for name, value in self.call.items() if name != value]
-        called = ", ".join(renamed) or "it takes only " + ", ".join(self.call)
-        return f"{target} is called by its own names: {called}"
 
 
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
@@ -125,11 +99,12 @@ def reference_of(
         symbols: the size of each dimension in each recorded call.
         updated: the inputs that it changes in place, with the outputs that these then are.
     """
-    if source.target.startswith("torch"):
+    target = source.target
+    if target.startswith("torch"):
         axes = [axis for axis in axes if axis != "dtype"]  # that of its result
     parameters = list((parameters_of(source.function) or {}).values())
     if not parameters or any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return Reference(source, None)
+        return Reference(target, None)
     required = [each.name for each in parameters if each.default is each.empty]
     names = [each.name for each in parameters]
     known = {*tensors, *numbers, *axes}
@@ -155,7 +130,7 @@ def reference_of(
     call = {name: in_place.get(given[name], given[name]) for name in names if name in given}
     own = all(name == value for name, value in call.items())
     whole = own and not missing and {*tensors} <= {*names}
-    return Reference(source, None if whole else call, missing)
+    return Reference(target, None if whole else call, missing, source.method, source.module)
 
 
 def _first(column: Sequence[Any]) -> Any:  # noqa: ANN401 - an argument

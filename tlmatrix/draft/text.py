@@ -15,9 +15,34 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tlmatrix.draft.references import Reference
-
 _WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A reference with the name or expression for each of its parameters.
+
+    `call` is None if the names are those of the problem. `missing` are parameters without a value.
+    `method` and `module` are those of `Found`. `same_dtype` is of functions that refuse float64.
+    """
+
+    target: str
+    call: Mapping[str, Any] | None
+    missing: tuple[str, ...] = ()
+    method: str = ""
+    module: str = ""
+    same_dtype: bool = False
+
+    @property
+    def difference(self) -> str:
+        """How its names differ, as text; empty if they do not."""
+        if self.missing:
+            return f"{self.target} also takes {', '.join(self.missing)}: give each a value"
+        if self.call is None:
+            return ""
+        renamed = [f"{name} gets {value}" for name, value in self.call.items() if name != value]
+        called = ", ".join(renamed) or "it takes only " + ", ".join(self.call)
+        return f"{self.target} is called by its own names: {called}"
 
 
 @dataclass(frozen=True)
@@ -85,10 +110,9 @@ def written(value: Any) -> str:  # noqa: ANN401 - any value of a spec
 def write_spec(draft: Draft, path: Path) -> None:
     """Write the spec, and beside it the module that calls a method which is its reference."""
     path.write_text(spec_text(draft), encoding="utf-8")
-    found = None if draft.reference is None else draft.reference.found
-    if found is not None and found.module:
-        name = found.target.partition(":")[0]
-        path.with_name(f"{name}.py").write_text(found.module, encoding="utf-8")
+    if draft.reference is not None and draft.reference.module:
+        name = draft.reference.target.partition(":")[0]
+        path.with_name(f"{name}.py").write_text(draft.reference.module, encoding="utf-8")
 
 
 def spec_text(draft: Draft) -> str:
@@ -123,23 +147,23 @@ def spec_text(draft: Draft) -> str:
 
 def _declared(draft: Draft) -> dict[str, Any]:
     """The declared problem."""
+    found = draft.reference
     outputs = draft.outputs if any(draft.outputs.values()) else list(draft.outputs)
-    declared = {"inputs": draft.inputs, "outputs": outputs}
-    own = draft.reference
-    if own is None:
-        return {**declared, "reference": f"{draft.target.partition(':')[0]}:reference"}
-    call = {"call": own.call} if own.call else {}
-    dtype = {"dtype": "same"} if own.same_dtype else {}
-    target = own.found.target
-    whole = {"function": target, **call, **dtype}
-    return {**declared, "reference": whole if call or dtype else target}
+    reference: Any = (
+        f"{draft.target.partition(':')[0]}:reference" if found is None else found.target
+    )
+    if found is not None and (found.call is not None or found.same_dtype):
+        reference = {"function": found.target}
+        reference |= {"call": found.call} if found.call else {}
+        reference |= {"dtype": "same"} if found.same_dtype else {}
+    return {"inputs": draft.inputs, "outputs": outputs, "reference": reference}
 
 
 def _comments(draft: Draft) -> Iterator[str]:
     """The comments above the reference."""
     yield from draft.stub
-    if draft.reference is not None and draft.reference.found.method:
-        yield f"A function that calls {draft.reference.found.method}."
+    if draft.reference is not None and draft.reference.method:
+        yield f"A function that calls {draft.reference.method}."
     if draft.reference is not None and draft.reference.missing:
         yield f"It also takes {', '.join(draft.reference.missing)}: add values for them."
 

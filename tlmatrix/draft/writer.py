@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
     from tlmatrix.draft.axes import Values
     from tlmatrix.draft.interface import Argument, Interface, Number, Tensor
-    from tlmatrix.draft.references import Found, Reference
+    from tlmatrix.draft.references import Found
     from tlmatrix.draft.roles import Recognition
     from tlmatrix.draft.targets import Target
+    from tlmatrix.draft.text import Reference
 
 NO_ROWS = "callers launch no kernel without rows"
 
