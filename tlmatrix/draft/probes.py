@@ -56,8 +56,7 @@ def _again(target: Target, live: Live, changed: Mapping[str, Any]) -> dict[str, 
         return flattened(torch.func.functional_call(live.instance, state, kwargs=given))
     if live.instance is not None:
         return flattened(live.instance(*given.values()))
-    function = getattr(target.owner, target.attribute)
-    made = function(*given.values()) if target.positional else function(**given)
+    made = target.found(*given.values()) if target.positional else target.found(**given)
     found = flattened(made)
     return found | {f"${name}": given[name] for name in live.call.changed}
 

@@ -224,9 +224,9 @@ def _evaluate(call: str, target: Target, names: dict[str, Any]) -> None:
     Raises:
         UsageError: the call raises.
     """
-    namespace = {"torch": torch, **vars(target.module), **names}
-    operator = target.owner if target.constructs else getattr(target.owner, target.attribute)
-    namespace |= {"f": namespace.get("f", operator), target.name.split(".")[0]: target.shown}
+    shown = target.name.split(".")[0]
+    namespace = {"torch": torch, "f": target.found, **vars(target.module), **names}
+    namespace[shown] = getattr(target.module, shown)
     try:
         eval(call, namespace)  # noqa: S307 - the user's own command line
     except Exception as error:
