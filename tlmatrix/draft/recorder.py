@@ -16,25 +16,21 @@ import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from dis import opname
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 from tlmatrix.draft.calls import (
     MOST_CALLS,
     Call,
-    Comparison,
-    Seen,
     flattened,
     seen,
     seen_tensor,
     signature,
     write_call,
 )
+from tlmatrix.draft.comparisons import Comparisons, Result, Returned
 from tlmatrix.draft.launches import Launch, launch_of
 from tlmatrix.draft.probes import Live
 from tlmatrix.draft.targets import is_test_file, target_of
@@ -48,15 +44,6 @@ if TYPE_CHECKING:
 
 _COMPARES = re.compile(r"assert|close|equal|compare|diff|similar|error", re.IGNORECASE)
 """Names of a program's own functions that compare two results."""
-_COMPARED_NAMES = ("actual", "input", "expected", "other")
-"""Of what PyTorch's functions compare."""
-_CONVERSIONS = frozenset({
-    "bfloat16", "clone", "contiguous", "cpu", "cuda", "detach", "double", "float", "half", "int",
-    "long", "to", "type", "type_as",
-})  # fmt: skip
-"""Methods whose result has the same elements in another dtype or memory."""
-_MOST_RESULTS = 4096
-"""Most recent results of operators, and of other functions, that are remembered."""
 
 
 class _Open:
@@ -102,54 +89,6 @@ class _Factory(NamedTuple):
     eager: bool
 
 
-class _Result(NamedTuple):
-    """A tensor that a call returned or wrote, with the call's arguments."""
-
-    tensor: torch.Tensor
-    call: Call
-    path: str
-    arguments: Mapping[str, Any]
-
-
-class _Returned(NamedTuple):
-    """A tensor that a function without a kernel returned, with its arguments."""
-
-    tensor: torch.Tensor
-    function: str
-    arguments: Mapping[str, Any]
-    construct: Mapping[str, Any]
-
-
-class _Conversions(TorchFunctionMode):
-    """Inside, it is noted which tensor each converted one has its elements from."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._sources = WeakIdKeyDictionary()
-
-    def __torch_function__(
-        self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        """See `torch.overrides`."""
-        found = func(*args, **(kwargs or {}))
-        named = getattr(func, "__name__", "") in _CONVERSIONS
-        if named and isinstance(found, torch.Tensor) and found is not args[0]:
-            self._sources[found] = args[0]
-        return found
-
-    def chain(self, tensor: Any) -> Iterator[Any]:
-        """A tensor, the one that it was converted from, and so on."""
-        yield tensor
-        while isinstance(tensor, torch.Tensor) and tensor in self._sources:
-            tensor = self._sources[tensor]
-            yield tensor
-
-    def root(self, tensor: Any) -> Any:
-        """The tensor at the start of all conversions."""
-        *_, first = self.chain(tensor)
-        return first
-
-
 class Recorder:
     """Records calls.
 
@@ -172,7 +111,7 @@ class Recorder:
         agree: bool = False,
     ) -> None:
         self._keep = keep
-        self._agree = agree
+        self._comparisons = Comparisons(keep, agree=agree)
         self._root = str(root.resolve()) + os.sep
         self._wanted = dict(wanted or {})
         self._codes: dict[CodeType, bool] = {}
@@ -180,10 +119,7 @@ class Recorder:
         self._kernels: dict[int, _Factory] = {}
         self._uses: dict[int, tuple[Any, Uses]] = {}
         self._constructed: dict[int, tuple[Any, dict[str, Any]]] = {}
-        self._returned: dict[int, _Returned] = {}
-        self._results: dict[int, _Result] = {}
         self.live: dict[str, Live] = {}
-        self._conversions = _Conversions()
         self._thread = threading.get_ident()
 
     @contextmanager
@@ -191,8 +127,8 @@ class Recorder:
         """Inside, calls of this thread are recorded."""
         with ExitStack() as stack:
             replace_in(stack, self._entry_points())
-            replace_in(stack, self._comparisons())
-            stack.enter_context(self._conversions)
+            replace_in(stack, self._comparisons.functions())
+            stack.enter_context(self._comparisons.conversions)
             before = sys.getprofile()
             sys.setprofile(self._event)
             try:
@@ -247,7 +183,7 @@ class Recorder:
         if _COMPARES.search(code.co_name):
             tensors = [each for each in arguments.values() if flattened(each)]
             if len(tensors) == 2:
-                self._compared(tensors[0], tensors[1], arguments)
+                self._comparisons.note(tensors[0], tensors[1], arguments)
         self._stack.append(_Open(code, arguments, clone=code in self._wanted))
 
     def _leave(self, opened: _Open, frame: FrameType, results: object) -> None:
@@ -269,10 +205,8 @@ class Recorder:
             name = f"{self._class_name(type(instance), frame)}.{opened.code.co_name}"
         given = {id(each) for value in arguments.values() for each in flattened(value).values()}
         for tensor in made.values():
-            if id(tensor) in given:
-                continue  # it is passed on
-            # The last function that returns it is the one that its user calls.
-            _remember(self._returned, _Returned(tensor, name, arguments, construct))
+            if id(tensor) not in given:  # it is not passed on
+                self._comparisons.remember(Returned(tensor, name, arguments, construct))
 
     def _is_operator(self, code: CodeType) -> bool:
         """Whether callers can import a function, and it is not part of a test."""
@@ -399,7 +333,7 @@ class Recorder:
             seconds=time.perf_counter() - opened.start if opened else 0.0,
         )
         for path, tensor in (*results.items(), *((n, tensors[n]) for n in call.changed)):
-            _remember(self._results, _Result(tensor, call, path, arguments))
+            self._comparisons.remember(Result(tensor, call, path, arguments))
         self._keep(call)
         return call
 
@@ -473,87 +407,6 @@ class Recorder:
             return results
 
         return launch
-
-    # Comparisons -----------------------------------------------------------------------------
-
-    def _comparisons(self) -> Iterator[tuple[Any, str, Any]]:
-        for module, name in (
-            ("torch.testing", "assert_close"),
-            ("torch", "allclose"),
-            ("torch", "equal"),
-            ("torch.testing._comparison", "assert_close"),
-            ("tilelang.testing", "torch_assert_close"),
-            ("tilelang.utils.tensor", "torch_assert_close"),
-            ("tilelang.profiler", "torch_assert_close"),
-        ):
-            owner = import_module(module)
-            original = getattr(owner, name, None)
-            if original is not None:
-                yield owner, name, self._noting(original)
-
-    def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def comparing(*args: Any, **keywords: Any) -> Any:
-            named = (keywords[name] for name in _COMPARED_NAMES if name in keywords)
-            one, other, *_ = [*args, *named, None, None]
-            self._compared(one, other, keywords)
-            return self._agree or original(*args, **keywords)
-
-        return comparing
-
-    def _compared(self, one: object, other: object, options: Mapping[str, Any]) -> None:
-        """Note a comparison if it is one of a result."""
-        for result, expected in ((one, other), (other, one)):
-            pairs = list(
-                zip(flattened(result).values(), flattened(expected).values(), strict=False)
-            )
-            if any(mine.numel() != theirs.numel() for mine, theirs in pairs):
-                continue  # it compares parts of them
-            for mine, theirs in pairs:
-                found = self._source(mine)
-                if found is None or self._source(theirs) is not None:
-                    continue
-                chain = (self._returned.get(id(t)) for t in self._conversions.chain(theirs))
-                made = next(filter(None, chain), _Returned(theirs, "", {}, {}))
-                noted = Comparison(
-                    found.path,
-                    made.function,
-                    {n: self._named(value, found.arguments) for n, value in made.arguments.items()},
-                    {n: self._named(value, found.arguments) for n, value in made.construct.items()},
-                    options.get("rtol"),
-                    options.get("atol"),
-                )
-                if noted not in found.call.compared:
-                    self._keep(replace(found.call, compared=(noted,)))
-
-    def _named(self, value: object, arguments: Mapping[str, Any]) -> object:
-        """An argument of a reference: `$name` for an argument of the call, or a constant."""
-        if isinstance(value, torch.Tensor):
-            root = self._conversions.root(value)
-            same = (n for n, each in arguments.items() if self._conversions.root(each) is root)
-            return next((f"${name}" for name in same), "")
-        noted = seen(value)
-        return noted if not isinstance(noted, Seen) else ""
-
-    def _source(self, tensor: torch.Tensor) -> _Result | None:
-        """The call that made a tensor, or that of the same size which made the last one."""
-        for each in self._conversions.chain(tensor):
-            if found := self._results.get(id(each)):
-                return found
-            if id(each) in self._returned:
-                return None
-        for result in reversed(self._results.values()):
-            made = result.tensor
-            shared = made.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-            if shared and made.numel() == tensor.numel():
-                return result
-        return None
-
-
-def _remember(table: dict[int, Any], result: _Result | _Returned) -> None:
-    """Add a result to a table by the identity of its tensor, and drop the oldest one."""
-    table[id(result.tensor)] = result
-    if len(table) > _MOST_RESULTS:
-        del table[next(iter(table))]
 
 
 def _returns(frame: FrameType) -> bool:
