@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -9,8 +11,10 @@ import torch
 from draft.test_record import finished, repository
 from outside_project import project
 from tlmatrix.draft.adopt import Job, _run_jobs
+from tlmatrix.draft.calls import Call, Seen, write_call
 from tlmatrix.draft.manifest import Entry, examples
-from tlmatrix.exit_codes import ExitCode
+from tlmatrix.draft.uses import Uses
+from tlmatrix.exit_codes import ExitCode, UsageError
 
 __all__ = ["project", "repository"]
 
@@ -125,6 +129,53 @@ def test_a_draft_that_takes_the_memory_of_the_machine_is_a_row(tmp_path):
     (row,) = _run_jobs([Job("m:f", "calls", draft, "key")], tmp_path, tmp_path, 1, 60.0)
     assert row.status == "not drafted"
     assert "memory" in row.note
+
+
+def test_what_a_process_leaves_when_it_ends_is_done_by_another(tmp_path):
+    """Jobs of one module share a process, in which it is imported once."""
+    seen = tmp_path / "seen"
+
+    def job(name):
+        def draft():
+            with seen.open("a") as file:
+                file.write(f"{name} {os.getpid()}\n")
+            if name == "b":
+                os._exit(7)
+            raise UsageError(f"{name} is refused")
+
+        return Job(f"m:{name}", "calls", draft, "key")
+
+    rows = list(_run_jobs([job(name) for name in "abc"], tmp_path, tmp_path, 1, 60.0))
+    assert [(row.target, row.status) for row in rows] == [
+        ("m:a", "not drafted"),
+        ("m:b", "not drafted"),
+        ("m:c", "not drafted"),
+    ]
+    assert [row.note for row in rows[::2]] == ["a is refused", "c is refused"]
+    assert "exit 7" in rows[1].note
+    one, two, three = (line.split()[1] for line in seen.read_text().splitlines())
+    assert one == two != three
+
+
+def test_a_target_is_known_again_in_another_process(tmp_path):
+    """Sets of a call have another order there."""
+    uses = Uses(read=frozenset("abcdefgh"))
+    call = Call("m:f", {"a": Seen((3,), "float32")}, {"0": Seen((3,), "float32")}, uses=uses)
+    with (tmp_path / "calls.jsonl").open("w") as file:
+        write_call(file, call)
+    code = (
+        "from pathlib import Path; from tlmatrix.draft.adopt import _jobs;"
+        f"print(*(job.key for job in _jobs(Path({str(tmp_path)!r}), Path('calls.jsonl'))))"
+    )
+    keys = {
+        subprocess.check_output(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        for seed in ("1", "2", "3")
+    }
+    assert len(keys) == 1
 
 
 def test_a_folder_without_code_is_an_error(project, tmp_path):

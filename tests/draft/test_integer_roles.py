@@ -11,7 +11,7 @@ from tlmatrix.draft.uses import Selection, Uses
 def _call(*tensors, arguments=(), sizes=(), selections=()):
     used = Uses(selections=frozenset(selections))
     return Interface(
-        "m:op", factory=False, parameters=tensors, results=(), arguments=tuple(arguments),
+        factory=False, parameters=tensors, results=(), arguments=tuple(arguments),
         symbols={name: (size,) for name, size in sizes}, uses=used, calls=1,
     )  # fmt: skip
 

@@ -287,7 +287,7 @@ if __name__ == "__main__":
     assert call.compared[0].function == "eager:ref_program"
     words = ("eager:doubled", "--calls", "calls.jsonl", "-o", "eager.yaml", "--no-run")
     assert repository.tlmatrix("new", *words).code == ExitCode.OK
-    assert "a: {shape: [M, N]" in (repository.folder / "eager.yaml").read_text()
+    assert "A: {shape: [M, N]" in (repository.folder / "eager.yaml").read_text()
 
 
 def test_a_script_that_fails_has_its_calls_recorded(repository):

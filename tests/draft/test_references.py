@@ -1,13 +1,12 @@
 """How a reference is called: methods of classes, sizes and constants that callers passed."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tlmatrix import run_specs
-from tlmatrix.draft.recorder import _changed
+from tlmatrix.draft.recorder import _Open
 from tlmatrix.draft.references import Found, named_reference, reference_of
 from tlmatrix.draft.text import constant
 from tlmatrix.spec.expr.expression import Expression
@@ -91,10 +90,10 @@ def test_numbers_that_are_sizes_in_all_calls_follow_them():
         "values": "x",
         "n": "cols",
         "shape": "[rows, cols]",
-        "half": "16",
+        "half": 16,
         "mode": "'mean'",
-        "flag": "true",
-        "eps": "0.5",
+        "flag": True,
+        "eps": 0.5,
         "limits": "[0.0, 1e999]",
         "other": "none",
     }
@@ -105,7 +104,7 @@ def test_a_small_constant_or_a_number_of_two_sizes_is_no_size():
     call, missing = called(
         lambda x, n, k, dtype: x, {"n": [2], "k": [8], "dtype": ["float16"]}, a=(2,), b=(8,), c=(8,)
     )
-    assert call == {"x": "x", "n": "2", "k": "8"}
+    assert call == {"x": "x", "n": 2, "k": 8}
     assert missing == ("dtype",)
 
 
@@ -130,8 +129,9 @@ def test_a_number_too_large_for_a_float_is_infinity():
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float32, torch.bool, torch.complex64])
 def test_arguments_with_other_bytes_after_a_call_are_changed(dtype):
-    before = torch.ones(2, 3).to(dtype)
-    nan = torch.full((2,), math.nan)
-    opened = SimpleNamespace(before={"x": before, "y": before.clone(), "nan": nan.clone()})
-    after = {"x": torch.zeros(2, 3).to(dtype), "y": before, "nan": nan}
-    assert _changed(opened, after) == {"x"}
+    x, y = torch.ones(2, 3).to(dtype), torch.ones(2, 3).to(dtype)
+    opened = _Open(
+        _Open.changed.__code__, {"x": x, "y": y, "nan": torch.full((2,), math.nan)}, clone=True
+    )
+    x.copy_(torch.zeros(2, 3).to(dtype))
+    assert opened.changed() == {"x"}

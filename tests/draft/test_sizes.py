@@ -39,7 +39,7 @@ def test_what_holds_in_one_call_only_is_a_guess():
     columns = {("x", 0): (3,), ("x", 1): (40,), ("w", 0): (4,), ("r", 0): (160,)}
     found = related(columns, {("w", 0): "n"})
     assert found.dims["r", 0] == "n * cols"
-    assert found.guesses == {("r", 0)}
+    assert found.guesses == {"n * cols": ("r_0", (160,))}
 
 
 def test_a_quotient_that_leaves_a_rest_is_none():

@@ -105,7 +105,7 @@ def drafts(tmp_path, monkeypatch):
 
 def test_tensors_of_a_draft_have_sizes_that_a_case_can_take(drafts):
     axes = drafts().axes
-    sizes = [max(map(int, axes[name])) for name in axes if name not in ("dtype", "values")]
+    sizes = [max(axes[name]) for name in axes if name not in ("dtype", "values")]
     assert len(sizes) == 4
     assert math.prod(sizes) <= 1 << 24
     assert min(sizes) > 11
@@ -127,7 +127,7 @@ def test_a_reference_that_refuses_float64_gets_the_dtypes_of_the_inputs(drafts, 
     trial = tried(products, tmp_path / "p.yaml", [tmp_path], tier="each", prove=False)
     assert trial.draft.reference.same_dtype
     assert {str(result.status) for result in trial.results} == {"passed"}
-    assert "    dtype: same\n" in (tmp_path / "p.yaml").read_text()
+    assert "dtype: same}\n" in (tmp_path / "p.yaml").read_text()
 
 
 def test_two_sizes_that_must_be_equal_have_common_values(drafts, tmp_path):
@@ -172,7 +172,7 @@ def test_what_was_found_before_the_time_ended_is_kept(drafts, tmp_path):
     trial = tried(slow, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False, seconds=8)
     assert time.monotonic() - start < 30
     assert not trial.error
-    assert [value for value in trial.draft.axes["rows"] if int(value) % 8] == []
+    assert [value for value in trial.draft.axes["rows"] if value % 8] == []
     assert not any(result.failed for result in trial.results)
     spec = load_spec(tmp_path / "s.yaml")
-    assert [str(value) for value in spec.axes["rows"]] == list(trial.draft.axes["rows"])
+    assert spec.axes["rows"] == trial.draft.axes["rows"]

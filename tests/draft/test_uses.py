@@ -1,19 +1,13 @@
 """Uses of parameters in the IR of kernels."""
 
-import inspect
-
-import traced_strangers
-
-from tlmatrix.backend.signature import undecorated
 from tlmatrix.draft.factories import trace
 from tlmatrix.draft.roles import Role, recognize
+from tlmatrix.draft.targets import target_of
 from tlmatrix.draft.uses import Selection
 
 
 def _observed(name):
-    factory = getattr(traced_strangers, name)
-    parameters = list(inspect.signature(undecorated(factory)).parameters.values())
-    return trace(factory, f"traced_strangers:{name}", parameters)
+    return trace(target_of(f"traced_strangers:{name}"))
 
 
 def test_offsets_are_read_at_consecutive_indices_and_start_rows():

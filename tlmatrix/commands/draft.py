@@ -106,8 +106,7 @@ def adopt(arguments: argparse.Namespace, _config: Config) -> ExitCode:
     Raises:
         UsageError: the folder does not exist, or has no Python files.
     """
-    from tlmatrix.draft.adopt import adopt_repository, counted
-    from tlmatrix.draft.adopted import lines, write_page
+    from tlmatrix.draft.adopt import adopt_repository, counted, lines, write_page
 
     root = Path(arguments.folder)
     output = root / "specs" if arguments.output is None else Path(arguments.output)

@@ -21,13 +21,14 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft import manifest
-from tlmatrix.draft.calls import MOST_CALLS, read_calls
-from tlmatrix.draft.sources import Drafts, drafts_for, drafts_of_calls, recorded_calls
+from tlmatrix.draft.calls import MOST_CALLS, read_calls, signature
+from tlmatrix.draft.sources import drafts_for, drafts_of_calls, recorded_calls
 from tlmatrix.draft.targets import is_test_file, target_of
 from tlmatrix.draft.text import write_spec
 from tlmatrix.draft.trial import tried
 from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
+from tlmatrix.report.html import rendered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,9 +36,11 @@ if TYPE_CHECKING:
 
     from tlmatrix.draft.calls import Call
     from tlmatrix.draft.manifest import Entry
-    from tlmatrix.draft.text import Draft
+    from tlmatrix.draft.sources import Drafts
     from tlmatrix.draft.trial import Trial
 
+_ORDER = ("findings", "errors", "judged", "incomplete", "not drafted")
+"""The order of rows by status."""
 _TEST_SECONDS = 20
 """The most time for a recorded test."""
 _SECONDS = 90.0
@@ -75,7 +78,7 @@ class Job:
 
     target: str
     source: str
-    draft: Callable[[], Callable[[], Draft]]
+    draft: Callable[[], Drafts]
     key: str
 
 
@@ -178,13 +181,15 @@ def _jobs(root: Path, calls: Path) -> Iterator[Job]:
             taken.add(target)
             reference = manifest.reference_of_entry(entries[target]) if target in entries else ""
             if target in entries or not all(call.inner for call in written):
-                draft = _from_calls(target, written, reference)
-                yield Job(target, "calls", draft, _digest(str(found)))
+                draft = partial(_of_calls, target, written, reference)
+                # Not the text of calls, whose sets have another order in each process.
+                kept = [(signature(call), call.compared) for call in found]
+                yield Job(target, "calls", draft, _digest(str(kept)))
     for target, entry in entries.items():
         if target in taken:
             continue
         taken.add(target)
-        yield Job(target, "manifest", _from_manifest(entry), _digest(str(entry)))
+        yield Job(target, "manifest", partial(_of_manifest, entry), _digest(str(entry)))
     for target in factories:
         if target not in taken:
             yield Job(target, "trace", partial(drafts_for, target), "trace")
@@ -194,34 +199,27 @@ def _digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:16]
 
 
-def _from_calls(
-    target: str, calls: Sequence[Call], reference: str
-) -> Callable[[], Callable[[], Draft]]:
-    return lambda: drafts_of_calls(target_of(target), calls[:MOST_CALLS], reference)
+def _of_calls(target: str, calls: Sequence[Call], reference: str) -> Drafts:
+    return drafts_of_calls(target_of(target), calls[:MOST_CALLS], reference)
 
 
-def _from_manifest(entry: Entry) -> Callable[[], Callable[[], Draft]]:
-    def draft() -> Drafts:
-        target = target_of(entry.target)
+def _of_manifest(entry: Entry) -> Drafts:
+    target = target_of(entry.target)
+    errors: list[Exception] = []
 
-        def call_all() -> None:
-            errors = []
-            for example in manifest.examples(entry):
-                try:
-                    made = target.found(**example.construct) if target.constructs else target.found
-                    made(**example.arguments)
-                except Exception as error:  # noqa: BLE001 - an operator may refuse a size
-                    errors.append(error)
-            if errors:
-                messages.append(f"{type(errors[0]).__name__}: {errors[0]}"[:300])
+    def call_all() -> None:
+        for example in manifest.examples(entry):
+            try:
+                made = target.found(**example.construct) if target.constructs else target.found
+                made(**example.arguments)
+            except Exception as error:  # noqa: BLE001 - an operator may refuse a size
+                errors.append(error)
 
-        messages: list[str] = []
-        calls = recorded_calls(target, call_all)
-        if not calls:
-            raise UsageError(messages[0] if messages else "no call of the manifest could be made")
-        return drafts_of_calls(target, calls, manifest.reference_of_entry(entry))
-
-    return draft
+    calls = recorded_calls(target, call_all)
+    if not calls:
+        words = [f"{type(error).__name__}: {error}"[:300] for error in errors]
+        raise UsageError((*words, "no call of the manifest could be made")[0])
+    return drafts_of_calls(target, calls, manifest.reference_of_entry(entry))
 
 
 def definitions_of(root: Path) -> tuple[dict[str, str], list[str]]:
@@ -251,32 +249,37 @@ def _module_name(root: Path, path: Path) -> str:
     return ".".join(relative.parts).removesuffix(".__init__")
 
 
-# Drafting and running, a process each ------------------------------------------------------------
+# Drafting and running, a process for each module -------------------------------------------------
 
 
 def _run_jobs(
     jobs: Sequence[Job], output: Path, root: Path, workers: int, seconds: float
 ) -> Iterator[Row]:
-    """Run jobs in forks of this process, so that one that crashes or hangs is one row."""
+    """Run jobs in forks of this process, so that one that crashes or hangs is one row.
+
+    A fork has the jobs of one source and module, whose import may take long; if it ends, another
+    one takes what is left.
+    """
     import_module("tlmatrix.engine.preload")  # once, for all forks
     context = multiprocessing.get_context("fork")
     end = time.monotonic() + seconds
-    waiting = list(reversed(jobs))
-    running: dict[Any, Any] = {}
+    groups: dict[tuple[str, str], list[Job]] = {}
+    for job in jobs:
+        groups.setdefault((job.source, job.target.partition(":")[0]), []).append(job)
+    waiting = list(groups.values())
+    running: dict[Any, tuple[list[Job], Any, float]] = {}
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (2 * max(1, workers))
     while waiting or running:
         while waiting and len(running) < max(1, workers):
-            job = waiting.pop()
-            if time.monotonic() > end:
-                yield Row(job.target, job.source, "not drafted", note="no time was left")
-                continue
+            group = waiting.pop(0)
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_run_job, args=(job, output, root, theirs, memory))
+            arguments = (group, output, root, theirs, memory, end)
+            process = context.Process(target=_run_group, args=arguments)
             process.start()
             theirs.close()
-            running[ours] = (job, process, time.monotonic())
+            running[ours] = (group, process, time.monotonic())
         ready = wait(list(running), timeout=1.0)
-        for ours, (job, process, start) in list(running.items()):
+        for ours, (group, process, start) in list(running.items()):
             late = time.monotonic() - start > 1.5 * _SECONDS
             if ours not in ready and not late:
                 continue
@@ -284,18 +287,40 @@ def _run_jobs(
                 row = ours.recv() if ours in ready else None
             except EOFError:
                 row = None
-            process.kill()
-            process.join()
-            del running[ours]
+            job, *left = group
+            running[ours] = (left, process, time.monotonic())
+            if row is None or not left:
+                process.kill()
+                process.join()
+                del running[ours]
+                waiting += [left] if left else []
             why = "it took too long" if late else f"its process ended (exit {process.exitcode})"
             yield row or Row(job.target, job.source, "not drafted", note=why, key=job.key)
 
 
-def _run_job(job: Job, output: Path, root: Path, connection: Any, most: int) -> None:  # noqa: ANN401
-    """Draft and run a spec with at most so many bytes of memory, and send its row."""
+def _run_group(
+    jobs: Sequence[Job],
+    output: Path,
+    root: Path,
+    connection: Any,  # noqa: ANN401 - of multiprocessing
+    most: int,
+    end: float,
+) -> None:
+    """Draft and run specs with at most so many bytes of memory, and send their rows."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    for job in jobs:
+        if time.monotonic() > end:
+            connection.send(Row(job.target, job.source, "not drafted", note="no time was left"))
+        else:
+            connection.send(_run_job(job, output, root))
+    connection.close()
+    os._exit(0)  # threads of the repository's code need not end
+
+
+def _run_job(job: Job, output: Path, root: Path) -> Row:
+    """Draft and run a spec."""
     start = time.monotonic()
     name = re.sub(r"\W+", "_", job.target.partition(":")[2])
     path = output / f"{name}.yaml"
@@ -320,9 +345,7 @@ def _run_job(job: Job, output: Path, root: Path, connection: Any, most: int) -> 
                 words[0] if isinstance(error, UsageError) else f"{type(error).__name__}: {words[0]}"
             )
             row = replace(row, note=text[:300])
-    connection.send(replace(row, seconds=round(time.monotonic() - start, 1)))
-    connection.close()
-    os._exit(0)  # threads of the repository's code need not end
+    return replace(row, seconds=round(time.monotonic() - start, 1))
 
 
 def _judged(row: Row, trial: Trial, path: Path) -> Row:
@@ -342,9 +365,7 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
     reference = f"problem {draft.problem}" if draft.problem else ""
     if draft.reference is not None and not draft.problem:
         reference = draft.reference.method or draft.reference.target
-    varies = any(
-        value.startswith("[") or "{q:" in value for v in draft.axes.values() for value in v
-    )
+    varies = any(isinstance(each, list | dict) for v in draft.axes.values() for each in v)
     return replace(
         row,
         status=status,
@@ -357,6 +378,32 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
     )
 
 
+# The table -------------------------------------------------------------------------------------
+
+
 def counted(rows: Sequence[Row]) -> Mapping[str, int]:
     """How many rows have each status."""
-    return Counter(row.status for row in rows)
+    counts = Counter(row.status for row in rows)
+    return {status: counts[status] for status in _ORDER if counts[status]}
+
+
+def lines(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each row, those with findings first, and its note below."""
+    for row in _ordered(rows):
+        cases = f"  {row.cases - row.failed} of {row.cases} cases passed" if row.cases else ""
+        by = f", judged by {row.reference}" if row.reference else ""
+        yield f"{row.status:12}{row.target}{cases}{by}"
+        if row.note:
+            yield f"            {row.note}"
+
+
+def write_page(path: Path, root: Path, rows: Sequence[Row]) -> None:
+    """Write the rows as one page that needs no network."""
+    counts = list(counted(rows).items())
+    name = root.resolve().name
+    page = rendered("adopted.html.j2", name=name, rows=_ordered(rows), counts=counts)
+    path.write_text(page, encoding="utf-8")
+
+
+def _ordered(rows: Sequence[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (_ORDER.index(row.status), row.target))

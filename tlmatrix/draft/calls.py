@@ -80,31 +80,27 @@ class Call:
     Attributes:
         target: `package.module:name`.
         arguments: by parameter, in order; of a factory, those of the kernel.
-        given: the arguments that are passed; the others have their defaults.
-        construct: arguments of the factory or of the constructor, and the names of those passed.
+        construct: arguments of the factory or of the constructor.
         results: the returned tensors by path: `0`, `1`, `lse`, `aux.counts`.
         changed: the arguments that the call writes.
         grads: the arguments that get gradients, if that is known.
-        dtypes: the dtypes of its inputs that it supports; `fixed` results do not follow them.
         names: names of dimensions in the code of kernels, by `tensor.dim`.
         uses: how kernels use the arguments and results.
         inner: whether an operator of the program made it.
+        sizes: those of symbolic dimensions that a trace chose; None for a call of a program.
     """
 
     target: str
     arguments: Mapping[str, Value]
-    given: frozenset[str]
     results: Mapping[str, Seen]
     construct: Mapping[str, Value] = field(default_factory=dict)
-    constructed: frozenset[str] = frozenset()
     changed: frozenset[str] = frozenset()
     grads: frozenset[str] | None = None
-    dtypes: tuple[str, ...] = ()
-    fixed: frozenset[str] = frozenset()
     names: Mapping[str, str] = field(default_factory=dict)
     uses: Uses = field(default_factory=Uses)
     compared: tuple[Comparison, ...] = ()
     inner: bool = False
+    sizes: Mapping[str, int] | None = None
     seconds: float = 0.0
 
     @property
@@ -125,24 +121,24 @@ class Call:
         return given, made, tuple(self.opaque.items())
 
 
-def strides_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """The strides of a tensor that is not contiguous, in elements."""
-    return None if tensor.is_contiguous() else tensor.stride()
+def seen_tensor(tensor: torch.Tensor, *, values: bool = True) -> Seen:
+    """The record of a tensor, perhaps with the values of a small integer one."""
+    dtype = str(tensor.dtype)[6:]
+    whole = dtype in ("int32", "int64") and tensor.numel() <= MOST_VALUES
+    kept = values and whole and tensor.device.type != "meta"
+    return Seen(
+        tuple(tensor.shape),
+        dtype,
+        None if tensor.is_contiguous() else tensor.stride(),
+        tensor.requires_grad,
+        tuple(tensor.detach().flatten().tolist()) if kept else None,
+    )
 
 
 def seen(value: Any) -> Value:
     """The record of an argument."""
     if isinstance(value, torch.Tensor):
-        dtype = str(value.dtype)[6:]
-        whole = dtype in ("int32", "int64") and value.numel() <= MOST_VALUES
-        kept = whole and value.device.type != "meta" and not value.is_complex()
-        return Seen(
-            tuple(value.shape),
-            dtype,
-            strides_of(value),
-            value.requires_grad,
-            tuple(value.detach().flatten().tolist()) if kept else None,
-        )
+        return seen_tensor(value)
     if isinstance(value, torch.dtype):
         return str(value)[6:]
     if value is None or isinstance(value, bool):
@@ -243,30 +239,26 @@ def definition(calls: Iterable[Call]) -> dict[str, Any]:
     Schema: https://bench.flashinfer.ai/docs/flashinfer-trace/definition.
     """
     chosen = alike(list(calls))
-    columns: dict[tuple[int, ...], str] = {}
-
-    def axis(name: str, dim: int, kind: str) -> str:
-        sizes = tuple(getattr(call, kind)[name].shape[dim] for call in chosen)
-        known = chosen[0].names.get(f"{name}.{dim}", f"{name}_{dim}")
-        return columns.setdefault(sizes, known)
+    axis_of: dict[tuple[int, ...], str] = {}
 
     def tensors(kind: str) -> dict[str, Any]:
         first: Mapping[str, Seen] = getattr(chosen[0], kind)
-        return {
-            name: {
-                "shape": [axis(name, dim, kind) for dim in range(len(each.shape))],
-                "dtype": each.dtype,
-            }
-            for name, each in first.items()
-        }
+        found = {}
+        for name, each in first.items():
+            columns = zip(*(getattr(call, kind)[name].shape for call in chosen), strict=True)
+            shape = [
+                axis_of.setdefault(column, chosen[0].names.get(f"{name}.{dim}", f"{name}_{dim}"))
+                for dim, column in enumerate(columns)
+            ]
+            found[name] = {"shape": shape, "dtype": each.dtype}
+        return found
 
     inputs, outputs = tensors("tensors"), tensors("results")
+    moving = {name: column for column, name in axis_of.items() if len({*column}) > 1}
     axes = {
-        name: {"type": "const", "value": sizes[0]} if len({*sizes}) == 1 else {"type": "var"}
-        for sizes, name in columns.items()
+        name: {"type": "var"} if name in moving else {"type": "const", "value": column[0]}
+        for column, name in axis_of.items()
     }
-    moving = [name for name, each in axes.items() if each["type"] == "var"]
-    by_name = {name: sizes for sizes, name in columns.items()}
     return {
         "name": chosen[0].target.rpartition(":")[2].replace(".", "_"),
         "op_type": "op",
@@ -274,7 +266,8 @@ def definition(calls: Iterable[Call]) -> dict[str, Any]:
         "inputs": inputs,
         "outputs": outputs,
         "workloads": [
-            {"axes": {name: by_name[name][k] for name in moving}} for k in range(len(chosen))
+            {"axes": {name: column[k] for name, column in moving.items()}}
+            for k in range(len(chosen))
         ],
     }
 
@@ -285,30 +278,26 @@ def calls_of_definition(data: Mapping[str, Any], target: str) -> list[Call]:
     Raises:
         UsageError: it is not a definition.
     """
+    found = []
     try:
         constants = {n: a["value"] for n, a in data["axes"].items() if a["type"] == "const"}
         moving = [name for name in data["axes"] if name not in constants]
-        workloads = data.get("workloads") or [
-            {"axes": {name: base + k for k, name in enumerate(moving)}} for base in (5, 37)
-        ]
-        found = []
-        for workload in workloads:
+        guessed = [{"axes": {n: base + k for k, n in enumerate(moving)}} for base in (5, 37)]
+        names = {
+            f"{name}.{dim}": axis
+            for name, each in data["inputs"].items()
+            for dim, axis in enumerate(each["shape"] or ())
+        }
+        for workload in data.get("workloads") or guessed:
             sizes = {**constants, **workload["axes"]}
-
-            def tensors(kind: str, sizes: Mapping[str, int] = sizes) -> dict[str, Seen]:
-                return {
+            inputs, outputs = (
+                {
                     name: Seen(tuple(sizes[axis] for axis in each["shape"] or ()), each["dtype"])
                     for name, each in data[kind].items()
                 }
-
-            arguments: dict[str, Value] = {**tensors("inputs")}
-            names = {
-                f"{name}.{dim}": axis
-                for name, each in data["inputs"].items()
-                for dim, axis in enumerate(each["shape"] or ())
-            }
-            call = Call(target, arguments, frozenset(arguments), tensors("outputs"), names=names)
-            found.append(call)
+                for kind in ("inputs", "outputs")
+            )
+            found.append(Call(target, inputs, outputs, names=names))
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"not a trace definition: {error!r}") from error
     return found

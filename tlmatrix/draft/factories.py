@@ -1,155 +1,94 @@
-"""Finds the interface of a TileLang factory by tracing it with guessed arguments.
+"""Traces a TileLang factory with guessed arguments, as calls from which its interface is inferred.
 
-The interpreter calls the factory with a guess for every argument without a default. Sizes get
-distinct numbers, so the dimensions of tensors show which argument they come from. A dtype argument
-is changed to find the tensors that follow it.
+Sizes get distinct numbers. In further calls one of them is another, or one dtype is, so that the
+dimensions and dtypes of tensors show which argument they come from. The function of an eager kernel
+is traced like a factory: the sizes that it declares by `T.const` are guessed, too.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-import re
-from dataclasses import replace
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.draft.calls import Call, Seen
 from tlmatrix.draft.interface import (
     SETTINGS,
     Argument,
-    Interface,
-    Number,
-    Tensor,
     annotation_text,
     argument_kind,
+    interface_of,
 )
-from tlmatrix.draft.sizes import COUNT, candidates
+from tlmatrix.draft.sizes import COUNT, NAME
 from tlmatrix.draft.targets import syntax_tree
-from tlmatrix.draft.uses import uses_of
+from tlmatrix.draft.uses import Uses, uses_of
+from tlmatrix.dtypes import dtype_of
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
-    from tlmatrix.draft.calls import Call
+    from tlmatrix.draft.interface import Interface
     from tlmatrix.draft.targets import Target
 
 _PRIMES = (1, 3, 5, 7, 11, 13, 17, 19)
 _SMALL = (7, 5, 11, 13, 3, 17)
+_SYMBOLIC = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051)
+"""Sizes of symbolic dimensions."""
 _LADDER: tuple[tuple[int, int], ...] = ((128, 4), (64, 2), (16, 8))
 """(sizes, counts) to try if the factory rejects distinct numbers."""
 
-_Trial = tuple["dict[str, Any]", Any]
-"""Values of the arguments, and the PrimFunc for them."""
 
-
-def trace(
-    factory: Callable[..., Any], target: str, parameters: Sequence[inspect.Parameter]
-) -> Interface:
-    """Trace a factory with guessed arguments.
+def trace(target: Target) -> Interface:
+    """The interface of a factory, without the sizes of its traces.
 
     Raises:
         Exception: the factory raises; it may not accept the guesses.
     """
-    arguments = guesses(parameters)
-    values, kernel = _traced(factory, arguments)
-    arguments = tuple(replace(item, value=values[item.name]) for item in arguments)
-    trials: list[_Trial] = [(values, kernel.prim_func)]
-    trials += _perturbed(factory, arguments, values)
-    kinds = ("size", "tile")
-    names = [item.name for item in arguments if item.kind in kinds and _positive(item.value)]
-    tiles = {item.value for item in arguments if item.kind == "tile" and _positive(item.value)}
-    found = list(_parameters(trials, names, tiles))
-    dtype_of, dtypes = _dtype_arguments(factory, arguments, values, found)
-    found = [
-        replace(item, dtype_of=dtype_of.get(item.name)) if isinstance(item, Tensor) else item
-        for item in found
-    ]
-    given = [item for k, item in enumerate(found) if k not in kernel.out_idx]
-    results = [item for k, item in enumerate(found) if k in kernel.out_idx]
-    used = uses_of(kernel.prim_func)
-    symbols = dict.fromkeys(name for item in found for name in _names(item) if name not in values)
-    return Interface(
-        target,
-        factory=True,
-        parameters=tuple(given),
-        results=tuple(item for item in results if isinstance(item, Tensor)),
-        arguments=arguments,
-        symbols=dict.fromkeys(symbols, ()),
-        changed=used.written & {item.name for item in given},
-        uses=used,
-        dtypes=dtypes,
-    )
+    return interface_of(target, _Tracer(target, {}).calls()).without_sizes()
 
 
 def traced_sizes(target: Target, call: Call) -> dict[str, str]:
     """The dimensions, as `Call.names`, that follow a size which a call of a factory passes.
 
-    Calls with M = N do not tell which of the two a dimension is; with one size doubled at a time,
-    traces do.
+    Calls with M = N do not tell which of the two a dimension is; traces with other sizes do.
     """
-    given = call.constructed | call.given
-    arguments = tuple(
-        replace(item, value=call.construct[item.name], default=item.name not in given)
-        if item.name in call.construct
-        else item
-        for item in guesses(target.parameters)
-    )
-    values = {item.name: item.value for item in arguments} | dict(call.construct)
+    own = {each.name for each in target.parameters} - call.tensors.keys()
+    given = {n: value for n, value in {**call.arguments, **call.construct}.items() if n in own}
     try:
-        trials: list[_Trial] = [(values, _kernel(target.found, values).prim_func)]
+        calls = _Tracer(target, given).calls()
     except Exception:  # noqa: BLE001 - as recorded it may need what a trace lacks
         return {}
-    trials += _perturbed(target.found, arguments, values)
-    moved = [name for name in values if any(each[name] != values[name] for each, _ in trials)]
-    found = {}
-    for item in _parameters(trials, moved, set()) if moved else ():
-        shape = item.shape if isinstance(item, Tensor) else ()
-        for dim, size in enumerate(shape):
-            if isinstance(size, str) and {*_words(size)} & {*moved}:
-                found[f"{item.name}.{dim}"] = size
-    return found
+    interface = interface_of(target, calls)
+    first = {**calls[0].construct, **(calls[0].sizes or {})}
+    moved = {
+        name
+        for each in calls
+        for name, value in {**each.construct, **(each.sizes or {})}.items()
+        if value != first[name]
+    }
+    return {
+        f"{each.name}.{dim}": size
+        for each in (*interface.tensors, *interface.results)
+        for dim, size in enumerate(each.shape)
+        if isinstance(size, str) and moved & Expression(size).names
+    }
 
 
-def _traced(
-    factory: Callable[..., Any], arguments: Sequence[Argument]
-) -> tuple[dict[str, Any], Any]:
-    """Accepted values of the arguments, and the kernel."""
-    values = {item.name: item.value for item in arguments}
-    free = [item.name for item in arguments if item.kind == "size" and not item.default]
-    try:
-        return values, _kernel(factory, values)
-    except Exception:
-        if not free:
-            raise
-        for size, count in _LADDER:
-            alike = {name: count if COUNT.search(name) else size for name in free}
-            try:
-                return values | alike, _kernel(factory, values | alike)
-            except Exception:  # noqa: BLE001, S112 - the first error is the one to show
-                continue
-        raise
+def guesses(target: Target) -> list[Argument]:
+    """The kind and a value of each argument, without tensors and those with an object as default.
+
+    Their last are the sizes that an eager kernel declares.
+    """
+    consts, tensors = _declared(target)
+    parameters = [each for each in target.parameters if each.name not in tensors]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters += [inspect.Parameter(name, kind, annotation=int) for name in consts]
+    return list(_guesses(parameters))
 
 
-def _perturbed(
-    factory: Callable[..., Any], arguments: Sequence[Argument], values: Mapping[str, Any]
-) -> Iterator[_Trial]:
-    """Kernels with one size doubled at a time, to find the dimensions that change with it."""
-    for item in arguments:
-        if item.kind != "size" or item.default:
-            continue
-        changed = {**values, item.name: 2 * item.value}
-        try:
-            yield changed, _kernel(factory, changed).prim_func
-        except Exception:  # noqa: BLE001, S112 - this size may be bound to another
-            continue
-
-
-def guesses(parameters: Sequence[inspect.Parameter]) -> tuple[Argument, ...]:
-    """The kind and a value of each argument, without those whose default is an object."""
-    return tuple(_guesses(parameters))
-
-
-def _guesses(parameters: Sequence[inspect.Parameter]) -> Iterator[Argument]:
+def _guesses(parameters: list[inspect.Parameter]) -> Iterator[Argument]:
     primes, small = iter(_PRIMES), iter(_SMALL)
     for parameter in parameters:
         name, default = parameter.name, parameter.default
@@ -169,209 +108,134 @@ def _guesses(parameters: Sequence[inspect.Parameter]) -> Iterator[Argument]:
         yield Argument(name, kind, default if given else guess, given)
 
 
-def _kernel(factory: Callable[..., Any], values: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    from tlmatrix.interpreter import InterpretedKernel, interpret
-
-    with interpret():
-        kernel = factory(**values)
-    if not isinstance(kernel, InterpretedKernel):
-        raise TypeError(f"the factory returned a {type(kernel).__name__}, not a kernel")
-    return kernel
-
-
-def _positive(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _parameters(
-    trials: Sequence[_Trial], names: Sequence[str], tiles: set[int]
-) -> Iterator[Tensor | Number]:
-    prim_func = trials[0][1]
-    for position, handle in enumerate(prim_func.params):
-        if handle not in prim_func.buffer_map:
-            yield Number(str(handle.name), str(handle.dtype))
-            continue
-        buffer = prim_func.buffer_map[handle]
-        shapes = [(values, func.buffer_map[func.params[position]].shape) for values, func in trials]
-        shape = tuple(
-            _dimension([(values, sizes[dim]) for values, sizes in shapes], names, tiles)
-            for dim in range(len(buffer.shape))
-        )
-        yield Tensor(str(buffer.name), str(buffer.dtype), shape)
-
-
-def _dimension(
-    seen: Sequence[tuple[Mapping[str, Any], Any]], names: Sequence[str], tiles: set[int]
-) -> int | str:
-    """A dimension as an expression of arguments or of symbolic dimensions."""
-    try:
-        numbers = [(values, int(each)) for values, each in seen]
-    except TypeError:
-        return _symbolic([(values, str(each)) for values, each in seen], names, tiles)
-    if all(number == 1 for _, number in numbers):
-        return 1
-    column = tuple(number for _, number in numbers)
-    known = {name: tuple(values[name] for values, _ in numbers) for name in names}
-    return next(candidates(column, known, tiles=sorted(tiles)), column[0])
-
-
-def _symbolic(
-    seen: Sequence[tuple[Mapping[str, Any], str]], names: Sequence[str], tiles: set[int]
-) -> int | str:
-    """A dimension with symbolic ones, whose numbers may be arguments: `tokens * heads`."""
-    split = [(values, re.split(r"\b(\d+)\b", text)) for values, text in seen]
-    parts = list(split[0][1])
-    for at in range(1, len(parts), 2):
-        column = [(values, int(each[at])) for values, each in split if len(each) == len(parts)]
-        if len({number for _, number in column}) > 1:
-            found = _dimension(column, names, tiles)
-            parts[at] = str(found) if str(found).isidentifier() else f"({found})"
-    text = "".join(parts)
-    try:
-        Expression(text)
-    except ExpressionError:
-        return 1
-    return text
-
-
-def _dtype_arguments(
-    factory: Callable[..., Any],
-    arguments: Sequence[Argument],
-    values: Mapping[str, Any],
-    parameters: Sequence[Tensor | Number],
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The dtype argument of each tensor, and the dtypes that it supports."""
-    dtypes = [item.name for item in arguments if item.kind == "dtype"]
-    found: dict[str, str] = {}
-    fine: tuple[str, ...] = ()
-    for name in dtypes:
-        other = "float32" if values[name] != "float32" else "float16"
-        try:
-            changed = _kernel(factory, {**values, name: other}).prim_func
-        except Exception:  # noqa: BLE001 - it may support one dtype only
-            alike = [item for item in parameters if item.dtype == str(values[name])]
-            found |= {item.name: name for item in alike if len(dtypes) == 1}
-            continue
-        for before, handle in zip(parameters, changed.params, strict=False):
-            buffer = changed.buffer_map.get(handle, handle)
-            if before.dtype != str(buffer.dtype):
-                found.setdefault(before.name, name)
-                fine = (str(values[name]), *_other_half_dtype(factory, values, name))
-    return found, fine if len(set(found.values())) == 1 else ()
-
-
-def _other_half_dtype(
-    factory: Callable[..., Any], values: Mapping[str, Any], name: str
-) -> Iterator[str]:
-    """The other half-precision dtype, if the factory supports it."""
-    other = {"float16": "bfloat16", "bfloat16": "float16"}.get(str(values[name]))
-    if other is not None:
-        try:
-            _kernel(factory, {**values, name: other})
-        except Exception:  # noqa: BLE001 - it may support one dtype only
-            return
-        yield other
-
-
-def _names(parameter: Tensor | Number) -> list[str]:
-    """Names in the dimensions of a parameter, in order."""
-    shape = parameter.shape if isinstance(parameter, Tensor) else ()
-    return [name for size in shape if isinstance(size, str) for name in _words(size)]
-
-
-def _words(size: str) -> list[str]:
-    return [name for name in re.findall(r"[A-Za-z_]\w*", size) if name != "ceildiv"]
-
-
-# Eager kernels -----------------------------------------------------------------------------------
-#
-# An eager `@tilelang.jit` function takes tensors as arguments, and declares their shapes in its
-# body: `X: T.Tensor[[rows, cols], dtype]`.
-
-_SIZES = (13, 200, 24, 40, 72, 56)
-
-
-def eager_example(target: Target) -> Mapping[str, Any] | None:
-    """Tensors for the annotated parameters, and guesses for others; None if there are none."""
-    tree = list(ast.walk(syntax_tree(target.written)))
-    parameters = {each.name: each.default for each in target.parameters}
-    declared = dict(_declared(target))
-    if not declared:
-        return None
-    free = iter(_SIZES)
-    guessed = {each.name: each.value for each in guesses(target.parameters)}
-    found = {
-        name: guessed[name]
-        for name, default in parameters.items()
-        if default is inspect.Parameter.empty and name not in declared
-    }
-    values = {n: v for n, v in {**parameters, **found}.items() if n not in declared}
-    for node in tree:  # such as `dtype = T.float16` or `n = cols`
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            value = getattr(node.value, "attr", getattr(node.value, "value", None))
-            value = values.get(node.value.id) if isinstance(node.value, ast.Name) else value
-            values.setdefault(node.targets[0].id, value)
-    sizes = {name: value for name, value in values.items() if type(value) is int}
-    for name, annotation in declared.items():
-        made = _example_tensor(annotation, sizes, values, free)
-        if made is None:
-            return None
-        found[name] = made
-    return found
-
-
-def declared_sizes(target: Target) -> dict[str, str]:
-    """The names of dimensions, as `Call.names`, in the annotations of an eager kernel's body."""
-    return {
-        f"{name}.{dim}": size.id
-        for name, annotation in _declared(target)
-        for dim, size in enumerate(getattr(_annotated(annotation)[0], "elts", ()))
-        if isinstance(size, ast.Name)
-    }
-
-
-def _declared(target: Target) -> Iterator[tuple[str, ast.expr]]:
-    """The parameters that the body annotates, as `X: T.Tensor[[rows, cols], dtype]`."""
+def _declared(target: Target) -> tuple[list[str], list[str]]:
+    """The sizes and the tensors that an eager kernel declares: `T.const("M")`, `X: T.Tensor[…]`."""
+    consts: list[str] = []
+    tensors = []
     parameters = {each.name for each in target.parameters}
     for node in ast.walk(syntax_tree(target.written)):
         match node:
             case ast.AnnAssign(target=ast.Name(name)) if name in parameters:
-                yield name, node.annotation
+                tensors.append(name)
+            case ast.Call(func=ast.Attribute(attr="const"), args=[ast.Constant(str(names))]):
+                consts += [name.strip() for name in names.split(",")]
+    return (consts, tensors) if tensors else ([], [])
 
 
-def _annotated(annotation: ast.expr) -> tuple[ast.List | ast.Tuple | None, ast.expr]:
-    """The shape and the dtype of an annotation; no shape if it is of another form."""
-    parts: Sequence[ast.expr] = ()
-    if isinstance(annotation, ast.Call):
-        parts = annotation.args
-    elif isinstance(annotation, ast.Subscript) and isinstance(annotation.slice, ast.Tuple):
-        parts = annotation.slice.elts
-    shape, dtype = (*parts, None, None)[:2]
-    return (
-        shape if isinstance(shape, ast.List | ast.Tuple) else None,
-        dtype or ast.Constant("float32"),
-    )
+class _Tracer:
+    """Traces a factory.
 
+    Args:
+        target: the factory.
+        given: arguments that are known.
+    """
 
-def _example_tensor(
-    annotation: ast.expr, sizes: dict[str, int], values: Mapping[str, Any], free: Iterator[int]
-) -> Any:  # noqa: ANN401 - a tensor
-    import torch
+    def __init__(self, target: Target, given: Mapping[str, Any]) -> None:
+        self._target = target
+        self._given = given
+        self._consts, self._tensors = _declared(target)
+        self._arguments = guesses(target)
+        self._symbolic: dict[str, int] = defaultdict(iter(_SYMBOLIC).__next__)
 
-    shape, dtype = _annotated(annotation)
-    if shape is None:
-        return None
-    found = []
-    for size in shape.elts:
-        for node in ast.walk(size):
-            if isinstance(node, ast.Name) and node.id not in sizes:
-                sizes[node.id] = next(free, 16)
-        code = compile(ast.Expression(size), "<shape>", "eval")
-        found.append(int(eval(code, {"__builtins__": {}}, dict(sizes))))  # noqa: S307 - sizes only
-    name = values.get(dtype.id) if isinstance(dtype, ast.Name) else ast.unparse(dtype)
-    kind = getattr(torch, str(name).strip("'").rpartition(".")[2], None)
-    if not isinstance(kind, torch.dtype):
-        return None
-    if kind.is_floating_point:
-        return torch.randn(found, generator=torch.Generator().manual_seed(0)).to(kind)
-    return torch.zeros(found, dtype=kind)
+    def calls(self) -> list[Call]:
+        """A call with the guesses, and those in which a size or dtypes are others.
+
+        Raises:
+            Exception: the factory raises.
+        """
+        values, kernel = self._first()
+        uses = uses_of(kernel.prim_func)
+        found = [self._call(values, kernel, uses, factor) for factor in (1, 2)]
+        for factor, change in enumerate(self._changes(values), 3):
+            try:
+                kernel = self._kernel(values | change)
+                found.append(self._call(values | change, kernel, Uses(), factor))
+            except Exception:  # noqa: BLE001, S112 - a size may be bound to another
+                continue
+        return [call for call in found if call.form() == found[0].form()]
+
+    def _first(self) -> tuple[dict[str, Any], Any]:
+        """Accepted values of the arguments, and the kernel."""
+        values = {each.name: each.value for each in self._arguments} | dict(self._given)
+        free = [name for name in self._free() if name not in self._given]
+        try:
+            return values, self._kernel(values)
+        except Exception:
+            for size, count in _LADDER if free else ():
+                alike = {name: count if COUNT.search(name) else size for name in free}
+                try:
+                    return values | alike, self._kernel(values | alike)
+                except Exception:  # noqa: BLE001, S112 - the first error is the one to show
+                    continue
+            raise
+
+    def _free(self) -> list[str]:
+        """The sizes that are passed, or have no default."""
+        sizes = [each for each in self._arguments if each.kind == "size"]
+        return [each.name for each in sizes if each.name in self._given or not each.default]
+
+    def _changes(self, values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        for name in self._free():
+            if type(values[name]) is int:
+                yield {name: 2 * values[name]}
+                yield {name: values[name] + 1}  # a quotient is rounded then
+        alike: dict[str, list[str]] = {}
+        for each in self._arguments:
+            if each.kind == "dtype":
+                alike.setdefault(str(values[each.name]), []).append(each.name)
+        for dtype, names in alike.items():
+            other = {"float16": "bfloat16", "float32": "float16"}.get(dtype, "float16")
+            yield dict.fromkeys(names, other)
+
+    def _kernel(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        from tlmatrix.interpreter import InterpretedKernel, interpret
+
+        factory: Any = self._target.found
+        with interpret():
+            kernel = factory.compile(**values) if self._tensors else factory(**values)
+        if not isinstance(kernel, InterpretedKernel):
+            raise TypeError(f"the factory returned a {type(kernel).__name__}, not a kernel")
+        return kernel
+
+    def _call(self, values: Mapping[str, Any], kernel: Any, uses: Uses, factor: int) -> Call:  # noqa: ANN401
+        """The call of a kernel; symbolic dimensions have sizes of their own, times a factor."""
+        func = kernel.prim_func
+        out = [k % len(func.params) for k in kernel.out_idx or ()]
+        given: dict[str, Any] = {}
+        results: dict[str, Seen] = {}
+        names: dict[str, str] = {}
+        for position, handle in enumerate(func.params):
+            if handle not in func.buffer_map:
+                given[str(handle.name)] = 1.0 if "float" in str(handle.dtype) else 1
+                continue
+            buffer = func.buffer_map[handle]
+            name = str(buffer.name)
+            texts = [str(size) for size in buffer.shape]
+            known = dtype_of(str(buffer.dtype))  # by PyTorch's name
+            dtype = str(buffer.dtype) if known is None else known.name
+            noted = Seen(tuple(self._size(text, factor) for text in texts), dtype)
+            (results if position in out else given)[name] = noted
+            named = (k for k, text in enumerate(texts) if NAME.fullmatch(text))
+            names |= {f"{name}.{dim}": texts[dim] for dim in named if not texts[dim].isdigit()}
+        construct = {name: value for name, value in values.items() if name not in self._consts}
+        return Call(
+            self._target.text,
+            given,
+            results,
+            construct=construct,
+            changed=uses.written & {*given},
+            names=names,
+            uses=uses,
+            sizes={
+                **{name: values[name] for name in self._consts},
+                **{name: factor * size for name, size in self._symbolic.items()},
+            },
+        )
+
+    def _size(self, text: str, factor: int) -> int:
+        try:
+            expression = Expression(text)
+            sizes = {name: factor * self._symbolic[name] for name in expression.names}
+            return int(expression.evaluate(sizes))
+        except (ExpressionError, TypeError):
+            return 1

@@ -1,121 +1,95 @@
-"""Drafts with the built-in problems `attention` and `gemm`, which bring their reference."""
+"""Recognizes the built-in problems `attention` and `gemm`, which bring their reference."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tlmatrix.draft.axes import fuzz_ranges, lengths, number_of, sizes
 from tlmatrix.draft.interface import Number, Tensor
 from tlmatrix.draft.roles import substitute
-from tlmatrix.draft.text import Draft, Line, constant
-from tlmatrix.draft.writer import NO_ROWS, fuzz_lines, heading, lengths, sizes
+from tlmatrix.draft.writer import NO_ROWS, BuiltIn
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Mapping
 
-    from tlmatrix.draft.interface import Interface
+    from tlmatrix.draft.axes import Values
+    from tlmatrix.draft.interface import Argument, Interface
     from tlmatrix.draft.roles import Recognition
-    from tlmatrix.draft.targets import Target
 
-Axes = dict[str, tuple[str, ...]]
+Axes = dict[str, "Values"]
 
 _FLAGS = ("transpose_a", "transpose_b", "accumulate")
 """Arguments with the meaning of axes of the gemm problem."""
 _HEADS = re.compile(r"head|^h$|^hq|^hk|nq$|group", re.IGNORECASE)
-_GEMM: Axes = {
-    "m": ("1", "63", "64", "129"),
-    "n": ("64", "96", "129"),
-    "k": ("64", "72", "160"),
-    "dtype": ("float16",),
-}
-_PACKED = (
-    "{q: [17, 64, 1], k: same}",
-    "{q: [128, 129, 127], k: [256, 1, 64]}",
-    "{q: [0, 5], k: [7, 0]}",
-)
+_GEMM: Axes = {"m": (1, 63, 64, 129), "n": (64, 96, 129), "k": (64, 72, 160)}
 _CAUSAL = ("window is none or causal", "a window is causal by definition")
 _LAYOUTS = {"thd": (0, 1), "bshd": (1, 2), "bhsd": (2, 1)}
 """The dimensions of tokens and of heads."""
 
 
-def family_draft(target: Target, interface: Interface, recognition: Recognition) -> Draft | None:
-    """A draft of `problem: gemm` or `attention`; None if neither fits."""
-    return _gemm(target, interface, recognition) or _attention(target, interface, recognition)
+def built_in(interface: Interface, recognition: Recognition) -> BuiltIn | None:
+    """The built-in problem of an interface; None if it is of none."""
+    return _gemm(interface, recognition) or _attention(interface, recognition)
+
+
+def _option(interface: Interface, item: Argument) -> Axes:
+    """An axis for an option that callers of an operator pass."""
+    plain = isinstance(item.value, bool | int | str) and item.kind != "dtype"
+    if interface.factory or item.default or not plain:
+        return {}
+    return {item.name: tuple(dict.fromkeys(item.values)) or (item.value,)}
 
 
 # GEMM ----------------------------------------------------------------------------------------
 
 
-def _gemm(target: Target, interface: Interface, recognition: Recognition) -> Draft | None:
+def _gemm(interface: Interface, recognition: Recognition) -> BuiltIn | None:
     inputs, outputs = interface.inputs, interface.outputs
     flat = len(inputs) == len(interface.tensors) - len(interface.pure_outputs) == 2
     if not flat or len(outputs) != 1 or recognition.packings:
         return None
     if any(len(each.shape) != 2 or each.integer for each in (*inputs, *outputs)):
         return None
-    named = {"a", "b"} == {each.name.lower() for each in inputs}
     a, b = inputs
+    (c,) = outputs
+    named = {"a", "b"} == {each.name.lower() for each in inputs}
     if not named and interface.uses.products != {(a.name, b.name)}:
         return None
-    (c,) = outputs
     sides = _sides(a, b)
-    if sides is None or any(
-        each.kind == "other" and not each.default for each in interface.arguments
-    ):
+    every = interface.arguments
+    if sides is None or any(each.kind == "other" and not each.default for each in every):
         return None
     transposed, symbols = sides
     axes: Axes = {"dtype": interface.dtypes or (a.dtype,)}
     for axis, symbol, tensor, dim in symbols:
-        tiles = [
-            each.value
-            for each in interface.arguments
-            if each.kind == "tile" and each.name.lower().endswith(axis)
-        ]
-        tile = next(iter(tiles), interface.uses.tile(tensor.name, dim))
+        tiles = (e.value for e in every if e.kind == "tile" and e.name.lower().endswith(axis))
+        tile = next(tiles, interface.uses.tile(tensor.name, dim))
         recorded = interface.symbols.get(str(symbol), ())
-        known = bool(tile or recorded)
-        found = sizes(axis, tile=tile, recorded=recorded)
-        axes[axis] = tuple(map(str, found)) if known else _GEMM[axis]
-    axes |= dict.fromkeys(transposed, ("true",))
-    if c.dtype != a.dtype and c.dtype_of is None:
-        axes["out_dtype"] = (c.dtype,)
+        found = tuple(sizes(axis, tile=tile, recorded=recorded))
+        axes[axis] = found if tile or recorded else _GEMM[axis]
+    axes |= dict.fromkeys(transposed, (True,))
     if interface.factory and a.dtype_of is None:
         axes["dtype"] = (a.dtype,)
-    flagged = [
-        each.name
-        for each in interface.arguments
-        if each.name in _FLAGS and not (interface.factory and each.name == "accumulate")
-    ]
-    axes |= {name: ("false", "true") for name in flagged if name not in axes}
-    compiled = {str(symbol): axis for axis, symbol, _, _ in symbols}
-    lines = []
+    names: dict[str, Any] = {a.name: "a", b.name: "b"}
+    names |= {str(symbol): axis for axis, symbol, _, _ in symbols}
     followed = (a.dtype_of, b.dtype_of)
-    for item in interface.arguments:
-        value = compiled.get(item.name, constant(item.value))
-        if item.name in flagged:
-            value = item.name
+    for item in every:
+        if item.name in _FLAGS and not (interface.factory and item.name == "accumulate"):
+            axes.setdefault(item.name, (False, True))
         elif interface.tied_dtypes.get(item.name, item.name) in followed:
-            value = "dtype"
+            names[item.name] = "dtype"
         elif item.name == c.dtype_of:
-            value = "out_dtype"
-            axes["out_dtype"] = (str(item.value),)
-        lines.append(Line(item.name, value))
-    names = {a.name: "a", b.name: "b", c.name: "c"}
-    added = {c.name: "{output: c, fill: zeros}"} if c.name in interface.uses.added else {}
-    given = [(each.name, added.get(each.name, names[each.name])) for each in interface.tensors]
-    plain = all(old == new for old, new in given) and not interface.factory
-    passed = [Line(old, new) for old, new in given] + [Line(name, name) for name in flagged]
-    return Draft(
-        *heading(target),
-        factory=interface.factory,
-        problem="gemm",
-        factory_args=tuple(lines) if interface.factory else (),
-        call=None if plain else tuple(n for _, n in given) if interface.factory else tuple(passed),
-        returns=("c",) if interface.factory else (),
-        axes=axes,
-        fuzz=tuple(fuzz_lines({axis: axes[axis] for axis in "mnk"})),
-        notes=("uses the built-in problem gemm, with its inputs and float64 reference",),
-    )
+            names[item.name] = "out_dtype"
+            axes["out_dtype"] = (item.value,)
+        elif item.name not in names:
+            axes |= _option(interface, item)
+    scalars = (each for each in interface.parameters if isinstance(each, Number))
+    axes |= {each.name: (number_of(each),) for each in scalars if each.name not in names}
+    if c.dtype != a.dtype and c.dtype_of is None:
+        axes["out_dtype"] = (c.dtype,)
+    ranges = fuzz_ranges({axis: axes[axis] for axis in "mnk"})
+    return BuiltIn("gemm", axes, names, {c.name: "c"}, fuzz=ranges)
 
 
 def _sides(
@@ -137,100 +111,45 @@ def _sides(
 # Attention -----------------------------------------------------------------------------------
 
 
-def attention_axes(names: Collection[str], *, packed: bool) -> Axes:
-    """Axes of the attention problem."""
-    axes: Axes = {
-        "dtype": ("float16", "bfloat16"),
-        "kv_heads": ("1", "2"),
-        "groups": ("1", "4"),
-        "head_dim": ("64", "128"),
-        "causal": ("false", "true"),
-    }
-    if "window" in names:
-        axes["window"] = ("none", "1", "64")
-    if packed:
-        return axes | {"seqlens": _PACKED}
-    return axes | {
-        "batch": ("1", "2"),
-        "seqlen_q": ("1", "63", "64", "65", "200"),
-        "seqlen_k": ("1", "64", "127"),
-        "layout": ("bshd",),
-    }
-
-
-def _attention(target: Target, interface: Interface, recognition: Recognition) -> Draft | None:
+def _attention(interface: Interface, recognition: Recognition) -> BuiltIn | None:
     tensors = _operands(interface, recognition)
     if tensors is None:
         return None
-    q = tensors["q"]
-    layout = "thd" if recognition.packings else _layout(q, tensors["k"])
+    layout = "thd" if recognition.packings else _layout(tensors["q"], tensors["k"])
     meaning = _meaning(tensors, recognition, layout)
-    call = None if meaning is None else _call(interface, recognition, meaning)
-    if meaning is None or call is None:
+    passed = None if meaning is None else _passed(interface, recognition, meaning)
+    if meaning is None or passed is None:
         return None
-    packed = layout == "thd"
-    names = {each.name for each in interface.arguments}
-    axes = attention_axes(names, packed=packed)
-    axes["dtype"] = interface.dtypes or (q.dtype,)
-    if not packed:
-        axes["layout"] = (layout,)
-    else:
-        axes["seqlens"] = tuple(
-            value if value[0] == "{" else f"{{q: {value}, k: same}}"
-            for value in lengths(recognition.packings)
-        )
-    if interface.factory and not interface.calls:
-        axes["groups"] = ("1", "2") if "kv_heads * groups" in meaning.values() else ("1",)
-        if not packed:
-            alike = q.shape[_LAYOUTS[layout][0]] == tensors["k"].shape[_LAYOUTS[layout][0]]
-            # Kernels often refuse more queries than keys.
-            axes["seqlen_k"] = ("same",) if alike else ("same", "200", "257")
-    else:
-        axes |= _recorded_axes(tensors, layout)
-    lines: list[Line] = []
-    made: list[Line] = []
+    names: dict[str, Any] = {}
+    axes = _attention_axes(interface, recognition, tensors, meaning, layout)
     for item in (*interface.arguments, *interface.construct):
         if item.name == "window":
-            value = item.name
+            axes["window"] = ("none", 1, 64)
         elif "causal" in item.name:
-            value = "causal"
+            names[item.name] = "causal"
         elif item.name in meaning or item.name in recognition.numbers:
-            value = meaning.get(item.name) or recognition.numbers[item.name]
+            text = meaning.get(item.name) or recognition.numbers[item.name]
+            names[item.name] = _problem_names(text)
         elif item.kind == "dtype":
-            value = "dtype"
+            names[item.name] = "dtype"
         elif "scale" in item.name and item.kind == "other":
-            value = "scale"
+            names[item.name] = "scale"
+            if interface.factory:
+                return None  # a constant of the kernel, which the problem does not give
         else:
-            value = constant(item.value)
-        if not (item.default and value == constant(item.value)):
-            given = made if item in interface.construct else lines
-            given.append(Line(item.name, _problem_names(value)))
-    if not any(line.value == "causal" for line in (*lines, *made)):
-        axes["causal"] = ("false",)
-    if "scale" in {line.value for line in lines} and interface.factory:
-        return None  # a constant of the kernel, which the problem does not give
+            axes |= _option(interface, item)
+    if "causal" not in names.values():
+        axes["causal"] = (False,)
     rules = [(f"sum({each.expression}) > 0", NO_ROWS) for each in recognition.packings]
     rules = rules if interface.factory else [_CAUSAL] * ("window" in axes)
-    passed: tuple[str, ...] | tuple[Line, ...] | None = tuple(value for _, value in call)
-    if not interface.factory:
-        every = [Line(name, value) for name, value in call] + lines
-        plain = all(line.key == line.value for line in every)
-        passed = tuple(line.value for line in every) if target.positional else tuple(every)
-        passed = None if plain else passed
-    outputs = ("out", "lse")[: len(interface.outputs)]
     forward = interface.calls and not any(tensors[name].grad for name in "qkv")
-    return Draft(
-        *heading(target),
-        factory=interface.factory,
-        problem="attention",
-        factory_args=tuple(lines) if interface.factory else (),
-        constructor_args=tuple(made),
-        call=passed,
-        returns=outputs if interface.factory or len(outputs) > 1 else (),
-        axes=axes,
+    return BuiltIn(
+        "attention",
+        axes,
+        names | passed,
+        dict(zip([each.name for each in interface.outputs], ("out", "lse"), strict=False)),
         constraints=tuple(dict.fromkeys(rules)),
         without=("gradients",) if forward else (),
-        notes=("uses the built-in problem attention, with its inputs and float64 reference",),
     )
 
 
@@ -297,89 +216,69 @@ def _meaning(
     return found if fine else None
 
 
-def _recorded_axes(tensors: Mapping[str, Tensor], layout: str) -> Axes:
-    """Axes with the sizes of recorded calls."""
+def _attention_axes(
+    interface: Interface,
+    recognition: Recognition,
+    tensors: Mapping[str, Tensor],
+    meaning: Mapping[str, str],
+    layout: str,
+) -> Axes:
+    """The axes, with the sizes of recorded calls."""
     q, k, v = (tensors[name] for name in "qkv")
     tokens, heads = _LAYOUTS[layout]
-
-    def values(found: tuple[int, ...], *more: int) -> tuple[str, ...]:
-        return tuple(map(str, sorted({*more, *found})))
-
-    pairs = zip(q.sizes(heads), k.sizes(heads), strict=True)
-    found = {
-        "kv_heads": values(k.sizes(heads), 1),
-        "groups": values(tuple(a // max(b, 1) for a, b in pairs), 1),
-        "head_dim": values(q.sizes(len(layout) - 1)),
+    axes: Axes = {
+        "dtype": interface.dtypes or (q.dtype,),
+        "kv_heads": (1, 2),
+        "groups": (1, 4),
+        "head_dim": (64, 128),
+        "causal": (False, True),
     }
+    alike = q.shape[tokens] == k.shape[tokens]
+    if layout == "thd":
+        found = lengths(recognition.packings)
+        own = [each if isinstance(each, dict) else {"q": each, "k": "same"} for each in found]
+        axes["seqlens"] = tuple(own)
+    else:
+        axes |= {"batch": (1, 2), "seqlen_q": (1, 63, 64, 65, 200)}
+        axes |= {"seqlen_k": ("same",) if alike else (1, 64, 127), "layout": (layout,)}
+    if not interface.calls:
+        if interface.factory:
+            axes["groups"] = (1, 2) if "kv_heads * groups" in meaning.values() else (1,)
+            if layout != "thd" and not alike:  # kernels often refuse more queries than keys
+                axes["seqlen_k"] = ("same", 200, 257)
+        return axes
+    pairs = zip(q.sizes(heads), k.sizes(heads), strict=True)
+    axes["kv_heads"] = tuple(sorted({1, *k.sizes(heads)}))
+    axes["groups"] = tuple(sorted({1, *(a // max(b, 1) for a, b in pairs)}))
+    axes["head_dim"] = tuple(sorted({*q.sizes(-1)}))
     if v.shape[-1] != q.shape[-1]:
-        found["head_dim_v"] = values(v.sizes(len(layout) - 1))
-    if layout != "thd" and q.shape[tokens] == k.shape[tokens]:
-        found["seqlen_k"] = ("same",)
-    return found
+        axes["head_dim_v"] = tuple(sorted({*v.sizes(-1)}))
+    return axes
 
 
-def _call(
+def _passed(
     interface: Interface, recognition: Recognition, meaning: Mapping[str, str]
-) -> list[tuple[str, str]] | None:
-    """The tensors of the call in names of the problem; None if one has no meaning."""
+) -> dict[str, str] | None:
+    """The inputs and scalars in names of the problem; None if one has no meaning."""
     one_length = len({role.of for role in recognition.roles.values()}) == 1
-    found = []
+    found = {}
     for each in interface.parameters:
         if isinstance(each, Number):
             number = recognition.numbers.get(each.name) or meaning.get(each.name)
             number = "scale" if number is None and "scale" in each.name.lower() else number
             if number is None:
                 return None
-            found.append((each.name, number))
-        elif each.name in interface.pure_outputs:
-            found.append((each.name, "out"))
+            found[each.name] = number
         elif (role := recognition.roles.get(each.name)) is not None:
             if role.key != "offsets_of":
                 return None
             side = "" if one_length else f"_{str(role.of)[-1]}"
-            found.append((each.name, f"cu_seqlens{side}"))
-        else:
-            found.append((each.name, each.name[0].lower()))
+            found[each.name] = f"cu_seqlens{side}"
+        elif each.name not in interface.pure_outputs:
+            found[each.name] = each.name[0].lower()
     return found
 
 
 def _problem_names(text: str) -> str:
     """An expression with the names that the attention problem has for it."""
     return re.sub(r"^max\(seqlens(?:\.([qk]))?\)$", lambda m: f"max_seqlen_{m[1] or 'q'}", text)
-
-
-# Signatures -----------------------------------------------------------------------------------
-
-
-def signature_draft(target: Target) -> Draft | None:
-    """A draft by the names of tensors in a signature; None if they are of neither problem."""
-    parameters = target.parameters
-    names = {parameter.name for parameter in parameters}
-    rules: tuple[tuple[str, str], ...] = ()
-    if {"q", "k", "v"} <= names:
-        problem, own = "attention", {"q", "k", "v", "scale", "layout", "sink", "window", "dtype"}
-        axes = attention_axes(names, packed="cu_seqlens_q" in names)
-        rules = (_CAUSAL,) if "window" in axes else ()
-    elif {"a", "b"} <= names:
-        problem, own = "gemm", {"a", "b", "c", "out_dtype"}
-        axes = _GEMM | {name: ("false", "true") for name in _FLAGS if name in names}
-    else:
-        return None
-    more = dict(option_axes(target, {*axes, *own}))
-    return Draft(
-        *heading(target), factory=False, problem=problem, axes=axes | more, constraints=rules
-    )
-
-
-def option_axes(target: Target, known: Collection[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Axes for parameters with a default: both truth values, or the default to start from."""
-    for parameter in target.parameters:
-        default = parameter.default
-        if parameter.name in known or default is parameter.empty:
-            continue
-        if isinstance(default, bool):
-            yield parameter.name, ("false", "true")
-        elif isinstance(default, int) or (
-            isinstance(default, str) and re.fullmatch(r"\w+", default)
-        ):
-            yield parameter.name, (str(default),)

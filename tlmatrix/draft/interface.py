@@ -7,23 +7,40 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.calls import Opaque, Seen
-from tlmatrix.draft.sizes import Place, Relations, Size, candidates, evaluated, relate
-from tlmatrix.draft.uses import Uses, merged
+from tlmatrix.draft.sizes import Place, Relations, Size, relate
+from tlmatrix.draft.uses import Selection, Uses, merged
+from tlmatrix.exit_codes import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from tlmatrix.draft.calls import Call
+    from tlmatrix.draft.calls import Call, Value
     from tlmatrix.draft.sizes import Column
     from tlmatrix.draft.targets import Target
 
+_HALVES = ("float16", "bfloat16")
 _DTYPE = re.compile(r"dtype|(^|_)(in|out|acc|accum)_?type$")
 _TILE = re.compile(r"block|blk|tile|chunk|^b[mnkq]$", re.IGNORECASE)
 SETTINGS = {"threads": 128, "num_threads": 128, "num_stages": 2, "stages": 2}
+_ROWS: tuple[Size, ...] = ("rows", "cols")
+_ENDS: tuple[Size, ...] = ("batch + 1",)
+_DENSE = {
+    "q": ("batch", "seqlen_q", "heads", "dim"),
+    "k": ("batch", "seqlen_k", "kv_heads", "dim"),
+    "v": ("batch", "seqlen_k", "kv_heads", "dim"),
+    "out": ("batch", "seqlen_q", "heads", "dim"),
+}
+_BY_NAMES: tuple[dict[str, tuple[Size, ...]], ...] = (
+    {f"cu_seqlens_{side}": _ENDS for side in "qk"}
+    | {name: (f"total_{shape[1][-1]}", *shape[2:]) for name, shape in _DENSE.items()},
+    {**_DENSE},
+    {"a": ("m", "k"), "b": ("k", "n"), "out": ("m", "n")},
+)
+"""Shapes of tensors with these names, those of the result last."""
 _FLAG = re.compile(r"^(is|use|has|with|enable|need|return)_|causal|trans|accumulate$")
 
 
@@ -93,7 +110,6 @@ class Interface:
     """The parameters, results and uses of the code under test.
 
     Attributes:
-        target: `package.module:name`.
         factory: whether the target is a factory.
         parameters: the parameters of the kernel or entry, in order.
         results: the tensors that the call returns.
@@ -104,13 +120,12 @@ class Interface:
         changed: the parameters that the call writes.
         uses: how kernels use the parameters.
         dtypes: the dtypes that inputs with the axis `dtype` support.
-        order: the outputs in the order of the reference; empty for the order of the call.
+        order: the outputs that the reference returns, in its order; empty for those of the call.
         paths: the position of each result in the returned value: `0`, `aux.counts`.
-        guesses: dimensions whose expression may hold by chance.
+        guesses: those of `Relations`.
         calls: how many calls it is inferred from.
     """
 
-    target: str
     factory: bool
     parameters: tuple[Tensor | Number, ...]
     results: tuple[Tensor, ...]
@@ -123,7 +138,7 @@ class Interface:
     dtypes: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
     paths: Mapping[str, str] = field(default_factory=dict)
-    guesses: frozenset[Place] = frozenset()
+    guesses: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     calls: int = 0
 
     @property
@@ -150,22 +165,44 @@ class Interface:
             return tuple(by_name[name] for name in self.order)
         return tuple(found)
 
-    def untied(self, size: str, name: str) -> Interface:
+    def without_sizes(self) -> Interface:
+        """The interface without what its calls had by chance: sizes and values."""
+
+        def forgotten(item: Tensor | Number) -> Tensor | Number:
+            return replace(item, seen=()) if isinstance(item, Tensor) else item
+
+        return replace(
+            self,
+            parameters=tuple(map(forgotten, self.parameters)),
+            results=tuple(replace(each, seen=()) for each in self.results),
+            arguments=tuple(
+                each if each.kind == "dtype" else replace(each, values=())
+                for each in self.arguments
+            ),
+            symbols=dict.fromkeys(self.symbols, ()),
+            guesses={},
+            calls=0,
+        )
+
+    def untied(self, size: str) -> Interface:
         """The interface with a symbol of its own for the dimensions of a size that is guessed."""
+        name, column = self.guesses[size]
 
         def changed(item: Tensor) -> Tensor:
             return replace(item, shape=tuple(name if s == size else s for s in item.shape))
 
-        (column,) = {self._column(place) for place in self.guesses if self._size(place) == size}
+        given = (changed(each) if isinstance(each, Tensor) else each for each in self.parameters)
         return replace(
-            self,
-            parameters=tuple(
-                changed(each) if isinstance(each, Tensor) else each for each in self.parameters
-            ),
+            self.with_fact(size),
+            parameters=tuple(given),
             results=tuple(map(changed, self.results)),
             symbols={**self.symbols, name: column},
-            guesses=frozenset(place for place in self.guesses if self._size(place) != size),
         )
+
+    def with_fact(self, size: str) -> Interface:
+        """The interface in which a size is no guess."""
+        left = {text: each for text, each in self.guesses.items() if text != size}
+        return replace(self, guesses=left)
 
     @property
     def tied_dtypes(self) -> dict[str, str]:
@@ -179,20 +216,6 @@ class Interface:
             for each in dtypes
             if each.values in columns and each.name not in followed
         }
-
-    @property
-    def guessed(self) -> dict[str, Place]:
-        """The sizes that may be so by chance, each with one of its dimensions."""
-        return {str(self._size(place)): place for place in sorted(self.guesses, reverse=True)}
-
-    def _tensor(self, name: str) -> Tensor:
-        return next(item for item in self.tensors if item.name == name)
-
-    def _size(self, place: Place) -> Size:
-        return self._tensor(place[0]).shape[place[1]]
-
-    def _column(self, place: Place) -> tuple[int, ...]:
-        return self._tensor(place[0]).sizes(place[1])
 
 
 def annotation_text(annotation: object) -> str:
@@ -220,70 +243,108 @@ def argument_kind(name: str, default: object, annotation: object) -> str:
     return "size"
 
 
+def _options(target: Target) -> Iterator[Argument]:
+    """The parameters with a default: both truth values, or the default to start from."""
+    for each in target.parameters:
+        default = each.default
+        word = isinstance(default, str) and default.isidentifier()
+        if isinstance(default, int) or word or (default is None and each.name == "window"):
+            kind = argument_kind(each.name, default, each.annotation)
+            values = (False, True) if isinstance(default, bool) else ()
+            yield Argument(each.name, kind, default, default is None, values)
+
+
+def signature_interface(target: Target, arguments: Sequence[Argument] = ()) -> Interface:
+    """The interface of a target of which only the signature is known: tensors are guesses.
+
+    Args:
+        target: the code under test.
+        arguments: those of a factory; else parameters with a default are options.
+
+    Raises:
+        UsageError: there is no parameter without a default.
+    """
+    required = [each.name for each in target.parameters if each.default is each.empty]
+    if not required and not target.is_factory:
+        raise UsageError(
+            f"{target.text!r} has no parameter without a default, so its inputs are unknown; "
+            "give an example call (--call or --script)"
+        )
+    names = ["x", "out"] if target.is_factory else [*required, "out"]
+    known = (shapes for shapes in _BY_NAMES if {*shapes} <= {*names})
+    shapes = next(known, dict.fromkeys(names, _ROWS))
+    typed = next((each.name for each in arguments if each.kind == "dtype"), "dtype")
+    tensors = [
+        Tensor(
+            name, "int32" if shape == _ENDS else "float16", shape, None if shape == _ENDS else typed
+        )
+        for name, shape in shapes.items()
+    ]
+    sides = "qk" if _ENDS in shapes.values() else ""
+    starts = (Selection(f"cu_seqlens_{side}", side, 0, "start") for side in sides)
+    return Interface(
+        factory=target.is_factory,
+        parameters=tuple(tensors[:-1]),
+        results=tuple(tensors[-1:]),
+        arguments=tuple(arguments or _options(target)),
+        uses=Uses(selections=frozenset(starts)),
+        dtypes=("float16", "bfloat16"),
+    )
+
+
 # From recorded calls -----------------------------------------------------------------------------
 
 
 def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
     """The interface of a target, of calls of one form."""
     first = calls[0]
-    uses = reduce(merged, (call.uses for call in calls))
-    tensors = {name: tuple(call.tensors[name] for call in calls) for name in first.tensors}
-    arguments = tuple(_arguments(target, calls))
-    construct = tuple(_construct(target, calls))
-    relations = _relations(calls, tensors, (*arguments, *construct))
+    traced = first.sizes is not None
+    named = _titles(target, first)
+    given = {name: tuple(call.tensors[name] for call in calls) for name in first.tensors}
+    made = {path: tuple(call.results[path] for call in calls) for path in first.results}
+    made_of, passed = [call.construct for call in calls], [call.arguments for call in calls]
+    construct = tuple(_arguments(target.found, made_of)) if target.constructs else ()
+    # An eager kernel takes all at once.
+    compiled = target.is_factory and bool(first.construct)
+    arguments = tuple(_arguments(target.written, made_of if compiled else passed))
+    relations = _relations(calls, given, made, (*arguments, *construct))
     own = tuple(map(_main_dtype, calls))
-    dtypes = tuple(dict.fromkeys([*first.dtypes, *filter(None, own)]))
+    dtypes = tuple(dict.fromkeys(filter(None, own)))
+    if traced:
+        dtypes = dtypes if {*dtypes} <= {*_HALVES} else dtypes[:1]
     typed = {each.name: each.values for each in (*arguments, *construct) if each.kind == "dtype"}
-    axis = next((name for name, column in typed.items() if column == own), "")
-    axis = axis or ("input_dtype" if "dtype" in typed else "dtype")
-    changed = frozenset(name for call in calls for name in call.changed)
+    axis = next((name for name, column in typed.items() if column == own), None)
+    if axis is None and not traced:
+        axis = "input_dtype" if "dtype" in typed else "dtype"
     grads = frozenset(name for call in calls for name in call.grads or ())
 
-    def tensor(
-        name: str, seen: tuple[Seen, ...], shape: Iterable[Size], *, fixed: bool = False
-    ) -> Tensor:
+    def tensor(place: str, seen: tuple[Seen, ...], name: str) -> Tensor:
         column = tuple(each.dtype for each in seen)
-        follows = None if fixed or column != own else axis
+        follows = axis if column == own else None
         return Tensor(
             name,
             seen[0].dtype,
-            tuple(shape),
+            tuple(relations.dims[place, dim] for dim in range(len(seen[0].shape))),
             dtype_of=follows or next((n for n, each in typed.items() if each == column), None),
             seen=seen,
             grad=name in grads,
         )
 
-    results = {path: tuple(call.results[path] for call in calls) for path in first.results}
-    named = _titles(target, first)
-    numbers = _whole_numbers((*arguments, *construct))
-    given = tuple(
-        tensor(name, seen, (relations.dims[name, k] for k in range(len(seen[0].shape))))
-        for name, seen in tensors.items()
-    )
-    made = tuple(
-        tensor(
-            named[path],
-            seen,
-            _result_sizes(path, seen, relations.symbols, numbers, calls),
-            fixed=path in first.fixed,
-        )
-        for path, seen in results.items()
-    )
-    of_results = {size: numbers[size] for each in made for size in each.shape if size in numbers}
+    tensors = [tensor(name, seen, name) for name, seen in given.items()]
+    results = [tensor(path, seen, named[path]) for path, seen in made.items()]
     parameters = {each.name for each in target.parameters}
     return Interface(
-        target.text,
         factory=target.is_factory,
-        parameters=tuple(_with_scalars(target, first, given)),
-        results=made,
+        parameters=tuple(_with_scalars(target, first, tensors)),
+        results=tuple(results),
         arguments=arguments,
         construct=construct,
-        module=frozenset(set(tensors) - parameters) if target.constructs else frozenset(),
-        symbols={**of_results, **relations.symbols},
-        changed=changed,
-        uses=uses,
-        dtypes=dtypes,
-        paths={named[path]: path for path in results},
+        module=frozenset({*given} - parameters) if target.constructs else frozenset(),
+        symbols=relations.symbols,
+        changed=frozenset(name for call in calls for name in call.changed),
+        uses=reduce(merged, (call.uses for call in calls)),
+        dtypes=dtypes if axis is not None else (),
+        paths={named[path]: path for path in made},
         guesses=relations.guesses,
         calls=len(calls),
     )
@@ -304,12 +365,13 @@ def _with_scalars(
 
 def _relations(
     calls: Sequence[Call],
-    tensors: Mapping[str, tuple[Seen, ...]],
+    given: Mapping[str, tuple[Seen, ...]],
+    made: Mapping[str, tuple[Seen, ...]],
     arguments: Sequence[Argument],
 ) -> Relations:
     columns = {
         (name, dim): tuple(each.shape[dim] for each in seen)
-        for name, seen in tensors.items()
+        for name, seen in (*given.items(), *made.items())
         for dim in range(len(seen[0].shape))
     }
     names: dict[Place, str] = {}
@@ -318,19 +380,21 @@ def _relations(
             tensor, _, dim = text.rpartition(".")
             if (tensor, int(dim)) in columns:
                 names.setdefault((tensor, int(dim)), name)
-    vectors = {name for name, seen in tensors.items() if _is_vector(seen)}
+    traced = calls[0].sizes is not None
+    chosen = {n: tuple((c.sizes or {})[n] for c in calls) for n in calls[0].sizes or ()}
+    tiles = _whole_numbers(arguments, "tile") if traced else {}
+    integers = {name: seen for name, seen in given.items() if seen[0].dtype in ("int32", "int64")}
+    vectors = [name for name, seen in integers.items() if len(seen[0].shape) == 1 and not traced]
     return relate(
         columns,
         names,
-        scalars=_whole_numbers(arguments),
+        scalars=_whole_numbers(arguments, "size") | tiles | chosen,
         vectors=frozenset(vectors),
-        offsets=frozenset(name for name in vectors if may_be_offsets(tensors[name])),
-        taken=frozenset(tensors),
+        offsets=frozenset(name for name in vectors if may_be_offsets(given[name])),
+        results=frozenset(made),
+        taken=frozenset(given),
+        tiles=sorted({size for column in tiles.values() for size in column}) if traced else None,
     )
-
-
-def _is_vector(seen: Sequence[Seen]) -> bool:
-    return seen[0].dtype in ("int32", "int64") and len(seen[0].shape) == 1
 
 
 def may_be_offsets(seen: Sequence[Seen]) -> bool:
@@ -347,23 +411,20 @@ def may_be_offsets(seen: Sequence[Seen]) -> bool:
 def _main_dtype(call: Call) -> str:
     """The dtype of the inputs: of those in half precision if there are some."""
     floats = [each.dtype for each in call.tensors.values() if "float" in each.dtype]
-    halves = [dtype for dtype in floats if dtype in ("float16", "bfloat16")]
+    halves = [dtype for dtype in floats if dtype in _HALVES]
     counted = Counter(halves or [each for each in floats if each == "float32"])
     return counted.most_common(1)[0][0] if counted else ""
 
 
-def _arguments(target: Target, calls: Sequence[Call]) -> Iterator[Argument]:
-    written = inspect.signature(target.written).parameters
-    made = target.is_factory
-    # An eager kernel takes its compiled arguments with the tensors.
-    found = [(made and call.construct) or call.arguments for call in calls]
-    given = [(made and call.constructed) or call.given for call in calls]
+def _arguments(
+    function: Callable[..., Any], found: Sequence[Mapping[str, Value]]
+) -> Iterator[Argument]:
+    """The arguments of a function that are no tensors, with their values in each call."""
+    parameters = inspect.signature(function).parameters
     for name, value in found[0].items():
         values = tuple(each.get(name) for each in found)
-        parameter = written.get(name)
-        default = not any(name in each for each in given)
-        if parameter is not None and parameter.default is not parameter.empty:
-            default |= all(value == _plain(parameter.default) for value in values)
+        parameter = parameters.get(name)
+        default = parameter is not None and all(v == _plain(parameter.default) for v in values)
         if isinstance(value, Seen | Opaque) or (value is None and default):
             continue
         kind = argument_kind(name, value, parameter.annotation if parameter else None)
@@ -372,17 +433,6 @@ def _arguments(target: Target, calls: Sequence[Call]) -> Iterator[Argument]:
 
 def _plain(value: object) -> object:
     return str(value)[6:] if str(value).startswith("torch.") else value
-
-
-def _construct(target: Target, calls: Sequence[Call]) -> Iterator[Argument]:
-    if not target.constructs:
-        return
-    written = inspect.signature(target.found).parameters
-    for name, value in calls[0].construct.items():
-        if isinstance(value, bool | int | float | str | list):
-            values = tuple(call.construct.get(name) for call in calls)
-            default = name in written and {*map(str, values)} == {str(written[name].default)}
-            yield Argument(name, argument_kind(name, value, None), value, default, values)
 
 
 def _titles(target: Target, call: Call) -> dict[str, str]:
@@ -397,28 +447,10 @@ def _titles(target: Target, call: Call) -> dict[str, str]:
     return {path: f"out{k}" if numbered else "out" for k, path in enumerate(paths)}
 
 
-def _result_sizes(
-    path: str,
-    seen: Sequence[Seen],
-    symbols: Mapping[str, Column],
-    numbers: Mapping[str, Column],
-    calls: Sequence[Call],
-) -> Iterator[Size]:
-    """The dimensions of a result: as the code names them, else over the sizes of inputs."""
-    known = {**numbers, **symbols}
-    for dim in range(len(seen[0].shape)):
-        column = tuple(each.shape[dim] for each in seen)
-        names = {call.names.get(f"{path}.{dim}", "0") for call in calls}
-        named = (text for text in names if evaluated(text, known) == column)
-        computed = candidates(column, symbols)
-        found = (text for text in computed if min(column) > 1 or text in symbols)
-        yield next(chain(named, found), column[0])
-
-
-def _whole_numbers(arguments: Sequence[Argument]) -> dict[str, Column]:
+def _whole_numbers(arguments: Sequence[Argument], *kinds: str) -> dict[str, Column]:
     """The sizes among arguments, in each call."""
     return {
         each.name: each.values
         for each in arguments
-        if each.kind == "size" and all(type(value) is int for value in each.values)
+        if each.kind in kinds and all(type(value) is int for value in each.values)
     }

@@ -6,7 +6,6 @@ perhaps `params`, and `workloads` with the sizes: `x_shape`, or the names of the
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import os
@@ -105,23 +104,14 @@ def examples(entry: Entry) -> Iterator[Example]:
     """
     target = target_of(entry.target)
     inputs: Mapping[str, Any] = entry.signature.get("inputs") or {}
-    params: Mapping[str, Any] = entry.signature.get("params") or {}
-    found = target.found
-    takes = inspect.signature(found).parameters if target.constructs else {}
+    static: Mapping[str, str] = entry.signature.get("static_dims") or {}
+    takes = inspect.signature(target.found).parameters if target.constructs else {}
     passed = [each.name for each in target.parameters]
     seen: set[str] = set()
     for workload, odd in product(entry.workloads, ("", "values", "places")):
         sizes = _Sizes(workload, odd=odd)
         made = {name: sizes.value(value) for name, value in workload.items()}
-        shapes = {n: _shape(n, each, made) for n, each in inputs.items()}
-        _by_rules(shapes, made, entry.signature.get("shape_rules") or ())
-        known_shapes = [each for each in shapes.values() if each is not None]
-        rules = " ".join(map(str, entry.signature.get("shape_rules") or ()))
-        if len(known_shapes) == 1 and (len(inputs) == 2 or "broadcast" in rules):
-            shapes |= {n: each or known_shapes[0] for n, each in shapes.items()}
-        missing = [n for n, shape in shapes.items() if shape is None]
-        if any(not inputs[name].get("optional") for name in missing):
-            raise UsageError(f"its manifest does not tell the shape of {missing[0]}")
+        shapes = _shapes(inputs, made, entry.signature.get("shape_rules") or ())
         key = str((shapes, made))
         if key in seen or len(seen) >= _MOST:
             continue
@@ -132,8 +122,8 @@ def examples(entry: Entry) -> Iterator[Example]:
             for name, shape in shapes.items()
             if shape is not None
         }
-        static = _static(entry.signature.get("static_dims") or {}, tensors, made)
-        known = {n: made[n] for n in (*params, *made) if n in made} | static
+        found = {name: _evaluated(text, made, shapes) for name, text in static.items()}
+        known = made | {name: size for name, size in found.items() if size is not None}
         if "dtype" in takes and "dtype" not in known:
             known["dtype"] = next(iter(tensors.values())).dtype
         yield Example(
@@ -176,38 +166,43 @@ def _numbers(value: object) -> Iterator[int]:
         yield value
 
 
-def _shape(name: str, declared: Mapping[str, Any], made: Mapping[str, Any]) -> list[int] | None:
-    """The shape of an input: `x_shape`, or named sizes."""
-    if f"{name}_shape" in made:
-        return list(made[f"{name}_shape"])
-    if name in ("k", "v", "key", "value") and "kv_shape" in made:
-        return list(made["kv_shape"])
-    text = declared.get("shape")
-    if text is not None:
-        names = {each.lower(): value for each, value in made.items() if type(value) is int}
-        try:
-            parts = [ast.unparse(each) for each in ast.parse(str(text), mode="eval").body.elts]  # type: ignore[attr-defined]
-            return [int(part) if part.isdigit() else names[part.lower()] for part in parts]
-        except (AttributeError, KeyError, SyntaxError):
-            return None
-    return None
+def _shapes(
+    inputs: Mapping[str, Any], made: Mapping[str, Any], rules: Sequence[object]
+) -> dict[str, Sequence[int] | None]:
+    """The shapes of inputs: `x_shape`, in named sizes, or by rules such as `x.shape == …`.
 
-
-def _by_rules(
-    shapes: dict[str, list[int] | None], made: Mapping[str, Any], rules: Sequence[str]
-) -> None:
-    """Fill in shapes that rules of the form `x.shape == …` give."""
+    Raises:
+        UsageError: nothing tells the shape of an input that is not optional.
+    """
+    sizes = {each.lower(): value for each, value in made.items() if type(value) is int}
+    shapes: dict[str, Sequence[int] | None] = {}
+    for name, each in inputs.items():
+        of_keys = "kv_shape" if name in ("k", "v", "key", "value") else ""
+        shape = made.get(f"{name}_shape") or made.get(of_keys)
+        shapes[name] = shape or _evaluated(str(each.get("shape")).lower(), sizes, {})
     sides = [str(rule).split(" == ") for rule in rules]
-    pairs = [each for side in sides if len(side) == 2 for each in (side, side[::-1])]
-    for given, value in pairs:
+    for given, value in (each for two in sides if len(two) == 2 for each in (two, two[::-1])):
         part = re.fullmatch(r"(?:tuple\()?(\w+)\.shape\)?", given)
-        if part is None or shapes.get(part[1], ()) is not None:
-            continue
-        known = {n: SimpleNamespace(shape=tuple(s)) for n, s in shapes.items() if s is not None}
-        functions = {"__builtins__": {}, "tuple": tuple, "len": len}
-        with suppress(Exception):  # a rule of other sizes
-            shape = eval(value, functions, {**made, **known})  # noqa: S307 - of the repository
-            shapes[part[1]] = [int(size) for size in shape]
+        if part is not None and shapes.get(part[1], ()) is None:
+            shapes[part[1]] = _evaluated(value, made, shapes)
+    known = [each for each in shapes.values() if each is not None]
+    if len(known) == 1 and (len(inputs) == 2 or "broadcast" in " ".join(map(str, rules))):
+        shapes = {name: each or known[0] for name, each in shapes.items()}
+    missing = (n for n, each in shapes.items() if each is None and not inputs[n].get("optional"))
+    if name := next(missing, ""):
+        raise UsageError(f"its manifest does not tell the shape of {name}")
+    return shapes
+
+
+def _evaluated(
+    text: str, sizes: Mapping[str, Any], shapes: Mapping[str, Sequence[int] | None]
+) -> Any:  # noqa: ANN401 - a size or a shape
+    """An expression of sizes and shapes; None if it has other names."""
+    known = {n: SimpleNamespace(shape=tuple(s)) for n, s in shapes.items() if s is not None}
+    functions = {"__builtins__": {}, "tuple": tuple, "len": len}
+    with suppress(Exception):
+        return eval(text, functions, {**sizes, **known})  # noqa: S307 - of the repository
+    return None
 
 
 def _dtypes(inputs: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[str, torch.dtype]:
@@ -230,7 +225,7 @@ def _dtypes(inputs: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[str,
     return found
 
 
-def _tensor(shape: list[int], dtype: torch.dtype, made: Mapping[str, Any]) -> torch.Tensor:
+def _tensor(shape: Sequence[int], dtype: torch.dtype, made: Mapping[str, Any]) -> torch.Tensor:
     random = torch.Generator().manual_seed(0)
     if dtype == torch.bool:
         return torch.rand(shape, generator=random) < 0.5
@@ -238,19 +233,6 @@ def _tensor(shape: list[int], dtype: torch.dtype, made: Mapping[str, Any]) -> to
         return torch.randn(shape, generator=random).to(dtype)
     limits = [value for name, value in made.items() if "num_" in name and type(value) is int]
     return torch.randint(0, min(limits, default=2), shape, generator=random).to(dtype)
-
-
-def _static(
-    declared: Mapping[str, str], tensors: Mapping[str, torch.Tensor], made: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Sizes that a constructor is passed: `x.shape[-1]`, or the only element of a list."""
-    found = {}
-    for name, text in declared.items():
-        part = re.fullmatch(r"(\w+)\.shape\[(-?\w+)\]", text)
-        if part is not None and part[1] in tensors:
-            at = made.get(part[2], part[2])
-            found[name] = tensors[part[1]].shape[int(at)]
-    return found
 
 
 def _typed(value: Any) -> Any:  # noqa: ANN401 - YAML

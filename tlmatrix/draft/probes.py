@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +40,7 @@ def probed(target: Target, live: Live) -> Call:
     call = replace(live.call, grads=_differentiable(target, live))
     read = _read_when_changed(target, live)
     uses = replace(call.uses, updated=call.uses.updated | read)
-    dtypes, fixed = _dtypes(target, live)
-    return replace(call, uses=uses, dtypes=dtypes, fixed=fixed)
+    return replace(call, uses=uses)
 
 
 def _again(target: Target, live: Live, changed: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -56,8 +56,7 @@ def _again(target: Target, live: Live, changed: Mapping[str, Any]) -> dict[str, 
         return flattened(torch.func.functional_call(live.instance, state, kwargs=given))
     if live.instance is not None:
         return flattened(live.instance(*given.values()))
-    function = getattr(target.owner, target.attribute)
-    made = function(*given.values()) if target.positional else function(**given)
+    made = target.found(*given.values()) if target.positional else target.found(**given)
     found = flattened(made)
     return found | {f"${name}": given[name] for name in live.call.changed}
 
@@ -100,27 +99,22 @@ def _read_when_changed(target: Target, live: Live) -> frozenset[str]:
     return frozenset(found)
 
 
-def _dtypes(target: Target, live: Live) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The dtypes of inputs that it supports, and the results whose dtype does not follow."""
+def call_in_other_precision(target: Target, live: Live) -> None:
+    """Call the operator again in the other half precision, if it supports it."""
     tensors = {n: v for n, v in live.before.items() if isinstance(v, torch.Tensor)}
-    floats = {n: v for n, v in tensors.items() if v.dtype in (*_HALVES, torch.float32)}
-    halves = {name: value for name, value in floats.items() if value.dtype in _HALVES}
-    following = halves or floats
+    floats = {n: v.dtype for n, v in tensors.items() if v.dtype in (*_HALVES, torch.float32)}
+    following = [dtype for dtype in floats.values() if dtype in _HALVES] or list(floats.values())
     if not following:
-        return (), frozenset()
-    own = next(iter(following.values())).dtype
+        return
+    own = following[0]
     other = torch.bfloat16 if own == torch.float16 else torch.float16
-    name, renamed = str(own)[6:], str(other)[6:]
-    changed: dict[str, Any] = {n: v.to(other) for n, v in following.items() if v.dtype == own}
+    changed: dict[str, Any] = {
+        n: tensors[n].to(other) for n, dtype in floats.items() if dtype == own
+    }
     for argument, value in live.before.items():
-        if isinstance(value, str) and value == name:
-            changed[argument] = renamed
+        if isinstance(value, str) and value == str(own)[6:]:
+            changed[argument] = str(other)[6:]
         elif value is own:
             changed[argument] = other
-    mine = flattened(live.results)
-    try:
-        results = _again(target, live, changed)
-    except Exception:  # noqa: BLE001 - it may support one dtype only
-        return (name,), frozenset()
-    fixed = {p for p, each in mine.items() if p in results and results[p].dtype == each.dtype}
-    return (name, renamed), frozenset(fixed)
+    with suppress(Exception):  # it may support one dtype only
+        _again(target, live, changed)

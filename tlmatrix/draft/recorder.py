@@ -14,103 +14,79 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from dis import opname
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 from tlmatrix.draft.calls import (
     MOST_CALLS,
     Call,
-    Comparison,
-    Seen,
     flattened,
     seen,
+    seen_tensor,
     signature,
-    strides_of,
     write_call,
 )
-from tlmatrix.draft.interface import argument_kind
-from tlmatrix.draft.probes import Live, probed
+from tlmatrix.draft.comparisons import Comparisons, Result, Returned
+from tlmatrix.draft.launches import Launch, launch_of
+from tlmatrix.draft.probes import Live
 from tlmatrix.draft.targets import is_test_file, target_of
 from tlmatrix.draft.uses import Uses, merged, uses_of
 from tlmatrix.interpreter.patching import replace_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import CodeType, FrameType
 
-    from tlmatrix.draft.targets import Target
 
 _COMPARES = re.compile(r"assert|close|equal|compare|diff|similar|error", re.IGNORECASE)
 """Names of a program's own functions that compare two results."""
-_COMPARED_NAMES = ("actual", "input", "expected", "other")
-"""Of what PyTorch's functions compare."""
-_CONVERSIONS = frozenset({
-    "bfloat16", "clone", "contiguous", "cpu", "cuda", "detach", "double", "float", "half", "int",
-    "long", "to", "type", "type_as",
-})  # fmt: skip
-"""Methods whose result has the same elements in another dtype or memory."""
-_MOST_RESULTS = 4096
-"""Most recent results of operators, and of other functions, that are remembered."""
 
 
-@dataclass(eq=False)
 class _Open:
-    """A call that has not returned."""
+    """A call that has not returned; with `clone`, its tensors are copied before."""
 
-    code: CodeType
-    arguments: dict[str, Any]
-    seen: dict[str, Any]
-    start: float
-    before: dict[str, torch.Tensor]
-    versions: dict[str, int]
-    launches: list[_Launch] = field(default_factory=list)
-    inner: int = 0
+    def __init__(self, code: CodeType, arguments: dict[str, Any], *, clone: bool) -> None:
+        self.code = code
+        self.arguments = arguments
+        self.seen = {name: seen(value) for name, value in arguments.items()}
+        self.start = time.perf_counter()
+        self.launches: list[Launch] = []
+        self.inner = 0
+        self._tensors = {n: e for n, e in arguments.items() if isinstance(e, torch.Tensor)}
+        tensors = self._tensors.items()
+        self.before = {n: e.detach().clone() for n, e in tensors} if clone else {}
+        self._versions = {n: e._version for n, e in tensors if not e.is_inference()}  # noqa: SLF001
+
+    @property
+    def has_tensors(self) -> bool:
+        """Whether there are tensors among the arguments, or a module with its own."""
+        kinds = (torch.nn.Module, torch.autograd.function.FunctionCtx)
+        return any(flattened(a) or isinstance(a, kinds) for a in self.arguments.values())
+
+    def changed(self) -> frozenset[str]:
+        """Arguments whose values are others now, or that PyTorch wrote if none is copied."""
+        if self.before:
+            pairs = ((name, before, self._tensors[name]) for name, before in self.before.items())
+            return frozenset(n for n, a, b in pairs if not torch.equal(_bytes(a), _bytes(b)))
+        versions = self._versions.items()
+        return frozenset(n for n, v in versions if self._tensors[n]._version != v)  # noqa: SLF001
 
 
-@dataclass(frozen=True, eq=False)
-class _Launch:
-    """A launch of a kernel: its PrimFunc, its tensors by parameter, and how it was made."""
+class _Factory(NamedTuple):
+    """The jitted function that made a kernel; `name` is "" if callers cannot import it.
 
-    prim_func: Any
-    tensors: Mapping[str, torch.Tensor]
-    factory: Mapping[str, Any]
+    A kernel of an eager function is called like the function.
+    """
 
-
-class _Conversions(TorchFunctionMode):
-    """Inside, it is noted which tensor each converted one has its elements from."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._sources = WeakIdKeyDictionary()
-
-    def __torch_function__(
-        self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        """See `torch.overrides`."""
-        found = func(*args, **(kwargs or {}))
-        named = getattr(func, "__name__", "") in _CONVERSIONS
-        if named and isinstance(found, torch.Tensor) and found is not args[0]:
-            self._sources[found] = args[0]
-        return found
-
-    def chain(self, tensor: Any) -> Iterator[Any]:
-        """A tensor, the one that it was converted from, and so on."""
-        yield tensor
-        while isinstance(tensor, torch.Tensor) and tensor in self._sources:
-            tensor = self._sources[tensor]
-            yield tensor
-
-    def root(self, tensor: Any) -> Any:
-        """The tensor at the start of all conversions."""
-        *_, first = self.chain(tensor)
-        return first
+    kernel: object
+    name: str
+    parameters: list[str]
+    arguments: Mapping[str, Any]
+    eager: bool
 
 
 class Recorder:
@@ -121,6 +97,9 @@ class Recorder:
         root: the folder whose functions are recorded.
         wanted: the code of functions that are recorded though no kernel runs in them.
         agree: whether comparisons hold, as where kernels are only traced.
+
+    Attributes:
+        live: the first call of each wanted function, with its values.
     """
 
     def __init__(
@@ -132,19 +111,15 @@ class Recorder:
         agree: bool = False,
     ) -> None:
         self._keep = keep
-        self._agree = agree
+        self._comparisons = Comparisons(keep, agree=agree)
         self._root = str(root.resolve()) + os.sep
         self._wanted = dict(wanted or {})
         self._codes: dict[CodeType, bool] = {}
         self._stack: list[_Open] = []
-        self._made: dict[int, tuple[Any, str, dict[str, Any]]] = {}
-        self._ahead: dict[int, tuple[Any, str, Callable[..., Any], dict[str, Any]]] = {}
+        self._kernels: dict[int, _Factory] = {}
         self._uses: dict[int, tuple[Any, Uses]] = {}
         self._constructed: dict[int, tuple[Any, dict[str, Any]]] = {}
-        self._returned: dict[int, tuple[torch.Tensor, str, dict[str, Any], dict[str, Any]]] = {}
-        self._results: dict[int, tuple[torch.Tensor, Call, str, dict[str, Any]]] = {}
-        self._live: dict[str, Live] = {}
-        self._conversions = _Conversions()
+        self.live: dict[str, Live] = {}
         self._thread = threading.get_ident()
 
     @contextmanager
@@ -152,8 +127,8 @@ class Recorder:
         """Inside, calls of this thread are recorded."""
         with ExitStack() as stack:
             replace_in(stack, self._entry_points())
-            replace_in(stack, self._comparisons())
-            stack.enter_context(self._conversions)
+            replace_in(stack, self._comparisons.functions())
+            stack.enter_context(self._comparisons.conversions)
             before = sys.getprofile()
             sys.setprofile(self._event)
             try:
@@ -208,8 +183,8 @@ class Recorder:
         if _COMPARES.search(code.co_name):
             tensors = [each for each in arguments.values() if flattened(each)]
             if len(tensors) == 2:
-                self._compared(tensors[0], tensors[1], arguments)
-        self._stack.append(_opened(code, arguments, clone=code in self._wanted))
+                self._comparisons.note(tensors[0], tensors[1], arguments)
+        self._stack.append(_Open(code, arguments, clone=code in self._wanted))
 
     def _leave(self, opened: _Open, frame: FrameType, results: object) -> None:
         made = flattened(results) if results is not None else {}
@@ -217,8 +192,8 @@ class Recorder:
             if self._stack:
                 self._stack[-1].launches += opened.launches
             target = self._wanted.get(opened.code) or self._target_of(opened, frame)
-            if target and (made or _has_tensors(opened)):
-                self._record(target, opened, results, made)
+            if target and (made or opened.has_tensors):
+                self._record_operator(target, opened, results, made)
             return
         if not made or opened.code.co_name.startswith("test"):
             return
@@ -230,10 +205,8 @@ class Recorder:
             name = f"{self._class_name(type(instance), frame)}.{opened.code.co_name}"
         given = {id(each) for value in arguments.values() for each in flattened(value).values()}
         for tensor in made.values():
-            if id(tensor) in given:
-                continue  # it is passed on
-            # The last function that returns it is the one that its user calls.
-            _remember(self._returned, (tensor, name, arguments, construct))
+            if id(tensor) not in given:  # it is not passed on
+                self._comparisons.remember(Returned(tensor, name, arguments, construct))
 
     def _is_operator(self, code: CodeType) -> bool:
         """Whether callers can import a function, and it is not part of a test."""
@@ -253,7 +226,7 @@ class Recorder:
             each.code.co_qualname.endswith(".backward")
             or (self._is_operator(each.code) and each.code.co_name != "__call__")
             for each in self._stack
-            if _has_tensors(each)
+            if each.has_tensors
         )
 
     def _target_of(self, opened: _Open, frame: FrameType) -> str:
@@ -292,7 +265,7 @@ class Recorder:
         inside = name != "__main__" and known and (file.parent / "__init__.py").is_file()
         return str(name) if inside or parts[:1] == ("src",) else ".".join(parts)
 
-    def _record(
+    def _record_operator(
         self, target: str, opened: _Open, results: object, made: Mapping[str, torch.Tensor]
     ) -> None:
         arguments, noted, construct = dict(opened.arguments), dict(opened.seen), {}
@@ -308,51 +281,63 @@ class Recorder:
                 state = {n.replace(".", "_"): p for n, p in instance.named_parameters()}
                 arguments |= state
                 noted |= {name: seen(value) for name, value in state.items()}
+        call = self._record(target, arguments, noted, made, opened.launches, construct, opened)
+        if opened.before:
+            live = Live(call, {**arguments, **opened.before}, results, instance)
+            self.live.setdefault(target, live)
+
+    def _record_kernel(self, factory: _Factory, launch: Launch) -> None:
+        """Record the call of a kernel that callers get from a factory that they can import."""
+        arguments, construct = dict(launch.given), dict(factory.arguments)
+        if factory.eager:
+            known = construct | arguments
+            arguments = {name: known[name] for name in factory.parameters if name in known}
+            construct = {}
+        noted = {name: seen(value) for name, value in arguments.items()}
+        self._record(factory.name, arguments, noted, launch.made, [launch], construct)
+
+    def _record(
+        self,
+        target: str,
+        arguments: Mapping[str, Any],
+        noted: Mapping[str, Any],
+        made: Mapping[str, torch.Tensor],
+        launches: Sequence[Launch],
+        construct: Mapping[str, Any],
+        opened: _Open | None = None,
+    ) -> Call:
+        """Record a call, and remember its results and changed arguments."""
         tensors = {name: each for name, each in arguments.items() if isinstance(each, torch.Tensor)}
-        returned = {
-            path: each
-            for path, each in made.items()
-            if not any(each is a for a in tensors.values())
-        }
-        places = {**tensors, **returned}
-        uses, written = Uses(), set()
+        given = [id(each) for each in tensors.values()]
+        results = {path: each for path, each in made.items() if id(each) not in given}
+        uses = Uses()
         names: dict[str, str] = {}
-        for launch in opened.launches:
-            mapped = _places(launch, places)
-            own = self._uses_of(launch)
-            names = _dimension_names(launch, mapped) | names
-            uses = merged(uses, own.renamed(mapped))
-            written |= {mapped[each][0] for each in own.written if each in mapped}
-        changed = _changed(opened, tensors)
-        if not opened.before:  # nothing else tells whether it reads what it changes
-            uses = replace(uses, updated=uses.updated | (changed - written))
+        for launch in launches:
+            mapped = launch.places({**tensors, **results})
+            names = launch.dimension_names(mapped) | names
+            uses = merged(uses, self._uses_of(launch).renamed(mapped))
+        changed = opened.changed() if opened else frozenset()
+        if opened and not opened.before:  # nothing else tells whether it reads what it changes
+            uses = replace(uses, updated=uses.updated | (changed - uses.written))
+        grad = any(each.requires_grad for each in results.values())
         call = Call(
             target,
             noted,
-            frozenset(arguments),
-            {path: _plain(each) for path, each in returned.items()},
+            {path: seen_tensor(each, values=False) for path, each in results.items()},
             construct={name: seen(each) for name, each in construct.items()},
-            constructed=frozenset(construct),
-            changed=changed | (written & {*tensors}),
-            grads=frozenset(
-                name
-                for name, each in noted.items()
-                if isinstance(each, Seen) and each.grad
-                if any(tensor.requires_grad for tensor in returned.values())
-            ),
+            changed=changed | (uses.written & {*tensors}),
+            grads=frozenset(name for name, each in tensors.items() if noted[name].grad and grad),
             names=names,
             uses=uses,
             inner=self._is_inside(),
-            seconds=time.perf_counter() - opened.start,
+            seconds=time.perf_counter() - opened.start if opened else 0.0,
         )
-        for path, tensor in returned.items():
-            _remember(self._results, (tensor, call, path, arguments))
-        if opened.before:
-            live = Live(call, {**arguments, **opened.before}, results, instance)
-            self._live.setdefault(target, live)
+        for path, tensor in (*results.items(), *((n, tensors[n]) for n in call.changed)):
+            self._comparisons.remember(Result(tensor, call, path, arguments))
         self._keep(call)
+        return call
 
-    def _uses_of(self, launch: _Launch) -> Uses:
+    def _uses_of(self, launch: Launch) -> Uses:
         known = self._uses.get(id(launch.prim_func))
         if known is None:
             try:
@@ -361,11 +346,6 @@ class Recorder:
                 found = Uses()
             known = self._uses[id(launch.prim_func)] = (launch.prim_func, found)
         return known[1]
-
-    def probed(self, target: Target) -> Call | None:
-        """The first call of a target, with what calls with its values show; None without one."""
-        live = self._live.get(target.text)
-        return None if live is None else probed(target, live)
 
     # Kernels ---------------------------------------------------------------------------------
 
@@ -384,28 +364,30 @@ class Recorder:
     def _making(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def make(jit: Any, *args: Any, **keywords: Any) -> Any:
             self._watch_again()
-            func = getattr(jit, "jit_impl", jit).func
-            func = getattr(func, "orig_func", func)
-            importable = "<locals>" not in func.__qualname__ and func.__name__[0] != "_"
-            module = self._module_of(func.__module__, func.__code__.co_filename)
-            name = f"{module}:{func.__qualname__}" if importable else ""
-            signature = inspect.signature(func)
-            try:
-                bound = dict(signature.bind(*args, **keywords).arguments)
-            except (TypeError, ValueError):
-                kernel = original(jit, *args, **keywords)
-                # An eager function compiled ahead: its symbolic sizes are passed for its tensors.
-                bound = {n: each for n, each in keywords.items() if n in signature.parameters}
-                if name:
-                    self._ahead[id(kernel)] = (kernel, name, func, bound)
-                return kernel
-            with self._eager(name, func.__code__, bound) as results:
-                results.append(original(jit, *args, **keywords))
-            if hasattr(results[0], "prim_func"):
-                self._made[id(results[0])] = (results[0], name, bound)
-            return results[0]
+            made = original(jit, *args, **keywords)
+            if hasattr(made, "prim_func"):
+                self._kernels[id(made)] = self._factory_of(jit, made, args, keywords)
+            return made
 
         return make
+
+    def _factory_of(
+        self, jit: Any, kernel: object, args: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> _Factory:
+        func = getattr(jit, "jit_impl", jit).func
+        func = getattr(func, "orig_func", func)
+        importable = "<locals>" not in func.__qualname__ and func.__name__[0] != "_"
+        module = self._module_of(func.__module__, func.__code__.co_filename)
+        name = f"{module}:{func.__qualname__}" if importable else ""
+        signature = inspect.signature(func)
+        try:
+            bound = dict(signature.bind(*args, **keywords).arguments)
+            eager = any(isinstance(each, torch.Tensor) for each in bound.values())
+        except (TypeError, ValueError):
+            # An eager function compiled ahead: its symbolic sizes are passed for its tensors.
+            bound = {n: each for n, each in keywords.items() if n in signature.parameters}
+            eager = True
+        return _Factory(kernel, name, list(signature.parameters), bound, eager)
 
     def _launching(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def launch(kernel: Any, *args: Any, **keywords: Any) -> Any:
@@ -414,245 +396,22 @@ class Recorder:
             sys.setprofile(None)
             try:
                 results = original(kernel, *args, **keywords)
-                names = _parameter_names(kernel.prim_func)
-                count = len(names)
-                out = [k % count for k in kernel.out_idx or ()]
-                given = (name for k, name in enumerate(names) if k not in out)
-                live = dict(zip(given, args, strict=False))
-                made = results if isinstance(results, tuple | list) else [results]
-                live |= dict(zip((names[k] for k in out), made, strict=False))
-                tensors = {n: t for n, t in live.items() if isinstance(t, torch.Tensor)}
-                factory, arguments = self._made.get(id(kernel), (None, "", {}))[1:]
-                noted = _Launch(kernel.prim_func, tensors, arguments)
+                factory = self._kernels.get(id(kernel))
+                noted = launch_of(kernel, args, results, factory.arguments if factory else {})
                 if self._stack:
                     self._stack[-1].launches.append(noted)
-                self._called(noted, factory, live, [names[k] for k in out])
-                if id(kernel) in self._ahead:
-                    self._called_ahead(*self._ahead[id(kernel)][1:], noted, results)
+                if factory is not None and factory.name:
+                    self._record_kernel(factory, noted)
             finally:
                 sys.setprofile(profile)
             return results
 
         return launch
 
-    @contextmanager
-    def _eager(self, name: str, code: CodeType, arguments: dict[str, Any]) -> Iterator[list[Any]]:
-        """Inside, an eager kernel runs; records the call with what is appended as its result."""
-        results: list[Any] = []
-        opened = _opened(code, arguments, clone=name in self._wanted.values())
-        self._stack.append(opened)
-        try:
-            yield results
-        finally:
-            self._stack.remove(opened)
-        if opened.launches and name and not hasattr(results[0], "prim_func"):
-            if self._stack:
-                self._stack[-1].launches += opened.launches
-            self._record(name, opened, results[0], flattened(results[0]))
-
-    def _called_ahead(
-        self,
-        name: str,
-        func: Callable[..., Any],
-        passed: Mapping[str, Any],
-        launch: _Launch,
-        results: object,
-    ) -> None:
-        """Record a launch as the call of the eager function that its kernel was compiled from."""
-        order = inspect.signature(func).parameters
-        known = {**passed, **launch.tensors}
-        arguments = {each: known[each] for each in order if each in known}
-        opened = _opened(func.__code__, arguments, clone=name in self._wanted.values())
-        opened.launches.append(launch)
-        self._record(name, opened, results, flattened(results))
-
-    def _called(
-        self, launch: _Launch, factory: str, live: Mapping[str, Any], out: Collection[str]
-    ) -> None:
-        """Record the call of a kernel that callers get from a factory that they can import."""
-        if not factory:
-            return
-        noted = {name: seen(value) for name, value in live.items() if name not in out}
-        uses = self._uses_of(launch)
-        own: Mapping[str, Any] = {
-            name: (name, {dim: dim for dim in range(each.dim())})
-            for name, each in launch.tensors.items()
-        }
-        call = Call(
-            factory,
-            noted,
-            frozenset(noted),
-            {name: _plain(launch.tensors[name]) for name in live if name in out},
-            construct={name: seen(each) for name, each in launch.factory.items()},
-            constructed=frozenset(launch.factory),
-            changed=uses.written & {*noted},
-            names=_dimension_names(launch, own),
-            uses=uses,
-            inner=self._is_inside(),
-        )
-        for name in (*out, *call.changed):
-            _remember(self._results, (launch.tensors[name], call, name, dict(launch.tensors)))
-        self._keep(call)
-
-    # Comparisons -----------------------------------------------------------------------------
-
-    def _comparisons(self) -> Iterator[tuple[Any, str, Any]]:
-        for module, name in (
-            ("torch.testing", "assert_close"),
-            ("torch", "allclose"),
-            ("torch", "equal"),
-            ("torch.testing._comparison", "assert_close"),
-            ("tilelang.testing", "torch_assert_close"),
-            ("tilelang.utils.tensor", "torch_assert_close"),
-            ("tilelang.profiler", "torch_assert_close"),
-        ):
-            owner = import_module(module)
-            original = getattr(owner, name, None)
-            if original is not None:
-                yield owner, name, self._noting(original)
-
-    def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def comparing(*args: Any, **keywords: Any) -> Any:
-            named = (keywords[name] for name in _COMPARED_NAMES if name in keywords)
-            one, other, *_ = [*args, *named, None, None]
-            self._compared(one, other, keywords)
-            return self._agree or original(*args, **keywords)
-
-        return comparing
-
-    def _compared(self, one: object, other: object, options: Mapping[str, Any]) -> None:
-        """Note a comparison if it is one of a result."""
-        for result, expected in ((one, other), (other, one)):
-            pairs = list(
-                zip(flattened(result).values(), flattened(expected).values(), strict=False)
-            )
-            if any(mine.numel() != theirs.numel() for mine, theirs in pairs):
-                continue  # it compares parts of them
-            for mine, theirs in pairs:
-                found = self._source(mine)
-                if found is None or self._source(theirs) is not None:
-                    continue
-                call, path, arguments = found
-                returned = (self._returned.get(id(t)) for t in self._conversions.chain(theirs))
-                function, *given = next(filter(None, returned), (None, "", {}, {}))[1:]
-                passed, construct = (
-                    {name: self._named(value, arguments) for name, value in each.items()}
-                    for each in given
-                )
-                noted = Comparison(
-                    path,
-                    function,
-                    passed,
-                    construct,
-                    options.get("rtol"),
-                    options.get("atol"),
-                )
-                if noted not in call.compared:
-                    self._keep(replace(call, compared=(noted,)))
-
-    def _named(self, value: object, arguments: Mapping[str, Any]) -> object:
-        """An argument of a reference: `$name` for an argument of the call, or a constant."""
-        if isinstance(value, torch.Tensor):
-            root = self._conversions.root(value)
-            same = (n for n, each in arguments.items() if self._conversions.root(each) is root)
-            return next((f"${name}" for name in same), "")
-        noted = seen(value)
-        return noted if not isinstance(noted, Seen) else ""
-
-    def _source(self, tensor: torch.Tensor) -> tuple[Call, str, dict[str, Any]] | None:
-        """The call that made a tensor, or that of the same size which made the last one."""
-        for each in self._conversions.chain(tensor):
-            if found := self._results.get(id(each)):
-                return found[1:]
-            if id(each) in self._returned:
-                return None
-        for made, call, path, arguments in reversed(self._results.values()):
-            shared = made.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-            if shared and made.numel() == tensor.numel():
-                return call, path, arguments
-        return None
-
-
-def _remember(table: dict[int, Any], result: tuple[torch.Tensor, *tuple[Any, ...]]) -> None:
-    """Add a result to a table by the identity of its tensor, and drop the oldest one."""
-    table[id(result[0])] = result
-    if len(table) > _MOST_RESULTS:
-        del table[next(iter(table))]
-
-
-def _places(
-    launch: _Launch, tensors: Mapping[str, torch.Tensor]
-) -> dict[str, tuple[str, dict[int, int]]]:
-    """The tensor of each parameter that is one or a view of all of it, with its dimensions."""
-    found = {}
-    for parameter, value in launch.tensors.items():
-        for name, tensor in tensors.items():
-            same = value.data_ptr() == tensor.data_ptr() and value.dtype == tensor.dtype
-            if same and value.numel() == tensor.numel() > 0:
-                found[parameter] = (name, _matched_dims(value, tensor))
-                break
-    return found
-
-
-def _matched_dims(one: torch.Tensor, other: torch.Tensor) -> dict[int, int]:
-    """The dimensions of a tensor that are dimensions of another view of its memory."""
-    if one.shape == other.shape:
-        return {dim: dim for dim in range(one.dim())}
-    steps = {(n, step): dim for dim, (n, step) in enumerate(_steps(other))}
-    return {
-        dim: steps[n, step]
-        for dim, (n, step) in enumerate(_steps(one))
-        if n > 1 and (n, step) in steps
-    }
-
-
-def _steps(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """The size and the stride of each dimension."""
-    return zip(tensor.shape, tensor.stride(), strict=True)
-
-
-def _dimension_names(
-    launch: _Launch, mapped: Mapping[str, tuple[str, Mapping[int, int]]]
-) -> dict[str, str]:
-    """Names of dimensions: arguments of the factory with their value, and symbolic dims."""
-    sizes: dict[str, str] = {}
-    for name, value in launch.factory.items():
-        sized = type(value) is int and argument_kind(name, value, None) == "size"
-        if sized and value > 1:
-            sizes.setdefault(str(value), name)
-    found = {}
-    for buffer in launch.prim_func.buffer_map.values():
-        name, dims = mapped.get(str(buffer.name), ("", {}))
-        for dim, size in enumerate(buffer.shape):
-            text = str(size)
-            named = re.fullmatch(r"[A-Za-z_]\w*( \+ \d+)?", sizes.get(text, text))
-            if dim in dims and named is not None:
-                found[f"{name}.{dims[dim]}"] = named.group()  # a plain string, as TVM's are not
-    return found
-
-
-def _has_tensors(opened: _Open) -> bool:
-    """Whether a call has tensors among its arguments, or a module with its own."""
-    kinds = (torch.nn.Module, torch.autograd.function.FunctionCtx)
-    return any(flattened(a) or isinstance(a, kinds) for a in opened.arguments.values())
-
 
 def _returns(frame: FrameType) -> bool:
     """Whether a frame ends by `return`, and not by an exception."""
     return opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
-
-
-def _opened(code: CodeType, arguments: dict[str, Any], *, clone: bool) -> _Open:
-    noted = {each: seen(value) for each, value in arguments.items()}
-    tensors = {n: each for n, each in arguments.items() if isinstance(each, torch.Tensor)}
-    before = {n: each.detach().clone() for n, each in tensors.items()} if clone else {}
-    versions = {n: each._version for n, each in tensors.items() if not each.is_inference()}  # noqa: SLF001
-    return _Open(code, arguments, noted, time.perf_counter(), before, versions)
-
-
-def _parameter_names(prim_func: Any) -> list[str]:
-    buffers = prim_func.buffer_map
-    return [str(buffers[p].name if p in buffers else p.name) for p in prim_func.params]
 
 
 def _parameters(code: CodeType, frame: FrameType) -> list[str]:
@@ -662,20 +421,6 @@ def _parameters(code: CodeType, frame: FrameType) -> list[str]:
 
 def _is_function_class(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, torch.autograd.Function)
-
-
-def _plain(tensor: torch.Tensor) -> Seen:
-    dtype = str(tensor.dtype)[6:]
-    return Seen(tuple(tensor.shape), dtype, strides_of(tensor), tensor.requires_grad)
-
-
-def _changed(opened: _Open, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
-    """Arguments whose values are others after the call, or that PyTorch wrote if none is copied."""
-    if opened.before:
-        pairs = ((name, before, tensors[name]) for name, before in opened.before.items())
-        return frozenset(n for n, a, b in pairs if not torch.equal(_bytes(a), _bytes(b)))
-    versions = opened.versions.items()
-    return frozenset(n for n, version in versions if tensors[n]._version != version)  # noqa: SLF001
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -690,7 +435,8 @@ def codes_of(functions: Sequence[str]) -> dict[CodeType, str]:
         UsageError: a function does not exist.
     """
     targets = [target_of(name) for name in functions]
-    return {t.written.__code__: t.text for t in targets if hasattr(t.written, "__code__")}
+    found = [each for each in targets if not each.is_factory]  # kernels are recorded anyway
+    return {t.written.__code__: t.text for t in found if hasattr(t.written, "__code__")}
 
 
 def record_program(

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.draft.text import Reference, constant
-from tlmatrix.problem.calling import parameters_of
+from tlmatrix.draft.text import Reference, constant, written
+from tlmatrix.problem import calling
 from tlmatrix.spec.importing import import_named
 
 if TYPE_CHECKING:
@@ -55,6 +55,12 @@ class Found:
     updates: bool = False
 
 
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    """Parameters by name, also of PyTorch's builtins; None if they are unknown."""
+    known = torch.overrides.get_testing_overrides()
+    return calling.parameters_of(function) or calling.parameters_of(known.get(function, function))
+
+
 def alike(name: str, other: str) -> bool:
     """Whether two names are equal except for case and underscores."""
     return name.replace("_", "").lower() == other.replace("_", "").lower()
@@ -79,7 +85,7 @@ def reference_of(
     *,
     tensors: Sequence[str],
     axes: Sequence[str],
-    numbers: dict[str, str],
+    numbers: Mapping[str, Any],
     symbols: Mapping[str, Sequence[int]],
     updated: Mapping[str, str],
 ) -> Reference:
@@ -96,12 +102,9 @@ def reference_of(
     target = source.target
     if target.startswith("torch"):
         axes = [axis for axis in axes if axis != "dtype"]  # that of its result
-    known_parameters = parameters_of(source.function)
-    if known_parameters is None:
-        return Reference(target, _of_builtin(target, tensors, axes, numbers), ())
-    parameters = list(known_parameters.values())
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return Reference(target, None, ())
+    parameters = list((parameters_of(source.function) or {}).values())
+    if not parameters or any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return Reference(target, None)
     required = [each.name for each in parameters if each.default is each.empty]
     names = [each.name for each in parameters]
     known = {*tensors, *numbers, *axes}
@@ -115,20 +118,19 @@ def reference_of(
     found = matched([name for name in names if name not in passed], left_over) | passed
     given = {name: numbers.get(of, of) for name, of in found.items()}
     for name, column in source.passed.items():
-        text = _written(column, symbols, numbers)
-        if name in names and text:
-            given.setdefault(name, text)
+        value = _written(column, symbols, numbers)
+        if name in names and value is not None:
+            given.setdefault(name, value)
     left = [name for name in tensors if name not in found.values()]
     for name in required:
         if name not in given and left:
             given[name] = left.pop(0)
     missing = tuple(name for name in required if name not in given)
-    in_place = {name: f"{{inout: {name}, output: {output}}}" for name, output in updated.items()}
-    given = {name: in_place.get(value, value) for name, value in given.items()}
-    values = tuple((name, given[name]) for name in names if name in given)
-    plain = all(name == value for name, value in values)
-    own = plain and not missing and {*tensors} <= {*names}
-    return Reference(target, None if own else values, missing, source.method, source.module)
+    in_place = {name: {"inout": name, "output": output} for name, output in updated.items()}
+    call = {name: in_place.get(given[name], given[name]) for name in names if name in given}
+    own = all(name == value for name, value in call.items())
+    whole = own and not missing and {*tensors} <= {*names}
+    return Reference(target, None if whole else call, missing, source.method, source.module)
 
 
 def _first(column: Sequence[Any]) -> Any:  # noqa: ANN401 - an argument
@@ -140,16 +142,16 @@ def _is_dtype(value: object) -> bool:
 
 
 def _written(
-    column: Sequence[Any], symbols: Mapping[str, Sequence[int]], numbers: Mapping[str, str]
-) -> str:
+    column: Sequence[Any], symbols: Mapping[str, Sequence[int]], numbers: Mapping[str, Any]
+) -> Any:  # noqa: ANN401 - a value of YAML
     """An argument as a spec writes it: the only size that it is in all calls, or a constant."""
     value = _first(column)
     if isinstance(value, list):
         rows = [[...] * len(value) if each is ... else each for each in column]
         parts = [_written(each, symbols, numbers) for each in zip(*rows, strict=False)]
-        return f"[{', '.join(parts)}]" if all(parts) else ""
+        return None if None in parts else f"[{', '.join(map(written, parts))}]"
     if isinstance(value, str):
-        return "" if value[:1] in ("", "$") or _is_dtype(value) else f"'{value}'"
+        return None if value[:1] in ("", "$") or _is_dtype(value) else constant(value)
     if type(value) is int and (value > 2 or len({*column} - {...}) > 1):
         equal = [
             name
@@ -160,31 +162,7 @@ def _written(
         if len(equal) == 1:
             return numbers.get(equal[0], equal[0])
     known = value is None or isinstance(value, bool | int | float)
-    return constant(value) if known else ""
-
-
-def _of_builtin(
-    target: str, tensors: Sequence[str], axes: Sequence[str], numbers: Mapping[str, str]
-) -> tuple[tuple[str, str], ...]:
-    """The call of a function of PyTorch without a signature, by the schema that takes the most."""
-    values = {name: name for name in axes} | dict(numbers)
-    best: tuple[tuple[str, str], ...] = ()
-    module, _, name = target.rpartition(".")[2].partition(":")
-    schemas = torch._C._jit_get_schemas_for_operator  # noqa: SLF001
-    for schema in (*schemas(f"aten::{name}"), *schemas(f"aten::{module}_{name}")):
-        left, found = list(tensors), []
-        for argument in schema.arguments:
-            name = "input" if argument.name == "self" else argument.name
-            if str(argument.type) == "Tensor" and left:
-                found.append((name, left.pop(0)))
-            elif argument.name in values:
-                found.append((name, values[argument.name]))
-            elif not argument.has_default_value():
-                break
-        else:
-            if not left and len(found) > len(best):
-                best = tuple(found)
-    return best or tuple(("", name) for name in tensors)
+    return constant(value) if known else None
 
 
 def find_references(target: Target, calls: Sequence[Call] = (), name: str = "") -> list[Found]:

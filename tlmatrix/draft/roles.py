@@ -7,7 +7,7 @@ calls, how kernels use them, and names.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from tlmatrix.draft.interface import Tensor, may_be_offsets
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from tlmatrix.draft.interface import Argument, Interface
+    from tlmatrix.draft.interface import Interface
     from tlmatrix.draft.sizes import Size
 
 _OFFSETS = re.compile(r"cu_?seq|cu_?len|offset|indptr|row_?ptr|bounds", re.IGNORECASE)
@@ -27,10 +27,12 @@ _POSITIONS = re.compile(r"pos(ition)?(_?ids?|s)?$", re.IGNORECASE)
 _PADDED = re.compile(r"pad", re.IGNORECASE)
 _COUNTS = re.compile(r"num|n_|batch|seqs|count|experts", re.IGNORECASE)
 _LONGEST = re.compile(r"max_?(seq|len|new|q|k)|longest", re.IGNORECASE)
+_OF_ROWS = {"sequence_ids_of": _IDS, "positions_of": _POSITIONS}
+"""Keys of vectors with a number for each row, and their names."""
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 Lengths = tuple[tuple[int, ...], ...]
-"""The lengths of sequences in each call."""
+"""Numbers of sequences or rows in each call."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,29 @@ class Packing:
     side: str | None = None
     rows: str | None = None
     tile: int | None = None
-    lengths: tuple[tuple[int, ...], ...] = ()
+    lengths: Lengths = ()
 
     @property
     def expression(self) -> str:
         """The expression of the lengths."""
         return self.axis if self.side is None else f"{self.axis}.{self.side}"
+
+    def each(self, measure: Callable[[Any], int]) -> tuple[int, ...]:
+        """A measure of the lengths in each call."""
+        return tuple(measure(lengths) if lengths else 0 for lengths in self.lengths)
+
+    def vectors(self) -> dict[str, Lengths]:
+        """The vectors that describe it, by their keys in a spec."""
+        rows = [
+            [(b, k) for b, length in enumerate(lengths) for k in range(length)]
+            for lengths in self.lengths
+        ]
+        return {
+            "lengths_of": self.lengths,
+            "starts_of": tuple(tuple(accumulate((0, *e)))[: len(e)] for e in self.lengths),
+            "sequence_ids_of": tuple(tuple(b for b, _ in each) for each in rows),
+            "positions_of": tuple(tuple(k for _, k in each) for each in rows),
+        }
 
 
 @dataclass(frozen=True)
@@ -103,8 +122,10 @@ def substitute(size: Size, dims: Mapping[str, str]) -> Size:
 class _Recognizer:
     def __init__(self, interface: Interface) -> None:
         self.interface = interface
+        self.used = interface.uses
         self.given = interface.tensors
         self.integers = {each.name: each for each in self.given if each.integer}
+        self.vectors = {n: each for n, each in self.integers.items() if len(each.shape) == 1}
         self.shapes = {each.name: each.shape for each in (*self.given, *interface.results)}
         self.sizes = interface.symbols
         self.packings: list[Packing] = []
@@ -115,11 +136,14 @@ class _Recognizer:
     def found(self) -> Recognition:
         """Recognize everything, beginning with the packings that the rest refers to."""
         self._by_offsets()
-        self._by_starts_and_lengths()
-        self._by_lengths()
-        self._by_ids()
-        self._lengths_beside()
-        self._ids_and_positions()
+        for name, tensor in self.vectors.items():
+            if not self.packings:
+                self._by_starts_and_lengths(name, tensor)
+        for by in (self._by_lengths, self._by_ids):
+            for name, tensor in self.vectors.items():
+                if not self.packings:
+                    by(name, tensor)
+        self._vectors_beside()
         self._tables()
         self._indices()
         self._longest_dims()
@@ -129,10 +153,10 @@ class _Recognizer:
     # Packings ------------------------------------------------------------------------------
 
     def _by_offsets(self) -> None:
-        rows = {name: self._rows_of(name) for name in self.integers if self._is_offsets(name)}
+        rows = {name: self._rows_of(name) for name in self.vectors if self._is_offsets(name)}
         distinct = list(dict.fromkeys(symbol for symbol in rows.values() if symbol is not None))
         sides: Mapping[str, str] = {}
-        batches = {self._batch_symbol(name) for name in rows}
+        batches = {self.vectors[name].shape for name in rows}
         if len(distinct) == 2 and len(batches) == 1:
             first, second = (next(n for n, s in rows.items() if s == each) for each in distinct)
             swapped = first.lower().endswith(("k", "kv")) or second.lower().endswith("q")
@@ -140,16 +164,75 @@ class _Recognizer:
         for symbol in sorted(distinct, key=lambda symbol: sides.get(symbol) == "k"):
             first = next(name for name, other in rows.items() if other == symbol)
             axis = self._axis_name(first, taken=not sides)
-            self._pack(axis, sides.get(symbol), symbol, self._lengths(first))
+            values = self.vectors[first].values
+            lengths = tuple(tuple(b - a for a, b in pairwise(each)) for each in values)
+            self._pack(axis, sides.get(symbol), symbol, lengths)
         for name, rows_of in rows.items():
             for packing in self.packings:
                 if packing.rows == rows_of:
-                    self.roles[name] = Role("offsets_of", packing.expression)
-                    self._batch_is(self.integers[name].shape[0], packing.axis, more=1)
+                    self._set(name, "offsets_of", packing, more=1)
+
+    def _is_offsets(self, name: str) -> bool:
+        tensor = self.vectors[name]
+        if tensor.seen:
+            ends = [values[-1] for values in tensor.values if values]
+            fits = bool(self._with_size(tensor, ends)) or len({*ends}) > 1
+            return bool(ends) and may_be_offsets(tensor.seen) and max(ends) > 1 and fits
+        if name in self.used.consecutive:
+            return name in self.used.bounds or any(self._selected_by(name))
+        return bool(_OFFSETS.search(name)) and str(tensor.shape[0]).endswith("+ 1")
+
+    def _by_starts_and_lengths(self, name: str, tensor: Tensor) -> None:
+        rows = self._rows_of(name)
+        alike = {n: e for n, e in self.vectors.items() if n != name and e.shape == tensor.shape}
+        counts = [
+            other
+            for other in alike
+            if other in self.used.bounds and not self._selects_as(other, "start")
+            if rows not in self._selected_by(other)
+        ]
+        if rows is None or not counts or not self._selects_as(name, "start"):
+            return
+        lengths = self.vectors[counts[0]].values
+        packing = self._pack(self._axis_name(name), None, rows, lengths)
+        self._set(name, "starts_of", packing)
+        self._set(counts[0], "lengths_of", packing)
+        for other in alike.keys() - self.roles.keys():
+            # Starts of ranges that are padded to whole tiles.
+            if packing.tile and (_PADDED.search(other) or rows in self._selected_by(other)):
+                padded = f"ceildiv({packing.expression}, {packing.tile}) * {packing.tile}"
+                self.roles[other] = Role("starts_of", padded)
+
+    def _by_lengths(self, name: str, tensor: Tensor) -> None:
+        """Recognize packings whose lengths alone are given: in all calls they sum to a size."""
+        sums = [sum(values) for values in tensor.values]
+        sizes = (size for size in self._with_size(tensor, sums) if size not in tensor.shape)
+        rows = next(filter(_is_symbol, sizes), None)
+        whole = all(min(values, default=0) >= 0 for values in tensor.values)
+        spread = any(len(values) > 1 and sum(values) > len(values) for values in tensor.values)
+        if whole and rows and spread:
+            packing = self._pack(self._axis_name(name), None, str(rows), tensor.values)
+            self._set(name, "lengths_of", packing)
+
+    def _by_ids(self, name: str, tensor: Tensor) -> None:
+        """Recognize packings without offsets or starts, from sorted sequence ids of rows."""
+        (rows,) = tensor.shape
+        others = [each for each in self.given if each is not tensor and rows in each.shape]
+        ordered = all(
+            list(values) == sorted(values) and len({*values}) < len(values)
+            for values in tensor.values
+        )
+        if _IDS.search(name) and _is_symbol(rows) and others and ordered:
+            lengths = tuple(
+                tuple(values.count(k) for k in range(max(values, default=-1) + 1))
+                for values in tensor.values
+            )
+            packing = self._pack("seqlens", None, str(rows), lengths)
+            self.roles[name] = Role("sequence_ids_of", packing.expression)
 
     def _pack(self, axis: str, side: str | None, rows: str | None, lengths: Lengths) -> Packing:
         tiles = [
-            self.interface.uses.tile(name, dim)
+            self.used.tile(name, dim)
             for name, shape in self.shapes.items()
             for dim, size in enumerate(shape)
             if size == rows
@@ -163,191 +246,105 @@ class _Recognizer:
             self.dims |= dict.fromkeys([rows, *alike], f"sum({packing.expression})")
         return packing
 
-    def _axis_name(self, of: str, *, taken: bool) -> str:
+    def _axis_name(self, of: str, *, taken: bool = False) -> str:
         text = " ".join([of, *map(str, self.integers[of].shape)]).lower()
         base = "expert_counts" if "expert" in text else "seqlens"
         used = {packing.axis for packing in self.packings} if taken else set()
         return base if base not in used else f"{of.lower()}_lengths"
 
-    def _is_offsets(self, name: str) -> bool:
-        tensor = self.integers[name]
-        if len(tensor.shape) != 1:
-            return False
-        used = self.interface.uses
-        if tensor.seen:
-            ends = [values[-1] for values in tensor.values if values]
-            fits = bool(self._with_size(tensor, ends)) or len({*ends}) > 1
-            return bool(ends) and may_be_offsets(tensor.seen) and max(ends) > 1 and fits
-        acts = name in used.bounds or any(each.source == name for each in used.selections)
-        if name in used.consecutive:
-            return acts
-        return bool(_OFFSETS.search(name)) and str(tensor.shape[0]).endswith("+ 1")
+    def _set(self, name: str, key: str, packing: Packing, *, more: int = 0) -> None:
+        """Set the role of a vector with the number of sequences plus `more`."""
+        self.roles[name] = Role(key, packing.expression)
+        self._batch_is(self.vectors[name].shape[0], packing.axis, more=more)
+
+    def _batch_is(self, size: Size, axis: str, *, more: int = 0) -> None:
+        """Set a dimension to the number of sequences of an axis plus `more`."""
+        count = f"len({axis})"
+        if _is_symbol(size):
+            self.dims[str(size)] = f"{count} + {more}" if more else count
+        elif str(size).endswith(f" + {more}"):
+            symbol = str(size).removesuffix(f" + {more}")
+            if symbol.isidentifier():
+                self.dims[symbol] = count
+
+    # What selects what ---------------------------------------------------------------------
 
     def _with_size(self, tensor: Tensor, sizes: Sequence[int]) -> list[Size]:
         """The dimensions of other tensors that have these sizes in the calls."""
         return [
             shape
             for other in self.given
-            if other is not tensor
+            if other is not tensor and sizes
             for dim, shape in enumerate(other.shape)
             if list(other.sizes(dim)) == list(sizes)
         ]
 
+    def _selected_by(self, name: str, kind: str | None = None) -> list[Size]:
+        """The dimensions of which an integer tensor selects elements."""
+        return [
+            self.shapes[each.tensor][each.dim]
+            for each in sorted(self.used.selections, key=str)
+            if each.source == name and kind in (None, each.kind) and each.tensor in self.shapes
+        ]
+
+    def _selects_as(self, name: str, kind: str) -> bool:
+        return any(each.source == name and each.kind == kind for each in self.used.selections)
+
     def _rows_of(self, name: str) -> str | None:
         """The symbol of the rows that offsets index."""
-        used = self.interface.uses
-        chosen = [
-            self.shapes[each.tensor][each.dim]
-            for each in used.selections
-            if each.source == name and each.kind == "start" and each.tensor in self.shapes
-        ]
+        chosen = self._selected_by(name, "start")
         tensor = self.integers[name]
         if tensor.values:
             totals = tuple(values[-1] for values in tensor.values)
             chosen = [size for size in chosen if self.sizes.get(str(size)) == totals]
             chosen = chosen or self._with_size(tensor, totals)
-        symbols = [size for size in chosen if isinstance(size, str) and size.isidentifier()]
+        symbols = [str(size) for size in chosen if _is_symbol(size)]
         return max(sorted(set(symbols)), key=symbols.count, default=None)
-
-    def _lengths(self, name: str) -> tuple[tuple[int, ...], ...]:
-        found = self.integers[name].values
-        return tuple(tuple(b - a for a, b in pairwise(values)) for values in found)
-
-    def _batch_symbol(self, name: str) -> str:
-        return str(self.integers[name].shape[0])
-
-    def _batch_is(self, size: Size, axis: str, *, more: int = 0) -> None:
-        """Set a dimension to the number of sequences of an axis plus `more`."""
-        if not isinstance(size, str):
-            return
-        count = f"len({axis})"
-        if size.isidentifier():
-            self.dims[size] = f"{count} + {more}" if more else count
-        elif size.endswith(f" + {more}"):
-            symbol = size.removesuffix(f" + {more}")
-            if symbol.isidentifier():
-                self.dims[symbol] = count
-
-    def _by_starts_and_lengths(self) -> None:
-        """Recognize packings without offsets, from the starts and the lengths of sequences."""
-        used = self.interface.uses
-        for name, tensor in self.integers.items():
-            if self.packings or len(tensor.shape) != 1:
-                continue
-            rows = self._rows_of(name)
-            beside = [
-                other
-                for other, each in self.integers.items()
-                if other != name and each.shape == tensor.shape
-                and other in used.bounds and not self._selects_as(other, "start")
-            ]  # fmt: skip
-            counts = [other for other in beside if not self._selects(other, rows)]
-            if rows is None or not counts or not self._selects_as(name, "start"):
-                continue
-            lengths = self.integers[counts[0]].values
-            packing = self._pack(self._axis_name(name, taken=False), None, rows, lengths)
-            self.roles[name] = Role("starts_of", packing.expression)
-            self.roles[counts[0]] = Role("lengths_of", packing.expression)
-            self._batch_is(tensor.shape[0], packing.axis)
-            tile = packing.tile
-            for other, each in self.integers.items():
-                # Starts of ranges that are padded to whole tiles.
-                if other in self.roles or each.shape != tensor.shape or tile is None:
-                    continue
-                if _PADDED.search(other) or self._selects(other, rows):
-                    padded = f"ceildiv({packing.expression}, {tile}) * {tile}"
-                    self.roles[other] = Role("starts_of", padded)
-
-    def _by_lengths(self) -> None:
-        """Recognize packings whose lengths alone are given: in all calls they sum to a size."""
-        for name, tensor in self.integers.items():
-            if self.packings or name in self.roles or len(tensor.shape) != 1 or not tensor.values:
-                continue
-            sums = [sum(values) for values in tensor.values]
-            whole = all(min(values, default=0) >= 0 for values in tensor.values)
-            rows = [
-                size
-                for size in self._with_size(tensor, sums)
-                if isinstance(size, str) and size.isidentifier() and size not in tensor.shape
-            ]
-            spread = any(len(values) > 1 and sum(values) > len(values) for values in tensor.values)
-            if whole and rows and spread:
-                axis = self._axis_name(name, taken=False)
-                packing = self._pack(axis, None, rows[0], tensor.values)
-                self.roles[name] = Role("lengths_of", packing.expression)
-                self._batch_is(tensor.shape[0], packing.axis)
-
-    def _selects_as(self, name: str, kind: str) -> bool:
-        selections = self.interface.uses.selections
-        return any(each.source == name and each.kind == kind for each in selections)
-
-    def _selects(self, name: str, symbol: str | None) -> bool:
-        return any(
-            each.source == name and self.shapes.get(each.tensor, ())[each.dim : each.dim + 1]
-            == (symbol,)
-            for each in self.interface.uses.selections
-        )  # fmt: skip
-
-    def _by_ids(self) -> None:
-        """Recognize packings without offsets or starts, from sorted sequence ids of rows."""
-        for name, tensor in self.integers.items():
-            if self.packings or not _IDS.search(name) or len(tensor.shape) != 1:
-                continue
-            (rows,) = tensor.shape
-            others = [each for each in self.given if each is not tensor and rows in each.shape]
-            ordered = all(
-                list(values) == sorted(values) and len({*values}) < len(values)
-                for values in tensor.values
-            )
-            if isinstance(rows, str) and rows.isidentifier() and others and ordered:
-                lengths = tuple(
-                    tuple(values.count(k) for k in range(max(values, default=-1) + 1))
-                    for values in tensor.values
-                )
-                packing = self._pack("seqlens", None, rows, lengths)
-                self.roles[name] = Role("sequence_ids_of", packing.expression)
 
     # Roles ---------------------------------------------------------------------------------
 
-    def _lengths_beside(self) -> None:
-        """Recognize vectors with one number per sequence: lengths or starts of either side."""
-        for name, tensor in self.integers.items():
-            if not self.packings or name in self.roles or len(tensor.shape) != 1:
+    def _vectors_beside(self) -> None:
+        """Recognize vectors with a number for each sequence, or for each row, of either side."""
+        for name, tensor in self.vectors.items():
+            if not self.packings or name in self.roles:
                 continue
-            (size,) = tensor.shape
-            if not self._counts_sequences(size, tensor):
-                continue
-            packing = self._of_lengths(tensor)
-            if packing is None and tensor.values:
-                packing = self._other_side(tensor.values)
-            elif packing is None:
-                packing = self.packings[0]
-            if packing is None:
-                continue
-            self._batch_is(size, packing.axis)
-            starts = _starts(packing)
-            is_start = self._selects_as(name, "start") and tensor.values in ((), starts)
-            self.roles[name] = Role("starts_of" if is_start else "lengths_of", packing.expression)
+            counts = self._counts_sequences(tensor)
+            for packing in self.packings:
+                of_rows = tensor.shape == (packing.rows,)
+                keys = [*_OF_ROWS] if of_rows else ["lengths_of", "starts_of"] if counts else []
+                known = packing.vectors()
+                if tensor.values:
+                    keys = [key for key in keys if known[key] == tensor.values]
+                elif of_rows:
+                    keys = [key for key in keys if _OF_ROWS[key].search(name)]
+                elif self._selects_as(name, "start"):
+                    keys.reverse()
+                if keys:
+                    self.roles[name] = Role(keys[0], packing.expression)
+                    break
+            if name not in self.roles and counts and tensor.values:
+                other = self._other_side(tensor.values)
+                if other is not None:
+                    self.roles[name] = Role("lengths_of", other.expression)
+            if name in self.roles and counts:
+                self._batch_is(tensor.shape[0], self.packings[0].axis)
+            if name in self.roles and self.roles[name].key == "positions_of":
+                for size in self._selected_by(name):
+                    self._longest(size, packing)
 
-    def _counts_sequences(self, size: Size, tensor: Tensor) -> bool:
-        count = f"len({self.packings[0].axis})"
-        if substitute(size, self.dims) == count:
+    def _counts_sequences(self, tensor: Tensor) -> bool:
+        """Whether a vector has a number for each sequence."""
+        if substitute(tensor.shape[0], self.dims) == f"len({self.packings[0].axis})":
             return True
         lengths = self.packings[0].lengths
         return bool(lengths) and tensor.sizes(0) == tuple(map(len, lengths))
-
-    def _of_lengths(self, tensor: Tensor) -> Packing | None:
-        for packing in self.packings:
-            if tensor.values and tensor.values in (packing.lengths, _starts(packing)):
-                return packing
-        return None
 
     def _other_side(self, values: Lengths) -> Packing | None:
         """Recognize lengths of a second side, such as cached keys."""
         if len(self.packings) != 1 or min(min(each, default=0) for each in values) < 0:
             return None
         first = self.packings[0]
-        named = Packing(first.axis, "q", first.rows, first.tile, first.lengths)
+        named = replace(first, side="q")
         self.packings = [named]
         self.dims = {
             symbol: text.replace(f"sum({first.axis})", f"sum({first.axis}.q)")
@@ -355,29 +352,6 @@ class _Recognizer:
         }
         self.roles = {name: Role(role.key, named.expression) for name, role in self.roles.items()}
         return self._pack(first.axis, "k", None, values)
-
-    def _ids_and_positions(self) -> None:
-        for name, tensor in self.integers.items():
-            packing = next((each for each in self.packings if tensor.shape == (each.rows,)), None)
-            if packing is None or name in self.roles:
-                continue
-            rows = [
-                [(b, k) for b, length in enumerate(lengths) for k in range(length)]
-                for lengths in packing.lengths
-            ]
-            ids = tuple(tuple(b for b, _ in each) for each in rows)
-            positions = tuple(tuple(k for _, k in each) for each in rows)
-            if tensor.values:
-                is_id, is_position = tensor.values == ids, tensor.values == positions
-            else:
-                is_id, is_position = bool(_IDS.search(name)), bool(_POSITIONS.search(name))
-            if is_position:
-                self.roles[name] = Role("positions_of", packing.expression)
-                for each in self.interface.uses.selections:
-                    if each.source == name and each.tensor in self.shapes:
-                        self._longest(self.shapes[each.tensor][each.dim], packing)
-            elif is_id:
-                self.roles[name] = Role("sequence_ids_of", packing.expression)
 
     def _tables(self) -> None:
         """Recognize page tables: matrices of indices into the first dimension of a pool."""
@@ -391,18 +365,15 @@ class _Recognizer:
             self._batch_is(tensor.shape[0], packing.axis)
             size = pools[0][1]
             self.roles[name] = Role("pages_of", packing.expression, size)
-            pages = f"pages({packing.expression}, {size})"
-            for pool in pools:
-                if isinstance(pool[0], str) and pool[0].isidentifier():
-                    self.dims[pool[0]] = pages
-            columns = tensor.shape[1]
-            if isinstance(columns, str) and columns.isidentifier():
-                self.dims[columns] = f"max(ceildiv({packing.expression}, {size}))"
+            for pool in filter(_is_symbol, (pool[0] for pool in pools)):
+                self.dims[str(pool)] = f"pages({packing.expression}, {size})"
+            if _is_symbol(tensor.shape[1]):
+                self.dims[str(tensor.shape[1])] = f"max(ceildiv({packing.expression}, {size}))"
 
     def _pools(self, name: str, table: Tensor) -> list[str]:
         used = [
             each.tensor
-            for each in self.interface.uses.selections
+            for each in self.used.selections
             if each.source == name and each.dim == 0 and len(self.shapes.get(each.tensor, ())) > 2
         ]
         if used or not table.values:
@@ -418,16 +389,13 @@ class _Recognizer:
         for name, tensor in self.integers.items():
             if name in self.roles or name in self.interface.pure_outputs:
                 continue
-            selected = [
-                self.shapes[each.tensor][each.dim]
-                for each in sorted(self.interface.uses.selections, key=str)
-                if each.source == name and each.kind == "index" and each.tensor in self.shapes
-            ]
-            if not selected and tensor.values:
-                selected = self._may_index(tensor)
+            selected = self._selected_by(name, "index") or self._may_index(tensor)
             if selected:
                 size = substitute(selected[0], self.dims)
-                least = "-1" if self._ignores(name) else "0"
+                # A negative number marks an index that is ignored.
+                named = any(each.name == "ignore_index" for each in self.interface.arguments)
+                negative = min((min(each, default=0) for each in tensor.values), default=0) < 0
+                least = "-1" if named or negative else "0"
                 self.roles[name] = Role("between", (least, f"{size} - 1"))
 
     def _may_index(self, tensor: Tensor) -> list[Size]:
@@ -447,36 +415,30 @@ class _Recognizer:
                 found.setdefault(each.name, column)
         return sorted((size for size in found if size != 1), key=lambda size: found[size])
 
-    def _ignores(self, name: str) -> bool:
-        """Whether a negative number marks an ignored index."""
-        named = any(each.name == "ignore_index" for each in self.interface.arguments)
-        least = min((min(each, default=0) for each in self.integers[name].values), default=0)
-        return named or least < 0
-
     def _longest_dims(self) -> None:
         """Recognize dimensions with the length of the longest sequence."""
-        for each in sorted(self.interface.uses.selections, key=str):
-            role = self.roles.get(each.source)
-            if each.kind != "within" or role is None or each.tensor not in self.shapes:
-                continue
+        for name, role in self.roles.items():
             for packing in self.packings:
                 if role.of == packing.expression:
-                    self._longest(self.shapes[each.tensor][each.dim], packing)
+                    for size in self._selected_by(name, "within"):
+                        self._longest(size, packing)
 
     def _longest(self, size: Size, packing: Packing) -> None:
-        if isinstance(size, str) and size.isidentifier() and size not in self.dims:
-            longest = _each(max, packing)
-            if not packing.lengths or self.sizes.get(size, longest) == longest:
-                self.dims[size] = f"max({packing.expression})"
+        if _is_symbol(size) and size not in self.dims:
+            longest = packing.each(max)
+            if not packing.lengths or self.sizes.get(str(size), longest) == longest:
+                self.dims[str(size)] = f"max({packing.expression})"
 
     # Numbers -------------------------------------------------------------------------------
 
     def _numbers(self) -> None:
         for argument in (*self.interface.arguments, *self.interface.construct):
             name = argument.name
+            # A size of a tile that callers pass may be the size of a dimension in all calls.
+            tied = argument.kind == "tile" and not argument.default and not self.interface.factory
             if name in self.dims:
                 self.numbers[name] = self.dims[name]
-            elif argument.kind == "size" or name in self.sizes or self._is_tied(argument):
+            elif argument.kind == "size" or name in self.sizes or tied:
                 found = self._recorded_number(name, argument.values)
                 if found is not None:
                     self.numbers[name] = found
@@ -486,47 +448,33 @@ class _Recognizer:
                 if packing is not None:
                     self.numbers[each.name] = f"max({packing.expression})"
 
-    def _is_tied(self, argument: Argument) -> bool:
-        """Whether a size of a tile that callers pass is the size of a dimension in all calls."""
-        return argument.kind == "tile" and not argument.default and not self.interface.factory
-
     def _longest_of(self, name: str) -> Packing | None:
         if not self.packings or not _LONGEST.search(name):
             return None
-        for packing in self.packings:
-            if packing.side is not None and name.endswith(packing.side):
-                return packing
-        return self.packings[0]
+        sides = (each for each in self.packings if each.side and name.endswith(each.side))
+        return next(sides, self.packings[0])
 
     def _recorded_number(self, name: str, values: tuple[object, ...]) -> str | None:
-        packing = self._longest_of(name)
         if not values or any(type(value) is not int for value in values):
             return None
-        for each in self.packings:
-            if each.lengths and values == _each(max, each) and name not in self.sizes:
+        known = [each for each in self.packings if each.lengths]
+        for each in known:
+            if values == each.each(max) and name not in self.sizes:
                 return f"max({each.expression})"
-            if each.lengths and values == _each(sum, each):
+            if values == each.each(sum):
                 return f"sum({each.expression})"
-        if packing is not None:
+        if (packing := self._longest_of(name)) is not None:
             return f"max({packing.expression})"
-        for each in self.packings:
-            if each.lengths and values == _each(len, each) and _COUNTS.search(name):
-                return f"len({each.axis})"
-        equal = [
-            symbol for symbol, sizes in self.sizes.items() if sizes == values and min(sizes) > 2
-        ]
-        if len(equal) == 1 and equal[0] not in self.dims and equal[0] != name:
-            return equal[0]
-        return None
+        counts = known if _COUNTS.search(name) else []
+        if axis := next((each.axis for each in counts if values == each.each(len)), ""):
+            return f"len({axis})"
+        equal = [symbol for symbol, column in self.sizes.items() if column == values]
+        only = len(equal) == 1 and min(self.sizes[equal[0]]) > 2
+        return equal[0] if only and equal[0] not in {*self.dims, name} else None
 
 
-def _each(measure: Callable[[Any], int], packing: Packing) -> tuple[int, ...]:
-    """A measure of the lengths in each call."""
-    return tuple(measure(lengths) if lengths else 0 for lengths in packing.lengths)
-
-
-def _starts(packing: Packing) -> Lengths:
-    return tuple(tuple(accumulate((0, *each)))[: len(each)] for each in packing.lengths)
+def _is_symbol(size: Size | None) -> bool:
+    return isinstance(size, str) and size.isidentifier()
 
 
 def _within(tensor: Tensor, sizes: tuple[int, ...]) -> bool:

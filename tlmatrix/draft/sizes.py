@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 Place = tuple[str, int]
 """A dimension of a tensor."""
@@ -24,7 +24,8 @@ COUNT = re.compile(
     re.IGNORECASE,
 )
 """Names of dimensions that are small: counts, and widths of filters."""
-_NAME = re.compile(r"\w+( \+ \d+)?")
+NAME = re.compile(r"\w+( \+ \d+)?")
+"""A symbolic dimension, perhaps with one more for ends."""
 _SPARE = ("rows", "cols", *(f"size{k}" for k in range(3, 40)))
 _FACTORS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 
@@ -36,13 +37,13 @@ class Relations:
     Attributes:
         dims: the expression of each dimension.
         symbols: the size of each symbol in each call.
-        guesses: dimensions whose expression may hold by chance: there was one call, or all had
-            the same sizes.
+        guesses: expressions that may hold by chance, as there was one call or all had the same
+            sizes, with a name for a symbol in place of each, and the size in each call.
     """
 
     dims: dict[Place, Size]
     symbols: dict[str, Column]
-    guesses: frozenset[Place]
+    guesses: dict[str, tuple[str, Column]]
 
 
 def relate(
@@ -50,28 +51,32 @@ def relate(
     names: Mapping[Place, str],
     *,
     scalars: Mapping[str, Column],
-    vectors: frozenset[str],
-    offsets: frozenset[str],
+    vectors: frozenset[str] = frozenset(),
+    offsets: frozenset[str] = frozenset(),
+    results: frozenset[str] = frozenset(),
     taken: frozenset[str] = frozenset(),
+    tiles: Sequence[int] | None = None,
 ) -> Relations:
     """Name the dimensions of calls.
 
     Args:
-        columns: the sizes of each dimension.
+        columns: the sizes of each dimension, those of results last.
         names: dimensions in the code, such as `rows`, `batch + 1`, or `cols // 2` of scalars.
         scalars: whole numbers that the calls pass by name.
         vectors: integer vectors, whose length is that of no product or part.
         offsets: integer vectors that may be offsets, whose length is that of no other tensor.
+        results: tensors whose sizes follow from others, or are numbers.
         taken: names that symbols cannot have.
+        tiles: if the calls are traces: sizes of tiles, by which quotients may be rounded.
     """
     dims: dict[Place, Size] = {}
     symbols: dict[str, Column] = {}
     passed = {column: name for name, column in reversed([*scalars.items()]) if min(column) > 2}
     for place, text in names.items():
-        if not _NAME.fullmatch(text):
-            if place in columns and evaluated(text, scalars) == columns[place]:
+        if not NAME.fullmatch(text) or place[0] in results:
+            if place in columns and evaluated(text, {**scalars, **symbols}) == columns[place]:
                 dims[place] = text
-                symbols |= {name: scalars[name] for name in Expression(text).names}
+                symbols |= {name: scalars[name] for name in Expression(text).names & {*scalars}}
             continue
         name, _, more = text.partition(" + ")
         column = tuple(size - int(more or 0) for size in columns.get(place, ()))
@@ -84,42 +89,32 @@ def relate(
             symbols.setdefault(name, column)
     whole = {str(size).partition(" ")[0] for (name, _), size in dims.items() if name in vectors}
     spare = iter(name for name in _SPARE if name not in taken)
-    guesses = set()
+    guesses: dict[str, tuple[str, Column]] = {}
     for place, column in columns.items():
         if place in dims:
             continue
-        size = _expression(place, column, symbols, whole, vectors=vectors, offsets=offsets)
-        if size is None:
+        single = place[0] in vectors or place[0] in offsets
+        known = {name: sizes for name, sizes in symbols.items() if name not in whole or single}
+        known = known if tiles is None else {**scalars, **known}
+        size: Size | None = 1 if {*column} == {1} else None
+        if size is None and place[0] not in offsets:
+            equal = next((name for name, sizes in symbols.items() if sizes == column), None)
+            simple = equal is not None or single or (tiles is None and min(column) < 2)
+            size = equal if simple else next(candidates(column, known, tiles=tiles), None)
+        if size is None and (place[0] in results or tiles is not None):
+            size = column[0]
+        elif size is None:
             name = "bounds" if place[0] in offsets else next(n for n in spare if n not in symbols)
             if symbols.setdefault(name, column) != column:
                 name = next(n for n in spare if n not in symbols)
                 symbols[name] = column
             size = name
-        elif isinstance(size, str) and not size.isidentifier() and len({*column}) == 1:
-            guesses.add(place)
+        elif isinstance(size, str):
+            symbols |= {name: known[name] for name in Expression(size).names if name in known}
+            if not size.isidentifier() and len({*column}) == 1 and place[0] not in results:
+                guesses[size] = (f"{place[0]}_{place[1]}".lower(), column)
         dims[place] = size
-    return Relations(dims, symbols, frozenset(guesses))
-
-
-def _expression(
-    place: Place,
-    column: Column,
-    symbols: Mapping[str, Column],
-    whole: set[str],
-    *,
-    vectors: frozenset[str],
-    offsets: frozenset[str],
-) -> Size | None:
-    """The size over known symbols; None if it is a new one."""
-    if {*column} == {1}:
-        return 1
-    if place[0] in offsets:
-        return None
-    equal = next((name for name, sizes in symbols.items() if sizes == column), None)
-    if equal or place[0] in vectors or min(column) < 2:
-        return equal
-    known = {name: sizes for name, sizes in symbols.items() if name not in whole}
-    return next(candidates(column, known), None)
+    return Relations(dims, symbols, guesses)
 
 
 def evaluated(text: str, known: Mapping[str, Column]) -> Column | None:
@@ -144,31 +139,26 @@ def candidates(
 ) -> Iterator[str]:
     """Expressions with the value of a size in every call, the most usual first.
 
-    With `tiles`, the sizes are those of a traced kernel, whose quotients may be rounded.
+    With `tiles`, the sizes are those of traces, and differ where expressions do.
     """
     calls = _calls(known)
     moving = len({*column}) > 1
     yield from (name for name, sizes in known.items() if sizes == column)
-    for text in _usual([*known], tiles or (), sums=moving and tiles is None):
+    for text in _usual([*known], dict.fromkeys([*(tiles or ()), *_FACTORS]), sums=moving):
         if _in_calls(text, calls) == column and (tiles is not None or _telling(text, calls)):
             yield text
 
 
-def _usual(names: Sequence[str], tiles: Sequence[int], *, sums: bool) -> Iterator[str]:
+def _usual(names: Sequence[str], factors: Iterable[int], *, sums: bool) -> Iterator[str]:
     yield from (f"{a} // {b}" for a, b in permutations(filter(COUNT.search, names), 2))
-    if tiles:
-        yield from (f"ceildiv({name}, {by})" for name, by in product(names, tiles))
     for name in names:
         yield f"{name} + 1"
         yield f"{name} // 2"
     for k, name in enumerate(names):
         yield from (f"{name} * {other}" for other in names[k:])
-    for name in names:
-        yield from (f"{factor} * {name}" for factor in _FACTORS)
-    for name in names:
-        yield from (f"{name} // {factor}" for factor in _FACTORS[1:])
-    for name in names:
-        yield from (f"ceildiv({name}, {factor})" for factor in _FACTORS)
+    yield from (f"{factor} * {name}" for name, factor in product(names, factors))
+    yield from (f"{name} // {factor}" for name, factor in product(names, factors))
+    yield from (f"ceildiv({name}, {factor})" for name, factor in product(names, factors))
     for name, other in permutations(names, 2):  # seldom, where both are no counts
         yield f"{name} // {other}"
         yield f"ceildiv({name}, {other})"

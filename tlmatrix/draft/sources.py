@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.draft.calls import alike, calls_of_definition, read_calls, signature
-from tlmatrix.draft.families import family_draft, option_axes, signature_draft
-from tlmatrix.draft.interface import interface_of
-from tlmatrix.draft.recorder import Recorder
+from tlmatrix.draft.families import built_in
+from tlmatrix.draft.interface import interface_of, signature_interface
+from tlmatrix.draft.probes import call_in_other_precision, probed
+from tlmatrix.draft.recorder import Recorder, codes_of
 from tlmatrix.draft.references import find_references
 from tlmatrix.draft.roles import recognize
 from tlmatrix.draft.targets import target_of
-from tlmatrix.draft.text import Draft, Line, constant
-from tlmatrix.draft.writer import declared_draft, heading, with_names_of
+from tlmatrix.draft.writer import draft_of
 from tlmatrix.exit_codes import UsageError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tlmatrix.draft.interface import Interface
     from tlmatrix.draft.references import Found
     from tlmatrix.draft.targets import Target
+    from tlmatrix.draft.text import Draft
 
 _SHOW_A_CALL = "give an example call (--call, --script or --calls) to have this filled in"
 
@@ -39,14 +40,25 @@ class Drafts:
     Attributes:
         interface: with guesses about its sizes.
         references: the functions that may be its reference.
+        notes: lines for the user.
+        stub: comment lines where the reference is missing.
         found: the one of the draft; None without one.
     """
 
-    def __init__(self, target: Target, interface: Interface, references: Sequence[Found]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        interface: Interface,
+        references: Sequence[Found],
+        notes: Sequence[str] = (),
+        stub: Sequence[str] = (),
+    ) -> None:
         self._target = target
+        self._notes = notes
+        self._stub = stub
         self.references = references
         self.found = next(iter(references), None)
-        self.interface = with_names_of(interface, self.found)
+        self.interface = interface
 
     def changed(self, **changes: Any) -> Drafts:  # noqa: ANN401 - values of attributes
         """The same with other attributes."""
@@ -57,10 +69,12 @@ class Drafts:
     def __call__(self) -> Draft:
         """The draft of the interface as it is."""
         recognition = recognize(self.interface)
-        family = family_draft(self._target, self.interface, recognition)
-        if family is not None and (self.found is None or self.found.target.startswith("torch")):
-            return family
-        return declared_draft(self._target, self.interface, recognition, self.found)
+        problem = None
+        if self.found is None or self.found.target.startswith("torch"):
+            problem = built_in(self.interface, recognition)
+        found = self.found if problem is None else None
+        draft = draft_of(self._target, self.interface, recognition, found, problem)
+        return replace(draft, stub=(*self._stub, *draft.stub), notes=(*draft.notes, *self._notes))
 
 
 def drafts_for(
@@ -69,8 +83,8 @@ def drafts_for(
     call: str | None = None,
     script: Path | None = None,
     calls: Path | None = None,
-) -> Callable[[], Draft]:
-    """The draft of the spec of `package.module:name`, or what makes it and others.
+) -> Drafts:
+    """The drafts of the spec of `package.module:name`.
 
     Args:
         text: the name.
@@ -87,19 +101,18 @@ def drafts_for(
     if calls is not None:
         return drafts_of_calls(target, _file_calls(target, calls))
     if not target.is_factory:
-        draft = signature_draft(target) or _sketch(target)
-        return lambda: draft
-    from tlmatrix.draft.factories import eager_example, trace
+        return Drafts(target, signature_interface(target), (), [_SHOW_A_CALL])
+    from tlmatrix.draft.factories import guesses, trace
 
     try:
-        tensors = eager_example(target)
-        if tensors is not None:
-            eager = getattr(target.owner, target.attribute)
-            return drafts_of_calls(target, recorded_calls(target, lambda: eager(**tensors)))
-        interface = trace(target.found, target.text, target.parameters)
+        interface = trace(target)
     except Exception as error:  # noqa: BLE001 - the factory may not accept the guesses
-        sketch = _untraced(target, error)
-        return lambda: sketch
+        first = (str(error).strip().splitlines() or [""])[0]
+        why = f"{type(error).__name__}: {first}"[:160]
+        failed = "tracing it with guessed arguments failed"
+        guessed = signature_interface(target, guesses(target))
+        stub = [f"{failed.capitalize()}, so these tensors are guesses:", why]
+        return Drafts(target, guessed, (), [f"{failed} ({why}); {_SHOW_A_CALL}"], stub)
     return Drafts(target, interface, find_references(target))
 
 
@@ -122,9 +135,9 @@ def drafts_of_calls(target: Target, every: Sequence[Call], reference: str = "") 
             "makes them from numbers and tensors"
         )
     if target.is_factory:
-        from tlmatrix.draft.factories import declared_sizes, traced_sizes
+        from tlmatrix.draft.factories import traced_sizes
 
-        names = declared_sizes(target) or traced_sizes(target, chosen[0])
+        names = traced_sizes(target, chosen[0])
         chosen = [replace(call, names={**call.names, **names}) for call in chosen]
     compared = chosen if any(call.compared for call in chosen) else every
     references = find_references(target, compared, reference)
@@ -148,13 +161,15 @@ def recorded_calls(target: Target, example: Callable[[], object]) -> list[Call]:
         if call.target == target.text:
             found.setdefault(signature(call), call)
 
-    code = getattr(target.written, "__code__", None)
-    recorder = Recorder(keep, Path.cwd(), {} if code is None else {code: target.text})
+    recorder = Recorder(keep, Path.cwd(), codes_of([target.text]))
     with interpret(), stand_in():
         with recorder.recording():
             example()
-        probed = recorder.probed(target)
-    return [*([probed] if probed is not None else []), *list(found.values())[1:]]
+            live = recorder.live.get(target.text)
+            if live is not None:
+                call_in_other_precision(target, live)
+        first = [] if live is None else [probed(target, live)]
+    return [*first, *list(found.values())[len(first) :]]
 
 
 def _example_calls(target: Target, call: str | None, script: Path | None) -> list[Call]:
@@ -209,71 +224,10 @@ def _evaluate(call: str, target: Target, names: dict[str, Any]) -> None:
     Raises:
         UsageError: the call raises.
     """
-    namespace = {"torch": torch, **vars(target.module), **names}
-    operator = target.owner if target.constructs else getattr(target.owner, target.attribute)
-    namespace |= {"f": namespace.get("f", operator), target.name.split(".")[0]: target.shown}
+    shown = target.name.split(".")[0]
+    namespace = {"torch": torch, "f": target.found, **vars(target.module), **names}
+    namespace[shown] = getattr(target.module, shown)
     try:
         eval(call, namespace)  # noqa: S307 - the user's own command line
     except Exception as error:
         raise UsageError(f"--call {call!r}: {type(error).__name__}: {error}") from error
-
-
-# Without calls or a trace ------------------------------------------------------------------------
-
-
-def _sketch(target: Target) -> Draft:
-    tensors = [each.name for each in target.parameters if each.default is each.empty]
-    if not tensors:
-        raise UsageError(
-            f"{target.text!r} has no parameter without a default, so its inputs are unknown; "
-            "give an example call (--call or --script)"
-        )
-    shapes = "which shapes, and which need gradients (grad: true)?"
-    axes = {
-        "dtype": ("float16", "float32"),
-        "rows": ("1", "63", "64", "65"),
-        "cols": ("64", "128"),
-    }
-    return Draft(
-        *heading(target),
-        factory=False,
-        inputs=tuple(
-            Line(name, "{shape: [rows, cols], dtype: $dtype}", "" if position else shapes)
-            for position, name in enumerate(tensors)
-        ),
-        outputs=(Line("out", ""),),
-        stub=("The same in plain PyTorch; called in float64.",),
-        axes=axes | dict(option_axes(target, {*axes})),
-        notes=(_SHOW_A_CALL,),
-    )
-
-
-def _untraced(target: Target, error: Exception) -> Draft:
-    """A draft for a factory that cannot be traced with guessed arguments."""
-    from tlmatrix.draft.factories import guesses
-
-    first = (str(error).strip().splitlines() or [""])[0]
-    why = f"{type(error).__name__}: {first}"[:160]
-    axes = {"dtype": "dtype", "size": "rows"}
-    compiled = tuple(
-        Line(item.name, constant(item.value))
-        if item.default or item.kind not in axes
-        else Line(item.name, axes[item.kind])
-        for item in guesses(target.parameters)
-    )
-    return Draft(
-        *heading(target),
-        factory=True,
-        inputs=(Line("x", "{shape: [rows, cols], dtype: $dtype}"),),
-        outputs=(Line("out", ""),),
-        stub=(
-            "Tracing it with guessed arguments failed, so these tensors are guesses:",
-            why,
-            "The same in plain PyTorch; called in float64.",
-        ),
-        factory_args=compiled,
-        call=("x",),
-        returns=("out",),
-        axes={"dtype": ("float16",), "rows": ("64", "65"), "cols": ("64",)},
-        notes=(f"tracing it with guessed arguments failed ({why}); {_SHOW_A_CALL}",),
-    )

@@ -30,10 +30,8 @@ class Target:
     Attributes:
         text: the name.
         module: the module.
-        owner: the module or class with the attribute.
-        attribute: the name of the attribute.
+        owner: the module or class that has it; of a class the class.
         found: the callable.
-        raw: the attribute without descriptors applied.
         written: the function with the author's signature and source.
         hidden: parameters of `written` that callers do not pass.
     """
@@ -41,9 +39,7 @@ class Target:
     text: str
     module: ModuleType
     owner: Any
-    attribute: str
     found: Callable[..., Any]
-    raw: Any
     written: Callable[..., Any]
     hidden: frozenset[str] = frozenset()
 
@@ -60,17 +56,12 @@ class Target:
     @property
     def positional(self) -> bool:
         """Whether it accepts no keywords, as `apply` of an autograd function."""
-        return self.attribute == "apply" and inspect.isclass(self.owner)
+        return self.name.endswith(".apply") and inspect.isclass(self.owner)
 
     @property
     def constructs(self) -> bool:
         """Whether it is a class whose objects are called."""
         return self.owner is self.found
-
-    @property
-    def shown(self) -> Any:
-        """The value of its first name in the module, for example calls."""
-        return getattr(self.module, self.name.split(".")[0])
 
     @property
     def parameters(self) -> Sequence[inspect.Parameter]:
@@ -144,16 +135,15 @@ def target_of(text: str) -> Target:
             raise UsageError(
                 f"{text!r}: objects of the class have neither `forward` nor `__call__`"
             )
-        hidden = frozenset(list(inspect.signature(forward).parameters)[:1])
-        return Target(text, module, found, forward.__name__, found, forward, forward, hidden)
-    raw = inspect.getattr_static(owner, last)
+        hidden = list(inspect.signature(forward).parameters)[:1]
+        return Target(text, module, found, found, forward, frozenset(hidden))
     if last == "apply" and inspect.isclass(owner) and hasattr(owner, "forward"):
         forward = inspect.getattr_static(owner, "forward")
         function = getattr(forward, "__func__", forward)
-        parameters = list(inspect.signature(function).parameters)
-        separate = "setup_context" in vars(owner)
-        hidden = frozenset() if separate else frozenset(parameters[:1])
-        return Target(text, module, owner, last, found, raw, function, hidden)
+        context = (
+            [] if "setup_context" in vars(owner) else [*inspect.signature(function).parameters]
+        )
+        return Target(text, module, owner, found, function, frozenset(context[:1]))
     # A custom operator of torch.library keeps its function.
     function = getattr(found, "_init_fn", None) or undecorated(found)
-    return Target(text, module, owner, last, found, raw, function)
+    return Target(text, module, owner, found, function)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from tlmatrix.spec.schema import EDITOR_COMMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
-
 
 _WIDTH = 100
 
@@ -21,14 +22,13 @@ _WIDTH = 100
 class Reference:
     """A reference with the name or expression for each of its parameters.
 
-    `call` is None if the names are those of the problem; its names are "" for positions. `missing`
-    are parameters without a value. `method` and `module` are those of `Found`. `same_dtype` is of
-    functions that refuse float64.
+    `call` is None if the names are those of the problem. `missing` are parameters without a value.
+    `method` and `module` are those of `Found`. `same_dtype` is of functions that refuse float64.
     """
 
     target: str
-    call: tuple[tuple[str, str], ...] | None
-    missing: tuple[str, ...]
+    call: Mapping[str, Any] | None
+    missing: tuple[str, ...] = ()
     method: str = ""
     module: str = ""
     same_dtype: bool = False
@@ -40,25 +40,14 @@ class Reference:
             return f"{self.target} also takes {', '.join(self.missing)}: give each a value"
         if self.call is None:
             return ""
-        renamed = [f"{name} gets {value}" for name, value in self.call if name not in ("", value)]
-        if not any(name for name, _ in self.call):
-            return ""
-        called = ", ".join(renamed) or "it takes only " + ", ".join(name for name, _ in self.call)
+        renamed = [f"{name} gets {value}" for name, value in self.call.items() if name != value]
+        called = ", ".join(renamed) or "it takes only " + ", ".join(self.call)
         return f"{self.target} is called by its own names: {called}"
 
 
 @dataclass(frozen=True)
-class Line:
-    """A key with its value as YAML, and a comment for the user."""
-
-    key: str
-    value: str
-    remark: str = ""
-
-
-@dataclass(frozen=True)
 class Draft:
-    """The parts of a spec.
+    """The parts of a spec; expressions are text, other values those of YAML.
 
     Attributes:
         target: the entry or factory, `package.module:name`.
@@ -66,6 +55,7 @@ class Draft:
         problem: `attention` or `gemm`; "" for a declared problem.
         stub: comment lines in place of a missing reference.
         call: a mapping (by keyword) or a list; None if the names match.
+        remarks: comments of inputs and axes, by name.
         without: checks that do not apply.
         bounded: whether equal calls may differ within the bounds of errors.
         multiples: factors that all recorded sizes of an axis have.
@@ -78,19 +68,19 @@ class Draft:
     target: str
     factory: bool
     problem: str = ""
-    inputs: tuple[Line, ...] = ()
-    outputs: tuple[Line, ...] = ()
+    inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    outputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     reference: Reference | None = None
     stub: tuple[str, ...] = ()
-    factory_args: tuple[Line, ...] = ()
-    constructor_args: tuple[Line, ...] = ()
-    call: tuple[str, ...] | tuple[Line, ...] | None = None
-    returns: tuple[str, ...] | tuple[Line, ...] = ()
-    axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    factory_args: Mapping[str, Any] = field(default_factory=dict)
+    constructor_args: Mapping[str, Any] = field(default_factory=dict)
+    call: Mapping[str, Any] | tuple[Any, ...] | None = None
+    returns: Mapping[str, str] | tuple[str, ...] = ()
+    axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     remarks: Mapping[str, str] = field(default_factory=dict)
     constraints: tuple[tuple[str, str], ...] = ()
-    tolerance: tuple[Line, ...] = ()
-    fuzz: tuple[Line, ...] = ()
+    tolerance: Mapping[str, Any] = field(default_factory=dict)
+    fuzz: Mapping[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     bounded: bool = False
     multiples: Mapping[str, int] = field(default_factory=dict)
@@ -103,9 +93,18 @@ class Draft:
         return bool(self.problem) or (self.reference is not None and not self.reference.missing)
 
 
-def spec_text(draft: Draft) -> str:
-    """The spec as YAML that `tlmatrix check` accepts."""
-    return EDITOR_COMMENT + "\n".join(_lines(draft)) + "\n"
+def constant(value: Any) -> Any:  # noqa: ANN401 - any default
+    """A constant as a value of a spec; infinity is a number too large for a float."""
+    if isinstance(value, str):
+        return f"'{value}'"
+    if isinstance(value, float) and math.isinf(value):
+        return "1e999" if value > 0 else "-1e999"
+    return "none" if value is None else value
+
+
+def written(value: Any) -> str:  # noqa: ANN401 - any value of a spec
+    """A value as a part of an expression."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def write_spec(draft: Draft, path: Path) -> None:
@@ -116,129 +115,107 @@ def write_spec(draft: Draft, path: Path) -> None:
         path.with_name(f"{name}.py").write_text(draft.reference.module, encoding="utf-8")
 
 
-def quoted(text: str) -> str:
-    """A scalar in a flow sequence or mapping, quoted if YAML requires it."""
-    if text.startswith("{inout: "):
-        return text
-    return f'"{text}"' if re.search(r"[,:\[\]{}#&*!|>'%@`]|^[-?]|^$", text) else text
+def spec_text(draft: Draft) -> str:
+    """The spec as YAML that `tlmatrix check` accepts."""
+    first = {
+        "name": draft.name,
+        "summary": draft.summary,
+        "problem": draft.problem or _declared(draft),
+        "factory" if draft.factory else "entry": draft.target,
+        "factory_args": draft.factory_args,
+        "constructor_args": draft.constructor_args,
+        "call": draft.call,
+        "returns": draft.returns,
+    }
+    sections = {
+        "axes": draft.axes,
+        "constraints": [{"require": rule, "because": why} for rule, why in draft.constraints],
+        "checks": {"without": draft.without} if draft.without else {},
+        "determinism": "bounded" if draft.bounded else "",
+        "tolerance": draft.tolerance,
+        "fuzz": draft.fuzz,
+    }
+    comments = {"reference": [*_comments(draft)], "tolerance": ["Rounding may differ by one."]}
+    lines = [EDITOR_COMMENT.rstrip()]
+    for key, value in (first | sections).items():
+        if value or (key == "call" and value is not None):
+            lines += [""] * (key in sections)
+            remarks = draft.remarks if key in ("problem", "axes") else {}
+            lines += _lines(key, value, "", remarks, comments)
+    return "\n".join(lines) + "\n"
 
 
-def constant(value: Any) -> str:  # noqa: ANN401 - any default
-    """A constant as an expression in YAML; infinity is a number too large for a float."""
-    if isinstance(value, str):
-        return f"\"'{value}'\""
-    if isinstance(value, float) and math.isinf(value):
-        return "1e999" if value > 0 else "-1e999"
-    return str(value).lower()
+def _declared(draft: Draft) -> dict[str, Any]:
+    """The declared problem."""
+    found = draft.reference
+    outputs = draft.outputs if any(draft.outputs.values()) else list(draft.outputs)
+    reference: Any = (
+        f"{draft.target.partition(':')[0]}:reference" if found is None else found.target
+    )
+    if found is not None and (found.call is not None or found.same_dtype):
+        reference = {"function": found.target}
+        reference |= {"call": found.call} if found.call else {}
+        reference |= {"dtype": "same"} if found.same_dtype else {}
+    return {"inputs": draft.inputs, "outputs": outputs, "reference": reference}
 
 
-def _lines(draft: Draft) -> Iterator[str]:
-    yield f"name: {draft.name}"
-    yield f"summary: {draft.summary}"
-    if draft.problem:
-        yield f"problem: {draft.problem}"
-    else:
-        yield from _declared(draft)
-    yield f"{'factory' if draft.factory else 'entry'}: {draft.target}"
-    if draft.factory_args:
-        yield from _mapping("factory_args", draft.factory_args)
-    if draft.constructor_args:
-        yield from _mapping("constructor_args", draft.constructor_args)
-    if draft.call is not None:
-        yield from _either("call", draft.call)
-    if draft.returns:
-        yield from _either("returns", draft.returns)
-    yield ""
-    yield "axes:"
-    for name, values in draft.axes.items():
-        yield from _axis(name, values, draft.remarks.get(name, ""))
-    if draft.constraints:
-        yield ""
-        yield "constraints:"
-        for rule, because in draft.constraints:
-            yield f"  - {{require: {quoted(rule)}, because: {quoted(because)}}}"
-    if draft.without:
-        yield from ("", f"checks: {{without: [{', '.join(draft.without)}]}}")
-    if draft.bounded:
-        yield from ("", "determinism: bounded")
-    if draft.tolerance:
-        yield from ("", *_mapping("tolerance", draft.tolerance))
-    if draft.fuzz:
-        yield ""
-        yield "fuzz:"
-        for line in draft.fuzz:
-            yield f"  {line.key}: {line.value}"
+def _comments(draft: Draft) -> Iterator[str]:
+    """The comments above the reference."""
+    yield from draft.stub
+    if draft.reference is not None and draft.reference.method:
+        yield f"A function that calls {draft.reference.method}."
+    if draft.reference is not None and draft.reference.missing:
+        yield f"It also takes {', '.join(draft.reference.missing)}: add values for them."
 
 
-def _declared(draft: Draft) -> Iterator[str]:
-    yield "problem:"
-    yield "  inputs:"
-    for line in draft.inputs:
-        yield f"    {line.key}: {line.value}{_remark(line.remark)}"
-    if any(line.value for line in draft.outputs):
-        yield "  outputs:"
-        for line in draft.outputs:
-            yield f"    {line.key}: {line.value or '{}'}{_remark(line.remark)}"
-    else:
-        yield f"  outputs: [{', '.join(line.key for line in draft.outputs)}]"
-    if draft.stub:
-        yield from (f"  # {line}" for line in draft.stub)
-    reference = draft.reference
-    if reference is not None and reference.method:
-        yield f"  # A function that calls {reference.method}."
-    if reference is None:
-        yield f"  reference: {draft.target.partition(':')[0]}:reference"
-    elif reference.call is None and not reference.same_dtype:
-        yield f"  reference: {reference.target}"
-    else:
-        if reference.missing:
-            yield f"  # It also takes {', '.join(reference.missing)}: add values for them."
-        yield "  reference:"
-        yield f"    function: {reference.target}"
-        call = reference.call or ()
-        pairs = [f"{name}: {quoted(value)}" for name, value in call if name]
-        if pairs:
-            yield from _flow("    call", pairs)
-        elif call:
-            yield f"    call: [{', '.join(value for _, value in call)}]"
-        if reference.same_dtype:
-            yield "    dtype: same"
+# YAML -----------------------------------------------------------------------------------------
 
 
-def _mapping(key: str, lines: Sequence[Line]) -> Iterator[str]:
-    if any(line.remark for line in lines):
-        yield f"{key}:"
-        for line in lines:
-            yield f"  {line.key}: {line.value}{_remark(line.remark)}"
+class _Dumper(yaml.SafeDumper):
+    """Writes text that needs quotes in double ones, and equal values twice."""
+
+    def choose_scalar_style(self) -> Any:  # noqa: ANN401 - PyYAML has no types
+        style = super().choose_scalar_style()
+        return '"' if style == "'" else style
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
+        return True
+
+
+def _lines(
+    key: str,
+    value: Any,  # noqa: ANN401 - any value of YAML
+    indent: str,
+    remarks: Mapping[str, str],
+    comments: Mapping[str, Sequence[str]],
+) -> Iterator[str]:
+    """A key with its value: on one line if that is short, and no mapping of mappings."""
+    remark = f"  # {remarks[key]}" if key in remarks else ""
+    yield from (f"{indent}# {line}" for line in comments.get(key, ()))
+    line = f"{indent}{key}: {_flow(value)}{remark}"
+    if isinstance(value, Mapping):
+        nested = any(isinstance(each, Mapping) for each in value.values())
+        if nested or len(line) > _WIDTH or (key == "axes" and not indent):
+            yield f"{indent}{key}:{remark}"
+            for name, each in value.items():
+                yield from _lines(name, each, f"{indent}  ", remarks, comments)
+            return
+    parts = value if isinstance(value, list | tuple) else ()
+    if parts and all(isinstance(each, Mapping | list | tuple) for each in parts):
+        yield f"{indent}{key}:{remark}"
+        yield from (f"{indent}  - {_flow(each)}" for each in parts)
         return
-    yield from _flow(key, [f"{line.key}: {line.value}" for line in lines])
+    yield line
 
 
-def _either(key: str, items: tuple[str, ...] | tuple[Line, ...]) -> Iterator[str]:
-    pairs = [item for item in items if isinstance(item, Line)]
-    if pairs:
-        yield from _mapping(key, pairs)
-        return
-    yield f"{key}: [{', '.join(str(item) for item in items)}]"
-
-
-def _flow(key: str, pairs: Sequence[str]) -> Iterator[str]:
-    line = f"{key}: {{{', '.join(pairs)}}}"
-    if len(line) <= _WIDTH:
-        yield line
-        return
-    indent = " " * (len(key) - len(key.lstrip()) + 2)
-    yield f"{key}:"
-    yield from (f"{indent}{pair}" for pair in pairs)
-
-
-def _axis(name: str, values: Sequence[str], remark: str) -> Iterator[str]:
-    if any(value[:1] in "[{" for value in values):
-        yield f"  {name}:{_remark(remark)}"
-        yield from (f"    - {value}" for value in values)
-        return
-    yield f"  {name}: [{', '.join(values)}]{_remark(remark)}"
-
-
-def _remark(text: str) -> str:
-    return f"  # {text}" if text else ""
+def _flow(value: Any) -> str:  # noqa: ANN401 - any value of YAML
+    """A value on one line."""
+    text = yaml.dump(
+        value,
+        Dumper=_Dumper,
+        default_flow_style=True,
+        width=float("inf"),
+        sort_keys=False,
+        allow_unicode=True,
+    )
+    return text.removesuffix("...\n").strip()

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.draft.sources import Drafts
 from tlmatrix.draft.text import Draft, write_spec
 from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
@@ -20,11 +19,14 @@ from tlmatrix.spec.expr.expression import Expression, ExpressionError
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.loader import load_spec
+from tlmatrix.spec.values import canonical, label
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from tlmatrix.draft.interface import Interface
+    from tlmatrix.draft.sources import Drafts
     from tlmatrix.matrix import Case
     from tlmatrix.run.result import CaseResult
     from tlmatrix.run.runner import Runner
@@ -36,8 +38,9 @@ _MORE = 6
 """Further cases that tell conditions apart, and their sizes."""
 _SIZES = (2, 3, 4, 6, 8, 16, 24, 32)
 _MIXED_DTYPES = re.compile(r"same dtype|Double|float64")
-_EMPTY = re.compile(r"(?<=\[)0, |, 0\b")
-"""An empty sequence in a list of lengths."""
+_RETURNED = re.compile(r"returned (\d+) tensors")
+_MOST_OUTPUTS = 4
+"""Most outputs whose orders are tried."""
 _FACTORS = (128, 64, 32, 16, 8, 4, 2)
 
 
@@ -59,7 +62,7 @@ class Trial:
 
 
 def tried(
-    drafts: Callable[[], Draft],
+    drafts: Drafts,
     path: Path,
     roots: Iterable[Path],
     *,
@@ -70,7 +73,7 @@ def tried(
     """Run the spec of a draft, and narrow it to what is supported; writes the file.
 
     Args:
-        drafts: makes the draft; has an `interface` if other guesses can be tried.
+        drafts: makes the draft, and others with other guesses.
         path: the file of the spec.
         roots: folders with the modules that it names.
         tier: the tier of the spec that runs.
@@ -82,17 +85,14 @@ def tried(
     trial = Trial(drafts())
     start = time.monotonic()
     try:
-        with Runner() as runner, muted():
+        with Runner() as runner, muted(), suppress(TimeoutError):
             attempts = _Attempts(path, tuple(roots), runner, tier, start + seconds / 2)
-            if isinstance(drafts, Drafts):
-                with suppress(TimeoutError):
-                    _choose_reference(drafts, attempts)
-                    _match_outputs(drafts, attempts)
-                    _untie(drafts, attempts)
-                trial.draft = drafts()
-            attempts.end = start + seconds
-            _narrow(trial, attempts)
-            write_spec(trial.draft, path)  # attempts wrote others
+            _match_reference(drafts, attempts)
+            _untie(drafts, attempts)
+        trial.draft = drafts()
+        with Runner() as runner, muted():  # the other keeps what it knows of other outputs
+            _narrow(trial, _Attempts(path, tuple(roots), runner, tier, start + seconds))
+        write_spec(trial.draft, path)  # attempts wrote others
     except (SpecError, UsageError) as error:
         trial.error = str(error)
         trial.lines.append(str(error))
@@ -174,10 +174,8 @@ def _narrow(trial: Trial, attempts: _Attempts) -> None:
 
 def _has_case(draft: Draft, result: CaseResult) -> bool:
     """Whether a draft still has the case of a result."""
-    numbers = _numbers(result)
-    listed = (
-        _as_yaml(numbers[name]) in values for name, values in draft.axes.items() if name in numbers
-    )
+    numbers = _sizes(result)
+    listed = (numbers[name] in values for name, values in draft.axes.items() if name in numbers)
     return all(listed) and all(_holds(rule, numbers) is not False for rule, _ in draft.constraints)
 
 
@@ -193,20 +191,17 @@ def _untie(drafts: Drafts, attempts: _Attempts) -> None:
 
     A size that is a product or a part of others in the recorded calls may be so by chance.
     """
-    for size, (tensor, dim) in drafts.interface.guessed.items():
-        before = drafts.interface
-        name = f"{tensor}_{dim}".lower()
-        untied = drafts.changed(interface=before.untied(size, name))
+    for size, (name, column) in drafts.interface.guesses.items():
+        untied = drafts.changed(interface=drafts.interface.untied(size))
         draft = untied()
-        sizes = {n: column[0] for n, column in untied.interface.symbols.items() if column}
+        sizes = {n: each[0] for n, each in untied.interface.symbols.items() if each}
         base = {n: each for n, each in sizes.items() if n in draft.axes}
-        (size_now, fine) = (sizes[name], name in draft.axes and draft.complete)
-        others = (2 * size_now, max(1, size_now // 2), size_now + 1)
+        others = (2 * column[0], max(1, column[0] // 2), column[0] + 1)
+        fine = name in draft.axes and draft.complete
         if fine and any(_passes(attempts.case(draft, base | {name: other})) for other in others):
             drafts.interface = untied.interface
         else:
-            left = frozenset(place for place in before.guesses if place != (tensor, dim))
-            drafts.interface = replace(before, guesses=left)
+            drafts.interface = drafts.interface.with_fact(size)
 
 
 def _relaxed(draft: Draft, results: Sequence[CaseResult]) -> tuple[Draft, list[str]]:
@@ -230,45 +225,55 @@ def _relaxed(draft: Draft, results: Sequence[CaseResult]) -> tuple[Draft, list[s
     return draft, []
 
 
-def _choose_reference(drafts: Drafts, attempts: _Attempts) -> None:
-    """Take the first of several references with which a recorded case passes."""
-    for found in drafts.references if len(drafts.references) > 1 else ():
-        draft = drafts.changed(found=found)()
-        passes = draft.complete and _passes(attempts.case(_recorded_alone(draft), {}))
-        if draft.problem or passes:
+def _match_reference(drafts: Drafts, attempts: _Attempts) -> None:
+    """Take the first reference with which a recorded case passes, and how it gives the outputs.
+
+    It may return them in another order, or fewer of them. What the code under test updates, it may
+    return as new tensors, or update its own arguments.
+    """
+    for found in drafts.references:
+        own = drafts.changed(found=found)
+        draft = own()
+        if draft.problem:
             drafts.found = found
             return
-
-
-def _match_outputs(drafts: Drafts, attempts: _Attempts) -> None:
-    """Find the order in which the reference returns the outputs, and whether it updates in place.
-
-    Of what the code under test updates, it may return new tensors or update its own arguments.
-    """
-    interface, found = drafts.interface, drafts.found
-    draft = drafts()
-    names = [each.name for each in interface.outputs]
-    updated = [each.name for each in interface.inputs if each.name in interface.changed]
-    if found is None or not draft.complete or draft.problem:
-        return
-    if not (updated or len(names) > 1) or len(names) > 4:
-        return
-    orders = [(order, False) for order in permutations(names)]
-    returned = (name for name in names if name not in updated)
-    orders += [((*order, *updated), True) for order in permutations(returned) if updated]
-    for order, updates in orders:
-        other = drafts.changed(
-            interface=replace(interface, order=order), found=replace(found, updates=updates)
-        )
-        if _passes(attempts.case(_recorded_alone(other()), {})):
-            drafts.interface, drafts.found = other.interface, other.found
+        first = attempts.case(_recorded_alone(draft), {}) if draft.complete else None
+        if first is not None and _passes(first):
+            drafts.found = found
             return
+        for order, updates in _ways_of_returning(own.interface, first) if first else ():
+            other = own.changed(
+                interface=replace(own.interface, order=order), found=replace(found, updates=updates)
+            )
+            if _passes(attempts.case(_recorded_alone(other()), {})):
+                drafts.interface, drafts.found = other.interface, other.found
+                return
+
+
+def _ways_of_returning(
+    interface: Interface, first: CaseResult
+) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Outputs in an order, and whether a reference changes what the code under test changes.
+
+    Args:
+        interface: of the code under test.
+        first: the result of a case, which may say how many outputs the reference returns.
+    """
+    names = [each.name for each in interface.outputs]
+    written = {each.name for each in interface.outputs if each.name in interface.changed}
+    updated = [each.name for each in interface.inputs if each.name in interface.changed]
+    said = (_RETURNED.search(finding.title) for finding in first.findings)
+    count = next((int(each[1]) for each in said if each), len(names))
+    if len(names) <= _MOST_OUTPUTS:
+        yield from ((o, False) for o in permutations(names, count) if written <= {*o})
+        returned = [name for name in names if name not in updated]
+        yield from (((*order, *updated), True) for order in permutations(returned) if updated)
 
 
 def _recorded_alone(draft: Draft) -> Draft:
     """The draft with the sizes of a recorded call alone, as checks use other sizes of its axes."""
-    known = {name: (_as_yaml(value),) for name, value in draft.recorded.items()}
-    return replace(draft, axes={**draft.axes, **known}, fuzz=())
+    known = {name: (value,) for name, value in draft.recorded.items()}
+    return replace(draft, axes={**draft.axes, **known}, fuzz={})
 
 
 # Narrowing ---------------------------------------------------------------------------------------
@@ -291,80 +296,80 @@ def _near_recorded(trial: Trial, attempts: _Attempts) -> list[CaseResult]:
 
 
 def _narrowed(
-    draft: Draft,
-    results: list[CaseResult],
-    attempts: _Attempts,
+    draft: Draft, results: list[CaseResult], attempts: _Attempts
 ) -> tuple[Draft, list[str]]:
     """The draft without what is refused, and a line for each change."""
     refused = [_refused(draft, result) for result in results]
     if all(refused) or not any(refused):
         return draft, []
+    known = {condition for condition, _ in draft.constraints}
     conditions = _distinguished(draft, results, attempts)
-    if conditions and conditions[0] not in {each for each, _ in draft.constraints}:
-        condition, why = conditions[0], next(filter(None, refused))
-        axes = dict(draft.axes)
-        name, _, factor = condition.removesuffix(" == 0").partition(" % ")
-        if factor.isdigit():
-            fine = [value for value in axes[name] if int(value) % int(factor) == 0]
-            more = (str(k * int((fine or [factor])[0])) for k in (1, 2, 3))
-            axes[name] = tuple(dict.fromkeys([*fine, *more]))
-        one, _, other = condition.partition(" == ")
-        if other in axes:  # so that cases are left
-            axes[one] = axes[other] = tuple(dict.fromkeys([*axes[one], *axes[other]]))
-        constraints = (*draft.constraints, (condition, why))
-        narrowed = replace(draft, axes=axes, constraints=constraints)
-        return narrowed, [f"  only {condition}: {why}"]
-    lines = []
-    rejected = rejected_values(results, refused)
-    axes, fuzz, constraints = dict(draft.axes), draft.fuzz, draft.constraints
+    if not conditions or conditions[0] in known:
+        return _without_values(draft, rejected_values(results, refused))
+    condition, why = conditions[0], next(filter(None, refused))
+    narrowed = replace(draft, constraints=(*draft.constraints, (condition, why)))
+    return _with_values_of(narrowed, condition), [f"  only {condition}: {why}"]
+
+
+def _with_values_of(draft: Draft, condition: str) -> Draft:
+    """The draft with values of axes that satisfy a condition, so that cases are left."""
+    axes, fuzz = dict(draft.axes), dict(draft.fuzz)
+    name, _, factor = condition.removesuffix(" == 0").partition(" % ")
+    one, _, other = condition.partition(" == ")
+    packed = re.fullmatch(r"min\((\w+)\) > 0", condition)
+    if packed is not None:
+        name = packed[1]
+        axes[name] = tuple([length for length in each if length] for each in axes[name])
+        if name in fuzz:
+            fuzz[name] = fuzz[name] | {"length": fuzz[name]["length"].replace("0..", "1..")}
+    elif factor.isdigit():
+        fine = [value for value in axes[name] if value % int(factor) == 0]
+        more = (k * (fine or [int(factor)])[0] for k in (1, 2, 3))
+        axes[name] = tuple(dict.fromkeys([*fine, *more]))
+    elif other in axes:
+        axes[one] = axes[other] = tuple(dict.fromkeys([*axes[one], *axes[other]]))
+    return replace(draft, axes=axes, fuzz=fuzz)
+
+
+def _without_values(
+    draft: Draft, rejected: Mapping[str, Mapping[str, str]]
+) -> tuple[Draft, list[str]]:
+    """The draft without values of axes that are refused."""
+    axes, fuzz, lines = dict(draft.axes), dict(draft.fuzz), []
     for name, values in rejected.items():
-        left = [value for value in axes.get(name, ()) if value not in values]
+        left = [value for value in axes.get(name, ()) if canonical(value) not in values]
+        lost = [value for value in axes.get(name, ()) if canonical(value) in values]
         if not left:
             continue
-        if all(map(_EMPTY.search, values)) and not any(map(_EMPTY.search, left)):
-            why = next(iter(values.values()))
-            constraints = (*constraints, (f"min({name}) > 0", why))
-            axes[name] = (*left, *(_EMPTY.sub("", value) for value in values))
-            fuzz = tuple(
-                replace(line, value=line.value.replace("length: 0..", "length: 1.."))
-                if line.key == name
-                else line
-                for line in fuzz
-            )
-            lines.append(f"  only min({name}) > 0: {why}")
-            continue
-        if len(left) == 1 and left[0].isdigit() and int(left[0]) > 1:
-            more = (str(factor * int(left[0])) for factor in (2, 3))
+        if len(left) == 1 and type(left[0]) is int and left[0] > 1:
+            more = (factor * left[0] for factor in (2, 3))
             left += [value for value in more if value not in axes[name]]
         axes[name] = tuple(left)
-        fuzz = tuple(
-            replace(line, value=_without(line.value, name)) if line.key == "axes" else line
-            for line in fuzz
-        )
-        lines += [f"  left out {name}={value}: {why}" for value, why in values.items()]
-    fuzz = () if any(line.key == "axes" and line.value == "{}" for line in fuzz) else fuzz
-    return replace(draft, axes=axes, fuzz=fuzz, constraints=constraints), lines
-
-
-def _without(value: str, name: str) -> str:
-    """A flow mapping of ranges without one key."""
-    parts = [part for part in value[1:-1].split(", ") if part.partition(":")[0] != name]
-    return f"{{{', '.join(parts)}}}"
+        ranges = {each: drawn for each, drawn in fuzz.get("axes", {}).items() if each != name}
+        fuzz = {**fuzz, "axes": ranges} if "axes" in fuzz else fuzz
+        lines += [f"  left out {name}={label(value)}: {values[canonical(value)]}" for value in lost]
+    fuzz = {} if fuzz.get("axes") == {} else fuzz
+    return replace(draft, axes=axes, fuzz=fuzz), lines
 
 
 def _conditions(results: Sequence[CaseResult], refused: Sequence[str]) -> list[str]:
-    """Multiples of an axis, or relations of two, that exactly the accepted cases satisfy."""
+    """Conditions that exactly the accepted cases satisfy.
+
+    Multiples of an axis, relations of two, or a packed axis without empty sequences.
+    """
     cases = [
-        (_numbers(result), why)
+        (_sizes(result), why)
         for result, why in zip(results, refused, strict=True)
         if why or not result.failed
     ]
     if sum(not why for _, why in cases) < 2 or not any(why for _, why in cases):
         return []
-    names = sorted(set.intersection(*({*values} for values, _ in cases)))
+    every = sorted(set.intersection(*({*values} for values, _ in cases)))
+    names = [name for name in every if all(type(values[name]) is int for values, _ in cases)]
     found = [f"{name} % {factor} == 0" for name in names for factor in _FACTORS]
     for a, b in permutations(names, 2):
         found += [f"{a} == {b}", f"{a} % {b} == 0", f"{a} <= {b}", f"{a} < {b}"]
+    found += [f"min({name}) > 0" for name in every if name not in names]
     return [c for c in found if all(_holds(c, values) == (not why) for values, why in cases)]
 
 
@@ -381,7 +386,7 @@ def _distinguished(
             break
         fine = next(r for r in results if not _refused(draft, r) and not r.failed)
         named = sorted({n for c in conditions for n in re.findall(r"[A-Za-z_]\w*", c)})
-        sizes = [{*map(int, draft.axes[name]), *_SIZES} for name in named if name in draft.axes]
+        sizes = [{*draft.axes[name], *_SIZES} for name in named if name in draft.axes]
         differing = (
             values
             for each in product(*map(sorted, sizes))
@@ -398,11 +403,12 @@ def _distinguished(
     return _conditions(results, [_refused(draft, result) for result in results])
 
 
-def _numbers(result: CaseResult) -> dict[str, int]:
-    return {name: value for name, value in result.values.items() if type(value) is int}
+def _sizes(result: CaseResult) -> dict[str, Any]:
+    """The values of a case that are numbers or lengths of sequences."""
+    return {name: each for name, each in result.values.items() if type(each) in (int, list)}
 
 
-def _holds(condition: str, values: Mapping[str, int]) -> bool | None:
+def _holds(condition: str, values: Mapping[str, Any]) -> bool | None:
     """Whether a condition holds; None if it divides by zero."""
     try:
         return bool(Expression(condition).evaluate(values))
@@ -413,21 +419,17 @@ def _holds(condition: str, values: Mapping[str, int]) -> bool | None:
 def rejected_values(
     results: Sequence[CaseResult], refused: Sequence[str]
 ) -> dict[str, dict[str, str]]:
-    """Values of axes that occur only in cases that are refused, with the first message."""
+    """Values of axes, as canonical text, that occur in refused cases alone, with a message."""
     found: dict[str, dict[str, str]] = {}
     names = {name for result in results for name in result.values}
     for name in sorted(names):
-        values = [_as_yaml(result.values.get(name)) for result in results]
+        values = [canonical(result.values.get(name)) for result in results]
         fine = {value for k, value in enumerate(values) if not refused[k]}
         for k, value in enumerate(values):
             why = refused[k]
             if why and value not in fine and fine:
                 found.setdefault(name, {}).setdefault(value, why)
     return found
-
-
-def _as_yaml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _refused(draft: Draft, result: CaseResult) -> str:

@@ -25,6 +25,8 @@ Names = Mapping[str, tuple[str, Mapping[int, int]]]
 """The names of parameters of a kernel elsewhere, with the dimension there of each of theirs."""
 
 _NONE: frozenset[str] = frozenset()
+_PLAIN = ("read", "written", "updated", "added", "consecutive", "bounds")
+"""The fields of `Uses` that are names."""
 
 
 class Selection(NamedTuple):
@@ -63,16 +65,15 @@ class Uses:
     def renamed(self, names: Names) -> Uses:
         """The same with other names and dimensions, without parameters that `names` lacks."""
 
-        def known(found: frozenset[str]) -> frozenset[str]:
-            return frozenset(names[name][0] for name in found if name in names)
-
         def place(name: str, dim: int) -> tuple[str, int] | None:
             other, dims = names.get(name, ("", {}))
             return (other, dims[dim]) if dim in dims else None
 
-        pairs = frozenset(
-            (names[a][0], names[b][0]) for a, b in self.products if {a, b} <= {*names}
-        )
+        plain = {
+            field: frozenset(names[name][0] for name in getattr(self, field) if name in names)
+            for field in _PLAIN
+        }
+        pairs = ((names[a][0], names[b][0]) for a, b in self.products if {a, b} <= {*names})
         selections = (
             Selection(names[each.source][0], *there, each.kind)
             for each in self.selections
@@ -80,15 +81,10 @@ class Uses:
         )
         tiles = ((*there, size) for name, dim, size in self.tiles if (there := place(name, dim)))
         return Uses(
-            known(self.read),
-            known(self.written),
-            known(self.updated),
-            known(self.added),
-            known(self.consecutive),
-            frozenset(selections),
-            known(self.bounds),
-            frozenset(tiles),
-            frozenset(pairs),
+            **plain,
+            selections=frozenset(selections),
+            tiles=frozenset(tiles),
+            products=frozenset(pairs),
         )
 
     def tile(self, name: str, dim: int) -> int | None:

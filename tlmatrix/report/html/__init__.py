@@ -1,5 +1,5 @@
-"""The report of runs as one HTML file without a network."""
+"""Reports as one HTML file without a network."""
 
-from tlmatrix.report.html.page import render
+from tlmatrix.report.html.page import render, rendered
 
-__all__ = ["render"]
+__all__ = ["render", "rendered"]

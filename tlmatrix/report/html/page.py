@@ -70,17 +70,8 @@ def render(
     times = [row for data in bench for row in bench_rows(data)]
     failing = [row for row in rows if row.result.failed]
     judged = [row for row in rows if row.result.seconds > 0]
-    environment = Environment(
-        loader=PackageLoader("tlmatrix.report.html"),
-        autoescape=select_autoescape(default=True),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals["count"] = count
-    environment.filters["number"] = _number
-    environment.filters["ratio"] = lambda value: "-" if value is None else f"{value:.3g}"
-    return environment.get_template("report.html.j2").render(
+    return rendered(
+        "report.html.j2",
         runs=runs,
         run_rows=run_rows(runs, rows),
         tally=tally,
@@ -100,10 +91,25 @@ def render(
         slowest=sorted(judged, key=lambda row: -row.result.seconds)[:_SLOWEST],
         searched=_searched(runs, rows),
         bench=times,
-        style=Markup(_text("report.css")),  # noqa: S704 - a file of this package
         scripts=[Markup(_text(name)) for name in _SCRIPTS],  # noqa: S704 - likewise
         data=Markup(_json(payload(runs, rows, times))),  # noqa: S704 - escaped
     )
+
+
+def rendered(template: str, **values: Any) -> str:  # noqa: ANN401 - what the template reads
+    """A page of this package's templates, with its style, in one file."""
+    environment = Environment(
+        loader=PackageLoader("tlmatrix.report.html"),
+        autoescape=select_autoescape(default=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["count"] = count
+    environment.filters["number"] = _number
+    environment.filters["ratio"] = lambda value: "-" if value is None else f"{value:.3g}"
+    style = Markup(_text("report.css"))  # noqa: S704 - a file of this package
+    return environment.get_template(template).render(style=style, **values)
 
 
 def _text(name: str) -> str:

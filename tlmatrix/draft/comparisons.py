@@ -1,0 +1,176 @@
+"""What the results of recorded calls are compared with, and which functions made that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from tlmatrix.draft.calls import Comparison, Seen, flattened, seen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from tlmatrix.draft.calls import Call
+
+_COMPARED_NAMES = ("actual", "input", "expected", "other")
+"""Of what PyTorch's functions compare."""
+_CONVERSIONS = frozenset({
+    "bfloat16", "clone", "contiguous", "cpu", "cuda", "detach", "double", "float", "half", "int",
+    "long", "to", "type", "type_as",
+})  # fmt: skip
+"""Methods whose result has the same elements in another dtype or memory."""
+_MOST_RESULTS = 4096
+"""Most recent results that are remembered."""
+
+
+class Result(NamedTuple):
+    """A tensor that a recorded call returned or wrote, with the call's arguments."""
+
+    tensor: torch.Tensor
+    call: Call
+    path: str
+    arguments: Mapping[str, Any]
+
+
+class Returned(NamedTuple):
+    """A tensor that a function without a kernel returned, with its arguments."""
+
+    tensor: torch.Tensor
+    function: str
+    arguments: Mapping[str, Any]
+    construct: Mapping[str, Any]
+
+
+class Conversions(TorchFunctionMode):
+    """Inside, it is noted which tensor each converted one has its elements from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sources = WeakIdKeyDictionary()
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """See `torch.overrides`."""
+        found = func(*args, **(kwargs or {}))
+        named = getattr(func, "__name__", "") in _CONVERSIONS
+        if named and isinstance(found, torch.Tensor) and found is not args[0]:
+            self._sources[found] = args[0]
+        return found
+
+    def chain(self, tensor: Any) -> Iterator[Any]:
+        """A tensor, the one that it was converted from, and so on."""
+        yield tensor
+        while isinstance(tensor, torch.Tensor) and tensor in self._sources:
+            tensor = self._sources[tensor]
+            yield tensor
+
+    def root(self, tensor: Any) -> Any:
+        """The tensor at the start of all conversions."""
+        *_, first = self.chain(tensor)
+        return first
+
+
+class Comparisons:
+    """Notes comparisons of results with what other functions return.
+
+    Args:
+        keep: called with each call whose result is compared, and with the comparison.
+        agree: whether comparisons hold, as where kernels are only traced.
+
+    Attributes:
+        conversions: a mode under which the program runs.
+    """
+
+    def __init__(self, keep: Callable[[Call], None], *, agree: bool) -> None:
+        self._keep = keep
+        self._agree = agree
+        self._made: dict[int, Result | Returned] = {}
+        self.conversions = Conversions()
+
+    def remember(self, made: Result | Returned) -> None:
+        """Remember which call or function made a tensor, and forget the oldest one.
+
+        Of functions the last one that returns it is the one that its user calls.
+        """
+        number = id(made.tensor)
+        if isinstance(made, Returned) and isinstance(self._made.get(number), Result):
+            return  # it only passes a result on
+        self._made[number] = made
+        if len(self._made) > _MOST_RESULTS:
+            del self._made[next(iter(self._made))]
+
+    def functions(self) -> Iterator[tuple[Any, str, Any]]:
+        """Functions that compare, as (owner, name, what is to replace them)."""
+        for module, name in (
+            ("torch.testing", "assert_close"),
+            ("torch", "allclose"),
+            ("torch", "equal"),
+            ("torch.testing._comparison", "assert_close"),
+            ("tilelang.testing", "torch_assert_close"),
+            ("tilelang.utils.tensor", "torch_assert_close"),
+            ("tilelang.profiler", "torch_assert_close"),
+        ):
+            owner = import_module(module)
+            original = getattr(owner, name, None)
+            if original is not None:
+                yield owner, name, self._noting(original)
+
+    def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def comparing(*args: Any, **keywords: Any) -> Any:
+            named = (keywords[name] for name in _COMPARED_NAMES if name in keywords)
+            one, other, *_ = [*args, *named, None, None]
+            self.note(one, other, keywords)
+            return self._agree or original(*args, **keywords)
+
+        return comparing
+
+    def note(self, one: object, other: object, options: Mapping[str, Any]) -> None:
+        """Note a comparison if it is one of a result."""
+        for result, expected in ((one, other), (other, one)):
+            values = (flattened(result).values(), flattened(expected).values())
+            pairs = list(zip(*values, strict=False))
+            if any(mine.numel() != theirs.numel() for mine, theirs in pairs):
+                continue  # it compares parts of them
+            for mine, theirs in pairs:
+                found = self._source(mine)
+                if found is None or self._source(theirs) is not None:
+                    continue
+                chain = (self._made.get(id(each)) for each in self.conversions.chain(theirs))
+                functions = (made for made in chain if isinstance(made, Returned))
+                by = next(functions, Returned(theirs, "", {}, {}))
+                noted = Comparison(
+                    found.path,
+                    by.function,
+                    {n: self._named(value, found.arguments) for n, value in by.arguments.items()},
+                    {n: self._named(value, found.arguments) for n, value in by.construct.items()},
+                    options.get("rtol"),
+                    options.get("atol"),
+                )
+                if noted not in found.call.compared:
+                    self._keep(replace(found.call, compared=(noted,)))
+
+    def _named(self, value: object, arguments: Mapping[str, Any]) -> object:
+        """An argument of a reference: `$name` for an argument of the call, or a constant."""
+        if isinstance(value, torch.Tensor):
+            root = self.conversions.root(value)
+            same = (n for n, each in arguments.items() if self.conversions.root(each) is root)
+            return next((f"${name}" for name in same), "")
+        noted = seen(value)
+        return noted if not isinstance(noted, Seen) else ""
+
+    def _source(self, tensor: torch.Tensor) -> Result | None:
+        """The call that made a tensor, or that of the same size which made the last one."""
+        for each in self.conversions.chain(tensor):
+            if (made := self._made.get(id(each))) is not None:
+                return made if isinstance(made, Result) else None
+        for made in reversed(self._made.values()):
+            shared = made.tensor.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+            if isinstance(made, Result) and shared and made.tensor.numel() == tensor.numel():
+                return made
+        return None
