@@ -58,11 +58,11 @@ def test_an_error_is_raised_by_each_call(counted):
 
 
 def test_an_argument_that_cannot_be_a_key_is_checked_each_time(counted):
-    check, calls = counted
+    check, _ = counted
     assert [check([1]), check([1])] == [1, 2]
 
 
 def test_the_latest_results_are_kept(counted, monkeypatch):
-    check, calls = counted
+    check, _ = counted
     monkeypatch.setattr(metadata, "MOST", 2)
     assert [check(1), check(2), check(3), check(3), check(1)] == [1, 2, 3, 3, 4]

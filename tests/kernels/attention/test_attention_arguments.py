@@ -51,7 +51,8 @@ SHARED = [
     ({"scale": "1"}, "scale must be a number or None, got '1'"),
     (
         {"backward": "fast"},
-        "backward must be one of atomic, split, grouped, reordered, specialized or None, got 'fast'",
+        "backward must be one of atomic, split, grouped, reordered, specialized or None, "
+        "got 'fast'",
     ),
     ({"sink": [1.0, 1.0, 1.0, 1.0]}, "sink must be a torch.Tensor or None, got list"),
     ({"sink": torch.zeros(3)}, "sink must have the shape [heads], [4], got [3]"),
