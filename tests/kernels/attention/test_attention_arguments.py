@@ -11,6 +11,7 @@ from tlmatrix_kernels.attention import (
     sm100_attention,
     varlen_attention,
 )
+from tlmatrix_kernels.attention.validate import STRATEGIES
 
 HALF = torch.float16
 
@@ -51,8 +52,7 @@ SHARED = [
     ({"scale": "1"}, "scale must be a number or None, got '1'"),
     (
         {"backward": "fast"},
-        "backward must be one of atomic, split, grouped, reordered, specialized or None, "
-        "got 'fast'",
+        f"backward must be one of {', '.join(STRATEGIES)} or None, got 'fast'",
     ),
     ({"sink": [1.0, 1.0, 1.0, 1.0]}, "sink must be a torch.Tensor or None, got list"),
     ({"sink": torch.zeros(3)}, "sink must have the shape [heads], [4], got [3]"),
