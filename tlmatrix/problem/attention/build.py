@@ -154,8 +154,10 @@ class Structure:
 _ON_ACCELERATOR = 2**22
 """Multiplications of a forward pass from which an accelerator computes the reference of tensors on
 the CPU: below, launches and copies take longer than a core does."""
-_SHIFTED, _HALVES = 0.05, 0.15
-"""Shares of the cases with these distributions."""
+_SHIFTED, _HALVES, _EXTREME = 0.05, 0.15, 0.06
+"""Shares of the cases with these distributions; extreme values are of float16 alone."""
+_SEVERAL = 16
+"""Keys of which weighted extreme values add up to more than float16 holds."""
 _MANY = 96
 """With fewer keys, parts of sums that are kept in 16 bits are within the error bound."""
 
@@ -443,7 +445,11 @@ def elements(setting: Setting) -> int:
 
 def attention_case(setup: CaseSetup, setting: Setting) -> Attention:
     """The case with tensors generated from its seed."""
-    own = {"shifted": _SHIFTED} | ({"halves": _HALVES} if setting.most_visible >= _MANY else {})
+    own = {"shifted": _SHIFTED}
+    if setting.most_visible >= _MANY:
+        own["halves"] = _HALVES
+    if setting.dtype == "float16" and setting.most_visible >= _SEVERAL:
+        own["extreme"] = _EXTREME
     distribution = choose_distribution(setup.values.get("values"), setup.seed, SPECIAL, own)
     zigzag = any(shard.order_of(setup.values) == "zigzag" for shard in setup.spec.shards.values())
     operands = generate_operands(setting, distribution, setup.seed, setup.device, zigzag=zigzag)
