@@ -19,21 +19,23 @@ that attend to them. It uses transposed tiles s^T and dp^T [keys, queries]: the 
 accumulators are keys, and p^T and ds^T are MMA operands in registers. A *query block* owns a tile
 of queries, accumulates their dq, and iterates over tiles of keys.
 
-=========== ===============================================================================
-strategy    kernels
-=========== ===============================================================================
-`atomic`    One key block per query head. It adds its part of dq, and the heads of a group add
-            dk and dv, with float32 atomics; a post-pass casts. 5 GEMMs, the fewest; the order
-            of the additions, and so the last bits, vary from run to run.
-`split`     One key block per query head stores float32 dk and dv, which a post-pass sums over
-            the group; query blocks compute dq. 7 GEMMs, bitwise reproducible.
-`grouped`   One key block per kv head iterates over the query heads of the group and stores
-            dk and dv once; query blocks compute dq. Like `split` without the post-pass, but
-            with fewer, longer blocks: faster for large problems only.
-`reordered` Key blocks as in `grouped`, so dk and dv are reproducible. They add dq with float32
-            atomics of four elements to an accumulator in register order (see `reordered`); a
-            post-pass restores the layout of q. 5 GEMMs; the last bits of dq vary.
-=========== ===============================================================================
+============= ===============================================================================
+strategy      kernels
+============= ===============================================================================
+`atomic`      One key block per query head. It adds its part of dq, and the heads of a group add
+              dk and dv, with float32 atomics; a post-pass casts. 5 GEMMs, the fewest; the order
+              of the additions, and so the last bits, vary from run to run.
+`split`       One key block per query head stores float32 dk and dv, which a post-pass sums over
+              the group; query blocks compute dq. 7 GEMMs, bitwise reproducible.
+`grouped`     One key block per kv head iterates over the query heads of the group and stores
+              dk and dv once; query blocks compute dq. Like `split` without the post-pass, but
+              with fewer, longer blocks: faster for large problems only.
+`reordered`   Key blocks as in `grouped`, so dk and dv are reproducible. They add dq with float32
+              atomics of four elements to an accumulator in register order (see `reordered`); a
+              post-pass restores the layout of q. 5 GEMMs; the last bits of dq vary.
+`specialized` Like `reordered` with explicit warp roles, one of which adds whole tiles of dq by TMA
+              (see the module). For sm_90a and head dimensions up to 128; the fastest there.
+============= ===============================================================================
 
 On Hopper, TMA stores dk and dv in 16 bits, through shared memory; where a tile crosses the end of a
 packed sequence, threads store its rows.

@@ -54,8 +54,9 @@ def dense_attention(
             or -inf for no sink. Differentiable.
         scale: multiplies q k^T; positive; ``head_dim ** -0.5`` if None.
         layout: "bshd" or "bhsd".
-        backward: "split" or "grouped", which are bitwise reproducible, or "atomic" or "reordered",
-            which are not (see the module `backward`); None selects "split" or "grouped" by size.
+        backward: "split" or "grouped", which are bitwise reproducible, or "atomic", "reordered" or,
+            on Hopper, "specialized", which are not (see the module `backward`); None selects
+            "split" or "grouped" by size.
 
     Returns:
         out, like q with head_dim_v, in the dtype of q; and lse [batch, heads, seqlen_q] float32,
