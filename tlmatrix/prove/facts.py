@@ -10,48 +10,36 @@ No quantifier is given to Z3: a fact is instantiated at the elements that a quer
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, reduce
-from itertools import combinations, permutations, product
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import combinations, pairwise, permutations, product
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import z3
 
-from tlmatrix.interpreter.analysis.expressions import evaluate, number
+from tlmatrix.interpreter.analysis.expressions import NEGATED, evaluate, number
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import text_of, walk
-from tlmatrix.spec.expr.expression import Expression
+from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tlmatrix.interpreter.analysis.accesses import Accesses
+    from tlmatrix.spec.expr.evaluation import Node
 
     from .terms import Load, Terms
 
     Array = np.ndarray[Any, Any]
     Sizes = dict[ir.Expr, Array]
 
-_ARITHMETIC: dict[type, type[ir.Binary]] = {
-    ast.Add: ir.Add,
-    ast.Sub: ir.Sub,
-    ast.Mult: ir.Mul,
-    ast.FloorDiv: ir.FloorDiv,
-    ast.Mod: ir.FloorMod,
-}
-_ORDER: dict[type, str] = {
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-}
+_ARITHMETIC: dict[str, type[ir.Binary]] = {
+    "+": ir.Add, "-": ir.Sub, "*": ir.Mul, "//": ir.FloorDiv, "%": ir.FloorMod
+}  # fmt: skip
 BLOCKS = (2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512)
 """Sizes of blocks that sizes are rounded up to."""
 
@@ -373,33 +361,31 @@ def _given_conditions(
 ) -> Iterator[ir.Expr]:
     """What the spec states of sizes that a kernel has, unless a launch contradicts it."""
     symbols = symbols_of(kernel)
-    for text in given:
-        if Expression(text).names <= symbols.keys():
-            condition = _condition(ast.parse(text, mode="eval").body, symbols)
-            if all(evaluate(condition, each.symbols) for each in observed):
+    for stated in map(Expression, given):
+        if stated.names <= symbols.keys():
+            condition = _condition(stated.tree, stated.text, symbols)
+            if all(stated.evaluate(each.symbols) for each in observed):
                 yield condition
 
 
-def _condition(node: ast.expr, symbols: Mapping[str, ir.Var]) -> ir.Expr:
-    match node:
-        case ast.Constant(int(value)):
+def _condition(node: Node, text: str, symbols: Mapping[str, ir.Var]) -> ir.Expr:
+    """A part of what the spec states, whose whole is `text`."""
+    parts = [_condition(part, text, symbols) for part in node.parts]
+    match node.kind, node.value:
+        case "constant", int(value):
             return _constant(value)
-        case ast.Name(name):
+        case "name", name:
             return symbols[name]
-        case ast.BinOp(left, operator, right) if type(operator) in _ARITHMETIC:
-            a, b = _condition(left, symbols), _condition(right, symbols)
-            return _ARITHMETIC[type(operator)]("int32", a, b)
-        case ast.Compare(left, operators, comparators):
-            sides = [_condition(each, symbols) for each in (left, *comparators)]
-            tests: list[ir.Expr] = [
-                ir.Compare("bool", a, b, _ORDER[type(each)])
-                for each, a, b in zip(operators, sides, sides[1:], strict=False)
-            ]
+        case "arithmetic", sign if sign in _ARITHMETIC:
+            return _ARITHMETIC[sign]("int32", *parts)
+        case "compare", chain if all(sign in NEGATED for sign, _ in chain):
+            links = zip(pairwise(parts), chain, strict=True)
+            tests: Iterable[ir.Expr] = (ir.Compare("bool", *ab, sign) for ab, (sign, _) in links)
             return reduce(partial(ir.And, "bool"), tests)
-        case ast.BoolOp(operator, values):
-            kind = ir.And if isinstance(operator, ast.And) else ir.Or
-            return reduce(partial(kind, "bool"), [_condition(each, symbols) for each in values])
-    raise Unsupported(f"`prove.given`: {ast.unparse(node)} is not a condition on sizes")
+        case "and" | "or" as joined, _:
+            return reduce(partial(ir.And if joined == "and" else ir.Or, "bool"), parts)
+    error = ExpressionError("not a condition on sizes", text, node.offset)
+    raise Unsupported(f"`prove.given`: {error}")
 
 
 # Tables -------------------------------------------------------------------------------------------
@@ -546,12 +532,12 @@ def _interval_facts(
     """Of each two columns and each size, what intervals they are."""
     for (starts, lengths), (end, values) in product(permutations(columns, 2), sizes.items()):
         rows = list(zip(columns[starts], columns[lengths], values.tolist(), strict=True))
-        if any(len(a) != len(b) for a, b, _ in rows):
+        if any(len(a) != len(b) or not _inside(a, b, n) for a, b, n in rows):
             continue
-        kinds = {_intervals(*each) for each in rows}
-        if None in kinds or max(np.count_nonzero(b) for _, b, _ in rows) <= 1:
+        if max(np.count_nonzero(b) for _, b, _ in rows) <= 1:
             continue
-        whole, disjoint = kinds == {"whole"}, "inside" not in kinds
+        gaps = [_gaps(*each) for each in rows]
+        whole, disjoint = not any(map(np.any, gaps)), all((each >= 0).all() for each in gaps)
         apart = "disjoint parts" if whole else "disjoint and inside" if disjoint else "inside"
         yield Intervals(
             words=f"[{starts}, + {lengths}) are {apart} of {text_of(end)}",
@@ -564,18 +550,13 @@ def _interval_facts(
         )
 
 
-def _intervals(
-    starts: Array, lengths: Array, end: int
-) -> Literal["whole", "disjoint", "inside"] | None:
-    """What intervals are to a dim; None if one leaves it."""
-    parts = sorted((int(s), int(n)) for s, n in zip(starts, lengths, strict=True))
-    if any(n < 0 or s < 0 or s + n > end for s, n in parts):
-        return None
-    reached = 0
-    whole = True
-    for start, length in (part for part in parts if part[1]):
-        if start < reached:
-            return "inside"
-        whole &= start == reached
-        reached = start + length
-    return "whole" if whole and reached == end else "disjoint"
+def _inside(starts: Array, lengths: Array, end: int) -> bool:
+    return bool(((starts >= 0) & (lengths >= 0) & (starts + lengths <= end)).all())
+
+
+def _gaps(starts: Array, lengths: Array, end: int) -> Array:
+    """How many elements of a dim are between its intervals, ascending; negative where they meet."""
+    order = np.lexsort((lengths, starts))
+    order = order[lengths[order] > 0]
+    found: Array = np.append(starts[order], end) - np.append(0, (starts + lengths)[order])
+    return found
