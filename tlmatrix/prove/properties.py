@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from .solving import Questions
     from .terms import Terms
 
-_SMALLER_DIMS = (1 << 10, 1 << 8)
-"""Largest dims for which a grid is proven to be launched, where it is not for larger ones."""
 LARGEST_DIMS = (1 << 20, 1 << 15, 1 << 12)
 """Largest sizes for which int32 arithmetic is proven to fit; the first that holds is reported."""
+LARGEST_GRIDS = (*LARGEST_DIMS, 1 << 10, 1 << 8)
+"""Largest sizes for which a grid is proven to be launched."""
 
 
 Question = tuple["Sequence[z3.BoolRef] | None", str, "ir.Location | None"]
@@ -185,23 +185,12 @@ def bounds(questions: Questions, accesses: Sequence[Access]) -> Iterator[Questio
             yield [*questions.executed(access), z3.Or(outside)], reason, access.location
 
 
-def overflow(questions: Questions) -> Proof:
-    """Index arithmetic of int32 stays in its range, for dims up to one of `LARGEST_DIMS`."""
-    return _for_sizes(questions, LARGEST_DIMS, "overflow", "int32", _overflows)
-
-
-def grid(questions: Questions) -> Proof:
-    """CUDA launches the grid: at most 65,535 blocks along y and z, for dims as in `overflow`."""
-    largest = (*LARGEST_DIMS, *_SMALLER_DIMS)
-    return _for_sizes(questions, largest, "grid", "blocks", _too_many_blocks)
-
-
-def _for_sizes(
+def for_sizes(
     questions: Questions,
-    largest: Sequence[int],
     name: str,
     subject: str,
     ask: Callable[[Questions, int], Iterator[Question]],
+    largest: Sequence[int] = LARGEST_DIMS,
 ) -> Proof:
     """The answer for sizes up to the first of some bounds for which there is a proof."""
     for most in largest:
@@ -211,7 +200,8 @@ def _for_sizes(
     return proof
 
 
-def _too_many_blocks(questions: Questions, most: int) -> Iterator[Question]:
+def grid(questions: Questions, most: int) -> Iterator[Question]:
+    """CUDA launches the grid: at most 65,535 blocks along y and z, for sizes up to `most`."""
     axes = {axis: access for access in questions.accesses.found for axis in access.blocks}
     for axis, access in axes.items():
         limit = (1 << 31) - 1 if axis.axis.endswith("x") else 65535
@@ -223,7 +213,8 @@ def _too_many_blocks(questions: Questions, most: int) -> Iterator[Question]:
         yield [above, *_largest(questions, most)], reason, access.location
 
 
-def _overflows(questions: Questions, most: int) -> Iterator[Question]:
+def overflow(questions: Questions, most: int) -> Iterator[Question]:
+    """Index arithmetic of int32 stays in its range, for sizes up to `most`."""
     done: set[ir.Expr] = set()
     for access in questions.accesses.found:
         # What it computes, with the variables that have their values by then.
