@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial, reduce
-from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
 import z3
@@ -76,30 +75,29 @@ def _phases(questions: Questions, name: str, events: Sequence[Event], size: int)
             return answer([(None, reason, event.location)])
     arrivals = [event for event in events if event.parity is None]
     waits = [event for event in events if event.parity is not None]
-    behind: dict[Event, int] = {}
-    facts: list[str] = []
     try:
-        for event in [*(arrivals if size > 1 and waits else ()), *waits]:
-            alike = arrivals if event.parity is None else waits
-            for late in (0,) if event.parity is None else (0, 1):
-                proof = answer([_out_of_turn(questions, event, alike, size, late)])
-                if proof.answer == "proven":
-                    break
-            else:
-                return proof
-            behind[event] = late
-            facts += proof.facts
-        behind = {event: behind[event] for event in waits}
-        others = chain(_mixed(questions, behind), _lacking(questions, behind, arrivals, size))
-        return answer(others, facts)
+        for late in (0, 1):
+            counted = (*(arrivals if size > 1 and waits else ()), *waits)
+            asked = (
+                _out_of_turn(questions, e, arrivals if e.parity is None else waits, size, late)
+                for e in counted
+            )
+            proof = answer(asked)
+            if proof.answer == "proven":
+                proof = answer(_lacking(questions, waits, arrivals, late * size), proof.facts)
+                break
     except UncountedError as error:
         return answer([(None, str(error), events[0].location)])
+    return proof
 
 
 def _out_of_turn(
     questions: Questions, event: Event, alike: Sequence[Event], size: int, late: int
 ) -> Question:
-    """That the barrier or the parity of an event is not what its number among those alike says."""
+    """That the barrier or the parity of an event is not what its number among those alike says.
+
+    With `late` 1 all waits are for the phase before.
+    """
     questions.fresh()
     terms = questions.terms
 
@@ -120,33 +118,20 @@ def _out_of_turn(
     return [*questions.executed(event), z3.Or(wrong)], reason, event.location
 
 
-def _mixed(questions: Questions, behind: Mapping[Event, int]) -> Iterator[Question]:
-    """That a thread waits both for the current phase and for the one before."""
-    for a, b in combinations(behind, 2):
-        if behind[a] != behind[b]:
-            questions.fresh()
-            found = [*questions.executed(a), *questions.executed(b)]
-            reason = "a thread may wait for a phase and, elsewhere, for the one before"
-            yield found, reason, b.location
-
-
 def _lacking(
-    questions: Questions, behind: Mapping[Event, int], arrivals: Sequence[Event], size: int
+    questions: Questions, waits: Sequence[Event], arrivals: Sequence[Event], spare: int
 ) -> Iterator[Question]:
-    """That threads wait more often than others arrive; `size` waits pass without."""
-    for late in set(behind.values()):
+    """That threads wait more often than others arrive; `spare` waits pass without."""
+    if waits:
         questions.fresh()
         terms = questions.terms
-        waits = [event for event, each in behind.items() if each == late]
-        waited = terms.integer(_total(waits), "1")
-        arrived = terms.integer(_total(arrivals), "2")
+        waited, arrived = terms.integer(_total(waits), "1"), terms.integer(_total(arrivals), "2")
         ranges = [r for e in (*waits, *arrivals) for r in e.ranges if r.kind != "loop"]
         found = [*terms.bounds(ranges, "1"), *terms.bounds(ranges, "2")]
         blocks = {r.var for r in ranges if r.kind == "block"}
         found += [terms.variable(var, "1") == terms.variable(var, "2") for var in blocks]
-        found += [arrived > 0, waited > arrived + late * size]
-        reason = "a wait may be for a phase that no arrival completes"
-        yield found, reason, waits[0].location
+        found += [arrived > 0, waited > arrived + spare]
+        yield found, "a wait may be for a phase that no arrival completes", waits[0].location
 
 
 def _rest(terms: Terms, value: ir.Expr, divisor: ir.Expr) -> z3.ArithRef:

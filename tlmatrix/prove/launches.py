@@ -6,7 +6,6 @@ Facts need launches of the same kernels with other sizes: variants of a case hav
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -29,12 +28,12 @@ from tlmatrix.run.harness import Harness, is_bitwise
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.spec import has_ranks
-from tlmatrix.spec.values import canonical
+from tlmatrix.spec.values import canonical, numbers_in
 
 from .facts import Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from tlmatrix.interpreter import InterpretedKernel
@@ -235,7 +234,7 @@ def variants(spec: Spec, case: Case, count: int) -> Iterator[Case]:
     for attempt in range(len(offered) + _ATTEMPTS if offered else 0):
         if attempt < len(offered):
             axis = list(offered)[attempt]
-            values: dict[str, Value] = {axis: max(offered[axis], key=_extent)}
+            values: dict[str, Value] = {axis: max(offered[axis], key=_size)}
         else:
             # Of some axes, for constraints may tie axes to each other.
             part = 1 if attempt < len(offered) + count else _PART
@@ -250,13 +249,9 @@ def variants(spec: Spec, case: Case, count: int) -> Iterator[Case]:
             return
 
 
-def _extent(value: Value) -> int:
-    """The size of a value: of an integer itself, of lists the sum."""
-    if isinstance(value, Mapping):
-        return sum(map(_extent, value.values()))
-    if isinstance(value, (list, tuple)):
-        return sum(map(_extent, value))
-    return value if type(value) is int else 0
+def _size(value: Value) -> float:
+    """How large a value is: of lists the sum."""
+    return sum(number for number in numbers_in(value) if isinstance(number, int))
 
 
 def free_values(spec: Spec, case: Case) -> dict[str, list[Value]]:

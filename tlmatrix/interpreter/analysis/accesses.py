@@ -27,10 +27,10 @@ from tlmatrix.interpreter.ir.rewrites.threads import (
     with_boolean_conditions,
     without_returns,
 )
-from tlmatrix.interpreter.ir.walk import any_of, calls, children, same, walk
+from tlmatrix.interpreter.ir.walk import any_of, children, same, walk
 
 from .expressions import UNKNOWN, evaluate, interval, is_negative_under, is_true, number
-from .usage import JUMPS
+from .usage import has_jumps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -265,7 +265,7 @@ class _Block:
                 with self._under():
                     for child in node.seq:
                         self.run(child)
-                        if any_jump(child):
+                        if has_jumps(child):
                             # What follows is executed only in iterations that have not left.
                             left = self._unknown("bool")
                             self._s.path = (*self._s.path, left)
@@ -360,7 +360,7 @@ class _Block:
         self._s = outside.inner()
         if repeats:
             self._havoc(changed)
-            self._s.certain &= counted and not any_jump(node.body)
+            self._s.certain &= counted and not has_jumps(node.body)
         axis = node.thread_tag if grid else ""
         counts = Range(var, low, extent if counted else None, kind, axis)
         self._s.ranges = (*outside.ranges, counts)
@@ -375,7 +375,7 @@ class _Block:
         first, count, step = (number(n) for n in (node.min, node.extent, node.step or _ONE))
         scopes = {b.scope if (b := self._buffers.get(data)) else "" for data in changed}
         few = None not in (first, count) and step == 1 and 0 < count <= _MOST_STEPS
-        return few and scopes == {"local.var"} and not any_jump(node.body)
+        return few and scopes == {"local.var"} and not has_jumps(node.body)
 
     def _while(self, node: ir.While) -> None:
         outside, changed = self._s, _written(node.body)
@@ -732,11 +732,6 @@ def alike(a: ir.Buffer, b: ir.Buffer) -> bool:
         and same(a.strides, b.strides)
         and (a.offset is b.offset or same(a.offset or _ZERO, b.offset or _ZERO))
     )
-
-
-def any_jump(node: Any) -> bool:
-    """Whether a statement may leave a loop around it."""
-    return calls(node, *JUMPS)
 
 
 def _chosen(node: ir.Expr, test: ir.Expr, a: ir.Expr, b: ir.Expr) -> ir.Expr:
