@@ -43,6 +43,9 @@ def copied_in_waves(X, Y, blocks, carried=True, released="all", rounded_up=True)
                     elif released == "others":
                         if step > 0:
                             T.mbarrier_arrive(empty[(count + _STAGES - 1) % _STAGES])
+                    elif released == "large":
+                        if k >= 1000:
+                            T.mbarrier_arrive(empty[s])
                     elif released == "next":
                         T.mbarrier_arrive(empty[(count + 1) % _STAGES])
 
@@ -78,6 +81,14 @@ def test_an_arrival_at_another_barrier_is_not_proven():
 
 def test_a_release_that_is_left_out_in_each_tile_is_not_proven():
     assert _given(released="others")["empty"] == "unknown"
+
+
+def test_a_ring_that_is_never_released_is_not_proven():
+    assert _given(released="never") == {"full": "proven", "empty": "unknown"}
+
+
+def test_a_ring_that_is_released_for_large_sizes_alone_is_not_proven():
+    assert _given(released="large")["empty"] == "unknown"
 
 
 def test_roles_whose_loops_differ_for_some_sizes_are_not_proven():

@@ -59,8 +59,8 @@ def phases(questions: Questions, barrier: ir.Buffer) -> Iterator[Proof]:
         else:
             parts.append((low, high, [event]))
     for low, high, own in parts:
-        name = f"{barrier.name}[{low}]" if high == low else f"{barrier.name}[{low}:{high + 1}]"
-        name = barrier.name if high - low + 1 == whole else name
+        part = f"[{low}]" if high == low else f"[{low}:{high + 1}]"
+        name = f"{barrier.name}{part if high - low + 1 < whole else ''}"
         start = ir.IntImm("int32", low)
         ordered = [replace(e, index=ir.Sub("int32", e.index, start)) for e in events if e in own]
         yield _phases(questions, name, ordered, high - low + 1)
@@ -76,13 +76,9 @@ def _phases(questions: Questions, name: str, events: Sequence[Event], size: int)
     arrivals = [event for event in events if event.parity is None]
     waits = [event for event in events if event.parity is not None]
     try:
+        counted = [*(arrivals if size > 1 and waits else ()), *waits]
         for late in (0, 1):
-            counted = (*(arrivals if size > 1 and waits else ()), *waits)
-            asked = (
-                _out_of_turn(questions, e, arrivals if e.parity is None else waits, size, late)
-                for e in counted
-            )
-            proof = answer(asked)
+            proof = answer(_out_of_turn(questions, e, events, size, late) for e in counted)
             if proof.answer == "proven":
                 proof = answer(_lacking(questions, waits, arrivals, late * size), proof.facts)
                 break
@@ -92,9 +88,9 @@ def _phases(questions: Questions, name: str, events: Sequence[Event], size: int)
 
 
 def _out_of_turn(
-    questions: Questions, event: Event, alike: Sequence[Event], size: int, late: int
+    questions: Questions, event: Event, events: Sequence[Event], size: int, late: int
 ) -> Question:
-    """That the barrier or the parity of an event is not what its number among those alike says.
+    """That the barrier or the parity of an event is not what its number among its kind says.
 
     With `late` 1 all waits are for the phase before.
     """
@@ -105,6 +101,7 @@ def _out_of_turn(
         found = [*questions.executed(event), z3.Not(terms.boolean(test))]
         return questions.ask(found)[0] == "none"
 
+    alike = [each for each in events if (each.parity is None) == (event.parity is None)]
     before = _earlier(event, alike, holds)
     divisor = ir.IntImm("int32", size)
     wrong = [terms.integer(event.index) != _rest(terms, before, divisor)]
@@ -130,8 +127,17 @@ def _lacking(
         found = [*terms.bounds(ranges, "1"), *terms.bounds(ranges, "2")]
         blocks = {r.var for r in ranges if r.kind == "block"}
         found += [terms.variable(var, "1") == terms.variable(var, "2") for var in blocks]
-        found += [arrived > 0, waited > arrived + spare]
+        roles = [_role(terms, event, "2") for event in arrivals] or [z3.BoolVal(True)]
+        found += [z3.Or(roles), waited > arrived + spare]
         yield found, "a wait may be for a phase that no arrival completes", waits[0].location
+
+
+def _role(terms: Terms, event: Event, block: str) -> z3.BoolRef:
+    """That a thread may execute an event, by the conditions on nothing but the thread."""
+    threads = {each.var for each in event.ranges if each.kind == "thread"}
+    tests = (part for test in event.path for part in conjuncts(test))
+    values = ((t, {n for n in walk(t) if isinstance(n, (ir.Var, ir.BufferLoad))}) for t in tests)
+    return z3.And([terms.boolean(test, block) for test, used in values if used <= threads])
 
 
 def _rest(terms: Terms, value: ir.Expr, divisor: ir.Expr) -> z3.ArithRef:
