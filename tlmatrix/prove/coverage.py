@@ -81,9 +81,9 @@ def _uncovered(
                 # Every index of the dim is in an interval of the table.
                 row = z3.Int(f"interval.{dim}.{len(owners)}")
                 start, end = fact.rows(terms, row)
-                count = terms.integer(fact.starts.table.shape[0])
+                count = terms.integer(fact.column.table.shape[0])
                 constraints += [row >= 0, row < count, start <= at, at < end]
-                owners.append((fact.starts.table.data, row))
+                owners.append((fact.column.table.data, row))
                 used.append(fact)
     location = None
     witnesses = []

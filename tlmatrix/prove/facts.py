@@ -98,48 +98,9 @@ class SizeFact(Fact):
         yield terms.boolean(self.condition)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TableFact(Fact):
-    """A fact about an integer tensor."""
-
-    table: ir.Buffer
-
-    def own(self, terms: Terms, loads: Sequence[Load]) -> list[tuple[Load, z3.BoolRef]]:
-        """The elements of the tensor among those loaded, and whether each exists."""
-        shape = [terms.integer(extent) for extent in self.table.shape]
-        return [
-            (
-                each,
-                z3.And([z3.And(i >= 0, i < n) for i, n in zip(each.indices, shape, strict=True)]),
-            )
-            for each in loads
-            if each.buffer.data is self.table.data
-        ]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Within(TableFact):
-    """Elements between bounds, those of one column if `column` is not None."""
-
-    least: int | None = None
-    most: ir.Expr | None = None
-    column: int | None = None
-
-    def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
-        """One for each element and bound."""
-        for load, exists in self.own(terms, loads):
-            here = exists
-            if self.column is not None:
-                here = z3.And(here, load.indices[-1] == self.column)
-            if self.least is not None:
-                yield z3.Implies(here, load.value >= self.least)
-            if self.most is not None:
-                yield z3.Implies(here, load.value <= terms.integer(self.most))
-
-
 @dataclass(frozen=True)
 class Column:
-    """A column of a table of two dims, or a table of one."""
+    """A column of an integer tensor of two dims, or all of a tensor."""
 
     table: ir.Buffer
     number: int | None = None
@@ -161,6 +122,41 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class TableFact(Fact):
+    """A fact about a column of an integer tensor."""
+
+    column: Column
+
+    def own(self, terms: Terms, loads: Sequence[Load]) -> list[tuple[Load, z3.BoolRef]]:
+        """The elements of the tensor among those loaded, and whether each is one of the column."""
+        table, number = self.column.table, self.column.number
+        shape = [terms.integer(extent) for extent in table.shape]
+        found = []
+        for load in loads:
+            if load.buffer.data is table.data:
+                tests = [z3.And(i >= 0, i < n) for i, n in zip(load.indices, shape, strict=True)]
+                tests += [] if number is None else [load.indices[-1] == number]
+                found.append((load, z3.And(tests)))
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Within(TableFact):
+    """Elements between bounds."""
+
+    least: int | None = None
+    most: ir.Expr | None = None
+
+    def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
+        """One for each element and bound."""
+        for load, here in self.own(terms, loads):
+            if self.least is not None:
+                yield z3.Implies(here, load.value >= self.least)
+            if self.most is not None:
+                yield z3.Implies(here, load.value <= terms.integer(self.most))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Offsets(TableFact):
     """Offsets of packed sequences: 0 first, never decreasing, the end last."""
 
@@ -168,19 +164,14 @@ class Offsets(TableFact):
 
     disjoint = True
 
-    @property
-    def starts(self) -> Column:
-        """The first row of each sequence, and the end of the last."""
-        return Column(self.table)
-
     def rows(self, terms: Terms, sequence: z3.ArithRef) -> tuple[z3.ArithRef, z3.ArithRef]:
         """The first row of a sequence, and that after its last."""
-        return terms.load(self.table, (sequence,)), terms.load(self.table, (sequence + 1,))
+        return self.column.at(terms, sequence), self.column.at(terms, sequence + 1)
 
     def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """One for each two elements."""
         own = self.own(terms, loads)
-        last = terms.integer(self.table.shape[0]) - 1
+        last = terms.integer(self.column.table.shape[0]) - 1
         ends = [(z3.IntVal(0), z3.IntVal(0))]
         if self.end is not None:
             ends.append((last, terms.integer(self.end)))
@@ -210,15 +201,14 @@ class Steps(TableFact):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Intervals(Fact):
-    """Rows of starts and lengths that are intervals inside a dim.
+class Intervals(TableFact):
+    """Rows of starts, which are the column, and lengths that are intervals inside a dim.
 
     Attributes:
         disjoint: whether no two have an element in common.
         whole: whether they are all of the dim.
     """
 
-    starts: Column
     lengths: Column
     end: ir.Expr
     disjoint: bool
@@ -226,15 +216,15 @@ class Intervals(Fact):
 
     def rows(self, terms: Terms, row: z3.ArithRef) -> tuple[z3.ArithRef, z3.ArithRef]:
         """The first element of an interval, and that after its last."""
-        start, length = self.starts.at(terms, row), self.lengths.at(terms, row)
+        start, length = self.column.at(terms, row), self.lengths.at(terms, row)
         return start, start + length
 
     def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """One for each two rows."""
-        data = (self.starts.table.data, self.lengths.table.data)
+        data = (self.column.table.data, self.lengths.table.data)
         own = (load.indices[0] for load in loads if load.buffer.data in data)
         rows = {row.get_id(): row for row in own}
-        count, end = terms.integer(self.starts.table.shape[0]), terms.integer(self.end)
+        count, end = terms.integer(self.column.table.shape[0]), terms.integer(self.end)
         parts = [
             (row, z3.And(row >= 0, row < count), *self.rows(terms, row)) for row in rows.values()
         ]
@@ -407,10 +397,10 @@ def _facts_of_tables(
         arrays = _arrays(table, alike)
         if any(array.size for array in arrays):
             constants = _ends(_constant_dims(accesses, [table], observed), _arrays(table, observed))
-            about = {**_source(alike, table), "table": table}
             loaded = [load.indices for load in _loads(table, accesses.kernel.body)]
             columns = sorted({number(at[1]) for at in loaded if len(at) == 2} - {None})
-            yield from _table_facts(arrays, sizes, columns, constants, about)
+            about = (sizes, _source(alike, table))
+            yield from _table_facts(table, arrays, columns, constants, *about)
     # Starts and lengths in tables of their own: that they are all of a dim is no coincidence, but
     # for a table with the starts of padded rows, which launches without padding do not tell apart.
     flat = [table for table in tables if len(table.shape) == 1]
@@ -419,18 +409,19 @@ def _facts_of_tables(
         shown = {Column(table): _arrays(table, launches) for table in flat}
         shown = {column: arrays for column, arrays in shown.items() if arrays}
         whole = [f for f in _interval_facts(shown, ends, _source(launches, *flat)) if f.whole]
-        uses = Counter((column, f.end) for f in whole for column in (f.starts, f.lengths))
-        yield from (f for f in whole if uses[f.starts, f.end] == uses[f.lengths, f.end] == 1)
+        uses = Counter((column, f.end) for f in whole for column in (f.column, f.lengths))
+        yield from (f for f in whole if uses[f.column, f.end] == uses[f.lengths, f.end] == 1)
 
 
 def _table_facts(
+    table: ir.Buffer,
     arrays: Sequence[Array],
-    sizes: Sizes,
     numbers: Sequence[int],
     constants: Sequence[ir.Expr],
-    about: dict[str, Any],
+    sizes: Sizes,
+    source: dict[str, Any],
 ) -> Iterator[Fact]:
-    table = about["table"]
+    about = {"column": Column(table), **source}
     if arrays[0].ndim == 1:
         offsets = list(_offsets_facts(arrays, sizes, constants, about))
         if offsets:
@@ -439,10 +430,10 @@ def _table_facts(
     yield from _bounds(table.name, arrays, sizes, about)
     if arrays[0].ndim == 2 and arrays[0].shape[1] <= 16:
         columns = {Column(table, k): [array[:, k] for array in arrays] for k in numbers}
-        source = {key: about[key] for key in ("source", "launches")}
         yield from _interval_facts(columns, sizes, source)
-        for k, cells in zip(numbers, columns.values(), strict=True):
-            yield from _bounds(f"{table.name}[:, {k}]", cells, sizes, {**about, "column": k})
+        for column, cells in columns.items():
+            name = f"{table.name}[:, {column.number}]"
+            yield from _bounds(name, cells, sizes, {**about, "column": column})
     flat = [array[array >= 0].ravel() for array in arrays]
     if sum(part.size > 1 for part in flat) >= 2 and all(len(set(p)) == p.size for p in flat):
         yield Distinct(words=f"the entries of {table.name} are distinct", **about)
@@ -512,7 +503,7 @@ def _offsets_facts(
     every = np.concatenate(differences)
     if not every.size or every.min() < 0:
         return
-    name = about["table"].name
+    name = about["column"].table.name
     ends = _ends(sizes, arrays)
     known: Sequence[ir.Expr | None] = ends or constants or [None]
     for end in known:
@@ -541,7 +532,7 @@ def _interval_facts(
         apart = "disjoint parts" if whole else "disjoint and inside" if disjoint else "inside"
         yield Intervals(
             words=f"[{starts}, + {lengths}) are {apart} of {text_of(end)}",
-            starts=starts,
+            column=starts,
             lengths=lengths,
             end=end,
             disjoint=disjoint,

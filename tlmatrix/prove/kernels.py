@@ -109,10 +109,8 @@ def budgets(use: KernelUse) -> Iterator[Proof]:
     for arch, case in use.architectures.items():
         proof = Proof("budget", arch, "proven")
         for fault in over_budget(kernel.name, *needs, arch)[:1]:
-            reason, words = "a block needs too much", fault.message
-            proof = Proof(
-                "budget", arch, "refuted", reason=reason, case=case, arch=arch, finding=words
-            )
+            proof = replace(proof, answer="refuted", case=case, arch=arch, finding=fault.message)
+            proof = replace(proof, reason="a block needs too much")
         yield proof
 
 

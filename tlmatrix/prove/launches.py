@@ -71,7 +71,6 @@ class KernelUse:
     text: str
     case: str
     architectures: dict[str, str]
-    parameters: tuple[str, ...]
     observed: list[Observation] = field(default_factory=list)
     alike: list[Observation] = field(default_factory=list)
     bits: bool = True
@@ -119,7 +118,7 @@ class Observer:
         if isinstance(kernel, TracedKernel):
             own = (value for name, value in values.items() if name in written)
             self._unmade += [v for v in own if isinstance(v, torch.Tensor) and _is_whole(v)]
-        new = KernelUse(kernel.name, text, self.case, {}, observation.parameters, bits=False)
+        new = KernelUse(kernel.name, text, self.case, {}, bits=False)
         use = self._found.setdefault(text, new)
         use.architectures.setdefault(self.arch, self.case)
         use.observed.append(observation)
@@ -164,9 +163,9 @@ class Observer:
         """The kernels so far."""
         pooled: dict[tuple[str, tuple[str, ...]], list[Observation]] = defaultdict(list)
         for use in self._found.values():
-            pooled[use.name, use.parameters] += use.observed
+            pooled[use.name, use.observed[0].parameters] += use.observed
         for use in self._found.values():
-            use.alike = pooled[use.name, use.parameters]
+            use.alike = pooled[use.name, use.observed[0].parameters]
         return list(self._found.values())
 
 

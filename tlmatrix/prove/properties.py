@@ -103,7 +103,8 @@ def equal_bits(questions: Questions, buffer: ir.Buffer) -> Iterator[Question]:
     for a, b in combinations_with_replacement(questions.accesses.of(buffer, "atomic"), 2):
         if a.grid != b.grid:
             continue
-        some, others = _of_threads(a), _of_threads(b)
+        kinds = ("thread", "parallel", "tile")
+        some, others = (tuple(r for r in each.ranges if r.kind in kinds) for each in (a, b))
         shared = same(tuple(r.extent for r in some), tuple(r.extent for r in others))
         for parties in ("blocks", "threads of a block"):
             questions.fresh()
@@ -114,10 +115,6 @@ def equal_bits(questions: Questions, buffer: ir.Buffer) -> Iterator[Question]:
                 found += [_differ(questions.terms, some, others)] if shared else []
             reason = f"two {parties} may add to one element, in any order"
             yield [*found, apart], reason, a.location
-
-
-def _of_threads(access: Access) -> tuple[Range, ...]:
-    return tuple(r for r in access.ranges if r.kind in ("thread", "parallel", "tile"))
 
 
 # A block stays in its own sequence ----------------------------------------------------------------
@@ -160,7 +157,7 @@ def _outside(
 def _owner(access: Access, fact: Offsets | Intervals) -> ir.Expr | None:
     """The sequence of a block: the index of the start that its rows are counted from."""
     loads = (node for node in walk(*access.index) if isinstance(node, ir.BufferLoad))
-    return next((row for load in loads if (row := fact.starts.row(load)) is not None), None)
+    return next((row for load in loads if (row := fact.column.row(load)) is not None), None)
 
 
 # Bounds, overflow, assumptions --------------------------------------------------------------------

@@ -221,7 +221,6 @@ _DIVIDED = (ir.FloorDiv, ir.FloorMod)
 _LOOPS: dict[int, Any] = {
     ir.PARALLEL: "parallel", ir.VECTORIZED: "parallel", ir.THREAD_BINDING: "thread"
 }  # fmt: skip
-_CONDITIONAL = ("tirx.if_then_else",)
 _BITS = ("tirx.shift_left", "tirx.shift_right", "tirx.bitwise_and", "tirx.bitwise_xor")
 
 
@@ -544,7 +543,7 @@ class _Block:
         return value if fits else self._unknown(node.dtype)
 
     def _called(self, node: ir.Call) -> Any:
-        if node.op in _CONDITIONAL:
+        if node.op == "tirx.if_then_else":
             condition, true, false = node.args
             test = self._value(condition)
             with self._under(test):
