@@ -192,9 +192,9 @@ def _executions(
     tests = [part for test in event.path for part in conjuncts(test)]
     found: ir.Expr = _ONE
     for loop in reversed(free):
-        if _has(found, loop.var) or loop.extent is None:
+        if loop.var in walk(found) or loop.extent is None:
             raise UncountedError(f"the iterations of {loop.var.name} differ in their waits")
-        own = [test for test in tests if _has(test, loop.var)]
+        own = [test for test in tests if loop.var in walk(test)]
         tests = [test for test in tests if test not in own]
         low, end = loop.low, ends.get(loop.var, ir.Add("int32", loop.low, loop.extent))
         for test in own:
@@ -233,7 +233,7 @@ def _bound(test: ir.Expr, var: ir.Var) -> tuple[ir.Expr | None, ir.Expr | None]:
         factor = terms.pop(var, 0)
         symbol = test.symbol if holds else NEGATED[test.symbol]
         symbol = MIRRORED[symbol] if factor < 0 else symbol
-        if abs(factor) == 1 and symbol != "!=" and not any(_has(term, var) for term in terms):
+        if abs(factor) == 1 and symbol != "!=" and not any(var in walk(term) for term in terms):
             limit: ir.Expr = ir.IntImm("int32", -factor * constant)
             for term, count in terms.items():
                 multiple = ir.Mul("int32", ir.IntImm("int32", -factor * count), term)
@@ -245,10 +245,6 @@ def _bound(test: ir.Expr, var: ir.Var) -> tuple[ir.Expr | None, ir.Expr | None]:
                 most if symbol in ("<", "<=", "==") else None,
             )
     raise UncountedError(f"a condition on {var.name} is not a bound of it")
-
-
-def _has(node: ir.Expr, var: ir.Var) -> bool:
-    return any(each is var for each in walk(node))
 
 
 def _sum(parts: Iterable[ir.Expr]) -> ir.Expr:

@@ -127,17 +127,15 @@ class TableFact(Fact):
 
     column: Column
 
-    def own(self, terms: Terms, loads: Sequence[Load]) -> list[tuple[Load, z3.BoolRef]]:
+    def own(self, terms: Terms, loads: Sequence[Load]) -> Iterator[tuple[Load, z3.BoolRef]]:
         """The elements of the tensor among those loaded, and whether each is one of the column."""
         table, number = self.column.table, self.column.number
         shape = [terms.integer(extent) for extent in table.shape]
-        found = []
         for load in loads:
             if load.buffer.data is table.data:
                 tests = [z3.And(i >= 0, i < n) for i, n in zip(load.indices, shape, strict=True)]
                 tests += [] if number is None else [load.indices[-1] == number]
-                found.append((load, z3.And(tests)))
-        return found
+                yield load, z3.And(tests)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -170,7 +168,7 @@ class Offsets(TableFact):
 
     def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """One for each two elements."""
-        own = self.own(terms, loads)
+        own = list(self.own(terms, loads))
         last = terms.integer(self.column.table.shape[0]) - 1
         ends = [(z3.IntVal(0), z3.IntVal(0))]
         if self.end is not None:
@@ -301,8 +299,7 @@ def _sizes(kernel: ir.Kernel, observed: Sequence[Observation]) -> Sizes:
     for size in texts.values():
         if number(size) is None:  # a table's entries need not fit a constant
             with suppress(Unsupported):
-                values = [int(evaluate(size, each.symbols)) for each in observed]
-                found[size] = np.array(values)
+                found[size] = np.array([int(evaluate(size, each.symbols)) for each in observed])
     return found
 
 
@@ -523,9 +520,8 @@ def _interval_facts(
     """Of each two columns and each size, what intervals they are."""
     for (starts, lengths), (end, values) in product(permutations(columns, 2), sizes.items()):
         rows = list(zip(columns[starts], columns[lengths], values.tolist(), strict=True))
-        if any(len(a) != len(b) or not _inside(a, b, n) for a, b, n in rows):
-            continue
-        if max(np.count_nonzero(b) for _, b, _ in rows) <= 1:
+        inside = all(len(a) == len(b) and _inside(a, b, n) for a, b, n in rows)
+        if not inside or max(np.count_nonzero(b) for _, b, _ in rows) <= 1:
             continue
         gaps = [_gaps(*each) for each in rows]
         whole, disjoint = not any(map(np.any, gaps)), all((each >= 0).all() for each in gaps)

@@ -135,12 +135,11 @@ def _proofs(
         if proof is not None:
             yield proof
     # TileLang guards accesses of other memory.
-    memory = [a for a in accesses.found if "barrier" not in a.buffer.scope]
     data = {table.data for table in tables}
     for subject, found in {
-        "shared memory": [a for a in memory if a.buffer.scope.startswith("shared")],
-        "fragments": [a for a in memory if a.buffer.scope.startswith("local")],
-        "tables": [a for a in memory if a.buffer.data in data],
+        "shared memory": [a for a in accesses.found if a.buffer.scope.startswith("shared")],
+        "fragments": [a for a in accesses.found if a.buffer.scope.startswith("local")],
+        "tables": [a for a in accesses.found if a.buffer.data in data],
     }.items():
         if found:
             yield answer("bounds", subject, bounds(questions, found))

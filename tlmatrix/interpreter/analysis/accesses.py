@@ -214,7 +214,6 @@ def _pointed(pointer: ir.Call) -> Iterator[ir.Var]:
             yield argument
 
 
-_UNFOLLOWED = ("shared.barrier", "shared.cluster_barrier", "shared.tmem")
 _POINTERS = ("tl.access_ptr", "tirx.address_of", "tirx.tvm_access_ptr")
 _LINEAR = (ir.Add, ir.Sub, ir.Mul, ir.Min, ir.Max)
 _DIVIDED = (ir.FloorDiv, ir.FloorMod)
@@ -271,7 +270,7 @@ class _Block:
             case ir.Block():
                 for buffer in node.alloc_buffers:
                     self._forget(buffer.data)
-                    if buffer.scope not in _UNFOLLOWED:
+                    if buffer.scope != "shared.tmem":
                         self._buffers.setdefault(buffer.data, buffer)
                 self.run(node.body)
             case ir.Bind():
@@ -473,7 +472,7 @@ class _Block:
             self._flow(found, source)
         return found
 
-    def _executed(self, *values: ir.Expr, own: Sequence[Range] = ()) -> Any:
+    def _executed(self, *values: ir.Expr | None, own: Sequence[Range] = ()) -> Any:
         """What is common to all that a statement executes, for values and variables of its own."""
         scope = (*self._s.ranges, *own)
         bounds = [e for r in scope for e in (r.low, r.extent) if e is not None]
@@ -591,31 +590,41 @@ class _Block:
         """Add what an operation accesses, and what it does to an mbarrier that it is passed."""
         name = node.op.rpartition(".")[2]
         atomic = "atomic" in node.op
-        values: list[Any] = []
-        barriers: list[tuple[ir.Buffer, ir.Expr]] = []
+        parity = None
+        barriers = []
         for k, argument in enumerate(node.args):
-            value = None
             if isinstance(argument, ir.Region):
                 self._region(argument, name, atomic=atomic and k == 1)
+            elif barrier := self._barrier(argument):
+                barriers.append(barrier)
             elif isinstance(argument, ir.Call) and argument.op in _POINTERS:
                 self._pointer(node, argument, name)
             elif isinstance(argument, ir.Var) and argument.dtype == "handle":
                 self._pointer(node, ir.Call("handle", _POINTERS[-1], (argument,), {}), name)
-            elif isinstance(argument, ir.BufferLoad) and "barrier" in argument.buffer.scope:
-                barriers.append((argument.buffer, self._value(argument.indices[0])))
             elif isinstance(argument, ir.Expr):
                 value = self._value(argument)
-            values.append(value)
+                parity = value if k == 1 and node.op == "tl.mbarrier_wait_parity" else parity
         for argument in node.annotations.values():
             if isinstance(argument, ir.Expr):
                 self._value(argument)
-        for barrier, index in barriers if node.op != "tl.mbarrier_expect_tx" else ():
-            parity = values[1] if node.op == "tl.mbarrier_wait_parity" else None
-            where = self._executed(index, *([] if parity is None else [parity]))
-            event = Event(barrier=barrier, index=index, parity=parity, **where)
+        for buffer, index in barriers if node.op != "tl.mbarrier_expect_tx" else ():
+            where = self._executed(index, parity)
+            event = Event(barrier=buffer, index=index, parity=parity, **where)
             self._found.events.append(event)
         if name.endswith("copy") and all(isinstance(a, ir.Region) for a in node.args[:2]):
             self._flow(node.args[1].buffer.data, node.args[0])
+
+    def _barrier(self, argument: Any) -> tuple[ir.Buffer, ir.Expr] | None:
+        """The array and the number of an mbarrier that an operation is passed, or its address."""
+        pointer = isinstance(argument, ir.Call) and argument.op in _POINTERS
+        load = argument.args[0] if pointer else argument
+        if isinstance(load, ir.BufferLoad):
+            buffer, index = load.buffer, load.indices[0]
+        elif pointer and argument.args[1] in self._buffers:
+            buffer, index = self._buffers[argument.args[1]], argument.args[2]
+        else:
+            return None
+        return (buffer, self._value(index)) if "barrier" in buffer.scope else None
 
     def _pointer(self, node: ir.Call, pointer: ir.Call, name: str) -> None:
         load = next((a for a in pointer.args if isinstance(a, ir.BufferLoad)), None)
@@ -637,7 +646,7 @@ class _Block:
         for data in _pointed(pointer):
             buffer = load.buffer if load is not None else self._buffers.get(data)
             if buffer is None:
-                continue  # a barrier, or tensor memory
+                continue  # tensor memory
             whole = [self._tile(_ZERO, extent) for extent in buffer.shape]
             starts = [start for start, *_ in tile] or [_ZERO] * len(buffer.shape)
             there = tuple((start, _ONE) for start in starts)
