@@ -75,16 +75,21 @@ def _phases(questions: Questions, name: str, events: Sequence[Event], size: int)
             return answer([(None, reason, event.location)])
     arrivals = [event for event in events if event.parity is None]
     waits = [event for event in events if event.parity is not None]
+    late: dict[Event, int] = {}
+    facts: list[str] = []
     try:
-        counted = [*(arrivals if size > 1 and waits else ()), *waits]
-        for late in (0, 1):
-            proof = answer(_out_of_turn(questions, e, events, size, late) for e in counted)
-            if proof.answer == "proven":
-                proof = answer(_lacking(questions, waits, arrivals, late * size), proof.facts)
-                break
+        for event in [*(arrivals if size > 1 and waits else ()), *waits]:
+            for late[event] in (0, 1):
+                proof = answer([_out_of_turn(questions, event, events, size, late[event])])
+                if proof.answer == "proven":
+                    break
+            else:
+                return proof
+            facts += proof.facts
+        spare = {event: late[event] * size for event in waits}
+        return answer(_lacking(questions, spare, arrivals), facts)
     except UncountedError as error:
         return answer([(None, str(error), events[0].location)])
-    return proof
 
 
 def _out_of_turn(
@@ -92,7 +97,7 @@ def _out_of_turn(
 ) -> Question:
     """That the barrier or the parity of an event is not what its number among its kind says.
 
-    With `late` 1 all waits are for the phase before.
+    With `late` 1 a wait is for the phase before.
     """
     questions.fresh()
     terms = questions.terms
@@ -104,11 +109,12 @@ def _out_of_turn(
     alike = [each for each in events if (each.parity is None) == (event.parity is None)]
     before = _earlier(event, alike, holds)
     divisor = ir.IntImm("int32", size)
-    wrong = [terms.integer(event.index) != _rest(terms, before, divisor)]
+    wrong = [terms.integer(event.index) != terms.integer(ir.FloorMod("int32", before, divisor))]
     if event.parity is not None:
         turn = ir.FloorDiv("int32", before, divisor)
         shifted = ir.Add("int32", turn, ir.IntImm("int32", late))
-        wrong.append(terms.integer(event.parity) != _rest(terms, shifted, ir.IntImm("int32", 2)))
+        parity = ir.FloorMod("int32", shifted, ir.IntImm("int32", 2))
+        wrong.append(terms.integer(event.parity) != terms.integer(parity))
     reason = "a wait may be for another phase than its number among the waits demands"
     if event.parity is None:
         reason = "an arrival may be at another barrier than its number among the arrivals demands"
@@ -116,20 +122,22 @@ def _out_of_turn(
 
 
 def _lacking(
-    questions: Questions, waits: Sequence[Event], arrivals: Sequence[Event], spare: int
+    questions: Questions, waits: Mapping[Event, int], arrivals: Sequence[Event]
 ) -> Iterator[Question]:
-    """That threads wait more often than others arrive; `spare` waits pass without."""
-    if waits:
+    """That threads wait more often than others arrive; by wait, as many more pass without."""
+    for spare in set(waits.values()):
         questions.fresh()
         terms = questions.terms
-        waited, arrived = terms.integer(_total(waits), "1"), terms.integer(_total(arrivals), "2")
+        own = [event for event, each in waits.items() if each == spare]
+        waited, arrived = terms.integer(_total([*waits]), "1"), terms.integer(_total(arrivals), "2")
         ranges = [r for e in (*waits, *arrivals) for r in e.ranges if r.kind != "loop"]
         found = [*terms.bounds(ranges, "1"), *terms.bounds(ranges, "2")]
         blocks = {r.var for r in ranges if r.kind == "block"}
         found += [terms.variable(var, "1") == terms.variable(var, "2") for var in blocks]
-        roles = [_role(terms, event, "2") for event in arrivals] or [z3.BoolVal(True)]
-        found += [z3.Or(roles), waited > arrived + spare]
-        yield found, "a wait may be for a phase that no arrival completes", waits[0].location
+        found.append(z3.Or([_role(terms, event, "1") for event in own]))
+        found += [z3.Or([_role(terms, event, "2") for event in arrivals])] if arrivals else []
+        found.append(waited > arrived + spare)
+        yield found, "a wait may be for a phase that no arrival completes", own[0].location
 
 
 def _role(terms: Terms, event: Event, block: str) -> z3.BoolRef:
@@ -138,10 +146,6 @@ def _role(terms: Terms, event: Event, block: str) -> z3.BoolRef:
     tests = (part for test in event.path for part in conjuncts(test))
     values = ((t, {n for n in walk(t) if isinstance(n, (ir.Var, ir.BufferLoad))}) for t in tests)
     return z3.And([terms.boolean(test, block) for test, used in values if used <= threads])
-
-
-def _rest(terms: Terms, value: ir.Expr, divisor: ir.Expr) -> z3.ArithRef:
-    return terms.integer(ir.FloorMod("int32", value, divisor))
 
 
 # How often statements are executed ----------------------------------------------------------------

@@ -520,7 +520,9 @@ def _interval_facts(
     """Of each two columns and each size, what intervals they are."""
     for (starts, lengths), (end, values) in product(permutations(columns, 2), sizes.items()):
         rows = list(zip(columns[starts], columns[lengths], values.tolist(), strict=True))
-        inside = all(len(a) == len(b) and _inside(a, b, n) for a, b, n in rows)
+        inside = all(
+            len(a) == len(b) and ((a >= 0) & (b >= 0) & (a + b <= n)).all() for a, b, n in rows
+        )
         if not inside or max(np.count_nonzero(b) for _, b, _ in rows) <= 1:
             continue
         gaps = [_gaps(*each) for each in rows]
@@ -535,10 +537,6 @@ def _interval_facts(
             whole=whole,
             **about,
         )
-
-
-def _inside(starts: Array, lengths: Array, end: int) -> bool:
-    return bool(((starts >= 0) & (lengths >= 0) & (starts + lengths <= end)).all())
 
 
 def _gaps(starts: Array, lengths: Array, end: int) -> Array:

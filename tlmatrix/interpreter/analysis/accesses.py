@@ -609,8 +609,7 @@ class _Block:
                 self._value(argument)
         for buffer, index in barriers if node.op != "tl.mbarrier_expect_tx" else ():
             where = self._executed(index, parity)
-            event = Event(barrier=buffer, index=index, parity=parity, **where)
-            self._found.events.append(event)
+            self._found.events.append(Event(barrier=buffer, index=index, parity=parity, **where))
         if name.endswith("copy") and all(isinstance(a, ir.Region) for a in node.args[:2]):
             self._flow(node.args[1].buffer.data, node.args[0])
 
