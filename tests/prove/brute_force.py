@@ -763,9 +763,8 @@ def proofs_of(program: Program, func: Any, every: list[Launch]) -> Any:
         )
         for launch in every
     ]
-    names = tuple(program.parameters)
     traced = {"sm_90a": "case"}
-    use = KernelUse("main", saved(func), "case", traced, names, observations, observations)
+    use = KernelUse("main", saved(func), "case", traced, observations, observations)
     return prove_kernel(use, {})
 
 

@@ -1,5 +1,6 @@
 """Phases of mbarriers: counted pipelines are proven for all sizes, wrong counts are not."""
 
+import pytest
 import tilelang.language as T
 import torch
 from kernels_proven import answers, fresh
@@ -43,6 +44,9 @@ def copied_in_waves(X, Y, blocks, carried=True, released="all", rounded_up=True)
                     elif released == "others":
                         if step > 0:
                             T.mbarrier_arrive(empty[(count + _STAGES - 1) % _STAGES])
+                    elif released == "large":
+                        if k >= 1000:
+                            T.mbarrier_arrive(empty[s])
                     elif released == "next":
                         T.mbarrier_arrive(empty[(count + 1) % _STAGES])
 
@@ -80,6 +84,14 @@ def test_a_release_that_is_left_out_in_each_tile_is_not_proven():
     assert _given(released="others")["empty"] == "unknown"
 
 
+def test_a_ring_that_is_never_released_is_not_proven():
+    assert _given(released="never") == {"full": "proven", "empty": "unknown"}
+
+
+def test_a_ring_that_is_released_for_large_sizes_alone_is_not_proven():
+    assert _given(released="large")["empty"] == "unknown"
+
+
 def test_roles_whose_loops_differ_for_some_sizes_are_not_proven():
     found = _phases(rounded_up=False)
     assert found["full"].answer == "unknown"
@@ -107,6 +119,25 @@ def test_a_phase_that_a_loop_changes_is_unknown():
     proof = found["phases of come"]
     assert proof.answer == "unknown"
     assert "depends on a value that is not known" in proof.reason
+
+
+@jit_kernel(X="f32[m, 32]", Y="f32[m, 32]")
+def with_arrivals_by_address(X, Y, more=0):
+    m = X.shape[0]
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_shared((_ROWS, 32), "float32")
+        come = T.alloc_barrier([1] * 2)
+        for step in T.serial(T.ceildiv(m, _ROWS)):
+            T.copy(X[step * _ROWS : (step + 1) * _ROWS, 0:32], tile)
+            T.tcgen05_mma_arrive(come[(step + more) % 2])
+            T.mbarrier_wait_parity(come[step % 2], step // 2 % 2)
+            T.copy(tile, Y[step * _ROWS : (step + 1) * _ROWS, 0:32])
+
+
+@pytest.mark.parametrize(("more", "answer"), [(0, "proven"), (1, "unknown")])
+def test_an_operation_that_takes_the_address_of_a_barrier_arrives_there(more, answer):
+    found = answers(lambda: with_arrivals_by_address(more)(torch.zeros(40, 32), fresh(40, 32)))
+    assert found["phases of come"].answer == answer
 
 
 @jit_kernel(X="f32[m, 32]", Y="f32[m, 32]")

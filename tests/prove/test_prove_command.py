@@ -188,7 +188,7 @@ def test_a_given_condition_that_a_launch_contradicts_is_reported(folder: Path) -
 def test_a_given_text_that_is_no_condition_on_sizes_is_reported(folder: Path) -> None:
     path = _project(folder, more='prove: {given: {"max(longest, 3) <= 64": "few"}}')
     outcome = command_line("prove", str(path), "-n", "1")
-    assert "`prove.given`: max(longest, 3) is not a condition on sizes" in outcome.out
+    assert "not a condition on sizes, at character 1 of 'max(longest, 3) <= 64'" in outcome.out
 
 
 _SCRIPT = """

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial, reduce
-from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
 import z3
@@ -60,8 +59,8 @@ def phases(questions: Questions, barrier: ir.Buffer) -> Iterator[Proof]:
         else:
             parts.append((low, high, [event]))
     for low, high, own in parts:
-        name = f"{barrier.name}[{low}]" if high == low else f"{barrier.name}[{low}:{high + 1}]"
-        name = barrier.name if high - low + 1 == whole else name
+        part = f"[{low}]" if high == low else f"[{low}:{high + 1}]"
+        name = f"{barrier.name}{part if high - low + 1 < whole else ''}"
         start = ir.IntImm("int32", low)
         ordered = [replace(e, index=ir.Sub("int32", e.index, start)) for e in events if e in own]
         yield _phases(questions, name, ordered, high - low + 1)
@@ -76,30 +75,30 @@ def _phases(questions: Questions, name: str, events: Sequence[Event], size: int)
             return answer([(None, reason, event.location)])
     arrivals = [event for event in events if event.parity is None]
     waits = [event for event in events if event.parity is not None]
-    behind: dict[Event, int] = {}
+    late: dict[Event, int] = {}
     facts: list[str] = []
     try:
         for event in [*(arrivals if size > 1 and waits else ()), *waits]:
-            alike = arrivals if event.parity is None else waits
-            for late in (0,) if event.parity is None else (0, 1):
-                proof = answer([_out_of_turn(questions, event, alike, size, late)])
+            for late[event] in (0, 1):
+                proof = answer([_out_of_turn(questions, event, events, size, late[event])])
                 if proof.answer == "proven":
                     break
             else:
                 return proof
-            behind[event] = late
             facts += proof.facts
-        behind = {event: behind[event] for event in waits}
-        others = chain(_mixed(questions, behind), _lacking(questions, behind, arrivals, size))
-        return answer(others, facts)
+        spare = {event: late[event] * size for event in waits}
+        return answer(_lacking(questions, spare, arrivals), facts)
     except UncountedError as error:
         return answer([(None, str(error), events[0].location)])
 
 
 def _out_of_turn(
-    questions: Questions, event: Event, alike: Sequence[Event], size: int, late: int
+    questions: Questions, event: Event, events: Sequence[Event], size: int, late: int
 ) -> Question:
-    """That the barrier or the parity of an event is not what its number among those alike says."""
+    """That the barrier or the parity of an event is not what its number among its kind says.
+
+    With `late` 1 a wait is for the phase before.
+    """
     questions.fresh()
     terms = questions.terms
 
@@ -107,50 +106,46 @@ def _out_of_turn(
         found = [*questions.executed(event), z3.Not(terms.boolean(test))]
         return questions.ask(found)[0] == "none"
 
+    alike = [each for each in events if (each.parity is None) == (event.parity is None)]
     before = _earlier(event, alike, holds)
     divisor = ir.IntImm("int32", size)
-    wrong = [terms.integer(event.index) != _rest(terms, before, divisor)]
+    wrong = [terms.integer(event.index) != terms.integer(ir.FloorMod("int32", before, divisor))]
     if event.parity is not None:
         turn = ir.FloorDiv("int32", before, divisor)
         shifted = ir.Add("int32", turn, ir.IntImm("int32", late))
-        wrong.append(terms.integer(event.parity) != _rest(terms, shifted, ir.IntImm("int32", 2)))
+        parity = ir.FloorMod("int32", shifted, ir.IntImm("int32", 2))
+        wrong.append(terms.integer(event.parity) != terms.integer(parity))
     reason = "a wait may be for another phase than its number among the waits demands"
     if event.parity is None:
         reason = "an arrival may be at another barrier than its number among the arrivals demands"
     return [*questions.executed(event), z3.Or(wrong)], reason, event.location
 
 
-def _mixed(questions: Questions, behind: Mapping[Event, int]) -> Iterator[Question]:
-    """That a thread waits both for the current phase and for the one before."""
-    for a, b in combinations(behind, 2):
-        if behind[a] != behind[b]:
-            questions.fresh()
-            found = [*questions.executed(a), *questions.executed(b)]
-            reason = "a thread may wait for a phase and, elsewhere, for the one before"
-            yield found, reason, b.location
-
-
 def _lacking(
-    questions: Questions, behind: Mapping[Event, int], arrivals: Sequence[Event], size: int
+    questions: Questions, waits: Mapping[Event, int], arrivals: Sequence[Event]
 ) -> Iterator[Question]:
-    """That threads wait more often than others arrive; `size` waits pass without."""
-    for late in set(behind.values()):
+    """That threads wait more often than others arrive; by wait, as many more pass without."""
+    for spare in set(waits.values()):
         questions.fresh()
         terms = questions.terms
-        waits = [event for event, each in behind.items() if each == late]
-        waited = terms.integer(_total(waits), "1")
-        arrived = terms.integer(_total(arrivals), "2")
+        own = [event for event, each in waits.items() if each == spare]
+        waited, arrived = terms.integer(_total([*waits]), "1"), terms.integer(_total(arrivals), "2")
         ranges = [r for e in (*waits, *arrivals) for r in e.ranges if r.kind != "loop"]
         found = [*terms.bounds(ranges, "1"), *terms.bounds(ranges, "2")]
         blocks = {r.var for r in ranges if r.kind == "block"}
         found += [terms.variable(var, "1") == terms.variable(var, "2") for var in blocks]
-        found += [arrived > 0, waited > arrived + late * size]
-        reason = "a wait may be for a phase that no arrival completes"
-        yield found, reason, waits[0].location
+        found.append(z3.Or([_role(terms, event, "1") for event in own]))
+        found += [z3.Or([_role(terms, event, "2") for event in arrivals])] if arrivals else []
+        found.append(waited > arrived + spare)
+        yield found, "a wait may be for a phase that no arrival completes", own[0].location
 
 
-def _rest(terms: Terms, value: ir.Expr, divisor: ir.Expr) -> z3.ArithRef:
-    return terms.integer(ir.FloorMod("int32", value, divisor))
+def _role(terms: Terms, event: Event, block: str) -> z3.BoolRef:
+    """That a thread may execute an event, by the conditions on nothing but the thread."""
+    threads = {each.var for each in event.ranges if each.kind == "thread"}
+    tests = (part for test in event.path for part in conjuncts(test))
+    values = ((t, {n for n in walk(t) if isinstance(n, (ir.Var, ir.BufferLoad))}) for t in tests)
+    return z3.And([terms.boolean(test, block) for test, used in values if used <= threads])
 
 
 # How often statements are executed ----------------------------------------------------------------
@@ -201,9 +196,9 @@ def _executions(
     tests = [part for test in event.path for part in conjuncts(test)]
     found: ir.Expr = _ONE
     for loop in reversed(free):
-        if _has(found, loop.var) or loop.extent is None:
+        if loop.var in walk(found) or loop.extent is None:
             raise UncountedError(f"the iterations of {loop.var.name} differ in their waits")
-        own = [test for test in tests if _has(test, loop.var)]
+        own = [test for test in tests if loop.var in walk(test)]
         tests = [test for test in tests if test not in own]
         low, end = loop.low, ends.get(loop.var, ir.Add("int32", loop.low, loop.extent))
         for test in own:
@@ -242,7 +237,7 @@ def _bound(test: ir.Expr, var: ir.Var) -> tuple[ir.Expr | None, ir.Expr | None]:
         factor = terms.pop(var, 0)
         symbol = test.symbol if holds else NEGATED[test.symbol]
         symbol = MIRRORED[symbol] if factor < 0 else symbol
-        if abs(factor) == 1 and symbol != "!=" and not any(_has(term, var) for term in terms):
+        if abs(factor) == 1 and symbol != "!=" and not any(var in walk(term) for term in terms):
             limit: ir.Expr = ir.IntImm("int32", -factor * constant)
             for term, count in terms.items():
                 multiple = ir.Mul("int32", ir.IntImm("int32", -factor * count), term)
@@ -254,10 +249,6 @@ def _bound(test: ir.Expr, var: ir.Var) -> tuple[ir.Expr | None, ir.Expr | None]:
                 most if symbol in ("<", "<=", "==") else None,
             )
     raise UncountedError(f"a condition on {var.name} is not a bound of it")
-
-
-def _has(node: ir.Expr, var: ir.Var) -> bool:
-    return any(each is var for each in walk(node))
 
 
 def _sum(parts: Iterable[ir.Expr]) -> ir.Expr:

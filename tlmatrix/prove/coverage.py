@@ -11,6 +11,7 @@ the candidates written is impossible, every element is written.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import islice, pairwise, product
 from typing import TYPE_CHECKING
 
@@ -80,9 +81,9 @@ def _uncovered(
                 # Every index of the dim is in an interval of the table.
                 row = z3.Int(f"interval.{dim}.{len(owners)}")
                 start, end = fact.rows(terms, row)
-                count = terms.integer(fact.starts.table.shape[0])
+                count = terms.integer(fact.column.table.shape[0])
                 constraints += [row >= 0, row < count, start <= at, at < end]
-                owners.append((fact.starts.table.data, row))
+                owners.append((fact.column.table.data, row))
                 used.append(fact)
     location = None
     witnesses = []
@@ -232,66 +233,52 @@ class _Solver:
         whole = rest = right.plus(left, -1)
         for atom, count in atoms:
             rest = rest.plus(self._terms.parsed(atom), count)
-        nested = [(a, c) for a, c in atoms if not self._is_unknown(a)]
-        plain = sorted(
-            ((a, c) for a, c in atoms if self._is_unknown(a)), key=lambda each: -abs(each[1])
-        )
-        if not plain:
-            return []
-        if len(plain) == len(nested) == 1 and (strided := self._strided(plain[0], nested[0])):
-            var, size = strided
-            left = self._terms.divided(rest, size, rest=True)
-            quotient = self._terms.divided(rest, size)
-            return [(plain[0][0], self._terms.term(left)), (var, self._terms.term(quotient))]
-        if nested or any(c < 0 for _, c in plain) or not self._is_radix(plain):
-            # An element of a tile takes what the rest, still unknown, leaves.
-            for atom, count in reversed(plain):
-                others = [a for a, _ in atoms if a is not atom]
-                if abs(count) == 1 and not any(_occurs(atom, a) for a in others):
-                    value = whole.plus(self._terms.parsed(atom), count)
-                    return [(atom, self._terms.term(Polynomial({}).plus(value, count)))]
-            return []
         found = []
-        for k, (atom, count) in enumerate(plain):
-            if k == len(plain) - 1 and count == 1:
-                found.append((atom, self._terms.term(rest)))
-                break
-            divisor = Polynomial({(): count})
-            found.append((atom, self._terms.term(self._terms.divided(rest, divisor))))
-            rest = self._terms.divided(rest, divisor, rest=True)
+        for unknown, factor in self._digits(atoms, known):
+            found.append((unknown, self._terms.term(self._terms.divided(rest, factor))))
+            rest = self._terms.divided(rest, factor, rest=True)
+        if found:
+            return found
+        # An element of a tile takes what the rest, still unknown, leaves.
+        plain = [(a, c) for a, c in atoms if self._is_unknown(a) and abs(c) == 1]
+        for atom, count in reversed(plain):
+            if not any(_occurs(atom, a) for a, _ in atoms if a is not atom):
+                value = whole.plus(self._terms.parsed(atom), count)
+                return [(atom, self._terms.term(Polynomial({}).plus(value, count)))]
+        return []
+
+    def _digits(
+        self, atoms: Sequence[tuple[z3.ArithRef, int]], known: list[Pair]
+    ) -> list[tuple[z3.ArithRef, Polynomial]]:
+        """The unknowns of a sum with their factors, if all but the first are digits.
+
+        A digit is below what the factor before it leaves. Factors are numbers, or sizes: a
+        persistent block strides over its tiles, `block + iteration * blocks`.
+        """
+        found: list[tuple[z3.ArithRef, Polynomial]] = []
+        for atom, count in atoms:
+            parts = atom.children() if _is(atom, ("product",)) else [atom]
+            free = [part for part in parts if self._has_free(part, known)]
+            if count < 0 or len(free) != 1 or not self._is_unknown(free[0]):
+                return []
+            others = (self._terms.parsed(part) for part in parts if part is not free[0])
+            found.append((free[0], reduce(Polynomial.times, others, Polynomial({(): count}))))
+        found.sort(key=lambda each: (each[1].constant is not None, -(each[1].constant or 0)))
+        for (_, larger), (atom, factor) in pairwise(found):
+            size = self._extent(atom)
+            unused = None if size is None else larger.plus(size.times(factor), -1).constant
+            if unused is None or unused < 0:
+                return []
         return found
 
-    def _strided(
-        self, plain: tuple[z3.ArithRef, int], nested: tuple[z3.ArithRef, int]
-    ) -> tuple[z3.ArithRef, Polynomial] | None:
-        """Of `a + b * n` with a < n: b and n; a persistent block strides over its tiles so."""
-        each = self._ranges.get(plain[0])
-        factors = nested[0].children()
-        if each is None or each.extent is None or plain[1] != 1 or nested[1] != 1:
-            return None
-        extent = self._terms.polynomial(each.extent)
-        for var, size in (factors, factors[::-1]) if len(factors) == 2 else ():
-            if var in self._ranges and self._terms.parsed(size).terms == extent.terms:
-                return var, extent
-        return None
-
-    def _is_radix(self, plain: list[tuple[z3.ArithRef, int]]) -> bool:
-        """Whether each unknown is below what the factor of the one before leaves for it."""
-        for (_, larger), (atom, count) in pairwise(plain):
-            size = self._extent(atom)
-            if size is None or larger % count or size > larger // count:
-                return False
-        return True
-
-    def _extent(self, atom: z3.ArithRef) -> int | None:
+    def _extent(self, atom: z3.ArithRef) -> Polynomial | None:
         """An upper bound of an unknown that starts at 0."""
         each = self._ranges.get(atom)
         if each is not None:
             if each.extent is None or self._terms.polynomial(each.low).constant != 0:
                 return None
-            return self._terms.polynomial(each.extent).constant
-        divisor = self._terms.parsed(atom.children()[1]) if _is(atom, _REMAINDERS) else None
-        return None if divisor is None else divisor.constant
+            return self._terms.polynomial(each.extent)
+        return self._terms.parsed(atom.children()[1]) if _is(atom, _REMAINDERS) else None
 
     def _inverted(self, known: list[Pair], equations: list[Pair]) -> bool:
         """From a quotient and a remainder that are known, an equation for what was divided."""

@@ -10,48 +10,36 @@ No quantifier is given to Z3: a fact is instantiated at the elements that a quer
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, reduce
-from itertools import combinations, permutations, product
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import combinations, pairwise, permutations, product
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import z3
 
-from tlmatrix.interpreter.analysis.expressions import evaluate, number
+from tlmatrix.interpreter.analysis.expressions import NEGATED, evaluate, number
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import text_of, walk
-from tlmatrix.spec.expr.expression import Expression
+from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tlmatrix.interpreter.analysis.accesses import Accesses
+    from tlmatrix.spec.expr.evaluation import Node
 
     from .terms import Load, Terms
 
     Array = np.ndarray[Any, Any]
     Sizes = dict[ir.Expr, Array]
 
-_ARITHMETIC: dict[type, type[ir.Binary]] = {
-    ast.Add: ir.Add,
-    ast.Sub: ir.Sub,
-    ast.Mult: ir.Mul,
-    ast.FloorDiv: ir.FloorDiv,
-    ast.Mod: ir.FloorMod,
-}
-_ORDER: dict[type, str] = {
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-}
+_ARITHMETIC: dict[str, type[ir.Binary]] = {
+    "+": ir.Add, "-": ir.Sub, "*": ir.Mul, "//": ir.FloorDiv, "%": ir.FloorMod
+}  # fmt: skip
 BLOCKS = (2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512)
 """Sizes of blocks that sizes are rounded up to."""
 
@@ -110,48 +98,9 @@ class SizeFact(Fact):
         yield terms.boolean(self.condition)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TableFact(Fact):
-    """A fact about an integer tensor."""
-
-    table: ir.Buffer
-
-    def own(self, terms: Terms, loads: Sequence[Load]) -> list[tuple[Load, z3.BoolRef]]:
-        """The elements of the tensor among those loaded, and whether each exists."""
-        shape = [terms.integer(extent) for extent in self.table.shape]
-        return [
-            (
-                each,
-                z3.And([z3.And(i >= 0, i < n) for i, n in zip(each.indices, shape, strict=True)]),
-            )
-            for each in loads
-            if each.buffer.data is self.table.data
-        ]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Within(TableFact):
-    """Elements between bounds, those of one column if `column` is not None."""
-
-    least: int | None = None
-    most: ir.Expr | None = None
-    column: int | None = None
-
-    def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
-        """One for each element and bound."""
-        for load, exists in self.own(terms, loads):
-            here = exists
-            if self.column is not None:
-                here = z3.And(here, load.indices[-1] == self.column)
-            if self.least is not None:
-                yield z3.Implies(here, load.value >= self.least)
-            if self.most is not None:
-                yield z3.Implies(here, load.value <= terms.integer(self.most))
-
-
 @dataclass(frozen=True)
 class Column:
-    """A column of a table of two dims, or a table of one."""
+    """A column of an integer tensor of two dims, or all of a tensor."""
 
     table: ir.Buffer
     number: int | None = None
@@ -173,6 +122,39 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class TableFact(Fact):
+    """A fact about a column of an integer tensor."""
+
+    column: Column
+
+    def own(self, terms: Terms, loads: Sequence[Load]) -> Iterator[tuple[Load, z3.BoolRef]]:
+        """The elements of the tensor among those loaded, and whether each is one of the column."""
+        table, number = self.column.table, self.column.number
+        shape = [terms.integer(extent) for extent in table.shape]
+        for load in loads:
+            if load.buffer.data is table.data:
+                tests = [z3.And(i >= 0, i < n) for i, n in zip(load.indices, shape, strict=True)]
+                tests += [] if number is None else [load.indices[-1] == number]
+                yield load, z3.And(tests)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Within(TableFact):
+    """Elements between bounds."""
+
+    least: int | None = None
+    most: ir.Expr | None = None
+
+    def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
+        """One for each element and bound."""
+        for load, here in self.own(terms, loads):
+            if self.least is not None:
+                yield z3.Implies(here, load.value >= self.least)
+            if self.most is not None:
+                yield z3.Implies(here, load.value <= terms.integer(self.most))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Offsets(TableFact):
     """Offsets of packed sequences: 0 first, never decreasing, the end last."""
 
@@ -180,19 +162,14 @@ class Offsets(TableFact):
 
     disjoint = True
 
-    @property
-    def starts(self) -> Column:
-        """The first row of each sequence, and the end of the last."""
-        return Column(self.table)
-
     def rows(self, terms: Terms, sequence: z3.ArithRef) -> tuple[z3.ArithRef, z3.ArithRef]:
         """The first row of a sequence, and that after its last."""
-        return terms.load(self.table, (sequence,)), terms.load(self.table, (sequence + 1,))
+        return self.column.at(terms, sequence), self.column.at(terms, sequence + 1)
 
     def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """One for each two elements."""
-        own = self.own(terms, loads)
-        last = terms.integer(self.table.shape[0]) - 1
+        own = list(self.own(terms, loads))
+        last = terms.integer(self.column.table.shape[0]) - 1
         ends = [(z3.IntVal(0), z3.IntVal(0))]
         if self.end is not None:
             ends.append((last, terms.integer(self.end)))
@@ -222,15 +199,14 @@ class Steps(TableFact):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Intervals(Fact):
-    """Rows of starts and lengths that are intervals inside a dim.
+class Intervals(TableFact):
+    """Rows of starts, which are the column, and lengths that are intervals inside a dim.
 
     Attributes:
         disjoint: whether no two have an element in common.
         whole: whether they are all of the dim.
     """
 
-    starts: Column
     lengths: Column
     end: ir.Expr
     disjoint: bool
@@ -238,15 +214,15 @@ class Intervals(Fact):
 
     def rows(self, terms: Terms, row: z3.ArithRef) -> tuple[z3.ArithRef, z3.ArithRef]:
         """The first element of an interval, and that after its last."""
-        start, length = self.starts.at(terms, row), self.lengths.at(terms, row)
+        start, length = self.column.at(terms, row), self.lengths.at(terms, row)
         return start, start + length
 
     def instances(self, terms: Terms, loads: Sequence[Load]) -> Iterator[z3.BoolRef]:
         """One for each two rows."""
-        data = (self.starts.table.data, self.lengths.table.data)
+        data = (self.column.table.data, self.lengths.table.data)
         own = (load.indices[0] for load in loads if load.buffer.data in data)
         rows = {row.get_id(): row for row in own}
-        count, end = terms.integer(self.starts.table.shape[0]), terms.integer(self.end)
+        count, end = terms.integer(self.column.table.shape[0]), terms.integer(self.end)
         parts = [
             (row, z3.And(row >= 0, row < count), *self.rows(terms, row)) for row in rows.values()
         ]
@@ -323,8 +299,7 @@ def _sizes(kernel: ir.Kernel, observed: Sequence[Observation]) -> Sizes:
     for size in texts.values():
         if number(size) is None:  # a table's entries need not fit a constant
             with suppress(Unsupported):
-                values = [int(evaluate(size, each.symbols)) for each in observed]
-                found[size] = np.array(values)
+                found[size] = np.array([int(evaluate(size, each.symbols)) for each in observed])
     return found
 
 
@@ -373,33 +348,31 @@ def _given_conditions(
 ) -> Iterator[ir.Expr]:
     """What the spec states of sizes that a kernel has, unless a launch contradicts it."""
     symbols = symbols_of(kernel)
-    for text in given:
-        if Expression(text).names <= symbols.keys():
-            condition = _condition(ast.parse(text, mode="eval").body, symbols)
-            if all(evaluate(condition, each.symbols) for each in observed):
+    for stated in map(Expression, given):
+        if stated.names <= symbols.keys():
+            condition = _condition(stated.tree, stated.text, symbols)
+            if all(stated.evaluate(each.symbols) for each in observed):
                 yield condition
 
 
-def _condition(node: ast.expr, symbols: Mapping[str, ir.Var]) -> ir.Expr:
-    match node:
-        case ast.Constant(int(value)):
+def _condition(node: Node, text: str, symbols: Mapping[str, ir.Var]) -> ir.Expr:
+    """A part of what the spec states, whose whole is `text`."""
+    parts = [_condition(part, text, symbols) for part in node.parts]
+    match node.kind, node.value:
+        case "constant", int(value):
             return _constant(value)
-        case ast.Name(name):
+        case "name", name:
             return symbols[name]
-        case ast.BinOp(left, operator, right) if type(operator) in _ARITHMETIC:
-            a, b = _condition(left, symbols), _condition(right, symbols)
-            return _ARITHMETIC[type(operator)]("int32", a, b)
-        case ast.Compare(left, operators, comparators):
-            sides = [_condition(each, symbols) for each in (left, *comparators)]
-            tests: list[ir.Expr] = [
-                ir.Compare("bool", a, b, _ORDER[type(each)])
-                for each, a, b in zip(operators, sides, sides[1:], strict=False)
-            ]
+        case "arithmetic", sign if sign in _ARITHMETIC:
+            return _ARITHMETIC[sign]("int32", *parts)
+        case "compare", chain if all(sign in NEGATED for sign, _ in chain):
+            links = zip(pairwise(parts), chain, strict=True)
+            tests: Iterable[ir.Expr] = (ir.Compare("bool", *ab, sign) for ab, (sign, _) in links)
             return reduce(partial(ir.And, "bool"), tests)
-        case ast.BoolOp(operator, values):
-            kind = ir.And if isinstance(operator, ast.And) else ir.Or
-            return reduce(partial(kind, "bool"), [_condition(each, symbols) for each in values])
-    raise Unsupported(f"`prove.given`: {ast.unparse(node)} is not a condition on sizes")
+        case "and" | "or" as joined, _:
+            return reduce(partial(ir.And if joined == "and" else ir.Or, "bool"), parts)
+    error = ExpressionError("not a condition on sizes", text, node.offset)
+    raise Unsupported(f"`prove.given`: {error}")
 
 
 # Tables -------------------------------------------------------------------------------------------
@@ -421,10 +394,10 @@ def _facts_of_tables(
         arrays = _arrays(table, alike)
         if any(array.size for array in arrays):
             constants = _ends(_constant_dims(accesses, [table], observed), _arrays(table, observed))
-            about = {**_source(alike, table), "table": table}
             loaded = [load.indices for load in _loads(table, accesses.kernel.body)]
             columns = sorted({number(at[1]) for at in loaded if len(at) == 2} - {None})
-            yield from _table_facts(arrays, sizes, columns, constants, about)
+            about = (sizes, _source(alike, table))
+            yield from _table_facts(table, arrays, columns, constants, *about)
     # Starts and lengths in tables of their own: that they are all of a dim is no coincidence, but
     # for a table with the starts of padded rows, which launches without padding do not tell apart.
     flat = [table for table in tables if len(table.shape) == 1]
@@ -433,18 +406,19 @@ def _facts_of_tables(
         shown = {Column(table): _arrays(table, launches) for table in flat}
         shown = {column: arrays for column, arrays in shown.items() if arrays}
         whole = [f for f in _interval_facts(shown, ends, _source(launches, *flat)) if f.whole]
-        uses = Counter((column, f.end) for f in whole for column in (f.starts, f.lengths))
-        yield from (f for f in whole if uses[f.starts, f.end] == uses[f.lengths, f.end] == 1)
+        uses = Counter((column, f.end) for f in whole for column in (f.column, f.lengths))
+        yield from (f for f in whole if uses[f.column, f.end] == uses[f.lengths, f.end] == 1)
 
 
 def _table_facts(
+    table: ir.Buffer,
     arrays: Sequence[Array],
-    sizes: Sizes,
     numbers: Sequence[int],
     constants: Sequence[ir.Expr],
-    about: dict[str, Any],
+    sizes: Sizes,
+    source: dict[str, Any],
 ) -> Iterator[Fact]:
-    table = about["table"]
+    about = {"column": Column(table), **source}
     if arrays[0].ndim == 1:
         offsets = list(_offsets_facts(arrays, sizes, constants, about))
         if offsets:
@@ -453,10 +427,10 @@ def _table_facts(
     yield from _bounds(table.name, arrays, sizes, about)
     if arrays[0].ndim == 2 and arrays[0].shape[1] <= 16:
         columns = {Column(table, k): [array[:, k] for array in arrays] for k in numbers}
-        source = {key: about[key] for key in ("source", "launches")}
         yield from _interval_facts(columns, sizes, source)
-        for k, cells in zip(numbers, columns.values(), strict=True):
-            yield from _bounds(f"{table.name}[:, {k}]", cells, sizes, {**about, "column": k})
+        for column, cells in columns.items():
+            name = f"{table.name}[:, {column.number}]"
+            yield from _bounds(name, cells, sizes, {**about, "column": column})
     flat = [array[array >= 0].ravel() for array in arrays]
     if sum(part.size > 1 for part in flat) >= 2 and all(len(set(p)) == p.size for p in flat):
         yield Distinct(words=f"the entries of {table.name} are distinct", **about)
@@ -526,7 +500,7 @@ def _offsets_facts(
     every = np.concatenate(differences)
     if not every.size or every.min() < 0:
         return
-    name = about["table"].name
+    name = about["column"].table.name
     ends = _ends(sizes, arrays)
     known: Sequence[ir.Expr | None] = ends or constants or [None]
     for end in known:
@@ -546,16 +520,17 @@ def _interval_facts(
     """Of each two columns and each size, what intervals they are."""
     for (starts, lengths), (end, values) in product(permutations(columns, 2), sizes.items()):
         rows = list(zip(columns[starts], columns[lengths], values.tolist(), strict=True))
-        if any(len(a) != len(b) for a, b, _ in rows):
+        inside = all(
+            len(a) == len(b) and ((a >= 0) & (b >= 0) & (a + b <= n)).all() for a, b, n in rows
+        )
+        if not inside or max(np.count_nonzero(b) for _, b, _ in rows) <= 1:
             continue
-        kinds = {_intervals(*each) for each in rows}
-        if None in kinds or max(np.count_nonzero(b) for _, b, _ in rows) <= 1:
-            continue
-        whole, disjoint = kinds == {"whole"}, "inside" not in kinds
+        gaps = [_gaps(*each) for each in rows]
+        whole, disjoint = not any(map(np.any, gaps)), all((each >= 0).all() for each in gaps)
         apart = "disjoint parts" if whole else "disjoint and inside" if disjoint else "inside"
         yield Intervals(
             words=f"[{starts}, + {lengths}) are {apart} of {text_of(end)}",
-            starts=starts,
+            column=starts,
             lengths=lengths,
             end=end,
             disjoint=disjoint,
@@ -564,18 +539,9 @@ def _interval_facts(
         )
 
 
-def _intervals(
-    starts: Array, lengths: Array, end: int
-) -> Literal["whole", "disjoint", "inside"] | None:
-    """What intervals are to a dim; None if one leaves it."""
-    parts = sorted((int(s), int(n)) for s, n in zip(starts, lengths, strict=True))
-    if any(n < 0 or s < 0 or s + n > end for s, n in parts):
-        return None
-    reached = 0
-    whole = True
-    for start, length in (part for part in parts if part[1]):
-        if start < reached:
-            return "inside"
-        whole &= start == reached
-        reached = start + length
-    return "whole" if whole and reached == end else "disjoint"
+def _gaps(starts: Array, lengths: Array, end: int) -> Array:
+    """How many elements of a dim are between its intervals, ascending; negative where they meet."""
+    order = np.lexsort((lengths, starts))
+    order = order[lengths[order] > 0]
+    found: Array = np.append(starts[order], end) - np.append(0, (starts + lengths)[order])
+    return found

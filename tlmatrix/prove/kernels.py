@@ -7,8 +7,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
-from hashlib import sha256
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from tlmatrix.interpreter.analysis.accesses import accesses_of
 from tlmatrix.interpreter.analysis.shared import shared_memory, tensor_memory
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.frontend.lowered import over_budget
-from tlmatrix.interpreter.frontend.programs import content_key, program_cache
+from tlmatrix.interpreter.frontend.programs import content_key, kept, sources_key
 from tlmatrix.interpreter.ir.rewrites import normalized
 from tlmatrix.interpreter.sync.externs import is_modelled
 from tlmatrix.problem import family_for
@@ -30,10 +29,12 @@ from .coverage import coverage
 from .facts import facts_of
 from .launches import observe, variants
 from .properties import (
+    LARGEST_GRIDS,
     answered,
     assumptions,
     bounds,
     equal_bits,
+    for_sizes,
     grid,
     overflow,
     own_sequence,
@@ -83,19 +84,17 @@ def prove_kernel(
     except Unsupported as error:
         return replace(found, unsupported=str(error))
     unwritten = sorted({name for each in use.observed for name in each.unwritten})
-    store = program_cache()
     texts = [str(fact) for fact in facts]
     scalars = [v.name for v in kernel.params if v not in kernel.buffer_map]
     seen = {n: max(abs(each.symbols.get(n, 0)) for each in use.observed) for n in scalars}
     like = [(each.symbols, {k: v.tolist() for k, v in each.tables.items()}) for each in launches]
-    about = (use.text, "proofs", _own(), texts, unwritten, seen, use.bits, like)
-    key = "" if store is None else content_key(*about)
-    proofs = None if store is None else store.find(key, tuple)
-    if proofs is None:
+    about = ("proofs", sources_key(Path(__file__).parent), texts, unwritten, seen, use.bits, like)
+
+    def asked() -> tuple[Proof, ...]:
         questions = Questions(accesses, facts, seen, launches)
-        proofs = tuple(_proofs(questions, tables, frozenset(unwritten), bits=use.bits))
-        if store is not None:
-            store.add(key, proofs)
+        return tuple(_proofs(questions, tables, frozenset(unwritten), bits=use.bits))
+
+    proofs = kept(partial(content_key, use.text, *about), tuple, asked)
     return replace(found, proofs=(*proofs, *memory), seconds=time.monotonic() - began)
 
 
@@ -110,10 +109,8 @@ def budgets(use: KernelUse) -> Iterator[Proof]:
     for arch, case in use.architectures.items():
         proof = Proof("budget", arch, "proven")
         for fault in over_budget(kernel.name, *needs, arch)[:1]:
-            reason, words = "a block needs too much", fault.message
-            proof = Proof(
-                "budget", arch, "refuted", reason=reason, case=case, arch=arch, finding=words
-            )
+            proof = replace(proof, answer="refuted", case=case, arch=arch, finding=fault.message)
+            proof = replace(proof, reason="a block needs too much")
         yield proof
 
 
@@ -138,28 +135,20 @@ def _proofs(
         if proof is not None:
             yield proof
     # TileLang guards accesses of other memory.
-    memory = [a for a in accesses.found if "barrier" not in a.buffer.scope]
     data = {table.data for table in tables}
     for subject, found in {
-        "shared memory": [a for a in memory if a.buffer.scope.startswith("shared")],
-        "fragments": [a for a in memory if a.buffer.scope.startswith("local")],
-        "tables": [a for a in memory if a.buffer.data in data],
+        "shared memory": [a for a in accesses.found if a.buffer.scope.startswith("shared")],
+        "fragments": [a for a in accesses.found if a.buffer.scope.startswith("local")],
+        "tables": [a for a in accesses.found if a.buffer.data in data],
     }.items():
         if found:
             yield answer("bounds", subject, bounds(questions, found))
-    yield overflow(questions)
-    yield grid(questions)
+    yield for_sizes(questions, "overflow", "int32", overflow)
+    yield for_sizes(questions, "grid", "blocks", grid, LARGEST_GRIDS)
     if accesses.claims:
         yield answer("assumptions", "T.assume", assumptions(questions, accesses.claims))
     for barrier in {each.barrier.data: each.barrier for each in accesses.events}.values():
         yield from phases(questions, barrier)
-
-
-@cache
-def _own() -> str:
-    """A hash of this package: other questions have other answers."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 # Of specs -----------------------------------------------------------------------------------------

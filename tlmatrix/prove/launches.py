@@ -6,7 +6,6 @@ Facts need launches of the same kernels with other sizes: variants of a case hav
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -29,12 +28,12 @@ from tlmatrix.run.harness import Harness, is_bitwise
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.spec import has_ranks
-from tlmatrix.spec.values import canonical
+from tlmatrix.spec.values import canonical, numbers_in
 
 from .facts import Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from tlmatrix.interpreter import InterpretedKernel
@@ -72,7 +71,6 @@ class KernelUse:
     text: str
     case: str
     architectures: dict[str, str]
-    parameters: tuple[str, ...]
     observed: list[Observation] = field(default_factory=list)
     alike: list[Observation] = field(default_factory=list)
     bits: bool = True
@@ -120,7 +118,7 @@ class Observer:
         if isinstance(kernel, TracedKernel):
             own = (value for name, value in values.items() if name in written)
             self._unmade += [v for v in own if isinstance(v, torch.Tensor) and _is_whole(v)]
-        new = KernelUse(kernel.name, text, self.case, {}, observation.parameters, bits=False)
+        new = KernelUse(kernel.name, text, self.case, {}, bits=False)
         use = self._found.setdefault(text, new)
         use.architectures.setdefault(self.arch, self.case)
         use.observed.append(observation)
@@ -165,9 +163,9 @@ class Observer:
         """The kernels so far."""
         pooled: dict[tuple[str, tuple[str, ...]], list[Observation]] = defaultdict(list)
         for use in self._found.values():
-            pooled[use.name, use.parameters] += use.observed
+            pooled[use.name, use.observed[0].parameters] += use.observed
         for use in self._found.values():
-            use.alike = pooled[use.name, use.parameters]
+            use.alike = pooled[use.name, use.observed[0].parameters]
         return list(self._found.values())
 
 
@@ -235,7 +233,7 @@ def variants(spec: Spec, case: Case, count: int) -> Iterator[Case]:
     for attempt in range(len(offered) + _ATTEMPTS if offered else 0):
         if attempt < len(offered):
             axis = list(offered)[attempt]
-            values: dict[str, Value] = {axis: max(offered[axis], key=_extent)}
+            values: dict[str, Value] = {axis: max(offered[axis], key=_size)}
         else:
             # Of some axes, for constraints may tie axes to each other.
             part = 1 if attempt < len(offered) + count else _PART
@@ -250,13 +248,9 @@ def variants(spec: Spec, case: Case, count: int) -> Iterator[Case]:
             return
 
 
-def _extent(value: Value) -> int:
-    """The size of a value: of an integer itself, of lists the sum."""
-    if isinstance(value, Mapping):
-        return sum(map(_extent, value.values()))
-    if isinstance(value, (list, tuple)):
-        return sum(map(_extent, value))
-    return value if type(value) is int else 0
+def _size(value: Value) -> float:
+    """How large a value is: of lists the sum."""
+    return sum(number for number in numbers_in(value) if isinstance(number, int))
 
 
 def free_values(spec: Spec, case: Case) -> dict[str, list[Value]]:

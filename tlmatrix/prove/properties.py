@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from .solving import Questions
     from .terms import Terms
 
-_SMALLER_DIMS = (1 << 10, 1 << 8)
-"""Largest dims for which a grid is proven to be launched, where it is not for larger ones."""
 LARGEST_DIMS = (1 << 20, 1 << 15, 1 << 12)
 """Largest sizes for which int32 arithmetic is proven to fit; the first that holds is reported."""
+LARGEST_GRIDS = (*LARGEST_DIMS, 1 << 10, 1 << 8)
+"""Largest sizes for which a grid is proven to be launched."""
 
 
 Question = tuple["Sequence[z3.BoolRef] | None", str, "ir.Location | None"]
@@ -103,7 +103,8 @@ def equal_bits(questions: Questions, buffer: ir.Buffer) -> Iterator[Question]:
     for a, b in combinations_with_replacement(questions.accesses.of(buffer, "atomic"), 2):
         if a.grid != b.grid:
             continue
-        some, others = _of_threads(a), _of_threads(b)
+        kinds = ("thread", "parallel", "tile")
+        some, others = (tuple(r for r in each.ranges if r.kind in kinds) for each in (a, b))
         shared = same(tuple(r.extent for r in some), tuple(r.extent for r in others))
         for parties in ("blocks", "threads of a block"):
             questions.fresh()
@@ -114,10 +115,6 @@ def equal_bits(questions: Questions, buffer: ir.Buffer) -> Iterator[Question]:
                 found += [_differ(questions.terms, some, others)] if shared else []
             reason = f"two {parties} may add to one element, in any order"
             yield [*found, apart], reason, a.location
-
-
-def _of_threads(access: Access) -> tuple[Range, ...]:
-    return tuple(r for r in access.ranges if r.kind in ("thread", "parallel", "tile"))
 
 
 # A block stays in its own sequence ----------------------------------------------------------------
@@ -160,7 +157,7 @@ def _outside(
 def _owner(access: Access, fact: Offsets | Intervals) -> ir.Expr | None:
     """The sequence of a block: the index of the start that its rows are counted from."""
     loads = (node for node in walk(*access.index) if isinstance(node, ir.BufferLoad))
-    return next((row for load in loads if (row := fact.starts.row(load)) is not None), None)
+    return next((row for load in loads if (row := fact.column.row(load)) is not None), None)
 
 
 # Bounds, overflow, assumptions --------------------------------------------------------------------
@@ -185,23 +182,12 @@ def bounds(questions: Questions, accesses: Sequence[Access]) -> Iterator[Questio
             yield [*questions.executed(access), z3.Or(outside)], reason, access.location
 
 
-def overflow(questions: Questions) -> Proof:
-    """Index arithmetic of int32 stays in its range, for dims up to one of `LARGEST_DIMS`."""
-    return _for_sizes(questions, LARGEST_DIMS, "overflow", "int32", _overflows)
-
-
-def grid(questions: Questions) -> Proof:
-    """CUDA launches the grid: at most 65,535 blocks along y and z, for dims as in `overflow`."""
-    largest = (*LARGEST_DIMS, *_SMALLER_DIMS)
-    return _for_sizes(questions, largest, "grid", "blocks", _too_many_blocks)
-
-
-def _for_sizes(
+def for_sizes(
     questions: Questions,
-    largest: Sequence[int],
     name: str,
     subject: str,
     ask: Callable[[Questions, int], Iterator[Question]],
+    largest: Sequence[int] = LARGEST_DIMS,
 ) -> Proof:
     """The answer for sizes up to the first of some bounds for which there is a proof."""
     for most in largest:
@@ -211,7 +197,8 @@ def _for_sizes(
     return proof
 
 
-def _too_many_blocks(questions: Questions, most: int) -> Iterator[Question]:
+def grid(questions: Questions, most: int) -> Iterator[Question]:
+    """CUDA launches the grid: at most 65,535 blocks along y and z, for sizes up to `most`."""
     axes = {axis: access for access in questions.accesses.found for axis in access.blocks}
     for axis, access in axes.items():
         limit = (1 << 31) - 1 if axis.axis.endswith("x") else 65535
@@ -223,7 +210,8 @@ def _too_many_blocks(questions: Questions, most: int) -> Iterator[Question]:
         yield [above, *_largest(questions, most)], reason, access.location
 
 
-def _overflows(questions: Questions, most: int) -> Iterator[Question]:
+def overflow(questions: Questions, most: int) -> Iterator[Question]:
+    """Index arithmetic of int32 stays in its range, for sizes up to `most`."""
     done: set[ir.Expr] = set()
     for access in questions.accesses.found:
         # What it computes, with the variables that have their values by then.

@@ -137,8 +137,8 @@ class Questions:
         fixed = [terms.variable(var) == launch.symbols.get(name, -1) for name, var in names]
         whole = [f for f in self.facts if isinstance(f, Intervals) and f.whole]
         lengths = {f.lengths.table.name for f in whole}
-        ended = {f.table.name for f in self.facts if isinstance(f, Offsets) and f.end is not None}
-        free = lengths | ended | {f.starts.table.name for f in whole}
+        ended = {f.column.table.name for f in self.facts if isinstance(f, Offsets) and f.end}
+        free = lengths | ended | {f.column.table.name for f in whole}
         steps: dict[str, tuple[list[int], list[z3.ArithRef]]] = {}
         for buffer in kernel.buffer_map.values():
             if buffer.data in self.accesses.constants and buffer.name in shown:

@@ -209,9 +209,7 @@ class Terms:
         match node:
             case ir.IntImm():
                 return Polynomial({(): node.value})
-            case ir.Var() if node.dtype == "bool":
-                return self._chosen(self.boolean(node, block))
-            case ir.Var():
+            case ir.Var() if node.dtype != "bool":
                 bound = self._bound.get((node, block))
                 return bound or self.of_term(self.variable(node, block))
             case ir.Cast():
@@ -247,11 +245,9 @@ class Terms:
                 self._lemmas.append(power >= 1)
                 return self.of_term(power)
             case _ if node.dtype == "bool":
-                return self._chosen(self.boolean(node, block))
+                truth = self.boolean(node, block)
+                return self.of_term(z3.If(truth, z3.IntVal(1), z3.IntVal(0)))
         raise TypeError(f"no integer of the access model: {type(node).__name__}")
-
-    def _chosen(self, condition: z3.BoolRef) -> Polynomial:
-        return self.of_term(z3.If(condition, z3.IntVal(1), z3.IntVal(0)))
 
     def divided(self, x: Polynomial, y: Polynomial, *, rest: bool = False) -> Polynomial:
         """`x // y` rounded down, or its remainder; `y` is positive."""

@@ -25,7 +25,7 @@ from tlmatrix.distributed.entry import trace
 from tlmatrix.interpreter.analysis.accesses import accesses_of
 from tlmatrix.interpreter.analysis.edges import edges
 from tlmatrix.interpreter.errors import Unsupported
-from tlmatrix.interpreter.frontend.programs import program_cache
+from tlmatrix.interpreter.frontend.programs import kept
 from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.matrix import known_bug
 from tlmatrix.problem.distributions import seeded_random
@@ -93,16 +93,12 @@ def kernel_edges(harness: Harness, spec: Spec, cases: Sequence[Mapping[str, Valu
 
 def _kept(harness: Harness, spec: Spec, arch: str, key: str, work: _Work) -> list[Any]:
     """What a child process finds, or found for the sources as they are."""
-    store = program_cache()
-    if store is None:
-        return _in_child(harness, spec, arch, work)
-    parts = digest_of(_parts(spec.path, harness.roots))
-    full_key = f"{sha256(f'{parts}:{key}:{arch}'.encode()).hexdigest()}-options"
-    found: tuple[Any, ...] | None = store.find(full_key, tuple)
-    if found is None:
-        found = tuple(_in_child(harness, spec, arch, work))
-        store.add(full_key, found)
-    return list(found)
+
+    def full_key() -> str:
+        parts = digest_of(_parts(spec.path, harness.roots))
+        return f"{sha256(f'{parts}:{key}:{arch}'.encode()).hexdigest()}-options"
+
+    return list(kept(full_key, tuple, lambda: tuple(_in_child(harness, spec, arch, work))))
 
 
 @cache

@@ -27,10 +27,10 @@ from tlmatrix.interpreter.ir.rewrites.threads import (
     with_boolean_conditions,
     without_returns,
 )
-from tlmatrix.interpreter.ir.walk import any_of, calls, children, same, walk
+from tlmatrix.interpreter.ir.walk import any_of, children, same, walk
 
 from .expressions import UNKNOWN, evaluate, interval, is_negative_under, is_true, number
-from .usage import JUMPS
+from .usage import has_jumps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -214,14 +214,12 @@ def _pointed(pointer: ir.Call) -> Iterator[ir.Var]:
             yield argument
 
 
-_UNFOLLOWED = ("shared.barrier", "shared.cluster_barrier", "shared.tmem")
 _POINTERS = ("tl.access_ptr", "tirx.address_of", "tirx.tvm_access_ptr")
 _LINEAR = (ir.Add, ir.Sub, ir.Mul, ir.Min, ir.Max)
 _DIVIDED = (ir.FloorDiv, ir.FloorMod)
 _LOOPS: dict[int, Any] = {
     ir.PARALLEL: "parallel", ir.VECTORIZED: "parallel", ir.THREAD_BINDING: "thread"
 }  # fmt: skip
-_CONDITIONAL = ("tirx.if_then_else",)
 _BITS = ("tirx.shift_left", "tirx.shift_right", "tirx.bitwise_and", "tirx.bitwise_xor")
 
 
@@ -265,14 +263,14 @@ class _Block:
                 with self._under():
                     for child in node.seq:
                         self.run(child)
-                        if any_jump(child):
+                        if has_jumps(child):
                             # What follows is executed only in iterations that have not left.
                             left = self._unknown("bool")
                             self._s.path = (*self._s.path, left)
             case ir.Block():
                 for buffer in node.alloc_buffers:
                     self._forget(buffer.data)
-                    if buffer.scope not in _UNFOLLOWED:
+                    if buffer.scope != "shared.tmem":
                         self._buffers.setdefault(buffer.data, buffer)
                 self.run(node.body)
             case ir.Bind():
@@ -360,7 +358,7 @@ class _Block:
         self._s = outside.inner()
         if repeats:
             self._havoc(changed)
-            self._s.certain &= counted and not any_jump(node.body)
+            self._s.certain &= counted and not has_jumps(node.body)
         axis = node.thread_tag if grid else ""
         counts = Range(var, low, extent if counted else None, kind, axis)
         self._s.ranges = (*outside.ranges, counts)
@@ -375,7 +373,7 @@ class _Block:
         first, count, step = (number(n) for n in (node.min, node.extent, node.step or _ONE))
         scopes = {b.scope if (b := self._buffers.get(data)) else "" for data in changed}
         few = None not in (first, count) and step == 1 and 0 < count <= _MOST_STEPS
-        return few and scopes == {"local.var"} and not any_jump(node.body)
+        return few and scopes == {"local.var"} and not has_jumps(node.body)
 
     def _while(self, node: ir.While) -> None:
         outside, changed = self._s, _written(node.body)
@@ -474,7 +472,7 @@ class _Block:
             self._flow(found, source)
         return found
 
-    def _executed(self, *values: ir.Expr, own: Sequence[Range] = ()) -> Any:
+    def _executed(self, *values: ir.Expr | None, own: Sequence[Range] = ()) -> Any:
         """What is common to all that a statement executes, for values and variables of its own."""
         scope = (*self._s.ranges, *own)
         bounds = [e for r in scope for e in (r.low, r.extent) if e is not None]
@@ -544,7 +542,7 @@ class _Block:
         return value if fits else self._unknown(node.dtype)
 
     def _called(self, node: ir.Call) -> Any:
-        if node.op in _CONDITIONAL:
+        if node.op == "tirx.if_then_else":
             condition, true, false = node.args
             test = self._value(condition)
             with self._under(test):
@@ -592,31 +590,40 @@ class _Block:
         """Add what an operation accesses, and what it does to an mbarrier that it is passed."""
         name = node.op.rpartition(".")[2]
         atomic = "atomic" in node.op
-        values: list[Any] = []
-        barriers: list[tuple[ir.Buffer, ir.Expr]] = []
+        parity = None
+        barriers = []
         for k, argument in enumerate(node.args):
-            value = None
             if isinstance(argument, ir.Region):
                 self._region(argument, name, atomic=atomic and k == 1)
+            elif barrier := self._barrier(argument):
+                barriers.append(barrier)
             elif isinstance(argument, ir.Call) and argument.op in _POINTERS:
                 self._pointer(node, argument, name)
             elif isinstance(argument, ir.Var) and argument.dtype == "handle":
                 self._pointer(node, ir.Call("handle", _POINTERS[-1], (argument,), {}), name)
-            elif isinstance(argument, ir.BufferLoad) and "barrier" in argument.buffer.scope:
-                barriers.append((argument.buffer, self._value(argument.indices[0])))
             elif isinstance(argument, ir.Expr):
                 value = self._value(argument)
-            values.append(value)
+                parity = value if k == 1 and node.op == "tl.mbarrier_wait_parity" else parity
         for argument in node.annotations.values():
             if isinstance(argument, ir.Expr):
                 self._value(argument)
-        for barrier, index in barriers if node.op != "tl.mbarrier_expect_tx" else ():
-            parity = values[1] if node.op == "tl.mbarrier_wait_parity" else None
-            where = self._executed(index, *([] if parity is None else [parity]))
-            event = Event(barrier=barrier, index=index, parity=parity, **where)
-            self._found.events.append(event)
+        for buffer, index in barriers if node.op != "tl.mbarrier_expect_tx" else ():
+            where = self._executed(index, parity)
+            self._found.events.append(Event(barrier=buffer, index=index, parity=parity, **where))
         if name.endswith("copy") and all(isinstance(a, ir.Region) for a in node.args[:2]):
             self._flow(node.args[1].buffer.data, node.args[0])
+
+    def _barrier(self, argument: Any) -> tuple[ir.Buffer, ir.Expr] | None:
+        """The array and the number of an mbarrier that an operation is passed, or its address."""
+        pointer = isinstance(argument, ir.Call) and argument.op in _POINTERS
+        load = argument.args[0] if pointer else argument
+        if isinstance(load, ir.BufferLoad):
+            buffer, index = load.buffer, load.indices[0]
+        elif pointer and argument.args[1] in self._buffers:
+            buffer, index = self._buffers[argument.args[1]], argument.args[2]
+        else:
+            return None
+        return (buffer, self._value(index)) if "barrier" in buffer.scope else None
 
     def _pointer(self, node: ir.Call, pointer: ir.Call, name: str) -> None:
         load = next((a for a in pointer.args if isinstance(a, ir.BufferLoad)), None)
@@ -638,7 +645,7 @@ class _Block:
         for data in _pointed(pointer):
             buffer = load.buffer if load is not None else self._buffers.get(data)
             if buffer is None:
-                continue  # a barrier, or tensor memory
+                continue  # tensor memory
             whole = [self._tile(_ZERO, extent) for extent in buffer.shape]
             starts = [start for start, *_ in tile] or [_ZERO] * len(buffer.shape)
             there = tuple((start, _ONE) for start in starts)
@@ -732,11 +739,6 @@ def alike(a: ir.Buffer, b: ir.Buffer) -> bool:
         and same(a.strides, b.strides)
         and (a.offset is b.offset or same(a.offset or _ZERO, b.offset or _ZERO))
     )
-
-
-def any_jump(node: Any) -> bool:
-    """Whether a statement may leave a loop around it."""
-    return calls(node, *JUMPS)
 
 
 def _chosen(node: ir.Expr, test: ir.Expr, a: ir.Expr, b: ir.Expr) -> ir.Expr:

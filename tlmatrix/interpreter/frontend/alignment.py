@@ -23,7 +23,7 @@ from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.interpreter.ir.walk import walk
 
 from .lowered import lowered, positions
-from .programs import lowered_key, program_cache
+from .programs import kept, lowered_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -193,16 +193,12 @@ def requirements(func: Any, arch: str, configs: Mapping[str, Any]) -> Requiremen
 
     Nothing for a kernel that TileLang cannot lower, which other checks report.
     """
-    store = program_cache()
-    key = lowered_key(saved(func), arch, configs) if store is not None else ""
-    found = store.find(key, Requirements) if store is not None else None
-    if found is not None:
-        return found
-    code = lowered(func, arch, configs)
-    found = _needed(func, code) if code is not None else Requirements({}, {})
-    if store is not None:
-        store.add(key, found)
-    return found
+
+    def needed() -> Requirements:
+        code = lowered(func, arch, configs)
+        return _needed(func, code) if code is not None else Requirements({}, {})
+
+    return kept(lambda: lowered_key(saved(func), arch, configs), Requirements, needed)
 
 
 def _needed(func: Any, lowered: Lowered) -> Requirements:

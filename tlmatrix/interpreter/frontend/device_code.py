@@ -15,7 +15,7 @@ from tlmatrix.interpreter.lowered.machine import Watching
 from tlmatrix.interpreter.reports import Report, ReportSet
 
 from .lowering_check import report
-from .programs import lowered_key, program_cache, written_at
+from .programs import kept, lowered_key, written_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,13 +39,12 @@ class DeviceCode:
         Raises:
             Unsupported: TileLang cannot lower it, or an operation is not modelled.
         """
-        store = program_cache()
-        key = lowered_key(saved(self._func), self._arch, self._configs) + "-device"
-        found = store.find(key, LoweredKernel) if store is not None else None
-        if found is None:
-            found = lowered_kernel(self._func, lower(self._func, self._arch, self._configs))
-            if store is not None:
-                store.add(key, found)
+        func, about = self._func, (self._arch, self._configs)
+        found = kept(
+            lambda: lowered_key(saved(func), *about) + "-device",
+            LoweredKernel,
+            lambda: lowered_kernel(func, lower(func, *about)),
+        )
         _dump(found)
         return found
 

@@ -19,7 +19,7 @@ from . import lowering_check
 from .alignment import Misaligned, Requirements, in_vectors, misaligned, requirements, unaligned
 from .device_code import DeviceCode
 from .lowered import LoweredCode, may_be_described
-from .programs import lowered_key, program_cache, written_at
+from .programs import kept, lowered_key, written_at
 from .sanitized import misaligned_arguments, run_sanitized
 from .session import current, environment, without_modes
 from .signature import Arguments, Signature
@@ -231,18 +231,12 @@ class InterpretedKernel(_Kernel):
 
     def _faults(self, kind: str, find: Callable[[LoweredCode], list[Fault]]) -> tuple[Fault, ...]:
         """The faults of a kind in the lowered code; kept on disk."""
-        store = program_cache()
-        key = ""
-        if store is not None:
+
+        def key() -> str:
             arch = self._arch or _DEFAULT_ARCH
-            key = f"{lowered_key(saved(self.prim_func), arch, self._configs)}-{kind}"
-            found = store.find(key, tuple)
-            if found is not None:
-                return found
-        faults = tuple(find(self.lowered_code))
-        if store is not None:
-            store.add(key, faults)
-        return faults
+            return f"{lowered_key(saved(self.prim_func), arch, self._configs)}-{kind}"
+
+        return kept(key, tuple, lambda: tuple(find(self.lowered_code)))
 
     # -- calls
 

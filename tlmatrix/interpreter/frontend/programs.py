@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.program import Program
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 
+_Made = TypeVar("_Made")
+
 
 # Caches what is made of a kernel on disk, for all processes that run the same kernels -------------
 #
@@ -55,6 +57,19 @@ def program_cache() -> FileCache | None:
 @cache
 def _cache_in(folder: Path) -> FileCache:
     return FileCache(folder)
+
+
+def kept(key: Callable[[], str], kind: type[_Made], make: Callable[[], _Made]) -> _Made:
+    """What `make` returns, from the cache if it is there; without a cache no key is needed."""
+    store = program_cache()
+    if store is None:
+        return make()
+    name = key()
+    found = store.find(name, kind)
+    if found is None:
+        found = make()
+        store.add(name, found)
+    return found
 
 
 def program_key(ir: str, options: Options) -> str:
@@ -93,16 +108,21 @@ def _interpreter() -> str:
     import tilelang
 
     folder = Path(interpreter.__file__).parent
-    files = sorted(folder.rglob("*.py"))
-    if not files:
-        return ""
-    files.append(Path(dtypes.__file__))
+    sources = sources_key(folder)
     versions = (np.__version__, torch.__version__, tilelang.__version__, platform.machine())
-    digest = hashlib.sha256(repr((sys.version, sys.flags.optimize, *versions)).encode())
+    depends = (sources, sources_key(Path(dtypes.__file__)), sys.version, sys.flags.optimize)
+    return sources and hashlib.sha256(repr((*depends, *versions)).encode()).hexdigest()
+
+
+@cache
+def sources_key(path: Path) -> str:
+    """A hash of the sources of a package, or of a module; "" without any."""
+    files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    digest = hashlib.sha256()
     for file in files:
-        digest.update(str(file.relative_to(folder.parent)).encode())
+        digest.update(str(file.relative_to(path.parent)).encode())
         digest.update(file.read_bytes())
-    return digest.hexdigest()
+    return digest.hexdigest() if files else ""
 
 
 # The programs of a kernel: its variants, each generated when it is first needed -------------------
