@@ -335,7 +335,7 @@ def _put(
     site: int,
 ) -> None:
     """Write elements of boxes, or add to them: offsets in bytes are [boxes, elements]."""
-    if add and len(offset) > 1:  # boxes of several blocks may add to one place
+    if len(offset) > 1:  # boxes of several blocks may have elements in common
         for k in range(len(offset)):
             box = slice(k, k + 1)
             _put(m, memory, offset[box], raw[box], inside[box], lanes[box], view, add, site)
