@@ -87,3 +87,50 @@ def test_blocks_that_read_one_tensor_in_several_groups():
     x, y = torch.randn(61, 64), torch.empty(130, 64)
     assert found(copied_to_all, x, y) == []
     assert torch.equal(y, x[torch.arange(130) % 61])
+
+
+@jit_kernel(X="f32[4, 64]", Y="f32[4, 64]", Z="f32[4, 64]")
+def two_launches(X, Y, Z):
+    with T.Kernel(4, threads=64) as block:
+        for i in T.Parallel(64):
+            Y[block, i] = X[block, i] * 2
+    with T.Kernel(4, threads=64) as block:
+        for i in T.Parallel(64):
+            Z[block, i] = Y[3 - block, 63 - i] + 1
+
+
+def test_the_second_launch_of_a_kernel_comes_after_the_first():
+    x, y, z = torch.randn(4, 64), torch.empty(4, 64), torch.empty(4, 64)
+    assert found(two_launches, x, y, z) == []
+    assert torch.equal(z, x.flip(0, 1) * 2 + 1)
+
+
+@jit_kernel(X="f32[64]", Y="f32[2, 64]", threads=64)
+def read_by_both_warps(X, Y):
+    thread = T.get_thread_binding()
+    Y[0, thread] = X[63 - thread]
+    Y[1, thread] = X[thread]
+    X[thread] = Y[1, thread] + 1
+
+
+@jit_kernel(X="f32[64]", Y="f32[64]", threads=64)
+def read_before_a_barrier(X, Y):
+    thread = T.get_thread_binding()
+    Y[thread] = X[63 - thread]
+    T.sync_threads()
+    X[thread] = X[thread] + 1
+
+
+@jit_kernel(X="f32[2, 64]", Y="f32[2, 64]")
+def read_by_another_block(X, Y):
+    with T.Kernel(2, threads=64) as block:
+        thread = T.get_thread_binding()
+        Y[block, thread] = X[1, thread]
+        if block == 1:
+            X[1, thread] = Y[block, thread] + 1
+
+
+def test_the_writer_of_an_element_is_its_last_reader_but_not_the_only_one():
+    assert ("races", "X") in found(read_by_both_warps, torch.ones(64), torch.empty(2, 64))
+    assert found(read_before_a_barrier, torch.ones(64), torch.empty(64)) == []
+    assert ("races", "X") in found(read_by_another_block, torch.ones(2, 64), torch.empty(2, 64))

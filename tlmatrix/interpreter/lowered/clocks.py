@@ -25,6 +25,8 @@ _NEVER = 0
 _UNIT, _ALL, _SEVERAL = -1, -2, -3
 """In place of a lane: an asynchronous unit, lanes of all warps, and less the number of its warp,
 several lanes of a warp."""
+_NO_BLOCK, _BLOCKS = -1, -2
+"""In place of the number of a block: none, and several."""
 
 
 class Clocks:
@@ -127,7 +129,7 @@ class Shadow:
         reads: [units, columns]: the clock of the last read of each reading agent.
         reader, seen: the lane and the site of the last read.
         writers, readers: of memory that blocks share, the number of the block in the grid that
-            wrote last, and that read last; None of memory of one block.
+            wrote last, and of the one that read; None of memory of one block.
     """
 
     size: int
@@ -152,8 +154,8 @@ class Shadow:
         self.reader = np.full(self.count, -1, np.int32)
         self.seen = np.zeros(self.count, np.int32)
         shared = self.several_blocks
-        self.writers = np.full(self.count, -1, np.int32) if shared else None
-        self.readers = np.full(self.count, -1, np.int32) if shared else None
+        self.writers = np.full(self.count, _NO_BLOCK, np.int32) if shared else None
+        self.readers = np.full(self.count, _NO_BLOCK, np.int32) if shared else None
 
     # Arguments of these: units and the lanes that access them, arrays of one length.
 
@@ -171,22 +173,12 @@ class Shadow:
         if self.writers is not None:
             # Blocks that ran before this one, or beside it, have no clocks in common.
             theirs = self.writers[units]
-            ordered = np.where(theirs == clocks.number[lanes], ordered, theirs < 0)
+            ordered = np.where(theirs == clocks.number[lanes], ordered, theirs == _NO_BLOCK)
         return ordered
 
     def after_reads(self, clocks: Clocks, units: Array, lanes: Array) -> Array:
         """Which accesses of lanes are ordered after all reads of their unit."""
         warp, block = clocks.warp[lanes], clocks.block[lanes]
-        found: Array
-        if self.readers is not None:
-            before, reader = self.readers[units], self.reader[units]
-            theirs = np.where(reader < 0, _SEVERAL - reader, reader % clocks.threads // WARP)
-            known = np.where(
-                theirs == warp, clocks.synced[block, warp] - 1, clocks.known[block, warp, theirs]
-            )
-            ordered = (self.reads[units, 0] <= known) | (reader == lanes)
-            found = np.where(before == clocks.number[lanes], ordered, before < 0)
-            return found
         known = clocks.known[block, warp, : self.columns]
         late = self.reads[units] > known
         own = self.reads[units, warp] >= clocks.synced[block, warp]
@@ -195,7 +187,10 @@ class Shadow:
         own &= (reader != lanes) & (
             (reader == _SEVERAL - warp) | (self._warp(clocks, reader) == warp)
         )
-        found = ~late.any(1) & ~own
+        found: Array = ~late.any(1) & ~own
+        if self.readers is not None:
+            before = self.readers[units]
+            found = np.where(before == clocks.number[lanes], found, before == _NO_BLOCK)
         return found
 
     @staticmethod
@@ -207,21 +202,28 @@ class Shadow:
     def read(self, clocks: Clocks, units: Array, lanes: Array, site: int) -> None:
         """Note a read."""
         warp, block = clocks.warp[lanes], clocks.block[lanes]
-        clock = clocks.known[block, warp, warp]
-        column = warp if self.readers is None else np.zeros_like(warp)
+        if self.readers is not None:
+            self._read_by(self.readers, clocks.number[lanes], units)
         before = self.reader[units]
         others = (before != lanes) & (
             (before == _SEVERAL - warp) | (self._warp(clocks, before) == warp)
         )
-        others &= self.reads[units, column] >= clocks.synced[block, warp]
-        if self.readers is not None:
-            others &= self.readers[units] == clocks.number[lanes]
-            self.readers[units] = clocks.number[lanes]
-        self.reads[units, column] = clock
+        others &= self.reads[units, warp] >= clocks.synced[block, warp]
+        self.reads[units, warp] = clocks.known[block, warp, warp]
         self.reader[units] = lanes
         others |= (self.reader[units] != lanes) & (self._warp(clocks, self.reader[units]) == warp)
         self.reader[units[others]] = _SEVERAL - warp[others]
         self.seen[units] = site
+
+    def _read_by(self, readers: Array, numbers: Array, units: Array) -> None:
+        """Note which blocks read: a block has no clocks in common with those before it."""
+        before = readers[units]
+        new = before != numbers
+        if new.any():
+            self.reads[units[new]] = 0
+            readers[units] = np.where(new & (before != _NO_BLOCK), _BLOCKS, numbers)
+            at_once = (readers[units] != numbers) & (readers[units] != _BLOCKS)
+            readers[units[at_once]] = _BLOCKS
 
     def wrote(self, clocks: Clocks, units: Array, lanes: Array, site: int) -> Array:
         """Note a write; returns which units several lanes wrote at once."""

@@ -54,7 +54,12 @@ def race(
     mine = who(m, lane)
     within = view.memory.scope == "shared" or _in_block(m, shadow, unit, lane, other)
     asynchronous = other == "write" and agent >= clocks.warps
-    theirs = _unit_name(m, agent) if asynchronous else who(m, int(their))
+    if asynchronous:
+        theirs = _unit_name(m, agent)
+    elif their == lane:  # it accessed the unit after the access that the report is about
+        theirs = "another thread"
+    else:
+        theirs = who(m, int(their))
     party = Party(m.place(lane), *source_line(m.site(int(before))), other, theirs)
     place = element(m, view, unit)
     report(
