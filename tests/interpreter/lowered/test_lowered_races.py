@@ -1,5 +1,8 @@
 """Races between threads that only lowered code shows."""
 
+from functools import partial
+
+import pytest
 import tilelang.language as T
 import torch
 
@@ -134,3 +137,56 @@ def test_the_writer_of_an_element_is_its_last_reader_but_not_the_only_one():
     assert ("races", "X") in found(read_by_both_warps, torch.ones(64), torch.empty(2, 64))
     assert found(read_before_a_barrier, torch.ones(64), torch.empty(64)) == []
     assert ("races", "X") in found(read_by_another_block, torch.ones(2, 64), torch.empty(2, 64))
+
+
+@jit_kernel(X="f32[32]", Y="f32[32]", threads=64)
+def handed_over(writers, synchronizes, X, Y):
+    thread = T.get_thread_binding()
+    part = T.alloc_shared((32,), "float32")
+    ready = T.alloc_barrier(1)
+    if thread < 32:
+        if writers == 1:
+            if thread == 0:
+                for i in T.serial(32):
+                    part[i] = X[i]
+        else:
+            part[thread] = X[thread]
+        if synchronizes:
+            T.sync_warp()
+        if thread == 0:
+            T.mbarrier_arrive(ready)
+    else:
+        T.mbarrier_wait_parity(ready, 0)
+        Y[thread - 32] = part[63 - thread]
+
+
+@jit_kernel(X="f32[32]", Y="f32[32]", threads=64)
+def taken_over(synchronizes, X, Y):
+    thread = T.get_thread_binding()
+    part = T.alloc_shared((32,), "float32")
+    free = T.alloc_barrier(1)
+    if thread < 32:
+        part[thread] = X[thread]
+        T.sync_warp()
+        Y[thread] = part[31 - thread]
+        if synchronizes:
+            T.sync_warp()
+        if thread == 0:
+            T.mbarrier_arrive(free)
+    else:
+        T.mbarrier_wait_parity(free, 0)
+        part[thread - 32] = 0
+
+
+@pytest.mark.parametrize("arguments", [(32, True), (1, False), (1, True)])
+def test_one_lane_arrives_for_its_warp(arguments):
+    x, y = torch.randn(32), torch.empty(32)
+    assert found(partial(handed_over, *arguments), x, y, arch="sm_90a") == []
+    assert torch.equal(y, x.flip(0))
+
+
+def test_one_lane_arrives_while_others_may_still_access_memory():
+    x, y = torch.randn(32), torch.empty(32)
+    assert ("races", "part") in found(partial(handed_over, 32, False), x, y, arch="sm_90a")
+    assert found(partial(taken_over, True), x, y, arch="sm_90a") == []
+    assert ("races", "part") in found(partial(taken_over, False), x, y, arch="sm_90a")

@@ -42,6 +42,8 @@ class Clocks:
         waited: [blocks, W]: the groups of `cp.async` that each lane knows to have ended, of those
             that it started itself.
         proxied: [blocks, W, W]: the writes of warps that a proxy fence of the path has covered.
+        alone: [blocks, W, W * 32]: up to which clock a warp knows what a lane did, of lanes that
+            arrived at an mbarrier without the others of their warp; no columns if there is none.
     """
 
     def __init__(self, numbers: Array, threads: int, barriers: int) -> None:
@@ -61,6 +63,8 @@ class Clocks:
         self.proxied = np.zeros((blocks, self.warps, self.warps), np.int32)
         self.synced = np.ones((blocks, self.warps), np.int32)
         self.waited = np.zeros((blocks, self.warps), np.int32)
+        columns = self.warps * WARP if barriers else 0
+        self.alone = np.zeros((blocks, self.warps, columns), np.int32)
         self._own = own
         lane = np.arange(blocks * threads)
         self.block = lane // threads
@@ -97,24 +101,49 @@ class Clocks:
             active, np.maximum(copies, self.waited), copies
         )
 
-    def join(self, active: Array, known: Array, proxied: Array) -> None:
-        """Warps learn clocks [blocks, A] and proxied writes [blocks, W], and go on."""
+    def widths(self) -> tuple[int, int, int]:
+        """The columns of `known`, `proxied` and `alone`, which `seen` and `join` exchange."""
+        return self.agents, self.warps, self.alone.shape[-1]
+
+    def join(self, active: Array, known: Array, proxied: Array, alone: Array) -> None:
+        """Warps learn what `seen` gave, and go on."""
         on = active[:, :, None]
         np.maximum(self.known, known[:, None], out=self.known, where=on)
         np.maximum(self.proxied, proxied[:, None], out=self.proxied, where=on)
+        np.maximum(self.alone, alone[:, None], out=self.alone, where=on)
         # Of their own lanes they know what had arrived.
         np.maximum(self.synced, known[:, : self.warps] + 1, out=self.synced, where=active)
         self.release(active)
 
-    def seen(self, active: Array) -> tuple[Array, Array]:
-        """What these warps know together: [blocks, A], and of proxied writes [blocks, W]."""
+    def seen(self, active: Array, lanes: Any = None) -> tuple[Array, Array, Array]:
+        """What these warps know together: rows of `known`, `proxied` and `alone` for each block.
+
+        `lanes` are those that publish it, of a warp that may leave others behind: what these did
+        since they last synchronized stays unknown.
+        """
         self._publish(active)
         on = active[:, :, None]
-        return (self.known * on).max(1), (self.proxied * on).max(1)
+        known, alone = self.known, (self.alone * on).max(1)
+        part = active & self.active(~lanes) if lanes is not None else active & False
+        if part.any():
+            own = known[:, self._own, self._own]
+            known = known.copy()
+            known[:, self._own, self._own] = np.where(part, self.synced - 1, own)
+            mine = np.where((lanes & part[self.block, self.warp]), own[self.block, self.warp], 0)
+            mine = mine.reshape(self.blocks, -1)
+            np.maximum(alone[:, : self.threads], mine, out=alone[:, : self.threads])
+        return (known * on).max(1), (self.proxied * on).max(1), alone
+
+    def arrived(self, block: Array, warp: Array) -> Array:
+        """Up to which clocks warps know what lanes did that arrived alone: [..., W, 32]."""
+        found: Array = self.alone.reshape(self.blocks, self.warps, -1, WARP)[block, warp]
+        return found
 
     def fence(self, active: Array) -> None:
         """A proxy fence: what these warps know of writes, asynchronous units may see."""
         known = self.known[:, :, : self.warps]
+        if self.alone.size:
+            known = np.maximum(known, self.arrived(*np.indices(active.shape)).max(-1))
         np.maximum(self.proxied, known, out=self.proxied, where=active[:, :, None])
         self.release(active)
 
@@ -170,6 +199,11 @@ class Shadow:
         ordered |= mine & ((agent < clocks.warps) | (clock <= clocks.waited[block, warp]))
         # They wrote one value together, each before it goes on.
         ordered |= (writer == _ALL) | (own & (writer == _SEVERAL - warp))
+        late = np.flatnonzero(~ordered & (agent < clocks.warps)) if clocks.alone.size else ()
+        if len(late):
+            arrived = clocks.arrived(block[late], warp[late])
+            alone = _of_lane(clocks, arrived, writer[late])[np.arange(len(late)), agent[late]]
+            ordered[late] = clock[late] <= alone
         if self.writers is not None:
             # Blocks that ran before this one, or beside it, have no clocks in common.
             theirs = self.writers[units]
@@ -187,6 +221,13 @@ class Shadow:
         own &= (reader != lanes) & (
             (reader == _SEVERAL - warp) | (self._warp(clocks, reader) == warp)
         )
+        rows = np.flatnonzero(late.any(1) | own) if clocks.alone.size else ()
+        if len(rows):
+            alone = _of_lane(clocks, clocks.arrived(block[rows], warp[rows]), reader[rows])
+            before = self.reads[units[rows]]
+            late[rows, : clocks.warps] &= before[:, : clocks.warps] > alone
+            each = np.arange(len(rows))
+            own[rows] &= before[each, warp[rows]] > alone[each, warp[rows]]
         found: Array = ~late.any(1) & ~own
         if self.readers is not None:
             before = self.readers[units]
@@ -264,3 +305,15 @@ class Shadow:
         self.reads[units, agent] = clock
         self.reader[units] = _UNIT
         self.seen[units] = site
+
+
+def _of_lane(clocks: Clocks, arrived: Array, lanes: Array) -> Array:
+    """Of clocks [n, W, 32] those of the lanes in their warps, and the latest of other warps.
+
+    Lanes are negative where several accessed memory; of these the latest is taken as well.
+    """
+    found: Array = arrived.max(-1)
+    one = np.flatnonzero(lanes >= 0)
+    warp, lane = np.divmod(lanes[one] % clocks.threads, WARP)
+    found[one, warp] = arrived[one, warp, lane]
+    return found
