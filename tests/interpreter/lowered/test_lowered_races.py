@@ -190,3 +190,40 @@ def test_one_lane_arrives_while_others_may_still_access_memory():
     assert ("races", "part") in found(partial(handed_over, 32, False), x, y, arch="sm_90a")
     assert found(partial(taken_over, True), x, y, arch="sm_90a") == []
     assert ("races", "part") in found(partial(taken_over, False), x, y, arch="sm_90a")
+
+
+@jit_kernel(C="i32[2]", Y="i32[n]")
+def counted(C, Y, n):
+    with T.Kernel(n // 64, threads=64) as block:
+        thread = T.get_thread_binding()
+        T.atomic_add(C[0], 1)
+        T.atomic_store(C[1], block * 64 + thread)
+        Y[block * 64 + thread] = T.atomic_load(C[0])
+
+
+@jit_kernel(X="i32[64]", Y="i32[64]", Z="i32[64]", threads=64)
+def read_then_counted(atomic, synchronizes, X, Y, Z):
+    thread = T.get_thread_binding()
+    if atomic:
+        Y[thread] = T.atomic_load(X[63 - thread])
+    else:
+        Y[thread] = X[63 - thread]
+    if synchronizes:
+        T.sync_threads()
+    T.atomic_add(X[thread], 1)
+
+
+def test_atomics_need_no_order_among_themselves():
+    c, y = torch.zeros(2, dtype=torch.int32), torch.zeros(256, dtype=torch.int32)
+    assert found(partial(counted, 256), c, y) == []
+    assert c[0] == 256
+
+
+@pytest.mark.parametrize(
+    ("atomic", "synchronizes", "races"),
+    [(False, False, True), (False, True, False), (True, False, False)],
+)
+def test_an_atomic_after_a_read_by_another_thread(atomic, synchronizes, races):
+    x, y, z = (torch.zeros(64, dtype=torch.int32) for _ in range(3))
+    reports = found(partial(read_then_counted, atomic, synchronizes), x, y, z)
+    assert reports == ([("races", "X")] if races else [])

@@ -62,6 +62,7 @@ class Emitter:
     Attributes:
         mask: the code of which lanes are switched on; "None" for all.
         suspends: whether parts of the function wait for one another.
+        by_order: whether it uses what atomics find in memory, by the order of threads.
         values: of variables that are bound.
         places: what variables of memory point to.
         handlers: what writes operations, by name.
@@ -93,6 +94,7 @@ class Emitter:
         self._static = 0
         self._unit = _LARGEST_UNIT
         self._parameters: list[str] = []
+        self.by_order = False
         self._multiplied = {each for node in walk(kernel.body) for each in _registers(node)}
         self._watched: set[str] = set()
 
@@ -123,6 +125,7 @@ class Emitter:
             self._unit,
             self._static,
             self.suspends,
+            self.by_order,
         )
 
     def _parameter(self, parameter: ir.Var) -> None:

@@ -104,6 +104,8 @@ def check_read(m: Machine, view: View, units: Array, lanes: Array, site: int) ->
     assert shadow is not None
     assert clocks is not None
     late = ~shadow.after_write(clocks, units, lanes)
+    if site < 0:
+        late &= shadow.site[units] >= 0
     findings.late_races(m, view, units, lanes, late, "read", site, "write")
     if view.memory.scope == "shared" and "uninitialised" in m.watched:
         unwritten = shadow.unwritten(units)
@@ -192,7 +194,10 @@ def _written_together(
 
 
 def updates(m: Machine, view: View, places: Array, width: int, on: Array, site: int) -> None:
-    """Check an atomic against earlier accesses that are not, and note it."""
+    """Check an atomic against earlier accesses that are not, and note it.
+
+    A negative site is that of an atomic, which needs no order among others.
+    """
     shadow, clocks = view.memory.shadow, m.clocks
     assert shadow is not None
     assert clocks is not None
@@ -204,5 +209,6 @@ def updates(m: Machine, view: View, places: Array, width: int, on: Array, site: 
     flat, who = units.ravel(), spread.ravel()
     late = ~shadow.after_write(clocks, flat, who) & (shadow.site[flat] >= 0)
     findings.late_races(m, view, flat, who, late, "atomic", site, "write")
-    # Negative sites are atomics, which need no order among themselves.
+    late = ~shadow.after_reads(clocks, flat, who) & (shadow.seen[flat] >= 0)
+    findings.late_races(m, view, flat, who, late, "atomic", site, "read")
     shadow.wrote(clocks, flat, who, -site - 1)

@@ -213,6 +213,7 @@ def _atomic(e: Emitter, call: ir.Call) -> Val:
         value = e.expr(call.args[1])
     value = cast(e, value, dtype) if value.dtype != dtype else value
     old, returns = e.name("old"), "_ret_" in call.op
+    e.by_order |= returns
     e.line(
         f"{old} = {view}.update({index.code}, {value.code}, np.{combine}, {width}, {e.mask}, "
         f"{e.site()}, {returns})"
@@ -222,14 +223,19 @@ def _atomic(e: Emitter, call: ir.Call) -> Val:
 
 def _atomic_load(e: Emitter, call: ir.Call) -> Val:
     place, dtype, index = e.pointer(call.args[0])
-    code = f"{e.view(place, dtype)}.load({index.code}, 1, {e.mask}, {e.site()})"
+    e.by_order = True
+    # The complement of a site is an atomic there.
+    code = f"{e.view(place, dtype)}.load({index.code}, 1, {e.mask}, ~{e.site()})"
     return e.let(Val(code, dtype))
 
 
 def _atomic_store(e: Emitter, call: ir.Call) -> Val:
     place, dtype, index = e.pointer(call.args[0])
     value = e.expr(call.args[1])
-    e.line(f"{e.view(place, dtype)}.store({index.code}, {value.code}, 1, {e.mask}, {e.site()})")
+    e.line(
+        f"{e.view(place, dtype)}.update({index.code}, {value.code}, replaced, 1, {e.mask}, "
+        f"{e.site()}, False)"
+    )
     return NOTHING
 
 
@@ -281,6 +287,12 @@ def combined(kind: str, a: Any, b: Any) -> Array:
     return combine(np.ascontiguousarray(a), np.ascontiguousarray(b))
 
 
+def replaced(old: Any, new: Any) -> Any:
+    """What an atomic store leaves of two values."""
+    del old
+    return new
+
+
 def reduced(m: Machine, kind: str, value: Any, threads: int, scale: int, mask: Any) -> Array:
     """A value over the lanes of each `threads` that are `scale` apart, in all of them."""
     m.warp_synchronized(mask)
@@ -317,4 +329,4 @@ def side_by_side(m: Machine, roles: Sequence[Generator[Any, None, None]]) -> Any
             yield ", ".join(map(str, waits))
 
 
-FUNCTIONS = (combined, reduced, shuffled, side_by_side)
+FUNCTIONS = (combined, replaced, reduced, shuffled, side_by_side)
