@@ -227,3 +227,27 @@ def test_an_atomic_after_a_read_by_another_thread(atomic, synchronizes, races):
     x, y, z = (torch.zeros(64, dtype=torch.int32) for _ in range(3))
     reports = found(partial(read_then_counted, atomic, synchronizes), x, y, z)
     assert reports == ([("races", "X")] if races else [])
+
+
+@jit_kernel(C="i32[1]", Y="i32[64]", threads=64)
+def set_by_all(then, synchronizes, C, Y):
+    thread = T.get_thread_binding()
+    C[0] = 7
+    if synchronizes:
+        T.sync_threads()
+    if then == "atomic":
+        T.atomic_add(C[0], 1)
+    elif then == "one":
+        if thread == 40:
+            C[0] = 8
+    else:
+        C[0] = 9  # by all threads: each overwrites what it has written
+
+
+@pytest.mark.parametrize("then", ["atomic", "one", "all"])
+@pytest.mark.parametrize("synchronizes", [False, True])
+def test_an_element_that_all_threads_set(then, synchronizes):
+    c, y = torch.zeros(1, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
+    reports = found(partial(set_by_all, then, synchronizes), c, y)
+    assert reports == ([("races", "C")] if then != "all" and not synchronizes else [])
+    assert c[0] == {"atomic": 71, "one": 8, "all": 9}[then]

@@ -188,8 +188,13 @@ class Shadow:
 
     # Arguments of these: units and the lanes that access them, arrays of one length.
 
-    def after_write(self, clocks: Clocks, units: Array, lanes: Array) -> Array:
-        """Which accesses of lanes are ordered after the last write of their unit."""
+    def after_write(
+        self, clocks: Clocks, units: Array, lanes: Array, changed: Any = False
+    ) -> Array:
+        """Which accesses of lanes are ordered after the last write of their unit.
+
+        `changed` are accesses of a lane to what several wrote, which one of these may write late.
+        """
         agent, writer, clock = self.agent[units], self.lane[units], self.clock[units]
         block, warp = clocks.block[lanes], clocks.warp[lanes]
         own = agent == warp
@@ -198,7 +203,7 @@ class Shadow:
         mine = writer == lanes
         ordered |= mine & ((agent < clocks.warps) | (clock <= clocks.waited[block, warp]))
         # They wrote one value together, each before it goes on.
-        ordered |= (writer == _ALL) | (own & (writer == _SEVERAL - warp))
+        ordered |= ((writer == _ALL) | (own & (writer == _SEVERAL - warp))) & ~np.asarray(changed)
         late = np.flatnonzero(~ordered & (agent < clocks.warps)) if clocks.alone.size else ()
         if len(late):
             arrived = clocks.arrived(block[late], warp[late])
@@ -284,6 +289,13 @@ class Shadow:
         alone = np.ones(self.count, bool)
         alone[units[self.agent[units] != warp]] = False
         self.lane[units] = np.where(alone[units], _SEVERAL - warp, _ALL)
+
+    def by_one_lane(self, units: Array) -> Any:
+        """Which of the units that one statement writes one lane alone does, after several."""
+        if not (self.lane[units] <= _ALL).any():
+            return False
+        _, place, count = np.unique(units, return_inverse=True, return_counts=True)
+        return count[place] == 1
 
     def unwritten(self, units: Array) -> Array:
         """Which units nothing has written."""

@@ -142,7 +142,7 @@ def writes(
     units = _units(view, places, width)
     spread = np.broadcast_to(lanes, units.shape)
     flat, who = units.ravel(), spread.ravel()
-    after_write = shadow.after_write(clocks, flat, who)
+    after_write = shadow.after_write(clocks, flat, who, shadow.by_one_lane(flat))
     after_reads = shadow.after_reads(clocks, flat, who)
     if not (after_write.all() and after_reads.all()):
         # What changes nothing harms nothing: threads often store one value to one place.
@@ -207,7 +207,7 @@ def updates(m: Machine, view: View, places: Array, width: int, on: Array, site: 
     units = _units(view, places, width)
     spread = np.broadcast_to(lanes, units.shape)
     flat, who = units.ravel(), spread.ravel()
-    late = ~shadow.after_write(clocks, flat, who) & (shadow.site[flat] >= 0)
+    late = ~shadow.after_write(clocks, flat, who, changed=True) & (shadow.site[flat] >= 0)
     findings.late_races(m, view, flat, who, late, "atomic", site, "write")
     late = ~shadow.after_reads(clocks, flat, who) & (shadow.seen[flat] >= 0)
     findings.late_races(m, view, flat, who, late, "atomic", site, "read")
