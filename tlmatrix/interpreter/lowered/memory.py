@@ -193,11 +193,6 @@ class View:
         found: Array = self._array[places]
         return found
 
-    def put(self, places: Any, raw: Array) -> None:
-        """Set elements by their places."""
-        self._array[places] = raw
-        self._mark(places)
-
     def update(
         self,
         index: Any,

@@ -13,8 +13,16 @@ from . import findings
 if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.codecs import Array
 
+    from .clocks import Clocks, Shadow
     from .machine import Machine
     from .memory import View
+
+
+def _noted(m: Machine, view: View) -> tuple[Shadow, Clocks]:
+    """The shadow of a view's memory and the clocks, where accesses are noted."""
+    assert view.memory.shadow is not None
+    assert m.clocks is not None
+    return view.memory.shadow, m.clocks
 
 
 def unit_reads(m: Machine, unit: str, lanes: Array, view: View, start: Array, site: int) -> None:
@@ -59,9 +67,7 @@ def bulk_write(
 
 def _check_proxy(m: Machine, view: View, units: Array, lanes: Array, site: int) -> None:
     """Report reads by asynchronous units of what threads wrote, without a proxy fence."""
-    shadow, clocks = m.arena.shadow, m.clocks
-    assert shadow is not None
-    assert clocks is not None
+    shadow, clocks = _noted(m, view)
     agent = shadow.agent[units].astype(np.int64)
     by_thread = (agent < clocks.warps) & (shadow.clock[units] > 0)
     known = clocks.proxied[
@@ -84,9 +90,7 @@ def _units(view: View, places: Array, width: int) -> Array:
 
 def reads(m: Machine, view: View, places: Array, width: int, mask: Any, site: int) -> None:
     """Check a read against earlier writes, and note it."""
-    shadow, clocks = view.memory.shadow, m.clocks
-    assert shadow is not None
-    assert clocks is not None
+    shadow, clocks = _noted(m, view)
     lanes = m.lanes
     if mask is not None:
         places, lanes = np.broadcast_to(places, lanes.shape)[mask], lanes[mask]
@@ -100,9 +104,7 @@ def reads(m: Machine, view: View, places: Array, width: int, mask: Any, site: in
 
 def check_read(m: Machine, view: View, units: Array, lanes: Array, site: int) -> None:
     """Report reads that nothing orders after a write, and of what nothing wrote."""
-    shadow, clocks = view.memory.shadow, m.clocks
-    assert shadow is not None
-    assert clocks is not None
+    shadow, clocks = _noted(m, view)
     late = ~shadow.after_write(clocks, units, lanes)
     if site < 0:
         late &= shadow.site[units] >= 0
@@ -136,9 +138,7 @@ def writes(
     unit: str = "",
 ) -> None:
     """Check a write against earlier accesses, and note it, before memory changes."""
-    shadow, clocks = view.memory.shadow, m.clocks
-    assert shadow is not None
-    assert clocks is not None
+    shadow, clocks = _noted(m, view)
     units = _units(view, places, width)
     spread = np.broadcast_to(lanes, units.shape)
     flat, who = units.ravel(), spread.ravel()
@@ -171,9 +171,7 @@ def _written_together(
     site: int,
 ) -> None:
     """Several lanes wrote to some units in one statement: of one value, or a race."""
-    shadow, clocks = view.memory.shadow, m.clocks
-    assert shadow is not None
-    assert clocks is not None
+    shadow, clocks = _noted(m, view)
     elements, values = where.ravel(), np.ascontiguousarray(raw).ravel()
     order = np.argsort(elements, kind="stable")
     elements, values = elements[order], values[order]
@@ -198,9 +196,7 @@ def updates(m: Machine, view: View, places: Array, width: int, on: Array, site: 
 
     A negative site is that of an atomic, which needs no order among others.
     """
-    shadow, clocks = view.memory.shadow, m.clocks
-    assert shadow is not None
-    assert clocks is not None
+    shadow, clocks = _noted(m, view)
     places, lanes = places[on], m.lanes[on]
     if not len(places):
         return

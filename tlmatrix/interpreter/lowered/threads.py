@@ -11,7 +11,7 @@ from tlmatrix.interpreter.ops.warp import SHUFFLES
 from tlmatrix.interpreter.runtime.lanes import source_lanes
 from tlmatrix.interpreter.runtime.mathematics import fmax, fmin
 
-from .arithmetic import NOTHING
+from .arithmetic import NOTHING, statement
 from .expressions import cast
 from .scans import scan
 from .values import Val, split
@@ -49,17 +49,12 @@ _WARP_REDUCTIONS = {
 }
 # By operation: how values are combined, and how many there are.
 _ATOMICS = {
-    "tl.atomic_add_elem_op": ("add", 1),
-    "tl.atomic_add_ret_elem_op": ("add", 1),
-    "tl.atomic_addx2_elem_op": ("add", 2),
-    "tl.atomic_addx2_ret_elem_op": ("add", 2),
-    "tl.atomic_addx4_elem_op": ("add", 4),
-    "tl.atomic_addx4_ret_elem_op": ("add", 4),
-    "tl.atomic_max_elem_op": ("maximum", 1),
-    "tl.atomic_max_ret_elem_op": ("maximum", 1),
-    "tl.atomic_min_elem_op": ("minimum", 1),
-    "tl.atomic_min_ret_elem_op": ("minimum", 1),
-    "tl.atomic_or_elem_op": ("bitwise_or", 1),
+    f"tl.atomic_{name}{returned}_elem_op": (combine, width)
+    for name, combine, width in (
+        *(("add", "add", 1), ("addx2", "add", 2), ("addx4", "add", 4)),
+        *(("max", "maximum", 1), ("min", "minimum", 1), ("or", "bitwise_or", 1)),
+    )
+    for returned in ("", "_ret")
 }
 
 
@@ -109,18 +104,6 @@ def _arrive_expect(e: Emitter, call: ir.Call) -> Val:
 def _wait(e: Emitter, call: ir.Call) -> Val:
     parity = e.expr(call.args[1])
     e.line(f"yield from m.wait({e.barrier(call.args[0])}, {parity.code}, {e.mask}, {e.site()})")
-    return NOTHING
-
-
-def _fence_proxy(e: Emitter, call: ir.Call) -> Val:
-    del call
-    e.line(f"m.fence_proxy({e.mask})")
-    return NOTHING
-
-
-def _sync_warp(e: Emitter, call: ir.Call) -> Val:
-    del call
-    e.line(f"m.warp_synchronized({e.mask})")
     return NOTHING
 
 
@@ -239,11 +222,6 @@ def _atomic_store(e: Emitter, call: ir.Call) -> Val:
     return NOTHING
 
 
-def _without_effect(e: Emitter, call: ir.Call) -> Val:
-    del e, call
-    return NOTHING
-
-
 OPERATIONS: dict[str, Any] = {
     "tirx.tvm_storage_sync": _sync,
     "tirx.ptx_init_barrier_thread_count": _initialize,
@@ -251,8 +229,8 @@ OPERATIONS: dict[str, Any] = {
     "tirx.ptx_arrive_barrier_expect_tx": _arrive_expect,
     "tl.mbarrier_expect_tx": _expect,
     "tl.mbarrier_wait_parity": _wait,
-    "tl.fence_proxy_async": _fence_proxy,
-    "tl.sync_warp": _sync_warp,
+    "tl.fence_proxy_async": statement("m.fence_proxy({mask})"),
+    "tl.sync_warp": statement("m.warp_synchronized({mask})"),
     "tl.tl_shuffle_elect": _elect,
     **dict.fromkeys(SHUFFLES, _shuffle),
     **dict.fromkeys(_WARP_REDUCTIONS, _warp_reduce),
@@ -273,7 +251,7 @@ OPERATIONS: dict[str, Any] = {
             "tl.pdl_sync",
             "tl.pdl_trigger",
         ),
-        _without_effect,
+        statement(""),  # without effect here
     ),
 }
 
