@@ -7,7 +7,6 @@ with other sizes, and of the launches of a kernel the largest is kept.
 from __future__ import annotations
 
 import hashlib
-import pickle
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -84,12 +83,12 @@ def _size(values: Iterable[Any]) -> int:
 
 def recorded(path: Path, arch: str, cache: Path) -> list[Recorded]:
     """Launches of the kernels of a spec's smoke tier, one of each; kept in the folder `cache`."""
-    file = cache / f"{path.stem}-{arch}.pickle"
+    file = cache / f"{path.stem}-{arch}.pt"
     if not file.exists():
         cache.mkdir(parents=True, exist_ok=True)
         found = _launches(load_spec(path), arch)
-        file.write_bytes(pickle.dumps(found))
-    found: list[Recorded] = pickle.loads(file.read_bytes())
+        torch.save(found, file)
+    found: list[Recorded] = torch.load(file, weights_only=False)
     return found
 
 

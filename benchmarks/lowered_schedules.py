@@ -107,8 +107,8 @@ class _Warps(Machine):
         x, y, _ = (*grid, 1, 1)[:3]
         index = (number % x, number // x % y, number // (x * y))
         self.index = tuple(np.full(count, each) for each in index)  # type: ignore[assignment]
-        self._stride = self._shared_bytes = len(block.data)
-        self.clocks, self._watched = None, frozenset()
+        self.stride = self._shared_bytes = len(block.data)
+        self.clocks, self.watched = None, frozenset()
         self.barriers = block.barriers
         self.units = _Units(block.schedule.late)  # type: ignore[assignment]
         self.registers = Registers(self)

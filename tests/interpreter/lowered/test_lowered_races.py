@@ -1,5 +1,8 @@
 """Races between threads that only lowered code shows."""
 
+from functools import partial
+
+import pytest
 import tilelang.language as T
 import torch
 
@@ -87,3 +90,164 @@ def test_blocks_that_read_one_tensor_in_several_groups():
     x, y = torch.randn(61, 64), torch.empty(130, 64)
     assert found(copied_to_all, x, y) == []
     assert torch.equal(y, x[torch.arange(130) % 61])
+
+
+@jit_kernel(X="f32[4, 64]", Y="f32[4, 64]", Z="f32[4, 64]")
+def two_launches(X, Y, Z):
+    with T.Kernel(4, threads=64) as block:
+        for i in T.Parallel(64):
+            Y[block, i] = X[block, i] * 2
+    with T.Kernel(4, threads=64) as block:
+        for i in T.Parallel(64):
+            Z[block, i] = Y[3 - block, 63 - i] + 1
+
+
+def test_the_second_launch_of_a_kernel_comes_after_the_first():
+    x, y, z = torch.randn(4, 64), torch.empty(4, 64), torch.empty(4, 64)
+    assert found(two_launches, x, y, z) == []
+    assert torch.equal(z, x.flip(0, 1) * 2 + 1)
+
+
+@jit_kernel(X="f32[64]", Y="f32[2, 64]", threads=64)
+def read_by_both_warps(X, Y):
+    thread = T.get_thread_binding()
+    Y[0, thread] = X[63 - thread]
+    Y[1, thread] = X[thread]
+    X[thread] = Y[1, thread] + 1
+
+
+@jit_kernel(X="f32[64]", Y="f32[64]", threads=64)
+def read_before_a_barrier(X, Y):
+    thread = T.get_thread_binding()
+    Y[thread] = X[63 - thread]
+    T.sync_threads()
+    X[thread] = X[thread] + 1
+
+
+@jit_kernel(X="f32[2, 64]", Y="f32[2, 64]")
+def read_by_another_block(X, Y):
+    with T.Kernel(2, threads=64) as block:
+        thread = T.get_thread_binding()
+        Y[block, thread] = X[1, thread]
+        if block == 1:
+            X[1, thread] = Y[block, thread] + 1
+
+
+def test_the_writer_of_an_element_is_its_last_reader_but_not_the_only_one():
+    assert ("races", "X") in found(read_by_both_warps, torch.ones(64), torch.empty(2, 64))
+    assert found(read_before_a_barrier, torch.ones(64), torch.empty(64)) == []
+    assert ("races", "X") in found(read_by_another_block, torch.ones(2, 64), torch.empty(2, 64))
+
+
+@jit_kernel(X="f32[32]", Y="f32[32]", threads=64)
+def handed_over(writers, synchronizes, X, Y):
+    thread = T.get_thread_binding()
+    part = T.alloc_shared((32,), "float32")
+    ready = T.alloc_barrier(1)
+    if thread < 32:
+        if writers == 1:
+            if thread == 0:
+                for i in T.serial(32):
+                    part[i] = X[i]
+        else:
+            part[thread] = X[thread]
+        if synchronizes:
+            T.sync_warp()
+        if thread == 0:
+            T.mbarrier_arrive(ready)
+    else:
+        T.mbarrier_wait_parity(ready, 0)
+        Y[thread - 32] = part[63 - thread]
+
+
+@jit_kernel(X="f32[32]", Y="f32[32]", threads=64)
+def taken_over(synchronizes, X, Y):
+    thread = T.get_thread_binding()
+    part = T.alloc_shared((32,), "float32")
+    free = T.alloc_barrier(1)
+    if thread < 32:
+        part[thread] = X[thread]
+        T.sync_warp()
+        Y[thread] = part[31 - thread]
+        if synchronizes:
+            T.sync_warp()
+        if thread == 0:
+            T.mbarrier_arrive(free)
+    else:
+        T.mbarrier_wait_parity(free, 0)
+        part[thread - 32] = 0
+
+
+@pytest.mark.parametrize("arguments", [(32, True), (1, False), (1, True)])
+def test_one_lane_arrives_for_its_warp(arguments):
+    x, y = torch.randn(32), torch.empty(32)
+    assert found(partial(handed_over, *arguments), x, y, arch="sm_90a") == []
+    assert torch.equal(y, x.flip(0))
+
+
+def test_one_lane_arrives_while_others_may_still_access_memory():
+    x, y = torch.randn(32), torch.empty(32)
+    assert ("races", "part") in found(partial(handed_over, 32, False), x, y, arch="sm_90a")
+    assert found(partial(taken_over, True), x, y, arch="sm_90a") == []
+    assert ("races", "part") in found(partial(taken_over, False), x, y, arch="sm_90a")
+
+
+@jit_kernel(C="i32[2]", Y="i32[n]")
+def counted(C, Y, n):
+    with T.Kernel(n // 64, threads=64) as block:
+        thread = T.get_thread_binding()
+        T.atomic_add(C[0], 1)
+        T.atomic_store(C[1], block * 64 + thread)
+        Y[block * 64 + thread] = T.atomic_load(C[0])
+
+
+@jit_kernel(X="i32[64]", Y="i32[64]", Z="i32[64]", threads=64)
+def read_then_counted(atomic, synchronizes, X, Y, Z):
+    thread = T.get_thread_binding()
+    if atomic:
+        Y[thread] = T.atomic_load(X[63 - thread])
+    else:
+        Y[thread] = X[63 - thread]
+    if synchronizes:
+        T.sync_threads()
+    T.atomic_add(X[thread], 1)
+
+
+def test_atomics_need_no_order_among_themselves():
+    c, y = torch.zeros(2, dtype=torch.int32), torch.zeros(256, dtype=torch.int32)
+    assert found(partial(counted, 256), c, y) == []
+    assert c[0] == 256
+
+
+@pytest.mark.parametrize(
+    ("atomic", "synchronizes", "races"),
+    [(False, False, True), (False, True, False), (True, False, False)],
+)
+def test_an_atomic_after_a_read_by_another_thread(atomic, synchronizes, races):
+    x, y, z = (torch.zeros(64, dtype=torch.int32) for _ in range(3))
+    reports = found(partial(read_then_counted, atomic, synchronizes), x, y, z)
+    assert reports == ([("races", "X")] if races else [])
+
+
+@jit_kernel(C="i32[1]", Y="i32[64]", threads=64)
+def set_by_all(then, synchronizes, C, Y):
+    thread = T.get_thread_binding()
+    C[0] = 7
+    if synchronizes:
+        T.sync_threads()
+    if then == "atomic":
+        T.atomic_add(C[0], 1)
+    elif then == "one":
+        if thread == 40:
+            C[0] = 8
+    else:
+        C[0] = 9  # by all threads: each overwrites what it has written
+
+
+@pytest.mark.parametrize("then", ["atomic", "one", "all"])
+@pytest.mark.parametrize("synchronizes", [False, True])
+def test_an_element_that_all_threads_set(then, synchronizes):
+    c, y = torch.zeros(1, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
+    reports = found(partial(set_by_all, then, synchronizes), c, y)
+    assert reports == ([("races", "C")] if then != "all" and not synchronizes else [])
+    assert c[0] == {"atomic": 71, "one": 8, "all": 9}[then]

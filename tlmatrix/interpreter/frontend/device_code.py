@@ -52,6 +52,11 @@ class DeviceCode:
     def _functions(self) -> dict[str, Callable[..., Any]]:
         return {name: function_of(each) for name, each in self.code.programs.items()}
 
+    @property
+    def by_order(self) -> bool:
+        """Whether values may depend on the order of threads: source and code may differ then."""
+        return any(each.by_order for each in self.code.programs.values())
+
     def run(self, values: Sequence[Any], session: Session) -> list[Report]:
         """Run a launch; returns what the session's sanitizers found.
 

@@ -361,7 +361,7 @@ class InterpretedKernel(_Kernel):
         before = lowering_check.copies(values) if compared else []
         with without_modes():
             session.add(self._device_code.run(values, session))
-        if not compared:
+        if not compared or self._device_code.by_order:
             return
         source = lowering_check.copies(before)
         yield from self._run(self.variant(None), session, source, symbols)

@@ -17,6 +17,8 @@ from .expressions import choose
 from .values import Val, is_float, split
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tlmatrix.interpreter.ir import nodes as ir
     from tlmatrix.interpreter.runtime.codecs import Array
 
@@ -32,6 +34,18 @@ _BITWISE = {
 }
 NOTHING = Val("0", "int32", uniform=True, fixed=True)
 """What an operation for its effect gives."""
+
+
+def statement(template: str) -> Callable[[Emitter, ir.Call], Val]:
+    """What writes an operation as a line: a template of `mask` and `count`, its argument."""
+
+    def write(e: Emitter, call: ir.Call) -> Val:
+        if template:
+            count = int(call.args[0].value) if "{count}" in template else 0
+            e.line(template.format(mask=e.mask, count=count))
+        return NOTHING
+
+    return write
 
 
 def _bitwise(e: Emitter, call: ir.Call) -> Val:
@@ -206,14 +220,4 @@ def put_local(m: Machine, memory: Array, index: Any, value: Any, mask: Any) -> N
     memory[index[on], lanes[on]] = value[on]
 
 
-FUNCTIONS = (
-    narrowed,
-    converted,
-    dense,
-    divide,
-    spread,
-    pack16,
-    get_local,
-    part,
-    put_local,
-)
+FUNCTIONS = (narrowed, converted, dense, divide, spread, pack16, get_local, part, put_local)

@@ -36,10 +36,10 @@ class Barriers:
         self._clocks = clocks
         self._rows = np.arange(blocks)
         if clocks is not None:
-            shape = (blocks, barriers, clocks.agents)
-            proxied = (blocks, barriers, clocks.warps)
-            self._gathered = np.zeros(shape, np.int32), np.zeros(proxied, np.int32)
-            self._ended = np.zeros(shape, np.int32), np.zeros(proxied, np.int32)
+            self._gathered, self._ended = (
+                [np.zeros((blocks, barriers, n), np.int32) for n in clocks.widths()]
+                for _ in range(2)
+            )
             self._completed = np.zeros((blocks, barriers), np.int32)
             self._maker, self._made = (np.zeros((blocks, barriers), np.int32) for _ in range(2))
 
@@ -80,11 +80,12 @@ class Barriers:
         self._end(blocks, number)
         return clocks
 
-    def arrive(self, blocks: Array, number: Array, arrivals: Any, active: Any) -> None:
-        """Lanes of blocks arrive, at one barrier a block; `active` are their warps."""
+    def arrive(self, blocks: Array, number: Array, arrivals: Any, lanes: Array) -> None:
+        """Lanes of blocks arrive, at one barrier a block."""
         self.pending[blocks, number] -= arrivals
         if self._clocks is not None:
-            for mine, seen in zip(self._gathered, self._clocks.seen(active), strict=True):
+            active = self._clocks.active(lanes)
+            for mine, seen in zip(self._gathered, self._clocks.seen(active, lanes), strict=True):
                 mine[blocks, number] = np.maximum(mine[blocks, number], seen[blocks])
             self._clocks.release(active)
         self._end(blocks, number)
@@ -107,11 +108,10 @@ class Barriers:
         """Warps that waited know what was done before the phase ended."""
         if self._clocks is None:
             return
-        known, proxied = (
-            np.zeros((len(self._rows), each.shape[-1]), np.int32) for each in self._ended
-        )
-        known[blocks], proxied[blocks] = (each[blocks, number] for each in self._ended)
-        self._clocks.join(active, known, proxied)
+        rows = [np.zeros((len(self._rows), each.shape[-1]), np.int32) for each in self._ended]
+        for row, each in zip(rows, self._ended, strict=True):
+            row[blocks] = each[blocks, number]
+        self._clocks.join(active, *rows)
 
 
 class Named:
@@ -123,9 +123,7 @@ class Named:
         self._passed = np.zeros((blocks, _NAMED), np.int64)
         self._clocks = clocks
         if clocks is not None:
-            self._gathered = [
-                np.zeros((_NAMED, blocks, n), np.int32) for n in (clocks.agents, clocks.warps)
-            ]
+            self._gathered = [np.zeros((_NAMED, blocks, n), np.int32) for n in clocks.widths()]
             self._ended = [each.copy() for each in self._gathered]
 
     def arrive(

@@ -25,6 +25,8 @@ _NEVER = 0
 _UNIT, _ALL, _SEVERAL = -1, -2, -3
 """In place of a lane: an asynchronous unit, lanes of all warps, and less the number of its warp,
 several lanes of a warp."""
+_NO_BLOCK, _BLOCKS = -1, -2
+"""In place of the number of a block: none, and several."""
 
 
 class Clocks:
@@ -40,6 +42,8 @@ class Clocks:
         waited: [blocks, W]: the groups of `cp.async` that each lane knows to have ended, of those
             that it started itself.
         proxied: [blocks, W, W]: the writes of warps that a proxy fence of the path has covered.
+        alone: [blocks, W, W * 32]: up to which clock a warp knows what a lane did, of lanes that
+            arrived at an mbarrier without the others of their warp; no columns if there is none.
     """
 
     def __init__(self, numbers: Array, threads: int, barriers: int) -> None:
@@ -59,6 +63,8 @@ class Clocks:
         self.proxied = np.zeros((blocks, self.warps, self.warps), np.int32)
         self.synced = np.ones((blocks, self.warps), np.int32)
         self.waited = np.zeros((blocks, self.warps), np.int32)
+        columns = self.warps * WARP if barriers else 0
+        self.alone = np.zeros((blocks, self.warps, columns), np.int32)
         self._own = own
         lane = np.arange(blocks * threads)
         self.block = lane // threads
@@ -95,24 +101,49 @@ class Clocks:
             active, np.maximum(copies, self.waited), copies
         )
 
-    def join(self, active: Array, known: Array, proxied: Array) -> None:
-        """Warps learn clocks [blocks, A] and proxied writes [blocks, W], and go on."""
+    def widths(self) -> tuple[int, int, int]:
+        """The columns of `known`, `proxied` and `alone`, which `seen` and `join` exchange."""
+        return self.agents, self.warps, self.alone.shape[-1]
+
+    def join(self, active: Array, known: Array, proxied: Array, alone: Array) -> None:
+        """Warps learn what `seen` gave, and go on."""
         on = active[:, :, None]
         np.maximum(self.known, known[:, None], out=self.known, where=on)
         np.maximum(self.proxied, proxied[:, None], out=self.proxied, where=on)
+        np.maximum(self.alone, alone[:, None], out=self.alone, where=on)
         # Of their own lanes they know what had arrived.
         np.maximum(self.synced, known[:, : self.warps] + 1, out=self.synced, where=active)
         self.release(active)
 
-    def seen(self, active: Array) -> tuple[Array, Array]:
-        """What these warps know together: [blocks, A], and of proxied writes [blocks, W]."""
+    def seen(self, active: Array, lanes: Any = None) -> tuple[Array, Array, Array]:
+        """What these warps know together: rows of `known`, `proxied` and `alone` for each block.
+
+        `lanes` are those that publish it, of a warp that may leave others behind: what these did
+        since they last synchronized stays unknown.
+        """
         self._publish(active)
         on = active[:, :, None]
-        return (self.known * on).max(1), (self.proxied * on).max(1)
+        known, alone = self.known, (self.alone * on).max(1)
+        part = active & self.active(~lanes) if lanes is not None else active & False
+        if part.any():
+            own = known[:, self._own, self._own]
+            known = known.copy()
+            known[:, self._own, self._own] = np.where(part, self.synced - 1, own)
+            mine = np.where((lanes & part[self.block, self.warp]), own[self.block, self.warp], 0)
+            mine = mine.reshape(self.blocks, -1)
+            np.maximum(alone[:, : self.threads], mine, out=alone[:, : self.threads])
+        return (known * on).max(1), (self.proxied * on).max(1), alone
+
+    def arrived(self, block: Array, warp: Array) -> Array:
+        """Up to which clocks warps know what lanes did that arrived alone: [..., W, 32]."""
+        found: Array = self.alone.reshape(self.blocks, self.warps, -1, WARP)[block, warp]
+        return found
 
     def fence(self, active: Array) -> None:
         """A proxy fence: what these warps know of writes, asynchronous units may see."""
         known = self.known[:, :, : self.warps]
+        if self.alone.size:
+            known = np.maximum(known, self.arrived(*np.indices(active.shape)).max(-1))
         np.maximum(self.proxied, known, out=self.proxied, where=active[:, :, None])
         self.release(active)
 
@@ -127,7 +158,7 @@ class Shadow:
         reads: [units, columns]: the clock of the last read of each reading agent.
         reader, seen: the lane and the site of the last read.
         writers, readers: of memory that blocks share, the number of the block in the grid that
-            wrote last, and that read last; None of memory of one block.
+            wrote last, and of the one that read; None of memory of one block.
     """
 
     size: int
@@ -152,13 +183,18 @@ class Shadow:
         self.reader = np.full(self.count, -1, np.int32)
         self.seen = np.zeros(self.count, np.int32)
         shared = self.several_blocks
-        self.writers = np.full(self.count, -1, np.int32) if shared else None
-        self.readers = np.full(self.count, -1, np.int32) if shared else None
+        self.writers = np.full(self.count, _NO_BLOCK, np.int32) if shared else None
+        self.readers = np.full(self.count, _NO_BLOCK, np.int32) if shared else None
 
     # Arguments of these: units and the lanes that access them, arrays of one length.
 
-    def after_write(self, clocks: Clocks, units: Array, lanes: Array) -> Array:
-        """Which accesses of lanes are ordered after the last write of their unit."""
+    def after_write(
+        self, clocks: Clocks, units: Array, lanes: Array, changed: Any = False
+    ) -> Array:
+        """Which accesses of lanes are ordered after the last write of their unit.
+
+        `changed` are accesses of a lane to what several wrote, which one of these may write late.
+        """
         agent, writer, clock = self.agent[units], self.lane[units], self.clock[units]
         block, warp = clocks.block[lanes], clocks.warp[lanes]
         own = agent == warp
@@ -167,26 +203,21 @@ class Shadow:
         mine = writer == lanes
         ordered |= mine & ((agent < clocks.warps) | (clock <= clocks.waited[block, warp]))
         # They wrote one value together, each before it goes on.
-        ordered |= (writer == _ALL) | (own & (writer == _SEVERAL - warp))
+        ordered |= ((writer == _ALL) | (own & (writer == _SEVERAL - warp))) & ~np.asarray(changed)
+        late = np.flatnonzero(~ordered & (agent < clocks.warps)) if clocks.alone.size else ()
+        if len(late):
+            arrived = clocks.arrived(block[late], warp[late])
+            alone = _of_lane(clocks, arrived, writer[late])[np.arange(len(late)), agent[late]]
+            ordered[late] = clock[late] <= alone
         if self.writers is not None:
             # Blocks that ran before this one, or beside it, have no clocks in common.
             theirs = self.writers[units]
-            ordered = np.where(theirs == clocks.number[lanes], ordered, theirs < 0)
+            ordered = np.where(theirs == clocks.number[lanes], ordered, theirs == _NO_BLOCK)
         return ordered
 
     def after_reads(self, clocks: Clocks, units: Array, lanes: Array) -> Array:
         """Which accesses of lanes are ordered after all reads of their unit."""
         warp, block = clocks.warp[lanes], clocks.block[lanes]
-        found: Array
-        if self.readers is not None:
-            before, reader = self.readers[units], self.reader[units]
-            theirs = np.where(reader < 0, _SEVERAL - reader, reader % clocks.threads // WARP)
-            known = np.where(
-                theirs == warp, clocks.synced[block, warp] - 1, clocks.known[block, warp, theirs]
-            )
-            ordered = (self.reads[units, 0] <= known) | (reader == lanes)
-            found = np.where(before == clocks.number[lanes], ordered, before < 0)
-            return found
         known = clocks.known[block, warp, : self.columns]
         late = self.reads[units] > known
         own = self.reads[units, warp] >= clocks.synced[block, warp]
@@ -195,7 +226,17 @@ class Shadow:
         own &= (reader != lanes) & (
             (reader == _SEVERAL - warp) | (self._warp(clocks, reader) == warp)
         )
-        found = ~late.any(1) & ~own
+        rows = np.flatnonzero(late.any(1) | own) if clocks.alone.size else ()
+        if len(rows):
+            alone = _of_lane(clocks, clocks.arrived(block[rows], warp[rows]), reader[rows])
+            before = self.reads[units[rows]]
+            late[rows, : clocks.warps] &= before[:, : clocks.warps] > alone
+            each = np.arange(len(rows))
+            own[rows] &= before[each, warp[rows]] > alone[each, warp[rows]]
+        found: Array = ~late.any(1) & ~own
+        if self.readers is not None:
+            before = self.readers[units]
+            found = np.where(before == clocks.number[lanes], found, before == _NO_BLOCK)
         return found
 
     @staticmethod
@@ -207,21 +248,28 @@ class Shadow:
     def read(self, clocks: Clocks, units: Array, lanes: Array, site: int) -> None:
         """Note a read."""
         warp, block = clocks.warp[lanes], clocks.block[lanes]
-        clock = clocks.known[block, warp, warp]
-        column = warp if self.readers is None else np.zeros_like(warp)
+        if self.readers is not None:
+            self._read_by(self.readers, clocks.number[lanes], units)
         before = self.reader[units]
         others = (before != lanes) & (
             (before == _SEVERAL - warp) | (self._warp(clocks, before) == warp)
         )
-        others &= self.reads[units, column] >= clocks.synced[block, warp]
-        if self.readers is not None:
-            others &= self.readers[units] == clocks.number[lanes]
-            self.readers[units] = clocks.number[lanes]
-        self.reads[units, column] = clock
+        others &= self.reads[units, warp] >= clocks.synced[block, warp]
+        self.reads[units, warp] = clocks.known[block, warp, warp]
         self.reader[units] = lanes
         others |= (self.reader[units] != lanes) & (self._warp(clocks, self.reader[units]) == warp)
         self.reader[units[others]] = _SEVERAL - warp[others]
         self.seen[units] = site
+
+    def _read_by(self, readers: Array, numbers: Array, units: Array) -> None:
+        """Note which blocks read: a block has no clocks in common with those before it."""
+        before = readers[units]
+        new = before != numbers
+        if new.any():
+            self.reads[units[new]] = 0
+            readers[units] = np.where(new & (before != _NO_BLOCK), _BLOCKS, numbers)
+            at_once = (readers[units] != numbers) & (readers[units] != _BLOCKS)
+            readers[units[at_once]] = _BLOCKS
 
     def wrote(self, clocks: Clocks, units: Array, lanes: Array, site: int) -> Array:
         """Note a write; returns which units several lanes wrote at once."""
@@ -241,6 +289,13 @@ class Shadow:
         alone = np.ones(self.count, bool)
         alone[units[self.agent[units] != warp]] = False
         self.lane[units] = np.where(alone[units], _SEVERAL - warp, _ALL)
+
+    def by_one_lane(self, units: Array) -> Any:
+        """Which of the units that one statement writes one lane alone does, after several."""
+        if not (self.lane[units] <= _ALL).any():
+            return False
+        _, place, count = np.unique(units, return_inverse=True, return_counts=True)
+        return count[place] == 1
 
     def unwritten(self, units: Array) -> Array:
         """Which units nothing has written."""
@@ -262,3 +317,15 @@ class Shadow:
         self.reads[units, agent] = clock
         self.reader[units] = _UNIT
         self.seen[units] = site
+
+
+def _of_lane(clocks: Clocks, arrived: Array, lanes: Array) -> Array:
+    """Of clocks [n, W, 32] those of the lanes in their warps, and the latest of other warps.
+
+    Lanes are negative where several accessed memory; of these the latest is taken as well.
+    """
+    found: Array = arrived.max(-1)
+    one = np.flatnonzero(lanes >= 0)
+    warp, lane = np.divmod(lanes[one] % clocks.threads, WARP)
+    found[one, warp] = arrived[one, warp, lane]
+    return found

@@ -13,7 +13,7 @@ from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.errors import EMPTY_TENSOR, LaunchError, Unsupported
 
 from . import findings, races
-from .arithmetic import NOTHING
+from .arithmetic import NOTHING, statement
 from .memory import View
 
 if TYPE_CHECKING:
@@ -47,17 +47,6 @@ def _cp_async(e: Emitter, call: ir.Call) -> Val:
         f"cp_async(m, {views[0]}, {target[2].code}, {views[1]}, {source[2].code}, {count}, "
         f"{condition}, {e.mask}, {e.site()})"
     )
-    return NOTHING
-
-
-def _commit(e: Emitter, call: ir.Call) -> Val:
-    del call
-    e.line(f"m.units.commit('copies', {e.mask})")
-    return NOTHING
-
-
-def _wait_group(e: Emitter, call: ir.Call) -> Val:
-    e.line(f"m.units.wait('copies', {int(call.args[0].value)}, {e.mask})")
     return NOTHING
 
 
@@ -121,25 +110,14 @@ def _bulk_store(e: Emitter, call: ir.Call, add: int) -> Val:
     return NOTHING
 
 
-def _store_arrive(e: Emitter, call: ir.Call) -> Val:
-    del call
-    e.line(f"m.units.commit('stores', {e.mask})")
-    return NOTHING
-
-
-def _store_wait(e: Emitter, call: ir.Call) -> Val:
-    e.line(f"m.units.wait('stores', {int(call.args[0].value)}, {e.mask})")
-    return NOTHING
-
-
 OPERATIONS: dict[str, Any] = {
     "tl.ptx_cp_async": _cp_async,
-    "tirx.ptx_commit_group": _commit,
-    "tirx.ptx_wait_group": _wait_group,
+    "tirx.ptx_commit_group": statement("m.units.commit('copies', {mask})"),
+    "tirx.ptx_wait_group": statement("m.units.wait('copies', {count}, {mask})"),
     "tl.tma_load": _tma_load,
     "tl.tma_store": _tma_store,
-    "tl.tma_store_arrive": _store_arrive,
-    "tl.tma_store_wait": _store_wait,
+    "tl.tma_store_arrive": statement("m.units.commit('stores', {mask})"),
+    "tl.tma_store_wait": statement("m.units.wait('stores', {count}, {mask})"),
 }
 
 
@@ -260,11 +238,6 @@ def _boxes(m: Machine, view: View, index: Any, at: Any, mask: Any) -> tuple[Arra
     return lanes, starts, places
 
 
-def _read(m: Machine, memory: Memory, like: View, at: Array, lanes: Array, site: int) -> None:
-    """A bulk copy reads global memory, elements as those of `like`."""
-    races.bulk_read(m, View(m, memory.name, memory, like.dtype), at, lanes, site)
-
-
 def tma_load(
     m: Machine,
     descriptor: Descriptor,
@@ -281,7 +254,8 @@ def tma_load(
         return
     offset, inside = descriptor.elements(places)
     read = np.broadcast_to(lanes[:, None], inside.shape)[inside]
-    _read(m, descriptor.memory, view, offset[inside], read, site)
+    whole = View(m, descriptor.name, descriptor.memory, view.dtype)
+    races.bulk_read(m, whole, offset[inside], read, site)
     to = swizzled(starts[:, None] + descriptor.shared, descriptor.swizzle)
     raw = _words(descriptor.memory.data, offset, inside, descriptor.itemsize)
     number = np.broadcast_to(np.asarray(barrier), (m.count,))[lanes]
@@ -335,7 +309,7 @@ def _put(
     site: int,
 ) -> None:
     """Write elements of boxes, or add to them: offsets in bytes are [boxes, elements]."""
-    if add and len(offset) > 1:  # boxes of several blocks may add to one place
+    if len(offset) > 1:  # boxes of several blocks may have elements in common
         for k in range(len(offset)):
             box = slice(k, k + 1)
             _put(m, memory, offset[box], raw[box], inside[box], lanes[box], view, add, site)
@@ -392,7 +366,8 @@ def bulk_load(
     begins = np.broadcast_to(source.bytes_at(start), (m.count,))[lanes]
     step = np.arange(0, count, target.itemsize)
     read = np.broadcast_to(lanes[:, None], (len(lanes), len(step))).ravel()
-    _read(m, source.memory, target, (begins[:, None] + step).ravel(), read, site)
+    whole = View(m, source.name, source.memory, target.dtype)
+    races.bulk_read(m, whole, (begins[:, None] + step).ravel(), read, site)
     raw = _words(
         source.memory.data,
         begins[:, None] + step,

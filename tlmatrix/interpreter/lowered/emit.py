@@ -62,6 +62,7 @@ class Emitter:
     Attributes:
         mask: the code of which lanes are switched on; "None" for all.
         suspends: whether parts of the function wait for one another.
+        by_order: whether it uses what atomics find in memory, by the order of threads.
         values: of variables that are bound.
         places: what variables of memory point to.
         handlers: what writes operations, by name.
@@ -93,6 +94,7 @@ class Emitter:
         self._static = 0
         self._unit = _LARGEST_UNIT
         self._parameters: list[str] = []
+        self.by_order = False
         self._multiplied = {each for node in walk(kernel.body) for each in _registers(node)}
         self._watched: set[str] = set()
 
@@ -123,6 +125,7 @@ class Emitter:
             self._unit,
             self._static,
             self.suspends,
+            self.by_order,
         )
 
     def _parameter(self, parameter: ir.Var) -> None:
@@ -210,22 +213,17 @@ class Emitter:
 
     def _attribute(self, node: ir.AttrStmt) -> None:
         if node.attr_key == "thread_extent":
-            self._axis(str(node.node), node)
-            self.values[node.node.var] = self.once(self.axis_value(str(node.node)))
+            self.values[node.node.var] = self.once(self._axis(str(node.node), node))
         self._statement(node.body)
 
-    def _axis(self, tag: str, node: ir.AttrStmt) -> None:
+    def _axis(self, tag: str, node: ir.AttrStmt) -> Val:
+        """The index of a thread or a block along an axis of the launch."""
         if tag in _THREADS:
             self._threads[_THREADS[tag]] = int(node.value.value)
-        elif tag in _BLOCKS:
-            self._axes = max(self._axes, _BLOCKS[tag] + 1)
-        else:
-            raise self.refuse(f"a launch over {tag}")
-
-    def axis_value(self, tag: str) -> Val:
-        """The index of a thread or a block along an axis."""
-        if tag in _THREADS:
             return Val(f"m.thread[{_THREADS[tag]}]", "int32", fixed=True)
+        if tag not in _BLOCKS:
+            raise self.refuse(f"a launch over {tag}")
+        self._axes = max(self._axes, _BLOCKS[tag] + 1)
         return Val(f"m.index[{_BLOCKS[tag]}]", "int32", fixed=True)
 
     def _bind(self, node: ir.Bind) -> None:
@@ -305,14 +303,9 @@ class Emitter:
             self.values[node.loop_var] = Val(
                 step if low.code == "0" else name, dtype, uniform=low.uniform
             )
-            self.mask = self._lane_mask(inner, extent)
+            self.mask = "None" if extent.uniform and outer == "None" else inner
             self._statement(node.body)
             self.mask = outer
-
-    def _lane_mask(self, name: str, condition: Val) -> str:
-        if condition.uniform and self.mask == "None":
-            return "None"
-        return name
 
     def _while(self, node: ir.While) -> None:
         outer, inner = self.mask, self.name("on")
@@ -387,13 +380,14 @@ class Emitter:
 
     def store(self, buffer: ir.Buffer, indices: tuple[Any, ...], value: Val) -> None:
         """Write a store of a value to an element, or a vector, of a buffer."""
-        place = self._place(buffer.data)
+        place = self.place_of(buffer.data)
         index, width = self._index(buffer, indices)
         if place.kind == "local":
             self.store_local(place, buffer.dtype, index, max(width, value.width), value)
             return
         view = self.view(place, buffer.dtype)
-        self._note(place, split(buffer.dtype)[0], width)
+        if place.kind == "shared":
+            self.note_vector(split(buffer.dtype)[0], width)
         self.line(f"{view}.store({index.code}, {value.code}, {width}, {self.mask}, {self.site()})")
 
     def store_local(self, place: Place, dtype: str, index: Val, width: int, value: Val) -> None:
@@ -481,13 +475,14 @@ class Emitter:
 
     def load(self, buffer: ir.Buffer, indices: tuple[Any, ...]) -> Val:
         """An element of a buffer, or a vector."""
-        place = self._place(buffer.data)
+        place = self.place_of(buffer.data)
         index, width = self._index(buffer, indices)
         dtype, _ = split(buffer.dtype)
         if place.kind == "local":
             return self.load_local(place, buffer.dtype, index, width)
         view = self.view(place, buffer.dtype)
-        self._note(place, dtype, width)
+        if place.kind == "shared":
+            self.note_vector(dtype, width)
         code = f"{view}.load({index.code}, {width}, {self.mask}, {self.site()})"
         return Val(code, dtype, width)
 
@@ -499,10 +494,6 @@ class Emitter:
             at = f"{index.code} + np.arange({width})[:, None]" if width > 1 else index.code
             return Val(f"get_local(m, {place.code}, {at})", place.dtype, width)
         return Val(self._part(place, index, width), place.dtype, width)
-
-    def _note(self, place: Place, dtype: str, width: int) -> None:
-        if place.kind == "shared":
-            self.note_vector(dtype, width)
 
     def _index(self, buffer: ir.Buffer, indices: tuple[Any, ...]) -> tuple[Val, int]:
         """The index of the first element of an access, and how many there are."""
@@ -543,9 +534,6 @@ class Emitter:
 
     def place_of(self, data: ir.Var) -> Place:
         """What a variable points to."""
-        return self._place(data)
-
-    def _place(self, data: ir.Var) -> Place:
         found = self.places.get(data)
         if found is None:
             raise self.refuse(f"memory of {data.name}")
@@ -553,20 +541,19 @@ class Emitter:
 
     def _into(self, node: ir.Call) -> Place:
         """Shared memory from some byte of a buffer on."""
-        base, offset = self._place(node.args[0]), node.args[1]
+        base, offset = self.place_of(node.args[0]), node.args[1]
         if base.kind != "shared" or not isinstance(offset, ir.IntImm):
             raise self.refuse(f"a pointer into {base.name}")
         return replace(base, offset=base.offset + int(offset.value))
 
     def view(self, place: Place, dtype: str) -> str:
         """The name of a view of shared or global memory as elements of a dtype."""
-        element, width = split(dtype)
+        element, _ = split(dtype)
         key = (f"{place.kind} {place.name} {place.offset}", element)
         if place.kind not in ("shared", "global"):
             raise self.refuse(f"{place.name} as memory of a block")
         if TILE_DTYPES[element].bits < 8:
             raise self.refuse(f"{place.name}, two elements of {element} a byte,")
-        del width
         if place.kind == "shared" and place.offset:
             self.narrow_unit(place.offset)
         if key not in self._views:
@@ -589,7 +576,7 @@ class Emitter:
     def descriptor(self, node: Any) -> str | None:
         """A TMA descriptor that code gets or makes; None of what is none."""
         if isinstance(node, ir.Call) and node.op == "tl.create_tma_descriptor":
-            place = self._place(node.args[2])
+            place = self.place_of(node.args[2])
             numbers = [self.expr(each) for each in node.args]
             name = self.name("descriptor")
             parts = ", ".join(n.code for n in (numbers[1], *numbers[3:]))
@@ -597,7 +584,7 @@ class Emitter:
             return name
         if not isinstance(node, ir.Var):
             return None
-        place = self._place(node)
+        place = self.place_of(node)
         return place.code if place.kind == "descriptor" else None
 
     def rounded(self, value: Val) -> Val:
@@ -609,7 +596,7 @@ class Emitter:
         """The number of an mbarrier."""
         if not isinstance(node, ir.BufferLoad):
             raise self.refuse("a barrier that is no element of a buffer")
-        place = self._place(node.buffer.data)
+        place = self.place_of(node.buffer.data)
         if place.kind != "barrier":
             raise self.refuse(f"{place.name} as a barrier")
         index = self.expr(node.indices[0])
@@ -620,19 +607,19 @@ class Emitter:
         if isinstance(node, ir.Call) and node.op == "tirx.tvm_access_ptr":
             kind, data, offset = node.args[:3]
             dtype = split(kind.dtype)[0]
-            place = self._place(data)
+            place = self.place_of(data)
             return place, dtype, self._scaled(self.expr(offset), split(kind.dtype)[1])
         if isinstance(node, ir.Call) and node.op in ("tirx.address_of", "tl.access_ptr"):
             load = node.args[0]
             index, _ = self._index(load.buffer, load.indices)
-            return self._place(load.buffer.data), split(load.buffer.dtype)[0], index
+            return self.place_of(load.buffer.data), split(load.buffer.dtype)[0], index
         if isinstance(node, ir.Call) and node.op == _INTO:
             place, dtype, index = self.pointer(node.args[0])
             size = max(1, TILE_DTYPES[dtype].bytes)
             more = self.combined(f"({{}} // {size})", "int64", self.expr(node.args[1]))
             return place, dtype, self.combined("({} + {})", "int64", index, more)
         if isinstance(node, ir.Var):
-            place = self._place(node)
+            place = self.place_of(node)
             return place, place.dtype, Val("0", "int32", uniform=True, fixed=True)
         raise self.refuse(f"the pointer {getattr(node, 'op', type(node).__name__)}")
 

@@ -16,7 +16,7 @@ from tlmatrix.interpreter.errors import EMPTY_GRID, DeadlockError, LaunchError, 
 from tlmatrix.interpreter.ir import nodes as ir
 
 from . import arithmetic, copies, findings, matrices, scans, threads
-from .clocks import Shadow
+from .clocks import WARP, Shadow
 from .copies import tensor_map
 from .lowering import DescriptorCall, Launch
 from .machine import Machine, Watching
@@ -70,7 +70,7 @@ def run(
         LaunchError: for a grid that is empty.
         InterpreterError: for what leaves nothing to go on with: a deadlock.
     """
-    env, memories = _bound(kernel.kernel, values, watching)
+    env, memories = _bound(kernel.kernel, values)
     descriptors: dict[ir.Var, Descriptor] = {}
     with np.errstate(all="ignore"):
         for step in kernel.steps:
@@ -89,9 +89,7 @@ def run(
     return {m.name: m for m in memories.values()}
 
 
-def _bound(
-    kernel: ir.Kernel, values: Sequence[Any], watching: Watching
-) -> tuple[dict[Any, Any], dict[ir.Var, Memory]]:
+def _bound(kernel: ir.Kernel, values: Sequence[Any]) -> tuple[dict[Any, Any], dict[ir.Var, Memory]]:
     """The variables of parameters, and the memory of tensors by the variable of their data."""
     env: dict[Any, Any] = {}
     memories: dict[ir.Var, Memory] = {}
@@ -102,7 +100,7 @@ def _bound(
             floating = TILE_DTYPES[parameter.dtype].floating
             env[parameter] = np.float32(number) if floating else int(number)
             continue
-        memories[buffer.data] = memory_of(buffer, value, watching)
+        memories[buffer.data] = memory_of(buffer, value)
         if isinstance(value, torch.Tensor):
             extents = (*zip(buffer.shape, value.shape, strict=False),)
             strides = (*zip(buffer.strides, value.stride(), strict=False),)
@@ -122,7 +120,7 @@ def _solve(expression: Any, size: int, env: dict[Any, Any]) -> None:
         _solve(expression.value, size, env)
 
 
-def memory_of(buffer: ir.Buffer, value: Any, watching: Watching) -> Memory:
+def memory_of(buffer: ir.Buffer, value: Any) -> Memory:
     """The memory of a tensor, from its first element to its last."""
     if not isinstance(value, torch.Tensor):
         return Memory(buffer.name, np.zeros(0, np.uint8), 0)
@@ -134,12 +132,9 @@ def memory_of(buffer: ir.Buffer, value: Any, watching: Watching) -> Memory:
     first = value.storage_offset() * size
     data = storage[first : first + length].numpy()
     written = np.zeros(length, bool)
-    shadow = None
-    if "races" in watching.sanitizers and length:
-        shadow = Shadow(size, length // size, 1, several_blocks=True)
     shape = tuple(value.shape) if value.is_contiguous() else None
     return Memory(
-        buffer.name, data, length, 0, value.data_ptr() % 16, shadow, "global", written, shape
+        buffer.name, data, length, 0, value.data_ptr() % 16, None, "global", written, shape, size
     )
 
 
@@ -210,6 +205,12 @@ def _launch(
             if found is None:
                 raise Unsupported(f"an argument of {step.function} in lowered host code")
             arguments.append(found)
+    if "races" in watching.sanitizers:
+        warps = -(-math.prod(program.threads) // WARP)
+        for memory in memories.values():  # what the launch before this one did is over
+            if memory.size:
+                count = memory.size // memory.itemsize
+                memory.shadow = Shadow(memory.itemsize, count, warps, several_blocks=True)
     total = math.prod(grid)
     together = max(1, _LANES // math.prod(program.threads))
     for first in range(0, total, together):

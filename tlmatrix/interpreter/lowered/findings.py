@@ -54,7 +54,12 @@ def race(
     mine = who(m, lane)
     within = view.memory.scope == "shared" or _in_block(m, shadow, unit, lane, other)
     asynchronous = other == "write" and agent >= clocks.warps
-    theirs = _unit_name(m, agent) if asynchronous else who(m, int(their))
+    if asynchronous:
+        theirs = _unit_name(m, agent)
+    elif their == lane:  # it accessed the unit after the access that the report is about
+        theirs = "another thread"
+    else:
+        theirs = who(m, int(their))
     party = Party(m.place(lane), *source_line(m.site(int(before))), other, theirs)
     place = element(m, view, unit)
     report(
@@ -174,18 +179,20 @@ def outside_local(m: Machine, name: str, first: int, width: int, size: int, site
 
 
 def unordered_registers(
-    m: Machine, name: str, element: int, group: int, site: int, action: str, count: int, other: str
+    m: Machine, name: str, low: int, groups: Array, late: Array, site: int, action: str, other: str
 ) -> None:
-    """Report an access to registers that `wgmma` uses."""
+    """Report the first late access to registers of `wgmma`: [elements from `low`, groups]."""
     if "races" in m.watched:
         assert m.clocks is not None
-        block, number = divmod(group, m.clocks.groups)
-        place = element_name(name, (element,))
+        row, k = (int(each[0]) for each in np.nonzero(late))
+        block, number = divmod(int(groups[k]), m.clocks.groups)
+        place = (low + row,)
         message = (
-            f"{action} of {place}, in registers of warp group {number}, which nothing orders "
-            f"with {other}"
+            f"{action} of {element_name(name, place)}, in registers of warp group {number}, which "
+            f"nothing orders with {other}"
         )
-        report(m, "races", name, (element,), block * m.threads + number * 128, site, message, count)
+        lane = block * m.threads + number * 128
+        report(m, "races", name, place, lane, site, message, int(late.sum()))
 
 
 def finish(m: Machine) -> None:

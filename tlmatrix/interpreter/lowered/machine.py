@@ -331,7 +331,7 @@ class Machine:
         self.progress += 1
         for blocks, numbers, counts, lanes in self._at(number, mask):
             self._initialized(blocks, numbers, lanes)
-            self.barriers.arrive(blocks, numbers, counts, self._active(lanes))
+            self.barriers.arrive(blocks, numbers, counts, lanes)
 
     def expect(self, number: Any, size: Any, mask: Any) -> None:
         """The phase of barriers also waits for bytes, so many for each lane."""

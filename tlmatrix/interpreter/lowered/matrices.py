@@ -16,7 +16,8 @@ from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.errors import SynchronizationError
 from tlmatrix.interpreter.ops.warp_matrix import accumulator, factor_a, factor_b
 
-from .arithmetic import NOTHING
+from .arithmetic import NOTHING, statement
+from .clocks import WARP
 from .copies import swizzled
 from .values import Val, is_float
 
@@ -50,7 +51,6 @@ _NAMES = {
 }
 """Dtypes that instructions name, as ours."""
 _GROUP = 128
-_WARP = 32
 
 
 def _ldmatrix(e: Emitter, call: ir.Call) -> Val:
@@ -104,7 +104,7 @@ def _mma(e: Emitter, call: ir.Call) -> Val:
     if dtypes[0] not in TILE_DTYPES or (is_float(dtypes[0]) != is_float(dtypes[2])):
         raise e.refuse(f"ptx_mma of {types}")
     e.line(
-        f"mma(m, {found[1]}, {dtypes[0]!r}, {dtypes[1]!r}, {dtypes[2]!r}, {a.code}, {starts[0]}, "
+        f"mma(m, {found[1]}, {dtypes[0]!r}, {dtypes[2]!r}, {a.code}, {starts[0]}, "
         f"{b.code}, {starts[1]}, {c.code}, {starts[2]}, {e.mask})"
     )
     return NOTHING
@@ -159,23 +159,6 @@ def _wgmma(e: Emitter, call: ir.Call) -> Val:
     return NOTHING
 
 
-def _arrive(e: Emitter, call: ir.Call) -> Val:
-    del call
-    e.line(f"m.warp_groups_fenced({e.mask})")
-    return NOTHING
-
-
-def _commit(e: Emitter, call: ir.Call) -> Val:
-    del call
-    e.line(f"m.units.commit('products', {e.mask})")
-    return NOTHING
-
-
-def _wait(e: Emitter, call: ir.Call) -> Val:
-    e.line(f"m.units.wait('products', {int(call.args[0].value)}, {e.mask})")
-    return NOTHING
-
-
 OPERATIONS: dict[str, Any] = {
     "tl.ptx_ldmatrix": _ldmatrix,
     "tl.ptx_stmatrix": _stmatrix,
@@ -184,29 +167,23 @@ OPERATIONS: dict[str, Any] = {
     "tl.increase_descriptor_offset": _increase,
     "tl.ptx_wgmma_ss": _wgmma,
     "tl.ptx_wgmma_rs": _wgmma,
-    "tl.warpgroup_arrive": _arrive,
-    "tl.warpgroup_commit_batch": _commit,
-    "tl.warpgroup_wait": _wait,
-    "tl.wait_wgmma": _wait,
+    "tl.warpgroup_arrive": statement("m.warp_groups_fenced({mask})"),
+    "tl.warpgroup_commit_batch": statement("m.units.commit('products', {mask})"),
+    **dict.fromkeys(
+        ("tl.warpgroup_wait", "tl.wait_wgmma"),
+        statement("m.units.wait('products', {count}, {mask})"),
+    ),
 }
 
 
 # What generated source calls ----------------------------------------------------------------------
 
 
-def _warp_rows(m: Machine, index: Any, matrices: int, mask: Any, what: str) -> tuple[Array, Array]:
-    """The warps that take part, and the lanes that give the rows of matrices: [warps, rows]."""
-    warps = m.whole_warps(mask, what)
-    lanes = warps[:, None] * _WARP + np.arange(8 * matrices)
-    del index
-    return warps, lanes
-
-
 def ldmatrix(
     m: Machine, view: View, index: Any, matrices: int, transposed: bool, mask: Any, site: int
 ) -> Array:
     """Matrices of 8 rows of 16 bytes; lane i gives the address of row i: [elements, lanes]."""
-    lane = m.lanes % _WARP
+    lane = m.lanes % WARP
     giving = lane < 8 * matrices
     on = giving if mask is None else giving & mask
     width = 16 // view.itemsize
@@ -214,7 +191,7 @@ def ldmatrix(
     m.warp_synchronized(mask)
     m.whole_warps(mask, "ldmatrix")
     # [elements of a row, warps, matrices, 8 rows]
-    found = rows.reshape(width, -1, _WARP)[:, :, : 8 * matrices].reshape(width, -1, matrices, 8)
+    found = rows.reshape(width, -1, WARP)[:, :, : 8 * matrices].reshape(width, -1, matrices, 8)
     if transposed:
         if width != 8:
             raise SynchronizationError("ldmatrix transposes elements of 16 bits")
@@ -245,9 +222,9 @@ def stmatrix(
     if transposed:
         found = found.swapaxes(-1, -2)
     # The row of lane 8 j + r is row r of matrix j.
-    rows = np.zeros((8, m.count // _WARP, _WARP), np.int64)
+    rows = np.zeros((8, m.count // WARP, WARP), np.int64)
     rows[:, :, : 8 * matrices] = found.transpose(3, 1, 0, 2).reshape(8, -1, 8 * matrices)
-    giving = m.lanes % _WARP < 8 * matrices
+    giving = m.lanes % WARP < 8 * matrices
     on = giving if mask is None else giving & mask
     raw = rows.reshape(8, -1).astype(np.uint16).view(view.kind)
     view.store_raw(index, raw, 8, on, site)
@@ -263,7 +240,6 @@ def mma(
     m: Machine,
     k: int,
     a_dtype: str,
-    b_dtype: str,
     c_dtype: str,
     a: Array,
     a_start: int,
@@ -274,14 +250,13 @@ def mma(
     mask: Any,
 ) -> None:
     """`c += a @ b` in every warp, of shape m16n8k`k`; fragments are [elements, lanes]."""
-    del b_dtype
     warps = m.whole_warps(mask, "mma")
     m.warp_synchronized(mask)
     part = 32 // TILE_DTYPES[a_dtype].bits
     places = _places(k, part)
 
     def matrices(fragment: Array, start: int, shape: tuple[int, int], place: Any) -> Array:
-        values = fragment[start : start + len(place[0])].reshape(len(place[0]), -1, _WARP)
+        values = fragment[start : start + len(place[0])].reshape(len(place[0]), -1, WARP)
         found = np.empty((len(warps), *shape), fragment.dtype)
         found[:, place[0], place[1]] = values[:, warps].swapaxes(0, 1)
         return found
@@ -292,7 +267,7 @@ def mma(
         left, right = ((f.view(np.int32) & ~0x1FFF).view(np.float32) for f in (left, right))
     total = left @ right
     place = places[2]
-    target = c[c_start : c_start + 4].reshape(4, -1, _WARP)
+    target = c[c_start : c_start + 4].reshape(4, -1, WARP)
     added = total[:, place[0], place[1]].swapaxes(0, 1)
     if c_dtype == "float16":
         added = (target[:, warps] + added).astype(np.float16).astype(np.float32)
@@ -315,7 +290,7 @@ def wgmma_descriptor(view: View, index: Any, layout: int, leading: int, stride: 
     return address | fields | np.int64(np.uint64(layout << _LAYOUT).view(np.int64))
 
 
-def _tile(descriptors: Array, rows: int, k: int, size: int, k_major: bool) -> tuple[Array, Array]:
+def _tile(descriptors: Array, rows: int, k: int, size: int, k_major: bool) -> Array:
     """Where the elements of matrices [rows, k] are in the arena: bytes, [matrices, rows, k]."""
     start = (descriptors & 0x3FFF) << 4
     leading = (descriptors >> _LEADING & 0x3FFF) << 4
@@ -339,7 +314,7 @@ def _tile(descriptors: Array, rows: int, k: int, size: int, k_major: bool) -> tu
             offset = byte % span + byte // span * leading + column % 8 * span + column // 8 * stride
         else:
             offset = byte % 16 + byte // 16 * stride + column % 8 * 16 + column // 8 * leading
-    return swizzled(start + offset, mode), start
+    return swizzled(start + offset, mode)
 
 
 def wgmma(
@@ -371,14 +346,14 @@ def wgmma(
     def matrix(descriptor: Any, rows: int, dtype: str, k_major: bool) -> Array:
         kind = TILE_DTYPES[dtype]
         chosen = np.broadcast_to(descriptor, (m.count,))[leaders]
-        place, _ = _tile(chosen, rows, k, kind.bytes, k_major)
+        place = _tile(chosen, rows, k, kind.bytes, k_major)
         return m.arena_elements(place, block, leaders, dtype, site)
 
     if registers:
         fragment, at = first
         part = 32 // TILE_DTYPES[types[0]].bits
         place = factor_a(k, part)
-        values = fragment[at : at + k // 2].reshape(k // 2, -1, 4, _WARP)[:, groups]
+        values = fragment[at : at + k // 2].reshape(k // 2, -1, 4, WARP)[:, groups]
         a = np.empty((len(groups), 4, 16, k), fragment.dtype)
         a[:, :, place[0], place[1]] = values.transpose(1, 2, 0, 3)
         a = a.reshape(len(groups), 64, k)
@@ -411,8 +386,8 @@ def wgmma(
 def _group_accumulator(n: int) -> tuple[Array, Array]:
     """Row and column of each element of the accumulator [64, n]: [n / 2, 128]."""
     element, thread = np.arange(n // 2)[:, None], np.arange(_GROUP)[None, :]
-    lane = thread % _WARP
-    row = thread // _WARP * 16 + lane // 4 + 8 * (element // 2 % 2)
+    lane = thread % WARP
+    row = thread // WARP * 16 + lane // 4 + 8 * (element // 2 % 2)
     column = lane % 4 * 2 + element % 2 + element // 4 * 8
     return row, column
 

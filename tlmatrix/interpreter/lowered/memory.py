@@ -41,6 +41,7 @@ class Memory:
         scope: "global" or "shared".
         shape: of a tensor without gaps.
         written: for each byte whether the kernel has written it; of global memory.
+        itemsize: bytes of an element of the tensor.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Memory:
     scope: str = "global"
     written: Array | None = None
     shape: tuple[int, ...] | None = None
+    itemsize: int = 1
 
     def typed(self, kind: Any) -> Array:
         """Its bytes as elements of a NumPy dtype."""
@@ -190,11 +192,6 @@ class View:
         """Elements by their places, as memory has them."""
         found: Array = self._array[places]
         return found
-
-    def put(self, places: Any, raw: Array) -> None:
-        """Set elements by their places."""
-        self._array[places] = raw
-        self._mark(places)
 
     def update(
         self,

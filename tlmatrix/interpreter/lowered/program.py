@@ -23,6 +23,7 @@ class DeviceProgram:
         unit: granularity in bytes at which accesses of shared memory are tracked.
         shared_bytes: of the shared memory that it allocates.
         suspends: whether parts of it wait for one another, so that `kernel` is a generator.
+        by_order: whether it uses what atomics find in memory, by the order of threads.
     """
 
     name: str
@@ -34,3 +35,4 @@ class DeviceProgram:
     unit: int
     shared_bytes: int
     suspends: bool
+    by_order: bool

@@ -13,8 +13,16 @@ from . import findings
 if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.codecs import Array
 
+    from .clocks import Clocks, Shadow
     from .machine import Machine
     from .memory import View
+
+
+def _noted(m: Machine, view: View) -> tuple[Shadow, Clocks]:
+    """The shadow of a view's memory and the clocks, where accesses are noted."""
+    assert view.memory.shadow is not None
+    assert m.clocks is not None
+    return view.memory.shadow, m.clocks
 
 
 def unit_reads(m: Machine, unit: str, lanes: Array, view: View, start: Array, site: int) -> None:
@@ -59,9 +67,7 @@ def bulk_write(
 
 def _check_proxy(m: Machine, view: View, units: Array, lanes: Array, site: int) -> None:
     """Report reads by asynchronous units of what threads wrote, without a proxy fence."""
-    shadow, clocks = m.arena.shadow, m.clocks
-    assert shadow is not None
-    assert clocks is not None
+    shadow, clocks = _noted(m, view)
     agent = shadow.agent[units].astype(np.int64)
     by_thread = (agent < clocks.warps) & (shadow.clock[units] > 0)
     known = clocks.proxied[
@@ -84,9 +90,7 @@ def _units(view: View, places: Array, width: int) -> Array:
 
 def reads(m: Machine, view: View, places: Array, width: int, mask: Any, site: int) -> None:
     """Check a read against earlier writes, and note it."""
-    shadow, clocks = view.memory.shadow, m.clocks
-    assert shadow is not None
-    assert clocks is not None
+    shadow, clocks = _noted(m, view)
     lanes = m.lanes
     if mask is not None:
         places, lanes = np.broadcast_to(places, lanes.shape)[mask], lanes[mask]
@@ -100,10 +104,10 @@ def reads(m: Machine, view: View, places: Array, width: int, mask: Any, site: in
 
 def check_read(m: Machine, view: View, units: Array, lanes: Array, site: int) -> None:
     """Report reads that nothing orders after a write, and of what nothing wrote."""
-    shadow, clocks = view.memory.shadow, m.clocks
-    assert shadow is not None
-    assert clocks is not None
+    shadow, clocks = _noted(m, view)
     late = ~shadow.after_write(clocks, units, lanes)
+    if site < 0:
+        late &= shadow.site[units] >= 0
     findings.late_races(m, view, units, lanes, late, "read", site, "write")
     if view.memory.scope == "shared" and "uninitialised" in m.watched:
         unwritten = shadow.unwritten(units)
@@ -134,13 +138,11 @@ def writes(
     unit: str = "",
 ) -> None:
     """Check a write against earlier accesses, and note it, before memory changes."""
-    shadow, clocks = view.memory.shadow, m.clocks
-    assert shadow is not None
-    assert clocks is not None
+    shadow, clocks = _noted(m, view)
     units = _units(view, places, width)
     spread = np.broadcast_to(lanes, units.shape)
     flat, who = units.ravel(), spread.ravel()
-    after_write = shadow.after_write(clocks, flat, who)
+    after_write = shadow.after_write(clocks, flat, who, shadow.by_one_lane(flat))
     after_reads = shadow.after_reads(clocks, flat, who)
     if not (after_write.all() and after_reads.all()):
         # What changes nothing harms nothing: threads often store one value to one place.
@@ -169,9 +171,7 @@ def _written_together(
     site: int,
 ) -> None:
     """Several lanes wrote to some units in one statement: of one value, or a race."""
-    shadow, clocks = view.memory.shadow, m.clocks
-    assert shadow is not None
-    assert clocks is not None
+    shadow, clocks = _noted(m, view)
     elements, values = where.ravel(), np.ascontiguousarray(raw).ravel()
     order = np.argsort(elements, kind="stable")
     elements, values = elements[order], values[order]
@@ -192,17 +192,19 @@ def _written_together(
 
 
 def updates(m: Machine, view: View, places: Array, width: int, on: Array, site: int) -> None:
-    """Check an atomic against earlier accesses that are not, and note it."""
-    shadow, clocks = view.memory.shadow, m.clocks
-    assert shadow is not None
-    assert clocks is not None
+    """Check an atomic against earlier accesses that are not, and note it.
+
+    A negative site is that of an atomic, which needs no order among others.
+    """
+    shadow, clocks = _noted(m, view)
     places, lanes = places[on], m.lanes[on]
     if not len(places):
         return
     units = _units(view, places, width)
     spread = np.broadcast_to(lanes, units.shape)
     flat, who = units.ravel(), spread.ravel()
-    late = ~shadow.after_write(clocks, flat, who) & (shadow.site[flat] >= 0)
+    late = ~shadow.after_write(clocks, flat, who, changed=True) & (shadow.site[flat] >= 0)
     findings.late_races(m, view, flat, who, late, "atomic", site, "write")
-    # Negative sites are atomics, which need no order among themselves.
+    late = ~shadow.after_reads(clocks, flat, who) & (shadow.seen[flat] >= 0)
+    findings.late_races(m, view, flat, who, late, "atomic", site, "read")
     shadow.wrote(clocks, flat, who, -site - 1)

@@ -80,7 +80,9 @@ class Registers:
         late = array.accessed[rows, groups]
         if late.any():
             other = "accesses of threads: there is no wgmma fence"
-            self._report(name, first, groups, late, site, "use by wgmma", other)
+            findings.unordered_registers(
+                self._machine, name, first, groups, late, site, "use by wgmma", other
+            )
         array.group[rows, groups] = self._machine.units.next_group("products").ravel()[groups]
         array.writes[rows, groups] = writes
 
@@ -98,24 +100,11 @@ class Registers:
             running &= array.writes[rows, groups]
         if running.any():
             other = "a wgmma: it has not been waited for"
-            self._report(name, first, groups, running, site, "write" if writes else "read", other)
+            action = "write" if writes else "read"
+            findings.unordered_registers(
+                self._machine, name, first, groups, running, site, action, other
+            )
         array.accessed[rows, groups] = True
-
-    def _report(
-        self, name: str, first: int, groups: Array, late: Array, site: int, action: str, other: str
-    ) -> None:
-        """Report the first of the accesses to elements from `first` on: [elements, groups]."""
-        element, k = (int(each[0]) for each in np.nonzero(late))
-        findings.unordered_registers(
-            self._machine,
-            name,
-            first + element,
-            int(groups[k]),
-            site,
-            action,
-            int(late.sum()),
-            other,
-        )
 
     @property
     def _watched(self) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from tlmatrix.interpreter.runtime.mathematics import fmax
 
 from .arithmetic import NOTHING
+from .clocks import WARP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,6 @@ _SCAN = re.compile(
     r"tl::Cum(?P<op>Sum|Max)(?P<rank>[12])D<(?P<threads>\d+)(?:, (?P<axis>[01]))?, "
     r"(?P<reverse>true|false)>::run"
 )
-_WARP = 32
 
 
 def scan(e: Emitter, call: ir.Call) -> Val:
@@ -53,7 +53,7 @@ def scan(e: Emitter, call: ir.Call) -> Val:
     shape = ", ".join((lines, extent, *across, *along))
     e.line(
         f"scanned(m, {found['op']!r}, {', '.join(parts)}, ({shape}), "
-        f"{int(found['threads']) // _WARP}, {found['reverse'] == 'true'}, {e.mask}, {e.site()})"
+        f"{int(found['threads']) // WARP}, {found['reverse'] == 'true'}, {e.mask}, {e.site()})"
     )
     return NOTHING
 
@@ -78,7 +78,7 @@ def scanned(
     """
     lines, extent, *steps = (int(np.max(number)) for number in shape)
     combine: Callable[[Any, Any], Any] = np.add if kind == "Sum" else fmax
-    lane, warp = m.thread[0] % _WARP, m.thread[0] // _WARP
+    lane, warp = m.thread[0] % WARP, m.thread[0] // WARP
     none: Any = 0
     if kind == "Max":
         none = np.iinfo(source.kind).min if source.kind.kind == "i" else 0
@@ -86,7 +86,7 @@ def scanned(
     for first in range(0, lines, warps):
         line = first + warp
         carry = np.full(m.count, none)
-        segments = range(0, extent, _WARP)
+        segments = range(0, extent, WARP)
         for segment in reversed(segments) if backwards else segments:
             index = segment + lane
             on = (line < lines) & (index < extent)
@@ -95,12 +95,12 @@ def scanned(
             value = np.where(on, loaded, none)
             for distance in (1, 2, 4, 8, 16):
                 other = lane + distance if backwards else lane - distance
-                inside = (other >= 0) & (other < _WARP)
+                inside = (other >= 0) & (other < WARP)
                 lanes = np.where(inside, m.lanes - lane + other, m.lanes)
                 value = np.where(inside, source.rounded(combine(value, value[lanes])), value)
             value = source.rounded(combine(value, carry))
             target.store(to + line * steps[1] + index * steps[3], value, 1, on, site)
-            carry = value[m.lanes - lane + (0 if backwards else _WARP - 1)]
+            carry = value[m.lanes - lane + (0 if backwards else WARP - 1)]
     m.warp_synchronized(mask)
 
 

@@ -11,7 +11,7 @@ from tlmatrix.interpreter.ops.warp import SHUFFLES
 from tlmatrix.interpreter.runtime.lanes import source_lanes
 from tlmatrix.interpreter.runtime.mathematics import fmax, fmin
 
-from .arithmetic import NOTHING
+from .arithmetic import NOTHING, statement
 from .expressions import cast
 from .scans import scan
 from .values import Val, split
@@ -49,17 +49,12 @@ _WARP_REDUCTIONS = {
 }
 # By operation: how values are combined, and how many there are.
 _ATOMICS = {
-    "tl.atomic_add_elem_op": ("add", 1),
-    "tl.atomic_add_ret_elem_op": ("add", 1),
-    "tl.atomic_addx2_elem_op": ("add", 2),
-    "tl.atomic_addx2_ret_elem_op": ("add", 2),
-    "tl.atomic_addx4_elem_op": ("add", 4),
-    "tl.atomic_addx4_ret_elem_op": ("add", 4),
-    "tl.atomic_max_elem_op": ("maximum", 1),
-    "tl.atomic_max_ret_elem_op": ("maximum", 1),
-    "tl.atomic_min_elem_op": ("minimum", 1),
-    "tl.atomic_min_ret_elem_op": ("minimum", 1),
-    "tl.atomic_or_elem_op": ("bitwise_or", 1),
+    f"tl.atomic_{name}{returned}_elem_op": (combine, width)
+    for name, combine, width in (
+        *(("add", "add", 1), ("addx2", "add", 2), ("addx4", "add", 4)),
+        *(("max", "maximum", 1), ("min", "minimum", 1), ("or", "bitwise_or", 1)),
+    )
+    for returned in ("", "_ret")
 }
 
 
@@ -109,18 +104,6 @@ def _arrive_expect(e: Emitter, call: ir.Call) -> Val:
 def _wait(e: Emitter, call: ir.Call) -> Val:
     parity = e.expr(call.args[1])
     e.line(f"yield from m.wait({e.barrier(call.args[0])}, {parity.code}, {e.mask}, {e.site()})")
-    return NOTHING
-
-
-def _fence_proxy(e: Emitter, call: ir.Call) -> Val:
-    del call
-    e.line(f"m.fence_proxy({e.mask})")
-    return NOTHING
-
-
-def _sync_warp(e: Emitter, call: ir.Call) -> Val:
-    del call
-    e.line(f"m.warp_synchronized({e.mask})")
     return NOTHING
 
 
@@ -213,6 +196,7 @@ def _atomic(e: Emitter, call: ir.Call) -> Val:
         value = e.expr(call.args[1])
     value = cast(e, value, dtype) if value.dtype != dtype else value
     old, returns = e.name("old"), "_ret_" in call.op
+    e.by_order |= returns
     e.line(
         f"{old} = {view}.update({index.code}, {value.code}, np.{combine}, {width}, {e.mask}, "
         f"{e.site()}, {returns})"
@@ -222,19 +206,19 @@ def _atomic(e: Emitter, call: ir.Call) -> Val:
 
 def _atomic_load(e: Emitter, call: ir.Call) -> Val:
     place, dtype, index = e.pointer(call.args[0])
-    code = f"{e.view(place, dtype)}.load({index.code}, 1, {e.mask}, {e.site()})"
+    e.by_order = True
+    # The complement of a site is an atomic there.
+    code = f"{e.view(place, dtype)}.load({index.code}, 1, {e.mask}, ~{e.site()})"
     return e.let(Val(code, dtype))
 
 
 def _atomic_store(e: Emitter, call: ir.Call) -> Val:
     place, dtype, index = e.pointer(call.args[0])
     value = e.expr(call.args[1])
-    e.line(f"{e.view(place, dtype)}.store({index.code}, {value.code}, 1, {e.mask}, {e.site()})")
-    return NOTHING
-
-
-def _without_effect(e: Emitter, call: ir.Call) -> Val:
-    del e, call
+    e.line(
+        f"{e.view(place, dtype)}.update({index.code}, {value.code}, replaced, 1, {e.mask}, "
+        f"{e.site()}, False)"
+    )
     return NOTHING
 
 
@@ -245,8 +229,8 @@ OPERATIONS: dict[str, Any] = {
     "tirx.ptx_arrive_barrier_expect_tx": _arrive_expect,
     "tl.mbarrier_expect_tx": _expect,
     "tl.mbarrier_wait_parity": _wait,
-    "tl.fence_proxy_async": _fence_proxy,
-    "tl.sync_warp": _sync_warp,
+    "tl.fence_proxy_async": statement("m.fence_proxy({mask})"),
+    "tl.sync_warp": statement("m.warp_synchronized({mask})"),
     "tl.tl_shuffle_elect": _elect,
     **dict.fromkeys(SHUFFLES, _shuffle),
     **dict.fromkeys(_WARP_REDUCTIONS, _warp_reduce),
@@ -267,7 +251,7 @@ OPERATIONS: dict[str, Any] = {
             "tl.pdl_sync",
             "tl.pdl_trigger",
         ),
-        _without_effect,
+        statement(""),  # without effect here
     ),
 }
 
@@ -279,6 +263,12 @@ def combined(kind: str, a: Any, b: Any) -> Array:
     """Two values of each lane as a reduction combines them."""
     combine: Callable[..., Array] = _COMBINE[kind]
     return combine(np.ascontiguousarray(a), np.ascontiguousarray(b))
+
+
+def replaced(old: Any, new: Any) -> Any:
+    """What an atomic store leaves of two values."""
+    del old
+    return new
 
 
 def reduced(m: Machine, kind: str, value: Any, threads: int, scale: int, mask: Any) -> Array:
@@ -317,4 +307,4 @@ def side_by_side(m: Machine, roles: Sequence[Generator[Any, None, None]]) -> Any
             yield ", ".join(map(str, waits))
 
 
-FUNCTIONS = (combined, reduced, shuffled, side_by_side)
+FUNCTIONS = (combined, replaced, reduced, shuffled, side_by_side)
