@@ -18,6 +18,7 @@ FAMILIES = {
     "gqa_varlen": "padded",
     "sink_varlen": "sink_dense",
     "dq_reordered": "dq_reordered_dense",
+    "dq_specialized": "dq_specialized_dense",
     "atomic_add_layout": "atomics",
     "attention_sm100": "",
     "attention_sm100_backward": "",

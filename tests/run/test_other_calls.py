@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tlmatrix.problem.model import Problem
+from tlmatrix.problem.model import Problem, ReferenceFailedError
 from tlmatrix.run import Status
 from tlmatrix.run import harness as harness_module
 from tlmatrix.run.other_calls import another_case
@@ -279,6 +279,18 @@ def test_a_case_of_many_ranks_gets_one_relation_of_each_kind():
         assert any(len(each) > 1 for each in found) != many, kind
         assert not many or len({name for each in found for name in each}) > 1
     assert all(each[0] == "repeat" and "cuda_graph" in each for each in names[False, "repeat"])
+
+
+def test_another_case_of_which_the_reference_fails_is_no_other_call(tmp_path):
+    spec = parse_spec(SPEC.format(entry="right", more=""), tmp_path / "scaled.yaml")
+    case = next(iter(plan(spec).cases()))
+    inputs = {"x": torch.ones(4, 8)}
+    problem = Problem(values={}, names={}, inputs=inputs, outputs={}, returns=())
+
+    def make(_values):
+        raise ReferenceFailedError("other_calls_code:reference", IndexError("no rows"))
+
+    assert another_case(spec, case, problem, make, {}, allowed=lambda _values: True) is None
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

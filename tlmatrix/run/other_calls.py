@@ -24,6 +24,7 @@ from tlmatrix.problem.model import (
     HistoryRelation,
     ManyCallsRelation,
     OtherOption,
+    ReferenceFailedError,
     Relation,
 )
 from tlmatrix.problem.relations import repeated
@@ -104,8 +105,8 @@ def another_case(
             if not spec.allows(values) or known_bug(spec, another, environment) is not None:
                 continue
             made = make(values)
-        except (ExpressionError, SpecError, ValueError):
-            continue
+        except (ExpressionError, SpecError, ValueError, ReferenceFailedError):
+            continue  # a case of its own
         too_large = _elements(made) > _LARGEST * _elements(problem)
         if too_large or _devices(made) != _devices(problem):
             continue
