@@ -11,6 +11,7 @@ from tlmatrix_kernels.alignment import ALIGNMENT
 
 MOST = 1024
 """Results that are kept for each check, the latest ones."""
+_ABSENT = object()
 
 
 def once_per_metadata(check):
@@ -25,14 +26,15 @@ def once_per_metadata(check):
     def checked(*arguments):
         key = tuple(map(_metadata, arguments))
         try:
-            return kept[key]
-        except KeyError:
-            result = check(*arguments)
+            result = kept.get(key, _ABSENT)
         except TypeError:  # an argument that cannot be a key, which the check may refuse
-            return check(*arguments)
-        if len(kept) >= MOST:
-            del kept[next(iter(kept))]
-        kept[key] = result
+            key, result = None, _ABSENT
+        if result is _ABSENT:  # not where an error is handled: those of the check stand alone
+            result = check(*arguments)
+            if key is not None:
+                if len(kept) >= MOST:
+                    del kept[next(iter(kept))]
+                kept[key] = result
         return result
 
     return checked

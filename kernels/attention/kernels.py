@@ -105,15 +105,33 @@ def key_gradients(
     gradient itself, [1, ...]. `reordered`: the same, and adds dq_sum in its order.
     """
     tiles = tiles or tiles_for(head_dim, head_dim_v, windowed=windowed).key_block
-    cfg = Config(groups, (head_dim, head_dim_v), causal, windowed, tiles)
+    dims = head_dim, head_dim_v
+    return _key_gradients(layout, dtype, groups, dims, causal, windowed, strategy, tiles)
+
+
+@tilelang.jit(pass_configs=SYNCHRONIZED_CONFIGS)
+def specialized_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed):
+    """Build the key blocks of `specialized`: as those of `reordered`, with rows of `line_shape`."""
+    dims = head_dim, head_dim_v
+    return _key_gradients(
+        layout, dtype, groups, dims, causal, windowed, "specialized", SPECIALIZED
+    )  # fmt: skip
+
+
+def _key_gradients(layout, dtype, groups, dims, causal, windowed, strategy, tiles):
+    head_dim, head_dim_v = dims
+    cfg = Config(groups, dims, causal, windowed, tiles)
     batch = Batch(layout)
-    atomic, reordered = strategy == "atomic", strategy == "reordered"
+    atomic, specialized = strategy == "atomic", strategy == "specialized"
+    reordered = specialized or strategy == "reordered"
     stored = not (atomic or reordered)
     parts = 0 if atomic else groups if strategy == "split" else 1
     part_dtype = "float32" if strategy == "split" else dtype
-    walked = groups if strategy in ("grouped", "reordered") else 1
+    walked = groups if reordered or strategy == "grouped" else 1
     blocks = batch.kv_heads if reordered else batch.heads // walked
-    queries = batch.blocks(block_shape(ORDER, head_dim)) if reordered else absent
+    row_block = line_shape(head_dim) if specialized else block_shape(ORDER, head_dim)
+    queries = batch.blocks(row_block) if reordered else absent
+    block = specialized_key_block if specialized else bwd.key_block
 
     @T.prim_func
     @batch.named(f"{'key' if stored else strategy}_gradients")
@@ -142,47 +160,11 @@ def key_gradients(
         key_blocks(
             batch.sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_k=max_seqlen_k), window, cfg,
             bwd.KeyGradients(*pair, blocks, walked, parts, dq_sum, order),
-            partial(bwd.key_block, q, k, v, do, row_lse, row_delta, scale, cfg),
+            partial(block, q, k, v, do, row_lse, row_delta, scale, cfg),
             partial(bwd.zero_key_block, cfg),
         )  # fmt: skip
 
     return key_gradients
-
-
-@tilelang.jit(pass_configs=SYNCHRONIZED_CONFIGS)
-def specialized_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed):
-    """Build the key blocks of `specialized`, which store dk and dv and add dq in its order."""
-    cfg = Config(groups, (head_dim, head_dim_v), causal, windowed, SPECIALIZED)
-    batch = Batch(layout)
-
-    @T.prim_func
-    @batch.named("specialized_gradients")
-    def specialized_gradients(
-        q: batch.like_q(head_dim, dtype),
-        k: batch.like_k(head_dim, dtype),
-        v: batch.like_k(head_dim_v, dtype),
-        do: batch.like_q(head_dim_v, dtype),
-        row_lse: batch.padded_statistic(),
-        row_delta: batch.padded_statistic(),
-        cu_seqlens_q: batch.cu_seqlens,
-        cu_seqlens_k: batch.cu_seqlens,
-        dq_sum: batch.blocks(line_shape(head_dim)),
-        dk: batch.like_k(head_dim, dtype, 1),
-        dv: batch.like_k(head_dim_v, dtype, 1),
-        max_seqlen_k: batch.max_seqlen,
-        scale: T.float32,
-        window: T.int32,
-    ):
-        key_blocks(
-            batch.sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_k=max_seqlen_k), window, cfg,
-            bwd.KeyGradients(dk, dv, batch.kv_heads, groups, 1),
-            partial(
-                specialized_key_block, q, k, v, do, row_lse, row_delta, dq_sum, scale, cfg
-            ),
-            partial(bwd.zero_key_block, cfg),
-        )  # fmt: skip
-
-    return specialized_gradients
 
 
 @tilelang.jit(pass_configs=PASS_CONFIGS)

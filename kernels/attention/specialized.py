@@ -69,14 +69,21 @@ def _write_tile(shared, tile):
 
 
 @T.macro
+def _load(tile, statistic, shared, statistic_shared, full, stage):
+    """Load a tile and a statistic of its rows by TMA, which arrive at `full` of the stage."""
+    T.tma_copy(tile, shared[stage, :, :], barrier=full[stage])
+    T.tma_copy(statistic, statistic_shared[stage, :], barrier=full[stage])
+    T.mbarrier_arrive(full[stage])
+
+
+@T.macro
 def specialized_key_block(
-    q, k, v, do, row_lse, row_delta, dq_sum, scale, cfg,
+    q, k, v, do, row_lse, row_delta, scale, cfg,
     gradients, queries, keys, mask, key, head, kv_head,
 ):  # fmt: skip
-    """Compute dk and dv of the tile of keys from `key`, and add dq to `dq_sum`.
+    """Compute dk and dv of the tile of keys from `key`, and add dq; as `backward.key_block`.
 
-    `dq_sum` has row blocks of `line_shape`, zero-initialized; `gradients` has all query heads of a
-    group, and one part. At least one tile of queries must attend to the keys.
+    `gradients` has all query heads of a group, one part, and dq with row blocks of `line_shape`.
     """
     queries, keys, mask = bind_block(queries, keys, mask)
     (head_dim, head_dim_v), tiles = cfg.dims, cfg.tiles
@@ -168,30 +175,14 @@ def specialized_key_block(
             free = (step // stages + 1) % 2
             query = (first + T.truncmod(step, count)) * rows
             here = head + T.truncdiv(step, count)
+            lse = queries.padded_tile(row_lse, here, query, rows)
+            delta = queries.padded_tile(row_delta, here, query, rows)
             T.mbarrier_wait_parity(q_empty[stage], free)
-            T.tma_copy(
-                queries.tile(q, here, query, rows, width),
-                q_shared[stage, :, :],
-                barrier=q_full[stage],
-            )
-            T.tma_copy(
-                queries.padded_tile(row_lse, here, query, rows),
-                lse_shared[stage, :],
-                barrier=q_full[stage],
-            )
-            T.mbarrier_arrive(q_full[stage])
+            q_tile = queries.tile(q, here, query, rows, width)
+            _load(q_tile, lse, q_shared, lse_shared, q_full, stage)
             T.mbarrier_wait_parity(do_empty[stage], free)
-            T.tma_copy(
-                queries.tile(do, here, query, rows, width_v),
-                do_shared[stage, :, :],
-                barrier=do_full[stage],
-            )
-            T.tma_copy(
-                queries.padded_tile(row_delta, here, query, rows),
-                delta_shared[stage, :],
-                barrier=do_full[stage],
-            )
-            T.mbarrier_arrive(do_full[stage])
+            do_tile = queries.tile(do, here, query, rows, width_v)
+            _load(do_tile, delta, do_shared, delta_shared, do_full, stage)
     elif thread < _REDUCER_END:
         T.dec_max_nreg(_PRODUCER_REGISTERS)
         for step in T.serial(total):
@@ -200,7 +191,9 @@ def specialized_key_block(
             first_block = block_index(ORDER, queries, here, query)
             tile = (*first_block[:-1], slice(first_block[-1], first_block[-1] + blocks))
             T.mbarrier_wait_parity(dq_full, step % 2)
-            T.atomic_add(dq_sum[(*tile, slice(0, lines), slice(0, LINE))], dq_shared, use_tma=True)
+            T.atomic_add(
+                gradients.dq[(*tile, slice(0, lines), slice(0, LINE))], dq_shared, use_tma=True
+            )
             T.mbarrier_arrive(dq_empty)
     else:
         T.dec_max_nreg(_PRODUCER_REGISTERS)

@@ -52,8 +52,9 @@ def test_other_metadata_is_checked_again(counted, other):
 def test_an_error_is_raised_by_each_call(counted):
     check, calls = counted
     for _ in range(2):
-        with pytest.raises(ValueError, match="bad"):
+        with pytest.raises(ValueError, match="bad") as caught:
             check(torch.zeros(2), "bad")
+        assert caught.value.__context__ is None  # a traceback of the check alone
     assert len(calls) == 2
 
 
