@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tlmatrix.backend.thresholds import lowered, thresholds_of
+from tlmatrix.backend.thresholds import lower_thresholds, thresholds_of
 from tlmatrix.run import Status
 from tlmatrix.run import harness as harness_module
 from tlmatrix.run.plan import plan
@@ -131,7 +131,7 @@ def test_thresholds_are_lowered_everywhere_and_restored(modules):
     import thresholds_limits
 
     before = {**vars(thresholds_code)}
-    with lowered("thresholds_code:work", 1024) as names:
+    with lower_thresholds("thresholds_code:work", 1024) as names:
         assert "TABLE" in names
         assert 1024 <= thresholds_code.MIN_WORK < 2048
         assert thresholds_code.CHUNK == 1024

@@ -38,7 +38,7 @@ class Threshold:
 
 
 @contextmanager
-def lowered(entry: str, target: int) -> Iterator[Sequence[str]]:
+def lower_thresholds(entry: str, target: int) -> Iterator[Sequence[str]]:
     """Lower the thresholds of the modules of an entry, and yield their names.
 
     Each number is divided by the power of two that brings it to `target` or somewhat more.

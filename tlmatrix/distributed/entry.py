@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.backend.thresholds import lowered
+from tlmatrix.backend.thresholds import lower_thresholds
 from tlmatrix.check.determinism import compare_runs
 from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.check.memory import same_bits
@@ -125,7 +125,11 @@ class EntryOnRanks(SeveralRanks):
 
     def _thresholds(self, target: int | None) -> AbstractContextManager[object]:
         """Lowers thresholds for ranks in this process."""
-        return nullcontext() if target is None else lowered(str(self._binding.spec.entry), target)
+        return (
+            nullcontext()
+            if target is None
+            else lower_thresholds(str(self._binding.spec.entry), target)
+        )
 
     def run(
         self,

@@ -19,7 +19,7 @@ import torch
 from tlmatrix.backend.binding.calls import binding_error
 from tlmatrix.backend.binding.second_derivative import check_second_derivative
 from tlmatrix.backend.errors import EntryError, wrapping_entry_errors
-from tlmatrix.backend.thresholds import lowered
+from tlmatrix.backend.thresholds import lower_thresholds
 from tlmatrix.check.finding import FindingsError
 from tlmatrix.check.guards import lead_of
 from tlmatrix.check.memory import SameMemory, as_row, extent_of, fill_poison
@@ -55,7 +55,7 @@ def execute(
     """
     if problem.thresholds is not None:
         entry = str(binding.spec.entry or binding.spec.factory)
-        with lowered(entry, problem.thresholds):
+        with lower_thresholds(entry, problem.thresholds):
             return execute(binding, replace(problem, thresholds=None), run_index=run_index)
     if problem.side_stream:
         with on_side_stream(problem, binding.backend.device) as there:
