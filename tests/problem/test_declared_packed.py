@@ -8,6 +8,7 @@ import torch
 from problem_cases import CPU, make_spec
 
 from tlmatrix.problem import family_for
+from tlmatrix.problem.declared.inputs import derived_input
 from tlmatrix.spec import SpecError
 
 VALUES = {"seqlens": [3, 0, 5], "dim": 2, "dtype": "float32", "values": "normal"}
@@ -265,6 +266,31 @@ def test_unused_slots_of_a_pool_are_poisoned(seed):
     stale = pool.isnan() | (pool.abs() > 1000)
     assert int((~stale).all(-1).sum()) == 8
     assert problem.reference()["y"].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("unseen", "outside"),
+    [("seqlens - 1", [1, 0, 2]), ("seqlens - page - 9", [0, 0, 0]), ("page + 1", [1, 0, 1])],
+)
+def test_pages_that_no_query_sees_are_not_in_the_table(unseen, outside):
+    found = [table_of({**POOL["table"], **more}) for more in ({"unseen": unseen}, {})]
+    for row, before, count in zip(*found, outside, strict=True):
+        assert not any(0 <= page < 8 for page in row[:count])
+        assert row[count:] == before[count:]
+
+
+def test_unseen_rows_are_a_number_for_each_sequence():
+    message = r"unseen: 'lengths' is \[1\]; .* one for each of 3 sequences"
+    with pytest.raises(ValueError, match=message):
+        table_of(POOL["table"] | {"unseen": "lengths"}, lengths=[1])
+
+
+def table_of(declared, **values):
+    values = PAGED_VALUES | values
+    problem = problem_of("gathered", POOL | {"table": declared}, {"y": {"shape": ["dim"]}})
+    spec = make_spec(problem, axes={axis: [value] for axis, value in values.items()})
+    table = derived_input(spec.problem.inputs["table"], values, torch.int32, seed=1)
+    return table.tolist()
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,12 @@ def test_a_derived_input_has_a_shape_and_an_integer_dtype(given: str, shape: lis
         ("lengths_of: seqlens, starts_of: seqlens", "6:9: starts_of defines the tensor"),
         ("pages_of: seqlens", "6:9: pages_of needs page_size, the rows of a page"),
         ("lengths_of: seqlens, page_size: 4", "6:9: page_size belongs to pages_of, not to leng"),
+        ("lengths_of: seqlens, unseen: seqlens - 4", "6:30: unseen belongs to pages_of, not to"),
+        ("shape: [dim], dtype: int32, unseen: dim", "6:45: unseen belongs to an input with pages"),
+        (
+            "pages_of: seqlens, page_size: 4, unseen: seqlens - dims",
+            "6:60: unknown name 'dims' in 'seqlens - dims'; did you mean 'dim'?",
+        ),
         ("lengths_of: seqlens, dtype: float16", "6:37: lengths_of makes int32 or int64, not"),
         ("lengths_of: seqlens, grad: true", "6:36: lengths_of makes integers, which have no"),
         ("offsets_of: seqlens.v", "6:29: 'seqlens.v': 'seqlens' has no side 'v'; a packed axis"),

@@ -119,7 +119,8 @@ def derived_input(decl: InputDecl, values: Values, dtype: torch.dtype, seed: int
     `seed` shuffles pages.
 
     Raises:
-        ValueError: the expression gives no list of lengths, or the page size is invalid.
+        ValueError: the expression gives no list of lengths, or the page size or the number of
+            unseen rows is invalid.
     """
     assert decl.derived is not None
     key, of = decl.derived
@@ -139,7 +140,8 @@ def derived_input(decl: InputDecl, values: Values, dtype: torch.dtype, seed: int
         case "positions_of":
             numbers = [position for length in lengths for position in range(length)]
         case _:
-            paging = Paging(lengths, _page_size(decl, values), seed)
+            unseen = _unseen_rows(decl, values, lengths)
+            paging = Paging(lengths, _page_size(decl, values), seed, unseen)
             most = max(map(len, paging.pages), default=0)
             return paging.table(most).to(dtype)
     return torch.tensor(numbers, dtype=dtype)
@@ -151,6 +153,22 @@ def _page_size(decl: InputDecl, values: Values) -> int:
     if type(found) is not int or found < 1:
         raise ValueError(f"page_size: {str(size)!r} is {found!r}; it must be an integer >= 1")
     return found
+
+
+def _unseen_rows(decl: InputDecl, values: Values, lengths: Sequence[int]) -> list[int] | None:
+    """How many rows at the begin of each sequence no query sees; None if not declared."""
+    if decl.unseen is None:
+        return None
+    found = decl.unseen.evaluate(values)
+    if type(found) is int:
+        found = [found] * len(lengths)
+    good = isinstance(found, Sequence) and len(found) == len(lengths)
+    if not good or any(type(rows) is not int for rows in found):
+        raise ValueError(
+            f"unseen: {str(decl.unseen)!r} is {found!r}; it must be a whole number, or one for "
+            f"each of {len(lengths)} sequences"
+        )
+    return [min(max(rows, 0), length) for rows, length in zip(found, lengths, strict=True)]
 
 
 # Pools of pages -----------------------------------------------------------------------------------

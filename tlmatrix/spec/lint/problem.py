@@ -102,8 +102,9 @@ def _input_faults(
         yield Fault((*path, "fill"), message)
     written = [key for key in DERIVED if getattr(tensor, key) is not None]
     if not written:
-        if tensor.page_size is not None:
-            yield Fault((*path, "page_size"), "page_size belongs to an input with pages_of")
+        for other in ("page_size", "unseen"):
+            if getattr(tensor, other) is not None:
+                yield Fault((*path, other), f"{other} belongs to an input with pages_of")
         for key in ("shape", "dtype"):
             if getattr(tensor, key) is None:
                 message = (
@@ -128,12 +129,16 @@ def _input_faults(
             else f"page_size belongs to pages_of, not to {key}"
         )
         yield Fault((*path, key), message, at_key=True)
+    if tensor.unseen is not None and key != "pages_of":
+        yield Fault((*path, "unseen"), f"unseen belongs to pages_of, not to {key}", at_key=True)
     of: Expression = getattr(tensor, key)
     place = (*path, key)
     unknown = list(unknown_names(of, axes, spec, place))
     yield from unknown
     if isinstance(tensor.page_size, Expression):
         yield from unknown_names(tensor.page_size, axes, spec, (*path, "page_size"))
+    if tensor.unseen is not None:
+        yield from unknown_names(tensor.unseen, axes, spec, (*path, "unseen"))
     whole = all(name in spec.axes for name in of.names)  # another is malformed, and reported
     if not unknown and whole and not any(any(map(is_packed, spec.axes[n])) for n in of.names):
         message = (

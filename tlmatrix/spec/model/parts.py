@@ -128,6 +128,13 @@ class InputDecl(Model):
         description="With `pages_of`: rows of a page.",
         examples=[16, "page_size"],
     )
+    unseen: ExpressionText | None = Field(
+        default=None,
+        description="With `pages_of`: how many rows at the begin of each sequence no query sees, "
+        "as behind a window; less than 0 counts as 0. Entries of pages that hold such rows alone "
+        "lie outside the pool, too, so that a kernel that looks them up has a finding.",
+        examples=["seqlens.k - seqlens.q - window + 1"],
+    )
     grad: bool = Field(
         default=False,
         strict=True,
