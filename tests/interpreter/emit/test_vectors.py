@@ -54,6 +54,21 @@ def test_a_vector_store_outside_is_guarded_element_by_element():
     assert torch.equal(a, b)
 
 
+def test_a_vector_that_nothing_uses_is_not_loaded():
+    """Compiled code has no such load, and outside of memory it would be an error."""
+
+    @jit_kernel(threads=32)
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        shared = T.alloc_shared((64,), "float32")
+        named = shared[T.Ramp(60, 1, 8)]  # noqa: F841
+        T.copy(A, shared)
+        T.copy(shared, B)
+
+    a, b = torch.randn(64), torch.zeros(64)
+    kernel()(a, b)
+    assert torch.equal(a, b)
+
+
 def test_a_vector_store_that_reads_its_buffer_shifted_is_refused():
     @jit_kernel(threads=32)
     def kernel(A: T.Tensor((64,), "float32")):

@@ -30,6 +30,9 @@ _ATOMICS = ("tl.atomic_addx2_ret_elem_op", "tl.atomic_addx4_ret_elem_op")
 def without_vectors(kernel: ir.Kernel) -> ir.Kernel:
     """The kernel without vectors; a variable that holds a vector becomes local memory.
 
+    A vector that nothing uses, such as a tile that is named before it is copied, is not loaded, as
+    in compiled code.
+
     Raises:
         Unsupported: for a vector value that is not made element by element.
     """
@@ -40,8 +43,11 @@ def without_vectors(kernel: ir.Kernel) -> ir.Kernel:
     ]
     if not bindings and not calls(kernel.body, _SHUFFLE):
         return kernel
+    used = {node for node in walk(kernel.body) if isinstance(node, ir.Var)}
     held = {
-        node.var: _memory_of(node.var, node.value) for node in bindings if isinstance(node, ir.Bind)
+        node.var: _memory_of(node.var, node.value)
+        for node in bindings
+        if isinstance(node, ir.Bind) and node.var in used
     }
 
     def rewritten(node: Any) -> Any:
@@ -52,7 +58,8 @@ def without_vectors(kernel: ir.Kernel) -> ir.Kernel:
         if not isinstance(node, (ir.BufferStore, ir.Bind)) or lanes_of(node.value) == 1:
             return None
         if isinstance(node, ir.Bind):
-            return _loop(node, held[node.var], None, held)
+            memory = held.get(node.var)
+            return _loop(node, memory, None, held) if memory else ir.SeqStmt(node.location, ())
         return None if node.predicate is not None else _stored(node, held)
 
     return replace(kernel, body=transform(kernel.body, rewritten))
