@@ -34,7 +34,7 @@ def pipelined_gemm(A, B, C, drop="", prime=1, parity=0):
         acc = T.alloc_fragment((BLOCK, BLOCK), "float32")
         full = T.alloc_barrier([128] * STAGES)
         empty = T.alloc_barrier([128] * STAGES)
-        with T.ws(1):
+        if T.get_thread_binding() >= 128:
             for k in T.serial(K // STEP):
                 if drop != "wait empty":
                     T.mbarrier_wait_parity(empty[k % STAGES], (k // STAGES + prime) % 2)
@@ -50,7 +50,7 @@ def pipelined_gemm(A, B, C, drop="", prime=1, parity=0):
                 )
                 if drop != "arrive full":
                     T.mbarrier_arrive(full[k % STAGES])
-        with T.ws(0):
+        else:
             T.clear(acc)
             for k in T.serial(K // STEP):
                 if drop != "wait full":
@@ -345,6 +345,76 @@ def test_a_missing_barrier_of_the_kernel_is_a_race_where_tilelang_adds_none(left
         sums_of_products(left_out)(a)  # TileLang adds it
         with pytest.raises(RaceError, match=f"(?s){remedy}"):
             sums_of_products(left_out, pass_configs=WITHOUT_BARRIERS)(a)
+
+
+@jit_kernel(Y="f32[64, 32]", threads=256)
+def added_by_another_role(Y, fence=True):
+    """Tiles that one role writes and another adds to Y by TMA."""
+    s = T.alloc_shared((64, 32), "float32")
+    full, empty = T.alloc_barrier(128), T.alloc_barrier(128)
+    if T.get_thread_binding() < 128:
+        for step in T.serial(3):
+            T.mbarrier_wait_parity(empty, (step + 1) % 2)
+            for i, j in T.Parallel(64, 32):
+                s[i, j] = step + 1
+            if fence:
+                T.fence_proxy_async()
+            T.mbarrier_arrive(full)
+    else:
+        for step in T.serial(3):
+            T.mbarrier_wait_parity(full, step % 2)
+            T.atomic_add(Y, s, use_tma=True)
+            T.mbarrier_arrive(empty)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_tile_that_another_role_adds_by_tma_is_right(schedule):
+    y = torch.zeros(64, 32)
+    with scheduled(schedule):
+        added_by_another_role()(y)
+    assert (y == 6).all()
+
+
+def test_a_tile_that_another_role_adds_by_tma_needs_a_fence():
+    words = r"reads s.* after threads 0\.\.127 write it, with no T\.fence_proxy_async"
+    with scheduled(), pytest.raises(RaceError, match=words):
+        added_by_another_role(fence=False)(torch.zeros(64, 32))
+
+
+def copied_by_two_roles(**options):
+    """The branches of two roles follow each other, as `T.ws` writes them."""
+
+    @jit_kernel(X="f32[3, 64, 32]", Y="f32[3, 64, 32]", threads=256, **options)
+    def copied(X, Y):
+        s = T.alloc_shared((64, 32), "float32")
+        full, empty = T.alloc_barrier(128), T.alloc_barrier(128)
+        with T.ws(1):
+            for step in T.serial(3):
+                T.mbarrier_wait_parity(empty, (step + 1) % 2)
+                T.tma_copy(X[step, :, :], s, barrier=full)
+                T.mbarrier_arrive(full)
+        with T.ws(0):
+            for step in T.serial(3):
+                T.mbarrier_wait_parity(full, step % 2)
+                T.copy(s, Y[step, :, :])
+                T.mbarrier_arrive(empty)
+
+    return copied()
+
+
+def test_a_barrier_of_tilelang_between_the_loops_of_two_roles_is_a_deadlock():
+    """It is one of all threads, before the second branch: `thread_storage_sync.cc`."""
+    with pytest.raises(DeadlockError) as caught:
+        copied_by_two_roles()(torch.zeros(3, 64, 32), torch.zeros(3, 64, 32))
+    text = str(caught.value)
+    assert "the barrier that TileLang puts between accesses to shared memory" in text
+    assert "branches of one if and else have none between them" in text
+
+
+def test_roles_whose_barriers_are_their_own_copy_side_by_side():
+    x, y = torch.randn(3, 64, 32), torch.zeros(3, 64, 32)
+    copied_by_two_roles(pass_configs=WITHOUT_BARRIERS)(x, y)
+    assert torch.equal(x, y)
 
 
 @pytest.mark.parametrize("wait", [False, True])

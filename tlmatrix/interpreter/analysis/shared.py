@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tlmatrix.dtypes import size_in_bits
 from tlmatrix.interpreter.ir import nodes as ir
@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 #
 # TileLang puts a barrier between two statements that access the same elements, one of them to
 # write; it looks at the ranges of indices (`src/transform/thread_storage_sync.cc`), so that two
-# halves of one buffer need none. Asynchronous operations it leaves to the user.
+# halves of one buffer need none. Asynchronous copies count as well, but not two of them that write:
+# so roles whose branches follow each other have a barrier of all threads between them.
 
 Box = tuple[Interval | None, ...]
+Access = Literal["read", "write", "copy"]
+"""`copy` is the write of an asynchronous copy."""
 
 
 @dataclass
@@ -31,15 +34,15 @@ class SharedAccesses:
     """Accesses of shared memory.
 
     Attributes:
-        boxes: of each buffer, the elements accessed and whether they are written: the first and
-            last index of each dimension, or None where that is not known.
+        boxes: of each buffer, the elements accessed and how: the first and last index of each
+            dimension, or None where that is not known.
     """
 
-    boxes: dict[ir.Buffer, dict[tuple[Box, bool], None]] = field(default_factory=dict)
+    boxes: dict[ir.Buffer, dict[tuple[Box, Access], None]] = field(default_factory=dict)
 
-    def add(self, buffer: ir.Buffer, box: Box, *, written: bool) -> None:
+    def add(self, buffer: ir.Buffer, box: Box, access: Access) -> None:
         """Add an access."""
-        self.boxes.setdefault(buffer, {})[box, written] = None
+        self.boxes.setdefault(buffer, {})[box, access] = None
 
     def include(self, other: SharedAccesses) -> None:
         """Add all of another's accesses."""
@@ -50,10 +53,10 @@ class SharedAccesses:
 def conflict(earlier: SharedAccesses, later: SharedAccesses) -> bool:
     """Whether elements may be accessed in both and written in one."""
     return any(
-        (written or wrote) and _overlap(box, before)
+        {access, other} not in ({"read"}, {"copy"}) and _overlap(box, before)
         for buffer, boxes in later.boxes.items()
-        for box, written in boxes
-        for before, wrote in earlier.boxes.get(buffer, ())
+        for box, access in boxes
+        for before, other in earlier.boxes.get(buffer, ())
     )
 
 
@@ -68,25 +71,26 @@ def shared_accesses(statement: Any, asynchronous: Collection[str]) -> SharedAcce
 
     Args:
         statement: the statement.
-        asynchronous: operations whose accesses do not count.
+        asynchronous: operations that copy, or multiply, while the threads go on.
     """
     found = SharedAccesses()
     ranges: dict[ir.Var, Interval] = {}
-    skipped: set[Any] = set()
+    copied: set[Any] = set()
     for node in walk(statement):
         if isinstance(node, ir.For):
             first, extent = interval(node.min, ranges), interval(node.extent, ranges)
             ranges[node.loop_var] = first[0], first[1] + extent[1] - 1
         elif isinstance(node, ir.Call):
             if node.op == "tl.ptx_cp_async":
-                skipped.update(a.args[0] for a in node.args[:2])
+                copied.add(node.args[0].args[0])
             elif node.op in asynchronous:
-                skipped.update(a for a in node.args if isinstance(a, ir.Region))
-        elif isinstance(node, (ir.BufferLoad, ir.BufferStore, ir.Region)) and node not in skipped:
+                copied.update(a for a in node.args if isinstance(a, ir.Region) and a.writes)
+        elif isinstance(node, (ir.BufferLoad, ir.BufferStore, ir.Region)):
             scope = node.buffer.scope
             if scope.startswith("shared") and not scope.endswith("barrier"):
                 written = getattr(node, "writes", isinstance(node, ir.BufferStore))
-                found.add(node.buffer, _box(node, ranges), written=written)
+                access: Access = "copy" if node in copied else "write" if written else "read"
+                found.add(node.buffer, _box(node, ranges), access)
     return found
 
 
@@ -134,7 +138,7 @@ def _event(call: Any) -> str:
         return ""
     if call.op == "tl.fence_proxy_async":
         return "fence"
-    if call.op in _OPERATIONS:
+    if call.op in _OPERATIONS or call.annotations.get("use_tma"):
         return "asynchronous"
     if call.op == "tl.tileop.gemm":
         return "either"

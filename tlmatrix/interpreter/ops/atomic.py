@@ -16,13 +16,14 @@ from tlmatrix.interpreter.emit.instrument import Instrument
 from tlmatrix.interpreter.emit.memory import buffer, load_access, store, to_dims
 from tlmatrix.interpreter.emit.numbers import add, affine_of, cast, rounded
 from tlmatrix.interpreter.emit.threads import threads_of
+from tlmatrix.interpreter.emit.threads.issue import issue
 from tlmatrix.interpreter.emit.tiles import Effect, TileOperation, matched, operand, region
 from tlmatrix.interpreter.emit.values import Val, is_float, literal
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.rewrites.vectors import TOGETHER
 from tlmatrix.interpreter.runtime.atomics import atomic_block, atomic_lanes
 
-from .tables import Operations
+from .tables import Operations, tile_rule_of_threads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,6 +83,22 @@ class TileAtomic(TileOperation):
             f"atomic_block({self.kind!r}, {buf.code}, {buf.codec}, {self.dst.dims_code}, {value}, "
             f"None, {buf.name!r}, {guard})"
         )
+
+
+def _by_tma(e: Emitter, call: ir.Call) -> None:
+    """An atomic of a tile in a block of several roles.
+
+    TMA reads the tile through the asynchronous proxy; the thread that issues it waits for that
+    (TileLang, `src/cuda/op/atomic_add.cc`).
+    """
+    threads = threads_of(e, "T.atomic_add")
+    if not (call.annotations.get("use_tma") and threads.races):
+        tile_rule_of_threads(TileAtomic)(e, call)
+        return
+    with threads.without_threads(e):
+        issue(e, "TMA store", TileAtomic(e, call))
+        e.w.line("me.commit('TMA store')")
+        e.w.line("yield me.wait_groups('TMA store', 0, reads=True)")
 
 
 # Single elements --------------------------------------------------------------------------
@@ -205,6 +222,7 @@ OPERATIONS = Operations(
         calls={**dict.fromkeys(_ELEMENT, _element_atomic), "tl.atomic_load_elem_op": _atomic_load},
         effects={"tl.atomic_store_elem_op": _atomic_store},
     ),
+    of_threads=Rules(effects={"tl.tileop.atomicadd": _by_tma}),
     each_thread=_ELEMENT,
     functions=(atomic_block, atomic_lanes),
 )

@@ -135,10 +135,14 @@ class Mbarriers:
 
 @dataclass
 class ThreadBarrier:
-    """`T.sync_threads` and named barriers: threads wait until `count` have come."""
+    """`T.sync_threads` and named barriers: threads wait until `count` have come.
+
+    `remedy` is added to the text of a wait that never ends.
+    """
 
     label: str
     count: int
+    remedy: str = ""
     come: int = 0
     generation: int = 0
     gathered: Clock = field(default_factory=dict)
@@ -164,7 +168,7 @@ class ThreadBarrier:
 
     def describe(self) -> str:
         """A wait, as text."""
-        return f"at {self.label}, where {self.come} of {self.count} threads came"
+        return f"at {self.label}, where {self.come} of {self.count} threads came{self.remedy}"
 
 
 @dataclass

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 _AGENTS = 1 << 20
 """More agents than any block has."""
+_OF_TILELANG = (
+    "; branches of one if and else have none between them, nor has a kernel that is compiled with "
+    "tl.disable_thread_storage_sync"
+)
 
 
 class Block:
@@ -116,7 +120,7 @@ class Block:
         if bar is None:
             label = "the barrier that TileLang puts between accesses to shared memory"
             threads = sum(self.roles[m].threads for m in members)
-            bar = self._group_barriers[members] = ThreadBarrier(label, threads)
+            bar = self._group_barriers[members] = ThreadBarrier(label, threads, _OF_TILELANG)
         return bar
 
     def describe_absent(self, rendezvous: Rendezvous) -> str:
