@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
+_OTHER_KERNELS = 3
+"""One of this many cases on simulated ranks is called after one whose kernels may be others."""
 _OTHER_OPTIONS = 3
 """Of this many cases, one is called around a call with other options, others around other data."""
 
@@ -337,12 +339,14 @@ class Harness:
     ) -> tuple[str, Problem] | None:
         """Another case of the spec; where kernels are few, one with the same kernels.
 
-        That is on a GPU, on ranks, and in cases traced for another architecture than the first.
+        That is on a GPU, in cases traced for another architecture than the first, and mostly on
+        simulated ranks.
         """
         from tlmatrix.run.other_calls import another_case
 
         key = partial(bound.family.compile_key, spec)
-        few = self.backend.compiles or has_ranks(spec) or _is_turned(bound.binding)
+        few = self.backend.compiles or _is_turned(bound.binding)
+        few = few or (has_ranks(spec) and case.seed // 5 % _OTHER_KERNELS != 0)
         only = key(case.values) if few else None
         return another_case(
             spec,
