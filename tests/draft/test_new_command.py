@@ -443,6 +443,46 @@ def test_a_factory_of_packed_attention_gets_a_complete_spec(project: Project) ->
     assert spec.axes["groups"] == (1, 2)
 
 
+_UNDECORATED = """
+import tilelang
+import tilelang.language as T
+
+def doubled(rows, cols, dtype="float16", block=32):
+    @T.prim_func
+    def main(X: T.Tensor((rows, cols), dtype), Y: T.Tensor((rows, cols), dtype)):
+        with T.Kernel(T.ceildiv(rows, block), T.ceildiv(cols, block), threads=128) as (bx, by):
+            for i, j in T.Parallel(block, block):
+                Y[bx * block + i, by * block + j] = X[bx * block + i, by * block + j] * 2
+    return main
+
+def compiled(rows, cols, dtype="float16"):
+    return tilelang.compile(doubled(rows, cols, dtype), out_idx=[1])
+
+def build(rows, cols):
+    kernel = compiled(rows, cols)
+    return kernel
+
+def reference(X):
+    return X * 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "passed"), [("doubled", "[X, Y]"), ("compiled", "[X]"), ("build", "[X]")]
+)
+def test_a_function_that_makes_kernels_is_a_factory(
+    project: Project, name: str, passed: str
+) -> None:
+    (project.folder / f"{project.module}.py").write_text(_UNDECORATED)
+    outcome = project.tlmatrix("new", f"{project.module}:{name}", "-o", "a.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    assert re.search(r"cases of its quick tier: \d+ passed\n", outcome.out), outcome.out
+    written = (project.folder / "a.yaml").read_text()
+    assert f"factory: {project.module}:{name}" in written
+    assert f"call: {passed}" in written
+    assert "[rows, cols]" in written
+
+
 def test_the_quotient_of_two_arguments_is_a_dimension(project: Project) -> None:
     code = """
 import tilelang

@@ -188,11 +188,15 @@ class _Tracer:
             yield dict.fromkeys(names, other)
 
     def _kernel(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401
-        from tlmatrix.interpreter import InterpretedKernel, interpret
+        from tilelang import tvm
+
+        from tlmatrix.interpreter import InterpretedKernel, interpret, interpreted
 
         factory: Any = self._target.found
         with interpret():
             kernel = factory.compile(**values) if self._tensors else factory(**values)
+        if isinstance(kernel, tvm.tirx.PrimFunc):
+            kernel = interpreted(kernel)
         if not isinstance(kernel, InterpretedKernel):
             raise TypeError(f"the factory returned a {type(kernel).__name__}, not a kernel")
         return kernel

@@ -50,8 +50,10 @@ class Target:
 
     @property
     def is_factory(self) -> bool:
-        """Whether it is a TileLang kernel factory."""
-        return is_tilelang_factory(self.found)
+        """Whether it is a TileLang kernel factory: decorated, or a function that makes kernels."""
+        if inspect.isclass(self.owner):
+            return is_tilelang_factory(self.found)
+        return is_tilelang_factory(self.found) or _makes_kernels(self.found)
 
     @property
     def positional(self) -> bool:
@@ -97,6 +99,35 @@ def syntax_tree(function: Callable[..., Any]) -> ast.AST:
         return ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
         return ast.Module([], [])
+
+
+def _makes_kernels(function: object, within: tuple[object, ...] = ()) -> bool:
+    """Whether a function returns a PrimFunc of its own, or a kernel that `tilelang.compile` makes.
+
+    So does one that returns the result of such a function of its module.
+    """
+    if not inspect.isfunction(function) or function in within:
+        return False
+    body = getattr(syntax_tree(function), "body", [None])[0]
+    if not isinstance(body, ast.FunctionDef):
+        return False
+    made: dict[str, ast.AST] = {}
+    for node in body.body:
+        if isinstance(node, ast.FunctionDef):
+            made[node.name] = node
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            made[node.targets[0].id] = node.value
+    last = body.body[-1]
+    value = last.value if isinstance(last, ast.Return) else None
+    found: ast.AST | None = made.get(value.id) if isinstance(value, ast.Name) else value
+    match found:
+        case ast.FunctionDef(decorator_list=decorators):
+            return any(ast.unparse(each).endswith("prim_func") for each in decorators)
+        case ast.Call(func=ast.Attribute(ast.Name("tilelang"), "compile")):
+            return True
+        case ast.Call(func=ast.Name(name)):
+            return _makes_kernels(function.__globals__.get(name), (*within, function))
+    return False
 
 
 def is_test_file(path: str) -> bool:
