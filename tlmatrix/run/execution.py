@@ -20,6 +20,7 @@ from tlmatrix.run.invalid_inputs import (
 )
 from tlmatrix.run.outcome import Outcome, bug_words, error_outcome, with_bug
 from tlmatrix.run.process_state import StateGuard
+from tlmatrix.run.refusals import covering
 from tlmatrix.run.result import Status
 from tlmatrix.run.traced_options import check_other_options
 from tlmatrix.spec.issues import SpecError
@@ -162,7 +163,8 @@ class _Execution:
         invalid = invalid_input_of(spec, case)
         valid = valid_case(spec, case, invalid)
         called = valid is not None and valid.key in harness.shared_checks(spec).called
-        found, message = check_invalid_input(invalid, problem, run_entry)
+        covered = covering(spec, run_entry, self.measurements.recorder)
+        found, message = check_invalid_input(invalid, problem, covered)
         if valid is not None and harness.backend.executes and not found and not called:
             found, called = self._refused_after(valid, invalid, problem, run_entry), True
         if valid is not None and called:
