@@ -224,3 +224,10 @@ def refusing_rows_once(a, b, m, rank, world, context):
     if context.calls == 1:
         return refusing_rows(a, b, m, rank, world)
     return all_gather_gemm(a, b)
+
+
+def refusing_meta(a, b, context):
+    context.calls += 1
+    if a.device != b.device:
+        raise ValueError(f"a must be on the device of b, got {a.device}")
+    return all_gather_gemm(a, b)
