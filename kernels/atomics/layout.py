@@ -141,7 +141,7 @@ def atomic_add_layout(
         form: what one atomic add covers: tile, fragment, element or vector.
         width: vector width in elements, 1, 2 or 4; ignored for `element`.
         tile: rows and columns of a block's tile, divisors of 16 and 64, so that no tile exceeds the
-            padded sum.
+            padded sum; for `vector` at least `width` columns.
 
     Returns:
         total [rows, columns] in the dtype of x, which is also the accumulator's; and the
@@ -177,5 +177,10 @@ def _check(x, order, form, width, tile) -> None:
         raise ValueError("width must be 2 or 4 for form vector, got 1")
     if form == "vector" and width == 4 and order == "quads":
         raise ValueError("width must be 2 for form vector in order quads, got 4: not contiguous")
-    if len(tile) != 2 or ROWS % tile[0] or COLUMNS % tile[1]:
+    if len(tile) != 2 or min(tile) < 1 or ROWS % tile[0] or COLUMNS % tile[1]:
         raise ValueError(f"tile must divide ({ROWS}, {COLUMNS}), got {tuple(tile)}")
+    if form == "vector" and tile[1] % width:
+        raise ValueError(
+            f"tile must have at least width={width} columns for form vector, got {tuple(tile)}: "
+            "a vector must fit the columns of a tile"
+        )

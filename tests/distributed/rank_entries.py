@@ -216,3 +216,18 @@ def refusing_rows(a, b, m, rank, world):
     if len(a) != share:
         raise ValueError(f"a must have {share} of {m} rows, got {len(a)}")
     return all_gather_gemm(a, b)
+
+
+def refusing_rows_once(a, b, m, rank, world, context):
+    """Checks the rows in the first call on a context alone."""
+    context.calls += 1
+    if context.calls == 1:
+        return refusing_rows(a, b, m, rank, world)
+    return all_gather_gemm(a, b)
+
+
+def refusing_meta(a, b, context):
+    context.calls += 1
+    if a.device != b.device:
+        raise ValueError(f"a must be on the device of b, got {a.device}")
+    return all_gather_gemm(a, b)

@@ -165,6 +165,24 @@ def test_an_invalid_shard_length_must_raise(runner):
         assert result.status is status, (change, result.findings, result.message)
 
 
+def test_an_invalid_input_must_raise_after_a_valid_call_on_its_context(runner):
+    base = GEMM.replace("WORLD", "2").partition("invalid_inputs:")[0] + CONTEXT
+    base += "invalid_inputs: {'rows, got': [{a: {shape: [40, 12]}}, {a: {shape: [30, 12]}}]}\n"
+    for entry, call in (("refusing_rows_once", "after a valid call"), ("refusing_rows", None)):
+        spec = parse_spec(base.replace("ENTRY", entry), HERE / f"{entry}.yaml")
+        for case in [each for each in plan(spec).cases() if each.origin == "invalid"]:
+            found = runner.run(spec, case).findings
+            assert [each.call for each in found] == ([call] if call else []), found
+
+
+def test_an_invalid_tensor_is_not_copied_into_that_of_the_valid_call(runner):
+    text = GEMM.replace("ENTRY", "refusing_meta").replace("WORLD", "2").partition("invalid_")[0]
+    text += CONTEXT + "invalid_inputs: {a must be on the device of b: {a: {device: meta}}}\n"
+    spec = parse_spec(text, HERE / "refusing_meta.yaml")
+    (case,) = [each for each in plan(spec).cases() if each.origin == "invalid"]
+    assert runner.run(spec, case).findings == ()
+
+
 def test_a_length_that_the_ranks_do_not_divide_is_a_spec_error(runner):
     (result,) = results(runner, GEMM.replace(", uneven: balanced", ""), "all_gather_gemm")
     (finding,) = result.findings

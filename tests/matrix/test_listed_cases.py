@@ -5,7 +5,7 @@ from datetime import date
 import pytest
 from spec_text import spec_from, spec_of
 
-from tlmatrix.matrix import Case, expired, invalid_cases, known_bug
+from tlmatrix.matrix import Case, expired, invalid_cases, known_bug, valid_case
 from tlmatrix.spec import SpecError
 
 
@@ -33,6 +33,28 @@ def test_other_axes_take_their_first_values():
 def test_other_axes_satisfy_the_constraints():
     spec = spec_from(AXES, ["window is none or causal"], invalid_inputs=table({"groups": 0}))
     assert only(spec) == {"groups": 0, "causal": False, "window": None}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"groups": 0}, {"groups": 2, "causal": False, "window": None}),
+        ({"groups": 1.0}, {"groups": 1, "causal": False, "window": None}),
+        ({"causal": 1}, {"groups": 2, "causal": True, "window": 3}),
+        ({"k": {"dtype": "int8"}}, {"groups": 2, "causal": False, "window": None}),
+        ({"causal": False, "window": 3}, {"groups": 2, "causal": False, "window": None}),
+        ({"groups": 1, "causal": "maybe"}, {"groups": 1, "causal": True, "window": 3}),
+    ],
+)
+def test_valid_case_keeps_what_the_constraints_allow(settings, expected):
+    spec = spec_from(AXES, ["window is none or causal"], invalid_inputs=table(settings))
+    (found,) = invalid_cases(spec)
+    case = valid_case(spec, found.case, found.invalid)
+    assert case is not None
+    assert dict(case.values) == expected
+    assert [type(value) for value in case.values.values()] == [
+        type(expected[name]) for name in case.values
+    ]
 
 
 def test_ignores_a_constraint_that_the_settings_violate():

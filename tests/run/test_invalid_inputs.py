@@ -1,4 +1,4 @@
-"""Invalid-argument tests: what a refusal offers must be accepted, and right."""
+"""Invalid-argument tests: a refusal holds after valid calls, and what it offers is accepted."""
 
 from pathlib import Path
 
@@ -58,3 +58,81 @@ def test_an_offered_value_with_wrong_results_is_a_finding(runner):
 @pytest.mark.parametrize("pages", ["[16, 32]", "[16]"])
 def test_an_axis_with_some_of_the_values_on_purpose_is_left_alone(runner, pages):
     assert refused(runner, "refusing_the_largest", pages).status is Status.PASSED
+
+
+SCALED = """
+name: scaled
+problem:
+  inputs: {x: {shape: [rows], dtype: float32}}
+  outputs: [y]
+  reference: refusing:scaled
+entry: refusing:ENTRY
+axes: {rows: [5], scale: [2, 1]}
+invalid_inputs:
+  - raises: TypeError
+    messages: {scale must be an int: [SETTINGS]}
+"""
+ADDED = """
+name: added
+problem:
+  inputs:
+    a: {shape: [rows, cols], dtype: float32, grad: true}
+    b: {shape: [rows, cols], dtype: float32, grad: true}
+  outputs: [y]
+  reference: refusing:added
+entry: refusing:ENTRY
+axes: {rows: [5], cols: [4, 8]}
+invalid_inputs:
+  cols must be at most 8: {cols: 9}
+"""
+
+
+def judged(text, entry, **words):
+    """The results of the invalid inputs of a spec, in a runner of their own."""
+    for name, word in {"ENTRY": entry, **words}.items():
+        text = text.replace(name, word)
+    spec = parse_spec(text, HERE / f"{entry}.yaml")
+    runner = Runner(backend_named("interpreter"))
+    try:
+        cases = [each for each in plan(spec).cases() if each.origin == "invalid"]
+        return [runner.run(spec, case) for case in cases]
+    finally:
+        runner.close()
+
+
+def test_a_refusal_must_hold_after_a_valid_call_with_an_equal_value():
+    (result,) = judged(SCALED, "checked_once_per_value", SETTINGS="{scale: true}")
+    (finding,) = result.findings
+    assert finding.check == "invalid_inputs"
+    assert finding.title.startswith("accepts an invalid input: expected TypeError")
+    assert finding.call == "after a valid call with scale=1"
+
+
+def test_a_refusal_must_hold_after_any_valid_call_of_equal_shapes():
+    """The valid call is made once for both, and named for both."""
+    results = judged(SCALED, "checked_once_per_shape", SETTINGS="{scale: 2.5}, {scale: 3.5}")
+    calls = [[each.call for each in result.findings] for result in results]
+    assert calls == [["after a valid call with scale=2"]] * 2
+
+
+def test_a_refusal_that_holds_after_valid_calls_passes():
+    settings = "{scale: true}, {scale: 1.0}, {scale: 2.5}"
+    results = judged(SCALED, "checked_once_per_type", SETTINGS=settings)
+    assert [each.status for each in results] == [Status.PASSED] * 3
+
+
+@pytest.mark.parametrize(
+    ("entry", "accepted"),
+    [
+        ("refusing_any_gradient", ""),
+        ("refusing_wide_inputs", ""),
+        ("refusing_the_gradient_of_b", ""),
+        ("refusing_the_first_gradient", "only b of a, b"),
+        ("refusing_all_gradients_together", "only a or only b of a, b"),
+    ],
+)
+def test_a_refusal_of_gradients_must_hold_for_those_of_each_input(entry, accepted):
+    (result,) = judged(ADDED, entry)
+    titles = [each.title for each in result.findings]
+    assert len(titles) == bool(accepted)
+    assert all(title.endswith(f"where {accepted} requires grad") for title in titles)

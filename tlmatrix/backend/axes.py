@@ -53,7 +53,7 @@ def refuse_unknown_axes(binding: Binding, family: Family) -> None:
         parameters = _named_parameters(spec)
         if parameters is None:
             return
-    read = known | parameters | _read_by_context(spec) | frozenset(_read_by_spec(spec))
+    read = known | parameters | read_by_context(spec) | frozenset(_read_by_spec(spec))
     issues = list(_unread(spec, read, anything=anything))
     if issues:
         raise BindingError(issues)
@@ -296,7 +296,7 @@ def read_by_family(spec: Spec, family: Family) -> frozenset[str] | None:
     return None if axes is None else frozenset(axes)
 
 
-def _read_by_context(spec: Spec) -> frozenset[str]:
+def read_by_context(spec: Spec) -> frozenset[str]:
     """The parameters of the function that creates the entry's `context`."""
     if spec.context is None:
         return frozenset()

@@ -313,8 +313,12 @@ def _refill(old: torch.Tensor, new: torch.Tensor) -> None:
     old.copy_(new)
 
 
+def _metadata(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
 def _reuse_memory(problem: Problem, held: dict[str, torch.Tensor]) -> Problem:
-    """Copy the problem's data into tensors of earlier calls with equal shape, dtype and strides.
+    """Copy the problem's data into tensors of earlier calls, equal in all but their values.
 
     The copy runs on the current stream, so a kernel of an earlier call that still reads on another
     stream sees the new data, and its results are wrong.
@@ -324,8 +328,7 @@ def _reuse_memory(problem: Problem, held: dict[str, torch.Tensor]) -> Problem:
     tensors |= {f"d{output}": tensor for output, tensor in problem.cotangents.items()}
     for name, tensor in tensors.items():
         old = held.get(name)
-        same = old is not None and old.shape == tensor.shape and old.dtype == tensor.dtype
-        if old is not None and same and old.stride() == tensor.stride():
+        if old is not None and _metadata(old) == _metadata(tensor):
             _refill(old, tensor)
             reused[id(tensor)] = old
         else:

@@ -17,6 +17,7 @@ from tlmatrix.matrix.listed_cases import (
     expired,
     invalid_cases,
     known_bug,
+    valid_case,
 )
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "find_case",
     "invalid_cases",
     "known_bug",
+    "valid_case",
 ]

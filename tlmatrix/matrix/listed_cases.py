@@ -215,6 +215,29 @@ def _values(spec: Spec, settings: Mapping[str, Value]) -> dict[str, Value]:
     return {name: values[0] for name, values in axes.items()}
 
 
+def valid_case(spec: Spec, case: Case, invalid: InvalidInput) -> Case | None:
+    """The valid case nearest to an invalid one, or None if the constraints allow none.
+
+    As far as the constraints allow, axes that are set take values that equal the invalid ones, as
+    True equals 1, and the others keep theirs.
+    """
+    settings = invalid.settings
+    unset = {name: (case.values[name],) for name in spec.axes if name not in settings}
+    equal = {
+        name: values
+        for name in spec.axes
+        if name in settings
+        and (values := tuple(value for value in spec.axes[name] if value == settings[name]))
+    }
+    constraints = constraints_of(spec)
+    for others in (unset | equal, unset, {}):
+        space = Space({**spec.axes, **others}, constraints)
+        row = next(iter(space), None)
+        if row is not None:
+            return Case(spec.name, space.values(row), "extra")
+    return None
+
+
 def _lenient(constraint: ConstraintDecl, settings: Mapping[str, Value]) -> Constraint:
     """A constraint that allows values it cannot be evaluated for, and those of the settings."""
     expression = constraint.expression

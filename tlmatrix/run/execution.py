@@ -7,14 +7,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend import EntryError
+from tlmatrix.backend.axes import read_by_context
 from tlmatrix.check.finding import tensor_index
 from tlmatrix.run.harness import case_seed, invalid_input_of, is_bitwise
-from tlmatrix.run.invalid_inputs import check_invalid_input, offered_values, refused_offer
+from tlmatrix.run.invalid_inputs import (
+    after_words,
+    check_after_valid_call,
+    check_invalid_input,
+    check_single_gradients,
+    offered_values,
+    refused_offer,
+)
 from tlmatrix.run.outcome import Outcome, bug_words, error_outcome, with_bug
 from tlmatrix.run.process_state import StateGuard
+from tlmatrix.run.refusals import covering
 from tlmatrix.run.result import Status
 from tlmatrix.run.traced_options import check_other_options
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.model.sharding import WORLD
 from tlmatrix.spec.model.spec import has_ranks
 from tlmatrix.tracebacks import unwinds
 
@@ -29,11 +39,14 @@ if TYPE_CHECKING:
     from tlmatrix.problem import Problem, Relation, RelationKind, Tensors
     from tlmatrix.run.harness import BoundSpec, Harness
     from tlmatrix.run.measurements import Measurements
+    from tlmatrix.spec.model.invalid_inputs import InvalidInput
     from tlmatrix.spec.model.spec import Spec
 
 
 _MOST_RECORDED = 2**22
 """Most elements of the inputs of a failing case that runs once more, recorded."""
+_MOST_OF_VALID = 2**17
+"""Most elements of the inputs of a valid call that is made before an invalid one."""
 
 
 @dataclass(frozen=True)
@@ -144,11 +157,22 @@ class _Execution:
 
     def _refused(self, problem: Problem, run_entry: Callable[[Problem], Tensors]) -> list[Finding]:
         """Check the refusal of an invalid input, and judge what it offers in its place."""
+        from tlmatrix.matrix import valid_case
+
         harness, spec, case = self.harness, self.spec, self.case
         invalid = invalid_input_of(spec, case)
-        found, message = check_invalid_input(invalid, problem, run_entry)
+        valid = valid_case(spec, case, invalid)
+        called = valid is not None and valid.key in harness.shared_checks(spec).called
+        covered = covering(spec, run_entry, self.measurements.recorder)
+        found, message = check_invalid_input(invalid, problem, covered)
+        # On a GPU the valid call would take a kernel of its own, for checks that are the host's.
+        if valid is not None and not found and not called and not harness.backend.compiles:
+            found, called = self._refused_after(valid, invalid, problem, run_entry), True
+        if valid is not None and called:
+            found = [replace(each, call=after_words(valid, invalid)) for each in found]
         if has_ranks(spec) or not harness.backend.executes:
             return found
+        found = found or check_single_gradients(invalid, problem, message, run_entry)
         for what, other in offered_values(spec, case, invalid, message):
             try:
                 made = harness.problem(self.bound, spec, other, self.options.seed)
@@ -166,6 +190,38 @@ class _Execution:
                     for each in wrong
                 ]
         return found
+
+    def _refused_after(
+        self,
+        case: Case,
+        invalid: InvalidInput,
+        problem: Problem,
+        run_entry: Callable[[Problem], Tensors],
+    ) -> list[Finding]:
+        """Check the refusal of an invalid input after the call of a valid case, if that is small.
+
+        Later invalid inputs of the process come after the same call, but for those of ranks, which
+        have a context for each case.
+        """
+        from tlmatrix.matrix import known_bug
+        from tlmatrix.run.other_calls import many_ranks
+
+        harness, spec = self.harness, self.spec
+        if many_ranks(spec, case) or known_bug(spec, case, harness.environment) is not None:
+            return []
+        if read_by_context(spec) & invalid.settings.keys():
+            return []  # read when the context is made, before the valid call
+        device, seed = harness.backend.device, case_seed(case, self.options.seed)
+        try:
+            valid = self.bound.family.problem(spec, case.values, seed=seed, device=device)
+        except (SpecError, ValueError):
+            return []  # a finding of its own case
+        large = sum(tensor.numel() for tensor in valid.inputs.values()) > _MOST_OF_VALID
+        if large or valid.values.get(WORLD) != problem.values.get(WORLD):
+            return []
+        if not has_ranks(spec):
+            harness.shared_checks(spec).called.add(case.key)
+        return check_after_valid_call(invalid, problem, valid, run_entry)
 
     def with_writer(self, findings: list[Finding]) -> list[Finding]:
         """The findings, of which the first about values names the block and line that wrote it."""

@@ -126,11 +126,13 @@ class _SharedChecks:
         passed: the checks that a case passed.
         defaults: the defaults of options that were checked.
         first: the keys of the first cases.
+        called: the keys of valid cases that were called before invalid ones.
     """
 
     passed: set[str] = field(default_factory=set)
     defaults: set[str] = field(default_factory=set)
     first: list[str] = field(default_factory=list)
+    called: set[str] = field(default_factory=set)
 
     def number_of(self, case: Case, most: int) -> int | None:
         """The number of a case among the first ones; it is added if these are fewer than `most`."""
@@ -208,7 +210,7 @@ class Harness:
             # On a GPU another layout would take kernels of its own, and could end the process.
             return problem
         empty = not any(tensor.numel() for tensor in problem.inputs.values())
-        number = self._shared_checks(spec).number_of(case, 0 if empty else FIRST)
+        number = self.shared_checks(spec).number_of(case, 0 if empty else FIRST)
         if number is None and case.seed // 7 % SAMPLED:
             return problem
         return with_other_layouts(spec, problem, case.seed, number)
@@ -252,7 +254,7 @@ class Harness:
             problem = with_side_stream(problem)
         if case.origin != "fuzz" and not has_ranks(spec):
             problem = self._with_checks_of_a_spec(bound, spec, case, problem)
-            done = self._shared_checks(spec).defaults
+            done = self.shared_checks(spec).defaults
             problem = with_default_values(spec, case, problem, make, done)
         if spec.compile_axes and (self.backend.compiles or _is_turned(bound.binding)):
             problem = _sampled_relations(problem, spec, case, bound.family)
@@ -285,7 +287,8 @@ class Harness:
             return with_one_relation(problem, case.seed)
         return problem
 
-    def _shared_checks(self, spec: Spec) -> _SharedChecks:
+    def shared_checks(self, spec: Spec) -> _SharedChecks:
+        """What the cases of a spec have checked for each other."""
         return self._shared.setdefault(spec.path, _SharedChecks())
 
     def _with_checks_of_a_spec(
@@ -301,7 +304,7 @@ class Harness:
             with_two_streams,
         )
 
-        done = self._shared_checks(spec).passed
+        done = self.shared_checks(spec).passed
 
         def due(check: str) -> bool:
             return check not in done or case.seed % _AGAIN == 0

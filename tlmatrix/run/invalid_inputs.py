@@ -1,16 +1,22 @@
 """Invalid-argument tests: runs the entry on an invalid input and checks the exception.
 
 An exception often lists the valid values (`page_size must be one of 16, 32, 64, got 24`): the entry
-must accept these, also those that no case has (`offered_values`).
+must accept these, also those that no case has (`offered_values`). An entry that keeps the results
+of its checks must refuse the input after a valid call too (`check_after_valid_call`), and one that
+refuses gradients must do so for those of each input (`check_single_gradients`).
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend import EntryError
-from tlmatrix.check.finding import Finding
+from tlmatrix.check.finding import Finding, FindingsError
+from tlmatrix.check.running import SeveralRanks
+from tlmatrix.problem.model import AutogradVariant, InapplicableError
+from tlmatrix.spec.values import canonical
 from tlmatrix.tracebacks import user_traceback
 
 if TYPE_CHECKING:
@@ -40,12 +46,13 @@ def invalid_problem(
 
     An invalid value of an axis makes another problem if the family can make one of it
     (`head_dim: 48`). If the family raises ValueError, or for a name that is no axis (`k.dtype`),
-    the value replaces an argument of a valid problem. `takes` are the parameters of the entry
-    (None: any).
+    the value replaces an argument of a valid problem, that of `valid_case` if there is one. `takes`
+    are the parameters of the entry (None: any).
 
     Raises:
         ValueError: the problem has no argument of that name, or the entry has no parameter for it.
     """
+    from tlmatrix.matrix import valid_case
     from tlmatrix.problem import with_changed_arguments
 
     settings = invalid.settings
@@ -54,14 +61,22 @@ def invalid_problem(
     try:
         problem = make(values)
     except ValueError as error:
-        unseen = [name for name in settings if takes is not None and name not in takes]
+        valid = valid_case(spec, case, invalid)
+        if valid is not None:
+            values = dict(valid.values)
+        else:
+            values |= {name: spec.axes[name][0] for name in settings if name in spec.axes}
+        others = {
+            name: value
+            for name, value in settings.items()
+            if name not in values or canonical(value) != canonical(values[name])
+        }
+        unseen = [name for name in others if takes is not None and name not in takes]
         if unseen:
             raise ValueError(
                 f"no input can be made of it ({error}), and the entry takes no {unseen[0]!r}; "
                 "set a tensor instead, as in `k: {shape: [4, 3, 64]}`"
             ) from error
-        others = dict(settings)
-        values |= {name: spec.axes[name][0] for name in settings if name in spec.axes}
         problem = make(values)
     return with_changed_arguments(problem, others) if others else problem
 
@@ -100,6 +115,73 @@ def check_invalid_input(
         pattern="accepted",
     )
     return [finding], ""
+
+
+def check_after_valid_call(
+    invalid: InvalidInput,
+    problem: Problem,
+    valid: Problem,
+    run_entry: Callable[[Problem], Tensors],
+) -> list[Finding]:
+    """Run the entry on an invalid input after a valid one; a finding if it does not raise then.
+
+    Several ranks make both calls on one context. An exception in the valid call is a finding of its
+    own case.
+    """
+
+    def run_valid() -> bool:
+        try:
+            run_entry(valid)
+        except (EntryError, FindingsError, InapplicableError):
+            return False
+        return True
+
+    def run_both(problem: Problem) -> Tensors:
+        return run_entry.run([valid, problem])[0][-1]  # type: ignore[attr-defined,no-any-return]
+
+    if not isinstance(run_entry, SeveralRanks):
+        return check_invalid_input(invalid, problem, run_entry)[0] if run_valid() else []
+    try:
+        found, _ = check_invalid_input(invalid, problem, run_both)
+    except FindingsError as error:  # such as a deadlock of ranks that go on
+        found = list(error.findings)
+    return found if found and run_valid() else []
+
+
+def after_words(valid: Case, invalid: InvalidInput) -> str:
+    """The words for a call after that of a valid case: `after a valid call with causal=True`."""
+    values = [f"{name}={valid[name]}" for name in invalid.settings if name in valid.values]
+    return "after a valid call" + (f" with {', '.join(values)}" if values else "")
+
+
+def check_single_gradients(
+    invalid: InvalidInput, problem: Problem, message: str, run_entry: Callable[[Problem], Tensors]
+) -> list[Finding]:
+    """Findings of inputs whose gradients alone are not refused, if gradients are what is refused.
+
+    They are if the entry accepts the input without any gradient. A message that names the inputs
+    whose gradients are refused may mean these alone.
+    """
+    inputs = tuple(dict.fromkeys(problem.gradient_of.values()))
+    if len(inputs) < 2:
+        return []
+    try:
+        run_entry(replace(problem, gradient_of={}, cotangents={}))
+    except EntryError:
+        return []
+    found = {}
+    for name in inputs:
+        alone = replace(problem, autograd=AutogradVariant("some", requires=(name,)))
+        if wrong := check_invalid_input(invalid, alone, run_entry)[0]:
+            found[name] = wrong[0]
+    refused = [name for name in inputs if name not in found]
+    named = [name for name in refused if re.search(rf"\b{re.escape(name)}\b", message)]
+    if not found or (refused and named == refused):
+        return []
+    first = next(iter(found.values()))
+    words = f"only {' or only '.join(found)} of {', '.join(inputs)} requires grad"
+    hint = "check whether any input requires grad, or name those that may not in the message"
+    return [replace(first, title=f"{first.title}, where {words}", hint=hint)]
 
 
 def offered_values(

@@ -1,0 +1,6 @@
+"""A helper that only raises."""
+
+
+def refuse(message):
+    """Raises a ValueError."""
+    raise ValueError(message)
