@@ -58,8 +58,9 @@ hundred times as long as others, and a GPU may flush them."""
 
 _OF_ROWS = ("zero_rows", "rising")
 """Distributions for kernels along rows: only used if a spec names them."""
-_OF_PARTS = ("cancelling",)
-"""For kernels that sum in parts: only used if a spec names it."""
+OF_PARTS = {0: "halves", -1: "cancelling"}
+"""For kernels that sum in parts, by the dimension of the first input that is summed: its halves
+have opposite signs. Used if a family says so, or a spec names them."""
 SPECIAL = ("equal_rows", "subnormal", "extreme")
 """Rare values. The seed picks one of those that a family allows in one of 16 cases."""
 SAFE = SPECIAL[:1]
@@ -72,7 +73,7 @@ SHIFT = 200.0
 _OTHERS = tuple(
     name
     for name in DISTRIBUTIONS
-    if name not in ("normal", *_OF_ROWS, *_OF_PARTS, *OF_ATTENTION, *SPECIAL)
+    if name not in ("normal", *_OF_ROWS, *OF_PARTS.values(), *OF_ATTENTION, *SPECIAL)
 )
 
 
