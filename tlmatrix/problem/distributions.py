@@ -45,7 +45,8 @@ DISTRIBUTIONS = {
     "subnormal": "each input, by chance, N(0, 1) or below the smallest normal number of the dtype: "
     "reveals flushed float16 (in large bfloat16 and float32 inputs only the first rows)",
     "extreme": "the first input (v of attention) near the largest number of the dtype, or of what "
-    "its results and their squares in float32 allow: reveals sums in 16 bits that overflow",
+    "its results and their squares in float32 allow; in half of the cases of attention in float16 "
+    "the gradients: reveals sums in 16 bits that overflow",
 }
 """Names with descriptions."""
 
