@@ -213,6 +213,8 @@ def test_extreme_values_of_attention_are_finite_up_to_their_gradients(dtype, sto
 @pytest.mark.parametrize("lengths", [([200, 65],), ([64], [128]), ([200], [40])])
 def test_extreme_gradients_are_finite_and_their_sums_before_the_scale_are_not(lengths, storage):
     values = packed(*lengths, values="extreme", head_dim=64, dtype="float16", storage=storage)
+    with_sink = {**values, "sink": True, "sink_dtype": "same"}
+    assert make_problem(with_sink, seed=1).reference()["dsink"].half().isfinite().all()
     for seed in (1, 3):
         problem = make_problem(values, seed=seed)
         exact, low = problem.reference(), problem.lowp()

@@ -155,7 +155,7 @@ class Structure:
 _ON_ACCELERATOR = 2**22
 """Multiplications of a forward pass from which an accelerator computes the reference of tensors on
 the CPU: below, launches and copies take longer than a core does."""
-_SHIFTED, _HALVES, _EXTREME = 0.05, 0.15, 0.1
+_SHIFTED, _HALVES, _EXTREME = 0.05, 0.15, 0.12
 """Shares of the cases with these distributions; extreme values are of float16 alone."""
 _STEEP = 16
 """How much larger v is than k where gradients are extreme: else do would be the largest."""
@@ -220,7 +220,8 @@ class Attention:
         do = operands.do.abs() / cotangent_size(self.distribution, dtype)
         largest = torch.finfo(dtype).max / 2
         case = replace(self, operands=replace(operands, q=q, k=k, v=v, do=do))
-        names = ("dq", "dk", "dv")
+        stored = ("dq", "dk", "dv", *["dsink"] * (self.setting.sink_dtype == self.setting.dtype))
+        names = [name for name in stored if name in case.exact.values]
         sizes = [case.exact.values[name] for name in names]
         most = max((float(each.abs().max()) for each in (do, *sizes) if each.numel()), default=0.0)
         power = math.floor(math.log2(largest / most)) if 0 < most < math.inf else 0
