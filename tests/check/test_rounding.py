@@ -272,6 +272,77 @@ def test_errors_that_all_elements_share_pass(dtype, values):
             assert found_in(problem, exact * (1 + unit * step / 8)) == {}
 
 
+# Parts of sums ------------------------------------------------------------------------------------
+
+
+def weighted(x, w):
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return (x.to(wide) * w.to(wide)).to(x.dtype)
+
+
+def summed(dtype="float16", seed=1, rows=33, **values):
+    axes = {"rows": rows, "cols": 257, "dtype": dtype, **values}
+    spec = Spec.model_validate({
+        "name": "made_up",
+        "problem": {
+            "inputs": {
+                "x": {"shape": ["rows", "cols"], "dtype": "$dtype"},
+                "w": {"shape": ["cols"], "dtype": "$dtype", "grad": True},
+            },
+            "outputs": ["y"],
+            "reference": "test_rounding:weighted",
+        },
+        "entry": "some.module:entry",
+        "axes": {name: [value] for name, value in axes.items()},
+    })  # fmt: skip
+    return family_for(spec).problem(spec, axes, seed=seed, device=CPU)
+
+
+def test_halves_that_cancel_are_inputs_of_some_cases_with_sums_of_enough_rows():
+    found = [summed(seed=seed).names["values"] for seed in range(100)]
+    assert 10 < found.count("halves") < 35
+    assert "halves" not in [summed(seed=seed, rows=15).names["values"] for seed in range(100)]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("rows", [16, 33, 80])
+def test_parts_of_a_sum_over_rows_that_are_rounded_are_found(rows, dtype):
+    kind = getattr(torch, dtype)
+    for seed in range(8):
+        problem = summed(dtype, seed, rows, values="halves")
+        terms = problem.names["dy"].double() * problem.inputs["x"].double()
+        bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
+
+        def wrong(total, bounds=bounds):
+            return bool(deviations({"dw": total.to(kind)}, bounds))
+
+        parts = torch.stack([part.sum(0) for part in terms.split(8)])
+        assert wrong(parts.to(kind).double().sum(0))
+        assert not wrong(parts.float().sum(0))
+        assert not wrong(terms.to(kind).double().sum(0)), "each term may be rounded"
+
+
+@pytest.mark.parametrize("transpose_a", [False, True])
+def test_parts_of_a_product_along_k_that_are_rounded_are_found(transpose_a):
+    problem = gemm(values="cancelling", transpose_a=transpose_a)
+    a, b = (problem.inputs[name].double() for name in "ab")
+    a = a.T if transpose_a else a
+    parts = torch.stack([a[:, :40] @ b[:40], a[:, 40:] @ b[40:]])
+    bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
+    assert not deviations({"c": parts.sum(0).bfloat16()}, bounds)
+    assert deviations({"c": parts.bfloat16().double().sum(0).bfloat16()}, bounds)
+
+
+def test_halves_of_k_that_cancel_are_inputs_of_some_products():
+    spec, values = load_spec(SPECS / "gemm.yaml"), dict(gemm().values)
+    del values["values"]
+    problems = [family_for(spec).problem(spec, values, seed=n, device=CPU) for n in range(200)]
+    assert 8 < [each.names["values"] for each in problems].count("cancelling") < 35
+
+
+# Few elements -------------------------------------------------------------------------------------
+
+
 def test_results_of_few_elements_pass():
     problem = problem_of("q", rows=1, cols=20)
     assert found_in(problem, codes(problem).trunc()) == {}

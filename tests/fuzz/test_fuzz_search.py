@@ -13,6 +13,7 @@ from tlmatrix.fuzz.strategies.case_strategy import case_strategy
 from tlmatrix.interpreter.frontend import programs
 from tlmatrix.matrix import Case
 from tlmatrix.run.result import Status
+from tlmatrix.spec import load_spec
 
 
 def _search(spec, runner, strategy, **options):
@@ -78,6 +79,16 @@ def test_number_is_shrunk_to_the_failing_boundary(tmp_path, runner):
     (found,) = report.found
     assert found.smallest.values["rows"] == 17
     assert found.region.startswith("row 16")
+
+
+def test_fault_past_the_step_of_a_loop_is_found_beyond_the_range(tmp_path, runner):
+    path = rows_spec(tmp_path, "steps_of_256").path
+    text = path.read_text()
+    for alone, faults in (("", 0), (", alone: 300", 1)):
+        path.write_text(f"{text}  axes: {{rows: {{range: 1..9{alone}}}, cols: 1..20}}\n")
+        report, results = _search(load_spec(path), runner, None, examples=60)
+        assert len(report.found) == faults
+        assert all(each.values["cols"] == 1 for each in results if each.values["rows"] > 9)
 
 
 def test_fault_of_a_difference_of_two_lengths_is_found(tmp_path, runner):

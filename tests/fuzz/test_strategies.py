@@ -661,3 +661,43 @@ def test_case_of_generated_lengths_is_found_by_id() -> None:
     spec = parse_spec(SIDELESS)
     case = Case("moe", {"expert_counts": [5, 0, 64], "values": "ramp"}, "fuzz")
     assert find_case(spec, case.id).values == case.values
+
+
+ALONE = """\
+name: alone
+problem:
+  inputs: {x: {shape: [rows, cols], dtype: float32}}
+  outputs: [y]
+  reference: mypkg.ops:sums
+entry: mypkg.ops:sums
+axes: {rows: [1, 4], cols: [8]}
+constraints:
+  - {require: rows % 3 != 0, because: of TMA}
+fuzz:
+  axes: {rows: {range: 1..9, alone: 300}, cols: 0..200}
+"""
+
+
+def test_one_size_goes_beyond_its_range_while_others_are_least() -> None:
+    values = [case.values for case in drawn(parse_spec(ALONE), 300)]
+    beyond = [each for each in values if each["rows"] > 9]
+    assert 10 < len(beyond) < 50
+    assert {each["cols"] for each in beyond} == {1}
+    assert all(256 < each["rows"] <= 300 and each["rows"] % 3 for each in beyond)
+    packed = PACKED.replace("sequences: 1..8,", "sequences: 1..8, alone: 150,")
+    batches = [of(case)[0] for case in drawn(parse_spec(packed), 300)]
+    many = [each for each in batches if len(each) > 8]
+    assert 10 < len(many) < 50
+    assert all(192 >= len(each) > 128 and set(each) == {1} for each in many)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("alone: 300", "alone: 9", "alone: 9 within its range, which ends at 9"),
+        ("range: 1..9, alone", "alone", "no range that it could be above; add range"),
+    ],
+)
+def test_a_size_alone_must_be_above_its_range(before: str, after: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        parse_spec(ALONE.replace(before, after))

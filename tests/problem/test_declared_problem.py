@@ -7,6 +7,8 @@ import torch
 from problem_cases import CPU, make_spec
 
 from tlmatrix.problem import family_for
+from tlmatrix.problem.relations.user import with_user_relations
+from tlmatrix.spec import load_spec
 from tlmatrix.spec.issues import SpecError
 
 NORM = {
@@ -210,3 +212,19 @@ def test_invalid_bounds_are_located_errors(more, words):
     outputs = {"y": {"shape": [4], "dtype": "float32"}}
     with pytest.raises(SpecError, match=words):
         make({"inputs": inputs, "outputs": outputs}, relations=["finite"])
+
+
+def test_gradients_that_two_calls_add_up_were_each_rounded():
+    """The sum of two large gradients that cancel is off by the roundoff of both."""
+    spec = load_spec(Path(__file__).parents[2] / "specs" / "rms_norm.yaml")
+    values = {"dtype": "float16", "rows": 33, "cols": 40, "eps": 0.1, "values": "halves"}
+    family = family_for(spec)
+    problem = family.problem(spec, values, seed=1, device=CPU)
+    problem = with_user_relations(spec, family, problem, 1, {})
+    (split,) = (each for each in problem.relations("relations") if each.name == "rows_split")
+    results = [each.lowp() for each in split.problems]
+    sizes = split.rounded(results)
+    assert set(sizes) == {"dw"}, "rows of other results are of one call"
+    total = split.right(results)["dw"].double()
+    torch.testing.assert_close(sizes["dw"], sum(each["dw"].double().abs() for each in results))
+    assert sizes["dw"].mean() > 3 * total.abs().mean()

@@ -203,10 +203,25 @@ def test_equal_keys_have_equal_scores_and_values_differ():
 @pytest.mark.parametrize("storage", [None, "expanded"])
 def test_extreme_values_of_attention_are_finite_up_to_their_gradients(dtype, storage):
     sizes = {"head_dim": 64, "dtype": dtype, "storage": storage}
-    problem = make_problem(packed([200, 65], values="extreme", **sizes))
+    problem = make_problem(packed([200, 65], values="extreme", **sizes), seed=2)
     assert problem.inputs["v"].abs().max() > (2**14 if dtype == "float16" else 2**54)
     for results in (problem.lowp(), problem.reference()):
         assert all(tensor.to(getattr(torch, dtype)).isfinite().all() for tensor in results.values())
+
+
+@pytest.mark.parametrize("storage", [None, "expanded"])
+@pytest.mark.parametrize("lengths", [([200, 65],), ([64], [128]), ([200], [40])])
+def test_extreme_gradients_are_finite_and_their_sums_before_the_scale_are_not(lengths, storage):
+    values = packed(*lengths, values="extreme", head_dim=64, dtype="float16", storage=storage)
+    with_sink = {**values, "sink": True, "sink_dtype": "same"}
+    assert make_problem(with_sink, seed=1).reference()["dsink"].half().isfinite().all()
+    for seed in (1, 3):
+        problem = make_problem(values, seed=seed)
+        exact, low = problem.reference(), problem.lowp()
+        for name in ("dq", "dk", "dv"):
+            assert low[name].isfinite().all()
+            assert exact[name].abs().max() <= 2**15
+        assert (exact["dk"] * 64**0.5).half().isinf().any()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

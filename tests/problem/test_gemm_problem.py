@@ -258,3 +258,10 @@ def test_partial_sums_are_rounded_if_k_is_sharded():
     assert (whole.outputs["c"].spread() == 0).all()
     error = [(each.lowp()["c"].double() - a @ b).abs().sum() for each in (whole, shared)]
     assert error[0] < error[1]
+    wide = make(
+        {"world": 3, "k": 70},
+        shards={"a": k, "b": k, "c": rows},
+        tolerance={"c": {"parts": "float32"}},
+    )
+    assert (wide.outputs["c"].spread() == 0).all()
+    assert torch.equal(wide.lowp()["c"], whole.lowp()["c"])

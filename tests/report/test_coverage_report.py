@@ -45,6 +45,8 @@ def test_the_summary_counts_gaps() -> None:
         "3 of 5 lines; 2 guards one way; never with trips 0: 1 loop, 1: 1 loop"
     )
     assert summary(_FULL) == "1 of 1 line"
+    once = Coverage({(_FILE, 4): 3}, {}, {LoopSite(_FILE, 4, "k"): Loop(1, 2, 0, 0, 1)})
+    assert summary(once) == "1 of 1 line; never with trips more: 1 loop"
 
 
 def test_a_mask_that_was_never_partial_is_a_gap_of_its_own() -> None:

@@ -45,7 +45,8 @@ DISTRIBUTIONS = {
     "subnormal": "each input, by chance, N(0, 1) or below the smallest normal number of the dtype: "
     "reveals flushed float16 (in large bfloat16 and float32 inputs only the first rows)",
     "extreme": "the first input (v of attention) near the largest number of the dtype, or of what "
-    "its results and their squares in float32 allow: reveals sums in 16 bits that overflow",
+    "its results and their squares in float32 allow; in half of the cases of attention in float16 "
+    "the gradients: reveals sums in 16 bits that overflow",
 }
 """Names with descriptions."""
 
@@ -58,8 +59,9 @@ hundred times as long as others, and a GPU may flush them."""
 
 _OF_ROWS = ("zero_rows", "rising")
 """Distributions for kernels along rows: only used if a spec names them."""
-_OF_PARTS = ("cancelling",)
-"""For kernels that sum in parts: only used if a spec names it."""
+OF_PARTS = {0: "halves", -1: "cancelling"}
+"""For kernels that sum in parts, by the dimension of the first input that is summed: its halves
+have opposite signs. Used if a family says so, or a spec names them."""
 SPECIAL = ("equal_rows", "subnormal", "extreme")
 """Rare values. The seed picks one of those that a family allows in one of 16 cases."""
 SAFE = SPECIAL[:1]
@@ -72,7 +74,7 @@ SHIFT = 200.0
 _OTHERS = tuple(
     name
     for name in DISTRIBUTIONS
-    if name not in ("normal", *_OF_ROWS, *_OF_PARTS, *OF_ATTENTION, *SPECIAL)
+    if name not in ("normal", *_OF_ROWS, *OF_PARTS.values(), *OF_ATTENTION, *SPECIAL)
 )
 
 

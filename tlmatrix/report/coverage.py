@@ -1,6 +1,7 @@
 """Prints kernel coverage: a summary line, a table, the gaps, and annotated source.
 
-Gaps are lines that never ran, guards with only one outcome, and loops that never had 0 or 1 trips.
+Gaps are lines that never ran, guards with only one outcome, and loops that never had 0, 1 or more
+trips.
 The output is plain text of at most the given width.
 """
 
@@ -42,7 +43,11 @@ def summary(coverage: Coverage) -> str:
         parts.append(f"{count(numbers['one way'], 'guard')} one way")
     if numbers["no P"]:
         parts.append(f"{count(numbers['no P'], 'mask')} never partly")
-    never = [f"{n}: {count(numbers[f'no {n}'], 'loop')}" for n in ("0", "1") if numbers[f"no {n}"]]
+    never = [
+        f"{n}: {count(numbers[f'no {n}'], 'loop')}"
+        for n in ("0", "1", "more")
+        if numbers[f"no {n}"]
+    ]
     if never:
         parts.append(f"never with trips {', '.join(never)}")
     return "; ".join(parts)

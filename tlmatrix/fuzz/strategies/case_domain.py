@@ -365,13 +365,16 @@ def _length_words(lengths: Lengths) -> str:
         text += f" keys, beside {_span_words(lengths.queries[0])} queries each"
     elif lengths.relation != "same":
         text += f", keys {lengths.relation}"
+    if lengths.alone:
+        text += f", or up to {lengths.alone[-1]} of the least length"
     count = len(lengths.requests)
     return f"{text}; half of them from {count} requests of a trace" if count else text
 
 
 def _axis_words(axis: AxisDomain) -> str:
     named = [label(value) for value in axis.named]
-    return ", ".join([*named, *(_span_words(span) for span in axis.spans[:1])])
+    most = [f"alone up to {axis.alone[-1]}"] if axis.alone else []
+    return ", ".join([*named, *(_span_words(span) for span in axis.spans[:1]), *most])
 
 
 def _span_words(span: Span) -> str:

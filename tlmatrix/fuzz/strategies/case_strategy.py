@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, cycle, product
+from math import prod
 from typing import TYPE_CHECKING, Protocol
 
 from hypothesis import reject
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 
 _LARGE = 7
 """One case in so many, and one, has large sizes only: several tiles along all of them at once."""
+_ALONE = 12
+"""One case in so many has one large size alone, if a size of the spec has such numbers."""
+_CHEAP = 4
+"""Of the configurations, such cases have the cheapest: one in so many."""
 _WITHIN = 15
 """How many times more often the first configuration is drawn than none."""
 
@@ -65,14 +70,21 @@ def _cases(
     values: dict[str, Value] = {}
     batch: Batch = ()
     drawn_batches: list[Batch] = []
+    alone = _draw_alone(draw, case_domain)
     for axis, strategy in batches.items():
-        drawn_batch = draw(strategy)
+        if alone:
+            lengths = case_domain.lengths[axis]
+            drawn_batch: Batch = [lengths.least] * alone.get(axis, max(lengths.sequences.low, 1))
+        else:
+            drawn_batch = draw(strategy)
         values[axis] = batch_value(case_domain.lengths[axis], drawn_batch)
         batch = drawn_batch if axis == "seqlens" else batch
         if axis in case_domain.combined:
             drawn_batches.append(drawn_batch)
     row = [UNBOUND] * len(case_domain.space.names)
     number = draw(_whole(0, max(0, len(configurations) - 1)))
+    if alone and configurations:
+        number = _cheapest(case_domain)[number // _CHEAP]
     within = draw(_whole(0, 0 if number or case_domain.only else _WITHIN))
     # Both numbers are 0 for all values of each axis, to which Hypothesis shrinks.
     chosen = number or within or case_domain.only
@@ -93,7 +105,10 @@ def _cases(
             related = _Shared(case_domain.shared[name], ranks)
         elif name in case_domain.combined:
             related = _Related(case_domain.tiles, drawn_batches, numbers)
-        value = _value(draw, domain, related, large=large and name in case_domain.combined)
+        if alone and domain.spans:
+            value: Value = alone.get(name, domain.least)
+        else:
+            value = _value(draw, domain, related, large=large and name in case_domain.combined)
         if name in case_domain.space.axes:
             value = _allowed(case_domain.space, row, name, value, domain.index_of(value))
         values[name] = value
@@ -103,6 +118,27 @@ def _cases(
         batch = _with_valid_lengths(case_domain, values, batch)
     values |= _draw_optional(draw, case_domain.optional, values, batch)
     return Case(case_domain.spec.name, values, "fuzz")
+
+
+@cache
+def _cheapest(case_domain: CaseDomain) -> list[int]:
+    """The numbers of the configurations, those with the smallest sizes first."""
+
+    def size(values: Mapping[str, Value]) -> int:
+        return prod(each for each in values.values() if type(each) is int and each > 0)
+
+    sizes = [size(values) for values in case_domain.configurations.values()]
+    return sorted(range(len(sizes)), key=sizes.__getitem__)
+
+
+def _draw_alone(draw: DrawFn, case_domain: CaseDomain) -> dict[str, int]:
+    """The axis that has a number above its range, and the number, in some cases; mostly empty."""
+    numbers = {name: domain.alone for name, domain in case_domain.free.items() if domain.alone}
+    numbers |= {axis: each.alone for axis, each in case_domain.lengths.items() if each.alone}
+    if not numbers or draw(_whole(0, _ALONE - 1)) < _ALONE - 1:
+        return {}
+    name = list(numbers)[draw(_whole(0, len(numbers) - 1))]
+    return {name: numbers[name][draw(_whole(0, len(numbers[name]) - 1))]}
 
 
 def _with_valid_lengths(case_domain: CaseDomain, values: dict[str, Value], batch: Batch) -> Batch:

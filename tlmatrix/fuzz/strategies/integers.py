@@ -30,6 +30,10 @@ _MULTIPLES = 4
 """Number of multiples of a tile that count as edges."""
 _ALIGNED = (4, 8, 16)
 """Alignments that vector instructions, TMA boxes and MMA rows need."""
+_STEPS = (64, 128, 256, 512, 1024)
+"""Usual numbers of threads and of elements that a loop takes at once."""
+_BEYOND = 32
+"""About how many numbers above a range are candidates."""
 _STRIDE = 7919
 """A prime: successive numbers of spans differ in all that they select."""
 _SIGNS = 4
@@ -170,6 +174,13 @@ class AxisDomain:
 
     named: tuple[Value, ...]
     spans: tuple[Span, ...] = ()
+    alone: tuple[int, ...] = ()
+    """Numbers above the range, of cases whose other sizes are at their least."""
+
+    @property
+    def least(self) -> int:
+        """The least number of the range that is not 0, or its end."""
+        return min(max(self.spans[0].low, 1), self.spans[0].high)
 
     @cached_property
     def choices(self) -> tuple[int | Span, ...]:
@@ -191,7 +202,8 @@ class AxisDomain:
             # The whole range is above `most`: only listed numbers remain.
             numbers = sorted({each.low for each in spans})
             named, spans = (*named, *numbers), ()
-        return AxisDomain(named, spans) if named or spans else None
+        alone = tuple(each for each in self.alone if spans and each <= most)
+        return AxisDomain(named, spans, alone) if named or spans else None
 
     def where(self, holds: Callable[[Value], bool]) -> AxisDomain:
         """The domain without values and spans for which a predicate fails; unchanged if all do.
@@ -205,7 +217,8 @@ class AxisDomain:
             if span.high - span.low > _MOST_TESTED
             or any(map(holds, range(span.low, span.high + 1)))
         )
-        return AxisDomain(named, spans) if named or spans else self
+        alone = tuple(filter(holds, self.alone if spans else ()))
+        return AxisDomain(named, spans, alone) if named or spans else self
 
     @cached_property
     def highest(self) -> int:
@@ -221,7 +234,7 @@ class AxisDomain:
 
     @property
     def _outside(self) -> list[int]:
-        """Listed numbers outside the range."""
+        """Numbers outside the range: listed ones, and those of `alone`."""
         if not self.spans:
             return []
         whole = self.spans[0]
@@ -231,6 +244,7 @@ class AxisDomain:
                 for each in self.spans
                 if each.low == each.high and not whole.low <= each.low <= whole.high
             }
+            | {*self.alone}
         )
 
     @cached_property
@@ -279,4 +293,18 @@ def axis_domain(
     own = [Span(each, each) for each in numbers]
     special = [*edges(whole, tiles, drawn.around), *ends, *own]
     spans = (whole, *special, *[whole] * (2 * len(special) // 3))
-    return AxisDomain(tuple(each for each in values if type(each) is not int), spans)
+    others = tuple(each for each in values if type(each) is not int)
+    return AxisDomain(others, spans, beyond(whole.high, drawn.alone, (*tiles, *drawn.around)))
+
+
+def beyond(high: int, most: int | None, tiles: Iterable[int]) -> tuple[int, ...]:
+    """Numbers above `high`, from the first past the largest tile or usual step to `most`.
+
+    Loops with the largest step below `most` make a second iteration, those with smaller steps make
+    several. Some thirty numbers; empty without `most`.
+    """
+    if most is None:
+        return ()
+    past = [step + 1 for step in (*tiles, *_STEPS) if high < step + 1 <= most]
+    first = max(past, default=high + 1)
+    return (*range(first, most, 1 + (most - first) // _BEYOND), most)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tlmatrix.fuzz.strategies.integers import Span, clip, edges, edges_of, related_span
+from tlmatrix.fuzz.strategies.integers import Span, beyond, clip, edges, edges_of, related_span
 from tlmatrix.spec.model.fuzz import Range
 
 if TYPE_CHECKING:
@@ -78,6 +78,18 @@ class Lengths:
     """Tiles at whose multiples sums and differences of queries and keys are put."""
     climbs: tuple[Requests, ...] = ()
     """Batches for profiles with `climbs`."""
+    alone: tuple[int, ...] = ()
+    """Numbers of sequences above `sequences`, of batches of the least lengths."""
+
+    @property
+    def least(self) -> tuple[int, int]:
+        """The queries and keys of the shortest sequence that is not empty."""
+        rows = self.queries[0]
+        queries = min(max(rows.low, 1), rows.high) if self.fixed is None else self.fixed
+        if self.keys is None:
+            return queries, queries
+        keys = key_span(self, self.whole, queries)
+        return queries, min(max(keys.low, 1), keys.high)
 
     def longest(self, side: int) -> int:
         """The largest number of queries (0) or keys (1) of a sequence."""
@@ -137,6 +149,7 @@ def lengths_of(
         requests=requests,
         tiles=tiles,
         climbs=climbs,
+        alone=beyond(fuzz.sequences.high, fuzz.alone, fuzz.around),
     )
 
 

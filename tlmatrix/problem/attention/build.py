@@ -5,6 +5,7 @@ Most relations only replace tensors, so their problems share the `Structure` of 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, repeat
@@ -18,7 +19,7 @@ from tlmatrix.problem.attention.inputs import cotangent_size, generate_operands
 from tlmatrix.problem.attention.names import CACHE_TENSORS
 from tlmatrix.problem.attention.placement import KVCache, Padding, kv_cache_dims, packed
 from tlmatrix.problem.attention.reference import Operands, Precision, Solution, attend
-from tlmatrix.problem.distributions import SPECIAL, choose_distribution
+from tlmatrix.problem.distributions import SPECIAL, choose_distribution, draw, generator
 from tlmatrix.problem.family import tile_sizes
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
 from tlmatrix.problem.storage import expandable, with_storage
@@ -154,8 +155,12 @@ class Structure:
 _ON_ACCELERATOR = 2**22
 """Multiplications of a forward pass from which an accelerator computes the reference of tensors on
 the CPU: below, launches and copies take longer than a core does."""
-_SHIFTED, _HALVES, _EXTREME = 0.05, 0.15, 0.06
+_SHIFTED, _HALVES, _EXTREME = 0.05, 0.15, 0.12
 """Shares of the cases with these distributions; extreme values are of float16 alone."""
+_STEEP = 16
+"""How much larger v is than k where gradients are extreme: else do would be the largest."""
+_POWERS = 12
+"""Most powers of two by which rounded dS may exceed the gradients."""
 _SEVERAL = 16
 """Keys of which weighted extreme values add up to more than float16 holds."""
 _MANY = 96
@@ -196,6 +201,37 @@ class Attention:
         setup = replace(self.setup, values={**self.setup.values, **values})
         structure = Structure(setup, replace(self.setting, **setting))
         return replace(self, structure=structure, operands=operands or self.operands)
+
+    def with_extreme_gradients(self) -> Attention:
+        """The case with gradients up to a quarter of the largest number of their dtype, or half.
+
+        All queries have one direction, and cotangents one sign, so that the terms of a row of dk
+        add up: before they are multiplied by a small softmax scale, sums are larger than the dtype
+        holds. A kernel may round P and dS, but not these.
+        """
+        operands = self.operands
+        assert operands.do is not None
+        dtype, source = operands.do.dtype, generator(self.setup.seed + 1)
+        q, k, v = (
+            draw("normal", source, each.shape, torch.float32).to(each.device) / 2
+            for each in (operands.q, operands.k, operands.v)
+        )
+        q, k, v = (each.to(dtype) for each in (q.abs(), k, v * _STEEP))
+        do = operands.do.abs() / cotangent_size(self.distribution, dtype)
+        largest = torch.finfo(dtype).max / 2
+        case = replace(self, operands=replace(operands, q=q, k=k, v=v, do=do))
+        stored = ("dq", "dk", "dv", *["dsink"] * (self.setting.sink_dtype == self.setting.dtype))
+        names = [name for name in stored if name in case.exact.values]
+        sizes = [case.exact.values[name] for name in names]
+        most = max((float(each.abs().max()) for each in (do, *sizes) if each.numel()), default=0.0)
+        power = math.floor(math.log2(largest / most)) if 0 < most < math.inf else 0
+        for _ in range(_POWERS):
+            scaled = replace(case, operands=replace(case.operands, do=do * 2.0**power))
+            if all(bool(scaled.low.values[name].isfinite().all()) for name in names):
+                break
+            power -= 1
+        # Half of it: dS may be larger in another kernel, which does not round P before.
+        return replace(case, operands=replace(case.operands, do=do * 2.0 ** (power - 1)))
 
     @cached_property
     def kv_cache(self) -> KVCache:
@@ -457,4 +493,15 @@ def attention_case(setup: CaseSetup, setting: Setting) -> Attention:
         number = cotangent_size(distribution, operands.do.dtype)
         do = expandable(setup.values.get("storage"), operands.do, number)
         operands = replace(operands, do=do)
-    return Attention(Structure(setup, setting), operands, distribution)
+    case = Attention(Structure(setup, setting), operands, distribution)
+    return case.with_extreme_gradients() if _has_extreme_gradients(case) else case
+
+
+def _has_extreme_gradients(case: Attention) -> bool:
+    """Whether gradients are near the largest number of the dtype: in half of `extreme` cases."""
+    return (
+        case.distribution == "extreme"
+        and case.setting.dtype == "float16"
+        and case.structure.differentiable
+        and bool(case.setup.seed % 2)
+    )

@@ -11,7 +11,7 @@ from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.dtypes import DTYPES
-from tlmatrix.problem.distributions import SAFE, explain_distribution
+from tlmatrix.problem.distributions import OF_PARTS, SAFE, explain_distribution
 from tlmatrix.problem.family import CaseSetup, compile_key, listed_axis_values
 from tlmatrix.problem.lint import declared, lint_arguments
 from tlmatrix.problem.name_table import DEVICE, VALUES, Document, names_of, storage
@@ -66,7 +66,7 @@ class DeclaredFamily:
     """Declared problems: inputs by shape and dtype, outputs by name, a reference in PyTorch."""
 
     optional_axes = names_of(PAGE.rows, "axis")
-    special_values = SAFE
+    special_values = (*SAFE, *OF_PARTS.values())
 
     def lint(self, spec: Spec) -> Iterable[Issue]:
         """See `Family.lint`; the spec loader checks names and dtypes."""

@@ -27,10 +27,11 @@ from tlmatrix.problem.declared.inputs import (
     packing_of,
     paging_of,
     sizes_of,
+    summed_dim,
 )
 from tlmatrix.problem.declared.operators import UNITS, TermSizes, suits_shift, term_sizes
 from tlmatrix.problem.declared.reference import reference_of
-from tlmatrix.problem.distributions import SAFE, choose_distribution, draw, generator
+from tlmatrix.problem.distributions import OF_PARTS, SAFE, choose_distribution, draw, generator
 from tlmatrix.problem.family import tile_sizes
 from tlmatrix.problem.lint import declared
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
@@ -47,6 +48,12 @@ if TYPE_CHECKING:
     from tlmatrix.spec.expr.expression import Expression
     from tlmatrix.spec.model.spec import DeclaredProblem, InputDecl
 
+_PARTS = 0.2
+"""The share of the cases of a sum whose halves cancel."""
+_TERMS = 16
+"""The fewest terms of such a sum."""
+_ROUNDED_TERMS = 0.3
+"""What the rounding of each term of such a sum costs, as a part of the usual allowance."""
 _SHIFTED = 0.2
 """The share of the cases of a softmax with `shifted` values."""
 
@@ -216,12 +223,18 @@ class Declared:
 
     @cached_property
     def cotangents(self) -> dict[str, torch.Tensor]:
-        """The cotangent of each output, N(0, 1) in its dtype; constant if storage is `expanded`."""
+        """The cotangent of each output, in its dtype; constant if storage is `expanded`.
+
+        N(0, 1), or all positive if the signs of the inputs make parts of sums cancel.
+        """
         if self.given_cotangents is not None:
             return dict(self.given_cotangents)
         source, storage = generator(self.seed ^ 0xC07A), self.setup.values.get("storage")
+        values = self.distribution if self.distribution in OF_PARTS.values() else "normal"
         generated = {
-            name: draw("normal", source, result.shape, self._dtype_of(name)).to(self.setup.device)
+            name: draw(values, source, result.shape, self._dtype_of(name), cotangent=True).to(
+                self.setup.device
+            )
             for name, result in self._results.items()
             if result.requires_grad
         }
@@ -260,10 +273,28 @@ class Declared:
             dtype,
             DTYPES[str(dtype)[6:]].roundoff + (self.reference.roundoff if self.reference else 0),
             magnitude=(lambda: self._term_sizes.largest[name]) if known else None,
-            spread=(lambda: self._term_sizes.spread[name]) if known else None,
+            spread=(lambda: self._spread(name)) if known else None,
             carried=lambda: self._carried.bound.get(name, none),
             carried_spread=lambda: self._carried.spread.get(name, none),
         )
+
+    def _spread(self, name: str) -> torch.Tensor:
+        """The spread of the terms of each element, less if it would hide parts kept in 16 bits.
+
+        If halves of a sum over a dimension that the result lacks cancel by construction, terms are
+        of one size, and parts of eight of them larger by the root of 8 than their spread. What
+        remains of it covers the rounding of each term. Results to which matrix products contribute
+        keep it, as kernels may round both operands.
+        """
+        spread, summed = self._term_sizes.spread[name], summed_dim(self.declaration)
+        if (
+            summed is None
+            or name not in summed.results
+            or self.distribution != OF_PARTS[summed.axis]
+            or (name in self._carried.bound and bool(self._carried.bound[name].any()))
+        ):
+            return spread
+        return spread * _ROUNDED_TERMS
 
     def _dims(self, name: str, shape: tuple[int, ...]) -> tuple[Dim, ...]:
         """The dimensions of a tensor, for findings."""
@@ -461,11 +492,22 @@ def declared_case(setup: CaseSetup) -> Declared:
     declaration = declared(setup.spec)
     reference = reference_of(setup, declaration)
     values = setup.values.get("values")
-    usual = choose_distribution(values, setup.seed, SAFE)
-    distribution = choose_distribution(values, setup.seed, SAFE, {"shifted": _SHIFTED})
+    parts = _sums_in_parts(setup, declaration)
+    usual = choose_distribution(values, setup.seed, SAFE, parts)
+    distribution = choose_distribution(values, setup.seed, SAFE, {**parts, "shifted": _SHIFTED})
     inputs = generate_inputs(setup, declaration, usual, setup.seed)
     case = Declared(setup, declaration, reference, inputs, usual, setup.seed)
     if distribution == usual or not case.suits_shift:
         return case
     inputs = generate_inputs(setup, declaration, distribution, setup.seed)
     return replace(case, inputs=inputs, distribution=distribution)
+
+
+def _sums_in_parts(setup: CaseSetup, declaration: DeclaredProblem) -> dict[str, float]:
+    """The distribution whose halves cancel in a sum that results are, with its share of cases."""
+    summed = summed_dim(declaration)
+    if summed is None:
+        return {}
+    path = ("problem", "inputs", summed.input, "shape")
+    (terms,) = sizes_of(setup, (summed.size,), path)
+    return {OF_PARTS[summed.axis]: _PARTS} if terms >= _TERMS else {}

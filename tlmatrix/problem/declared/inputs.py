@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from tlmatrix.dtypes import torch_dtype
-from tlmatrix.problem.distributions import draw, generator, poison_scale, uniform
+from tlmatrix.problem.distributions import OF_PARTS, draw, generator, poison_scale, uniform
 from tlmatrix.problem.model import Dim
 from tlmatrix.problem.paging import Paging
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 from tlmatrix.spec.importing import refuse
 from tlmatrix.spec.model.packed import call_of, is_packed, names_in, packed_lists
+from tlmatrix.spec.model.parts import OutputDecl
 from tlmatrix.spec.values import explain_lengths, sides_of
 
 if TYPE_CHECKING:
@@ -235,6 +236,7 @@ def generate_inputs(
     """
     source = generator(seed)
     inputs = {}
+    summed = summed_dim(declaration) if distribution in OF_PARTS.values() else None
     for index, (name, decl) in enumerate(declaration.inputs.items()):
         path = ("problem", "inputs", name)
         if decl.derived is not None:
@@ -244,11 +246,47 @@ def generate_inputs(
             except ValueError as error:
                 raise refuse(setup.spec, (*path, decl.derived[0]), str(error)) from error
         else:
-            made = _drawn(setup, decl, path, distribution, source, index)
+            # Of a sum in parts, the input that has opposite signs is drawn as the first.
+            number = index if summed is None else int(name != summed.input)
+            made = _drawn(setup, decl, path, distribution, source, number)
             paging = paging_of(declaration, decl.sizes, setup.values, setup.seed)
             made = made if paging is None else stale_pool(made, paging, setup.seed)
         inputs[name] = made.to(setup.device)
     return inputs
+
+
+@dataclass(frozen=True)
+class SummedDim:
+    """A dimension of an input that results lack: they are sums over it.
+
+    `axis` is 0 or -1, `size` what the spec declares, `results` are names of outputs and gradients.
+    """
+
+    input: str
+    axis: int
+    size: Expression | int
+    results: tuple[str, ...]
+
+
+def summed_dim(declaration: DeclaredProblem) -> SummedDim | None:
+    """The first dimension, or the last, of an input that some results lack; None without one.
+
+    Of results whose shapes are declared: gradients, and outputs with a `shape`.
+    """
+    inputs, outputs = declaration.inputs, declaration.outputs
+    shapes = {f"d{name}": decl.sizes for name, decl in inputs.items() if decl.grad}
+    if isinstance(outputs, Mapping):
+        declared = {n: d.shape for n, d in outputs.items() if isinstance(d, OutputDecl)}
+        shapes |= {name: shape for name, shape in declared.items() if shape is not None}
+    for axis in (0, -1):
+        for name, decl in inputs.items():
+            if decl.derived is not None or decl.between is not None or len(decl.sizes) < 2:
+                continue
+            size = decl.sizes[axis]
+            lacking = [n for n, sizes in shapes.items() if str(size) not in map(str, sizes)]
+            if lacking and not isinstance(size, int):
+                return SummedDim(name, axis, size, tuple(lacking))
+    return None
 
 
 def _drawn(

@@ -204,6 +204,7 @@ class DeclaredBatch(Batch):
         because: str,
         *,
         exact: bool = False,
+        rounded: Callable[[Sequence[Tensors]], Tensors] | None = None,
     ) -> Relation | None:
         """The relation for the results whose reference satisfies it; None if there are none.
 
@@ -221,7 +222,9 @@ class DeclaredBatch(Batch):
             found = left(mine)
             return {each: found[each] for each in found if each in names}
 
-        return super().relation(name, kind, lambda: others, some, right, because, exact=exact)
+        return super().relation(
+            name, kind, lambda: others, some, right, because, exact=exact, rounded=rounded
+        )
 
     def _satisfied(
         self,

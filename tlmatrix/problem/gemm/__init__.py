@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tlmatrix.problem.distributions import SPECIAL
 from tlmatrix.problem.family import BuiltInFamily
 from tlmatrix.problem.gemm.axes import NO_DTYPE, OPERANDS, PAGE, SIZES, GemmSetting
 
@@ -28,6 +29,7 @@ class GemmFamily(BuiltInFamily[GemmSetting]):
     page = PAGE
     required = dict.fromkeys(SIZES, "[64]")
     data_axes = frozenset({*SIZES, "values", "storage"})
+    special_values = (*SPECIAL, "cancelling")
     kept = ("dtype", "a_dtype", "b_dtype", "out_dtype")
 
     def lint_axes(self, spec: Spec) -> Iterator[Issue]:

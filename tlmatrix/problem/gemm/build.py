@@ -1,7 +1,8 @@
 """The problem of a matrix product: tensors, references, error bounds and relations.
 
 If k is sharded over ranks, each rank may round its partial sum to the dtype of the result, as in a
-16-bit reduce-scatter. An element is then a sum of one rounded term per rank; the terms may cancel.
+16-bit reduce-scatter, unless the tolerance of c says that parts are float32. An element is then a
+sum of one rounded term per rank; the terms may cancel.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ below the 14th of the largest are truncated. With M the sum of the terms' magnit
 at most 2**-13 M. If all terms have one sign, 32 terms lose half of it each: 16 * 2**-13 M, or 64
 units, for the second half of a step of 64. A kernel that adds steps of 64 in float32 stays within
 the bound; one that accumulates longer sums in the tensor cores does not."""
+
+_CANCELLING = 0.1
+"""The share of the cases whose halves of k cancel."""
+_TERMS = 16
+"""The fewest terms of such sums."""
 
 
 @dataclass(frozen=True)
@@ -179,9 +185,9 @@ class Gemm:
 
     @cached_property
     def _shares(self) -> tuple[torch.Tensor, ...]:
-        """The indices of k that each rank sums; empty unless k is sharded."""
+        """The indices of k whose sum each rank may round; empty unless k is sharded."""
         spec = self.setup.spec
-        if not has_ranks(spec):
+        if not has_ranks(spec) or spec.tolerance.for_tensor("c", "").parts == "float32":
             return ()
         problem = self.problem()
         shares = (rank_indices(spec, problem, name, "k") for name in ("a", "b"))
@@ -246,20 +252,24 @@ def _equal_signs(
 
 def gemm_case(setup: CaseSetup, setting: GemmSetting) -> Gemm:
     """The case with tensors generated from its seed."""
-    distribution = choose_distribution(setup.values.get("values"), setup.seed, SPECIAL)
+    own = {"cancelling": _CANCELLING} if setting.k >= _TERMS else {}
+    distribution = choose_distribution(setup.values.get("values"), setup.seed, SPECIAL, own)
     return generate_gemm(setup, setting, distribution, setup.seed)
 
 
 def generate_gemm(setup: CaseSetup, setting: GemmSetting, distribution: str, seed: int) -> Gemm:
     """The case with tensors generated from a distribution and a seed."""
     source = generator(seed)
+    # The halves of k cancel, which are rows of a stored transposed.
+    transposed = distribution == "cancelling" and setting.transpose_a
+    along_k = "halves" if transposed else distribution
     shapes = {"a": setting.shape_a, "b": setting.shape_b}
     dtypes = {"a": torch_dtype(setting.a_dtype), "b": torch_dtype(setting.b_dtype)}
     if setting.accumulate:
         shapes["c"], dtypes["c"] = (setting.m, setting.n), torch_dtype(setting.out_dtype)
     tensors = {
         name: (
-            draw(distribution, source, shape, dtypes[name], index=index)
+            draw(along_k if name == "a" else distribution, source, shape, dtypes[name], index=index)
             if dtypes[name].is_floating_point
             else random_integers(source, shape, dtypes[name])
         ).to(setup.device)

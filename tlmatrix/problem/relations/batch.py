@@ -259,6 +259,11 @@ class Batch(ABC):
 
             return LazyMapping(comparable(results[0]), joined)
 
+        def rounded(results: Sequence[Tensors]) -> Tensors:
+            first, second = results
+            summed = (name for name in first if name in self.summed and not self.along(name))
+            return {name: first[name].abs().double() + second[name].abs() for name in summed}
+
         return self.relation(
             "batch_split",
             "relations",
@@ -266,6 +271,7 @@ class Batch(ABC):
             left,
             together,
             f"the batch split before sequence {cut}, in two calls, must give the same results",
+            rounded=rounded,
         )
 
     def _extended(self) -> Relation | None:
@@ -290,6 +296,7 @@ class Batch(ABC):
         because: str,
         *,
         exact: bool = False,
+        rounded: Callable[[Sequence[Tensors]], Tensors] | None = None,
     ) -> Relation | None:
         """The relation of this batch to others; None if these cannot be composed."""
         try:
@@ -305,4 +312,5 @@ class Batch(ABC):
             lambda results: right(others, results),
             exact=exact,
             because=because,
+            rounded=rounded,
         )

@@ -248,6 +248,11 @@ class _UserRelation:
                     found[name] = tensor + second[name]  # Both parts contribute to this gradient.
             return found
 
+        def rounded(results: Sequence[Tensors]) -> Tensors:
+            first, second = results
+            summed = (name for name in first if name in of and not named.axes(name))
+            return {name: first[name].abs().double() + second[name].abs() for name in summed}
+
         def comparable(mine: Tensors) -> Tensors:
             return {name: mine[name] for name in mine if named.axes(name) or name in of}
 
@@ -259,6 +264,7 @@ class _UserRelation:
             ),
             left=comparable,
             right=together,
+            rounded=rounded,
         )
 
     def _part(self, dim: str, values: Mapping[str, Any], part: range, named: _NamedDim) -> Problem:

@@ -46,6 +46,7 @@ class Allowance(Model):
     mode: Literal["reference_relative"] = "reference_relative"
     factor: Positive = 2.0
     floor: Literal["auto"] | float = "auto"
+    parts: Literal["rounded", "float32"] = "rounded"
 
 
 class AllowanceChange(Model):
@@ -71,6 +72,13 @@ class AllowanceChange(Model):
         default=None,
         description="The least error bound. `auto`: the rounding error of the output.",
         examples=["auto", 1e-6],
+    )
+    parts: Literal["rounded", "float32"] | None = Field(
+        default=None,
+        description="What ranks add up in a GEMM whose k they share: parts `rounded` to the dtype "
+        "of the result (default), as a reduce-scatter in 16 bits does, or `float32` parts, so that "
+        "only the result is rounded.",
+        examples=["float32"],
     )
 
 

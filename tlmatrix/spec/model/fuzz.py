@@ -147,6 +147,16 @@ class FuzzLengths(Model):
         "lengths outside `length` if that is set.",
         examples=["traces/chat.csv", {"file": "traces/chat.jsonl", "q": "prompt_tokens"}],
     )
+    alone: Annotated[int, Field(strict=True, ge=1)] | None = Field(
+        default=None,
+        description="Some batches have more sequences, up to this number, of the least length.",
+        examples=[600],
+    )
+
+    @model_validator(mode="after")
+    def _beyond_the_range(self) -> FuzzLengths:
+        _check_alone(self.alone, self.sequences)
+        return self
 
     @property
     def keys(self) -> Range:
@@ -169,6 +179,19 @@ class FuzzLengths(Model):
             case "shorter":
                 return keys <= queries
         return True
+
+
+def _check_alone(alone: int | None, within: Range | None) -> None:
+    """Raise ValueError if `alone` is not above the range."""
+    if alone is None:
+        return
+    if within is None:
+        raise ValueError("has `alone`, but no range that it could be above; add range: 1..8")
+    if alone <= within.high:
+        raise ValueError(
+            f"has alone: {alone} within its range, which ends at {within.high}; write a larger "
+            "number, or leave it out"
+        )
 
 
 class FuzzAxis(ShortModel):
@@ -205,13 +228,29 @@ class FuzzAxis(ShortModel):
         description="Of a packed axis: the length of a sequence.",
         examples=["0..64"],
     )
+    alone: Annotated[int, Field(strict=True, ge=1)] | None = Field(
+        default=None,
+        description="Some cases have larger numbers, up to this one, while other sizes are at "
+        "their least: just past a tile or past the step of a loop. Of a packed axis: more "
+        "sequences.",
+        examples=[600],
+    )
+
+    @model_validator(mode="after")
+    def _beyond_the_range(self) -> FuzzAxis:
+        if self.lengths is None:
+            _check_alone(self.alone, self.range)
+        return self
 
     @property
     def lengths(self) -> FuzzLengths | None:
         """The batches of a packed axis; None for an axis of single values."""
         if self.sequences is None and self.length is None:
             return None
-        given = {"sequences": self.sequences, "length": self.length, "around": self.around}
+        given = {
+            "sequences": self.sequences, "length": self.length, "around": self.around,
+            "alone": self.alone,
+        }  # fmt: skip
         return FuzzLengths(**{key: value for key, value in given.items() if value is not None})
 
 
