@@ -122,7 +122,7 @@ class Code:
 def code(name: str) -> Code:
     make, arch, inputs, out = (KERNELS | WRONG)[name]
     func = make()
-    kernel, steps, functions = parsed(func, lower(func, arch, {}))
+    kernel, steps, functions = parsed(lower(func, arch, {}))
     torch.manual_seed(0)
     dtypes = [getattr(torch, str(func.buffer_map[p].dtype)) for p in func.params]
     values = [torch.randn(shape) for shape in inputs] + [torch.zeros(out)]

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.errors import InterpreterError, Unsupported
 from tlmatrix.interpreter.ir.read import saved
 from tlmatrix.interpreter.lowered.execution import function_of, run
-from tlmatrix.interpreter.lowered.lowering import LoweredKernel, lower, lowered_kernel
+from tlmatrix.interpreter.lowered.lowering import LoweredKernel, lowered_kernel
 from tlmatrix.interpreter.lowered.machine import Watching
 from tlmatrix.interpreter.reports import Report, ReportSet
 
 from .lowering_check import report
-from .programs import kept, lowered_key, written_at
+from .programs import kept, lowered, lowered_key, written_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ class DeviceCode:
         found = kept(
             lambda: lowered_key(saved(func), *about) + "-device",
             LoweredKernel,
-            lambda: lowered_kernel(func, lower(func, *about)),
+            lambda: lowered_kernel(lowered(func, *about)),
         )
         _dump(found)
         return found
