@@ -146,6 +146,8 @@ class Machine:
         watched: the sanitizers for which accesses are noted.
     """
 
+    _whole: tuple[Any, Array] = (None, np.zeros(0, np.int64))  # of the last mask
+
     def __init__(
         self,
         program: DeviceProgram,
@@ -227,10 +229,12 @@ class Machine:
         """
         if mask is None:
             return np.arange(self.count // WARP)
-        lanes = self.warps(mask)
-        if (lanes.any(-1) != lanes.all(-1)).any():
-            raise SynchronizationError(f"{what} by some lanes of a warp only")
-        return np.flatnonzero(lanes[:, 0])
+        if mask is not self._whole[0]:
+            lanes = self.warps(mask)
+            if (lanes.any(-1) != lanes.all(-1)).any():
+                raise SynchronizationError(f"{what} by some lanes of a warp only")
+            self._whole = mask, np.flatnonzero(lanes[:, 0])
+        return self._whole[1]
 
     # -- synchronization
 

@@ -132,12 +132,12 @@ def writes(
     places: Array,
     lanes: Array,
     width: int,
-    where: Array,
     raw: Array,
     site: int,
     unit: str = "",
 ) -> None:
     """Check a write against earlier accesses, and note it, before memory changes."""
+    where = view.all(places, width)
     shadow, clocks = _noted(m, view)
     units = _units(view, places, width)
     spread = np.broadcast_to(lanes, units.shape)
