@@ -316,17 +316,12 @@ def _tile(descriptors: Array, rows: int, k: int, size: int, k_major: bool) -> Ar
     row, column = np.arange(rows)[:, None], np.arange(k)[None, :]
     leading, stride, start = (each[:, None, None] for each in (leading, stride, start))
     if k_major:
-        byte = column * size
-        if mode:
-            offset = row // 8 * stride + row % 8 * span + byte % span + byte // span * leading
-        else:
-            offset = row // 8 * stride + row % 8 * 16 + byte // 16 * leading + byte % 16
+        line, byte = row, column * size
     else:
-        byte = row * size
-        if mode:
-            offset = byte % span + byte // span * leading + column % 8 * span + column // 8 * stride
-        else:
-            offset = byte % 16 + byte // 16 * stride + column % 8 * 16 + column // 8 * leading
+        line, byte = column, row * size
+        if not mode:  # then the offsets have each other's meaning
+            leading, stride = stride, leading
+    offset = line // 8 * stride + line % 8 * span + byte % span + byte // span * leading
     return swizzled(start + offset, mode)
 
 

@@ -137,7 +137,7 @@ class View:
             races.reads(self._machine, self, places, width, mask, site)
         if len(self._array) < width:
             return np.zeros((width, len(places)) if width > 1 else len(places), self._carrier)
-        return self.decoded(self._vectors(places, width))
+        return self.decoded(self.elements(places, width))
 
     def _whole(self, places: Array, width: int) -> tuple[Array, Array] | None:
         """Memory as vectors, and the places of some among them; None if it is not so divided."""
@@ -146,8 +146,8 @@ class View:
             return None
         return self.memory.typed(kind), places >> _POWERS[width]
 
-    def _vectors(self, places: Array, width: int) -> Array:
-        """Elements in a row from their first ones on: [lanes] or [width, lanes]."""
+    def elements(self, places: Array, width: int) -> Array:
+        """Elements in a row from places on, as memory has them: [lanes] or [width, lanes]."""
         whole = self._whole(places, width)
         if whole is None:
             found: Array = self._array[self.all(places, width)]
@@ -205,11 +205,6 @@ class View:
         else:
             raw = value.astype(self.kind, copy=False)
         return np.broadcast_to(raw, shape)
-
-    def raw(self, places: Any) -> Array:
-        """Elements by their places, as memory has them."""
-        found: Array = self._array[places]
-        return found
 
     def update(
         self,

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.ir.nodes import Location
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # that of a kernel is one object
 class DeviceProgram:
     """The generated program of a device function.
 

@@ -137,7 +137,6 @@ def writes(
     unit: str = "",
 ) -> None:
     """Check a write against earlier accesses, and note it, before memory changes."""
-    where = view.all(places, width)
     shadow, clocks = _noted(m, view)
     units = _units(view, places, width)
     spread = np.broadcast_to(lanes, units.shape)
@@ -146,7 +145,7 @@ def writes(
     after_reads = shadow.after_reads(clocks, flat, who)
     if not (after_write.all() and after_reads.all()):
         # What changes nothing harms nothing: threads often store one value to one place.
-        before, after = (np.ascontiguousarray(each) for each in (view.raw(where), raw))
+        before, after = (np.ascontiguousarray(each) for each in (view.elements(places, width), raw))
         changes = before.view(np.uint8) != after.view(np.uint8)
         changes = changes.reshape(width, len(places), -1).any((0, 2))
         changes = np.broadcast_to(changes, units.shape).ravel()
@@ -158,7 +157,7 @@ def writes(
         return
     several = shadow.wrote(clocks, flat, who, site)
     if several.any():
-        _written_together(m, view, lanes, where, raw, flat, site)
+        _written_together(m, view, lanes, view.all(places, width), raw, flat, site)
 
 
 def _written_together(
