@@ -54,16 +54,14 @@ class Units:
 
     def _committed(self, unit: str) -> Array:
         if unit not in self._ended:
-            clocks = self._machine.clocks
-            assert clocks is not None
+            clocks = self._machine.noted
             columns = clocks.groups if unit == "products" else clocks.warps
             self._ended[unit] = np.zeros((clocks.blocks, columns), np.int32)
         return self._ended[unit]
 
     def _columns(self, unit: str, mask: Any) -> Array:
         """Which of a unit are of warps that are switched on: [blocks, columns]."""
-        clocks = self._machine.clocks
-        assert clocks is not None
+        clocks = self._machine.noted
         active: Array = clocks.active(mask)
         if unit != "products":
             return active
@@ -75,8 +73,7 @@ class Units:
 
     def running(self, unit: str, lanes: Array) -> tuple[Array, Array]:
         """The agents that work for lanes, and the clocks of what they do now."""
-        clocks = self._machine.clocks
-        assert clocks is not None
+        clocks = self._machine.noted
         column = clocks.warp[lanes] // (4 if unit == "products" else 1)
         clock = self.next_group(unit)[clocks.block[lanes], column]
         if unit not in self._started:
@@ -117,8 +114,7 @@ class Units:
 
     def unfinished(self, unit: str) -> tuple[Array, Array]:
         """Blocks and warps that did not wait for what a unit of them does."""
-        clocks = self._machine.clocks
-        assert clocks is not None
+        clocks = self._machine.noted
         own = np.arange(clocks.warps)
         ended = clocks.known[:, own, getattr(clocks, unit) + own]
         found = np.nonzero(self._started.get(unit, ended) > ended)
@@ -179,6 +175,12 @@ class Machine:
         self.registers = Registers(self)
         self.progress = 0
         self.watched = watched
+
+    @property
+    def noted(self) -> Clocks:
+        """The clocks, where accesses are noted."""
+        assert self.clocks is not None
+        return self.clocks
 
     @cached_property
     def arena(self) -> Memory:
@@ -242,7 +244,8 @@ class Machine:
         """Wait at a named barrier of the block for `count` threads; 0 is `__syncthreads`."""
         active = self._lanes_of_blocks(mask)
         waits = self.named.arrive(number, count or self.threads, active, self._active(mask))
-        yield from self._until(lambda: self.named.passed(waits), f"barrier {number}")
+        while not self.named.passed(waits):
+            yield f"barrier {number}"
         self.progress += 1
         if self.clocks is not None:
             self.named.join(waits, self._active(mask))
@@ -264,11 +267,6 @@ class Machine:
             raise DeadlockError(
                 f"a barrier of {count or self.threads} threads is reached by {at} of a block"
             )
-
-    @staticmethod
-    def _until(done: Any, what: str) -> Generator[str, None, None]:
-        while not done():
-            yield what
 
     def warp_synchronized(self, mask: Any) -> None:
         """The lanes of each warp have waited for one another."""

@@ -221,25 +221,23 @@ class View:
         Returns the values that each lane found, or with `returns` off anything.
         """
         places, mask = self._placed(index, width, mask, site, "atomic")
-        shape = (width, len(places)) if width > 1 else places.shape
-        where = np.broadcast_to(self.all(places, width), shape)
-        operand = np.broadcast_to(np.asarray(operand), shape)
-        before = np.zeros(shape, self._carrier)
+        where = self.all(places, width)
+        operand = np.broadcast_to(np.asarray(operand), where.shape)
+        before = np.zeros(where.shape, self._carrier)
         on = np.ones(len(places), bool) if mask is None else np.asarray(mask)
         if self.memory.shadow is not None:
             races.updates(self._machine, self, places, width, on, site)
         flat, values = where[..., on], operand[..., on]
+        self._mark(places[on], width)
         if combine is np.add and self._codec is None and self.kind.kind in "fiu" and not returns:
             # Lanes that hit one element add in their order, as `ufunc.at` does.
             np.add.at(self._array, flat, values.astype(self.kind))
-        else:
-            found = np.empty(flat.shape, self._carrier)
-            for k in np.ndindex(flat.shape):
-                old = self.decoded(self._array[flat[k] : flat[k] + 1])[0]
-                found[k] = old
-                self._array[flat[k]] = self.encoded(combine(old, values[k]), (1,))[0]
-            before[..., on] = found
-        self._mark(places[on], width)
+            return before
+        found = np.empty(flat.shape, self._carrier)
+        for k in np.ndindex(flat.shape):
+            found[k] = old = self.decoded(self._array[flat[k] : flat[k] + 1])[0]
+            self._array[flat[k]] = self.encoded(combine(old, values[k]), (1,))[0]
+        before[..., on] = found
         return before
 
     def decoded(self, raw: Array) -> Array:

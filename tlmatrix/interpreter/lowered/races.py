@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 def _noted(m: Machine, view: View) -> tuple[Shadow, Clocks]:
     """The shadow of a view's memory and the clocks, where accesses are noted."""
     assert view.memory.shadow is not None
-    assert m.clocks is not None
-    return view.memory.shadow, m.clocks
+    return view.memory.shadow, m.noted
 
 
 def unit_reads(m: Machine, unit: str, lanes: Array, view: View, start: Array, site: int) -> None:

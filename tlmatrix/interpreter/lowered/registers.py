@@ -45,8 +45,7 @@ class Registers:
         self._fenced: Any = False
 
     def _array(self, name: str, size: int) -> _Array:
-        clocks = self._machine.clocks
-        assert clocks is not None
+        clocks = self._machine.noted
         if name not in self._arrays:
             shape = (size, clocks.blocks * clocks.groups)
             group, writes = np.zeros(shape, np.int32), np.zeros(shape, bool)
@@ -56,14 +55,12 @@ class Registers:
 
     def _groups(self, mask: Any) -> Array:
         """The numbers of the warp groups that are switched on."""
-        clocks = self._machine.clocks
-        assert clocks is not None
+        clocks = self._machine.noted
         return np.flatnonzero(clocks.active(mask)[:, ::4])
 
     def _ended(self, groups: Array) -> Array:
         """The groups of `wgmma` that warp groups know to have ended."""
-        clocks = self._machine.clocks
-        assert clocks is not None
+        clocks = self._machine.noted
         block, group = np.divmod(groups, clocks.groups)
         found: Array = clocks.known[block, group * 4, clocks.products + group]
         return found
