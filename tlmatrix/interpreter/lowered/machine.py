@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from .program import DeviceProgram
 
 
+_CHUNK = 16
+"""Bytes that a swizzle leaves together."""
+
+
 @dataclass(frozen=True)
 class Watching:
     """What is looked for while lanes run.
@@ -119,12 +123,6 @@ class Units:
         ended = clocks.known[:, own, getattr(clocks, unit) + own]
         found = np.nonzero(self._started.get(unit, ended) > ended)
         return found[0], found[1]
-
-
-def _first_of_each(row: Array) -> Array:
-    """Each of the numbers once, filled up with the first one to the length of the row."""
-    found = np.unique(row)
-    return np.concatenate([found, np.full(len(row) - len(found), found[0])])
 
 
 class Machine:
@@ -395,26 +393,27 @@ class Machine:
     def arena_elements(
         self, place: Array, block: Array, leaders: Array, dtype: str, site: int
     ) -> Array:
-        """Elements of shared memory that `wgmma` of warp groups reads, by bytes [groups, …]."""
-        kind = TILE_DTYPES[dtype]
-        end = self._shared_bytes - kind.bytes
+        """Elements of shared memory that `wgmma` of warp groups reads.
+
+        By the first bytes of chunks of 16 bytes, [groups, lines, chunks]; [groups, lines, …].
+        """
+        end = self._shared_bytes - _CHUNK
         view = View(self, "shared memory of wgmma", self.arena, dtype, 0)
         bad = (place < 0) | (place > end)
         if bad.any():
             group = int(np.flatnonzero(bad.any((1, 2)))[0])
             index = np.zeros(self.count, np.int64)
-            index[leaders[group]] = place[bad][0] // kind.bytes
+            index[leaders[group]] = place[bad][0] // view.itemsize
             lanes = np.zeros(self.count, bool)
             lanes[leaders[group]] = True
             findings.outside(self, view, index, lanes, 1, site, "read")
             place = np.clip(place, 0, max(end, 0))
         at = place + (block * self.stride)[:, None, None]
-        shadow = self.arena.shadow
-        if shadow is not None:
-            units = (at // shadow.size).reshape(len(at), -1)
-            units = np.stack([_first_of_each(row) for row in units])
-            races.unit_reads(self, "products", leaders, view, units * shadow.size, site)
-        return view.decoded(self.arena.typed(view.kind)[at // kind.bytes])
+        if self.arena.shadow is not None:
+            units = at.reshape(len(at), -1, 1) + np.arange(0, _CHUNK, self.arena.shadow.size)
+            races.unit_reads(self, "products", leaders, view, units.reshape(len(at), -1), site)
+        chunks = self.arena.typed(np.complex128)[at // _CHUNK]
+        return view.decoded(chunks.view(view.kind))
 
     # -- findings
 

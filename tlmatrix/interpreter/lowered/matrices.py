@@ -303,8 +303,11 @@ def wgmma_descriptor(view: View, index: Any, layout: int, leading: int, stride: 
     return address | fields | np.int64(np.uint64(layout << _LAYOUT).view(np.int64))
 
 
-def _tile(descriptors: Array, rows: int, k: int, size: int, k_major: bool) -> Array:
-    """Where the elements of matrices [rows, k] are in the arena: bytes, [matrices, rows, k]."""
+def _tile(descriptors: Array, lines: int, chunks: int, k_major: bool) -> Array:
+    """Where matrices are in the arena: of each chunk of 16 bytes the first, [matrices, lines, …].
+
+    Lines are rows of a matrix that is K-major, of others columns.
+    """
     start = (descriptors & 0x3FFF) << 4
     leading = (descriptors >> _LEADING & 0x3FFF) << 4
     stride = (descriptors >> _STRIDE & 0x3FFF) << 4
@@ -312,15 +315,11 @@ def _tile(descriptors: Array, rows: int, k: int, size: int, k_major: bool) -> Ar
     if len(modes) != 1:
         raise SynchronizationError("warp groups multiply matrices of different layouts at once")
     mode = _MODES[int(modes[0])]
+    if not (k_major or mode):  # then the offsets have each other's meaning
+        leading, stride = stride, leading
     span = 16 << mode  # bytes of a row of the layout
-    row, column = np.arange(rows)[:, None], np.arange(k)[None, :]
+    line, byte = np.arange(lines)[:, None], np.arange(chunks) * 16
     leading, stride, start = (each[:, None, None] for each in (leading, stride, start))
-    if k_major:
-        line, byte = row, column * size
-    else:
-        line, byte = column, row * size
-        if not mode:  # then the offsets have each other's meaning
-            leading, stride = stride, leading
     offset = line // 8 * stride + line % 8 * span + byte % span + byte // span * leading
     return swizzled(start + offset, mode)
 
@@ -352,10 +351,11 @@ def wgmma(
     block = m.block[leaders]
 
     def matrix(descriptor: Any, rows: int, dtype: str, k_major: bool) -> Array:
-        kind = TILE_DTYPES[dtype]
+        lines, elements = (rows, k) if k_major else (k, rows)
         chosen = np.broadcast_to(descriptor, (m.count,))[leaders]
-        place = _tile(chosen, rows, k, kind.bytes, k_major)
-        return m.arena_elements(place, block, leaders, dtype, site)
+        place = _tile(chosen, lines, elements * TILE_DTYPES[dtype].bytes // 16, k_major)
+        found = m.arena_elements(place, block, leaders, dtype, site)
+        return found if k_major else found.swapaxes(1, 2)
 
     if registers:
         fragment, at = first
