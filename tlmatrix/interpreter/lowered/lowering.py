@@ -67,17 +67,16 @@ class Lowered:
 
     def saved(self) -> str:
         """The JSON of all but the stages."""
-        from tilelang import tvm
+        from tvm_ffi.serialization import to_json_graph_str
 
-        parts = [self.func, self.host, self.device, self.inferred]
-        return str(tvm.ir.save_json(tvm.runtime.convert(parts)))
+        return str(to_json_graph_str([self.func, self.host, self.device, self.inferred]))
 
 
 def restored(text: str) -> Lowered:
     """What `Lowered.saved` gave the JSON of; its variables are no longer those of the caller."""
-    from tilelang import tvm
+    from tvm_ffi.serialization import from_json_graph_str  # `load_json` first looks for old forms
 
-    return Lowered(*tvm.ir.load_json(text))
+    return Lowered(*from_json_graph_str(text))
 
 
 def lower(func: Any, arch: str, configs: Mapping[str, Any], *, stages: bool = False) -> Lowered:
