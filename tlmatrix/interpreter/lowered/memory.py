@@ -65,6 +65,14 @@ class Memory:
         return self.data[: len(self.data) // size * size].view(kind)
 
 
+def _turns(places: Array) -> list[Array]:
+    """Indices of places, in parts of which each has no place twice, in their order."""
+    order = np.argsort(places, kind="stable")
+    first = np.flatnonzero(np.append(True, np.diff(places[order]) != 0))
+    turn = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
+    return [order[turn == k] for k in range(int(turn.max(initial=-1)) + 1)]
+
+
 class View:
     """Memory from some byte on, as elements of a dtype.
 
@@ -233,11 +241,11 @@ class View:
             # Lanes that hit one element add in their order, as `ufunc.at` does.
             np.add.at(self._array, flat, values.astype(self.kind))
             return before
-        found = np.empty(flat.shape, self._carrier)
-        for k in np.ndindex(flat.shape):
-            found[k] = old = self.decoded(self._array[flat[k] : flat[k] + 1])[0]
-            self._array[flat[k]] = self.encoded(combine(old, values[k]), (1,))[0]
-        before[..., on] = found
+        found, at, terms = np.empty(flat.size, self._carrier), flat.ravel(), values.ravel()
+        for turn in _turns(at):  # one lane after another at each element
+            old = found[turn] = self.decoded(self._array[at[turn]])
+            self._array[at[turn]] = self.encoded(combine(old, terms[turn]), old.shape)
+        before[..., on] = found.reshape(flat.shape)
         return before
 
     def decoded(self, raw: Array) -> Array:

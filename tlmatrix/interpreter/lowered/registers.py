@@ -41,6 +41,7 @@ class Registers:
     def __init__(self, machine: Machine) -> None:
         """No `wgmma` has started."""
         self._machine = machine
+        self._watched = machine.clocks is not None and not machine.threads % 128
         self._arrays: dict[str, _Array] = {}
         self._fenced: Any = False
 
@@ -102,11 +103,6 @@ class Registers:
                 self._machine, name, first, groups, running, site, action, other
             )
         array.accessed[rows, groups] = True
-
-    @property
-    def _watched(self) -> bool:
-        clocks = self._machine.clocks
-        return clocks is not None and not clocks.threads % 128
 
     def fence(self, mask: Any) -> None:
         """`wgmma.fence`: accesses so far come before what `wgmma` does."""
