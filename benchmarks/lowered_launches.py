@@ -131,7 +131,7 @@ def _launches(spec: Spec, arch: str) -> list[Recorded]:
                 problem = harness.problem(bound, spec, each, 0)
                 if not smoke and _size(problem.inputs.values()) > _MOST:
                     continue
-                with guarded(problem) as (own, _), backend.targeting(spec.architectures).active():
+                with guarded(problem) as (own, _):
                     execute(bound.binding, own)
             except Exception as error:  # noqa: BLE001 - sizes that the entry or its family refuses
                 reason = (str(error).splitlines() or [""])[0]
