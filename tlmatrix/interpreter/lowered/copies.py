@@ -87,6 +87,7 @@ def _tma_store(e: Emitter, call: ir.Call) -> Val:
     descriptor = e.descriptor(call.args[0])
     if descriptor is None:
         return _bulk_store(e, call, add)
+    e.written.add(descriptor)
     place, dtype, index = e.pointer(call.args[1])
     view = e.view(place, dtype)
     at = [e.expr(each).code for each in call.args[2:-2]]
@@ -102,7 +103,7 @@ def _bulk_store(e: Emitter, call: ir.Call, add: int) -> Val:
     """`tma_store(to, from, bytes, add, cache hint)`: bytes in a row."""
     target, source = e.pointer(call.args[0]), e.pointer(call.args[1])
     size = e.expr(call.args[2])
-    views = [e.view(place, dtype) for place, dtype, _ in (target, source)]
+    views = [e.view(*target[:2], writes=True), e.view(*source[:2])]
     e.line(
         f"bulk_store(m, {views[0]}, {target[2].code}, {views[1]}, {source[2].code}, {size.code}, "
         f"{bool(add)}, {e.mask}, {e.site()})"

@@ -85,6 +85,7 @@ class Emitter:
         handlers: what writes operations, by name.
         head: lines before the body.
         fixed: names of what they compute, by its code.
+        written: names of memory that it writes to.
     """
 
     def __init__(self, kernel: ir.Kernel, handlers: Mapping[str, Any]) -> None:
@@ -112,6 +113,7 @@ class Emitter:
         self._unit = _LARGEST_UNIT
         self._parameters: list[str] = []
         self.by_order = False
+        self.written: set[str] = set()
         self._multiplied = {each for node in walk(kernel.body) for each in _registers(node)}
         self._watched: set[str] = set()
         self._call = _Call(0, 0, "", "", "")
@@ -144,6 +146,7 @@ class Emitter:
             self._static,
             self.suspends,
             self.by_order,
+            frozenset(k for k, each in enumerate(self._parameters) if each in self.written),
         )
 
     def _parameter(self, parameter: ir.Var) -> None:
@@ -417,7 +420,7 @@ class Emitter:
         if place.kind == "local":
             self.store_local(place, buffer.dtype, index, max(width, value.width), value)
             return
-        view = self.view(place, buffer.dtype)
+        view = self.view(place, buffer.dtype, writes=True)
         if place.kind == "shared":
             self.note_vector(split(buffer.dtype)[0], width)
         self.line(f"{view}.store({index.code}, {value.code}, {width}, {self.mask}, {self.site()})")
@@ -578,9 +581,11 @@ class Emitter:
             raise self.refuse(f"a pointer into {base.name}")
         return replace(base, offset=base.offset + int(offset.value))
 
-    def view(self, place: Place, dtype: str) -> str:
+    def view(self, place: Place, dtype: str, *, writes: bool = False) -> str:
         """The name of a view of shared or global memory as elements of a dtype."""
         element, _ = split(dtype)
+        if writes:
+            self.written.add(place.code)
         key = (f"{place.kind} {place.name} {place.offset}", element)
         if place.kind not in ("shared", "global"):
             raise self.refuse(f"{place.name} as memory of a block")
@@ -611,6 +616,7 @@ class Emitter:
             place = self.place_of(node.args[2])
             numbers = [self.expr(each) for each in node.args]
             name = self.name("descriptor")
+            self.written.add(place.code)
             parts = ", ".join(n.code for n in (numbers[1], *numbers[3:]))
             self.head.append(f"{name} = tensor_map({place.code}, ({parts},))")
             return name

@@ -170,6 +170,9 @@ def _launch(
     if "races" in watching.sanitizers:
         warps = -(-math.prod(program.threads) // WARP)
         for memory in memories:  # what the launch before this one did is over
+            memory.shadow = None
+        for position in program.written:  # there is no race where nothing writes
+            memory = getattr(arguments[position], "memory", arguments[position])
             if memory.size:
                 count = memory.size // memory.itemsize
                 memory.shadow = Shadow(memory.itemsize, count, warps, several_blocks=True)

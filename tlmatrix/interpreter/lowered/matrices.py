@@ -61,11 +61,8 @@ def _ldmatrix(e: Emitter, call: ir.Call) -> Val:
         raise e.refuse(f"ptx_ldmatrix of {dtype} to {target.name}")
     view = e.view(source, dtype)
     e.note_vector(dtype, 16 // size)
-    found = e.name("rows")
-    e.line(
-        f"{found} = ldmatrix(m, {view}, {index.code}, {count}, {transposed}, {e.mask}, {e.site()})"
-    )
-    e.store_local(target, kind, start, count * 4 // size, Val(found, dtype))
+    code = f"ldmatrix(m, {view}, {index.code}, {count}, {transposed}, {e.mask}, {e.site()})"
+    e.store_local(target, kind, start, count * 4 // size, Val(code, dtype))
     return NOTHING
 
 

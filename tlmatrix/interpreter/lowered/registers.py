@@ -56,8 +56,7 @@ class Registers:
 
     def _groups(self, mask: Any) -> Array:
         """The numbers of the warp groups that are switched on."""
-        clocks = self._machine.noted
-        return np.flatnonzero(clocks.active(mask)[:, ::4])
+        return np.flatnonzero(self._machine.noted.active(mask)[:, ::4])
 
     def _ended(self, groups: Array) -> Array:
         """The groups of `wgmma` that warp groups know to have ended."""
