@@ -58,10 +58,10 @@ def device_parameters(kernel: ir.Kernel) -> list[ir.Var]:
 
 @dataclass(frozen=True)
 class _Call:
-    """A call for items of a list, the last line that was written if `line` lines are.
+    """A call for each item of a list, which was written as a line.
 
     Attributes:
-        line: lines with it.
+        line: how many lines there were with it.
         depth: of its indentation.
         head, items, tail: its code.
     """
@@ -229,9 +229,7 @@ class Emitter:
     def _gathered_loop(self, first: int, loop: str) -> None:
         """Make a loop that begins at a line and is one such call the items of one call."""
         call = self._call
-        if (call.line, call.depth) == (first + 2, self._depth + 1) and len(
-            self._lines
-        ) == call.line:
+        if (len(self._lines), call.line, call.depth) == (first + 2, first + 2, self._depth + 1):
             del self._lines[first:]
             self.gathered(call.head, f"*(t {loop} for t in ({call.items},))", call.tail)
 

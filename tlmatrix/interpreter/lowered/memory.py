@@ -134,7 +134,7 @@ class View:
                     findings.misaligned(machine, self, index, odd, size, site, action)
         return index + self._first, mask
 
-    def all(self, places: Array, width: int) -> Array:
+    def all_places(self, places: Array, width: int) -> Array:
         """The places of all elements of vectors: [width, lanes]."""
         return places if width == 1 else places + np.arange(width)[..., None]
 
@@ -158,7 +158,7 @@ class View:
         """Elements in a row from places on, as memory has them: [lanes] or [width, lanes]."""
         whole = self._whole(places, width)
         if whole is None:
-            found: Array = self._array[self.all(places, width)]
+            found: Array = self._array[self.all_places(places, width)]
             return found
         return whole[0][whole[1]].view(self.kind).reshape(-1, width).T
 
@@ -195,14 +195,14 @@ class View:
             races.writes(self._machine, self, places, lanes, width, raw, site, unit)
         whole = self._whole(places, width)
         if whole is None:
-            self._array[self.all(places, width)] = raw
+            self._array[self.all_places(places, width)] = raw
         else:
             whole[0][whole[1]] = np.ascontiguousarray(raw.T).view(whole[0].dtype)[:, 0]
         self._mark(places, width)
 
     def _mark(self, places: Array, width: int) -> None:
         if self.memory.written is not None:
-            self.memory.written[self.all(places, width) * self.itemsize] = True
+            self.memory.written[self.all_places(places, width) * self.itemsize] = True
 
     def encoded(self, value: Any, shape: Any) -> Array:
         """Values as the memory's own elements, broadcast to a shape."""
@@ -229,7 +229,7 @@ class View:
         Returns the values that each lane found, or with `returns` off anything.
         """
         places, mask = self._placed(index, width, mask, site, "atomic")
-        where = self.all(places, width)
+        where = self.all_places(places, width)
         operand = np.broadcast_to(np.asarray(operand), where.shape)
         before = np.zeros(where.shape, self._carrier)
         on = np.ones(len(places), bool) if mask is None else np.asarray(mask)

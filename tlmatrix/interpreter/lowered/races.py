@@ -156,7 +156,7 @@ def writes(
         return
     several = shadow.wrote(clocks, flat, who, site)
     if several.any():
-        _written_together(m, view, lanes, view.all(places, width), raw, flat, site)
+        _written_together(m, view, lanes, view.all_places(places, width), raw, flat, site)
 
 
 def _written_together(
