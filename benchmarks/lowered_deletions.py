@@ -91,10 +91,9 @@ def program(launch: Recorded, *, suspends: bool = False) -> LoweredKernel:
 def results(launch: Recorded) -> tuple[list[Any], list[str]]:
     """The arguments after a launch, and what sanitizers reported."""
     kernel, values, reports = program(launch), copied(launch.values), ReportSet()
-    functions = {name: function_of(each) for name, each in kernel.programs.items()}
-    for each in functions.values():
-        each.__globals__["trap"] = Trapped  # type: ignore[attr-defined]
-    run(kernel, values, functions, Watching(DEFAULT_SANITIZERS, reports, launch.kernel.name))
+    for each in kernel.programs.values():
+        function_of(each).__globals__["trap"] = Trapped  # type: ignore[attr-defined]
+    run(kernel, values, Watching(DEFAULT_SANITIZERS, reports, launch.kernel.name))
     return values, [f"{each.sanitizer}: {each.message}" for each in reports.reports()]
 
 

@@ -17,9 +17,10 @@ from tlmatrix.backend import backend_named
 from tlmatrix.backend.binding import execute
 from tlmatrix.check.guards import guarded
 from tlmatrix.interpreter.frontend.device_code import DeviceCode
+from tlmatrix.interpreter.frontend.programs import lowered
 from tlmatrix.interpreter.ir.read import saved
 from tlmatrix.interpreter.lowered.emit import Emitter
-from tlmatrix.interpreter.lowered.lowering import HANDLERS, LoweredKernel, lower, parsed
+from tlmatrix.interpreter.lowered.lowering import HANDLERS, LoweredKernel, parsed
 from tlmatrix.prove.launches import asked_cases, variants
 from tlmatrix.run.harness import Harness
 from tlmatrix.run.plan import plan
@@ -111,7 +112,7 @@ def _launches(spec: Spec, arch: str) -> list[Recorded]:
     def run(self: Any, values: Sequence[Any], session: Any) -> Any:
         key = hashlib.sha256(saved(self._func).encode()).hexdigest()
         if key not in found and smoke:
-            parts = parsed(self._func, lower(self._func, arch, self._configs))
+            parts = parsed(lowered(self._func, arch, self._configs))
             found[key] = Recorded(case, arch, *parts, tuple(copied(values)))
             programs = {f.name: Emitter(f, HANDLERS).program() for f in parts[2]}
             self.__dict__["code"] = LoweredKernel(*parts[:2], programs)
@@ -130,7 +131,7 @@ def _launches(spec: Spec, arch: str) -> list[Recorded]:
                 problem = harness.problem(bound, spec, each, 0)
                 if not smoke and _size(problem.inputs.values()) > _MOST:
                     continue
-                with backend.targeting(spec.architectures).active(), guarded(problem) as (own, _):
+                with guarded(problem) as (own, _):
                     execute(bound.binding, own)
             except Exception as error:  # noqa: BLE001 - sizes that the entry or its family refuses
                 reason = (str(error).splitlines() or [""])[0]

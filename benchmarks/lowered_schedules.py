@@ -192,21 +192,22 @@ def run_scheduled(kernel: LoweredKernel, values: Sequence[Any], schedule: Schedu
     Raises:
         DeadlockError: no warp can go on.
     """
-    functions = {name: execution.function_of(each) for name, each in kernel.programs.items()}
-    for function in functions.values():
-        function.__globals__.update(_REPLACED)  # type: ignore[attr-defined]
+    for each in kernel.programs.values():
+        execution.function_of(each).__globals__.update(_REPLACED)  # type: ignore[attr-defined]
     original = execution._run_blocks  # noqa: SLF001
 
     def run_blocks(
-        program: Any, function: Any, grid: Any, chosen: Any, shared: Any, arguments: Any, _: Any
+        program: Any, grid: Any, chosen: Any, shared: Any, arguments: Any, _: Any
     ) -> None:
         total = math.prod(grid)
         for number in sorted({0, total - 1} & set(chosen.tolist())):
-            _run_block(program, function, grid, number, shared, arguments, schedule)
+            _run_block(
+                program, execution.function_of(program), grid, number, shared, arguments, schedule
+            )
 
     execution._run_blocks = run_blocks  # noqa: SLF001
     try:
-        execution.run(kernel, values, functions, Watching(frozenset(), ReportSet(), ""))
+        execution.run(kernel, values, Watching(frozenset(), ReportSet(), ""))
     finally:
         execution._run_blocks = original  # noqa: SLF001
 

@@ -36,7 +36,7 @@ def product(
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_a_product_is_right_under_every_schedule(arch):
-    kernel, steps, functions = parsed(product, lower(product, arch, {}))
+    kernel, steps, functions = parsed(lower(product, arch, {}))
     programs = {}
     for function in functions:
         emitter = Emitter(function, HANDLERS)

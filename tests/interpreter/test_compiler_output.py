@@ -5,7 +5,7 @@ import os
 import tilelang.language as T
 from tilelang import tvm
 
-from tlmatrix.interpreter.frontend.lowered import lowered
+from tlmatrix.interpreter.frontend.programs import lowered
 from tlmatrix.interpreter.patching import without_warnings
 
 

@@ -13,7 +13,7 @@ import torch
 from jit_kernel import jit_kernel
 from tlmatrix import cache_files
 from tlmatrix.interpreter import interpret
-from tlmatrix.interpreter.frontend import alignment, programs
+from tlmatrix.interpreter.frontend import programs
 
 
 @pytest.fixture
@@ -102,13 +102,13 @@ def test_other_sources_of_the_interpreter_have_other_programs(folder, generated,
 @pytest.mark.parametrize("configs", [{}, {"tl.disable_safe_memory_legalize": True}])
 def test_a_kernel_is_lowered_once_for_its_options(folder, monkeypatch, configs):
     lowered = []
-    lower = alignment.lowered
+    lower = programs.lowering.lower
 
     def counted(func, arch, options):
         lowered.append(options)
         return lower(func, arch, options)
 
-    monkeypatch.setattr(alignment, "lowered", counted)
+    monkeypatch.setattr(programs.lowering, "lower", counted)
 
     def reports(options):
         n = T.dynamic("n")
@@ -129,6 +129,10 @@ def test_a_kernel_is_lowered_once_for_its_options(folder, monkeypatch, configs):
     assert "X begins 2 bytes after a multiple of 16" in found[0]
     assert len(lowered) == 1
     reports({"tl.disable_vectorize_256": True})
+    assert len(lowered) == 2
+    # What TileLang makes of it outlives a change of the interpreter.
+    monkeypatch.setattr(programs, "_interpreter", lambda: "changed")
+    assert found == reports(configs)
     assert len(lowered) == 2
 
 

@@ -9,7 +9,7 @@ from tilelang import tvm
 
 from jit_kernel import jit_kernel
 from tlmatrix.interpreter import interpret
-from tlmatrix.interpreter.frontend import device_code
+from tlmatrix.interpreter.lowered import lowering
 
 
 @jit_kernel(X="f32[n]", Y="f32[n]", threads=128)
@@ -46,8 +46,8 @@ def bytes_stored(monkeypatch):
             )
             return replace(right, device=device)
 
-        original = device_code.lower
-        monkeypatch.setattr(device_code, "lower", lower)
+        original = lowering.lower
+        monkeypatch.setattr(lowering, "lower", lower)
 
     return install
 

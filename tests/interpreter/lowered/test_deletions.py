@@ -12,7 +12,7 @@ from tlmatrix.interpreter.errors import DeadlockError, SynchronizationError, Uns
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import transform
 from tlmatrix.interpreter.lowered.emit import Emitter
-from tlmatrix.interpreter.lowered.execution import function_of, run
+from tlmatrix.interpreter.lowered.execution import run
 from tlmatrix.interpreter.lowered.lowering import HANDLERS, LoweredKernel, lower, parsed
 from tlmatrix.interpreter.lowered.machine import Watching
 from tlmatrix.interpreter.reports import DEFAULT_SANITIZERS, ReportSet
@@ -122,7 +122,7 @@ class Code:
 def code(name: str) -> Code:
     make, arch, inputs, out = (KERNELS | WRONG)[name]
     func = make()
-    kernel, steps, functions = parsed(func, lower(func, arch, {}))
+    kernel, steps, functions = parsed(lower(func, arch, {}))
     torch.manual_seed(0)
     dtypes = [getattr(torch, str(func.buffer_map[p].dtype)) for p in func.params]
     values = [torch.randn(shape) for shape in inputs] + [torch.zeros(out)]
@@ -134,11 +134,10 @@ def code(name: str) -> Code:
 def reports(found: Code) -> list[str]:
     """What the sanitizers report of a lowered kernel."""
     programs = {f.name: Emitter(f, HANDLERS).program() for f in found.functions}
-    functions = {name: function_of(program) for name, program in programs.items()}
     lowered = LoweredKernel(found.kernel, found.steps, programs)
     noted = ReportSet()
     values = [value.clone() for value in found.values]
-    run(lowered, values, functions, Watching(DEFAULT_SANITIZERS, noted, "kernel"))
+    run(lowered, values, Watching(DEFAULT_SANITIZERS, noted, "kernel"))
     return [f"{each.sanitizer}: {each.message}" for each in noted.reports()]
 
 

@@ -133,3 +133,21 @@ def test_tiles_that_blocks_add_to_one_place_by_tma_are_all_added():
         sum_of_tiles(5)(x, y)
     assert torch.equal(y, x.sum(0))
     assert run.reports == []
+
+
+@jit_kernel(X="f16[n]", Y="f16[4]")
+def sums_of_four(X, Y, n):
+    with T.Kernel(T.ceildiv(n, 128), threads=128) as block:
+        for i in T.Parallel(128):
+            if block * 128 + i < n:
+                T.atomic_add(Y[i // 2 % 4], X[block * 128 + i])
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_threads_add_to_a_half_one_after_another(arch):
+    x, y = torch.randint(-4, 5, (300,)).half(), torch.ones(4).half()
+    with interpret(arch=arch, lowered=True):
+        sums_of_four(300)(x, y)
+    assert torch.equal(
+        y, 1 + torch.stack([x[torch.arange(300) // 2 % 4 == k].sum() for k in range(4)])
+    )

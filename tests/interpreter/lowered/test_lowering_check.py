@@ -52,7 +52,7 @@ def broken_after(monkeypatch):
             device = with_factor(right.device, factor, 3.0)
             return replace(right, device=device, stages=(*right.stages[:at], *planted))
 
-        monkeypatch.setattr("tlmatrix.interpreter.frontend.device_code.lower", lower)
+        monkeypatch.setattr(lowering, "lower", lower)
         monkeypatch.setattr(lowering_check, "lower", lower)
 
     return install

@@ -100,7 +100,7 @@ def evaluate(node: Any, variables: Mapping[Any, Any]) -> Any:
     Raises:
         Unsupported: for a variable that has no value, and for what layouts do not contain.
     """
-    if isinstance(node, ir.IntImm):
+    if isinstance(node, ir.IntImm | ir.FloatImm | ir.StringImm):
         return node.value
     if isinstance(node, ir.Var):
         if node in variables:
@@ -124,7 +124,12 @@ def evaluate(node: Any, variables: Mapping[Any, Any]) -> Any:
         return np.logical_not(evaluate(node.a, variables))
     if isinstance(node, ir.Cast):
         return evaluate(node.value, variables)
+    if isinstance(node, ir.Select):
+        cases = (node.condition, node.true_value, node.false_value)
+        return np.where(*(evaluate(each, variables) for each in cases))
     name = node.op if isinstance(node, ir.Call) else type(node).__name__
+    if name == "tirx.if_then_else":
+        return np.where(*(evaluate(each, variables) for each in node.args))
     if name in BITS:
         return BITS[name](*(evaluate(a, variables) for a in node.args))
     raise Unsupported(f"the interpreter does not model {name} in a layout")

@@ -22,8 +22,8 @@ from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.interpreter.ir.walk import walk
 
-from .lowered import lowered, positions
-from .programs import kept, lowered_key
+from .lowered import positions
+from .programs import kept, lowered, lowered_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -195,17 +195,19 @@ def requirements(func: Any, arch: str, configs: Mapping[str, Any]) -> Requiremen
     """
 
     def needed() -> Requirements:
-        code = lowered(func, arch, configs)
-        return _needed(func, code) if code is not None else Requirements({}, {})
+        try:
+            return _needed(lowered(func, arch, configs))
+        except Unsupported:
+            return Requirements({}, {})
 
     return kept(lambda: lowered_key(saved(func), arch, configs), Requirements, needed)
 
 
-def _needed(func: Any, lowered: Lowered) -> Requirements:
+def _needed(code: Lowered) -> Requirements:
     """What the lowered code of a PrimFunc needs from its arguments."""
     from tilelang import tvm
 
-    tir = tvm.tirx
+    tir, func = tvm.tirx, code.func
     widths: dict[str, tuple[int, str]] = {}
 
     def need(name: str, size: int, what: str) -> None:
@@ -223,18 +225,18 @@ def _needed(func: Any, lowered: Lowered) -> Requirements:
             for name, size, what in _of_call(tir, node):
                 need(name, size, what)
 
-    for function in lowered.device.functions.values():
+    for function in code.device.functions.values():
         tvm.tirx.stmt_functor.post_order_visit(function.body, visit)
     named = {str(func.buffer_map[p].data.name): k for k, p in _buffers(func)}
     strides: dict[int, tuple[Any, ...]] = {}
-    for arguments in lowered.descriptors:
+    for arguments in code.descriptors:
         rank = int(arguments[3])
         for k in positions(func, [arguments[4]]):
             strides[k] = (*strides.get(k, ()), *arguments[5 + rank + 1 : 5 + 2 * rank])
             name = str(func.buffer_map[func.params[k]].data.name)
             need(name, TMA_BYTES, "a TMA descriptor")
     found = {named[name]: need for name, need in widths.items() if name in named}
-    taken = {str(p.name) for function in lowered.device.functions.values() for p in function.params}
+    taken = {str(p.name) for function in code.device.functions.values() for p in function.params}
     unused = frozenset(k for name, k in named.items() if name not in taken)
     return Requirements(found, strides, unused)
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.errors import InterpreterError, Unsupported
 from tlmatrix.interpreter.ir.read import saved
-from tlmatrix.interpreter.lowered.execution import function_of, run
-from tlmatrix.interpreter.lowered.lowering import LoweredKernel, lower, lowered_kernel
+from tlmatrix.interpreter.lowered.execution import run
+from tlmatrix.interpreter.lowered.lowering import LoweredKernel, lowered_kernel
 from tlmatrix.interpreter.lowered.machine import Watching
 from tlmatrix.interpreter.reports import Report, ReportSet
 
-from .lowering_check import report
-from .programs import kept, lowered_key, written_at
+from .lowering_check import Launch, report
+from .programs import kept, lowered, lowered_key, written_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from .session import Session
 
@@ -43,14 +43,10 @@ class DeviceCode:
         found = kept(
             lambda: lowered_key(saved(func), *about) + "-device",
             LoweredKernel,
-            lambda: lowered_kernel(func, lower(func, *about)),
+            lambda: lowered_kernel(lowered(func, *about)),
         )
         _dump(found)
         return found
-
-    @cached_property
-    def _functions(self) -> dict[str, Callable[..., Any]]:
-        return {name: function_of(each) for name, each in self.code.programs.items()}
 
     @property
     def by_order(self) -> bool:
@@ -67,7 +63,7 @@ class DeviceCode:
         reports = ReportSet()
         watching = Watching(session.sanitizers, reports, self.name)
         try:
-            run(self.code, values, self._functions, watching)
+            run(self.code, values, watching)
         except (Unsupported, InterpreterError) as error:
             where = f"\n  in kernel {self.name}, lowered for {self._arch}, {written_at(self._func)}"
             raise type(error)(f"{error}{where}") from error
@@ -83,7 +79,8 @@ class DeviceCode:
         """What `lowering_check` finds about a launch: arguments before, and after either run."""
         if self._compared:
             return []
-        found = report(self._func, self._arch, self._configs, names, before, source, lowered)
+        launch = Launch(self._func, self._arch, self._configs, names, before, source)
+        found = report(launch, lowered)
         self._compared = found is not None
         return [found] if found is not None else []
 

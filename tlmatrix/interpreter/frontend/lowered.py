@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,9 +28,10 @@ from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.interpreter.ir.rewrites import normalized
 from tlmatrix.interpreter.ir.walk import walk
-from tlmatrix.interpreter.lowered.lowering import Lowered, lower
 from tlmatrix.interpreter.reports import Report, source_line
 from tlmatrix.interpreter.sync.externs import is_modelled
+
+from .programs import lowered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.program import MemoryNeed
 
 
-# TileLang's lowered IR, and the parameters of which its host code makes TMA descriptors -----------
+# The parameters of which host code makes TMA descriptors ------------------------------------------
 #
 # CUDA has no descriptor of an empty tensor, and host code makes all descriptors of a kernel before
 # its first launch. Which copies become TMA is decided by TileLang's passes, by layouts, strides,
@@ -77,14 +79,6 @@ def _buffer(argument: Any) -> Any:
     return getattr(inner[0], "buffer", None) if inner else None
 
 
-def lowered(func: Any, arch: str, configs: Mapping[str, Any]) -> Lowered | None:
-    """What TileLang's passes make of a kernel; None if they cannot lower it."""
-    try:
-        return lower(func, arch, configs)
-    except Unsupported:
-        return None
-
-
 def positions(func: Any, bases: list[Any]) -> frozenset[int]:
     """The parameters that begin where one of the variables points to."""
     buffers = func.buffer_map
@@ -110,12 +104,13 @@ class LoweredCode:
     """The functions of a lowered kernel; none of one that TileLang cannot lower."""
 
     def __init__(self, func: Any, arch: str, configs: Mapping[str, Any]) -> None:
-        code = lowered(func, arch, configs)
         self._traced = normalized(read_all(saved(func)), is_modelled)
-        functions = code.device.functions.values() if code is not None else ()
-        self._kernels = [read_all(saved(function)) for function in functions]
-        inferred = code.inferred if code is not None else None
-        self._inferred = read_all(saved(inferred)) if inferred is not None else None
+        self._kernels, self._inferred = [], None
+        with suppress(Unsupported):
+            code = lowered(func, arch, configs)
+            self._kernels = [read_all(saved(each)) for each in code.device.functions.values()]
+            if code.inferred is not None:
+                self._inferred = read_all(saved(code.inferred))
 
     def is_unguarded(self, data: str, line: int) -> bool:
         """Whether several warps store to memory, by its name, at a line of the user's source.

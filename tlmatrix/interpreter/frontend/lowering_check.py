@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.interpreter.errors import InterpreterError, Unsupported
-from tlmatrix.interpreter.lowered.execution import function_of, run
+from tlmatrix.interpreter.lowered.execution import run
 from tlmatrix.interpreter.lowered.lowering import lower, stage_kernel
 from tlmatrix.interpreter.lowered.machine import Watching
 from tlmatrix.interpreter.reports import Report, ReportSet, element_name
@@ -53,6 +53,24 @@ class Difference:
     count: int
 
 
+@dataclass(frozen=True)
+class Launch:
+    """A launch of a kernel, as its source runs it.
+
+    Attributes:
+        func: the PrimFunc, which TileLang lowers for `arch` under `configs`.
+        names: of the parameters.
+        before, source: the arguments before the launch and after it.
+    """
+
+    func: Any
+    arch: str
+    configs: Mapping[str, Any]
+    names: Sequence[str]
+    before: Sequence[Any]
+    source: Sequence[Any]
+
+
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     """The bits of a tensor's elements, as integers."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -87,14 +105,10 @@ def difference(
     return Difference(name, index, values[0], values[1], values[2], len(places))
 
 
-def first_difference(
-    names: Sequence[str],
-    before: Sequence[Any],
-    source: Sequence[Any],
-    lowered: Sequence[Any],
-) -> Difference | None:
-    """The first parameter that differs, and where."""
-    for name, *values in zip(names, before, source, lowered, strict=True):
+def first_difference(launch: Launch, lowered: Sequence[Any]) -> Difference | None:
+    """The first parameter that `lowered` code leaves with another value, and where."""
+    arguments = launch.names, launch.before, launch.source, lowered
+    for name, *values in zip(*arguments, strict=True):
         if isinstance(values[0], torch.Tensor) and values[0].numel():
             found = difference(name, *values)
             if found is not None:
@@ -119,31 +133,23 @@ def copies(values: Sequence[Any]) -> list[Any]:
     return found
 
 
-def responsible(
-    func: Any,
-    arch: str,
-    configs: Mapping[str, Any],
-    names: Sequence[str],
-    before: Sequence[Any],
-    source: Sequence[Any],
-) -> tuple[str, str]:
+def responsible(launch: Launch) -> tuple[str, str]:
     """The last pass after which the code gives what the source does, and the first it does not.
 
     Of passes in which tiles are not yet threads the last one stands for all: "" for the first.
     """
     last, text = "", ""
-    for name, module in lower(func, arch, configs, stages=True).stages:
+    for name, module in lower(launch.func, launch.arch, launch.configs, stages=True).stages:
         if str(module) == text:
             continue
         text = str(module)
         try:
             kernel = stage_kernel(module)
-            after = copies(before)
-            functions = {key: function_of(each) for key, each in kernel.programs.items()}
-            run(kernel, after, functions, Watching(frozenset(), ReportSet(), kernel.kernel.name))
+            after = copies(launch.before)
+            run(kernel, after, Watching(frozenset(), ReportSet(), kernel.kernel.name))
         except (Unsupported, InterpreterError):
             continue
-        if first_difference(names, before, source, after) is not None:
+        if first_difference(launch, after) is not None:
             return last, name
         last = name
     return last, ""
@@ -177,28 +183,19 @@ assert got == expected or (got != got and expected != expected)
 '''
 
 
-def write_script(
-    func: Any,
-    arch: str,
-    configs: Mapping[str, Any],
-    found: Difference,
-    names: Sequence[str],
-    before: Sequence[Any],
-    source: Sequence[Any],
-    summary: str,
-) -> Path:
+def write_script(launch: Launch, found: Difference, summary: str) -> Path:
     """Write a script that shows a difference with TileLang alone; returns its path."""
     import tilelang
     from tilelang import tvm
 
-    text = str(tvm.ir.save_json(func))
+    text, arch = str(tvm.ir.save_json(launch.func)), launch.arch
     digest = hashlib.sha256(f"{arch} {text}".encode()).hexdigest()[:8]
-    folder = FOLDER / f"{func.attrs['global_symbol']}-{arch}-{digest}"
+    folder = FOLDER / f"{launch.func.attrs['global_symbol']}-{arch}-{digest}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "kernel.json").write_text(text)
     detached = [
         [v.detach() if isinstance(v, torch.Tensor) else v for v in values]
-        for values in (before, source)
+        for values in (launch.before, launch.source)
     ]
     torch.save({"arguments": detached[0], "expected": detached[1]}, folder / "tensors.pt")
     script = folder / "show.py"
@@ -207,30 +204,21 @@ def write_script(
             version=tilelang.__version__,
             arch=arch,
             summary=summary,
-            configs=dict(configs),
+            configs=dict(launch.configs),
             name=found.name,
-            position=list(names).index(found.name),
+            position=list(launch.names).index(found.name),
             index=found.index,
         )
     )
     return script
 
 
-def report(
-    func: Any,
-    arch: str,
-    configs: Mapping[str, Any],
-    names: Sequence[str],
-    before: Sequence[Any],
-    source: Sequence[Any],
-    lowered: Sequence[Any],
-) -> Report | None:
+def report(launch: Launch, lowered: Sequence[Any]) -> Report | None:
     """The finding about a launch of which source and lowered code differ; None if they agree."""
-    found = first_difference(names, before, source, lowered)
+    found = first_difference(launch, lowered)
     if found is None:
         return None
-    kernel = str(func.attrs["global_symbol"])
-    last, first = responsible(func, arch, configs, names, before, source)
+    last, first = responsible(launch)
     where = (
         f"the pass {first} brings it in" if first else f"it comes in after the pass {last or '?'}"
     )
@@ -238,16 +226,16 @@ def report(
         where = f"it is there as soon as tiles are threads ({first})"
     element = element_name(found.name, found.index)
     summary = f"{element} is {found.lowered:g} and the source gives {found.source:g}."
-    script = write_script(func, arch, configs, found, names, before, source, summary)
-    file, _, line = written_at(func).rpartition(":")
+    script = write_script(launch, found, summary)
+    file, _, line = written_at(launch.func).rpartition(":")
     message = (
-        f"lowered for {arch}, {element} is {found.lowered:g}, and the source gives "
+        f"lowered for {launch.arch}, {element} is {found.lowered:g}, and the source gives "
         f"{found.source:g} (before {found.before:g}): {where}"
     )
     hint = f"a fault in TileLang's lowering; {script} shows it with TileLang alone, on a GPU"
     return Report(
         "lowering",
-        kernel,
+        str(launch.func.attrs["global_symbol"]),
         file,
         int(line or 0),
         found.name,

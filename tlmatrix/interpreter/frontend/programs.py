@@ -25,6 +25,7 @@ from tlmatrix.interpreter import ops, runtime
 from tlmatrix.interpreter.errors import InterpreterError, Unsupported
 from tlmatrix.interpreter.generate import depends_on_arch, generate
 from tlmatrix.interpreter.ir.read import saved
+from tlmatrix.interpreter.lowered import lowering
 from tlmatrix.interpreter.patching import TRACING
 from tlmatrix.interpreter.program import Options
 from tlmatrix.interpreter.sync.externs import modelled
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import CodeType
 
+    from tlmatrix.interpreter.lowered.lowering import Lowered
     from tlmatrix.interpreter.program import Program
     from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 
@@ -93,9 +95,31 @@ def lowered_key(ir: str, arch: str, configs: Mapping[str, object]) -> str:
     return content_key(ir, "lowered", arch, _texts(configs))
 
 
+def lowered(func: Any, arch: str, configs: Mapping[str, Any]) -> Lowered:
+    """What TileLang's passes make of a kernel, which takes seconds; kept on disk.
+
+    It depends on TileLang and on the module that calls it, not on the rest of the interpreter.
+
+    Raises:
+        Unsupported: TileLang cannot lower the kernel.
+    """
+
+    def key() -> str:
+        import tilelang
+
+        passes = (sources_key(Path(lowering.__file__)), tilelang.__version__)
+        return _hash(saved(func), *passes, arch, _texts(configs))
+
+    return lowering.restored(kept(key, str, lambda: lowering.lower(func, arch, configs).saved()))
+
+
 def content_key(ir: str, *depends: object) -> str:
     """The name of the file of what follows from a kernel, the interpreter, and `depends`."""
-    return hashlib.sha256(f"{(_interpreter(), *depends)}\n{ir}".encode()).hexdigest()
+    return _hash(ir, _interpreter(), *depends)
+
+
+def _hash(ir: str, *depends: object) -> str:
+    return hashlib.sha256(f"{depends}\n{ir}".encode()).hexdigest()
 
 
 def _texts(configs: Mapping[str, object]) -> list[tuple[str, str]]:

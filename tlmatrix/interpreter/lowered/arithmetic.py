@@ -193,6 +193,22 @@ def pack16(low: Any, high: Any, dtype: str) -> Any:
     return parts[0] & 0xFFFF | (parts[1] & 0xFFFF) << 16
 
 
+def within(mask: Any, condition: Any) -> Any:
+    """The mask of those lanes of a mask of which a condition holds; None if these are all lanes."""
+    found = np.array(condition) if mask is None else mask & condition
+    return None if found.all() else found
+
+
+def some(mask: Any) -> bool:
+    """Whether a mask switches any lane on."""
+    return mask is None or bool(np.any(mask))
+
+
+def put(target: Array, value: Any, mask: Any) -> None:
+    """Store to elements of the lanes themselves."""
+    np.copyto(target, value, where=True if mask is None else mask, casting="unsafe")
+
+
 def get_local(m: Machine, memory: Array, index: Any) -> Array:
     """Elements that lanes index in memory of their own."""
     index = np.clip(np.asarray(index), 0, len(memory) - 1)
@@ -220,4 +236,17 @@ def put_local(m: Machine, memory: Array, index: Any, value: Any, mask: Any) -> N
     memory[index[on], lanes[on]] = value[on]
 
 
-FUNCTIONS = (narrowed, converted, dense, divide, spread, pack16, get_local, part, put_local)
+FUNCTIONS = (
+    narrowed,
+    converted,
+    dense,
+    divide,
+    spread,
+    pack16,
+    within,
+    some,
+    put,
+    get_local,
+    part,
+    put_local,
+)

@@ -9,7 +9,6 @@ what one of them did before the clock at which they last synchronized, the other
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -148,7 +147,6 @@ class Clocks:
         self.release(active)
 
 
-@dataclass
 class Shadow:
     """What is known of the accesses to some memory, for each unit of `size` bytes.
 
@@ -161,30 +159,20 @@ class Shadow:
             wrote last, and of the one that read; None of memory of one block.
     """
 
-    size: int
-    count: int
-    columns: int
-    several_blocks: bool = False
-    agent: Array = field(init=False)
-    lane: Array = field(init=False)
-    clock: Array = field(init=False)
-    site: Array = field(init=False)
-    reads: Array = field(init=False)
-    reader: Array = field(init=False)
-    seen: Array = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, size: int, count: int, columns: int, *, several_blocks: bool = False
+    ) -> None:
         """Nothing was accessed yet."""
-        self.agent = np.zeros(self.count, np.int16)
-        self.lane = np.full(self.count, -1, np.int32)
-        self.clock = np.zeros(self.count, np.int32)
-        self.site = np.zeros(self.count, np.int32)
-        self.reads = np.zeros((self.count, self.columns), np.int32)
-        self.reader = np.full(self.count, -1, np.int32)
-        self.seen = np.zeros(self.count, np.int32)
-        shared = self.several_blocks
-        self.writers = np.full(self.count, _NO_BLOCK, np.int32) if shared else None
-        self.readers = np.full(self.count, _NO_BLOCK, np.int32) if shared else None
+        self.size, self.count, self.columns = size, count, columns
+        self.agent = np.zeros(count, np.int16)
+        self.lane = np.full(count, -1, np.int32)
+        self.clock = np.zeros(count, np.int32)
+        self.site = np.zeros(count, np.int32)
+        self.reads = np.zeros((count, columns), np.int32)
+        self.reader = np.full(count, -1, np.int32)
+        self.seen = np.zeros(count, np.int32)
+        self.writers = np.full(count, _NO_BLOCK, np.int32) if several_blocks else None
+        self.readers = np.full(count, _NO_BLOCK, np.int32) if several_blocks else None
 
     # Arguments of these: units and the lanes that access them, arrays of one length.
 

@@ -87,6 +87,7 @@ def _tma_store(e: Emitter, call: ir.Call) -> Val:
     descriptor = e.descriptor(call.args[0])
     if descriptor is None:
         return _bulk_store(e, call, add)
+    e.written.add(descriptor)
     place, dtype, index = e.pointer(call.args[1])
     view = e.view(place, dtype)
     at = [e.expr(each).code for each in call.args[2:-2]]
@@ -102,7 +103,7 @@ def _bulk_store(e: Emitter, call: ir.Call, add: int) -> Val:
     """`tma_store(to, from, bytes, add, cache hint)`: bytes in a row."""
     target, source = e.pointer(call.args[0]), e.pointer(call.args[1])
     size = e.expr(call.args[2])
-    views = [e.view(place, dtype) for place, dtype, _ in (target, source)]
+    views = [e.view(*target[:2], writes=True), e.view(*source[:2])]
     e.line(
         f"bulk_store(m, {views[0]}, {target[2].code}, {views[1]}, {source[2].code}, {size.code}, "
         f"{bool(add)}, {e.mask}, {e.site()})"
@@ -144,11 +145,6 @@ class Descriptor:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int
-
-    @property
-    def size(self) -> int:
-        """Bytes that a copy moves."""
-        return math.prod(self.box) * self.itemsize
 
     @cached_property
     def _offsets(self) -> Array:
@@ -253,15 +249,28 @@ def tma_load(
     if not len(lanes):
         return
     offset, inside = descriptor.elements(places)
-    read = np.broadcast_to(lanes[:, None], inside.shape)[inside]
-    whole = View(m, descriptor.name, descriptor.memory, view.dtype)
-    races.bulk_read(m, whole, offset[inside], read, site)
     to = swizzled(starts[:, None] + descriptor.shared, descriptor.swizzle)
-    raw = _words(descriptor.memory.data, offset, inside, descriptor.itemsize)
+    _bring(m, descriptor.memory, offset, inside, lanes, view, to, barrier, site)
+
+
+def _bring(
+    m: Machine,
+    memory: Memory,
+    offset: Array,
+    inside: Array,
+    lanes: Array,
+    view: View,
+    to: Array,
+    barrier: Any,
+    site: int,
+) -> None:
+    """Copy elements to shared memory for lanes: offsets and places in bytes, [lanes, elements]."""
+    read = np.broadcast_to(lanes[:, None], inside.shape)[inside]
+    races.bulk_read(m, View(m, memory.name, memory, view.dtype), offset[inside], read, site)
+    raw = _words(memory.data, offset, inside, view.itemsize)
     number = np.broadcast_to(np.asarray(barrier), (m.count,))[lanes]
-    m.brought(lanes, number, descriptor.size, view, to, site)
-    memory = view.memory
-    memory.typed(raw.dtype)[to // descriptor.itemsize] = raw
+    m.brought(lanes, number, to.shape[1] * view.itemsize, view, to, site)
+    view.memory.typed(raw.dtype)[to // view.itemsize] = raw
 
 
 def _words(data: Array, offset: Array, inside: Array, size: int) -> Array:
@@ -291,44 +300,36 @@ def tma_store(
         return
     offset, inside = descriptor.elements(places)
     start = swizzled(starts[:, None] + descriptor.shared, descriptor.swizzle)
-    races.unit_reads(m, "stores", lanes, view, start, site)
-    size = descriptor.itemsize
-    raw = view.memory.typed(np.dtype(f"u{size}"))[start // size]
-    _put(m, descriptor.memory, offset, raw, inside, lanes, view, add, site)
+    _take(m, descriptor.memory, offset, inside, lanes, view, start, add, site)
 
 
-def _put(
+def _take(
     m: Machine,
     memory: Memory,
     offset: Array,
-    raw: Array,
     inside: Array,
     lanes: Array,
     view: View,
+    start: Array,
     add: bool,
     site: int,
 ) -> None:
-    """Write elements of boxes, or add to them: offsets in bytes are [boxes, elements]."""
-    if len(offset) > 1:  # boxes of several blocks may have elements in common
-        for k in range(len(offset)):
-            box = slice(k, k + 1)
-            _put(m, memory, offset[box], raw[box], inside[box], lanes[box], view, add, site)
-        return
-    lanes = np.broadcast_to(lanes[:, None], inside.shape)[inside]
-    offset, raw = offset[inside], raw[inside]
-    size = raw.itemsize
-    words = memory.typed(raw.dtype)
-    if add:
-        total = view.decoded(words[offset // size].view(view.kind)) + view.decoded(
-            raw.view(view.kind)
-        )
-        raw = view.encoded(total, total.shape).view(raw.dtype)
-    changes = words[offset // size] != raw
+    """Copy elements from shared memory for lanes, as `_bring` copies to it."""
+    races.unit_reads(m, "stores", lanes, view, start, site)
+    words = memory.typed(np.dtype(f"u{view.itemsize}"))
+    source = view.memory.typed(words.dtype)
     whole = View(m, memory.name, memory, view.dtype)
-    races.bulk_write(m, whole, offset, lanes, changes, add, site)
-    words[offset // size] = raw
-    if memory.written is not None:
-        memory.written[offset] = True
+    for k, box in enumerate(inside):  # boxes of several blocks may have elements in common
+        at, raw = offset[k, box], source[start[k, box] // view.itemsize]
+        places = at // view.itemsize
+        if add:
+            terms = (view.decoded(each.view(view.kind)) for each in (words[places], raw))
+            raw = view.encoded(sum(terms), raw.shape).view(raw.dtype)
+        changes = words[places] != raw
+        races.bulk_write(m, whole, at, np.full(len(at), lanes[k]), changes, add, site)
+        words[places] = raw
+        if memory.written is not None:
+            memory.written[at] = True
 
 
 _BULK = 16
@@ -362,21 +363,10 @@ def bulk_load(
         return
     _whole(m, source, start, size, lanes, site)
     _whole(m, target, to, size, lanes, site)
-    count = int(np.max(size))
     begins = np.broadcast_to(source.bytes_at(start), (m.count,))[lanes]
-    step = np.arange(0, count, target.itemsize)
-    read = np.broadcast_to(lanes[:, None], (len(lanes), len(step))).ravel()
-    whole = View(m, source.name, source.memory, target.dtype)
-    races.bulk_read(m, whole, (begins[:, None] + step).ravel(), read, site)
-    raw = _words(
-        source.memory.data,
-        begins[:, None] + step,
-        np.ones((len(lanes), len(step)), bool),
-        target.itemsize,
-    )
-    number = np.broadcast_to(np.asarray(barrier), (m.count,))[lanes]
-    m.brought(lanes, number, count, target, ends[:, None] + step, site)
-    target.memory.typed(raw.dtype)[(ends[:, None] + step) // target.itemsize] = raw
+    step = np.arange(0, int(np.max(size)), target.itemsize)
+    offset, inside = begins[:, None] + step, np.ones((len(lanes), len(step)), bool)
+    _bring(m, source.memory, offset, inside, lanes, target, ends[:, None] + step, barrier, site)
 
 
 def bulk_store(
@@ -398,11 +388,9 @@ def bulk_store(
     _whole(m, target, to, size, lanes, site)
     ends = np.broadcast_to(target.bytes_at(to), (m.count,))[lanes]
     step = np.arange(0, int(np.max(size)), source.itemsize)
-    places = begins[:, None] + step
-    races.unit_reads(m, "stores", lanes, source, places, site)
-    raw = source.memory.typed(np.dtype(f"u{source.itemsize}"))[places // source.itemsize]
-    inside = np.ones(raw.shape, bool)
-    _put(m, target.memory, ends[:, None] + step, raw, inside, lanes, source, add, site)
+    offset, inside = ends[:, None] + step, np.ones((len(lanes), len(step)), bool)
+    start = begins[:, None] + step
+    _take(m, target.memory, offset, inside, lanes, source, start, add, site)
 
 
 FUNCTIONS = (tensor_map, cp_async, tma_load, tma_store, bulk_load, bulk_store)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.dtypes import TILE_DTYPES
@@ -56,6 +56,23 @@ def device_parameters(kernel: ir.Kernel) -> list[ir.Var]:
     return list(found)
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A call for each item of a list, which was written as a line.
+
+    Attributes:
+        line: how many lines there were with it.
+        depth: of its indentation.
+        head, items, tail: its code.
+    """
+
+    line: int
+    depth: int
+    head: str
+    items: str
+    tail: str
+
+
 class Emitter:
     """Writes the source of one device function.
 
@@ -68,6 +85,7 @@ class Emitter:
         handlers: what writes operations, by name.
         head: lines before the body.
         fixed: names of what they compute, by its code.
+        written: names of memory that it writes to.
     """
 
     def __init__(self, kernel: ir.Kernel, handlers: Mapping[str, Any]) -> None:
@@ -95,8 +113,10 @@ class Emitter:
         self._unit = _LARGEST_UNIT
         self._parameters: list[str] = []
         self.by_order = False
+        self.written: set[str] = set()
         self._multiplied = {each for node in walk(kernel.body) for each in _registers(node)}
         self._watched: set[str] = set()
+        self._call = _Call(0, 0, "", "", "")
 
     # -- the whole
 
@@ -126,6 +146,7 @@ class Emitter:
             self._static,
             self.suspends,
             self.by_order,
+            frozenset(k for k, each in enumerate(self._parameters) if each in self.written),
         )
 
     def _parameter(self, parameter: ir.Var) -> None:
@@ -195,6 +216,22 @@ class Emitter:
             self.fixed[value.code] = name
             self.head.append(f"{name} = {value.code}")
         return replace(value, code=self.fixed[value.code])
+
+    def gathered(self, head: str, item: str, tail: str) -> None:
+        """Write a call for an item of a list, with others of the call right before this one."""
+        call, here = self._call, (len(self._lines), self._depth, head, tail)
+        if (call.line, call.depth, call.head, call.tail) == here:
+            self._lines.pop()
+            item = f"{call.items}, {item}"
+        self.line(f"{head}[{item}]{tail}")
+        self._call = _Call(len(self._lines), self._depth, head, item, tail)
+
+    def _gathered_loop(self, first: int, loop: str) -> None:
+        """Make a loop that begins at a line and is one such call the items of one call."""
+        call = self._call
+        if (len(self._lines), call.line, call.depth) == (first + 2, first + 2, self._depth + 1):
+            del self._lines[first:]
+            self.gathered(call.head, f"*(t {loop} for t in ({call.items},))", call.tail)
 
     # -- statements
 
@@ -283,20 +320,21 @@ class Emitter:
         name = self.name(node.loop_var.name)
         dtype, _ = split(node.loop_var.dtype)
         if low.uniform and extent.uniform:
-            first = self.let(low, "low")
-            self.line(f"for {name} in range({first.code}, {first.code} + {extent.code}):")
+            first, start = self.let(low, "low"), len(self._lines)
+            loop = f"for {name} in range({first.code}, {first.code} + {extent.code})"
+            self.line(f"{loop}:")
             self.values[node.loop_var] = Val(name, dtype, uniform=True)
             with self.indented():
                 self._statement(node.body)
+            self._gathered_loop(start, loop)
             return
         extent, low = self.let(extent, "extent"), self.let(low, "low")
         outer, inner = self.mask, self.name("on")
         step = self.name("step")
         self.line(f"for {step} in count():")
         with self.indented():
-            more = f"({step} < {extent.code})"
-            self.line(f"{inner} = {more if outer == 'None' else f'({outer} & {more})'}")
-            self.line(f"if not np.any({inner}):")
+            self.line(f"{inner} = within({outer}, {step} < {extent.code})")
+            self.line(f"if not some({inner}):")
             with self.indented():
                 self.line("break")
             self.line(f"{name} = {low.code} + {step}")
@@ -309,13 +347,13 @@ class Emitter:
 
     def _while(self, node: ir.While) -> None:
         outer, inner = self.mask, self.name("on")
-        self.line(f"{inner} = {'np.ones(m.count, bool)' if outer == 'None' else outer}")
+        self.line(f"{inner} = {outer}")
         self.line("while True:")
         with self.indented():
             self.mask = inner
             condition = self.expr(node.condition)
-            self.line(f"{inner} = {inner} & {condition.code}")
-            self.line(f"if not {inner}.any():")
+            self.line(f"{inner} = within({inner}, {condition.code})")
+            self.line(f"if not some({inner}):")
             with self.indented():
                 self.line("break")
             self._statement(node.body)
@@ -334,16 +372,16 @@ class Emitter:
             return
         condition = self.let(condition, "condition")
         outer = self.mask
-        cases = [(self.conjunction(outer, condition.code), node.then_case)]
+        cases = [(f"within({outer}, {condition.code})", node.then_case)]
         if node.else_case is not None:
-            cases.append((self.conjunction(outer, f"~{condition.code}"), node.else_case))
+            cases.append((f"within({outer}, ~{condition.code})", node.else_case))
         if len(cases) > 1 and self.suspends and any(_suspends(case) for _, case in cases):
             self._roles(cases)
         else:
             for code, case in cases:
                 name = self.name("on")
                 self.line(f"{name} = {code}")
-                self.line(f"if {name}.any():")
+                self.line(f"if some({name}):")
                 self.mask = name
                 with self.indented():
                     self._statement(case)
@@ -358,7 +396,7 @@ class Emitter:
             self.line(f"def {role}():")
             self.mask = mask
             with self.indented():
-                self.line(f"if not {mask}.any():")
+                self.line(f"if not some({mask}):")
                 with self.indented():
                     self.line("return")
                 self._statement(case)
@@ -366,11 +404,6 @@ class Emitter:
                 self.line("yield")
             roles.append(f"{role}()")
         self.line(f"yield from side_by_side(m, [{', '.join(roles)}])")
-
-    @staticmethod
-    def conjunction(mask: str, code: str) -> str:
-        """The code of the lanes of a mask of which a condition holds."""
-        return f"({code})" if mask == "None" else f"({mask} & {code})"
 
     def _store(self, node: ir.BufferStore) -> None:
         if node.predicate is not None:
@@ -385,7 +418,7 @@ class Emitter:
         if place.kind == "local":
             self.store_local(place, buffer.dtype, index, max(width, value.width), value)
             return
-        view = self.view(place, buffer.dtype)
+        view = self.view(place, buffer.dtype, writes=True)
         if place.kind == "shared":
             self.note_vector(split(buffer.dtype)[0], width)
         self.line(f"{view}.store({index.code}, {value.code}, {width}, {self.mask}, {self.site()})")
@@ -405,7 +438,7 @@ class Emitter:
         if self.mask == "None":
             self.line(f"{target}{'' if width == 1 else '[...]'} = {code}")
         else:
-            self.line(f"np.copyto({target}, {code}, where={self.mask}, casting='unsafe')")
+            self.line(f"put({target}, {code}, {self.mask})")
 
     def _uses(self, place: Place, index: Val, width: int, *, writes: bool) -> None:
         """Note an access to registers that `wgmma` uses as well."""
@@ -468,7 +501,7 @@ class Emitter:
         """What follows is evaluated for lanes of which a condition holds."""
         outer = self.mask
         name = self.name("on")
-        self.line(f"{name} = {self.conjunction(outer, condition)}")
+        self.line(f"{name} = within({outer}, {condition})")
         self.mask = name
         yield
         self.mask = outer
@@ -546,9 +579,11 @@ class Emitter:
             raise self.refuse(f"a pointer into {base.name}")
         return replace(base, offset=base.offset + int(offset.value))
 
-    def view(self, place: Place, dtype: str) -> str:
+    def view(self, place: Place, dtype: str, *, writes: bool = False) -> str:
         """The name of a view of shared or global memory as elements of a dtype."""
         element, _ = split(dtype)
+        if writes:
+            self.written.add(place.code)
         key = (f"{place.kind} {place.name} {place.offset}", element)
         if place.kind not in ("shared", "global"):
             raise self.refuse(f"{place.name} as memory of a block")
@@ -579,6 +614,7 @@ class Emitter:
             place = self.place_of(node.args[2])
             numbers = [self.expr(each) for each in node.args]
             name = self.name("descriptor")
+            self.written.add(place.code)
             parts = ", ".join(n.code for n in (numbers[1], *numbers[3:]))
             self.head.append(f"{name} = tensor_map({place.code}, ({parts},))")
             return name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import torch
 
 from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter import runtime
-from tlmatrix.interpreter.analysis.expressions import ARITHMETIC, COMPARISONS
+from tlmatrix.interpreter.analysis.expressions import evaluate
 from tlmatrix.interpreter.errors import EMPTY_GRID, DeadlockError, LaunchError, Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 
@@ -40,6 +41,7 @@ _FUNCTIONS = (
 )
 
 
+@lru_cache(maxsize=256)
 def function_of(program: DeviceProgram) -> Callable[..., Any]:
     """The function of a program's source."""
     names = {
@@ -52,15 +54,12 @@ def function_of(program: DeviceProgram) -> Callable[..., Any]:
     return found
 
 
-def run(
-    kernel: LoweredKernel, values: Sequence[Any], functions: Mapping[str, Any], watching: Watching
-) -> dict[str, Memory]:
+def run(kernel: LoweredKernel, values: Sequence[Any], watching: Watching) -> dict[str, Memory]:
     """Launch what the host code of a kernel launches, on its arguments.
 
     Args:
         kernel: the lowered kernel.
         values: an argument for each parameter of the kernel; tensors on the CPU.
-        functions: of the kernel's programs by name.
         watching: the sanitizers, and where findings go.
 
     Returns:
@@ -71,28 +70,22 @@ def run(
         InterpreterError: for what leaves nothing to go on with: a deadlock.
     """
     env, memories = _bound(kernel.kernel, values)
-    descriptors: dict[ir.Var, Descriptor] = {}
     with np.errstate(all="ignore"):
         for step in kernel.steps:
             if isinstance(step, ir.Bind):
                 if step.var not in env:
-                    found = _value(step.value, env)
-                    if found is not None:
-                        env[step.var] = found
+                    env[step.var] = _value(step.value, env)
             elif isinstance(step, DescriptorCall):
-                descriptors[step.variable] = _descriptor(step, env, memories)
+                env[step.variable] = _descriptor(step, env)
             else:
-                program = kernel.programs[step.function]
-                _launch(
-                    step, program, functions[step.function], env, memories, descriptors, watching
-                )
-    return {m.name: m for m in memories.values()}
+                _launch(step, kernel.programs[step.function], env, memories, watching)
+    return {m.name: m for m in memories}
 
 
-def _bound(kernel: ir.Kernel, values: Sequence[Any]) -> tuple[dict[Any, Any], dict[ir.Var, Memory]]:
-    """The variables of parameters, and the memory of tensors by the variable of their data."""
+def _bound(kernel: ir.Kernel, values: Sequence[Any]) -> tuple[dict[Any, Any], list[Memory]]:
+    """What parameters and variables of their shapes and data are, and the memory of tensors."""
     env: dict[Any, Any] = {}
-    memories: dict[ir.Var, Memory] = {}
+    memories: list[Memory] = []
     for parameter, value in zip(kernel.params, values, strict=True):
         buffer = kernel.buffer_map.get(parameter)
         if buffer is None:
@@ -100,7 +93,8 @@ def _bound(kernel: ir.Kernel, values: Sequence[Any]) -> tuple[dict[Any, Any], di
             floating = TILE_DTYPES[parameter.dtype].floating
             env[parameter] = np.float32(number) if floating else int(number)
             continue
-        memories[buffer.data] = memory_of(buffer, value)
+        memories.append(memory_of(buffer, value))
+        env[buffer.data] = memories[-1]
         if isinstance(value, torch.Tensor):
             extents = (*zip(buffer.shape, value.shape, strict=False),)
             strides = (*zip(buffer.strides, value.stride(), strict=False),)
@@ -140,52 +134,28 @@ def memory_of(buffer: ir.Buffer, value: Any) -> Memory:
 
 def _value(node: Any, env: Mapping[Any, Any]) -> Any:
     """The value of an expression of host code; None of what is no arithmetic of sizes."""
-    if isinstance(node, ir.IntImm | ir.FloatImm | ir.StringImm):
-        return node.value
     if isinstance(node, ir.Var):
         return env.get(node)
-    if isinstance(node, ir.Cast):
-        return _value(node.value, env)
-    if isinstance(node, ir.Select) or (
-        isinstance(node, ir.Call) and node.op == "tirx.if_then_else"
-    ):
-        parts = (
-            node.args
-            if isinstance(node, ir.Call)
-            else (node.condition, node.true_value, node.false_value)
-        )
-        condition = _value(parts[0], env)
-        return None if condition is None else _value(parts[1 if condition else 2], env)
-    if isinstance(node, ir.Binary):
-        a, b = _value(node.a, env), _value(node.b, env)
-        if a is None or b is None:
-            return None
-        if isinstance(node, ir.Compare):
-            return bool(COMPARISONS[node.symbol](a, b))
-        if isinstance(node, ir.And | ir.Or):
-            return (a and b) if isinstance(node, ir.And) else (a or b)
-        return int(ARITHMETIC[type(node)](a, b))
-    return None
+    try:
+        return np.asarray(evaluate(node, env)).item()
+    except Unsupported:
+        return None
 
 
-def _descriptor(
-    call: DescriptorCall, env: Mapping[Any, Any], memories: Mapping[ir.Var, Memory]
-) -> Descriptor:
+def _descriptor(call: DescriptorCall, env: Mapping[Any, Any]) -> Descriptor:
     """The tensor map of a call: dtype, rank, address, shape, strides, box, steps, …."""
-    _, rank, address, *rest = call.arguments
-    numbers = [_value(each, env) for each in rest]
-    if None in numbers or address not in memories:
+    _, *numbers = (_value(each, env) for each in call.arguments)
+    if None in numbers:
         raise Unsupported(f"the descriptor {call.variable.name} in lowered host code")
-    return tensor_map(memories[address], (int(rank.value), *numbers))
+    rank, memory, *rest = numbers
+    return tensor_map(memory, (rank, *rest))
 
 
 def _launch(
     step: Launch,
     program: DeviceProgram,
-    function: Callable[..., Any],
     env: Mapping[Any, Any],
-    memories: Mapping[ir.Var, Memory],
-    descriptors: Mapping[ir.Var, Descriptor],
+    memories: Sequence[Memory],
     watching: Watching,
 ) -> None:
     """Run one launch, some blocks at a time."""
@@ -194,20 +164,15 @@ def _launch(
         raise LaunchError.of(watching.kernel, EMPTY_GRID, f"grid {grid}")
     shared = 0 if step.shared_bytes is None else int(_value(step.shared_bytes, env))
     shared = max(shared, program.shared_bytes)
-    arguments: list[Any] = []
-    for each in step.arguments:
-        if isinstance(each, ir.Var) and each in memories:
-            arguments.append(memories[each])
-        elif isinstance(each, ir.Var) and each in descriptors:
-            arguments.append(descriptors[each])
-        else:
-            found = _value(each, env)
-            if found is None:
-                raise Unsupported(f"an argument of {step.function} in lowered host code")
-            arguments.append(found)
+    arguments = [_value(each, env) for each in step.arguments]
+    if any(each is None for each in arguments):
+        raise Unsupported(f"an argument of {step.function} in lowered host code")
     if "races" in watching.sanitizers:
         warps = -(-math.prod(program.threads) // WARP)
-        for memory in memories.values():  # what the launch before this one did is over
+        for memory in memories:  # what the launch before this one did is over
+            memory.shadow = None
+        for position in program.written:  # there is no race where nothing writes
+            memory = getattr(arguments[position], "memory", arguments[position])
             if memory.size:
                 count = memory.size // memory.itemsize
                 memory.shadow = Shadow(memory.itemsize, count, warps, several_blocks=True)
@@ -215,12 +180,11 @@ def _launch(
     together = max(1, _LANES // math.prod(program.threads))
     for first in range(0, total, together):
         chosen = np.arange(first, min(first + together, total))
-        _run_blocks(program, function, grid, chosen, shared, arguments, watching)
+        _run_blocks(program, grid, chosen, shared, arguments, watching)
 
 
 def _run_blocks(
     program: DeviceProgram,
-    function: Callable[..., Any],
     grid: tuple[int, ...],
     chosen: Any,
     shared: int,
@@ -228,11 +192,10 @@ def _run_blocks(
     watching: Watching,
 ) -> None:
     machine = Machine(program, grid, chosen, shared, watching)
-    running = function(machine, *arguments)
-    if program.suspends:
-        before = -1
-        for what in running:
-            if machine.progress == before:
-                raise DeadlockError(f"no thread can go on: {what}")
-            before = machine.progress
+    running = function_of(program)(machine, *arguments)
+    before = -1
+    for what in running if program.suspends else ():
+        if machine.progress == before:
+            raise DeadlockError(f"no thread can go on: {what}")
+        before = machine.progress
     findings.finish(machine)

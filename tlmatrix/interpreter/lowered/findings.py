@@ -44,16 +44,15 @@ def race(
     """Report an access by a lane that nothing orders with the last other one to its unit."""
     if "races" not in m.watched:
         return
-    shadow, clocks = view.memory.shadow, m.clocks
+    shadow = view.memory.shadow
     assert shadow is not None
-    assert clocks is not None
     if other == "write":
         before, their, agent = shadow.site[unit], shadow.lane[unit], int(shadow.agent[unit])
     else:
         before, their, agent = shadow.seen[unit], shadow.reader[unit], 0
     mine = who(m, lane)
     within = view.memory.scope == "shared" or _in_block(m, shadow, unit, lane, other)
-    asynchronous = other == "write" and agent >= clocks.warps
+    asynchronous = other == "write" and agent >= m.noted.warps
     if asynchronous:
         theirs = _unit_name(m, agent)
     elif their == lane:  # it accessed the unit after the access that the report is about
@@ -96,8 +95,7 @@ def late_races(
 def _in_block(m: Machine, shadow: Shadow, unit: int, lane: int, other: str) -> bool:
     """Whether the other access to a unit of global memory is of the same block."""
     blocks = shadow.writers if other == "write" else shadow.readers
-    assert m.clocks is not None
-    return blocks is None or int(blocks[unit]) == int(m.clocks.number[lane])
+    return blocks is None or int(blocks[unit]) == int(m.noted.number[lane])
 
 
 def who(m: Machine, lane: int) -> str:
@@ -110,11 +108,9 @@ def who(m: Machine, lane: int) -> str:
 
 
 def _unit_name(m: Machine, agent: int) -> str:
-    clocks = m.clocks
-    assert clocks is not None
-    if agent >= clocks.barriers:
+    if agent >= m.noted.barriers:
         return "a copy that an mbarrier completes"
-    if agent >= clocks.copies:
+    if agent >= m.noted.copies:
         return "cp.async"
     return "an asynchronous unit"
 
@@ -123,23 +119,10 @@ def outside(
     m: Machine, view: View, index: Array, bad: Array, width: int, site: int, action: str
 ) -> None:
     """Report accesses out of bounds, which are not made."""
-    if "bounds" not in m.watching.sanitizers:
-        return
-    lane = int(np.flatnonzero(bad)[0])
-    place = (int(index[lane]),)
     size = (view.memory.size - view.offset) // view.itemsize
     vector = f" of {width} elements" if width > 1 else ""
-    report(
-        m,
-        "bounds",
-        view.name,
-        place,
-        lane,
-        site,
-        f"{action}{vector} at {element_name(view.name, place)} by {who(m, lane)}, outside "
-        f"its {size} elements",
-        int(bad.sum()),
-    )
+    message = f"{action}{vector} at {{}}, outside its {size} elements"
+    _first_access(m, "bounds", view, index, bad, site, message)
 
 
 def misaligned(
@@ -153,22 +136,21 @@ def misaligned(
     unit: int = 0,
 ) -> None:
     """Report vector accesses that the device refuses, or copies of whole units of bytes."""
-    if "alignment" not in m.watching.sanitizers:
+    what = "of which the size or the place" if unit else "which"
+    message = f"{action} of {size} bytes at {{}}, {what} is not a multiple of {unit or size} bytes"
+    _first_access(m, "alignment", view, index, bad, site, message)
+
+
+def _first_access(
+    m: Machine, sanitizer: str, view: View, index: Array, bad: Array, site: int, message: str
+) -> None:
+    """Report the first bad access of lanes; its element and its lane are in place of {}."""
+    if sanitizer not in m.watching.sanitizers:
         return
     lane = int(np.flatnonzero(bad)[0])
     place = (int(index[lane]),)
-    report(
-        m,
-        "alignment",
-        view.name,
-        place,
-        lane,
-        site,
-        f"{action} of {size} bytes at {element_name(view.name, place)} by {who(m, lane)}, "
-        f"{'of which the size or the place' if unit else 'which'} is not a multiple of "
-        f"{unit or size} bytes",
-        int(bad.sum()),
-    )
+    message = message.format(f"{element_name(view.name, place)} by {who(m, lane)}")
+    report(m, sanitizer, view.name, place, lane, site, message, int(bad.sum()))
 
 
 def outside_local(m: Machine, name: str, first: int, width: int, size: int, site: int) -> None:
@@ -183,9 +165,8 @@ def unordered_registers(
 ) -> None:
     """Report the first late access to registers of `wgmma`: [elements from `low`, groups]."""
     if "races" in m.watched:
-        assert m.clocks is not None
         row, k = (int(each[0]) for each in np.nonzero(late))
-        block, number = divmod(int(groups[k]), m.clocks.groups)
+        block, number = divmod(int(groups[k]), m.noted.groups)
         place = (low + row,)
         message = (
             f"{action} of {element_name(name, place)}, in registers of warp group {number}, which "

@@ -40,20 +40,43 @@ class Lowered:
     """A PrimFunc after TileLang's passes.
 
     Attributes:
+        func: the PrimFunc.
         host: the IRModule of the function that launches kernels.
         device: the IRModule of the functions that run on a GPU.
-        descriptors: the arguments of each TMA descriptor that host code makes: name, descriptor,
-            dtype, rank, address of the tensor, shape, strides in bytes, ...
         inferred: the PrimFunc with the layouts of its fragments.
         stages: the names of passes that lower tiles to threads and later ones, each with the
             IRModule after it, if they were asked for.
     """
 
+    func: Any
     host: Any
     device: Any
-    descriptors: tuple[Any, ...]
     inferred: Any
     stages: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def descriptors(self) -> list[Any]:
+        """The arguments of each TMA descriptor that host code makes.
+
+        They are: name, descriptor, dtype, rank, address of the tensor, shape, strides in bytes, ...
+        """
+        found: list[Any] = []
+        for function in self.host.functions.values():
+            found += (function.attrs or {}).get("tma_descriptor_args", {}).values()
+        return found
+
+    def saved(self) -> str:
+        """The JSON of all but the stages."""
+        from tvm_ffi.serialization import to_json_graph_str
+
+        return str(to_json_graph_str([self.func, self.host, self.device, self.inferred]))
+
+
+def restored(text: str) -> Lowered:
+    """What `Lowered.saved` gave the JSON of; its variables are no longer those of the caller."""
+    from tvm_ffi.serialization import from_json_graph_str  # `load_json` first looks for old forms
+
+    return Lowered(*from_json_graph_str(text))
 
 
 def lower(func: Any, arch: str, configs: Mapping[str, Any], *, stages: bool = False) -> Lowered:
@@ -90,10 +113,7 @@ def lower(func: Any, arch: str, configs: Mapping[str, Any], *, stages: bool = Fa
         raise Unsupported(
             f"TileLang cannot lower it for {arch}: {type(error).__name__}: {lines[-1]}"
         ) from error
-    made: list[Any] = []
-    for function in host.functions.values():
-        made += (function.attrs or {}).get("tma_descriptor_args", {}).values()
-    return Lowered(host, device, tuple(made), inferred[-1] if inferred else None, tuple(after))
+    return Lowered(func, host, device, inferred[-1] if inferred else None, tuple(after))
 
 
 def _backend_context(target: Any) -> Any:
@@ -148,18 +168,18 @@ class LoweredKernel:
     programs: dict[str, DeviceProgram]
 
 
-def lowered_kernel(func: Any, code: Lowered) -> LoweredKernel:
+def lowered_kernel(code: Lowered) -> LoweredKernel:
     """The programs of a lowered kernel.
 
     Raises:
         Unsupported: for an operation that is not modelled; names it and its line.
     """
-    kernel, steps, functions = parsed(func, code)
+    kernel, steps, functions = parsed(code)
     programs = {f.name: Emitter(f, HANDLERS).program() for f in functions}
     return LoweredKernel(kernel, steps, programs)
 
 
-def parsed(func: Any, code: Lowered) -> tuple[ir.Kernel, tuple[Any, ...], list[ir.Kernel]]:
+def parsed(code: Lowered) -> tuple[ir.Kernel, tuple[Any, ...], list[ir.Kernel]]:
     """The traced kernel, the steps of its host code, and its device functions.
 
     Raises:
@@ -171,7 +191,7 @@ def parsed(func: Any, code: Lowered) -> tuple[ir.Kernel, tuple[Any, ...], list[i
     if len(hosts) != 1:
         raise Unsupported(f"{len(hosts)} host functions in lowered code")
     names = [[str(p) for p in f.attrs["tirx.kernel_launch_params"]] for f in devices]
-    text = tvm.ir.save_json(tvm.runtime.convert([func, hosts[0], *devices]))
+    text = tvm.ir.save_json(tvm.runtime.convert([code.func, hosts[0], *devices]))
     kernel, host, *functions = read_all(text)
     axes = {f.name: tags for f, tags in zip(functions, names, strict=True)}
     parameters = {f.name: len(f.params) for f in functions}

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from .program import DeviceProgram
 
 
+_CHUNK = 16
+"""Bytes that a swizzle leaves together."""
+
+
 @dataclass(frozen=True)
 class Watching:
     """What is looked for while lanes run.
@@ -54,16 +58,14 @@ class Units:
 
     def _committed(self, unit: str) -> Array:
         if unit not in self._ended:
-            clocks = self._machine.clocks
-            assert clocks is not None
+            clocks = self._machine.noted
             columns = clocks.groups if unit == "products" else clocks.warps
             self._ended[unit] = np.zeros((clocks.blocks, columns), np.int32)
         return self._ended[unit]
 
     def _columns(self, unit: str, mask: Any) -> Array:
         """Which of a unit are of warps that are switched on: [blocks, columns]."""
-        clocks = self._machine.clocks
-        assert clocks is not None
+        clocks = self._machine.noted
         active: Array = clocks.active(mask)
         if unit != "products":
             return active
@@ -75,8 +77,7 @@ class Units:
 
     def running(self, unit: str, lanes: Array) -> tuple[Array, Array]:
         """The agents that work for lanes, and the clocks of what they do now."""
-        clocks = self._machine.clocks
-        assert clocks is not None
+        clocks = self._machine.noted
         column = clocks.warp[lanes] // (4 if unit == "products" else 1)
         clock = self.next_group(unit)[clocks.block[lanes], column]
         if unit not in self._started:
@@ -117,18 +118,11 @@ class Units:
 
     def unfinished(self, unit: str) -> tuple[Array, Array]:
         """Blocks and warps that did not wait for what a unit of them does."""
-        clocks = self._machine.clocks
-        assert clocks is not None
+        clocks = self._machine.noted
         own = np.arange(clocks.warps)
         ended = clocks.known[:, own, getattr(clocks, unit) + own]
         found = np.nonzero(self._started.get(unit, ended) > ended)
         return found[0], found[1]
-
-
-def _first_of_each(row: Array) -> Array:
-    """Each of the numbers once, filled up with the first one to the length of the row."""
-    found = np.unique(row)
-    return np.concatenate([found, np.full(len(row) - len(found), found[0])])
 
 
 class Machine:
@@ -145,6 +139,8 @@ class Machine:
         stride: from the shared memory of a block to that of the next, in bytes.
         watched: the sanitizers for which accesses are noted.
     """
+
+    _whole: tuple[Any, Array] = (None, np.zeros(0, np.int64))  # of the last mask
 
     def __init__(
         self,
@@ -177,6 +173,12 @@ class Machine:
         self.registers = Registers(self)
         self.progress = 0
         self.watched = watched
+
+    @property
+    def noted(self) -> Clocks:
+        """The clocks, where accesses are noted."""
+        assert self.clocks is not None
+        return self.clocks
 
     @cached_property
     def arena(self) -> Memory:
@@ -227,10 +229,12 @@ class Machine:
         """
         if mask is None:
             return np.arange(self.count // WARP)
-        lanes = self.warps(mask)
-        if (lanes.any(-1) != lanes.all(-1)).any():
-            raise SynchronizationError(f"{what} by some lanes of a warp only")
-        return np.flatnonzero(lanes[:, 0])
+        if mask is not self._whole[0]:
+            lanes = self.warps(mask)
+            if (lanes.any(-1) != lanes.all(-1)).any():
+                raise SynchronizationError(f"{what} by some lanes of a warp only")
+            self._whole = mask, np.flatnonzero(lanes[:, 0])
+        return self._whole[1]
 
     # -- synchronization
 
@@ -238,7 +242,8 @@ class Machine:
         """Wait at a named barrier of the block for `count` threads; 0 is `__syncthreads`."""
         active = self._lanes_of_blocks(mask)
         waits = self.named.arrive(number, count or self.threads, active, self._active(mask))
-        yield from self._until(lambda: self.named.passed(waits), f"barrier {number}")
+        while not self.named.passed(waits):
+            yield f"barrier {number}"
         self.progress += 1
         if self.clocks is not None:
             self.named.join(waits, self._active(mask))
@@ -260,11 +265,6 @@ class Machine:
             raise DeadlockError(
                 f"a barrier of {count or self.threads} threads is reached by {at} of a block"
             )
-
-    @staticmethod
-    def _until(done: Any, what: str) -> Generator[str, None, None]:
-        while not done():
-            yield what
 
     def warp_synchronized(self, mask: Any) -> None:
         """The lanes of each warp have waited for one another."""
@@ -393,26 +393,27 @@ class Machine:
     def arena_elements(
         self, place: Array, block: Array, leaders: Array, dtype: str, site: int
     ) -> Array:
-        """Elements of shared memory that `wgmma` of warp groups reads, by bytes [groups, …]."""
-        kind = TILE_DTYPES[dtype]
-        end = self._shared_bytes - kind.bytes
+        """Elements of shared memory that `wgmma` of warp groups reads.
+
+        By the first bytes of chunks of 16 bytes, [groups, lines, chunks]; [groups, lines, …].
+        """
+        end = self._shared_bytes - _CHUNK
         view = View(self, "shared memory of wgmma", self.arena, dtype, 0)
         bad = (place < 0) | (place > end)
         if bad.any():
             group = int(np.flatnonzero(bad.any((1, 2)))[0])
             index = np.zeros(self.count, np.int64)
-            index[leaders[group]] = place[bad][0] // kind.bytes
+            index[leaders[group]] = place[bad][0] // view.itemsize
             lanes = np.zeros(self.count, bool)
             lanes[leaders[group]] = True
             findings.outside(self, view, index, lanes, 1, site, "read")
             place = np.clip(place, 0, max(end, 0))
         at = place + (block * self.stride)[:, None, None]
-        shadow = self.arena.shadow
-        if shadow is not None:
-            units = (at // shadow.size).reshape(len(at), -1)
-            units = np.stack([_first_of_each(row) for row in units])
-            races.unit_reads(self, "products", leaders, view, units * shadow.size, site)
-        return view.decoded(self.arena.typed(view.kind)[at // kind.bytes])
+        if self.arena.shadow is not None:
+            units = at.reshape(len(at), -1, 1) + np.arange(0, _CHUNK, self.arena.shadow.size)
+            races.unit_reads(self, "products", leaders, view, units.reshape(len(at), -1), site)
+        chunks = self.arena.typed(np.complex128)[at // _CHUNK]
+        return view.decoded(chunks.view(view.kind))
 
     # -- findings
 

@@ -7,14 +7,12 @@ and "Asynchronous warpgroup level matrix instructions".
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.errors import SynchronizationError
-from tlmatrix.interpreter.ops.warp_matrix import accumulator, factor_a, factor_b
 
 from .arithmetic import NOTHING, statement
 from .clocks import WARP
@@ -63,11 +61,8 @@ def _ldmatrix(e: Emitter, call: ir.Call) -> Val:
         raise e.refuse(f"ptx_ldmatrix of {dtype} to {target.name}")
     view = e.view(source, dtype)
     e.note_vector(dtype, 16 // size)
-    found = e.name("rows")
-    e.line(
-        f"{found} = ldmatrix(m, {view}, {index.code}, {count}, {transposed}, {e.mask}, {e.site()})"
-    )
-    e.store_local(target, kind, start, count * 4 // size, Val(found, dtype))
+    code = f"ldmatrix(m, {view}, {index.code}, {count}, {transposed}, {e.mask}, {e.site()})"
+    e.store_local(target, kind, start, count * 4 // size, Val(code, dtype))
     return NOTHING
 
 
@@ -103,10 +98,8 @@ def _mma(e: Emitter, call: ir.Call) -> Val:
     dtypes = [_NAMES.get(name, name) for name in types]
     if dtypes[0] not in TILE_DTYPES or (is_float(dtypes[0]) != is_float(dtypes[2])):
         raise e.refuse(f"ptx_mma of {types}")
-    e.line(
-        f"mma(m, {found[1]}, {dtypes[0]!r}, {dtypes[2]!r}, {a.code}, {starts[0]}, "
-        f"{b.code}, {starts[1]}, {c.code}, {starts[2]}, {e.mask})"
-    )
+    head = f"mma(m, {found[1]}, {dtypes[0]!r}, {dtypes[2]!r}, {a.code}, {b.code}, {c.code}, "
+    e.gathered(head, f"({', '.join(starts)})", f", {e.mask})")
     return NOTHING
 
 
@@ -190,16 +183,16 @@ def ldmatrix(
     rows = view.load(index, width, on, site)
     m.warp_synchronized(mask)
     m.whole_warps(mask, "ldmatrix")
-    # [elements of a row, warps, matrices, 8 rows]
-    found = rows.reshape(width, -1, WARP)[:, :, : 8 * matrices].reshape(width, -1, matrices, 8)
+    part = width // 4
+    found = rows.T.reshape(-1, WARP, width)[:, : 8 * matrices]
+    # Lane 4 r + c has elements `part * c` and on of row r: [matrices, part, warps, rows, 4].
     if transposed:
         if width != 8:
             raise SynchronizationError("ldmatrix transposes elements of 16 bits")
-        found = found.transpose(3, 1, 2, 0)
-    part = width // 4
-    # Lane 4 r + c has elements `part * c` and on of row r: [matrices, part, warps, rows, 4].
-    found = found.reshape(4, part, -1, matrices, 8).transpose(3, 1, 2, 4, 0)
-    return np.ascontiguousarray(found).reshape(matrices * part, -1)
+        found = found.reshape(-1, matrices, 4, part, 8).transpose(1, 3, 0, 4, 2)
+    else:
+        found = found.reshape(-1, matrices, 8, 4, part).transpose(1, 4, 0, 2, 3)
+    return found.reshape(matrices * part, -1)
 
 
 def stmatrix(
@@ -231,49 +224,66 @@ def stmatrix(
     m.warp_synchronized(mask)
 
 
-@cache
-def _places(k: int, part: int) -> tuple[Any, Any, Any]:
-    return factor_a(k, part), factor_b(k, part), accumulator()
-
-
 def mma(
     m: Machine,
     k: int,
     a_dtype: str,
     c_dtype: str,
     a: Array,
-    a_start: int,
     b: Array,
-    b_start: int,
     c: Array,
-    c_start: int,
+    tiles: Sequence[tuple[int, int, int]],
     mask: Any,
 ) -> None:
-    """`c += a @ b` in every warp, of shape m16n8k`k`; fragments are [elements, lanes]."""
+    """`c += a @ b` in every warp, of shape m16n8k`k`; fragments are [elements, lanes].
+
+    `tiles` are the first elements of the fragments of each product. Those that are all products of
+    some factors with some others, each for an accumulator of its own, are one.
+    """
+    rows, columns, sums = ({tile[k]: None for tile in tiles} for k in range(3))
+    targets = {tile[:2]: tile[2] for tile in tiles}
+    if not tiles or not len(rows) * len(columns) == len(targets) == len(sums) == len(tiles):
+        for tile in tiles:
+            mma(m, k, a_dtype, c_dtype, a, b, c, [tile], mask)
+        return
     warps = m.whole_warps(mask, "mma")
     m.warp_synchronized(mask)
     part = 32 // TILE_DTYPES[a_dtype].bits
-    places = _places(k, part)
-
-    def matrices(fragment: Array, start: int, shape: tuple[int, int], place: Any) -> Array:
-        values = fragment[start : start + len(place[0])].reshape(len(place[0]), -1, WARP)
-        found = np.empty((len(warps), *shape), fragment.dtype)
-        found[:, place[0], place[1]] = values[:, warps].swapaxes(0, 1)
-        return found
-
-    left = matrices(a, a_start, (16, k), places[0])
-    right = matrices(b, b_start, (k, 8), places[1])
+    left = _first_factor(_fragments(a, list(rows), k // 2, warps), part)
+    # [factors, k / 4 elements, warps, 8 columns, 4] to [warps, k, columns]
+    right = _fragments(b, list(columns), k // 4, warps).reshape(
+        len(columns), -1, part, len(warps), 8, 4
+    )
+    right = right.transpose(3, 1, 5, 2, 0, 4).reshape(len(warps), k, -1)
     if a_dtype in ("tfloat32", "float32"):
         left, right = ((f.view(np.int32) & ~0x1FFF).view(np.float32) for f in (left, right))
-    total = left @ right
-    place = places[2]
-    target = c[c_start : c_start + 4].reshape(4, -1, WARP)
-    added = total[:, place[0], place[1]].swapaxes(0, 1)
+    total = (left @ right).reshape(-1, len(rows), 2, 8, len(columns), 4, 2)
+    added = total.transpose(1, 4, 2, 6, 0, 3, 5).reshape(-1, len(warps), WARP)
+    places = _elements([targets[i, j] for i in rows for j in columns], 4)[:, None]
+    target = c.reshape(len(c), -1, WARP)
+    added = target[places, warps] + added
     if c_dtype == "float16":
-        added = (target[:, warps] + added).astype(np.float16).astype(np.float32)
-        target[:, warps] = added
-    else:
-        target[:, warps] += added
+        added = added.astype(np.float16).astype(np.float32)
+    target[places, warps] = added
+
+
+def _elements(starts: Sequence[int], count: int) -> Array:
+    """The numbers of `count` elements from each start on."""
+    found: Array = (np.array(starts)[:, None] + np.arange(count)).ravel()
+    return found
+
+
+def _fragments(memory: Array, starts: Sequence[int], count: int, warps: Array) -> Array:
+    """Fragments of warps: [starts, count, warps, lanes]."""
+    found = memory[_elements(starts, count)].reshape(len(starts), count, -1, WARP)
+    return found if len(warps) == found.shape[2] else found[:, :, warps]
+
+
+def _first_factor(fragments: Array, part: int) -> Array:
+    """The first factor that fragments [n, k / 2, warps, lanes] hold: [warps, n * 16, k]."""
+    n, half, warps, _ = fragments.shape
+    found = fragments.reshape(n, -1, 2, part, warps, 8, 4).transpose(4, 0, 2, 5, 1, 6, 3)
+    return found.reshape(warps, n * 16, 2 * half)
 
 
 # Bits of a descriptor of a matrix in shared memory (PTX ISA, "Matrix Descriptor Format").
@@ -290,8 +300,11 @@ def wgmma_descriptor(view: View, index: Any, layout: int, leading: int, stride: 
     return address | fields | np.int64(np.uint64(layout << _LAYOUT).view(np.int64))
 
 
-def _tile(descriptors: Array, rows: int, k: int, size: int, k_major: bool) -> Array:
-    """Where the elements of matrices [rows, k] are in the arena: bytes, [matrices, rows, k]."""
+def _tile(descriptors: Array, lines: int, chunks: int, k_major: bool) -> Array:
+    """Where matrices are in the arena: of each chunk of 16 bytes the first, [matrices, lines, …].
+
+    Lines are rows of a matrix that is K-major, of others columns.
+    """
     start = (descriptors & 0x3FFF) << 4
     leading = (descriptors >> _LEADING & 0x3FFF) << 4
     stride = (descriptors >> _STRIDE & 0x3FFF) << 4
@@ -299,21 +312,12 @@ def _tile(descriptors: Array, rows: int, k: int, size: int, k_major: bool) -> Ar
     if len(modes) != 1:
         raise SynchronizationError("warp groups multiply matrices of different layouts at once")
     mode = _MODES[int(modes[0])]
+    if not (k_major or mode):  # then the offsets have each other's meaning
+        leading, stride = stride, leading
     span = 16 << mode  # bytes of a row of the layout
-    row, column = np.arange(rows)[:, None], np.arange(k)[None, :]
+    line, byte = np.arange(lines)[:, None], np.arange(chunks) * 16
     leading, stride, start = (each[:, None, None] for each in (leading, stride, start))
-    if k_major:
-        byte = column * size
-        if mode:
-            offset = row // 8 * stride + row % 8 * span + byte % span + byte // span * leading
-        else:
-            offset = row // 8 * stride + row % 8 * 16 + byte // 16 * leading + byte % 16
-    else:
-        byte = row * size
-        if mode:
-            offset = byte % span + byte // span * leading + column % 8 * span + column // 8 * stride
-        else:
-            offset = byte % 16 + byte // 16 * stride + column % 8 * 16 + column // 8 * leading
+    offset = line // 8 * stride + line % 8 * span + byte % span + byte // span * leading
     return swizzled(start + offset, mode)
 
 
@@ -344,18 +348,17 @@ def wgmma(
     block = m.block[leaders]
 
     def matrix(descriptor: Any, rows: int, dtype: str, k_major: bool) -> Array:
-        kind = TILE_DTYPES[dtype]
+        lines, elements = (rows, k) if k_major else (k, rows)
         chosen = np.broadcast_to(descriptor, (m.count,))[leaders]
-        place = _tile(chosen, rows, k, kind.bytes, k_major)
-        return m.arena_elements(place, block, leaders, dtype, site)
+        place = _tile(chosen, lines, elements * TILE_DTYPES[dtype].bytes // 16, k_major)
+        found = m.arena_elements(place, block, leaders, dtype, site)
+        return found if k_major else found.swapaxes(1, 2)
 
     if registers:
         fragment, at = first
         part = 32 // TILE_DTYPES[types[0]].bits
-        place = factor_a(k, part)
-        values = fragment[at : at + k // 2].reshape(k // 2, -1, 4, WARP)[:, groups]
-        a = np.empty((len(groups), 4, 16, k), fragment.dtype)
-        a[:, :, place[0], place[1]] = values.transpose(1, 2, 0, 3)
+        warps = (leaders[:, None] // WARP + np.arange(4)).ravel()
+        a = _first_factor(_fragments(fragment, [at], k // 2, warps), part)
         a = a.reshape(len(groups), 64, k)
     else:
         a = matrix(first, 64, types[0], majors[0])
@@ -368,10 +371,10 @@ def wgmma(
     else:
         total = a @ b.swapaxes(1, 2)
     scale = scales[0]
-    row, column = _group_accumulator(n)
     target = c[start : start + n // 2].reshape(n // 2, -1, _GROUP)
     # total [groups, 64, n]: elements [n / 2, groups, 128].
-    added = total[:, row, column].transpose(1, 0, 2)
+    added = total.reshape(-1, 4, 2, 8, n // 8, 4, 2).transpose(4, 2, 6, 0, 1, 3, 5)
+    added = added.reshape(n // 2, -1, _GROUP)
     signs = [s for s in scales[1:] if not isinstance(s, np.ndarray)]
     if any(s == -1 for s in signs):
         added = added * np.prod(signs)
@@ -380,16 +383,6 @@ def wgmma(
         target[:, groups] = np.where(kept[:, None], target[:, groups], 0) + added
     else:
         target[:, groups] = target[:, groups] + added if scale else added
-
-
-@cache
-def _group_accumulator(n: int) -> tuple[Array, Array]:
-    """Row and column of each element of the accumulator [64, n]: [n / 2, 128]."""
-    element, thread = np.arange(n // 2)[:, None], np.arange(_GROUP)[None, :]
-    lane = thread % WARP
-    row = thread // WARP * 16 + lane // 4 + 8 * (element // 2 % 2)
-    column = lane % 4 * 2 + element % 2 + element // 4 * 8
-    return row, column
 
 
 FUNCTIONS = (ldmatrix, stmatrix, mma, wgmma, wgmma_descriptor)

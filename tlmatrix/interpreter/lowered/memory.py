@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 _LARGEST_VECTOR = 16
 """Bytes that one instruction moves."""
+_POWERS = {2: 1, 4: 2, 8: 3, 16: 4}
+"""Widths of vectors as powers of two."""
+_WHOLE = {2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+"""By their bytes NumPy's dtypes of whole vectors."""
 
 
 @dataclass
@@ -61,6 +65,14 @@ class Memory:
         return self.data[: len(self.data) // size * size].view(kind)
 
 
+def _turns(places: Array) -> list[Array]:
+    """Indices of places, in parts of which each has no place twice, in their order."""
+    order = np.argsort(places, kind="stable")
+    first = np.flatnonzero(np.append(True, np.diff(places[order]) != 0))
+    turn = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
+    return [order[turn == k] for k in range(int(turn.max(initial=-1)) + 1)]
+
+
 class View:
     """Memory from some byte on, as elements of a dtype.
 
@@ -93,37 +105,36 @@ class View:
     def _first(self) -> Any:
         return (self.memory.starts + self.offset) // self.itemsize
 
-    def _bytes(self, index: Any) -> Any:
-        """Where an element begins, from the start of the lane's memory."""
-        return np.asarray(index, np.int64) * self.itemsize + self.offset
-
     def _placed(self, index: Any, width: int, mask: Any, site: int, action: str) -> Any:
         """The places of elements in the typed array, in bounds, and the mask of those that are."""
         machine = self._machine
         index = np.asarray(index, np.int64)
         if index.ndim == 0:
             index = np.broadcast_to(index, (machine.count,))
-        at = self._bytes(index)
-        end = self.memory.size - width * self.itemsize
-        bad = (at < 0) | (at > end)
-        if bad.any():
+        # Most accesses are right, which a look at all indices at once shows.
+        first = -(self.offset // self.itemsize)
+        last = (self.memory.size - self.offset) // self.itemsize - width
+        if len(index) and (index.min() < first or index.max() > last):
+            bad = (index < first) | (index > last)
             if mask is not None:
                 bad &= mask
             if bad.any():
                 findings.outside(machine, self, index, bad, width, site, action)
                 mask = ~bad if mask is None else mask & ~bad
-            at = np.clip(at, 0, max(end, 0))
-            index = (at - self.offset) // self.itemsize
+            index = np.clip(index, first, max(first, last))
         size = min(width * self.itemsize, _LARGEST_VECTOR)
+        start = self.offset + self.memory.address
         if width > 1 or self.offset % self.itemsize:
-            odd = (at + self.memory.address) % size != 0
-            if mask is not None:
-                odd &= mask
-            if odd.any():
-                findings.misaligned(machine, self, index, odd, size, site, action)
+            bits = int(np.bitwise_or.reduce(index)) * self.itemsize
+            if width not in _POWERS or (bits | start) & (size - 1):
+                odd = (index * self.itemsize + start) % size != 0
+                if mask is not None:
+                    odd &= mask
+                if odd.any():
+                    findings.misaligned(machine, self, index, odd, size, site, action)
         return index + self._first, mask
 
-    def _all(self, places: Array, width: int) -> Array:
+    def all_places(self, places: Array, width: int) -> Array:
         """The places of all elements of vectors: [width, lanes]."""
         return places if width == 1 else places + np.arange(width)[..., None]
 
@@ -134,10 +145,22 @@ class View:
             races.reads(self._machine, self, places, width, mask, site)
         if len(self._array) < width:
             return np.zeros((width, len(places)) if width > 1 else len(places), self._carrier)
-        found = self._array[self._all(places, width)]
-        if self._codec is not None:
-            return self._codec.widen(found)
-        return found.astype(self._carrier, copy=False)
+        return self.decoded(self.elements(places, width))
+
+    def _whole(self, places: Array, width: int) -> tuple[Array, Array] | None:
+        """Memory as vectors, and the places of some among them; None if it is not so divided."""
+        kind = _WHOLE.get(width * self.itemsize) if width in _POWERS else None
+        if kind is None or int(np.bitwise_or.reduce(places)) & (width - 1):
+            return None
+        return self.memory.typed(kind), places >> _POWERS[width]
+
+    def elements(self, places: Array, width: int) -> Array:
+        """Elements in a row from places on, as memory has them: [lanes] or [width, lanes]."""
+        whole = self._whole(places, width)
+        if whole is None:
+            found: Array = self._array[self.all_places(places, width)]
+            return found
+        return whole[0][whole[1]].view(self.kind).reshape(-1, width).T
 
     @cached_property
     def _carrier(self) -> Any:
@@ -163,20 +186,23 @@ class View:
     ) -> None:
         """As `store`, of elements as memory has them."""
         places, mask = self._placed(index, width, mask, site, "write")
-        where = self._all(places, width)
+        lanes = self._machine.lanes
         if mask is not None:
-            where, raw, places = where[..., mask], raw[..., mask], places[mask]
+            places, raw, lanes = places[mask], raw[..., mask], lanes[mask]
         if not places.size:
             return
-        lanes = self._machine.lanes if mask is None else self._machine.lanes[mask]
         if self.memory.shadow is not None:
-            races.writes(self._machine, self, places, lanes, width, where, raw, site, unit)
-        self._array[where] = raw
-        self._mark(where)
+            races.writes(self._machine, self, places, lanes, width, raw, site, unit)
+        whole = self._whole(places, width)
+        if whole is None:
+            self._array[self.all_places(places, width)] = raw
+        else:
+            whole[0][whole[1]] = np.ascontiguousarray(raw.T).view(whole[0].dtype)[:, 0]
+        self._mark(places, width)
 
-    def _mark(self, where: Any) -> None:
+    def _mark(self, places: Array, width: int) -> None:
         if self.memory.written is not None:
-            self.memory.written[np.asarray(where) * self.itemsize] = True
+            self.memory.written[self.all_places(places, width) * self.itemsize] = True
 
     def encoded(self, value: Any, shape: Any) -> Array:
         """Values as the memory's own elements, broadcast to a shape."""
@@ -187,11 +213,6 @@ class View:
         else:
             raw = value.astype(self.kind, copy=False)
         return np.broadcast_to(raw, shape)
-
-    def raw(self, places: Any) -> Array:
-        """Elements by their places, as memory has them."""
-        found: Array = self._array[places]
-        return found
 
     def update(
         self,
@@ -208,25 +229,23 @@ class View:
         Returns the values that each lane found, or with `returns` off anything.
         """
         places, mask = self._placed(index, width, mask, site, "atomic")
-        shape = (width, len(places)) if width > 1 else places.shape
-        where = np.broadcast_to(self._all(places, width), shape)
-        operand = np.broadcast_to(np.asarray(operand), shape)
-        before = np.zeros(shape, self._carrier)
+        where = self.all_places(places, width)
+        operand = np.broadcast_to(np.asarray(operand), where.shape)
+        before = np.zeros(where.shape, self._carrier)
         on = np.ones(len(places), bool) if mask is None else np.asarray(mask)
         if self.memory.shadow is not None:
             races.updates(self._machine, self, places, width, on, site)
         flat, values = where[..., on], operand[..., on]
+        self._mark(places[on], width)
         if combine is np.add and self._codec is None and self.kind.kind in "fiu" and not returns:
             # Lanes that hit one element add in their order, as `ufunc.at` does.
             np.add.at(self._array, flat, values.astype(self.kind))
-        else:
-            found = np.empty(flat.shape, self._carrier)
-            for k in np.ndindex(flat.shape):
-                old = self.decoded(self._array[flat[k] : flat[k] + 1])[0]
-                found[k] = old
-                self._array[flat[k]] = self.encoded(combine(old, values[k]), (1,))[0]
-            before[..., on] = found
-        self._mark(flat)
+            return before
+        found, at, terms = np.empty(flat.size, self._carrier), flat.ravel(), values.ravel()
+        for turn in _turns(at):  # one lane after another at each element
+            old = found[turn] = self.decoded(self._array[at[turn]])
+            self._array[at[turn]] = self.encoded(combine(old, terms[turn]), old.shape)
+        before[..., on] = found.reshape(flat.shape)
         return before
 
     def decoded(self, raw: Array) -> Array:
@@ -248,4 +267,4 @@ class View:
 
     def bytes_at(self, index: Any) -> Any:
         """Where elements begin in `memory.data`: [lanes]."""
-        return self._bytes(index) + self.memory.starts
+        return np.asarray(index, np.int64) * self.itemsize + self.offset + self.memory.starts

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.ir.nodes import Location
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # that of a kernel is one object
 class DeviceProgram:
     """The generated program of a device function.
 
@@ -24,6 +24,7 @@ class DeviceProgram:
         shared_bytes: of the shared memory that it allocates.
         suspends: whether parts of it wait for one another, so that `kernel` is a generator.
         by_order: whether it uses what atomics find in memory, by the order of threads.
+        written: positions of the parameters that it writes to.
     """
 
     name: str
@@ -36,3 +37,4 @@ class DeviceProgram:
     shared_bytes: int
     suspends: bool
     by_order: bool
+    written: frozenset[int]

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 def _noted(m: Machine, view: View) -> tuple[Shadow, Clocks]:
     """The shadow of a view's memory and the clocks, where accesses are noted."""
     assert view.memory.shadow is not None
-    assert m.clocks is not None
-    return view.memory.shadow, m.clocks
+    return view.memory.shadow, m.noted
 
 
 def unit_reads(m: Machine, unit: str, lanes: Array, view: View, start: Array, site: int) -> None:
@@ -132,7 +131,6 @@ def writes(
     places: Array,
     lanes: Array,
     width: int,
-    where: Array,
     raw: Array,
     site: int,
     unit: str = "",
@@ -146,7 +144,7 @@ def writes(
     after_reads = shadow.after_reads(clocks, flat, who)
     if not (after_write.all() and after_reads.all()):
         # What changes nothing harms nothing: threads often store one value to one place.
-        before, after = (np.ascontiguousarray(each) for each in (view.raw(where), raw))
+        before, after = (np.ascontiguousarray(each) for each in (view.elements(places, width), raw))
         changes = before.view(np.uint8) != after.view(np.uint8)
         changes = changes.reshape(width, len(places), -1).any((0, 2))
         changes = np.broadcast_to(changes, units.shape).ravel()
@@ -158,7 +156,7 @@ def writes(
         return
     several = shadow.wrote(clocks, flat, who, site)
     if several.any():
-        _written_together(m, view, lanes, where, raw, flat, site)
+        _written_together(m, view, lanes, view.all_places(places, width), raw, flat, site)
 
 
 def _written_together(

@@ -41,12 +41,12 @@ class Registers:
     def __init__(self, machine: Machine) -> None:
         """No `wgmma` has started."""
         self._machine = machine
+        self._watched = machine.clocks is not None and not machine.threads % 128
         self._arrays: dict[str, _Array] = {}
         self._fenced: Any = False
 
     def _array(self, name: str, size: int) -> _Array:
-        clocks = self._machine.clocks
-        assert clocks is not None
+        clocks = self._machine.noted
         if name not in self._arrays:
             shape = (size, clocks.blocks * clocks.groups)
             group, writes = np.zeros(shape, np.int32), np.zeros(shape, bool)
@@ -56,14 +56,11 @@ class Registers:
 
     def _groups(self, mask: Any) -> Array:
         """The numbers of the warp groups that are switched on."""
-        clocks = self._machine.clocks
-        assert clocks is not None
-        return np.flatnonzero(clocks.active(mask)[:, ::4])
+        return np.flatnonzero(self._machine.noted.active(mask)[:, ::4])
 
     def _ended(self, groups: Array) -> Array:
         """The groups of `wgmma` that warp groups know to have ended."""
-        clocks = self._machine.clocks
-        assert clocks is not None
+        clocks = self._machine.noted
         block, group = np.divmod(groups, clocks.groups)
         found: Array = clocks.known[block, group * 4, clocks.products + group]
         return found
@@ -105,11 +102,6 @@ class Registers:
                 self._machine, name, first, groups, running, site, action, other
             )
         array.accessed[rows, groups] = True
-
-    @property
-    def _watched(self) -> bool:
-        clocks = self._machine.clocks
-        return clocks is not None and not clocks.threads % 128
 
     def fence(self, mask: Any) -> None:
         """`wgmma.fence`: accesses so far come before what `wgmma` does."""

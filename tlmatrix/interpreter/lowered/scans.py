@@ -41,7 +41,7 @@ def scan(e: Emitter, call: ir.Call) -> Val:
     parts = []
     for pointer in call.args[1:3]:
         place, dtype, index = e.pointer(pointer)
-        parts.append(f"{e.view(place, dtype)}, {index.code}")
+        parts.append(f"{e.view(place, dtype, writes=True)}, {index.code}")
         e.note_vector(dtype, 1)
     numbers = [e.expr(each).code for each in call.args[3:]]
     if found["rank"] == "1":

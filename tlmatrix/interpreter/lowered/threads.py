@@ -184,7 +184,7 @@ def _atomic(e: Emitter, call: ir.Call) -> Val:
     place, dtype, index = e.pointer(call.args[0])
     if place.kind == "local":
         raise e.refuse(f"{call.op} on {place.name}")
-    view = e.view(place, dtype)
+    view = e.view(place, dtype, writes=True)
     if width > 1 and split(getattr(call.args[1], "dtype", "handle"))[0] == "handle":
         source, kind, start = e.pointer(call.args[1])
         if source.kind == "local":
@@ -214,11 +214,9 @@ def _atomic_load(e: Emitter, call: ir.Call) -> Val:
 
 def _atomic_store(e: Emitter, call: ir.Call) -> Val:
     place, dtype, index = e.pointer(call.args[0])
-    value = e.expr(call.args[1])
-    e.line(
-        f"{e.view(place, dtype)}.update({index.code}, {value.code}, replaced, 1, {e.mask}, "
-        f"{e.site()}, False)"
-    )
+    view, value = e.view(place, dtype, writes=True), e.expr(call.args[1])
+    rest = f"replaced, 1, {e.mask}, {e.site()}, False"
+    e.line(f"{view}.update({index.code}, {value.code}, {rest})")
     return NOTHING
 
 

@@ -38,7 +38,7 @@ class Place:
         name: of the variable.
         code: of local memory its array; of barriers the number of the first.
         offset: bytes from the start of the shared memory of a block.
-        size: elements, if known.
+        dtype: of its elements.
     """
 
     kind: str
