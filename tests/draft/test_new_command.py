@@ -227,6 +227,17 @@ def test_new_says_why_a_factory_could_not_be_traced(project: Project) -> None:
     assert compiled == {"shape": "shape", "dtype": "dtype", "block_M": 64}
 
 
+def test_a_factory_that_crashes_while_it_is_traced_ends_no_command(project: Project) -> None:
+    text = (
+        f"{_FACTORIES}\n@tilelang.jit\ndef crash(n):\n    import os\n    os.kill(os.getpid(), 9)\n"
+    )
+    (project.folder / f"{project.module}.py").write_text(text)
+    outcome = project.tlmatrix("new", f"{project.module}:crash", "-o", "crash.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    assert "it was ended by SIGKILL" in " ".join(outcome.out.split())
+    assert load_spec(project.folder / "crash.yaml").factory_args == {"n": "n"}
+
+
 def test_new_rejects_an_unknown_name(project: Project) -> None:
     outcome = project.tlmatrix("new", "tlmatrix_kernels.norm.kernel:no_such_factory")
     assert outcome.code == ExitCode.USAGE

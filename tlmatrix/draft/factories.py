@@ -24,6 +24,7 @@ from tlmatrix.draft.sizes import COUNT, NAME
 from tlmatrix.draft.targets import syntax_tree
 from tlmatrix.draft.uses import Uses, uses_of
 from tlmatrix.dtypes import dtype_of
+from tlmatrix.processes import ForkError, in_fork
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ def trace(target: Target) -> Interface:
     """The interface of a factory, without the sizes of its traces.
 
     Raises:
-        Exception: the factory raises; it may not accept the guesses.
+        ForkError: the factory raises, as it may not accept the guesses, or ends its process.
     """
-    return interface_of(target, _Tracer(target, {}).calls()).without_sizes()
+    return interface_of(target, in_fork(_Tracer(target, {}).calls)).without_sizes()
 
 
 def traced_sizes(target: Target, call: Call) -> dict[str, str]:
@@ -57,8 +58,8 @@ def traced_sizes(target: Target, call: Call) -> dict[str, str]:
     own = {each.name for each in target.parameters} - call.tensors.keys()
     given = {n: value for n, value in {**call.arguments, **call.construct}.items() if n in own}
     try:
-        calls = _Tracer(target, given).calls()
-    except Exception:  # noqa: BLE001 - as recorded it may need what a trace lacks
+        calls = in_fork(_Tracer(target, given).calls)
+    except ForkError:  # as recorded it may need what a trace lacks
         return {}
     interface = interface_of(target, calls)
     first = {**calls[0].construct, **(calls[0].sizes or {})}
@@ -215,8 +216,12 @@ class _Tracer:
             dtype = str(buffer.dtype) if known is None else known.name
             noted = Seen(tuple(self._size(text, factor) for text in texts), dtype)
             (results if position in out else given)[name] = noted
-            named = (k for k, text in enumerate(texts) if NAME.fullmatch(text))
-            names |= {f"{name}.{dim}": texts[dim] for dim in named if not texts[dim].isdigit()}
+            named = ((k, NAME.fullmatch(text)) for k, text in enumerate(texts))
+            names |= {
+                f"{name}.{dim}": match.group()  # a plain string, as TVM's are not
+                for dim, match in named
+                if match is not None and not match.group().isdigit()
+            }
         construct = {name: value for name, value in values.items() if name not in self._consts}
         return Call(
             self._target.text,

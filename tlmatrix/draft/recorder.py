@@ -33,6 +33,7 @@ from tlmatrix.draft.calls import (
 from tlmatrix.draft.comparisons import Comparisons, Result, Returned
 from tlmatrix.draft.launches import Launch, launch_of
 from tlmatrix.draft.probes import Live
+from tlmatrix.draft.slices import Slicer
 from tlmatrix.draft.targets import is_test_file, target_of
 from tlmatrix.draft.uses import Uses, merged, uses_of
 from tlmatrix.interpreter.patching import replace_in
@@ -111,8 +112,9 @@ class Recorder:
         agree: bool = False,
     ) -> None:
         self._keep = keep
-        self._comparisons = Comparisons(keep, agree=agree)
         self._root = str(root.resolve()) + os.sep
+        self._slicer = Slicer(lambda frame: self._is_below(frame.f_code), self._module)
+        self._comparisons = Comparisons(keep, self._slicer, agree=agree)
         self._wanted = dict(wanted or {})
         self._codes: dict[CodeType, bool] = {}
         self._stack: list[_Open] = []
@@ -166,8 +168,14 @@ class Recorder:
     def _is_of_program(self, code: CodeType) -> bool:
         if code in self._wanted:
             return True
-        inside = code.co_filename.startswith(self._root) and "site-packages" not in code.co_filename
-        return inside and code.co_name[0] != "<" and not code.co_flags & inspect.CO_GENERATOR
+        return (
+            self._is_below(code)
+            and code.co_name[0] != "<"
+            and not code.co_flags & inspect.CO_GENERATOR
+        )
+
+    def _is_below(self, code: CodeType) -> bool:
+        return code.co_filename.startswith(self._root) and "site-packages" not in code.co_filename
 
     def _enter(self, frame: FrameType) -> None:
         code = frame.f_code
@@ -392,6 +400,7 @@ class Recorder:
     def _launching(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def launch(kernel: Any, *args: Any, **keywords: Any) -> Any:
             self._watch_again()
+            self._slicer.note_launch()
             profile = sys.getprofile()
             sys.setprofile(None)
             try:

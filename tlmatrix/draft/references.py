@@ -12,6 +12,7 @@ import re
 import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -220,19 +221,37 @@ def _of_method(name: str, method: Callable[..., Any], construct: Mapping[str, An
         f"def reference({', '.join([*more, *declared])}):\n"
         f"    return {kind}({', '.join(made)}).{last}({called})\n"
     )
+    return _of_source(name, text)
+
+
+def _of_source(name: str, text: str) -> Found:
+    """The function `reference` of a module that calls or copies a part of the repository."""
     namespace: dict[str, Any] = {}
-    exec(text, namespace)  # noqa: S102 - the names of the repository's own class
-    beside = re.sub(r"\W+", "_", name)
+    exec(text, namespace)  # noqa: S102 - of the repository's own code
+    beside = f"{re.sub(r'[^0-9A-Za-z]+', '_', name)}_{sha256(text.encode()).hexdigest()[:6]}"
     return Found(f"{beside}:reference", namespace["reference"], method=name, module=text)
+
+
+def _part_of(name: str, text: str) -> Found | None:
+    """A part of a function, from its text; None if its names cannot be imported."""
+    try:
+        import_named(name.partition(":")[0])
+        return _of_source(name, text)
+    except Exception:  # noqa: BLE001 - the module may not be importable
+        return None
 
 
 def _compared(target: Target, calls: Sequence[Call]) -> Iterator[Found]:
     """The functions whose results a target's were compared with, the most frequent first."""
-    every = [each for call in calls for each in call.compared if each.function]
-    for name, _ in Counter(each.function for each in every).most_common():
-        made = [next((e for e in call.compared if e.function == name), None) for call in calls]
+    every = [(e.function, e.source) for call in calls for e in call.compared if e.function]
+    whole = sorted(Counter(every).most_common(), key=lambda each: bool(each[0][1]))
+    for (name, text), _ in whole:
+        made = [
+            next((e for e in call.compared if (e.function, e.source) == (name, text)), None)
+            for call in calls
+        ]
         first = next(each for each in made if each is not None)
-        found = named_reference(name, first.construct)
+        found = _part_of(name, text) if text else named_reference(name, first.construct)
         if found is not None and name != target.text:
             given = [{**each.construct, **each.arguments} if each else {} for each in made]
             names = {**first.construct, **first.arguments}

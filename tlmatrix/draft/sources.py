@@ -21,6 +21,7 @@ from tlmatrix.draft.roles import recognize
 from tlmatrix.draft.targets import target_of
 from tlmatrix.draft.writer import draft_of
 from tlmatrix.exit_codes import UsageError
+from tlmatrix.processes import ForkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,9 +107,8 @@ def drafts_for(
 
     try:
         interface = trace(target)
-    except Exception as error:  # noqa: BLE001 - the factory may not accept the guesses
-        first = (str(error).strip().splitlines() or [""])[0]
-        why = f"{type(error).__name__}: {first}"[:160]
+    except ForkError as error:  # the factory may not accept the guesses
+        why = str(error).splitlines()[0][:160]
         failed = "tracing it with guessed arguments failed"
         guessed = signature_interface(target, guesses(target))
         stub = [f"{failed.capitalize()}, so these tensors are guesses:", why]
