@@ -62,6 +62,12 @@ def shared_factor(recorded: Sequence[int]) -> int:
     return step if len({*recorded}) > 1 and step >= 8 else 0
 
 
+def _power_of_two(recorded: Sequence[int]) -> int:
+    """The power of two that the only size of all calls has; 0 if it may be so by chance."""
+    own = math.gcd(128, *recorded)
+    return own if len({*recorded}) == 1 and recorded[0] >= _TILE and own >= 16 else 0
+
+
 def lengths(packings: Sequence[Packing]) -> list[Any]:
     """Values of a packed axis, on both sides of the edges of tiles."""
     tile = max((each.tile for each in packings if each.tile), default=0) or _TILE // 2
@@ -183,9 +189,10 @@ class AxesOfDraft:
         taken = name in self._takes
         seen = tuple(dict.fromkeys(v if isinstance(v, str) else constant(v) for v in item.values))
         if item.kind == "dtype":
+            main = self._interface.dtypes
             of_inputs = factory or name in {t.dtype_of for t in self._inputs}
             if name in followed:
-                return (self._interface.dtypes if of_inputs else seen) or (value,)
+                return (main if of_inputs and {*main} <= {*seen} else seen) or (value,)
             return () if factory or item.default else seen
         if name in dimensions:
             return self._sizes(name, dimensions[name])
@@ -229,7 +236,7 @@ class AxesOfDraft:
             found = sorted({-(-size // whole) * whole for size in found})
         elif found == [1, 3] and any(name == total for total, _ in quotients(self._tensors)):
             found.append(6)  # a quotient of two
-        if step := shared_factor(recorded):
+        if step := shared_factor(recorded) or _power_of_two(recorded):
             self.multiples[name] = step
         if not parts:
             self._ranges.add(name)

@@ -46,6 +46,7 @@ class Found:
         method: the method that it calls, `package.module:Class.method`; "" for a function.
         module: the text of the module that calls the method.
         updates: whether it changes in place what the code under test changes.
+        same_dtype: whether it refuses float64.
     """
 
     target: str
@@ -54,6 +55,7 @@ class Found:
     method: str = ""
     module: str = ""
     updates: bool = False
+    same_dtype: bool = False
 
 
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
@@ -105,7 +107,7 @@ def reference_of(
         axes = [axis for axis in axes if axis != "dtype"]  # that of its result
     parameters = list((parameters_of(source.function) or {}).values())
     if not parameters or any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return Reference(target, None)
+        return Reference(target, None, same_dtype=source.same_dtype)
     required = [each.name for each in parameters if each.default is each.empty]
     names = [each.name for each in parameters]
     known = {*tensors, *numbers, *axes}
@@ -131,7 +133,8 @@ def reference_of(
     call = {name: in_place.get(given[name], given[name]) for name in names if name in given}
     own = all(name == value for name, value in call.items())
     whole = own and not missing and {*tensors} <= {*names}
-    return Reference(target, None if whole else call, missing, source.method, source.module)
+    called = None if whole else call
+    return Reference(target, called, missing, source.method, source.module, source.same_dtype)
 
 
 def _first(column: Sequence[Any]) -> Any:  # noqa: ANN401 - an argument
@@ -221,14 +224,14 @@ def _of_method(name: str, method: Callable[..., Any], construct: Mapping[str, An
         f"def reference({', '.join([*more, *declared])}):\n"
         f"    return {kind}({', '.join(made)}).{last}({called})\n"
     )
-    return _of_source(name, text)
+    return _of_source(name, name, text)
 
 
-def _of_source(name: str, text: str) -> Found:
+def _of_source(module: str, name: str, text: str) -> Found:
     """The function `reference` of a module that calls or copies a part of the repository."""
     namespace: dict[str, Any] = {}
     exec(text, namespace)  # noqa: S102 - of the repository's own code
-    beside = f"{re.sub(r'[^0-9A-Za-z]+', '_', name)}_{sha256(text.encode()).hexdigest()[:6]}"
+    beside = re.sub(r"[^0-9A-Za-z]+", "_", module)
     return Found(f"{beside}:reference", namespace["reference"], method=name, module=text)
 
 
@@ -236,7 +239,8 @@ def _part_of(name: str, text: str) -> Found | None:
     """A part of a function, from its text; None if its names cannot be imported."""
     try:
         import_named(name.partition(":")[0])
-        return _of_source(name, text)
+        # A function may have several parts.
+        return _of_source(f"{name}_{sha256(text.encode()).hexdigest()[:6]}", name, text)
     except Exception:  # noqa: BLE001 - the module may not be importable
         return None
 

@@ -119,6 +119,13 @@ def substitute(size: Size, dims: Mapping[str, str]) -> Size:
     return text
 
 
+def longest_of(packings: Sequence[Packing], name: str) -> Packing | None:
+    """The packing whose longest length an argument is by its name, such as `max_seqlen_k`."""
+    if not packings or not _LONGEST.search(name):
+        return None
+    return next((e for e in packings if e.side and name.endswith(e.side)), packings[0])
+
+
 class _Recognizer:
     def __init__(self, interface: Interface) -> None:
         self.interface = interface
@@ -444,15 +451,9 @@ class _Recognizer:
                     self.numbers[name] = found
         for each in self.interface.parameters:
             if not isinstance(each, Tensor) and each.dtype.startswith("int"):
-                packing = self._longest_of(each.name)
+                packing = longest_of(self.packings, each.name)
                 if packing is not None:
                     self.numbers[each.name] = f"max({packing.expression})"
-
-    def _longest_of(self, name: str) -> Packing | None:
-        if not self.packings or not _LONGEST.search(name):
-            return None
-        sides = (each for each in self.packings if each.side and name.endswith(each.side))
-        return next(sides, self.packings[0])
 
     def _recorded_number(self, name: str, values: tuple[object, ...]) -> str | None:
         if not values or any(type(value) is not int for value in values):
@@ -463,7 +464,7 @@ class _Recognizer:
                 return f"max({each.expression})"
             if values == each.each(sum):
                 return f"sum({each.expression})"
-        if (packing := self._longest_of(name)) is not None:
+        if (packing := longest_of(self.packings, name)) is not None:
             return f"max({packing.expression})"
         counts = known if _COUNTS.search(name) else []
         if axis := next((each.axis for each in counts if values == each.each(len)), ""):

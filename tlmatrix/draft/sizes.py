@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 from typing import TYPE_CHECKING
 
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
@@ -95,10 +95,14 @@ def relate(
             continue
         single = place[0] in vectors or place[0] in offsets
         known = {name: sizes for name, sizes in symbols.items() if name not in whole or single}
+        if tiles is None and len({*column}) == 1 and place[0] not in results:
+            # A square matrix in all calls, of one size, need not be one.
+            beside = {dims.get((place[0], dim)) for dim in range(place[1])}
+            known = {name: sizes for name, sizes in known.items() if name not in beside}
         known = known if tiles is None else {**scalars, **known}
         size: Size | None = 1 if {*column} == {1} else None
         if size is None and place[0] not in offsets:
-            equal = next((name for name, sizes in symbols.items() if sizes == column), None)
+            equal = next((name for name, sizes in known.items() if sizes == column), None)
             simple = equal is not None or single or (tiles is None and min(column) < 2)
             size = equal if simple else next(candidates(column, known, tiles=tiles), None)
         if size is None and (place[0] in results or tiles is not None):
@@ -114,7 +118,20 @@ def relate(
             if not size.isidentifier() and len({*column}) == 1 and place[0] not in results:
                 guesses[size] = (f"{place[0]}_{place[1]}".lower(), column)
         dims[place] = size
+    for name in [each for each in symbols if each not in scalars and each in dims.values()]:
+        if tiles is None and (text := _product(name, symbols)):
+            dims = {place: text if size == name else size for place, size in dims.items()}
+            del symbols[name]
     return Relations(dims, symbols, guesses)
+
+
+def _product(name: str, symbols: Mapping[str, Column]) -> str:
+    """The two symbols whose product another one is in calls of several sizes; "" without them."""
+    calls = _calls(symbols)
+    pairs = combinations((other for other in symbols if other != name), 2)
+    texts = (f"{a} * {b}" for a, b in pairs if len({*symbols[name]}) > 1)
+    found = (e for e in texts if _in_calls(e, calls) == symbols[name] and _telling(e, calls))
+    return next(found, "")
 
 
 def evaluated(text: str, known: Mapping[str, Column]) -> Column | None:

@@ -141,7 +141,9 @@ def drafts_of_calls(target: Target, every: Sequence[Call], reference: str = "") 
         chosen = [replace(call, names={**call.names, **names}) for call in chosen]
     compared = chosen if any(call.compared for call in chosen) else every
     references = find_references(target, compared, reference)
-    return Drafts(target, interface_of(target, chosen), references)
+    drafts = Drafts(target, interface_of(target, chosen), references)
+    own = (drafts.changed(found=each) for each in references)
+    return next((each for each in own if each().complete), drafts)
 
 
 # Examples ----------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ _MORE = 6
 """Further cases that tell conditions apart, and their sizes."""
 _SIZES = (2, 3, 4, 6, 8, 16, 24, 32)
 _MIXED_DTYPES = re.compile(r"same dtype|Double|float64")
+_RAISED = re.compile(r"\braise[sd] ")
 _RETURNED = re.compile(r"returned (\d+) tensors")
 _MOST_OUTPUTS = 4
 """Most outputs whose orders are tried."""
@@ -205,15 +206,11 @@ def _untie(drafts: Drafts, attempts: _Attempts) -> None:
 
 
 def _relaxed(draft: Draft, results: Sequence[CaseResult]) -> tuple[Draft, list[str]]:
-    """The draft for a reference that refuses float64, or without what right code need not do.
+    """The draft without what right code need not do.
 
     That is to add in one order, and to keep values that are not finite from what they do not touch.
     """
     firsts = [finding for result in results for finding in result.findings[:1]]
-    mixed = [f for f in firsts if f.check == "reference" and _MIXED_DTYPES.search(f.title)]
-    reference = draft.reference
-    if reference is not None and not reference.same_dtype and 0 < len(results) == len(mixed):
-        return replace(draft, reference=replace(reference, same_dtype=True)), []
     unordered = [finding.title for finding in firsts if finding.title.startswith("atomics: ")]
     if unordered and not draft.bounded:
         return replace(draft, bounded=True), [f"  determinism: bounded, as {unordered[0]}"]
@@ -228,8 +225,8 @@ def _relaxed(draft: Draft, results: Sequence[CaseResult]) -> tuple[Draft, list[s
 def _match_reference(drafts: Drafts, attempts: _Attempts) -> None:
     """Take the first reference with which a recorded case passes, and how it gives the outputs.
 
-    It may return them in another order, or fewer of them. What the code under test updates, it may
-    return as new tensors, or update its own arguments.
+    It may refuse float64, return them in another order, or fewer of them. What the code under test
+    updates, it may return as new tensors, or update its own arguments.
     """
     for found in drafts.references:
         own = drafts.changed(found=found)
@@ -237,17 +234,33 @@ def _match_reference(drafts: Drafts, attempts: _Attempts) -> None:
         if draft.problem:
             drafts.found = found
             return
-        first = attempts.case(_recorded_alone(draft), {}) if draft.complete else None
-        if first is not None and _passes(first):
+        if not draft.complete:
+            continue
+        kept = drafts.found is found
+        first = attempts.case(_recorded_alone(draft), {})
+        if _raised(first, "reference", _MIXED_DTYPES):
+            found = replace(found, same_dtype=True)  # noqa: PLW2901
+            own = drafts.changed(found=found)
+            first = attempts.case(_recorded_alone(own()), {})
+        if kept or _passes(first):
             drafts.found = found
+        if _passes(first):
             return
-        for order, updates in _ways_of_returning(own.interface, first) if first else ():
+        if _raised(first, "entry", _RAISED) or _raised(first, "reference", _RAISED):
+            continue  # however the results are compared
+        for order, updates in _ways_of_returning(own.interface, first):
             other = own.changed(
                 interface=replace(own.interface, order=order), found=replace(found, updates=updates)
             )
             if _passes(attempts.case(_recorded_alone(other()), {})):
                 drafts.interface, drafts.found = other.interface, other.found
                 return
+
+
+def _raised(result: CaseResult, check: str, words: re.Pattern[str]) -> bool:
+    """Whether the first finding is of a check, and has these words."""
+    firsts = result.findings[:1]
+    return any(each.check == check and words.search(each.title) for each in firsts)
 
 
 def _ways_of_returning(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.axes import AxesOfDraft, quotients
 from tlmatrix.draft.references import parameters_of, reference_of
-from tlmatrix.draft.roles import substitute
+from tlmatrix.draft.roles import longest_of, substitute
 from tlmatrix.draft.text import Draft, constant, written
 from tlmatrix.spec.model.calling import SKIPPED
 
@@ -243,11 +243,16 @@ class _Writer:
             if name not in self.axes and each.kind in ("other", "flag", "size")
             if isinstance(each.value, bool | int | float | list)
         }
+        longest = {
+            name: f"max({packing.expression})"
+            for name in parameters_of(self.found.function) or ()
+            if (packing := longest_of(self.recognition.packings, name)) is not None
+        }
         return reference_of(
             self.found,
             tensors=[*floats, *integers],
             axes=list(self.axes),
-            numbers=norms | fixed | self.numbers,
+            numbers=norms | longest | fixed | self.numbers,
             symbols={
                 str(substitute(name, self.recognition.dims)): sizes
                 for name, sizes in self.interface.symbols.items()
