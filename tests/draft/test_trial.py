@@ -82,6 +82,14 @@ def ends_reference(x, cu):
     parts = [x[a:b] for a, b in zip(cu[:-1].tolist(), cu[1:].tolist())]
     return torch.stack([part.flip(0)[0] for part in parts])
 
+def wide(x, y):
+    if len(x) % 8:
+        raise ValueError("multiples of 8")
+    return x.sum() + y.sum()
+
+def wide_reference(x, y):
+    return x.sum() + y.sum()
+
 def slow(x):
     if len(x) % 8:
         raise ValueError("multiples of 8")
@@ -142,6 +150,15 @@ def test_two_sizes_that_must_be_equal_have_common_values(drafts, tmp_path):
     assert not trial.error
     assert trial.draft.constraints[0][0] in ("m == n", "n == m")
     assert trial.draft.axes["m"] == trial.draft.axes["n"]
+    assert {str(result.status) for result in trial.results} == {"passed"}
+
+
+def test_only_the_axis_that_is_refused_is_narrowed(drafts, tmp_path):
+    wide = drafts_for("totals:wide", call="f(torch.randn(16), torch.randn(31))")
+    axes = wide().axes
+    trial = tried(wide, tmp_path / "w.yaml", [tmp_path], tier="each", prove=False)
+    assert [rule for rule, _ in trial.draft.constraints] == ["rows % 8 == 0"]
+    assert {**trial.draft.axes, "rows": ()} == {**axes, "rows": ()}
     assert {str(result.status) for result in trial.results} == {"passed"}
 
 

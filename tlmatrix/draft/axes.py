@@ -217,7 +217,9 @@ class AxesOfDraft:
         argument = self._arguments.get(name)
         traced = argument.value if argument is not None and interface.factory else None
         traced = None if recorded else traced
-        steps = [interface.uses.tile(tensor, dim) for tensor, dim in places]
+        shapes = {each.name: each.shape for each in self._tensors}
+        alone = [(tensor, dim) for tensor, dim in places if shapes[tensor][dim] == name]
+        steps = [interface.uses.tile(tensor, dim) for tensor, dim in alone or places]
         # A step of the whole dimension is not a tile.
         known = [step for step in steps if step is not None and step not in (traced, *recorded)]
         tiles = [each for each in interface.arguments if each.kind == "tile"]

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.text import Draft, write_spec
@@ -42,6 +42,7 @@ _RAISED = re.compile(r"\braise[sd] ")
 _RETURNED = re.compile(r"returned (\d+) tensors")
 _MOST_OUTPUTS = 4
 """Most outputs whose orders are tried."""
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _FACTORS = (128, 64, 32, 16, 8, 4, 2)
 
 
@@ -162,13 +163,15 @@ def _narrow(trial: Trial, attempts: _Attempts) -> None:
             trial.draft = relaxed
             trial.lines += lines
             trial.results = attempts.cases(relaxed)
-        results = _near_recorded(trial, attempts) or trial.results
-        narrowed, lines = _narrowed(trial.draft, results, attempts)
+        base = _accepted(trial, attempts)
+        if base is None or not any(_refused(trial.draft, each) for each in trial.results):
+            return
+        narrowed, lines = _narrowed(trial.draft, base, attempts)
         if narrowed == trial.draft:
             return
         trial.draft = narrowed
         trial.lines += lines
-        trial.results = [each for each in results if _has_case(narrowed, each)]
+        trial.results = [each for each in (*trial.results, base) if _has_case(narrowed, each)]
         if time.monotonic() > attempts.end:
             return
 
@@ -292,36 +295,64 @@ def _recorded_alone(draft: Draft) -> Draft:
 # Narrowing ---------------------------------------------------------------------------------------
 
 
-def _near_recorded(trial: Trial, attempts: _Attempts) -> list[CaseResult]:
-    """If no case passes but a recorded one does: it, and those that differ from it in one axis."""
-    draft = trial.draft
-    if not draft.recorded or any(_passes(each) for each in trial.results):
-        return []
-    axes = load_spec(attempts.path).axes
-    base = {**{name: values[0] for name, values in axes.items()}, **draft.recorded}
+def _accepted(trial: Trial, attempts: _Attempts) -> CaseResult | None:
+    """The fastest case that passes, or one of the recorded sizes; None if there is none."""
+    passed = [result for result in trial.results if _passes(result)]
+    if passed or not trial.draft.recorded:
+        return min(passed, key=lambda result: result.seconds, default=None)
+    recorded = trial.draft.recorded
+    large = sorted({v for v in recorded.values() if type(v) is int and v > 256 and v % 128 == 0})
+    smaller = {value: 128 * k for k, value in enumerate(large, 1)}
+    for values in ({n: smaller.get(v, v) for n, v in recorded.items()} if large else {}, recorded):
+        with suppress(TimeoutError):
+            if values and _passes(result := attempts.case(trial.draft, values)):
+                return result
+    return None
+
+
+def _narrowed(draft: Draft, base: CaseResult, attempts: _Attempts) -> tuple[Draft, list[str]]:
+    """The draft without what is refused where one axis of an accepted case is another.
+
+    Several axes are refused for a reason of one of them, so that each is varied alone.
+    """
+    narrowed, lines = draft, []
+    for name, values in load_spec(attempts.path).axes.items():
+        others = [value for value in values if canonical(value) != canonical(base.values[name])]
+        found = narrowed.constraints[len(draft.constraints) :]
+        if any(name in _NAME.findall(condition) for condition, _ in found):
+            continue
+        group = [base, *_varied(draft, base, name, others, attempts)]
+        reasons = {canonical(r.values[name]): _refused(draft, r) for r in group[1:]}
+        why = next(filter(None, reasons.values()), "")
+        conditions = _distinguished(draft, group, attempts) if why else []
+        if conditions:
+            narrowed = replace(narrowed, constraints=(*narrowed.constraints, (conditions[0], why)))
+            narrowed = _with_values_of(narrowed, conditions[0])
+            lines.append(f"  only {conditions[0]}: {why}")
+        elif why:
+            narrowed = _without_values(narrowed, name, reasons, base.values[name])
+            left_out = [value for value in others if reasons.get(canonical(value))]
+            lines += [f"  left out {name}={label(v)}: {reasons[canonical(v)]}" for v in left_out]
+    return narrowed, lines
+
+
+def _varied(
+    draft: Draft, base: CaseResult, name: str, values: Sequence[Any], attempts: _Attempts
+) -> list[CaseResult]:
+    """Cases that differ from an accepted one in an axis; if all are refused, in two equal ones."""
     found: list[CaseResult] = []
+    own = base.values[name]
     with suppress(TimeoutError):
-        found.append(attempts.case(_recorded_alone(draft), {}))
-        if _passes(found[0]):
-            others = [{**base, name: each} for name, values in axes.items() for each in values]
-            found.extend(attempts.case(draft, each) for each in others if each != base)
-    return found if found and _passes(found[0]) else []
-
-
-def _narrowed(
-    draft: Draft, results: list[CaseResult], attempts: _Attempts
-) -> tuple[Draft, list[str]]:
-    """The draft without what is refused, and a line for each change."""
-    refused = [_refused(draft, result) for result in results]
-    if all(refused) or not any(refused):
-        return draft, []
-    known = {condition for condition, _ in draft.constraints}
-    conditions = _distinguished(draft, results, attempts)
-    if not conditions or conditions[0] in known:
-        return _without_values(draft, rejected_values(results, refused))
-    condition, why = conditions[0], next(filter(None, refused))
-    narrowed = replace(draft, constraints=(*draft.constraints, (condition, why)))
-    return _with_values_of(narrowed, condition), [f"  only {condition}: {why}"]
+        found.extend(attempts.case(draft, {**base.values, name: value}) for value in values)
+        if type(own) is not int or own < 1 or not values or any(map(_passes, found)):
+            return found
+        doubled = ({**base.values, name: factor * own} for factor in (2, 3))
+        found.extend(attempts.case(draft, each) for each in doubled)
+        if not any(map(_passes, found)):
+            equal = [n for n, v in base.values.items() if type(v) is int and v == own and n != name]
+            both = ({**base.values, name: 2 * own, other: 2 * own} for other in equal)
+            found.extend(attempts.case(draft, each) for each in both)
+    return found
 
 
 def _with_values_of(draft: Draft, condition: str) -> Draft:
@@ -344,25 +375,15 @@ def _with_values_of(draft: Draft, condition: str) -> Draft:
     return replace(draft, axes=axes, fuzz=fuzz)
 
 
-def _without_values(
-    draft: Draft, rejected: Mapping[str, Mapping[str, str]]
-) -> tuple[Draft, list[str]]:
-    """The draft without values of axes that are refused."""
-    axes, fuzz, lines = dict(draft.axes), dict(draft.fuzz), []
-    for name, values in rejected.items():
-        left = [value for value in axes.get(name, ()) if canonical(value) not in values]
-        lost = [value for value in axes.get(name, ()) if canonical(value) in values]
-        if not left:
-            continue
-        if len(left) == 1 and type(left[0]) is int and left[0] > 1:
-            more = (factor * left[0] for factor in (2, 3))
-            left += [value for value in more if value not in axes[name]]
-        axes[name] = tuple(left)
-        ranges = {each: drawn for each, drawn in fuzz.get("axes", {}).items() if each != name}
-        fuzz = {**fuzz, "axes": ranges} if "axes" in fuzz else fuzz
-        lines += [f"  left out {name}={label(value)}: {values[canonical(value)]}" for value in lost]
-    fuzz = {} if fuzz.get("axes") == {} else fuzz
-    return replace(draft, axes=axes, fuzz=fuzz), lines
+def _without_values(draft: Draft, name: str, reasons: Mapping[str, str], accepted: Any) -> Draft:  # noqa: ANN401 - a value
+    """The draft without the values of an axis that are refused, for reasons by canonical text."""
+    axes, fuzz = dict(draft.axes), dict(draft.fuzz)
+    left = tuple(value for value in axes[name] if not reasons.get(canonical(value)))
+    axes[name] = left or (accepted,)
+    if "axes" in fuzz:
+        fuzz["axes"] = {each: drawn for each, drawn in fuzz["axes"].items() if each != name}
+        fuzz = fuzz if fuzz["axes"] else {}
+    return replace(draft, axes=axes, fuzz=fuzz)
 
 
 def _conditions(results: Sequence[CaseResult], refused: Sequence[str]) -> list[str]:
@@ -380,8 +401,9 @@ def _conditions(results: Sequence[CaseResult], refused: Sequence[str]) -> list[s
     every = sorted(set.intersection(*({*values} for values, _ in cases)))
     names = [name for name in every if all(type(values[name]) is int for values, _ in cases)]
     found = [f"{name} % {factor} == 0" for name in names for factor in _FACTORS]
-    for a, b in permutations(names, 2):
-        found += [f"{a} == {b}", f"{a} % {b} == 0", f"{a} <= {b}", f"{a} < {b}"]
+    if sum(bool(why) for _, why in cases) > 1:
+        for a, b in permutations(names, 2):
+            found += [f"{a} == {b}", f"{a} % {b} == 0", f"{a} <= {b}", f"{a} < {b}"]
     found += [f"min({name}) > 0" for name in every if name not in names]
     return [c for c in found if all(_holds(c, values) == (not why) for values, why in cases)]
 
@@ -398,12 +420,14 @@ def _distinguished(
         if len(conditions) < 2:
             break
         fine = next(r for r in results if not _refused(draft, r) and not r.failed)
-        named = sorted({n for c in conditions for n in re.findall(r"[A-Za-z_]\w*", c)})
-        sizes = [{*draft.axes[name], *_SIZES} for name in named if name in draft.axes]
+        named = sorted({n for c in conditions for n in _NAME.findall(c)})
+        sizes = {name: sorted({*draft.axes[name], *_SIZES}) for name in named if name in draft.axes}
         differing = (
             values
-            for each in product(*map(sorted, sizes))
-            if (values := {**fine.values, **dict(zip(named, each, strict=False))})
+            for count in (1, 2)  # names that are changed
+            for few in combinations(sizes, count)
+            for each in product(*(sizes[name] for name in few))
+            if (values := {**fine.values, **dict(zip(few, each, strict=True))})
             if 0 < sum(_holds(c, values) is True for c in conditions) < len(conditions)
         )
         chosen = next(differing, {})
@@ -427,22 +451,6 @@ def _holds(condition: str, values: Mapping[str, Any]) -> bool | None:
         return bool(Expression(condition).evaluate(values))
     except ExpressionError:
         return None
-
-
-def rejected_values(
-    results: Sequence[CaseResult], refused: Sequence[str]
-) -> dict[str, dict[str, str]]:
-    """Values of axes, as canonical text, that occur in refused cases alone, with a message."""
-    found: dict[str, dict[str, str]] = {}
-    names = {name for result in results for name in result.values}
-    for name in sorted(names):
-        values = [canonical(result.values.get(name)) for result in results]
-        fine = {value for k, value in enumerate(values) if not refused[k]}
-        for k, value in enumerate(values):
-            why = refused[k]
-            if why and value not in fine and fine:
-                found.setdefault(name, {}).setdefault(value, why)
-    return found
 
 
 def _refused(draft: Draft, result: CaseResult) -> str:
