@@ -342,16 +342,20 @@ def _varied(
     """Cases that differ from an accepted one in an axis; if all are refused, in two equal ones."""
     found: list[CaseResult] = []
     own = base.values[name]
+
+    def run(changes: Iterable[Mapping[str, Any]]) -> None:
+        cases = ({**base.values, **each} for each in changes)
+        allowed = (c for c in cases if all(_holds(r, c) is not False for r, _ in draft.constraints))
+        found.extend(attempts.case(draft, each) for each in allowed)
+
     with suppress(TimeoutError):
-        found.extend(attempts.case(draft, {**base.values, name: value}) for value in values)
+        run({name: value} for value in values)
         if type(own) is not int or own < 1 or not values or any(map(_passes, found)):
             return found
-        doubled = ({**base.values, name: factor * own} for factor in (2, 3))
-        found.extend(attempts.case(draft, each) for each in doubled)
+        run({name: factor * own} for factor in (2, 3))
         if not any(map(_passes, found)):
             equal = [n for n, v in base.values.items() if type(v) is int and v == own and n != name]
-            both = ({**base.values, name: 2 * own, other: 2 * own} for other in equal)
-            found.extend(attempts.case(draft, each) for each in both)
+            run({name: 2 * own, other: 2 * own} for other in equal)
     return found
 
 
