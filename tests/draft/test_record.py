@@ -483,6 +483,13 @@ def test_inline(cols):
 def check(one, two):
     torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
 
+def test_lambda():
+    factor = 3.0
+    compare(row_sum, lambda values: values.sum(-1) * factor / 3, torch.randn(3, 32))
+
+def compare(actual, expected, x):
+    torch.testing.assert_close(actual(x), expected(x), rtol=1e-4, atol=1e-4)
+
 def test_of_the_kernel_itself():
     x = torch.randn(7, 32, device="cuda")
     again = row_sum(x) + 0
@@ -496,7 +503,8 @@ def test_what_a_test_computes_itself_is_the_reference(repository):
     finished(repository, "record", "--trace-only", "-m", "pytest", "tests", "-q")
     calls = read_calls(repository.folder / "calls.jsonl")["rows:row_sum"]
     sources = {each.source for call in calls for each in call.compared if each.source}
-    assert len(sources) == 2
+    assert len(sources) == 3
+    assert any("return values.sum(-1) * factor / 3" in source for source in sources)
     assert any("return x.sum(dim=-1)" in source for source in sources)
     assert not any("row_sum(" in source for source in sources)
     (long,) = (source for source in sources if "first(" in source)

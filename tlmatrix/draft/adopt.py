@@ -334,9 +334,11 @@ def _run_job(job: Job, output: Path, root: Path) -> Row:
             if draft.complete:
                 seconds = max(start + _SECONDS - time.monotonic(), _SECONDS / 6)
                 trial = tried(drafts, path, [root], tier="each", prove=False, seconds=seconds)
+                draft = trial.draft
                 row = _judged(row, trial, path)
             else:
                 write_spec(draft, path)
+            if not draft.complete:
                 note = draft.notes[-1] if draft.notes else "it needs a reference"
                 row = replace(row, status="incomplete", note=note, spec=path.name)
         except BaseException as error:  # noqa: BLE001 - whatever the repository's code raises

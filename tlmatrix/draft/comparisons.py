@@ -40,12 +40,16 @@ class Result(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """A tensor that a function without a kernel returned, with its arguments."""
+    """A tensor that a function without a kernel returned, with its arguments.
+
+    `source` is the text of a function that is defined inside of another one.
+    """
 
     tensor: torch.Tensor
     function: str
     arguments: Mapping[str, Any]
     construct: Mapping[str, Any]
+    source: str = ""
 
 
 class Conversions(TorchFunctionMode):
@@ -189,7 +193,7 @@ class Comparisons:
         if by is not None or part is None:
             by = by or Returned(theirs, "", {}, {})
             arguments, construct = named(by.arguments), named(by.construct)
-            yield Comparison(found.path, by.function, arguments, construct, *limits)
+            yield Comparison(found.path, by.function, arguments, construct, *limits, by.source)
         if part is not None:
             arguments = named(part.arguments)
             yield Comparison(found.path, part.function, arguments, {}, *limits, part.source)

@@ -170,7 +170,7 @@ class Recorder:
             return True
         return (
             self._is_below(code)
-            and code.co_name[0] != "<"
+            and (code.co_name[0] != "<" or code.co_name == "<lambda>")
             and not code.co_flags & inspect.CO_GENERATOR
         )
 
@@ -206,7 +206,10 @@ class Recorder:
         if not made or opened.code.co_name.startswith("test"):
             return
         name = f"{self._module(frame)}:{opened.code.co_qualname}"
-        arguments, construct = dict(opened.arguments), {}
+        arguments, construct, source = dict(opened.arguments), {}, ""
+        if "<locals>" in name and (part := self._slicer.local_function(frame)) is not None:
+            source = part.source
+            arguments |= part.arguments
         if (owner := next(iter(arguments), "")) == "self":
             instance = arguments.pop(owner)
             construct = self._constructed.get(id(instance), (None, {}))[1]
@@ -214,7 +217,7 @@ class Recorder:
         given = {id(each) for value in arguments.values() for each in flattened(value).values()}
         for tensor in made.values():
             if id(tensor) not in given:  # it is not passed on
-                self._comparisons.remember(Returned(tensor, name, arguments, construct))
+                self._comparisons.remember(Returned(tensor, name, arguments, construct, source))
 
     def _is_operator(self, code: CodeType) -> bool:
         """Whether callers can import a function, and it is not part of a test."""

@@ -47,6 +47,7 @@ class Found:
         module: the text of the module that calls the method.
         updates: whether it changes in place what the code under test changes.
         same_dtype: whether it refuses float64.
+        part: whether it is made from a part of a function, and not seen to agree yet.
     """
 
     target: str
@@ -56,6 +57,7 @@ class Found:
     module: str = ""
     updates: bool = False
     same_dtype: bool = False
+    part: bool = False
 
 
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
@@ -240,7 +242,8 @@ def _part_of(name: str, text: str) -> Found | None:
     try:
         import_named(name.partition(":")[0])
         # A function may have several parts.
-        return _of_source(f"{name}_{sha256(text.encode()).hexdigest()[:6]}", name, text)
+        found = _of_source(f"{name}_{sha256(text.encode()).hexdigest()[:6]}", name, text)
+        return replace(found, part=True)
     except Exception:  # noqa: BLE001 - the module may not be importable
         return None
 

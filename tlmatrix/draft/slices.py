@@ -89,7 +89,7 @@ class Slicer:
                 continue
             function = _syntax(frame.f_code)
             named = [ast.Name(name, ast.Load()) for name in own if name.isidentifier()]
-            if function is None:
+            if not isinstance(function, ast.FunctionDef):
                 return None
             value = named[0] if named else _argument(function, frame, position)
             return None if value is None else self._sliced(frame, function, value, is_input)
@@ -130,20 +130,52 @@ class Slicer:
             return None
         dtypes = sorted(name for name in local if isinstance(known[name], torch.dtype))
         parameters = [*tensors, *sorted(local - inputs - {*dtypes})]
-        module, path = self._module(frame), frame.f_code.co_qualname
         body = [*(f"{name} = {tensors[0]}.dtype" for name in dtypes), *map(ast.unparse, chosen)]
         body.append(f"return {ast.unparse(value)}")
+        return self._function(frame, parameters, outside, body)
+
+    def local_function(self, frame: FrameType) -> Slice | None:
+        """A function that is defined inside of another one; None if it needs more than constants.
+
+        Args:
+            frame: of the call of it.
+        """
+        code = frame.f_code
+        function, inputs = _syntax(code), code.co_varnames[: code.co_argcount]
+        constants = {name: frame.f_locals.get(name, ...) for name in code.co_freevars}
+        fine = all(isinstance(each, _CONSTANTS) for each in constants.values())
+        if function is None or not fine:
+            return None
+        body = (
+            function.body if isinstance(function, ast.FunctionDef) else [ast.Return(function.body)]
+        )
+        outside = _free(body) - {*inputs, *constants, *dir(builtins)}
+        parameters = [*inputs, *constants]
+        found = self._function(frame, parameters, outside, map(ast.unparse, body))
+        return found._replace(arguments=constants)
+
+    def _function(
+        self,
+        frame: FrameType,
+        parameters: Sequence[str],
+        outside: Iterable[str],
+        body: Iterable[str],
+    ) -> Slice:
+        """A module with a function, and what its parameters are in a frame."""
+        module, path = self._module(frame), frame.f_code.co_qualname
+        names = ", ".join(sorted(outside))
         text = "\n".join(
             [
                 f'"""Computes what `{path}` of `{module}` compares a result with."""',
                 "",
-                *([f"from {module} import {', '.join(sorted(outside))}", ""] if outside else []),
+                *([f"from {module} import {names}", ""] if names else []),
                 "",
                 f"def reference({', '.join(parameters)}):",
                 *(f"    {line}" for part in body for line in part.splitlines()),
+                "",
             ]
         )
-        return Slice(f"{module}:{path}", text + "\n", {n: known[n] for n in parameters})
+        return Slice(f"{module}:{path}", text, {n: frame.f_locals.get(n) for n in parameters})
 
 
 @cache
@@ -152,7 +184,7 @@ def _tree(path: str) -> ast.Module:
 
 
 @cache
-def _syntax(code: CodeType) -> ast.FunctionDef | None:
+def _syntax(code: CodeType) -> ast.FunctionDef | ast.Lambda | None:
     """The definition of a function; None if there is no source of it."""
     try:
         nodes = list(ast.walk(_tree(code.co_filename)))
@@ -162,6 +194,10 @@ def _syntax(code: CodeType) -> ast.FunctionDef | None:
         if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
             first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
             if first == code.co_firstlineno:
+                return node
+        elif isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno:
+            taken = tuple(each.arg for each in node.args.args)
+            if code.co_name == "<lambda>" and taken == code.co_varnames[: code.co_argcount]:
                 return node
     return None
 

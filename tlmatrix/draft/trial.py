@@ -91,7 +91,13 @@ def tried(
             attempts = _Attempts(path, tuple(roots), runner, tier, start + seconds / 2)
             _match_reference(drafts, attempts)
             _untie(drafts, attempts)
+        if drafts.found is not None and drafts.found.part:
+            trial.lines.append(f"  {drafts.found.method} is no reference: no recorded case passes")
+            drafts.found = next((each for each in drafts.references if not each.part), None)
         trial.draft = drafts()
+        if not trial.draft.complete:
+            write_spec(trial.draft, path)
+            return trial
         with Runner() as runner, muted():  # the other keeps what it knows of other outputs
             _narrow(trial, _Attempts(path, tuple(roots), runner, tier, start + seconds))
         write_spec(trial.draft, path)  # attempts wrote others
@@ -240,22 +246,24 @@ def _match_reference(drafts: Drafts, attempts: _Attempts) -> None:
         if not draft.complete:
             continue
         kept = drafts.found is found
-        first = attempts.case(_recorded_alone(draft), {})
+        first = _recorded_case(draft, attempts)
         if _raised(first, "reference", _MIXED_DTYPES):
             found = replace(found, same_dtype=True)  # noqa: PLW2901
             own = drafts.changed(found=found)
-            first = attempts.case(_recorded_alone(own()), {})
-        if kept or _passes(first):
-            drafts.found = found
+            first = _recorded_case(own(), attempts)
         if _passes(first):
+            drafts.found = replace(found, part=False)
             return
+        if kept:
+            drafts.found = found
         if _raised(first, "entry", _RAISED) or _raised(first, "reference", _RAISED):
             continue  # however the results are compared
         for order, updates in _ways_of_returning(own.interface, first):
             other = own.changed(
-                interface=replace(own.interface, order=order), found=replace(found, updates=updates)
+                interface=replace(own.interface, order=order),
+                found=replace(found, updates=updates, part=False),
             )
-            if _passes(attempts.case(_recorded_alone(other()), {})):
+            if _passes(_recorded_case(other(), attempts)):
                 drafts.interface, drafts.found = other.interface, other.found
                 return
 
@@ -286,10 +294,29 @@ def _ways_of_returning(
         yield from (((*order, *updated), True) for order in permutations(returned) if updated)
 
 
-def _recorded_alone(draft: Draft) -> Draft:
-    """The draft with the sizes of a recorded call alone, as checks use other sizes of its axes."""
-    known = {name: (value,) for name, value in draft.recorded.items()}
-    return replace(draft, axes={**draft.axes, **known}, fuzz={})
+def _recorded_case(draft: Draft, attempts: _Attempts) -> CaseResult:
+    """The result of a case of the recorded sizes alone, or of smaller ones if it passes.
+
+    Checks use other sizes of the axes.
+
+    Raises:
+        TimeoutError: the time ended before the case did.
+    """
+    for values in _recorded_sizes(draft):
+        known = {name: (value,) for name, value in values.items()}
+        result = attempts.case(replace(draft, axes={**draft.axes, **known}, fuzz={}), {})
+        if _passes(result):
+            break
+    return result
+
+
+def _recorded_sizes(draft: Draft) -> list[Mapping[str, Any]]:
+    """The recorded values of axes, after those with small numbers for large multiples of 128."""
+    recorded = draft.recorded
+    large = sorted({v for v in recorded.values() if type(v) is int and v > 256 and v % 128 == 0})
+    smaller = {value: 128 * k for k, value in enumerate(large, 1)}
+    small = [{name: smaller.get(v, v) for name, v in recorded.items()}] if large else []
+    return [*small, recorded]
 
 
 # Narrowing ---------------------------------------------------------------------------------------
@@ -300,12 +327,9 @@ def _accepted(trial: Trial, attempts: _Attempts) -> CaseResult | None:
     passed = [result for result in trial.results if _passes(result)]
     if passed or not trial.draft.recorded:
         return min(passed, key=lambda result: result.seconds, default=None)
-    recorded = trial.draft.recorded
-    large = sorted({v for v in recorded.values() if type(v) is int and v > 256 and v % 128 == 0})
-    smaller = {value: 128 * k for k, value in enumerate(large, 1)}
-    for values in ({n: smaller.get(v, v) for n, v in recorded.items()} if large else {}, recorded):
+    for values in _recorded_sizes(trial.draft):
         with suppress(TimeoutError):
-            if values and _passes(result := attempts.case(trial.draft, values)):
+            if _passes(result := attempts.case(trial.draft, values)):
                 return result
     return None
 
