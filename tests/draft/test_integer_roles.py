@@ -141,3 +141,19 @@ def test_an_expression_replaces_a_symbol():
     assert substitute("2 * total", dims) == "2 * sum(seqlens)"
     assert substitute("bounds - 1", dims) == "len(seqlens)"
     assert substitute(7, dims) == 7
+
+
+def test_starts_and_ends_of_ranges_do_not_cross():
+    found = recognize(
+        _call(
+            _rows("x", "n", 60),
+            _rows("q", "m", 40),
+            _vector("first", "m", [0, 7, 45, 12] * 10),
+            _vector("last", "m", [9, 7, 60, 13] * 10),
+            sizes=[("n", 60), ("m", 40), ("dim", 40)],
+        )
+    )
+    assert found.roles == {
+        "first": Role("between", ("0", "n // 2")),
+        "last": Role("between", ("n // 2", "n")),
+    }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.interface import Tensor, may_be_offsets
@@ -153,6 +153,7 @@ class _Recognizer:
         self._vectors_beside()
         self._tables()
         self._indices()
+        self._ends_of_ranges()
         self._longest_dims()
         self._numbers()
         return Recognition(tuple(self.packings), self.roles, self.dims, self.numbers)
@@ -404,6 +405,30 @@ class _Recognizer:
                 negative = min((min(each, default=0) for each in tensor.values), default=0) < 0
                 least = "-1" if named or negative else "0"
                 self.roles[name] = Role("between", (least, f"{size} - 1"))
+
+    def _ends_of_ranges(self) -> None:
+        """Recognize two vectors of which one has the starts of ranges and the other their ends.
+
+        Starts are in the first half of the dimension, so that no range ends before it starts.
+        """
+        starts = [name for name, role in self.roles.items() if role.key == "between"]
+        for start, (end, tensor) in product(starts, self.integers.items()):
+            first, role = self.integers[start], self.roles[start]
+            size = str(role.of[1]).removesuffix(" - 1")
+            if end == start or first.shape != tensor.shape or role.of[0] != "0":
+                continue
+            pairs = [
+                p
+                for two in zip(first.values, tensor.values, strict=False)
+                for p in zip(*two, strict=True)
+            ]
+            ordered = all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+            least = max((min(each, default=0) for each in tensor.values), default=0)
+            column = self.sizes.get(size, ())
+            fits = all(max(v, default=0) <= n for v, n in zip(tensor.values, column, strict=False))
+            if ordered and least > 0 and column and fits:
+                self.roles[start] = Role("between", ("0", f"{size} // 2"))
+                self.roles[end] = Role("between", (f"{size} // 2", size))
 
     def _may_index(self, tensor: Tensor) -> list[Size]:
         """Dimensions and counts that all values of all calls are below, the smallest first."""
