@@ -467,8 +467,8 @@ def test_inline(cols):
     torch.manual_seed(0)
     rows = 7
     x = torch.randn(rows, cols, device="cuda")
-    half = cols // 2
-    doubled = x * FACTOR
+    half, dtype, name = cols // 2, torch.float32, "float32"
+    doubled = x.to(dtype).to(getattr(torch, name)) * FACTOR
 
     def first(values):
         return values[:, :half].sum(-1)

@@ -64,7 +64,13 @@ def called(function, passed, **symbols):
     found = Found("m:f", function, passed)
     numbers = {name: f"sum({name})" for name in symbols if name.startswith("packed")}
     made = reference_of(
-        found, tensors=["x"], axes=["rows"], numbers=numbers, symbols=symbols, updated={}
+        found,
+        tensors=["x"],
+        axes=["rows"],
+        numbers=numbers,
+        symbols=symbols,
+        arguments={"window": (None, 64, 128)},
+        updated={},
     )
     return dict(made.call or ()), made.missing
 
@@ -98,6 +104,20 @@ def test_numbers_that_are_sizes_in_all_calls_follow_them():
         "other": "none",
     }
     assert called(lambda x, n: x, {"n": [5, 6]}, packed=(5, 6))[0]["n"] == "sum(packed)"
+
+
+def test_a_value_that_varies_over_the_calls_follows_an_argument():
+    passed = {"limit": [None, ..., 128], "other": [1, 2, 3]}
+    assert called(lambda x, limit, other: x, passed, rows=(7, 8, 9)) == (
+        {"x": "x", "limit": "window"},
+        ("other",),
+    )
+
+
+def test_of_two_sizes_a_number_is_that_of_its_name():
+    passed = {"N": [1024], "k": [1024]}
+    call, _ = called(lambda x, N, k: x, passed, M=(1024,), n=(1024,))
+    assert call == {"x": "x", "N": "n", "k": 1024}
 
 
 def test_a_small_constant_or_a_number_of_two_sizes_is_no_size():

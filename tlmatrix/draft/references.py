@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tlmatrix.draft.slices import is_dtype
 from tlmatrix.draft.text import Reference, constant, written
 from tlmatrix.problem import calling
 from tlmatrix.spec.importing import import_named
@@ -92,6 +93,7 @@ def reference_of(
     axes: Sequence[str],
     numbers: Mapping[str, Any],
     symbols: Mapping[str, Sequence[int]],
+    arguments: Mapping[str, Sequence[Any]],
     updated: Mapping[str, str],
 ) -> Reference:
     """How to call a reference with the inputs and axes of a problem.
@@ -102,6 +104,7 @@ def reference_of(
         axes: the problem's axes.
         numbers: expressions for other arguments of the code under test.
         symbols: the size of each dimension in each recorded call.
+        arguments: the value of each other axis in each recorded call.
         updated: the inputs that it changes in place, with the outputs that these then are.
     """
     target = source.target
@@ -123,7 +126,7 @@ def reference_of(
     found = matched([name for name in names if name not in passed], left_over) | passed
     given = {name: numbers.get(of, of) for name, of in found.items()}
     for name, column in source.passed.items():
-        value = _written(column, symbols, numbers)
+        value = _written(name, column, symbols, arguments, numbers)
         if name in names and value is not None:
             given.setdefault(name, value)
     left = [name for name in tensors if name not in found.values()]
@@ -143,32 +146,42 @@ def _first(column: Sequence[Any]) -> Any:  # noqa: ANN401 - an argument
     return next(each for each in column if each is not ...)
 
 
-def _is_dtype(value: object) -> bool:
-    return isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype)
-
-
 def _written(
-    column: Sequence[Any], symbols: Mapping[str, Sequence[int]], numbers: Mapping[str, Any]
+    name: str,
+    column: Sequence[Any],
+    symbols: Mapping[str, Sequence[int]],
+    arguments: Mapping[str, Sequence[Any]],
+    numbers: Mapping[str, Any],
 ) -> Any:  # noqa: ANN401 - a value of YAML
-    """An argument as a spec writes it: the only size that it is in all calls, or a constant."""
+    """A parameter as a spec writes it: the size or argument that it is in all calls, or a constant.
+
+    None if it is another value in each call, and none of these.
+    """
     value = _first(column)
     if isinstance(value, list):
         rows = [[...] * len(value) if each is ... else each for each in column]
-        parts = [_written(each, symbols, numbers) for each in zip(*rows, strict=False)]
+        columns = zip(*rows, strict=False)
+        parts = [_written(name, each, symbols, arguments, numbers) for each in columns]
         return None if None in parts else f"[{', '.join(map(written, parts))}]"
-    if isinstance(value, str):
-        return None if value[:1] in ("", "$") or _is_dtype(value) else constant(value)
-    if type(value) is int and (value > 2 or len({*column} - {...}) > 1):
-        equal = [
-            name
-            for name, sizes in symbols.items()
-            if len(sizes) == len(column)
-            and all(each in (..., size) for each, size in zip(column, sizes, strict=True))
-        ]
-        if len(equal) == 1:
-            return numbers.get(equal[0], equal[0])
-    known = value is None or isinstance(value, bool | int | float)
+    if isinstance(value, str) and (value[:1] in ("", "$") or is_dtype(value)):
+        return None
+    varied = any(each not in (..., value) for each in column)
+    if varied or (type(value) is int and value > 2):
+        equal = [each for each, sizes in symbols.items() if _equal(column, sizes)]
+        if len(equal) > 1:
+            equal = [each for each in equal if alike(each, name)]
+        if not equal and varied:
+            equal = [each for each, values in arguments.items() if _equal(column, values)]
+        if equal or varied:
+            return numbers.get(equal[0], equal[0]) if equal else None
+    known = value is None or isinstance(value, bool | int | float | str)
     return constant(value) if known else None
+
+
+def _equal(column: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two columns are equal in all calls in which the first one is known."""
+    pairs = zip(column, other, strict=False)
+    return len(column) == len(other) and all(a in (..., b) for a, b in pairs)
 
 
 def find_references(target: Target, calls: Sequence[Call] = (), name: str = "") -> list[Found]:
@@ -217,7 +230,7 @@ def _of_method(name: str, method: Callable[..., Any], construct: Mapping[str, An
         for each in own
     ]
     taken = {each.name for each in own}
-    dtypes = {key for key, value in construct.items() if _is_dtype(value)}
+    dtypes = {key for key, value in construct.items() if is_dtype(value)}
     more = [key for key in construct if key not in taken | dtypes]
     made = [f"{key}={f'{own[0].name}.dtype' if key in dtypes else key}" for key in construct]
     called = ", ".join(f"{each.name}={each.name}" for each in own)

@@ -128,9 +128,18 @@ class Slicer:
         tensors = sorted(local & inputs)
         if not tensors or local - inputs - constants or outside - {*frame.f_globals}:
             return None
-        dtypes = sorted(name for name in local if isinstance(known[name], torch.dtype))
-        parameters = [*tensors, *sorted(local - inputs - {*dtypes})]
-        body = [*(f"{name} = {tensors[0]}.dtype" for name in dtypes), *map(ast.unparse, chosen)]
+        # The reference is called in other dtypes than the program.
+        own = f"{tensors[0]}.dtype"
+        forms = {torch.dtype: own, str: f'str({own}).removeprefix("torch.")'}
+        dtypes = {n: known[n] for n in sorted(local - inputs) if is_dtype(known[n])}
+        parameters = [*tensors, *sorted(local - inputs - dtypes.keys())]
+        body = [
+            *(
+                f"{n} = {forms[str if isinstance(v, str) else torch.dtype]}"
+                for n, v in dtypes.items()
+            ),
+            *map(ast.unparse, chosen),
+        ]
         body.append(f"return {ast.unparse(value)}")
         return self._function(frame, parameters, outside, body)
 
@@ -176,6 +185,12 @@ class Slicer:
             ]
         )
         return Slice(f"{module}:{path}", text, {n: frame.f_locals.get(n) for n in parameters})
+
+
+def is_dtype(value: object) -> bool:
+    """Whether a value is a dtype of PyTorch, or the name of one."""
+    found = getattr(torch, value, None) if isinstance(value, str) else value
+    return isinstance(found, torch.dtype)
 
 
 @cache

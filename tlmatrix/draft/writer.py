@@ -257,6 +257,7 @@ class _Writer:
                 str(substitute(name, self.recognition.dims)): sizes
                 for name, sizes in self.interface.symbols.items()
             },
+            arguments={n: e.values for n, e in self.arguments.items() if n in self.axes},
             updated={n: self.outputs[n] for n in self.inouts if self.found.updates},
         )
 
