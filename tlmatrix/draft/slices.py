@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import sys
+from copy import copy
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -107,18 +108,14 @@ class Slicer:
         inputs = {name for name, each in known.items() if is_input(each)}
         constants = {name for name, each in known.items() if isinstance(each, _CONSTANTS)}
         modules = {name for name, each in known.items() if isinstance(each, ModuleType)}
-        needed = _free([value]) - inputs
-        chosen: list[ast.stmt] = []
-        for statement in reversed(_before(function.body, frame.f_lineno)):
-            names = _changed(statement) & needed
+
+        def is_constant(statement: ast.stmt) -> bool:
+            """Whether it sets constants, and not by what parameters give."""
             reads = (_free([statement]) & {*known}) - modules
-            derived = reads and reads <= constants | inputs
-            if not names or (names <= constants and not derived):
-                continue
-            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-                needed -= names
-            needed |= _free([statement]) - inputs
-            chosen.insert(0, statement)
+            return _changed(statement) <= constants and not (reads and reads <= constants | inputs)
+
+        needed = _free([value]) - inputs
+        chosen = _cut(_before(function.body, frame.f_lineno), needed, inputs, is_constant)
         lines = [line for code, line in self._running if code is frame.f_code]
         if any(each.lineno <= line <= (each.end_lineno or 0) for each in chosen for line in lines):
             return None
@@ -248,6 +245,41 @@ def _before(body: Sequence[ast.stmt], line: int) -> list[ast.stmt]:
             break
         found.append(statement)
     return found
+
+
+def _cut(
+    body: Sequence[ast.stmt],
+    needed: set[str],
+    inputs: set[str],
+    is_constant: Callable[[ast.stmt], bool],
+) -> list[ast.stmt]:
+    """The statements that define or change names; adds those that they read, without inputs."""
+    chosen: list[ast.stmt] = []
+    for statement in reversed(body):
+        kept: Any = copy(statement)
+        if isinstance(statement, ast.For | ast.While | ast.If | ast.With):
+            for _ in range(2):  # an iteration may read what an earlier one has set
+                kept.body = _cut(statement.body, needed, inputs, is_constant)
+                if not isinstance(statement, ast.With):
+                    kept.orelse = _cut(statement.orelse, needed, inputs, is_constant)
+            if not kept.body and not getattr(kept, "orelse", ()):
+                continue
+            kept.body = kept.body or [ast.Pass()]
+            needed -= (
+                _changed(ast.Assign([kept.target], ast.Constant(0)))
+                if isinstance(kept, ast.For)
+                else set()
+            )
+        else:
+            names = _changed(statement)
+            again = any(names & _changed(each) for each in chosen)
+            if not names & needed or (is_constant(statement) and not again):
+                continue
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+                needed -= names
+        needed |= _free([kept]) - inputs
+        chosen.insert(0, kept)
+    return chosen
 
 
 # Names -------------------------------------------------------------------------------------------
