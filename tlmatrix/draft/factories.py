@@ -37,7 +37,7 @@ _PRIMES = (1, 3, 5, 7, 11, 13, 17, 19)
 _SMALL = (7, 5, 11, 13, 3, 17)
 _SYMBOLIC = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051)
 """Sizes of symbolic dimensions."""
-_LADDER: tuple[tuple[int, int], ...] = ((128, 4), (64, 2), (16, 8))
+_LADDER: tuple[tuple[int, int], ...] = ((128, 4), (64, 2), (16, 8), (64, 64))
 """(sizes, counts) to try if the factory rejects distinct numbers."""
 
 
@@ -102,7 +102,7 @@ def _guesses(parameters: list[inspect.Parameter]) -> Iterator[Argument]:
             "tile": 64,
             "setting": SETTINGS.get(name.lower()),
             "flag": False,
-            "other": 1.0 if annotation_text(parameter.annotation) == "float" else "",
+            "other": "" if annotation_text(parameter.annotation) == "str" else 1.0,
         }.get(kind)
         if not given and kind == "size":
             guess = next(small, 2) if COUNT.search(name) else 128 * next(primes, 1)

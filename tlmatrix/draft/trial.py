@@ -314,9 +314,11 @@ def _recorded_sizes(draft: Draft) -> list[Mapping[str, Any]]:
     """The recorded values of axes, after those with small numbers for large multiples of 128."""
     recorded = draft.recorded
     large = sorted({v for v in recorded.values() if type(v) is int and v > 256 and v % 128 == 0})
-    smaller = {value: 128 * k for k, value in enumerate(large, 1)}
-    small = [{name: smaller.get(v, v) for name, v in recorded.items()}] if large else []
-    return [*small, recorded]
+    found: list[Mapping[str, Any]] = []
+    for unit in (128, 512):  # a kernel may split a size in several parts
+        smaller = {value: min(value, unit * k) for k, value in enumerate(large, 1)}
+        found.append({name: smaller.get(value, value) for name, value in recorded.items()})
+    return [each for each in found if each != recorded] + [recorded]
 
 
 # Narrowing ---------------------------------------------------------------------------------------
