@@ -157,3 +157,21 @@ def test_starts_and_ends_of_ranges_do_not_cross():
         "first": Role("between", ("0", "n // 2")),
         "last": Role("between", ("n // 2", "n")),
     }
+
+
+def test_starts_of_padded_lengths_are_known_by_a_tile_that_callers_pass():
+    found = recognize(
+        _call(
+            _rows("x", "total", 27),
+            _vector("sizes", "groups", [5, 9, 13]),
+            _vector("starts", "groups", [0, 5, 14]),
+            _vector("padded", "groups", [0, 64, 128]),
+            arguments=[Argument("block_M", "tile", 64, default=False, values=(64,))],
+            sizes=[("total", 27), ("groups", 3), ("dim", 40)],
+        )
+    )
+    assert found.roles == {
+        "sizes": Role("lengths_of", "seqlens"),
+        "starts": Role("starts_of", "seqlens"),
+        "padded": Role("starts_of", "ceildiv(seqlens, 64) * 64"),
+    }

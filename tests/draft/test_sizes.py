@@ -50,6 +50,12 @@ def test_equal_sizes_of_a_tensor_in_calls_of_one_size_are_two():
     assert related({("x", 0): (64, 32), ("x", 1): (64, 32)}).dims["x", 1] == "rows"
 
 
+def test_the_length_of_a_vector_is_no_part_of_other_sizes():
+    columns = {("a", 0): (27,), ("a", 1): (64,), ("b", 0): (3,), ("sizes", 0): (3,)}
+    found = related(columns, vectors=["sizes"])
+    assert found.dims["b", 0] == found.dims["sizes", 0] == "size3"
+
+
 def test_what_holds_in_one_call_only_is_a_guess():
     columns = {("x", 0): (3,), ("x", 1): (40,), ("w", 0): (4,), ("r", 0): (160,)}
     found = related(columns, {("w", 0): "n"})

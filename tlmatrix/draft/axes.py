@@ -62,10 +62,11 @@ def shared_factor(recorded: Sequence[int]) -> int:
     return step if len({*recorded}) > 1 and step >= 8 else 0
 
 
-def _power_of_two(recorded: Sequence[int]) -> int:
-    """The power of two that the only size of all calls has; 0 if it may be so by chance."""
+def multiple_of(recorded: Sequence[int]) -> int:
+    """The factor that all sizes have, of one size a power of two; 0 if it may be so by chance."""
     own = math.gcd(128, *recorded)
-    return own if len({*recorded}) == 1 and recorded[0] >= _TILE and own >= 16 else 0
+    alone = len({*recorded}) == 1 and recorded[0] >= _TILE and own >= 16
+    return shared_factor(recorded) or (own if alone else 0)
 
 
 def lengths(packings: Sequence[Packing]) -> list[Any]:
@@ -238,7 +239,7 @@ class AxesOfDraft:
             found = sorted({-(-size // whole) * whole for size in found})
         elif found == [1, 3] and any(name == total for total, _ in quotients(self._tensors)):
             found.append(6)  # a quotient of two
-        if step := shared_factor(recorded) or _power_of_two(recorded):
+        if step := multiple_of(recorded):
             self.multiples[name] = step
         if not parts:
             self._ranges.add(name)

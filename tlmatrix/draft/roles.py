@@ -330,6 +330,8 @@ class _Recognizer:
                 if keys:
                     self.roles[name] = Role(keys[0], packing.expression)
                     break
+            if name not in self.roles and counts and (padded := self._padded_starts(tensor)):
+                self.roles[name] = Role("starts_of", padded)
             if name not in self.roles and counts and tensor.values:
                 other = self._other_side(tensor.values)
                 if other is not None:
@@ -339,6 +341,17 @@ class _Recognizer:
             if name in self.roles and self.roles[name].key == "positions_of":
                 for size in self._selected_by(name):
                     self._longest(size, packing)
+
+    def _padded_starts(self, tensor: Tensor) -> str:
+        """The lengths padded to whole tiles of which a vector has the starts; "" without them."""
+        packing = self.packings[0]
+        tiles = {v for each in self.interface.arguments if each.kind == "tile" for v in each.values}
+        for tile in sorted({packing.tile, *tiles} - {None, 1}):
+            padded = [[-(-length // tile) * tile for length in each] for each in packing.lengths]
+            starts = tuple(tuple(accumulate((0, *each)))[: len(each)] for each in padded)
+            if tensor.values and starts == tensor.values:
+                return f"ceildiv({packing.expression}, {tile}) * {tile}"
+        return ""
 
     def _counts_sequences(self, tensor: Tensor) -> bool:
         """Whether a vector has a number for each sequence."""

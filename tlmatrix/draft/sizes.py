@@ -88,6 +88,7 @@ def relate(
         if any(column == each for each in columns.values()) and max(column) > 1:
             symbols.setdefault(name, column)
     whole = {str(size).partition(" ")[0] for (name, _), size in dims.items() if name in vectors}
+    counts = {columns[name, 0] for name in vectors - offsets}
     spare = iter(name for name in _SPARE if name not in taken)
     guesses: dict[str, tuple[str, Column]] = {}
     for place, column in columns.items():
@@ -104,6 +105,7 @@ def relate(
         if size is None and place[0] not in offsets:
             equal = next((name for name, sizes in known.items() if sizes == column), None)
             simple = equal is not None or single or (tiles is None and min(column) < 2)
+            simple = simple or column in counts  # a number of vectors' elements, not of others
             size = equal if simple else next(candidates(column, known, tiles=tiles), None)
         if size is None and (place[0] in results or tiles is not None):
             size = column[0]
@@ -161,12 +163,12 @@ def candidates(
     calls = _calls(known)
     moving = len({*column}) > 1
     yield from (name for name, sizes in known.items() if sizes == column)
-    for text in _usual([*known], dict.fromkeys([*(tiles or ()), *_FACTORS]), sums=moving):
+    for text in _usual([*known], dict.fromkeys([*(tiles or ()), *_FACTORS]), moving=moving):
         if _in_calls(text, calls) == column and (tiles is not None or _telling(text, calls)):
             yield text
 
 
-def _usual(names: Sequence[str], factors: Iterable[int], *, sums: bool) -> Iterator[str]:
+def _usual(names: Sequence[str], factors: Iterable[int], *, moving: bool) -> Iterator[str]:
     yield from (f"{a} // {b}" for a, b in permutations(filter(COUNT.search, names), 2))
     for name in names:
         yield f"{name} + 1"
@@ -176,10 +178,10 @@ def _usual(names: Sequence[str], factors: Iterable[int], *, sums: bool) -> Itera
     yield from (f"{factor} * {name}" for name, factor in product(names, factors))
     yield from (f"{name} // {factor}" for name, factor in product(names, factors))
     yield from (f"ceildiv({name}, {factor})" for name, factor in product(names, factors))
-    for name, other in permutations(names, 2):  # seldom, where both are no counts
+    for name, other in permutations(names, 2) if moving else ():  # seldom: both are no counts
         yield f"{name} // {other}"
         yield f"ceildiv({name}, {other})"
-        if sums and name < other:
+        if name < other:
             yield f"{name} + {other}"
             yield f"{name} + {other} - 1"
 

@@ -38,6 +38,8 @@ class BuiltIn:
         constraints: those of its axes.
         fuzz: its ranges.
         without: checks that do not apply.
+        recorded: values of axes in a recorded call.
+        multiples: factors that all recorded sizes of an axis have.
     """
 
     name: str
@@ -47,6 +49,8 @@ class BuiltIn:
     constraints: tuple[tuple[str, str], ...] = ()
     fuzz: Mapping[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()
+    recorded: Mapping[str, Any] = field(default_factory=dict)
+    multiples: Mapping[str, int] = field(default_factory=dict)
 
 
 def draft_of(
@@ -134,6 +138,8 @@ class _Writer:
             constraints=problem.constraints,
             fuzz=problem.fuzz,
             without=problem.without,
+            recorded=problem.recorded,
+            multiples=problem.multiples,
             notes=(
                 f"uses the built-in problem {problem.name}, with its inputs and float64 reference",
             ),
@@ -303,7 +309,10 @@ class _Writer:
         return self.numbers.get(argument.name, constant(argument.value))
 
     def _list(self, argument: Argument) -> str:
-        """A list with the symbols that have its numbers in all calls."""
+        """A list with the symbols that have its numbers in all calls, or lengths."""
+        for packing in self.recognition.packings:
+            if packing.lengths and packing.lengths == tuple(map(tuple, argument.values)):
+                return packing.expression
         symbols = {column: name for name, column in reversed([*self.interface.symbols.items()])}
         parts = []
         for column in zip(*argument.values, strict=False):
