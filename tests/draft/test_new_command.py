@@ -141,6 +141,17 @@ def scaled(batch: int, heads: int, dim: int, in_dtype, fast: bool):
     return main
 
 @tilelang.jit
+def typed(M, N, dtype=T.float16, block_N=128):
+    assert M % 64 == 0, "M must be a multiple"
+    torch.cuda.get_device_properties(0)
+    @T.prim_func
+    def main(X: T.Tensor((M, N), dtype), Y: T.Tensor((M, N), dtype)):
+        with T.Kernel(M, T.ceildiv(N, block_N), threads=128) as (row, tile):
+            for i in T.Parallel(block_N):
+                Y[row, tile * block_N + i] = X[row, tile * block_N + i] * 2
+    return main
+
+@tilelang.jit
 def per_tile(M, N, block_N=128):
     @T.prim_func
     def main(X: T.Tensor((M, N), "float16"), S: T.Tensor((M, T.ceildiv(N, block_N)), "float32"),
@@ -180,6 +191,13 @@ def test_new_writes_a_spec_of_the_parameters_that_tracing_finds(project: Project
     assert spec.returns == ("out",)
     assert set(spec.axes) == {*spec.factory_args, "total", "s", "values"}
     assert "def reference(x, ends):" in (project.folder / "scaled.yaml").read_text()
+
+
+def test_defaults_of_tilelangs_dtypes_are_written_by_name(project: Project) -> None:
+    (project.folder / f"{project.module}.py").write_text(_FACTORIES)
+    project.tlmatrix("new", f"{project.module}:typed", "-o", "typed.yaml")
+    assert "Tracing" not in (project.folder / "typed.yaml").read_text()
+    assert load_spec(project.folder / "typed.yaml").axes["dtype"][0] == "float16"
 
 
 def test_expressions_of_dimensions_are_quoted_for_yaml(project: Project) -> None:

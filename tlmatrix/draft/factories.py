@@ -12,7 +12,7 @@ import inspect
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.draft.calls import Call, Seen
+from tlmatrix.draft.calls import Call, Seen, seen
 from tlmatrix.draft.interface import (
     SETTINGS,
     Argument,
@@ -37,7 +37,7 @@ _PRIMES = (1, 3, 5, 7, 11, 13, 17, 19)
 _SMALL = (7, 5, 11, 13, 3, 17)
 _SYMBOLIC = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051)
 """Sizes of symbolic dimensions."""
-_LADDER: tuple[tuple[int, int], ...] = ((128, 4), (64, 2), (16, 8), (64, 64))
+_LADDER: tuple[tuple[int, int], ...] = ((128, 4), (64, 2), (16, 8), (64, 64), (128, 1))
 """(sizes, counts) to try if the factory rejects distinct numbers."""
 
 
@@ -190,9 +190,10 @@ class _Tracer:
 
     def _kernel(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401
         from tlmatrix.interpreter import InterpretedKernel, interpret
+        from tlmatrix.interpreter.frontend.device import stand_in
 
         factory: Any = self._target.found
-        with interpret():
+        with interpret(), stand_in():
             kernel = factory.compile(**values) if self._tensors else factory(**values)
         if not isinstance(kernel, InterpretedKernel):
             raise TypeError(f"the factory returned a {type(kernel).__name__}, not a kernel")
@@ -222,7 +223,8 @@ class _Tracer:
                 for dim, match in named
                 if match is not None and not match.group().isdigit()
             }
-        construct = {name: value for name, value in values.items() if name not in self._consts}
+        # As a call has them: a dtype of TileLang is no value of a spec.
+        construct = {n: seen(value) for n, value in values.items() if n not in self._consts}
         return Call(
             self._target.text,
             given,

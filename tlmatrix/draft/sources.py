@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.draft.calls import alike, calls_of_definition, read_calls, signature
+from tlmatrix.draft.calls import alike, calls_of_definition, read_calls, seen, signature
 from tlmatrix.draft.families import built_in
 from tlmatrix.draft.interface import interface_of, signature_interface
 from tlmatrix.draft.probes import call_in_other_precision, probed
@@ -110,7 +110,8 @@ def drafts_for(
     except ForkError as error:  # the factory may not accept the guesses
         why = str(error).splitlines()[0][:160]
         failed = "tracing it with guessed arguments failed"
-        guessed = signature_interface(target, guesses(target))
+        arguments = [replace(each, value=seen(each.value)) for each in guesses(target)]
+        guessed = signature_interface(target, arguments)
         stub = [f"{failed.capitalize()}, so these tensors are guesses:", why]
         return Drafts(target, guessed, (), [f"{failed} ({why}); {_SHOW_A_CALL}"], stub)
     return Drafts(target, interface, find_references(target))
