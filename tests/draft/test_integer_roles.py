@@ -175,3 +175,19 @@ def test_starts_of_padded_lengths_are_known_by_a_tile_that_callers_pass():
         "starts": Role("starts_of", "seqlens"),
         "padded": Role("starts_of", "ceildiv(seqlens, 64) * 64"),
     }
+
+
+@pytest.mark.parametrize(
+    ("most", "text"), [(13, "max(seqlens)"), (128, "ceildiv(max(seqlens), 128) * 128")]
+)
+def test_a_size_of_the_longest_sequence_may_be_padded(most, text):
+    found = recognize(
+        _call(
+            _rows("x", "total", 27),
+            _vector("sizes", "groups", [5, 9, 13]),
+            arguments=[Argument("M_max", "size", most, default=False, values=(most,))],
+            sizes=[("total", 27), ("groups", 3), ("dim", 40), ("M_max", most)],
+        )
+    )
+    assert found.numbers == {"M_max": text}
+    assert found.dims["M_max"] == text

@@ -8,10 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from tlmatrix.draft.calls import Call, Seen
 from tlmatrix.draft.references import named_reference
-from tlmatrix.draft.sources import drafts_for
+from tlmatrix.draft.sources import drafts_for, drafts_of_calls
+from tlmatrix.draft.targets import target_of
 from tlmatrix.draft.text import write_spec
 from tlmatrix.draft.trial import _conditions, _relaxed, tried
+from tlmatrix.exit_codes import UsageError
 from tlmatrix.spec.loader import load_spec
 
 
@@ -109,6 +112,14 @@ def drafts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield drafts_for("totals:total", call="f(torch.randn(311, 211, 97, 11))")
     sys.modules.pop("totals", None)
+
+
+def test_a_dtype_that_specs_do_not_have_is_reported(drafts):
+    call = Call(
+        "totals:total", {"x": Seen((3, 4), "float4_e2m1fn_x2")}, {"0": Seen((3,), "float32")}
+    )
+    with pytest.raises(UsageError, match="specs have no dtype float4_e2m1fn_x2, that of x"):
+        drafts_of_calls(target_of("totals:total"), [call])
 
 
 def test_tensors_of_a_draft_have_sizes_that_a_case_can_take(drafts):

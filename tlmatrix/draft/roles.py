@@ -6,6 +6,7 @@ calls, how kernels use them, and names.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise, product
@@ -496,10 +497,17 @@ class _Recognizer:
     def _recorded_number(self, name: str, values: tuple[object, ...]) -> str | None:
         if not values or any(type(value) is not int for value in values):
             return None
+        sizes = [value for value in values if isinstance(value, int)]
         known = [each for each in self.packings if each.lengths]
         for each in known:
-            if values == each.each(max) and name not in self.sizes:
+            longest, step = each.each(max), math.gcd(128, *sizes)
+            if values == longest and name not in self.sizes:
                 return f"max({each.expression})"
+            padded = tuple(-(-length // step) * step for length in longest)
+            if name in self.sizes and "max" in name.lower() and values == padded:
+                text = f"ceildiv(max({each.expression}), {step}) * {step}"
+                self.dims[name] = text if step > 1 else f"max({each.expression})"
+                return self.dims[name]
             if values == each.each(sum):
                 return f"sum({each.expression})"
         if (packing := longest_of(self.packings, name)) is not None:

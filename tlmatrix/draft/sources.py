@@ -20,6 +20,7 @@ from tlmatrix.draft.references import find_references
 from tlmatrix.draft.roles import recognize
 from tlmatrix.draft.targets import target_of
 from tlmatrix.draft.writer import draft_of
+from tlmatrix.dtypes import DTYPES
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.processes import ForkError
 
@@ -135,6 +136,9 @@ def drafts_of_calls(target: Target, every: Sequence[Call], reference: str = "") 
             f"{target.text} takes objects that a spec cannot write: {kinds}; name a function that "
             "makes them from numbers and tensors"
         )
+    for name, each in (*chosen[0].tensors.items(), *chosen[0].results.items()):
+        if each.dtype not in DTYPES:
+            raise UsageError(f"{target.text}: specs have no dtype {each.dtype}, that of {name}")
     if target.is_factory:
         from tlmatrix.draft.factories import traced_sizes
 
