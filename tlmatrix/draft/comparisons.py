@@ -189,7 +189,10 @@ class Comparisons:
         chain = [*self.conversions.chain(theirs)]
         functions = (self._made.get(id(each)) for each in chain)
         by = next((made for made in functions if isinstance(made, Returned)), None)
-        part = self._slicer.slice_of(chain, place, is_input)
+        try:
+            part = self._slicer.slice_of(chain, place, is_input)
+        except Exception:  # noqa: BLE001 - the program goes on, whatever its code is
+            part = None
         if by is not None or part is None:
             by = by or Returned(theirs, "", {}, {})
             arguments, construct = named(by.arguments), named(by.construct)
