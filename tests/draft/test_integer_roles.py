@@ -39,11 +39,15 @@ def test_a_vector_from_0_that_ends_at_a_dimension_is_offsets():
                 Argument("n", "size", 24, default=False, values=(24,)),
                 Argument("window", "size", 7, default=False, values=(7,)),
             ],
-            sizes=[("total", 24), ("bounds", 4), ("dim", 40)],
+            sizes=[("total", 24), ("bounds", 4), ("dim", 40), ("batch", 3)],
         )
     )
     assert found.roles == {"cu": Role("offsets_of", "seqlens")}
-    assert found.dims == {"total": "sum(seqlens)", "bounds": "len(seqlens) + 1"}
+    assert found.dims == {
+        "total": "sum(seqlens)",
+        "bounds": "len(seqlens) + 1",
+        "batch": "len(seqlens)",
+    }
     assert found.numbers == {
         "max_len": "max(seqlens)",
         "batch": "len(seqlens)",

@@ -488,6 +488,8 @@ class _Recognizer:
                 found = self._recorded_number(name, argument.values)
                 if found is not None:
                     self.numbers[name] = found
+                    if name in self.sizes:
+                        self.dims.setdefault(name, found)
         for each in self.interface.parameters:
             if not isinstance(each, Tensor) and each.dtype.startswith("int"):
                 packing = longest_of(self.packings, each.name)

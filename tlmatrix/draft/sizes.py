@@ -121,10 +121,16 @@ def relate(
                 guesses[size] = (f"{place[0]}_{place[1]}".lower(), column)
         dims[place] = size
     for name in [each for each in symbols if each not in scalars and each in dims.values()]:
-        if tiles is None and (text := _product(name, symbols)):
+        others = {word for size in dims.values() if size != name for word in _words(size)}
+        text = "" if tiles is not None or name in others else _product(name, symbols)
+        if text:
             dims = {place: text if size == name else size for place, size in dims.items()}
             del symbols[name]
     return Relations(dims, symbols, guesses)
+
+
+def _words(size: Size) -> set[str]:
+    return {*re.findall(r"[A-Za-z_]\w*", str(size))}
 
 
 def _product(name: str, symbols: Mapping[str, Column]) -> str:
