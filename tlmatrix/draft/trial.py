@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import combinations, permutations, product
+from itertools import permutations, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.text import Draft, write_spec
@@ -173,7 +173,7 @@ def _narrow(trial: Trial, attempts: _Attempts) -> None:
         base = _accepted(trial, attempts)
         if base is None or not any(_refused(trial.draft, each) for each in trial.results):
             return
-        narrowed, lines = _narrowed(trial.draft, base, attempts)
+        narrowed, lines = _narrowed(trial.draft, trial.results, base, attempts)
         if narrowed == trial.draft:
             return
         trial.draft = narrowed
@@ -257,8 +257,8 @@ def _match_reference(drafts: Drafts, attempts: _Attempts) -> None:
             return
         if kept:
             drafts.found = found
-        if _raised(first, "entry", _RAISED) or _raised(first, "reference", _RAISED):
-            continue  # however the results are compared
+        if _raised(first, "reference", _RAISED):
+            continue  # however its results are compared
         for order, updates in _ways_of_returning(own.interface, first):
             other = own.changed(
                 interface=replace(own.interface, order=order),
@@ -337,12 +337,18 @@ def _accepted(trial: Trial, attempts: _Attempts) -> CaseResult | None:
     return None
 
 
-def _narrowed(draft: Draft, base: CaseResult, attempts: _Attempts) -> tuple[Draft, list[str]]:
+def _narrowed(
+    draft: Draft, results: Sequence[CaseResult], base: CaseResult, attempts: _Attempts
+) -> tuple[Draft, list[str]]:
     """The draft without what is refused where one axis of an accepted case is another.
 
     Several axes are refused for a reason of one of them, so that each is varied alone.
     """
     narrowed, lines = draft, []
+    if condition := _relation(draft, results, base.values, attempts):
+        why = next(filter(None, (_refused(draft, result) for result in results)))
+        related = replace(draft, constraints=(*draft.constraints, (condition, why)))
+        return _with_values_of(related, condition), [f"  only {condition}: {why}"]
     for name, values in load_spec(attempts.path).axes.items():
         others = [value for value in values if canonical(value) != canonical(base.values[name])]
         found = narrowed.constraints[len(draft.constraints) :]
@@ -351,7 +357,7 @@ def _narrowed(draft: Draft, base: CaseResult, attempts: _Attempts) -> tuple[Draf
         group = [base, *_varied(draft, base, name, others, attempts)]
         reasons = {canonical(r.values[name]): _refused(draft, r) for r in group[1:]}
         why = next(filter(None, reasons.values()), "")
-        conditions = _distinguished(draft, group, attempts) if why else []
+        conditions = _distinguished(draft, name, group, attempts) if why else []
         if conditions:
             narrowed = replace(narrowed, constraints=(*narrowed.constraints, (conditions[0], why)))
             narrowed = _with_values_of(narrowed, conditions[0])
@@ -440,35 +446,84 @@ def _conditions(results: Sequence[CaseResult], refused: Sequence[str]) -> list[s
 
 
 def _distinguished(
-    draft: Draft,
-    results: list[CaseResult],
-    attempts: _Attempts,
+    draft: Draft, name: str, results: list[CaseResult], attempts: _Attempts
 ) -> list[str]:
-    """The conditions that also fit further cases, of sizes for which they differ."""
-    results = list(results)
-    for _ in range(_MORE):
-        conditions = _conditions(results, [_refused(draft, result) for result in results])
-        if len(conditions) < 2:
-            break
-        fine = next(r for r in results if not _refused(draft, r) and not r.failed)
-        named = sorted({n for c in conditions for n in _NAME.findall(c)})
-        sizes = {name: sorted({*draft.axes[name], *_SIZES}) for name in named if name in draft.axes}
-        differing = (
-            values
-            for count in (1, 2)  # names that are changed
-            for few in combinations(sizes, count)
-            for each in product(*(sizes[name] for name in few))
-            if (values := {**fine.values, **dict(zip(few, each, strict=True))})
-            if 0 < sum(_holds(c, values) is True for c in conditions) < len(conditions)
-        )
-        chosen = next(differing, {})
-        if not chosen:
-            break
-        try:
-            results.append(attempts.case(draft, chosen))
-        except TimeoutError:
-            break
-    return _conditions(results, [_refused(draft, result) for result in results])
+    """The conditions of an axis that also fit further cases, of sizes for which they differ.
+
+    Args:
+        draft: the draft.
+        name: the axis.
+        results: cases that differ in it, the first of them accepted.
+        attempts: runs cases.
+    """
+    results, base, known = list(results), results[0].values, []
+    with suppress(TimeoutError):
+        for _ in range(_MORE):
+            conditions = _conditions(results, [_refused(draft, result) for result in results])
+            telling = (
+                each for each in _telling(draft, name, conditions, base) if each not in known
+            )
+            chosen = next(telling, None)
+            if len(conditions) < 2 or chosen is None:
+                break
+            known.append(chosen)
+            result = attempts.case(draft, {**base, **chosen})
+            if {*chosen} == {name} or not _refused(draft, result):
+                results.append(result)  # not if another axis may be why it is refused
+    found = _conditions(results, [_refused(draft, result) for result in results])
+    return [condition for condition in found if name in _NAME.findall(condition)]
+
+
+def _relation(
+    draft: Draft, results: Sequence[CaseResult], base: Mapping[str, Any], attempts: _Attempts
+) -> str:
+    """A relation of two axes that tells what is refused, and which further cases confirm, or "".
+
+    Args:
+        draft: the draft.
+        results: its cases.
+        base: the values of an accepted case.
+        attempts: runs cases.
+    """
+    every = _conditions(results, [_refused(draft, result) for result in results])
+    found = [(c, {*_NAME.findall(c)} & base.keys()) for c in every]
+    relations = {condition: sorted(names) for condition, names in found if len(names) > 1}
+    for condition, (one, other) in relations.items():
+        sizes = [sorted({*draft.axes[name], *_SIZES} - {base[name]}) for name in (one, other)]
+        pairs = [{**base, one: a, other: b} for a, b in product(*sizes)]
+        pairs.sort(key=lambda values: sum(_holds(each, values) is True for each in relations))
+        holding = [values for values in pairs if _holds(condition, values)]
+        failing = [values for values in pairs if _holds(condition, values) is False]
+        with suppress(TimeoutError):
+            taken = (not _refused(draft, attempts.case(draft, each)) for each in holding[:3])
+            refused = (_refused(draft, attempts.case(draft, each)) for each in failing[-2:])
+            if all(taken) and all(refused):
+                return condition
+    return ""
+
+
+def _telling(
+    draft: Draft, name: str, conditions: Sequence[str], base: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Values for which conditions differ, of the axis alone, or of another one beside it."""
+    sizes = {
+        each: sorted({*values, *_SIZES})
+        for each, values in draft.axes.items()
+        if type(base.get(each)) is int
+    }
+    for size in sizes.get(name, ()):
+        held = [_holds(condition, {**base, name: size}) is True for condition in conditions]
+        if 0 < sum(held) < len(held):
+            yield {name: size}
+    alone = [c for c in conditions if {*_NAME.findall(c)} == {name}]
+    relations = [c for c in conditions if len({*_NAME.findall(c)}) > 1]
+    others = {n for c in relations for n in _NAME.findall(c)} & sizes.keys() - {name}
+    for other in sorted(others) if alone else ():
+        for one, two in product(sizes.get(name, ()), sizes[other]):
+            values = {**base, name: one, other: two}
+            related = any(_holds(condition, values) for condition in relations)
+            if related and not any(_holds(condition, values) for condition in alone):
+                yield {name: one, other: two}
 
 
 def _sizes(result: CaseResult) -> dict[str, Any]:
