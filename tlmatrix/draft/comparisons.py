@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from tlmatrix.draft.calls import Comparison, Seen, flattened, seen
+from tlmatrix.draft.calls import Comparison, Opaque, Seen, flattened, seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -189,17 +189,21 @@ class Comparisons:
         chain = [*self.conversions.chain(theirs)]
         functions = (self._made.get(id(each)) for each in chain)
         by = next((made for made in functions if isinstance(made, Returned)), None)
+        if by is not None:
+            arguments, construct = named(by.arguments), named(by.construct)
+            yield Comparison(found.path, by.function, arguments, construct, *limits, by.source)
+            known = not any(isinstance(each, Opaque) or each == "" for each in arguments.values())
+            if known and (by.source or "<locals>" not in by.function):
+                return
         try:
             part = self._slicer.slice_of(chain, place, is_input)
         except Exception:  # noqa: BLE001 - the program goes on, whatever its code is
             part = None
-        if by is not None or part is None:
-            by = by or Returned(theirs, "", {}, {})
-            arguments, construct = named(by.arguments), named(by.construct)
-            yield Comparison(found.path, by.function, arguments, construct, *limits, by.source)
         if part is not None:
             arguments = named(part.arguments)
             yield Comparison(found.path, part.function, arguments, {}, *limits, part.source)
+        elif by is None:
+            yield Comparison(found.path, "", {}, {}, *limits)
 
     def _named(self, value: object, arguments: Mapping[str, Any]) -> object:
         """An argument of a reference: `$name` for an argument of the call, or a constant."""

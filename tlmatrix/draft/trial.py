@@ -328,8 +328,16 @@ def _recorded_sizes(draft: Draft) -> list[Mapping[str, Any]]:
 def _accepted(trial: Trial, attempts: _Attempts) -> CaseResult | None:
     """The fastest case that passes, or one of the recorded sizes; None if there is none."""
     passed = [result for result in trial.results if _passes(result)]
+    # Values such as rows of zeros hide that others are wrong.
+    passed.sort(
+        key=lambda result: (result.values.get("values", "normal") != "normal", result.seconds)
+    )
+    if passed and passed[0].values.get("values", "normal") != "normal":
+        with suppress(TimeoutError):
+            normal = attempts.case(trial.draft, {**passed[0].values, "values": "normal"})
+            passed = [normal, *passed] if _passes(normal) else passed
     if passed or not trial.draft.recorded:
-        return min(passed, key=lambda result: result.seconds, default=None)
+        return next(iter(passed), None)
     for values in _recorded_sizes(trial.draft):
         with suppress(TimeoutError):
             if _passes(result := attempts.case(trial.draft, values)):
