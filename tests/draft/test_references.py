@@ -83,7 +83,7 @@ def test_numbers_that_are_sizes_in_all_calls_follow_them():
         "values": ["$x", "$x", "$x"],
         "n": [32, ..., 64],
         "shape": [[7, 32], ..., [9, 64]],
-        "half": [16, 16, 16],
+        "half": [6, 6, 6],
         "mode": ["mean", "mean", "mean"],
         "flag": [True, True, True],
         "eps": [0.5, 0.5, 0.5],
@@ -96,7 +96,7 @@ def test_numbers_that_are_sizes_in_all_calls_follow_them():
         "values": "x",
         "n": "cols",
         "shape": "[rows, cols]",
-        "half": 16,
+        "half": 6,
         "mode": "'mean'",
         "flag": True,
         "eps": 0.5,
@@ -112,6 +112,14 @@ def test_a_value_that_varies_over_the_calls_follows_an_argument():
         {"x": "x", "limit": "window"},
         ("other",),
     )
+
+
+def test_a_number_that_is_a_part_of_a_size_in_all_calls_follows_it():
+    assert (
+        called(lambda x, n: x, {"n": [32, 48]}, rows=(7, 7), cols=(64, 96))[0]["n"] == "cols // 2"
+    )
+    assert called(lambda x, n: x, {"n": [32]}, rows=(7,), cols=(64,))[0]["n"] == "cols // 2"
+    assert called(lambda x, n: x, {"n": [21]}, rows=(7,), cols=(64,))[0]["n"] == 21
 
 
 def test_of_two_sizes_a_number_is_that_of_its_name():

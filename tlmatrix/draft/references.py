@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tlmatrix.draft.sizes import candidates
 from tlmatrix.draft.slices import is_dtype
 from tlmatrix.draft.text import Reference, constant, written
 from tlmatrix.problem import calling
@@ -172,10 +173,21 @@ def _written(
             equal = [each for each in equal if alike(each, name)]
         if not equal and varied:
             equal = [each for each, values in arguments.items() if _equal(column, values)]
+        equal = equal or _derived(column, symbols)[:1]
         if equal or varied:
             return numbers.get(equal[0], equal[0]) if equal else None
     known = value is None or isinstance(value, bool | int | float | str)
     return constant(value) if known else None
+
+
+def _derived(column: Sequence[Any], symbols: Mapping[str, Sequence[int]]) -> list[str]:
+    """Expressions of sizes that a number is in all calls; of one size only halves and doubles."""
+    known = {name: tuple(sizes) for name, sizes in symbols.items() if len(sizes) == len(column)}
+    if any(type(each) is not int for each in column) or not known:
+        return []
+    found = candidates(tuple(column), known)
+    moving = len({*column}) > 1
+    return [e for e in found if moving or (column[0] > 8 and re.search(r"// 2$|^2 \*", e))]
 
 
 def _equal(column: Sequence[Any], other: Sequence[Any]) -> bool:
