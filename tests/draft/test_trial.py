@@ -93,6 +93,14 @@ def wide(x, y):
 def wide_reference(x, y):
     return x.sum() + y.sum()
 
+def joined(x, y):
+    if len(x) % 8:
+        raise ValueError("multiples of 8")
+    return (x * y).sum()
+
+def joined_reference(x, y):
+    return (x * y).sum()
+
 def slow(x):
     if len(x) % 8:
         raise ValueError("multiples of 8")
@@ -170,6 +178,21 @@ def test_only_the_axis_that_is_refused_is_narrowed(drafts, tmp_path):
     trial = tried(wide, tmp_path / "w.yaml", [tmp_path], tier="each", prove=False)
     assert [rule for rule, _ in trial.draft.constraints] == ["rows % 8 == 0"]
     assert {**trial.draft.axes, "rows": ()} == {**axes, "rows": ()}
+    assert {str(result.status) for result in trial.results} == {"passed"}
+
+
+def test_two_equal_axes_are_narrowed_together(drafts, tmp_path):
+    joined = drafts_for("totals:joined", call="f(torch.randn(16), torch.randn(16))")
+    parameters = [
+        replace(each, shape=(name,))
+        for each, name in zip(joined.interface.tensors, "mn", strict=True)
+    ]
+    symbols = {"m": (16,), "n": (16,)}
+    joined.interface = replace(joined.interface, parameters=tuple(parameters), symbols=symbols)
+    trial = tried(joined, tmp_path / "j.yaml", [tmp_path], prove=False)
+    rules = [rule for rule, _ in trial.draft.constraints]
+    assert rules[0] in ("m == n", "n == m")
+    assert {*rules[1:]} & {"m % 8 == 0", "n % 8 == 0"}
     assert {str(result.status) for result in trial.results} == {"passed"}
 
 

@@ -142,7 +142,8 @@ class AxesOfDraft:
         for name in sorted(filter(None, followed - self._arguments.keys())):
             yield name, interface.dtypes
         for item in self._arguments.values():
-            if item.default and item in interface.construct and item.name not in dimensions:
+            used = item.name in dimensions or item.name in followed
+            if item.default and item in interface.construct and not used:
                 continue
             values = self._argument_values(item, dimensions, followed)
             if values:

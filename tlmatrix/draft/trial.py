@@ -385,7 +385,7 @@ def _varied(
     own = base.values[name]
 
     def run(changes: Iterable[Mapping[str, Any]]) -> None:
-        cases = ({**base.values, **each} for each in changes)
+        cases = ({**base.values, **_tied(draft, each)} for each in changes)
         allowed = (c for c in cases if all(_holds(r, c) is not False for r, _ in draft.constraints))
         found.extend(attempts.case(draft, each) for each in allowed)
 
@@ -475,7 +475,7 @@ def _distinguished(
             if len(conditions) < 2 or chosen is None:
                 break
             known.append(chosen)
-            result = attempts.case(draft, {**base, **chosen})
+            result = attempts.case(draft, {**base, **_tied(draft, chosen)})
             if {*chosen} == {name} or not _refused(draft, result):
                 results.append(result)  # not if another axis may be why it is refused
     found = _conditions(results, [_refused(draft, result) for result in results])
@@ -497,8 +497,10 @@ def _relation(
     found = [(c, {*_NAME.findall(c)} & base.keys()) for c in every]
     relations = {condition: sorted(names) for condition, names in found if len(names) > 1}
     for condition, (one, other) in relations.items():
-        sizes = [sorted({*draft.axes[name], *_SIZES} - {base[name]}) for name in (one, other)]
-        pairs = [{**base, one: a, other: b} for a, b in product(*sizes)]
+        sizes = product(_sizes_of(draft, one), _sizes_of(draft, other))
+        pairs = [
+            {**base, one: a, other: b} for a, b in sizes if a != base[one] and b != base[other]
+        ]
         pairs.sort(key=lambda values: sum(_holds(each, values) is True for each in relations))
         holding = [values for values in pairs if _holds(condition, values)]
         failing = [values for values in pairs if _holds(condition, values) is False]
@@ -514,11 +516,7 @@ def _telling(
     draft: Draft, name: str, conditions: Sequence[str], base: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Values for which conditions differ, of the axis alone, or of another one beside it."""
-    sizes = {
-        each: sorted({*values, *_SIZES})
-        for each, values in draft.axes.items()
-        if type(base.get(each)) is int
-    }
+    sizes = {each: _sizes_of(draft, each) for each in draft.axes if type(base.get(each)) is int}
     for size in sizes.get(name, ()):
         held = [_holds(condition, {**base, name: size}) is True for condition in conditions]
         if 0 < sum(held) < len(held):
@@ -532,6 +530,22 @@ def _telling(
             related = any(_holds(condition, values) for condition in relations)
             if related and not any(_holds(condition, values) for condition in alone):
                 yield {name: one, other: two}
+
+
+def _sizes_of(draft: Draft, name: str) -> list[int]:
+    """The numbers of an axis, and small ones that tell conditions apart."""
+    return sorted({*(value for value in draft.axes[name] if type(value) is int), *_SIZES})
+
+
+def _tied(draft: Draft, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changed values, also of the axes that constraints demand to be equal."""
+    found = dict(changes)
+    for rule, _ in draft.constraints:
+        one, equal, other = rule.partition(" == ")
+        for a, b in ((one, other), (other, one)) if equal else ():
+            if a in changes and b in draft.axes:
+                found.setdefault(b, changes[a])
+    return found
 
 
 def _sizes(result: CaseResult) -> dict[str, Any]:
