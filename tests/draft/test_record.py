@@ -522,3 +522,24 @@ def test_what_a_test_computes_itself_is_the_reference(repository):
     text = (repository.folder / "s.yaml").read_text()
     assert "# A function made from tests.test_rows:test_inline." in text, text
     finished(repository, "run", "s.yaml", "-n", "0")
+
+
+def test_of_methods_that_call_those_of_their_base_the_own_one_is_recorded(repository):
+    text = """
+import torch
+from rows import row_sum
+
+class Base:
+    def forward(self, x):
+        return row_sum(x)
+
+class Op(Base):
+    def forward(self, values):
+        return super().forward(values)
+
+Op().forward(torch.randn(3, 32))
+"""
+    (repository.folder / "script.py").write_text(text)
+    finished(repository, "record", "--trace-only", "script.py")
+    (call,) = read_calls(repository.folder / "calls.jsonl")["script:Op"]
+    assert set(call.tensors) == {"values"}

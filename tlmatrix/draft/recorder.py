@@ -249,7 +249,13 @@ class Recorder:
             return f"{self._module(frame)}:{method}"
         if _is_function_class(frame.f_globals.get(owner)):
             return f"{self._module(frame)}:{owner}.apply"
-        kind = type(next(iter(opened.arguments.values()), None))  # of a base class's method
+        instance = next(iter(opened.arguments.values()), None)
+        kind = type(instance)  # of a base class's method
+        overrides = (
+            e for e in self._stack if e.code.co_name == method and e.code is not opened.code
+        )
+        if any(next(iter(each.arguments.values()), None) is instance for each in overrides):
+            return ""  # the method of a subclass calls that of its base
         if kind.__qualname__[0] == "_" or "." in kind.__qualname__:
             return ""
         if method == "__call__" and hasattr(kind, "forward"):
