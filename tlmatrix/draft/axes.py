@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.interface import Number
@@ -107,6 +108,7 @@ class AxesOfDraft:
         inputs: the tensors that the problem makes.
         numbers: expressions for arguments that are no axes.
         takes: the parameters of the reference.
+        compared: whether each recorded call was compared with it; empty if that is unknown.
 
     Attributes:
         axes: the values of each.
@@ -121,12 +123,14 @@ class AxesOfDraft:
         inputs: Sequence[Tensor],
         numbers: Mapping[str, Any],
         takes: Collection[str],
+        compared: Sequence[bool] = (),
     ) -> None:
         self._interface = interface
         self._recognition = recognition
         self._inputs = inputs
         self._numbers = numbers
         self._takes = takes
+        self._compared = compared
         self._arguments = {e.name: e for e in (*interface.arguments, *interface.construct)}
         self._tensors = (*interface.tensors, *interface.results)
         self._ranges: set[str] = set()
@@ -189,6 +193,11 @@ class AxesOfDraft:
             return ()
         factory = self._interface.factory
         taken = name in self._takes
+        if not taken and item.kind != "dtype" and len(self._compared) == len(item.values):
+            # What the reference does not take is as in the calls that it was compared with.
+            values = tuple(v for v, own in zip(item.values, self._compared, strict=True) if own)
+            item = replace(item, values=values)
+            value = next(iter(values), value)
         seen = tuple(dict.fromkeys(v if isinstance(v, str) else constant(v) for v in item.values))
         if item.kind == "dtype":
             main = self._interface.dtypes

@@ -106,7 +106,11 @@ class _Writer:
             self.axes = dict(problem.axes)
             return
         self.numbers = {**recognition.numbers, **interface.tied_dtypes}
-        self.chosen = AxesOfDraft(interface, recognition, self.inputs, self.numbers, takes)
+        column = next(iter(found.passed.values()), ()) if found is not None else ()
+        compared = [each is not ... for each in column]
+        self.chosen = AxesOfDraft(
+            interface, recognition, self.inputs, self.numbers, takes, compared
+        )
         self.axes = self.chosen.axes
         self.outputs = {each.name: self._free_name(each) for each in interface.outputs}
 
