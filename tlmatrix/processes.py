@@ -1,4 +1,4 @@
-"""The processes around this one: a launcher such as torchrun, and the process it works for.
+"""The processes around this one: a launcher such as torchrun, its parent, and forks of it.
 
 A launcher starts the same command on every rank. tlmatrix starts the processes of ranks itself,
 because every case has its own number of ranks. So rank 0 of a launcher runs all cases, and its
@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import select
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+_Result = TypeVar("_Result")
 
 _TORCHRUN_PREFIX = "TORCHELASTIC_"
 _RANK_VARIABLES = frozenset(
@@ -82,3 +85,59 @@ def _wait(handle: int) -> None:
     while not poll.poll():
         pass
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class ForkError(RuntimeError):
+    """A fork raised, took too long or was ended by a signal; says which."""
+
+
+def in_fork(work: Callable[[], _Result], seconds: float | None = None) -> _Result:
+    """What a function returns in a fork of this process, which prints nothing.
+
+    Args:
+        work: its result is pickled.
+        seconds: the time after which the fork is killed.
+
+    Raises:
+        ForkError: it raised, took longer, or was ended by a signal.
+    """
+    reading, writing = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        try:
+            end_with(parent)
+            # TileLang prints what it cannot trace.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.dup2(nowhere, 2)
+            os.close(reading)
+            with os.fdopen(writing, "wb") as pipe:
+                pipe.write(_outcome(work))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    sent = b""
+    with os.fdopen(reading, "rb") as pipe:
+        ready, _, _ = select.select([pipe], [], [], seconds)
+        if ready:
+            sent = pipe.read()
+        else:
+            os.kill(child, signal.SIGKILL)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if not sent:
+        why = f"it was ended by {signal.Signals(-ended).name}" if ended < 0 else f"exit {ended}"
+        raise ForkError(why if ready else f"it took more than {seconds:g} s")
+    result, error = pickle.loads(sent)  # noqa: S301 - of our own child
+    if error:
+        raise ForkError(error)
+    found: _Result = result
+    return found
+
+
+def _outcome(work: Callable[[], object]) -> bytes:
+    """The pickled result of a function, or what it raised."""
+    try:
+        return pickle.dumps((work(), ""))
+    except BaseException as error:  # noqa: BLE001 - the parent raises it
+        return pickle.dumps((None, f"{type(error).__name__}: {error}"))

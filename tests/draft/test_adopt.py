@@ -119,6 +119,21 @@ def test_kernels_import_the_modules_beside_them(project):
     finished(project, "run", "specs", "-n", "0")  # both in one process
 
 
+def test_kernels_are_imported_from_folders_that_are_no_packages(project):
+    """One has a dot in its name; the other has a module of its own name."""
+    for name in ("net-1.5b", "two"):
+        folder = project.folder / name
+        folder.mkdir()
+        (folder / "kernel.py").write_text(BESIDE.format(name="one").replace("helper", "two"))
+        helper = "FACTOR = 2.0\n\ndef ref_program(x):\n    return x * FACTOR\n"
+        (folder / "two.py").write_text(helper)
+    code, out, rows = adopt(project)
+    assert code == ExitCode.OK, out
+    assert {row["status"] for row in rows.values()} == {"judged"}, out
+    assert set(rows) == {"net-1.5b.kernel:scaled_one", "two.kernel:scaled_one"}
+    finished(project, "run", "specs", "-n", "0")
+
+
 def test_a_draft_that_takes_the_memory_of_the_machine_is_a_row(tmp_path):
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
 

@@ -39,11 +39,15 @@ def test_a_vector_from_0_that_ends_at_a_dimension_is_offsets():
                 Argument("n", "size", 24, default=False, values=(24,)),
                 Argument("window", "size", 7, default=False, values=(7,)),
             ],
-            sizes=[("total", 24), ("bounds", 4), ("dim", 40)],
+            sizes=[("total", 24), ("bounds", 4), ("dim", 40), ("batch", 3)],
         )
     )
     assert found.roles == {"cu": Role("offsets_of", "seqlens")}
-    assert found.dims == {"total": "sum(seqlens)", "bounds": "len(seqlens) + 1"}
+    assert found.dims == {
+        "total": "sum(seqlens)",
+        "bounds": "len(seqlens) + 1",
+        "batch": "len(seqlens)",
+    }
     assert found.numbers == {
         "max_len": "max(seqlens)",
         "batch": "len(seqlens)",
@@ -141,3 +145,53 @@ def test_an_expression_replaces_a_symbol():
     assert substitute("2 * total", dims) == "2 * sum(seqlens)"
     assert substitute("bounds - 1", dims) == "len(seqlens)"
     assert substitute(7, dims) == 7
+
+
+def test_starts_and_ends_of_ranges_do_not_cross():
+    found = recognize(
+        _call(
+            _rows("x", "n", 60),
+            _rows("q", "m", 40),
+            _vector("first", "m", [0, 7, 45, 12] * 10),
+            _vector("last", "m", [9, 7, 60, 13] * 10),
+            sizes=[("n", 60), ("m", 40), ("dim", 40)],
+        )
+    )
+    assert found.roles == {
+        "first": Role("between", ("0", "n // 2")),
+        "last": Role("between", ("n // 2", "n")),
+    }
+
+
+def test_starts_of_padded_lengths_are_known_by_a_tile_that_callers_pass():
+    found = recognize(
+        _call(
+            _rows("x", "total", 27),
+            _vector("sizes", "groups", [5, 9, 13]),
+            _vector("starts", "groups", [0, 5, 14]),
+            _vector("padded", "groups", [0, 64, 128]),
+            arguments=[Argument("block_M", "tile", 64, default=False, values=(64,))],
+            sizes=[("total", 27), ("groups", 3), ("dim", 40)],
+        )
+    )
+    assert found.roles == {
+        "sizes": Role("lengths_of", "seqlens"),
+        "starts": Role("starts_of", "seqlens"),
+        "padded": Role("starts_of", "ceildiv(seqlens, 64) * 64"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("most", "text"), [(13, "max(seqlens)"), (128, "ceildiv(max(seqlens), 128) * 128")]
+)
+def test_a_size_of_the_longest_sequence_may_be_padded(most, text):
+    found = recognize(
+        _call(
+            _rows("x", "total", 27),
+            _vector("sizes", "groups", [5, 9, 13]),
+            arguments=[Argument("M_max", "size", most, default=False, values=(most,))],
+            sizes=[("total", 27), ("groups", 3), ("dim", 40), ("M_max", most)],
+        )
+    )
+    assert found.numbers == {"M_max": text}
+    assert found.dims["M_max"] == text

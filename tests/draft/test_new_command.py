@@ -141,6 +141,17 @@ def scaled(batch: int, heads: int, dim: int, in_dtype, fast: bool):
     return main
 
 @tilelang.jit
+def typed(M, N, dtype=T.float16, block_N=128):
+    assert M % 64 == 0, "M must be a multiple"
+    torch.cuda.get_device_properties(0)
+    @T.prim_func
+    def main(X: T.Tensor((M, N), dtype), Y: T.Tensor((M, N), dtype)):
+        with T.Kernel(M, T.ceildiv(N, block_N), threads=128) as (row, tile):
+            for i in T.Parallel(block_N):
+                Y[row, tile * block_N + i] = X[row, tile * block_N + i] * 2
+    return main
+
+@tilelang.jit
 def per_tile(M, N, block_N=128):
     @T.prim_func
     def main(X: T.Tensor((M, N), "float16"), S: T.Tensor((M, T.ceildiv(N, block_N)), "float32"),
@@ -180,6 +191,13 @@ def test_new_writes_a_spec_of_the_parameters_that_tracing_finds(project: Project
     assert spec.returns == ("out",)
     assert set(spec.axes) == {*spec.factory_args, "total", "s", "values"}
     assert "def reference(x, ends):" in (project.folder / "scaled.yaml").read_text()
+
+
+def test_defaults_of_tilelangs_dtypes_are_written_by_name(project: Project) -> None:
+    (project.folder / f"{project.module}.py").write_text(_FACTORIES)
+    project.tlmatrix("new", f"{project.module}:typed", "-o", "typed.yaml")
+    assert "Tracing" not in (project.folder / "typed.yaml").read_text()
+    assert load_spec(project.folder / "typed.yaml").axes["dtype"][0] == "float16"
 
 
 def test_expressions_of_dimensions_are_quoted_for_yaml(project: Project) -> None:
@@ -225,6 +243,17 @@ def test_new_says_why_a_factory_could_not_be_traced(project: Project) -> None:
     assert "# TypeError: cannot unpack" in text
     compiled = load_spec(project.folder / "odd.yaml").factory_args
     assert compiled == {"shape": "shape", "dtype": "dtype", "block_M": 64}
+
+
+def test_a_factory_that_crashes_while_it_is_traced_ends_no_command(project: Project) -> None:
+    text = (
+        f"{_FACTORIES}\n@tilelang.jit\ndef crash(n):\n    import os\n    os.kill(os.getpid(), 9)\n"
+    )
+    (project.folder / f"{project.module}.py").write_text(text)
+    outcome = project.tlmatrix("new", f"{project.module}:crash", "-o", "crash.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    assert "it was ended by SIGKILL" in " ".join(outcome.out.split())
+    assert load_spec(project.folder / "crash.yaml").factory_args == {"n": "n"}
 
 
 def test_new_rejects_an_unknown_name(project: Project) -> None:
@@ -801,7 +830,7 @@ def scale_reference(x, w, v):
     call = "f(torch.ones(16, 48), torch.ones(80), torch.ones(112))"
     outcome = project.tlmatrix("new", f"{project.module}:scale", "--call", call, "-o", "s.yaml")
     assert re.search(r"quick tier: \d+ passed\n", outcome.out), outcome.out
-    assert re.search(r"left out \w+=49: raises ValueError: cols must be a multip", outcome.out)
+    assert re.search(r"only cols % 16 == 0: raises ValueError: cols must be a multip", outcome.out)
     assert (48, 96, 144) in load_spec(project.folder / "s.yaml").axes.values()
 
 

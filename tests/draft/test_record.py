@@ -450,6 +450,96 @@ def test_a_method_of_a_class_of_tests_is_the_reference(repository):
     }
     finished(repository, "new", "rows:row_sum", "--calls", "calls.jsonl", "-o", "s.yaml")
     text = (repository.folder / "s.yaml").read_text()
-    assert "# A function that calls tests.test_rows:RowSum.expected." in text
+    assert "# A function made from tests.test_rows:RowSum.expected." in text
     assert "cols" in text
     finished(repository, "run", "s.yaml", "-n", "0")
+
+
+INLINE = """
+import pytest
+import torch
+from rows import row_sum
+
+FACTOR = 2.0
+
+@pytest.mark.parametrize("cols", [32, 64, 96])
+def test_inline(cols):
+    torch.manual_seed(0)
+    rows = 7
+    x = torch.randn(rows, cols, device="cuda")
+    half, dtype, name = cols // 2, torch.float32, "float32"
+    x[:, 0] = 0
+    doubled = x.to(dtype).to(getattr(torch, name)) * FACTOR
+
+    def first(values):
+        return values[:, :half].sum(-1)
+
+    expected = torch.zeros(rows, dtype=x.dtype, device=x.device)
+    total = 0
+    for row in range(rows):
+        x[row, 0] = torch.randn(()) * 0 + x[row, 0]
+        if row >= 0:
+            expected[row] = first(doubled)[row] + doubled[row, half:].sum()
+            total += row
+    expected += total - rows * (rows - 1) // 2
+    expected /= FACTOR
+    out = row_sum(x)
+    check(out, expected)
+
+def check(one, two):
+    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
+
+def test_lambda():
+    factor = 3.0
+    compare(row_sum, lambda values: values.sum(-1) * factor / 3, torch.randn(3, 32))
+
+def compare(actual, expected, x):
+    torch.testing.assert_close(actual(x), expected(x), rtol=1e-4, atol=1e-4)
+
+def test_of_the_kernel_itself():
+    x = torch.randn(7, 32, device="cuda")
+    again = row_sum(x) + 0
+    torch.testing.assert_close(row_sum(x), again)
+    torch.testing.assert_close(row_sum(x), x.sum(dim=-1))
+"""
+
+
+def test_what_a_test_computes_itself_is_the_reference(repository):
+    (repository.folder / "tests" / "test_rows.py").write_text(INLINE)
+    finished(repository, "record", "--trace-only", "-m", "pytest", "tests", "-q")
+    calls = read_calls(repository.folder / "calls.jsonl")["rows:row_sum"]
+    sources = {each.source for call in calls for each in call.compared if each.source}
+    assert len(sources) == 3
+    assert any("return values.sum(-1) * factor / 3" in source for source in sources)
+    assert any("return x.sum(dim=-1)" in source for source in sources)
+    assert not any("row_sum(" in source for source in sources)
+    (long,) = (source for source in sources if "first(" in source)
+    assert "from tests.test_rows import FACTOR, torch" in long
+    assert "def reference(x, cols, rows):" in long
+    assert "manual_seed" not in long
+    assert "randn" not in long
+    finished(repository, "new", "rows:row_sum", "--calls", "calls.jsonl", "-o", "s.yaml")
+    text = (repository.folder / "s.yaml").read_text()
+    assert "# A function made from tests.test_rows:test_inline." in text, text
+    finished(repository, "run", "s.yaml", "-n", "0")
+
+
+def test_of_methods_that_call_those_of_their_base_the_own_one_is_recorded(repository):
+    text = """
+import torch
+from rows import row_sum
+
+class Base:
+    def forward(self, x):
+        return row_sum(x)
+
+class Op(Base):
+    def forward(self, values):
+        return super().forward(values)
+
+Op().forward(torch.randn(3, 32))
+"""
+    (repository.folder / "script.py").write_text(text)
+    finished(repository, "record", "--trace-only", "script.py")
+    (call,) = read_calls(repository.folder / "calls.jsonl")["script:Op"]
+    assert set(call.tensors) == {"values"}

@@ -64,7 +64,13 @@ def called(function, passed, **symbols):
     found = Found("m:f", function, passed)
     numbers = {name: f"sum({name})" for name in symbols if name.startswith("packed")}
     made = reference_of(
-        found, tensors=["x"], axes=["rows"], numbers=numbers, symbols=symbols, updated={}
+        found,
+        tensors=["x"],
+        axes=["rows"],
+        numbers=numbers,
+        symbols=symbols,
+        arguments={"window": (None, 64, 128)},
+        updated={},
     )
     return dict(made.call or ()), made.missing
 
@@ -77,7 +83,7 @@ def test_numbers_that_are_sizes_in_all_calls_follow_them():
         "values": ["$x", "$x", "$x"],
         "n": [32, ..., 64],
         "shape": [[7, 32], ..., [9, 64]],
-        "half": [16, 16, 16],
+        "half": [6, 6, 6],
         "mode": ["mean", "mean", "mean"],
         "flag": [True, True, True],
         "eps": [0.5, 0.5, 0.5],
@@ -90,7 +96,7 @@ def test_numbers_that_are_sizes_in_all_calls_follow_them():
         "values": "x",
         "n": "cols",
         "shape": "[rows, cols]",
-        "half": 16,
+        "half": 6,
         "mode": "'mean'",
         "flag": True,
         "eps": 0.5,
@@ -98,6 +104,28 @@ def test_numbers_that_are_sizes_in_all_calls_follow_them():
         "other": "none",
     }
     assert called(lambda x, n: x, {"n": [5, 6]}, packed=(5, 6))[0]["n"] == "sum(packed)"
+
+
+def test_a_value_that_varies_over_the_calls_follows_an_argument():
+    passed = {"limit": [None, ..., 128], "other": [1, 2, 3]}
+    assert called(lambda x, limit, other: x, passed, rows=(7, 8, 9)) == (
+        {"x": "x", "limit": "window"},
+        ("other",),
+    )
+
+
+def test_a_number_that_is_a_part_of_a_size_in_all_calls_follows_it():
+    assert (
+        called(lambda x, n: x, {"n": [32, 48]}, rows=(7, 7), cols=(64, 96))[0]["n"] == "cols // 2"
+    )
+    assert called(lambda x, n: x, {"n": [32]}, rows=(7,), cols=(64,))[0]["n"] == "cols // 2"
+    assert called(lambda x, n: x, {"n": [21]}, rows=(7,), cols=(64,))[0]["n"] == 21
+
+
+def test_of_two_sizes_a_number_is_that_of_its_name():
+    passed = {"N": [1024], "k": [1024]}
+    call, _ = called(lambda x, N, k: x, passed, M=(1024,), n=(1024,))
+    assert call == {"x": "x", "N": "n", "k": 1024}
 
 
 def test_a_small_constant_or_a_number_of_two_sizes_is_no_size():

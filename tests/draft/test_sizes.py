@@ -35,6 +35,27 @@ def test_a_size_is_the_expression_that_holds_in_all_calls(sizes, expression):
     assert not found.guesses
 
 
+def test_a_named_size_that_is_a_product_in_calls_of_several_sizes_is_one():
+    columns = {("x", 0): (4, 4), ("x", 1): (40, 72), ("w", 0): (160, 288)}
+    names = {("x", 0): "mult", ("x", 1): "hidden", ("w", 0): "mult_hidden"}
+    found = related(columns, names)
+    assert found.dims["w", 0] == "mult * hidden"
+    assert "mult_hidden" not in found.symbols
+    once = related({place: column[:1] for place, column in columns.items()}, names)
+    assert once.dims["w", 0] == "mult_hidden"
+
+
+def test_equal_sizes_of_a_tensor_in_calls_of_one_size_are_two():
+    assert related({("x", 0): (64,), ("x", 1): (64,)}).dims["x", 1] != "rows"
+    assert related({("x", 0): (64, 32), ("x", 1): (64, 32)}).dims["x", 1] == "rows"
+
+
+def test_the_length_of_a_vector_is_no_part_of_other_sizes():
+    columns = {("a", 0): (27,), ("a", 1): (64,), ("b", 0): (3,), ("sizes", 0): (3,)}
+    found = related(columns, vectors=["sizes"])
+    assert found.dims["b", 0] == found.dims["sizes", 0] == "size3"
+
+
 def test_what_holds_in_one_call_only_is_a_guess():
     columns = {("x", 0): (3,), ("x", 1): (40,), ("w", 0): (4,), ("r", 0): (160,)}
     found = related(columns, {("w", 0): "n"})

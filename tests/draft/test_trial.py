@@ -8,10 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from tlmatrix.draft.calls import Call, Seen
 from tlmatrix.draft.references import named_reference
-from tlmatrix.draft.sources import drafts_for
+from tlmatrix.draft.sources import drafts_for, drafts_of_calls
+from tlmatrix.draft.targets import target_of
 from tlmatrix.draft.text import write_spec
 from tlmatrix.draft.trial import _conditions, _relaxed, tried
+from tlmatrix.exit_codes import UsageError
 from tlmatrix.spec.loader import load_spec
 
 
@@ -82,6 +85,22 @@ def ends_reference(x, cu):
     parts = [x[a:b] for a, b in zip(cu[:-1].tolist(), cu[1:].tolist())]
     return torch.stack([part.flip(0)[0] for part in parts])
 
+def wide(x, y):
+    if len(x) % 8:
+        raise ValueError("multiples of 8")
+    return x.sum() + y.sum()
+
+def wide_reference(x, y):
+    return x.sum() + y.sum()
+
+def joined(x, y):
+    if len(x) % 8:
+        raise ValueError("multiples of 8")
+    return (x * y).sum()
+
+def joined_reference(x, y):
+    return (x * y).sum()
+
 def slow(x):
     if len(x) % 8:
         raise ValueError("multiples of 8")
@@ -101,6 +120,14 @@ def drafts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield drafts_for("totals:total", call="f(torch.randn(311, 211, 97, 11))")
     sys.modules.pop("totals", None)
+
+
+def test_a_dtype_that_specs_do_not_have_is_reported(drafts):
+    call = Call(
+        "totals:total", {"x": Seen((3, 4), "float4_e2m1fn_x2")}, {"0": Seen((3,), "float32")}
+    )
+    with pytest.raises(UsageError, match="specs have no dtype float4_e2m1fn_x2, that of x"):
+        drafts_of_calls(target_of("totals:total"), [call])
 
 
 def test_tensors_of_a_draft_have_sizes_that_a_case_can_take(drafts):
@@ -142,6 +169,30 @@ def test_two_sizes_that_must_be_equal_have_common_values(drafts, tmp_path):
     assert not trial.error
     assert trial.draft.constraints[0][0] in ("m == n", "n == m")
     assert trial.draft.axes["m"] == trial.draft.axes["n"]
+    assert {str(result.status) for result in trial.results} == {"passed"}
+
+
+def test_only_the_axis_that_is_refused_is_narrowed(drafts, tmp_path):
+    wide = drafts_for("totals:wide", call="f(torch.randn(16), torch.randn(31))")
+    axes = wide().axes
+    trial = tried(wide, tmp_path / "w.yaml", [tmp_path], tier="each", prove=False)
+    assert [rule for rule, _ in trial.draft.constraints] == ["rows % 8 == 0"]
+    assert {**trial.draft.axes, "rows": ()} == {**axes, "rows": ()}
+    assert {str(result.status) for result in trial.results} == {"passed"}
+
+
+def test_two_equal_axes_are_narrowed_together(drafts, tmp_path):
+    joined = drafts_for("totals:joined", call="f(torch.randn(16), torch.randn(16))")
+    parameters = [
+        replace(each, shape=(name,))
+        for each, name in zip(joined.interface.tensors, "mn", strict=True)
+    ]
+    symbols = {"m": (16,), "n": (16,)}
+    joined.interface = replace(joined.interface, parameters=tuple(parameters), symbols=symbols)
+    trial = tried(joined, tmp_path / "j.yaml", [tmp_path], prove=False)
+    rules = [rule for rule, _ in trial.draft.constraints]
+    assert rules[0] in ("m == n", "n == m")
+    assert {*rules[1:]} & {"m % 8 == 0", "n % 8 == 0"}
     assert {str(result.status) for result in trial.results} == {"passed"}
 
 

@@ -334,9 +334,11 @@ def _run_job(job: Job, output: Path, root: Path) -> Row:
             if draft.complete:
                 seconds = max(start + _SECONDS - time.monotonic(), _SECONDS / 6)
                 trial = tried(drafts, path, [root], tier="each", prove=False, seconds=seconds)
+                draft = trial.draft
                 row = _judged(row, trial, path)
             else:
                 write_spec(draft, path)
+            if not draft.complete:
                 note = draft.notes[-1] if draft.notes else "it needs a reference"
                 row = replace(row, status="incomplete", note=note, spec=path.name)
         except BaseException as error:  # noqa: BLE001 - whatever the repository's code raises
@@ -353,7 +355,7 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
     failed = [result for result in results if result.failed]
     counts = Counter(str(result.status) for result in failed)
     status = "judged"
-    if trial.error or not results or counts["error"] + counts["crashed"] + counts["timeout"]:
+    if trial.error or counts["error"] + counts["crashed"] + counts["timeout"]:
         status = "errors"
     elif failed:
         status = "findings"
@@ -362,6 +364,8 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
         status = "incomplete"  # the function of that name is another one
     narrowed = next((line.strip() for line in trial.lines if "is wrong" in line), "")
     note = trial.error or (f"{first.check}: {first.title}" if first else narrowed)
+    if not results and not trial.error:
+        status, note = "incomplete", "no case ended in time"
     reference = f"problem {draft.problem}" if draft.problem else ""
     if draft.reference is not None and not draft.problem:
         reference = draft.reference.method or draft.reference.target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.interface import Number
@@ -62,6 +63,13 @@ def shared_factor(recorded: Sequence[int]) -> int:
     return step if len({*recorded}) > 1 and step >= 8 else 0
 
 
+def multiple_of(recorded: Sequence[int]) -> int:
+    """The factor that all sizes have, of one size a power of two; 0 if it may be so by chance."""
+    own = math.gcd(128, *recorded)
+    alone = len({*recorded}) == 1 and recorded[0] >= _TILE and own >= 16
+    return shared_factor(recorded) or (own if alone else 0)
+
+
 def lengths(packings: Sequence[Packing]) -> list[Any]:
     """Values of a packed axis, on both sides of the edges of tiles."""
     tile = max((each.tile for each in packings if each.tile), default=0) or _TILE // 2
@@ -100,6 +108,7 @@ class AxesOfDraft:
         inputs: the tensors that the problem makes.
         numbers: expressions for arguments that are no axes.
         takes: the parameters of the reference.
+        compared: whether each recorded call was compared with it; empty if that is unknown.
 
     Attributes:
         axes: the values of each.
@@ -114,12 +123,14 @@ class AxesOfDraft:
         inputs: Sequence[Tensor],
         numbers: Mapping[str, Any],
         takes: Collection[str],
+        compared: Sequence[bool] = (),
     ) -> None:
         self._interface = interface
         self._recognition = recognition
         self._inputs = inputs
         self._numbers = numbers
         self._takes = takes
+        self._compared = compared
         self._arguments = {e.name: e for e in (*interface.arguments, *interface.construct)}
         self._tensors = (*interface.tensors, *interface.results)
         self._ranges: set[str] = set()
@@ -135,7 +146,8 @@ class AxesOfDraft:
         for name in sorted(filter(None, followed - self._arguments.keys())):
             yield name, interface.dtypes
         for item in self._arguments.values():
-            if item.default and item in interface.construct and item.name not in dimensions:
+            used = item.name in dimensions or item.name in followed
+            if item.default and item in interface.construct and not used:
                 continue
             values = self._argument_values(item, dimensions, followed)
             if values:
@@ -181,11 +193,17 @@ class AxesOfDraft:
             return ()
         factory = self._interface.factory
         taken = name in self._takes
+        if not taken and item.kind != "dtype" and len(self._compared) == len(item.values):
+            # What the reference does not take is as in the calls that it was compared with.
+            values = tuple(v for v, own in zip(item.values, self._compared, strict=True) if own)
+            item = replace(item, values=values)
+            value = next(iter(values), value)
         seen = tuple(dict.fromkeys(v if isinstance(v, str) else constant(v) for v in item.values))
         if item.kind == "dtype":
+            main = self._interface.dtypes
             of_inputs = factory or name in {t.dtype_of for t in self._inputs}
             if name in followed:
-                return (self._interface.dtypes if of_inputs else seen) or (value,)
+                return (main if of_inputs and {*main} <= {*seen} else seen) or (value,)
             return () if factory or item.default else seen
         if name in dimensions:
             return self._sizes(name, dimensions[name])
@@ -210,7 +228,9 @@ class AxesOfDraft:
         argument = self._arguments.get(name)
         traced = argument.value if argument is not None and interface.factory else None
         traced = None if recorded else traced
-        steps = [interface.uses.tile(tensor, dim) for tensor, dim in places]
+        shapes = {each.name: each.shape for each in self._tensors}
+        alone = [(tensor, dim) for tensor, dim in places if shapes[tensor][dim] == name]
+        steps = [interface.uses.tile(tensor, dim) for tensor, dim in alone or places]
         # A step of the whole dimension is not a tile.
         known = [step for step in steps if step is not None and step not in (traced, *recorded)]
         tiles = [each for each in interface.arguments if each.kind == "tile"]
@@ -229,7 +249,7 @@ class AxesOfDraft:
             found = sorted({-(-size // whole) * whole for size in found})
         elif found == [1, 3] and any(name == total for total, _ in quotients(self._tensors)):
             found.append(6)  # a quotient of two
-        if step := shared_factor(recorded):
+        if step := multiple_of(recorded):
             self.multiples[name] = step
         if not parts:
             self._ranges.add(name)

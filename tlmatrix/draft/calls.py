@@ -63,6 +63,7 @@ class Comparison:
         function: the function that made the expected value, `package.module:name`; "" if unknown.
         arguments: its arguments: the name of an argument of the call, or a constant.
         construct: those of the constructor, if it is a method.
+        source: a module with the part of the function that makes it; "" for the whole function.
     """
 
     output: str
@@ -71,6 +72,7 @@ class Comparison:
     construct: Mapping[str, Any] = field(default_factory=dict)
     rtol: float | None = None
     atol: float | None = None
+    source: str = ""
 
 
 @dataclass(frozen=True)

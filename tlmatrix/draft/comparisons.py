@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,12 +11,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from tlmatrix.draft.calls import Comparison, Seen, flattened, seen
+from tlmatrix.draft.calls import Comparison, Opaque, Seen, flattened, seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tlmatrix.draft.calls import Call
+    from tlmatrix.draft.slices import Position, Slicer
 
 _COMPARED_NAMES = ("actual", "input", "expected", "other")
 """Of what PyTorch's functions compare."""
@@ -38,12 +40,16 @@ class Result(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """A tensor that a function without a kernel returned, with its arguments."""
+    """A tensor that a function without a kernel returned, with its arguments.
+
+    `source` is the text of a function that is defined inside of another one.
+    """
 
     tensor: torch.Tensor
     function: str
     arguments: Mapping[str, Any]
     construct: Mapping[str, Any]
+    source: str = ""
 
 
 class Conversions(TorchFunctionMode):
@@ -81,14 +87,16 @@ class Comparisons:
 
     Args:
         keep: called with each call whose result is compared, and with the comparison.
+        slicer: finds the code of expected values that no function returns.
         agree: whether comparisons hold, as where kernels are only traced.
 
     Attributes:
         conversions: a mode under which the program runs.
     """
 
-    def __init__(self, keep: Callable[[Call], None], *, agree: bool) -> None:
+    def __init__(self, keep: Callable[[Call], None], slicer: Slicer, *, agree: bool) -> None:
         self._keep = keep
+        self._slicer = slicer
         self._agree = agree
         self._made: dict[int, Result | Returned] = {}
         self.conversions = Conversions()
@@ -123,16 +131,33 @@ class Comparisons:
 
     def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def comparing(*args: Any, **keywords: Any) -> Any:
-            named = (keywords[name] for name in _COMPARED_NAMES if name in keywords)
-            one, other, *_ = [*args, *named, None, None]
-            self.note(one, other, keywords)
+            named = {name: keywords[name] for name in _COMPARED_NAMES if name in keywords}
+            values = [*args[:2], *named.values()]
+            places = [*((k, "") for k in range(len(args[:2]))), *((2, name) for name in named)]
+            if len(values) > 1:
+                own = self._slicer.is_own(sys._getframe(1))  # noqa: SLF001
+                self.note(values[0], values[1], keywords, places if own else ())
             return self._agree or original(*args, **keywords)
 
         return comparing
 
-    def note(self, one: object, other: object, options: Mapping[str, Any]) -> None:
-        """Note a comparison if it is one of a result."""
-        for result, expected in ((one, other), (other, one)):
+    def note(
+        self,
+        one: object,
+        other: object,
+        options: Mapping[str, Any],
+        positions: Sequence[Position] = (),
+    ) -> None:
+        """Note a comparison if it is one of a result.
+
+        Args:
+            one: a value.
+            other: the value that it is compared with.
+            options: arguments of the function that compares.
+            positions: those of the two in the call of the program that compares them.
+        """
+        places = (*positions, None, None)
+        for result, expected, place in ((one, other, places[1]), (other, one, places[0])):
             values = (flattened(result).values(), flattened(expected).values())
             pairs = list(zip(*values, strict=False))
             if any(mine.numel() != theirs.numel() for mine, theirs in pairs):
@@ -141,19 +166,44 @@ class Comparisons:
                 found = self._source(mine)
                 if found is None or self._source(theirs) is not None:
                     continue
-                chain = (self._made.get(id(each)) for each in self.conversions.chain(theirs))
-                functions = (made for made in chain if isinstance(made, Returned))
-                by = next(functions, Returned(theirs, "", {}, {}))
-                noted = Comparison(
-                    found.path,
-                    by.function,
-                    {n: self._named(value, found.arguments) for n, value in by.arguments.items()},
-                    {n: self._named(value, found.arguments) for n, value in by.construct.items()},
-                    options.get("rtol"),
-                    options.get("atol"),
-                )
-                if noted not in found.call.compared:
-                    self._keep(replace(found.call, compared=(noted,)))
+                for noted in self._compared(found, theirs, options, place):
+                    if noted not in found.call.compared:
+                        self._keep(replace(found.call, compared=(noted,)))
+
+    def _compared(
+        self,
+        found: Result,
+        theirs: torch.Tensor,
+        options: Mapping[str, Any],
+        place: Position | None,
+    ) -> Iterator[Comparison]:
+        """The comparisons of a result: with what a function returned, and with a part of one."""
+
+        def named(values: Mapping[str, Any]) -> dict[str, object]:
+            return {name: self._named(value, found.arguments) for name, value in values.items()}
+
+        def is_input(value: object) -> bool:
+            return isinstance(value, torch.Tensor) and bool(self._named(value, found.arguments))
+
+        limits = options.get("rtol"), options.get("atol")
+        chain = [*self.conversions.chain(theirs)]
+        functions = (self._made.get(id(each)) for each in chain)
+        by = next((made for made in functions if isinstance(made, Returned)), None)
+        if by is not None:
+            arguments, construct = named(by.arguments), named(by.construct)
+            yield Comparison(found.path, by.function, arguments, construct, *limits, by.source)
+            known = not any(isinstance(each, Opaque) or each == "" for each in arguments.values())
+            if known and (by.source or "<locals>" not in by.function):
+                return
+        try:
+            part = self._slicer.slice_of(chain, place, is_input)
+        except Exception:  # noqa: BLE001 - the program goes on, whatever its code is
+            part = None
+        if part is not None:
+            arguments = named(part.arguments)
+            yield Comparison(found.path, part.function, arguments, {}, *limits, part.source)
+        elif by is None:
+            yield Comparison(found.path, "", {}, {}, *limits)
 
     def _named(self, value: object, arguments: Mapping[str, Any]) -> object:
         """An argument of a reference: `$name` for an argument of the call, or a constant."""

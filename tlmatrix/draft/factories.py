@@ -12,7 +12,7 @@ import inspect
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.draft.calls import Call, Seen
+from tlmatrix.draft.calls import Call, Seen, seen
 from tlmatrix.draft.interface import (
     SETTINGS,
     Argument,
@@ -24,6 +24,7 @@ from tlmatrix.draft.sizes import COUNT, NAME
 from tlmatrix.draft.targets import syntax_tree
 from tlmatrix.draft.uses import Uses, uses_of
 from tlmatrix.dtypes import dtype_of
+from tlmatrix.processes import ForkError, in_fork
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _PRIMES = (1, 3, 5, 7, 11, 13, 17, 19)
 _SMALL = (7, 5, 11, 13, 3, 17)
 _SYMBOLIC = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051)
 """Sizes of symbolic dimensions."""
-_LADDER: tuple[tuple[int, int], ...] = ((128, 4), (64, 2), (16, 8))
+_LADDER: tuple[tuple[int, int], ...] = ((128, 4), (64, 2), (16, 8), (64, 64), (128, 1))
 """(sizes, counts) to try if the factory rejects distinct numbers."""
 
 
@@ -44,9 +45,9 @@ def trace(target: Target) -> Interface:
     """The interface of a factory, without the sizes of its traces.
 
     Raises:
-        Exception: the factory raises; it may not accept the guesses.
+        ForkError: the factory raises, as it may not accept the guesses, or ends its process.
     """
-    return interface_of(target, _Tracer(target, {}).calls()).without_sizes()
+    return interface_of(target, in_fork(_Tracer(target, {}).calls)).without_sizes()
 
 
 def traced_sizes(target: Target, call: Call) -> dict[str, str]:
@@ -57,8 +58,8 @@ def traced_sizes(target: Target, call: Call) -> dict[str, str]:
     own = {each.name for each in target.parameters} - call.tensors.keys()
     given = {n: value for n, value in {**call.arguments, **call.construct}.items() if n in own}
     try:
-        calls = _Tracer(target, given).calls()
-    except Exception:  # noqa: BLE001 - as recorded it may need what a trace lacks
+        calls = in_fork(_Tracer(target, given).calls)
+    except ForkError:  # as recorded it may need what a trace lacks
         return {}
     interface = interface_of(target, calls)
     first = {**calls[0].construct, **(calls[0].sizes or {})}
@@ -101,7 +102,7 @@ def _guesses(parameters: list[inspect.Parameter]) -> Iterator[Argument]:
             "tile": 64,
             "setting": SETTINGS.get(name.lower()),
             "flag": False,
-            "other": 1.0 if annotation_text(parameter.annotation) == "float" else "",
+            "other": "" if annotation_text(parameter.annotation) == "str" else 1.0,
         }.get(kind)
         if not given and kind == "size":
             guess = next(small, 2) if COUNT.search(name) else 128 * next(primes, 1)
@@ -191,9 +192,10 @@ class _Tracer:
         from tilelang import tvm
 
         from tlmatrix.interpreter import InterpretedKernel, interpret, interpreted
+        from tlmatrix.interpreter.frontend.device import stand_in
 
         factory: Any = self._target.found
-        with interpret():
+        with interpret(), stand_in():
             kernel = factory.compile(**values) if self._tensors else factory(**values)
         if isinstance(kernel, tvm.tirx.PrimFunc):
             kernel = interpreted(kernel)
@@ -219,9 +221,14 @@ class _Tracer:
             dtype = str(buffer.dtype) if known is None else known.name
             noted = Seen(tuple(self._size(text, factor) for text in texts), dtype)
             (results if position in out else given)[name] = noted
-            named = (k for k, text in enumerate(texts) if NAME.fullmatch(text))
-            names |= {f"{name}.{dim}": texts[dim] for dim in named if not texts[dim].isdigit()}
-        construct = {name: value for name, value in values.items() if name not in self._consts}
+            named = ((k, NAME.fullmatch(text)) for k, text in enumerate(texts))
+            names |= {
+                f"{name}.{dim}": match.group()  # a plain string, as TVM's are not
+                for dim, match in named
+                if match is not None and not match.group().isdigit()
+            }
+        # As a call has them: a dtype of TileLang is no value of a spec.
+        construct = {n: seen(value) for n, value in values.items() if n not in self._consts}
         return Call(
             self._target.text,
             given,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.draft.axes import fuzz_ranges, lengths, number_of, sizes
+from tlmatrix.draft.axes import fuzz_ranges, lengths, multiple_of, number_of, sizes
 from tlmatrix.draft.interface import Number, Tensor
 from tlmatrix.draft.roles import substitute
 from tlmatrix.draft.writer import NO_ROWS, BuiltIn
@@ -89,7 +89,16 @@ def _gemm(interface: Interface, recognition: Recognition) -> BuiltIn | None:
     if c.dtype != a.dtype and c.dtype_of is None:
         axes["out_dtype"] = (c.dtype,)
     ranges = fuzz_ranges({axis: axes[axis] for axis in "mnk"})
-    return BuiltIn("gemm", axes, names, {c.name: "c"}, fuzz=ranges)
+    columns = {axis: interface.symbols.get(str(symbol), ()) for axis, symbol, _, _ in symbols}
+    return BuiltIn(
+        "gemm",
+        axes,
+        names,
+        {c.name: "c"},
+        fuzz=ranges,
+        recorded={axis: column[0] for axis, column in columns.items() if column},
+        multiples={axis: step for axis, column in columns.items() if (step := multiple_of(column))},
+    )
 
 
 def _sides(

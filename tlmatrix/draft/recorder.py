@@ -33,6 +33,7 @@ from tlmatrix.draft.calls import (
 from tlmatrix.draft.comparisons import Comparisons, Result, Returned
 from tlmatrix.draft.launches import Launch, launch_of
 from tlmatrix.draft.probes import Live
+from tlmatrix.draft.slices import Slicer
 from tlmatrix.draft.targets import is_test_file, target_of
 from tlmatrix.draft.uses import Uses, merged, uses_of
 from tlmatrix.interpreter.patching import replace_in
@@ -111,8 +112,9 @@ class Recorder:
         agree: bool = False,
     ) -> None:
         self._keep = keep
-        self._comparisons = Comparisons(keep, agree=agree)
         self._root = str(root.resolve()) + os.sep
+        self._slicer = Slicer(lambda frame: self._is_below(frame.f_code), self._module)
+        self._comparisons = Comparisons(keep, self._slicer, agree=agree)
         self._wanted = dict(wanted or {})
         self._codes: dict[CodeType, bool] = {}
         self._stack: list[_Open] = []
@@ -166,8 +168,14 @@ class Recorder:
     def _is_of_program(self, code: CodeType) -> bool:
         if code in self._wanted:
             return True
-        inside = code.co_filename.startswith(self._root) and "site-packages" not in code.co_filename
-        return inside and code.co_name[0] != "<" and not code.co_flags & inspect.CO_GENERATOR
+        return (
+            self._is_below(code)
+            and (code.co_name[0] != "<" or code.co_name == "<lambda>")
+            and not code.co_flags & inspect.CO_GENERATOR
+        )
+
+    def _is_below(self, code: CodeType) -> bool:
+        return code.co_filename.startswith(self._root) and "site-packages" not in code.co_filename
 
     def _enter(self, frame: FrameType) -> None:
         code = frame.f_code
@@ -198,7 +206,10 @@ class Recorder:
         if not made or opened.code.co_name.startswith("test"):
             return
         name = f"{self._module(frame)}:{opened.code.co_qualname}"
-        arguments, construct = dict(opened.arguments), {}
+        arguments, construct, source = dict(opened.arguments), {}, ""
+        if "<locals>" in name and (part := self._slicer.local_function(frame)) is not None:
+            source = part.source
+            arguments |= part.arguments
         if (owner := next(iter(arguments), "")) == "self":
             instance = arguments.pop(owner)
             construct = self._constructed.get(id(instance), (None, {}))[1]
@@ -206,7 +217,7 @@ class Recorder:
         given = {id(each) for value in arguments.values() for each in flattened(value).values()}
         for tensor in made.values():
             if id(tensor) not in given:  # it is not passed on
-                self._comparisons.remember(Returned(tensor, name, arguments, construct))
+                self._comparisons.remember(Returned(tensor, name, arguments, construct, source))
 
     def _is_operator(self, code: CodeType) -> bool:
         """Whether callers can import a function, and it is not part of a test."""
@@ -238,7 +249,13 @@ class Recorder:
             return f"{self._module(frame)}:{method}"
         if _is_function_class(frame.f_globals.get(owner)):
             return f"{self._module(frame)}:{owner}.apply"
-        kind = type(next(iter(opened.arguments.values()), None))  # of a base class's method
+        instance = next(iter(opened.arguments.values()), None)
+        kind = type(instance)  # of a base class's method
+        overrides = (
+            e for e in self._stack if e.code.co_name == method and e.code is not opened.code
+        )
+        if any(next(iter(each.arguments.values()), None) is instance for each in overrides):
+            return ""  # the method of a subclass calls that of its base
         if kind.__qualname__[0] == "_" or "." in kind.__qualname__:
             return ""
         if method == "__call__" and hasattr(kind, "forward"):
@@ -392,6 +409,7 @@ class Recorder:
     def _launching(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def launch(kernel: Any, *args: Any, **keywords: Any) -> Any:
             self._watch_again()
+            self._slicer.note_launch()
             profile = sys.getprofile()
             sys.setprofile(None)
             try:

@@ -12,11 +12,14 @@ import re
 import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tlmatrix.draft.sizes import candidates
+from tlmatrix.draft.slices import is_dtype
 from tlmatrix.draft.text import Reference, constant, written
 from tlmatrix.problem import calling
 from tlmatrix.spec.importing import import_named
@@ -45,6 +48,8 @@ class Found:
         method: the method that it calls, `package.module:Class.method`; "" for a function.
         module: the text of the module that calls the method.
         updates: whether it changes in place what the code under test changes.
+        same_dtype: whether it refuses float64.
+        part: whether it is made from a part of a function, and not seen to agree yet.
     """
 
     target: str
@@ -53,6 +58,8 @@ class Found:
     method: str = ""
     module: str = ""
     updates: bool = False
+    same_dtype: bool = False
+    part: bool = False
 
 
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
@@ -87,6 +94,7 @@ def reference_of(
     axes: Sequence[str],
     numbers: Mapping[str, Any],
     symbols: Mapping[str, Sequence[int]],
+    arguments: Mapping[str, Sequence[Any]],
     updated: Mapping[str, str],
 ) -> Reference:
     """How to call a reference with the inputs and axes of a problem.
@@ -97,6 +105,7 @@ def reference_of(
         axes: the problem's axes.
         numbers: expressions for other arguments of the code under test.
         symbols: the size of each dimension in each recorded call.
+        arguments: the value of each other axis in each recorded call.
         updated: the inputs that it changes in place, with the outputs that these then are.
     """
     target = source.target
@@ -104,7 +113,7 @@ def reference_of(
         axes = [axis for axis in axes if axis != "dtype"]  # that of its result
     parameters = list((parameters_of(source.function) or {}).values())
     if not parameters or any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return Reference(target, None)
+        return Reference(target, None, same_dtype=source.same_dtype)
     required = [each.name for each in parameters if each.default is each.empty]
     names = [each.name for each in parameters]
     known = {*tensors, *numbers, *axes}
@@ -118,7 +127,7 @@ def reference_of(
     found = matched([name for name in names if name not in passed], left_over) | passed
     given = {name: numbers.get(of, of) for name, of in found.items()}
     for name, column in source.passed.items():
-        value = _written(column, symbols, numbers)
+        value = _written(name, column, symbols, arguments, numbers)
         if name in names and value is not None:
             given.setdefault(name, value)
     left = [name for name in tensors if name not in found.values()]
@@ -130,39 +139,61 @@ def reference_of(
     call = {name: in_place.get(given[name], given[name]) for name in names if name in given}
     own = all(name == value for name, value in call.items())
     whole = own and not missing and {*tensors} <= {*names}
-    return Reference(target, None if whole else call, missing, source.method, source.module)
+    called = None if whole else call
+    return Reference(target, called, missing, source.method, source.module, source.same_dtype)
 
 
 def _first(column: Sequence[Any]) -> Any:  # noqa: ANN401 - an argument
     return next(each for each in column if each is not ...)
 
 
-def _is_dtype(value: object) -> bool:
-    return isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype)
-
-
 def _written(
-    column: Sequence[Any], symbols: Mapping[str, Sequence[int]], numbers: Mapping[str, Any]
+    name: str,
+    column: Sequence[Any],
+    symbols: Mapping[str, Sequence[int]],
+    arguments: Mapping[str, Sequence[Any]],
+    numbers: Mapping[str, Any],
 ) -> Any:  # noqa: ANN401 - a value of YAML
-    """An argument as a spec writes it: the only size that it is in all calls, or a constant."""
+    """A parameter as a spec writes it: the size or argument that it is in all calls, or a constant.
+
+    None if it is another value in each call, and none of these.
+    """
     value = _first(column)
     if isinstance(value, list):
         rows = [[...] * len(value) if each is ... else each for each in column]
-        parts = [_written(each, symbols, numbers) for each in zip(*rows, strict=False)]
+        columns = zip(*rows, strict=False)
+        parts = [_written(name, each, symbols, arguments, numbers) for each in columns]
         return None if None in parts else f"[{', '.join(map(written, parts))}]"
-    if isinstance(value, str):
-        return None if value[:1] in ("", "$") or _is_dtype(value) else constant(value)
-    if type(value) is int and (value > 2 or len({*column} - {...}) > 1):
-        equal = [
-            name
-            for name, sizes in symbols.items()
-            if len(sizes) == len(column)
-            and all(each in (..., size) for each, size in zip(column, sizes, strict=True))
-        ]
-        if len(equal) == 1:
-            return numbers.get(equal[0], equal[0])
-    known = value is None or isinstance(value, bool | int | float)
+    if isinstance(value, str) and (value[:1] in ("", "$") or is_dtype(value)):
+        return None
+    varied = any(each not in (..., value) for each in column)
+    if varied or (type(value) is int and value > 2):
+        equal = [each for each, sizes in symbols.items() if _equal(column, sizes)]
+        if len(equal) > 1:
+            equal = [each for each in equal if alike(each, name)]
+        if not equal and varied:
+            equal = [each for each, values in arguments.items() if _equal(column, values)]
+        equal = equal or _derived(column, symbols)[:1]
+        if equal or varied:
+            return numbers.get(equal[0], equal[0]) if equal else None
+    known = value is None or isinstance(value, bool | int | float | str)
     return constant(value) if known else None
+
+
+def _derived(column: Sequence[Any], symbols: Mapping[str, Sequence[int]]) -> list[str]:
+    """Expressions of sizes that a number is in all calls; of one size only halves and doubles."""
+    known = {name: tuple(sizes) for name, sizes in symbols.items() if len(sizes) == len(column)}
+    if any(type(each) is not int for each in column) or not known:
+        return []
+    found = candidates(tuple(column), known)
+    moving = len({*column}) > 1
+    return [e for e in found if moving or (column[0] > 8 and re.search(r"// 2$|^2 \*", e))]
+
+
+def _equal(column: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two columns are equal in all calls in which the first one is known."""
+    pairs = zip(column, other, strict=False)
+    return len(column) == len(other) and all(a in (..., b) for a, b in pairs)
 
 
 def find_references(target: Target, calls: Sequence[Call] = (), name: str = "") -> list[Found]:
@@ -211,7 +242,7 @@ def _of_method(name: str, method: Callable[..., Any], construct: Mapping[str, An
         for each in own
     ]
     taken = {each.name for each in own}
-    dtypes = {key for key, value in construct.items() if _is_dtype(value)}
+    dtypes = {key for key, value in construct.items() if is_dtype(value)}
     more = [key for key in construct if key not in taken | dtypes]
     made = [f"{key}={f'{own[0].name}.dtype' if key in dtypes else key}" for key in construct]
     called = ", ".join(f"{each.name}={each.name}" for each in own)
@@ -220,19 +251,39 @@ def _of_method(name: str, method: Callable[..., Any], construct: Mapping[str, An
         f"def reference({', '.join([*more, *declared])}):\n"
         f"    return {kind}({', '.join(made)}).{last}({called})\n"
     )
+    return _of_source(name, name, text)
+
+
+def _of_source(module: str, name: str, text: str) -> Found:
+    """The function `reference` of a module that calls or copies a part of the repository."""
     namespace: dict[str, Any] = {}
-    exec(text, namespace)  # noqa: S102 - the names of the repository's own class
-    beside = re.sub(r"\W+", "_", name)
+    exec(text, namespace)  # noqa: S102 - of the repository's own code
+    beside = re.sub(r"[^0-9A-Za-z]+", "_", module)
     return Found(f"{beside}:reference", namespace["reference"], method=name, module=text)
+
+
+def _part_of(name: str, text: str) -> Found | None:
+    """A part of a function, from its text; None if its names cannot be imported."""
+    try:
+        import_named(name.partition(":")[0])
+        # A function may have several parts.
+        found = _of_source(f"{name}_{sha256(text.encode()).hexdigest()[:6]}", name, text)
+        return replace(found, part=True)
+    except Exception:  # noqa: BLE001 - the module may not be importable
+        return None
 
 
 def _compared(target: Target, calls: Sequence[Call]) -> Iterator[Found]:
     """The functions whose results a target's were compared with, the most frequent first."""
-    every = [each for call in calls for each in call.compared if each.function]
-    for name, _ in Counter(each.function for each in every).most_common():
-        made = [next((e for e in call.compared if e.function == name), None) for call in calls]
+    every = [(e.function, e.source) for call in calls for e in call.compared if e.function]
+    whole = sorted(Counter(every).most_common(), key=lambda each: bool(each[0][1]))
+    for (name, text), _ in whole:
+        made = [
+            next((e for e in call.compared if (e.function, e.source) == (name, text)), None)
+            for call in calls
+        ]
         first = next(each for each in made if each is not None)
-        found = named_reference(name, first.construct)
+        found = _part_of(name, text) if text else named_reference(name, first.construct)
         if found is not None and name != target.text:
             given = [{**each.construct, **each.arguments} if each else {} for each in made]
             names = {**first.construct, **first.arguments}

@@ -6,9 +6,10 @@ calls, how kernels use them, and names.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.interface import Tensor, may_be_offsets
@@ -119,6 +120,13 @@ def substitute(size: Size, dims: Mapping[str, str]) -> Size:
     return text
 
 
+def longest_of(packings: Sequence[Packing], name: str) -> Packing | None:
+    """The packing whose longest length an argument is by its name, such as `max_seqlen_k`."""
+    if not packings or not _LONGEST.search(name):
+        return None
+    return next((e for e in packings if e.side and name.endswith(e.side)), packings[0])
+
+
 class _Recognizer:
     def __init__(self, interface: Interface) -> None:
         self.interface = interface
@@ -146,6 +154,7 @@ class _Recognizer:
         self._vectors_beside()
         self._tables()
         self._indices()
+        self._ends_of_ranges()
         self._longest_dims()
         self._numbers()
         return Recognition(tuple(self.packings), self.roles, self.dims, self.numbers)
@@ -322,6 +331,8 @@ class _Recognizer:
                 if keys:
                     self.roles[name] = Role(keys[0], packing.expression)
                     break
+            if name not in self.roles and counts and (padded := self._padded_starts(tensor)):
+                self.roles[name] = Role("starts_of", padded)
             if name not in self.roles and counts and tensor.values:
                 other = self._other_side(tensor.values)
                 if other is not None:
@@ -331,6 +342,17 @@ class _Recognizer:
             if name in self.roles and self.roles[name].key == "positions_of":
                 for size in self._selected_by(name):
                     self._longest(size, packing)
+
+    def _padded_starts(self, tensor: Tensor) -> str:
+        """The lengths padded to whole tiles of which a vector has the starts; "" without them."""
+        packing = self.packings[0]
+        tiles = {v for each in self.interface.arguments if each.kind == "tile" for v in each.values}
+        for tile in sorted({packing.tile, *tiles} - {None, 1}):
+            padded = [[-(-length // tile) * tile for length in each] for each in packing.lengths]
+            starts = tuple(tuple(accumulate((0, *each)))[: len(each)] for each in padded)
+            if tensor.values and starts == tensor.values:
+                return f"ceildiv({packing.expression}, {tile}) * {tile}"
+        return ""
 
     def _counts_sequences(self, tensor: Tensor) -> bool:
         """Whether a vector has a number for each sequence."""
@@ -398,6 +420,30 @@ class _Recognizer:
                 least = "-1" if named or negative else "0"
                 self.roles[name] = Role("between", (least, f"{size} - 1"))
 
+    def _ends_of_ranges(self) -> None:
+        """Recognize two vectors of which one has the starts of ranges and the other their ends.
+
+        Starts are in the first half of the dimension, so that no range ends before it starts.
+        """
+        starts = [name for name, role in self.roles.items() if role.key == "between"]
+        for start, (end, tensor) in product(starts, self.integers.items()):
+            first, role = self.integers[start], self.roles[start]
+            size = str(role.of[1]).removesuffix(" - 1")
+            if end == start or first.shape != tensor.shape or role.of[0] != "0":
+                continue
+            pairs = [
+                p
+                for two in zip(first.values, tensor.values, strict=False)
+                for p in zip(*two, strict=True)
+            ]
+            ordered = all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+            least = max((min(each, default=0) for each in tensor.values), default=0)
+            column = self.sizes.get(size, ())
+            fits = all(max(v, default=0) <= n for v, n in zip(tensor.values, column, strict=False))
+            if ordered and least > 0 and column and fits:
+                self.roles[start] = Role("between", ("0", f"{size} // 2"))
+                self.roles[end] = Role("between", (f"{size} // 2", size))
+
     def _may_index(self, tensor: Tensor) -> list[Size]:
         """Dimensions and counts that all values of all calls are below, the smallest first."""
         found: dict[Size, tuple[int, ...]] = {
@@ -442,28 +488,31 @@ class _Recognizer:
                 found = self._recorded_number(name, argument.values)
                 if found is not None:
                     self.numbers[name] = found
+                    if name in self.sizes:
+                        self.dims.setdefault(name, found)
         for each in self.interface.parameters:
             if not isinstance(each, Tensor) and each.dtype.startswith("int"):
-                packing = self._longest_of(each.name)
+                packing = longest_of(self.packings, each.name)
                 if packing is not None:
                     self.numbers[each.name] = f"max({packing.expression})"
-
-    def _longest_of(self, name: str) -> Packing | None:
-        if not self.packings or not _LONGEST.search(name):
-            return None
-        sides = (each for each in self.packings if each.side and name.endswith(each.side))
-        return next(sides, self.packings[0])
 
     def _recorded_number(self, name: str, values: tuple[object, ...]) -> str | None:
         if not values or any(type(value) is not int for value in values):
             return None
+        sizes = [value for value in values if isinstance(value, int)]
         known = [each for each in self.packings if each.lengths]
         for each in known:
-            if values == each.each(max) and name not in self.sizes:
+            longest, step = each.each(max), math.gcd(128, *sizes)
+            if values == longest and name not in self.sizes:
                 return f"max({each.expression})"
+            padded = tuple(-(-length // step) * step for length in longest)
+            if name in self.sizes and "max" in name.lower() and values == padded:
+                text = f"ceildiv(max({each.expression}), {step}) * {step}"
+                self.dims[name] = text if step > 1 else f"max({each.expression})"
+                return self.dims[name]
             if values == each.each(sum):
                 return f"sum({each.expression})"
-        if (packing := self._longest_of(name)) is not None:
+        if (packing := longest_of(self.packings, name)) is not None:
             return f"max({packing.expression})"
         counts = known if _COUNTS.search(name) else []
         if axis := next((each.axis for each in counts if values == each.each(len)), ""):

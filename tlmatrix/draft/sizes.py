@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 from typing import TYPE_CHECKING
 
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
@@ -88,6 +88,7 @@ def relate(
         if any(column == each for each in columns.values()) and max(column) > 1:
             symbols.setdefault(name, column)
     whole = {str(size).partition(" ")[0] for (name, _), size in dims.items() if name in vectors}
+    counts = {columns[name, 0] for name in vectors - offsets}
     spare = iter(name for name in _SPARE if name not in taken)
     guesses: dict[str, tuple[str, Column]] = {}
     for place, column in columns.items():
@@ -95,11 +96,16 @@ def relate(
             continue
         single = place[0] in vectors or place[0] in offsets
         known = {name: sizes for name, sizes in symbols.items() if name not in whole or single}
+        if tiles is None and len({*column}) == 1 and place[0] not in results:
+            # A square matrix in all calls, of one size, need not be one.
+            beside = {dims.get((place[0], dim)) for dim in range(place[1])}
+            known = {name: sizes for name, sizes in known.items() if name not in beside}
         known = known if tiles is None else {**scalars, **known}
         size: Size | None = 1 if {*column} == {1} else None
         if size is None and place[0] not in offsets:
-            equal = next((name for name, sizes in symbols.items() if sizes == column), None)
+            equal = next((name for name, sizes in known.items() if sizes == column), None)
             simple = equal is not None or single or (tiles is None and min(column) < 2)
+            simple = simple or column in counts  # a number of vectors' elements, not of others
             size = equal if simple else next(candidates(column, known, tiles=tiles), None)
         if size is None and (place[0] in results or tiles is not None):
             size = column[0]
@@ -114,7 +120,26 @@ def relate(
             if not size.isidentifier() and len({*column}) == 1 and place[0] not in results:
                 guesses[size] = (f"{place[0]}_{place[1]}".lower(), column)
         dims[place] = size
+    for name in [each for each in symbols if each not in scalars and each in dims.values()]:
+        others = {word for size in dims.values() if size != name for word in _words(size)}
+        text = "" if tiles is not None or name in others else _product(name, symbols)
+        if text:
+            dims = {place: text if size == name else size for place, size in dims.items()}
+            del symbols[name]
     return Relations(dims, symbols, guesses)
+
+
+def _words(size: Size) -> set[str]:
+    return {*re.findall(r"[A-Za-z_]\w*", str(size))}
+
+
+def _product(name: str, symbols: Mapping[str, Column]) -> str:
+    """The two symbols whose product another one is in calls of several sizes; "" without them."""
+    calls = _calls(symbols)
+    pairs = combinations((other for other in symbols if other != name), 2)
+    texts = (f"{a} * {b}" for a, b in pairs if len({*symbols[name]}) > 1)
+    found = (e for e in texts if _in_calls(e, calls) == symbols[name] and _telling(e, calls))
+    return next(found, "")
 
 
 def evaluated(text: str, known: Mapping[str, Column]) -> Column | None:
@@ -144,12 +169,12 @@ def candidates(
     calls = _calls(known)
     moving = len({*column}) > 1
     yield from (name for name, sizes in known.items() if sizes == column)
-    for text in _usual([*known], dict.fromkeys([*(tiles or ()), *_FACTORS]), sums=moving):
+    for text in _usual([*known], dict.fromkeys([*(tiles or ()), *_FACTORS]), moving=moving):
         if _in_calls(text, calls) == column and (tiles is not None or _telling(text, calls)):
             yield text
 
 
-def _usual(names: Sequence[str], factors: Iterable[int], *, sums: bool) -> Iterator[str]:
+def _usual(names: Sequence[str], factors: Iterable[int], *, moving: bool) -> Iterator[str]:
     yield from (f"{a} // {b}" for a, b in permutations(filter(COUNT.search, names), 2))
     for name in names:
         yield f"{name} + 1"
@@ -159,10 +184,10 @@ def _usual(names: Sequence[str], factors: Iterable[int], *, sums: bool) -> Itera
     yield from (f"{factor} * {name}" for name, factor in product(names, factors))
     yield from (f"{name} // {factor}" for name, factor in product(names, factors))
     yield from (f"ceildiv({name}, {factor})" for name, factor in product(names, factors))
-    for name, other in permutations(names, 2):  # seldom, where both are no counts
+    for name, other in permutations(names, 2) if moving else ():  # seldom: both are no counts
         yield f"{name} // {other}"
         yield f"ceildiv({name}, {other})"
-        if sums and name < other:
+        if name < other:
             yield f"{name} + {other}"
             yield f"{name} + {other} - 1"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.draft.calls import alike, calls_of_definition, read_calls, signature
+from tlmatrix.draft.calls import alike, calls_of_definition, read_calls, seen, signature
 from tlmatrix.draft.families import built_in
 from tlmatrix.draft.interface import interface_of, signature_interface
 from tlmatrix.draft.probes import call_in_other_precision, probed
@@ -20,7 +20,9 @@ from tlmatrix.draft.references import find_references
 from tlmatrix.draft.roles import recognize
 from tlmatrix.draft.targets import target_of
 from tlmatrix.draft.writer import draft_of
+from tlmatrix.dtypes import DTYPES
 from tlmatrix.exit_codes import UsageError
+from tlmatrix.processes import ForkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,11 +108,11 @@ def drafts_for(
 
     try:
         interface = trace(target)
-    except Exception as error:  # noqa: BLE001 - the factory may not accept the guesses
-        first = (str(error).strip().splitlines() or [""])[0]
-        why = f"{type(error).__name__}: {first}"[:160]
+    except ForkError as error:  # the factory may not accept the guesses
+        why = str(error).splitlines()[0][:160]
         failed = "tracing it with guessed arguments failed"
-        guessed = signature_interface(target, guesses(target))
+        arguments = [replace(each, value=seen(each.value)) for each in guesses(target)]
+        guessed = signature_interface(target, arguments)
         stub = [f"{failed.capitalize()}, so these tensors are guesses:", why]
         return Drafts(target, guessed, (), [f"{failed} ({why}); {_SHOW_A_CALL}"], stub)
     return Drafts(target, interface, find_references(target))
@@ -134,6 +136,9 @@ def drafts_of_calls(target: Target, every: Sequence[Call], reference: str = "") 
             f"{target.text} takes objects that a spec cannot write: {kinds}; name a function that "
             "makes them from numbers and tensors"
         )
+    for name, each in (*chosen[0].tensors.items(), *chosen[0].results.items()):
+        if each.dtype not in DTYPES:
+            raise UsageError(f"{target.text}: specs have no dtype {each.dtype}, that of {name}")
     if target.is_factory:
         from tlmatrix.draft.factories import traced_sizes
 
@@ -141,7 +146,9 @@ def drafts_of_calls(target: Target, every: Sequence[Call], reference: str = "") 
         chosen = [replace(call, names={**call.names, **names}) for call in chosen]
     compared = chosen if any(call.compared for call in chosen) else every
     references = find_references(target, compared, reference)
-    return Drafts(target, interface_of(target, chosen), references)
+    drafts = Drafts(target, interface_of(target, chosen), references)
+    own = (drafts.changed(found=each) for each in references)
+    return next((each for each in own if each().complete), drafts)
 
 
 # Examples ----------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def _comments(draft: Draft) -> Iterator[str]:
     """The comments above the reference."""
     yield from draft.stub
     if draft.reference is not None and draft.reference.method:
-        yield f"A function that calls {draft.reference.method}."
+        yield f"A function made from {draft.reference.method}."
     if draft.reference is not None and draft.reference.missing:
         yield f"It also takes {', '.join(draft.reference.missing)}: add values for them."
 

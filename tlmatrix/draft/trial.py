@@ -37,10 +37,13 @@ _ROUNDS = 4
 _MORE = 6
 """Further cases that tell conditions apart, and their sizes."""
 _SIZES = (2, 3, 4, 6, 8, 16, 24, 32)
-_MIXED_DTYPES = re.compile(r"same dtype|Double|float64")
+_NO_FLOAT64 = re.compile(r"same dtype|Double|float64|No available kernel")
+"""What references raise that are not made for float64."""
+_RAISED = re.compile(r"\braise[sd] ")
 _RETURNED = re.compile(r"returned (\d+) tensors")
 _MOST_OUTPUTS = 4
 """Most outputs whose orders are tried."""
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _FACTORS = (128, 64, 32, 16, 8, 4, 2)
 
 
@@ -89,7 +92,13 @@ def tried(
             attempts = _Attempts(path, tuple(roots), runner, tier, start + seconds / 2)
             _match_reference(drafts, attempts)
             _untie(drafts, attempts)
+        if drafts.found is not None and drafts.found.part:
+            trial.lines.append(f"  {drafts.found.method} is no reference: no recorded case passes")
+            drafts.found = next((each for each in drafts.references if not each.part), None)
         trial.draft = drafts()
+        if not trial.draft.complete:
+            write_spec(trial.draft, path)
+            return trial
         with Runner() as runner, muted():  # the other keeps what it knows of other outputs
             _narrow(trial, _Attempts(path, tuple(roots), runner, tier, start + seconds))
         write_spec(trial.draft, path)  # attempts wrote others
@@ -161,13 +170,15 @@ def _narrow(trial: Trial, attempts: _Attempts) -> None:
             trial.draft = relaxed
             trial.lines += lines
             trial.results = attempts.cases(relaxed)
-        results = _near_recorded(trial, attempts) or trial.results
-        narrowed, lines = _narrowed(trial.draft, results, attempts)
+        base = _accepted(trial, attempts)
+        if base is None or not any(_refused(trial.draft, each) for each in trial.results):
+            return
+        narrowed, lines = _narrowed(trial.draft, trial.results, base, attempts)
         if narrowed == trial.draft:
             return
         trial.draft = narrowed
         trial.lines += lines
-        trial.results = [each for each in results if _has_case(narrowed, each)]
+        trial.results = [each for each in (*trial.results, base) if _has_case(narrowed, each)]
         if time.monotonic() > attempts.end:
             return
 
@@ -205,15 +216,11 @@ def _untie(drafts: Drafts, attempts: _Attempts) -> None:
 
 
 def _relaxed(draft: Draft, results: Sequence[CaseResult]) -> tuple[Draft, list[str]]:
-    """The draft for a reference that refuses float64, or without what right code need not do.
+    """The draft without what right code need not do.
 
     That is to add in one order, and to keep values that are not finite from what they do not touch.
     """
     firsts = [finding for result in results for finding in result.findings[:1]]
-    mixed = [f for f in firsts if f.check == "reference" and _MIXED_DTYPES.search(f.title)]
-    reference = draft.reference
-    if reference is not None and not reference.same_dtype and 0 < len(results) == len(mixed):
-        return replace(draft, reference=replace(reference, same_dtype=True)), []
     unordered = [finding.title for finding in firsts if finding.title.startswith("atomics: ")]
     if unordered and not draft.bounded:
         return replace(draft, bounded=True), [f"  determinism: bounded, as {unordered[0]}"]
@@ -228,8 +235,8 @@ def _relaxed(draft: Draft, results: Sequence[CaseResult]) -> tuple[Draft, list[s
 def _match_reference(drafts: Drafts, attempts: _Attempts) -> None:
     """Take the first reference with which a recorded case passes, and how it gives the outputs.
 
-    It may return them in another order, or fewer of them. What the code under test updates, it may
-    return as new tensors, or update its own arguments.
+    It may refuse float64, return them in another order, or fewer of them. What the code under test
+    updates, it may return as new tensors, or update its own arguments.
     """
     for found in drafts.references:
         own = drafts.changed(found=found)
@@ -237,17 +244,35 @@ def _match_reference(drafts: Drafts, attempts: _Attempts) -> None:
         if draft.problem:
             drafts.found = found
             return
-        first = attempts.case(_recorded_alone(draft), {}) if draft.complete else None
-        if first is not None and _passes(first):
-            drafts.found = found
+        if not draft.complete:
+            continue
+        kept = drafts.found is found
+        first = _recorded_case(draft, attempts)
+        if _raised(first, "reference", _NO_FLOAT64):
+            found = replace(found, same_dtype=True)  # noqa: PLW2901
+            own = drafts.changed(found=found)
+            first = _recorded_case(own(), attempts)
+        if _passes(first):
+            drafts.found = replace(found, part=False)
             return
-        for order, updates in _ways_of_returning(own.interface, first) if first else ():
+        if kept:
+            drafts.found = found
+        if _raised(first, "reference", _RAISED):
+            continue  # however its results are compared
+        for order, updates in _ways_of_returning(own.interface, first):
             other = own.changed(
-                interface=replace(own.interface, order=order), found=replace(found, updates=updates)
+                interface=replace(own.interface, order=order),
+                found=replace(found, updates=updates, part=False),
             )
-            if _passes(attempts.case(_recorded_alone(other()), {})):
+            if _passes(_recorded_case(other(), attempts)):
                 drafts.interface, drafts.found = other.interface, other.found
                 return
+
+
+def _raised(result: CaseResult, check: str, words: re.Pattern[str]) -> bool:
+    """Whether the first finding is of a check, and has these words."""
+    firsts = result.findings[:1]
+    return any(each.check == check and words.search(each.title) for each in firsts)
 
 
 def _ways_of_returning(
@@ -270,45 +295,109 @@ def _ways_of_returning(
         yield from (((*order, *updated), True) for order in permutations(returned) if updated)
 
 
-def _recorded_alone(draft: Draft) -> Draft:
-    """The draft with the sizes of a recorded call alone, as checks use other sizes of its axes."""
-    known = {name: (value,) for name, value in draft.recorded.items()}
-    return replace(draft, axes={**draft.axes, **known}, fuzz={})
+def _recorded_case(draft: Draft, attempts: _Attempts) -> CaseResult:
+    """The result of a case of the recorded sizes alone, or of smaller ones if it passes.
+
+    Checks use other sizes of the axes.
+
+    Raises:
+        TimeoutError: the time ended before the case did.
+    """
+    for values in _recorded_sizes(draft):
+        known = {name: (value,) for name, value in values.items()}
+        result = attempts.case(replace(draft, axes={**draft.axes, **known}, fuzz={}), {})
+        if _passes(result):
+            break
+    return result
+
+
+def _recorded_sizes(draft: Draft) -> list[Mapping[str, Any]]:
+    """The recorded values of axes, after those with small numbers for large multiples of 128."""
+    recorded = draft.recorded
+    large = sorted({v for v in recorded.values() if type(v) is int and v > 256 and v % 128 == 0})
+    found: list[Mapping[str, Any]] = []
+    for unit in (128, 512):  # a kernel may split a size in several parts
+        smaller = {value: min(value, unit * k) for k, value in enumerate(large, 1)}
+        found.append({name: smaller.get(value, value) for name, value in recorded.items()})
+    return [each for each in found if each != recorded] + [recorded]
 
 
 # Narrowing ---------------------------------------------------------------------------------------
 
 
-def _near_recorded(trial: Trial, attempts: _Attempts) -> list[CaseResult]:
-    """If no case passes but a recorded one does: it, and those that differ from it in one axis."""
-    draft = trial.draft
-    if not draft.recorded or any(_passes(each) for each in trial.results):
-        return []
-    axes = load_spec(attempts.path).axes
-    base = {**{name: values[0] for name, values in axes.items()}, **draft.recorded}
-    found: list[CaseResult] = []
-    with suppress(TimeoutError):
-        found.append(attempts.case(_recorded_alone(draft), {}))
-        if _passes(found[0]):
-            others = [{**base, name: each} for name, values in axes.items() for each in values]
-            found.extend(attempts.case(draft, each) for each in others if each != base)
-    return found if found and _passes(found[0]) else []
+def _accepted(trial: Trial, attempts: _Attempts) -> CaseResult | None:
+    """The fastest case that passes, or one of the recorded sizes; None if there is none."""
+    passed = [result for result in trial.results if _passes(result)]
+    # Values such as rows of zeros hide that others are wrong.
+    passed.sort(
+        key=lambda result: (result.values.get("values", "normal") != "normal", result.seconds)
+    )
+    if passed and passed[0].values.get("values", "normal") != "normal":
+        with suppress(TimeoutError):
+            normal = attempts.case(trial.draft, {**passed[0].values, "values": "normal"})
+            passed = [normal, *passed] if _passes(normal) else passed
+    if passed or not trial.draft.recorded:
+        return next(iter(passed), None)
+    for values in _recorded_sizes(trial.draft):
+        with suppress(TimeoutError):
+            if _passes(result := attempts.case(trial.draft, values)):
+                return result
+    return None
 
 
 def _narrowed(
-    draft: Draft, results: list[CaseResult], attempts: _Attempts
+    draft: Draft, results: Sequence[CaseResult], base: CaseResult, attempts: _Attempts
 ) -> tuple[Draft, list[str]]:
-    """The draft without what is refused, and a line for each change."""
-    refused = [_refused(draft, result) for result in results]
-    if all(refused) or not any(refused):
-        return draft, []
-    known = {condition for condition, _ in draft.constraints}
-    conditions = _distinguished(draft, results, attempts)
-    if not conditions or conditions[0] in known:
-        return _without_values(draft, rejected_values(results, refused))
-    condition, why = conditions[0], next(filter(None, refused))
-    narrowed = replace(draft, constraints=(*draft.constraints, (condition, why)))
-    return _with_values_of(narrowed, condition), [f"  only {condition}: {why}"]
+    """The draft without what is refused where one axis of an accepted case is another.
+
+    Several axes are refused for a reason of one of them, so that each is varied alone.
+    """
+    narrowed, lines = draft, []
+    if condition := _relation(draft, results, base.values, attempts):
+        why = next(filter(None, (_refused(draft, result) for result in results)))
+        related = replace(draft, constraints=(*draft.constraints, (condition, why)))
+        return _with_values_of(related, condition), [f"  only {condition}: {why}"]
+    for name, values in load_spec(attempts.path).axes.items():
+        others = [value for value in values if canonical(value) != canonical(base.values[name])]
+        found = narrowed.constraints[len(draft.constraints) :]
+        if any(name in _NAME.findall(condition) for condition, _ in found):
+            continue
+        group = [base, *_varied(draft, base, name, others, attempts)]
+        reasons = {canonical(r.values[name]): _refused(draft, r) for r in group[1:]}
+        why = next(filter(None, reasons.values()), "")
+        conditions = _distinguished(draft, name, group, attempts) if why else []
+        if conditions:
+            narrowed = replace(narrowed, constraints=(*narrowed.constraints, (conditions[0], why)))
+            narrowed = _with_values_of(narrowed, conditions[0])
+            lines.append(f"  only {conditions[0]}: {why}")
+        elif why:
+            narrowed = _without_values(narrowed, name, reasons, base.values[name])
+            left_out = [value for value in others if reasons.get(canonical(value))]
+            lines += [f"  left out {name}={label(v)}: {reasons[canonical(v)]}" for v in left_out]
+    return narrowed, lines
+
+
+def _varied(
+    draft: Draft, base: CaseResult, name: str, values: Sequence[Any], attempts: _Attempts
+) -> list[CaseResult]:
+    """Cases that differ from an accepted one in an axis; if all are refused, in two equal ones."""
+    found: list[CaseResult] = []
+    own = base.values[name]
+
+    def run(changes: Iterable[Mapping[str, Any]]) -> None:
+        cases = ({**base.values, **_tied(draft, each)} for each in changes)
+        allowed = (c for c in cases if all(_holds(r, c) is not False for r, _ in draft.constraints))
+        found.extend(attempts.case(draft, each) for each in allowed)
+
+    with suppress(TimeoutError):
+        run({name: value} for value in values)
+        if type(own) is not int or own < 1 or not values or any(map(_passes, found)):
+            return found
+        run({name: factor * own} for factor in (2, 3))
+        if not any(map(_passes, found)):
+            equal = [n for n, v in base.values.items() if type(v) is int and v == own and n != name]
+            run({name: 2 * own, other: 2 * own} for other in equal)
+    return found
 
 
 def _with_values_of(draft: Draft, condition: str) -> Draft:
@@ -331,25 +420,15 @@ def _with_values_of(draft: Draft, condition: str) -> Draft:
     return replace(draft, axes=axes, fuzz=fuzz)
 
 
-def _without_values(
-    draft: Draft, rejected: Mapping[str, Mapping[str, str]]
-) -> tuple[Draft, list[str]]:
-    """The draft without values of axes that are refused."""
-    axes, fuzz, lines = dict(draft.axes), dict(draft.fuzz), []
-    for name, values in rejected.items():
-        left = [value for value in axes.get(name, ()) if canonical(value) not in values]
-        lost = [value for value in axes.get(name, ()) if canonical(value) in values]
-        if not left:
-            continue
-        if len(left) == 1 and type(left[0]) is int and left[0] > 1:
-            more = (factor * left[0] for factor in (2, 3))
-            left += [value for value in more if value not in axes[name]]
-        axes[name] = tuple(left)
-        ranges = {each: drawn for each, drawn in fuzz.get("axes", {}).items() if each != name}
-        fuzz = {**fuzz, "axes": ranges} if "axes" in fuzz else fuzz
-        lines += [f"  left out {name}={label(value)}: {values[canonical(value)]}" for value in lost]
-    fuzz = {} if fuzz.get("axes") == {} else fuzz
-    return replace(draft, axes=axes, fuzz=fuzz), lines
+def _without_values(draft: Draft, name: str, reasons: Mapping[str, str], accepted: Any) -> Draft:  # noqa: ANN401 - a value
+    """The draft without the values of an axis that are refused, for reasons by canonical text."""
+    axes, fuzz = dict(draft.axes), dict(draft.fuzz)
+    left = tuple(value for value in axes[name] if not reasons.get(canonical(value)))
+    axes[name] = left or (accepted,)
+    if "axes" in fuzz:
+        fuzz["axes"] = {each: drawn for each, drawn in fuzz["axes"].items() if each != name}
+        fuzz = fuzz if fuzz["axes"] else {}
+    return replace(draft, axes=axes, fuzz=fuzz)
 
 
 def _conditions(results: Sequence[CaseResult], refused: Sequence[str]) -> list[str]:
@@ -367,40 +446,106 @@ def _conditions(results: Sequence[CaseResult], refused: Sequence[str]) -> list[s
     every = sorted(set.intersection(*({*values} for values, _ in cases)))
     names = [name for name in every if all(type(values[name]) is int for values, _ in cases)]
     found = [f"{name} % {factor} == 0" for name in names for factor in _FACTORS]
-    for a, b in permutations(names, 2):
-        found += [f"{a} == {b}", f"{a} % {b} == 0", f"{a} <= {b}", f"{a} < {b}"]
+    if sum(bool(why) for _, why in cases) > 1:
+        for a, b in permutations(names, 2):
+            found += [f"{a} == {b}", f"{a} % {b} == 0", f"{a} <= {b}", f"{a} < {b}"]
     found += [f"min({name}) > 0" for name in every if name not in names]
     return [c for c in found if all(_holds(c, values) == (not why) for values, why in cases)]
 
 
 def _distinguished(
-    draft: Draft,
-    results: list[CaseResult],
-    attempts: _Attempts,
+    draft: Draft, name: str, results: list[CaseResult], attempts: _Attempts
 ) -> list[str]:
-    """The conditions that also fit further cases, of sizes for which they differ."""
-    results = list(results)
-    for _ in range(_MORE):
-        conditions = _conditions(results, [_refused(draft, result) for result in results])
-        if len(conditions) < 2:
-            break
-        fine = next(r for r in results if not _refused(draft, r) and not r.failed)
-        named = sorted({n for c in conditions for n in re.findall(r"[A-Za-z_]\w*", c)})
-        sizes = [{*draft.axes[name], *_SIZES} for name in named if name in draft.axes]
-        differing = (
-            values
-            for each in product(*map(sorted, sizes))
-            if (values := {**fine.values, **dict(zip(named, each, strict=False))})
-            if 0 < sum(_holds(c, values) is True for c in conditions) < len(conditions)
-        )
-        chosen = next(differing, {})
-        if not chosen:
-            break
-        try:
-            results.append(attempts.case(draft, chosen))
-        except TimeoutError:
-            break
-    return _conditions(results, [_refused(draft, result) for result in results])
+    """The conditions of an axis that also fit further cases, of sizes for which they differ.
+
+    Args:
+        draft: the draft.
+        name: the axis.
+        results: cases that differ in it, the first of them accepted.
+        attempts: runs cases.
+    """
+    results, base, known = list(results), results[0].values, []
+    with suppress(TimeoutError):
+        for _ in range(_MORE):
+            conditions = _conditions(results, [_refused(draft, result) for result in results])
+            telling = (
+                each for each in _telling(draft, name, conditions, base) if each not in known
+            )
+            chosen = next(telling, None)
+            if len(conditions) < 2 or chosen is None:
+                break
+            known.append(chosen)
+            result = attempts.case(draft, {**base, **_tied(draft, chosen)})
+            if {*chosen} == {name} or not _refused(draft, result):
+                results.append(result)  # not if another axis may be why it is refused
+    found = _conditions(results, [_refused(draft, result) for result in results])
+    return [condition for condition in found if name in _NAME.findall(condition)]
+
+
+def _relation(
+    draft: Draft, results: Sequence[CaseResult], base: Mapping[str, Any], attempts: _Attempts
+) -> str:
+    """A relation of two axes that tells what is refused, and which further cases confirm, or "".
+
+    Args:
+        draft: the draft.
+        results: its cases.
+        base: the values of an accepted case.
+        attempts: runs cases.
+    """
+    every = _conditions(results, [_refused(draft, result) for result in results])
+    found = [(c, {*_NAME.findall(c)} & base.keys()) for c in every]
+    relations = {condition: sorted(names) for condition, names in found if len(names) > 1}
+    for condition, (one, other) in relations.items():
+        sizes = product(_sizes_of(draft, one), _sizes_of(draft, other))
+        pairs = [
+            {**base, one: a, other: b} for a, b in sizes if a != base[one] and b != base[other]
+        ]
+        pairs.sort(key=lambda values: sum(_holds(each, values) is True for each in relations))
+        holding = [values for values in pairs if _holds(condition, values)]
+        failing = [values for values in pairs if _holds(condition, values) is False]
+        with suppress(TimeoutError):
+            taken = (not _refused(draft, attempts.case(draft, each)) for each in holding[:3])
+            refused = (_refused(draft, attempts.case(draft, each)) for each in failing[-2:])
+            if all(taken) and all(refused):
+                return condition
+    return ""
+
+
+def _telling(
+    draft: Draft, name: str, conditions: Sequence[str], base: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Values for which conditions differ, of the axis alone, or of another one beside it."""
+    sizes = {each: _sizes_of(draft, each) for each in draft.axes if type(base.get(each)) is int}
+    for size in sizes.get(name, ()):
+        held = [_holds(condition, {**base, name: size}) is True for condition in conditions]
+        if 0 < sum(held) < len(held):
+            yield {name: size}
+    alone = [c for c in conditions if {*_NAME.findall(c)} == {name}]
+    relations = [c for c in conditions if len({*_NAME.findall(c)}) > 1]
+    others = {n for c in relations for n in _NAME.findall(c)} & sizes.keys() - {name}
+    for other in sorted(others) if alone else ():
+        for one, two in product(sizes.get(name, ()), sizes[other]):
+            values = {**base, name: one, other: two}
+            related = any(_holds(condition, values) for condition in relations)
+            if related and not any(_holds(condition, values) for condition in alone):
+                yield {name: one, other: two}
+
+
+def _sizes_of(draft: Draft, name: str) -> list[int]:
+    """The numbers of an axis, and small ones that tell conditions apart."""
+    return sorted({*(value for value in draft.axes[name] if type(value) is int), *_SIZES})
+
+
+def _tied(draft: Draft, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changed values, also of the axes that constraints demand to be equal."""
+    found = dict(changes)
+    for rule, _ in draft.constraints:
+        one, equal, other = rule.partition(" == ")
+        for a, b in ((one, other), (other, one)) if equal else ():
+            if a in changes and b in draft.axes:
+                found.setdefault(b, changes[a])
+    return found
 
 
 def _sizes(result: CaseResult) -> dict[str, Any]:
@@ -414,22 +559,6 @@ def _holds(condition: str, values: Mapping[str, Any]) -> bool | None:
         return bool(Expression(condition).evaluate(values))
     except ExpressionError:
         return None
-
-
-def rejected_values(
-    results: Sequence[CaseResult], refused: Sequence[str]
-) -> dict[str, dict[str, str]]:
-    """Values of axes, as canonical text, that occur in refused cases alone, with a message."""
-    found: dict[str, dict[str, str]] = {}
-    names = {name for result in results for name in result.values}
-    for name in sorted(names):
-        values = [canonical(result.values.get(name)) for result in results]
-        fine = {value for k, value in enumerate(values) if not refused[k]}
-        for k, value in enumerate(values):
-            why = refused[k]
-            if why and value not in fine and fine:
-                found.setdefault(name, {}).setdefault(value, why)
-    return found
 
 
 def _refused(draft: Draft, result: CaseResult) -> str:

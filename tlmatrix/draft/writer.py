@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.axes import AxesOfDraft, quotients
 from tlmatrix.draft.references import parameters_of, reference_of
-from tlmatrix.draft.roles import substitute
+from tlmatrix.draft.roles import longest_of, substitute
 from tlmatrix.draft.text import Draft, constant, written
 from tlmatrix.spec.model.calling import SKIPPED
 
@@ -38,6 +38,8 @@ class BuiltIn:
         constraints: those of its axes.
         fuzz: its ranges.
         without: checks that do not apply.
+        recorded: values of axes in a recorded call.
+        multiples: factors that all recorded sizes of an axis have.
     """
 
     name: str
@@ -47,6 +49,8 @@ class BuiltIn:
     constraints: tuple[tuple[str, str], ...] = ()
     fuzz: Mapping[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()
+    recorded: Mapping[str, Any] = field(default_factory=dict)
+    multiples: Mapping[str, int] = field(default_factory=dict)
 
 
 def draft_of(
@@ -102,7 +106,11 @@ class _Writer:
             self.axes = dict(problem.axes)
             return
         self.numbers = {**recognition.numbers, **interface.tied_dtypes}
-        self.chosen = AxesOfDraft(interface, recognition, self.inputs, self.numbers, takes)
+        column = next(iter(found.passed.values()), ()) if found is not None else ()
+        compared = [each is not ... for each in column]
+        self.chosen = AxesOfDraft(
+            interface, recognition, self.inputs, self.numbers, takes, compared
+        )
         self.axes = self.chosen.axes
         self.outputs = {each.name: self._free_name(each) for each in interface.outputs}
 
@@ -134,6 +142,8 @@ class _Writer:
             constraints=problem.constraints,
             fuzz=problem.fuzz,
             without=problem.without,
+            recorded=problem.recorded,
+            multiples=problem.multiples,
             notes=(
                 f"uses the built-in problem {problem.name}, with its inputs and float64 reference",
             ),
@@ -243,15 +253,21 @@ class _Writer:
             if name not in self.axes and each.kind in ("other", "flag", "size")
             if isinstance(each.value, bool | int | float | list)
         }
+        longest = {
+            name: f"max({packing.expression})"
+            for name in parameters_of(self.found.function) or ()
+            if (packing := longest_of(self.recognition.packings, name)) is not None
+        }
         return reference_of(
             self.found,
             tensors=[*floats, *integers],
             axes=list(self.axes),
-            numbers=norms | fixed | self.numbers,
+            numbers=norms | longest | fixed | self.numbers,
             symbols={
                 str(substitute(name, self.recognition.dims)): sizes
                 for name, sizes in self.interface.symbols.items()
             },
+            arguments={n: e.values for n, e in self.arguments.items() if n in self.axes},
             updated={n: self.outputs[n] for n in self.inouts if self.found.updates},
         )
 
@@ -297,7 +313,10 @@ class _Writer:
         return self.numbers.get(argument.name, constant(argument.value))
 
     def _list(self, argument: Argument) -> str:
-        """A list with the symbols that have its numbers in all calls."""
+        """A list with the symbols that have its numbers in all calls, or lengths."""
+        for packing in self.recognition.packings:
+            if packing.lengths and packing.lengths == tuple(map(tuple, argument.values)):
+                return packing.expression
         symbols = {column: name for name, column in reversed([*self.interface.symbols.items()])}
         parts = []
         for column in zip(*argument.values, strict=False):

@@ -10,8 +10,6 @@ the sources of the spec change. So are the numbers that kernels combine sizes wi
 from __future__ import annotations
 
 import os
-import pickle
-import select
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -30,7 +28,7 @@ from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.matrix import known_bug
 from tlmatrix.problem.distributions import seeded_random
 from tlmatrix.problem.sharding import with_owners
-from tlmatrix.processes import end_with
+from tlmatrix.processes import ForkError, in_fork
 from tlmatrix.run.sources import digest_of, read_sources
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
@@ -161,34 +159,9 @@ def _in_child(harness: Harness, spec: Spec, arch: str, work: _Work) -> list[Any]
     """What a forked child that traces finds; nothing if it fails or takes too long."""
     backend = CompileBackend(requested=(arch,), target=arch)
     harness.bind(spec, backend)  # here, so that each child finds it
-    reading, writing = os.pipe()
-    parent = os.getpid()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            end_with(parent)
-            # TileLang prints what it cannot trace.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, 1)
-            os.dup2(nowhere, 2)
-            os.write(writing, pickle.dumps(work(harness, spec, backend)))
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(writing)
-    try:
-        ready, _, _ = select.select([reading], [], [], _SECONDS)
-        if not ready:
-            os.kill(child, 9)
-            return []
-        with os.fdopen(os.dup(reading), "rb") as pipe:
-            sent = pipe.read()
-    finally:
-        os.close(reading)
-        os.waitpid(child, 0)
-    found: list[Any] = pickle.loads(sent) if sent else []  # noqa: S301 - of our own child
-    return found
+    with suppress(ForkError):
+        return in_fork(partial(work, harness, spec, backend), _SECONDS)
+    return []
 
 
 def _needs(

@@ -45,11 +45,58 @@ def make_importable(spec_path: Path, roots: Iterable[Path] = ()) -> None:
 def import_named(name: str) -> ModuleType:
     """Import a module, whose file may import modules that lie beside it, as a script does."""
     if name not in sys.modules:
+        if (file := _by_path(name)) is not None:
+            return _loaded(name, file)
         with suppress(ImportError, ValueError, AttributeError):
             found = importlib.util.find_spec(name)
             if found is not None and found.origin is not None:
                 _add_beside(folder_beside(Path(found.origin).resolve()))
     return importlib.import_module(name)
+
+
+def _by_path(name: str) -> Path | None:
+    """The file of a module that Python does not import by its name; None if it does.
+
+    Its folder has a dot in its name, or a module that the folder at the top is named like, so that
+    the modules beside it could not be imported.
+    """
+    parts = name.split(".")
+    for folder in [Path(each or ".") for each in sys.path if len(parts) > 1]:
+        file = _file_below(folder, parts)
+        if file is None:
+            continue
+        dotted = len(file.relative_to(folder).parts) < len(parts)
+        hidden = (file.parent / f"{parts[0]}.py").exists()
+        return file.resolve() if folder_beside(file) and (dotted or hidden) else None
+    return None
+
+
+def _file_below(folder: Path, parts: list[str]) -> Path | None:
+    """The file of a module below a folder, whose own folders may have dots in their names."""
+    if not folder.is_dir():
+        return None
+    for count in range(1, len(parts)):
+        found = _file_below(folder / ".".join(parts[:count]), parts[count:])
+        if found is not None:
+            return found
+    file = folder / f"{'.'.join(parts)}.py"
+    return file if file.is_file() else None
+
+
+def _loaded(name: str, file: Path) -> ModuleType:
+    """A module that is loaded from a file under a name."""
+    _add_beside(folder_beside(file))
+    found = importlib.util.spec_from_file_location(name, file)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 @cache

@@ -171,8 +171,9 @@ Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 IDENTIFIER = r"^[^\W\d]\w*$"
-TARGET = rf"^{_DOTTED}:{_DOTTED}$"
-EXCEPTION = rf"^({_DOTTED}:)?{_DOTTED}$"
+_MODULE = r"[^\W\d][\w-]*(\.[\w-]+)*"
+TARGET = rf"^{_MODULE}:{_DOTTED}$"
+EXCEPTION = rf"^({_MODULE}:)?{_DOTTED}$"
 ARCH = r"^(sm_[0-9]+|interpreter)$"
 TARGET_ARCH = r"^sm_([1-8][0-9]|[1-9][0-9]{1,2}[af])$"
 ORDERS = ("contiguous", "zigzag")

@@ -1,0 +1,27 @@
+"""Axes of drafts."""
+
+import pytest
+
+from tlmatrix.draft.axes import AxesOfDraft
+from tlmatrix.draft.calls import Seen
+from tlmatrix.draft.interface import Argument, Interface, Tensor
+from tlmatrix.draft.roles import Recognition
+
+
+@pytest.mark.parametrize(
+    ("takes", "compared", "values"),
+    [
+        ({"x"}, [False, True], (1.0,)),
+        ({"x", "scale"}, [False, True], (3.0, 1.0)),
+        ({"x"}, [], (3.0, 1.0)),
+    ],
+)
+def test_an_option_that_a_reference_does_not_take_is_as_in_compared_calls(takes, compared, values):
+    x = Tensor("x", "float32", ("rows",), seen=(Seen((3,), "float32"), Seen((4,), "float32")))
+    scale = Argument("scale", "other", 3.0, default=False, values=(3.0, 1.0))
+    interface = Interface(
+        factory=False, parameters=(x,), results=(), arguments=(scale,),
+        symbols={"rows": (3, 4)}, calls=2,
+    )  # fmt: skip
+    found = AxesOfDraft(interface, Recognition(), [x], {}, takes, compared)
+    assert found.axes["scale"] == values

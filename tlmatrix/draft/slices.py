@@ -1,0 +1,344 @@
+"""The code that computes what a test or script compares a result with, as a function of its own.
+
+It is the backward slice of the expected value: the statements before the comparison that define it,
+down to the arguments of the recorded call and to constants, which become parameters. A slice that
+runs a kernel is none, as the kernel would be compared with itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import sys
+from copy import copy
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from types import CodeType, FrameType
+
+Position = tuple[int, str]
+"""An argument of a call: its number, and the name of its parameter."""
+
+_CONSTANTS = (bool, int, float, str, list, tuple, type(None), torch.dtype)
+
+
+class Slice(NamedTuple):
+    """A function made of a part of another one.
+
+    Attributes:
+        function: the function that it is a part of, `package.module:function`.
+        source: a module with the function `reference`.
+        arguments: what its parameters were in the program.
+    """
+
+    function: str
+    source: str
+    arguments: dict[str, Any]
+
+
+class Slicer:
+    """Finds slices.
+
+    Args:
+        is_own: whether a frame is one of the program.
+        module: the module of a frame, as others import it.
+    """
+
+    def __init__(
+        self, is_own: Callable[[FrameType], bool], module: Callable[[FrameType], str]
+    ) -> None:
+        self.is_own = is_own
+        self._module = module
+        self._running: set[tuple[CodeType, int]] = set()
+
+    def note_launch(self) -> None:
+        """Note the lines of the program that run a kernel now."""
+        self._running.update((frame.f_code, frame.f_lineno) for frame in self._frames())
+
+    def _frames(self) -> Iterator[FrameType]:
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+        while frame is not None:
+            if self.is_own(frame):
+                yield frame
+            frame = frame.f_back
+
+    def slice_of(
+        self,
+        expected: Sequence[object],
+        position: Position | None,
+        is_input: Callable[[object], bool],
+    ) -> Slice | None:
+        """The code that computes an expected value; None if it cannot be a function of its own.
+
+        Args:
+            expected: the value, and those from which it was converted.
+            position: that of the value in the call of the program that compares it, if it is one.
+            is_input: whether a value is an argument of the recorded call.
+        """
+        known = {id(each) for each in expected}
+        for frame in self._frames():
+            own = [name for name, value in frame.f_locals.items() if id(value) in known]
+            parameters = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+            if passed := [name for name in own if name in parameters]:
+                position = parameters.index(passed[0]) - (parameters[0] == "self"), passed[0]
+                continue
+            function = _syntax(frame.f_code)
+            named = [ast.Name(name, ast.Load()) for name in own if name.isidentifier()]
+            if not isinstance(function, ast.FunctionDef):
+                return None
+            value = named[0] if named else _argument(function, frame, position)
+            return None if value is None else self._sliced(frame, function, value, is_input)
+        return None
+
+    def _sliced(
+        self,
+        frame: FrameType,
+        function: ast.FunctionDef,
+        value: ast.expr,
+        is_input: Callable[[object], bool],
+    ) -> Slice | None:
+        """The slice of an expression at the line that a frame executes."""
+        known = frame.f_locals
+        inputs = {name for name, each in known.items() if is_input(each)}
+        constants = {name for name, each in known.items() if isinstance(each, _CONSTANTS)}
+        modules = {name for name, each in known.items() if isinstance(each, ModuleType)}
+
+        def is_constant(statement: ast.stmt) -> bool:
+            """Whether it sets constants, and not by what parameters give."""
+            reads = (_free([statement]) & {*known}) - modules
+            return _changed(statement) <= constants and not (reads and reads <= constants | inputs)
+
+        needed = _free([value]) - inputs
+        chosen = _cut(_before(function.body, frame.f_lineno), needed, inputs, is_constant)
+        lines = [line for code, line in self._running if code is frame.f_code]
+        if any(each.lineno <= line <= (each.end_lineno or 0) for each in chosen for line in lines):
+            return None
+        free = _free([*chosen, value]) - {*dir(builtins)}
+        local = free & {*known}
+        outside = free - local
+        tensors = sorted(local & inputs)
+        if not tensors or local - inputs - constants or outside - {*frame.f_globals}:
+            return None
+        # The reference is called in other dtypes than the program.
+        own = f"{tensors[0]}.dtype"
+        forms = {torch.dtype: own, str: f'str({own}).removeprefix("torch.")'}
+        dtypes = {n: known[n] for n in sorted(local - inputs) if is_dtype(known[n])}
+        parameters = [*tensors, *sorted(local - inputs - dtypes.keys())]
+        body = [
+            *(
+                f"{n} = {forms[str if isinstance(v, str) else torch.dtype]}"
+                for n, v in dtypes.items()
+            ),
+            *map(ast.unparse, chosen),
+        ]
+        body.append(f"return {ast.unparse(value)}")
+        return self._function(frame, parameters, outside, body)
+
+    def local_function(self, frame: FrameType) -> Slice | None:
+        """A function that is defined inside of another one; None if it needs more than constants.
+
+        Args:
+            frame: of the call of it.
+        """
+        code = frame.f_code
+        function, inputs = _syntax(code), code.co_varnames[: code.co_argcount]
+        constants = {name: frame.f_locals.get(name, ...) for name in code.co_freevars}
+        fine = all(isinstance(each, _CONSTANTS) for each in constants.values())
+        if function is None or not fine:
+            return None
+        body = (
+            function.body if isinstance(function, ast.FunctionDef) else [ast.Return(function.body)]
+        )
+        outside = _free(body) - {*inputs, *constants, *dir(builtins)}
+        parameters = [*inputs, *constants]
+        found = self._function(frame, parameters, outside, map(ast.unparse, body))
+        return found._replace(arguments=constants)
+
+    def _function(
+        self,
+        frame: FrameType,
+        parameters: Sequence[str],
+        outside: Iterable[str],
+        body: Iterable[str],
+    ) -> Slice:
+        """A module with a function, and what its parameters are in a frame."""
+        module, path = self._module(frame), frame.f_code.co_qualname
+        names = ", ".join(sorted(outside))
+        text = "\n".join(
+            [
+                f'"""Computes what `{path}` of `{module}` compares a result with."""',
+                "",
+                *([f"from {module} import {names}", ""] if names else []),
+                "",
+                f"def reference({', '.join(parameters)}):",
+                *(f"    {line}" for part in body for line in part.splitlines()),
+                "",
+            ]
+        )
+        return Slice(f"{module}:{path}", text, {n: frame.f_locals.get(n) for n in parameters})
+
+
+def is_dtype(value: object) -> bool:
+    """Whether a value is a dtype of PyTorch, or the name of one."""
+    found = getattr(torch, value, None) if isinstance(value, str) else value
+    return isinstance(found, torch.dtype)
+
+
+@cache
+def _tree(path: str) -> ast.Module:
+    return ast.parse(Path(path).read_text(encoding="utf-8"))
+
+
+@cache
+def _syntax(code: CodeType) -> ast.FunctionDef | ast.Lambda | None:
+    """The definition of a function; None if there is no source of it."""
+    try:
+        nodes = list(ast.walk(_tree(code.co_filename)))
+    except (OSError, ValueError, SyntaxError):
+        return None
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            if first == code.co_firstlineno:
+                return node
+        elif isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno:
+            taken = tuple(each.arg for each in node.args.args)
+            if code.co_name == "<lambda>" and taken == code.co_varnames[: code.co_argcount]:
+                return node
+    return None
+
+
+def _argument(
+    function: ast.FunctionDef, frame: FrameType, position: Position | None
+) -> ast.expr | None:
+    """The expression of an argument of the call that a frame executes."""
+    if position is None:
+        return None
+    at = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Call):
+            continue
+        if at == (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset):
+            number, name = position
+            named = [each.value for each in node.keywords if each.arg == name]
+            return named[0] if named else node.args[number] if number < len(node.args) else None
+    return None
+
+
+def _before(body: Sequence[ast.stmt], line: int) -> list[ast.stmt]:
+    """The statements that ran before a line, in order; of loops around it one iteration."""
+    found = []
+    for statement in body:
+        if statement.lineno > line:
+            break
+        if line <= (statement.end_lineno or 0):
+            for part in ("body", "orelse", "finalbody"):
+                inner = getattr(statement, part, ())
+                if inner and inner[0].lineno <= line <= (inner[-1].end_lineno or 0):
+                    found += _before(inner, line)
+            break
+        found.append(statement)
+    return found
+
+
+def _cut(
+    body: Sequence[ast.stmt],
+    needed: set[str],
+    inputs: set[str],
+    is_constant: Callable[[ast.stmt], bool],
+) -> list[ast.stmt]:
+    """The statements that define or change names; adds those that they read, without inputs."""
+    chosen: list[ast.stmt] = []
+    for statement in reversed(body):
+        kept: Any = copy(statement)
+        if isinstance(statement, ast.For | ast.While | ast.If | ast.With):
+            for _ in range(2):  # an iteration may read what an earlier one has set
+                kept.body = _cut(statement.body, needed, inputs, is_constant)
+                if not isinstance(statement, ast.With):
+                    kept.orelse = _cut(statement.orelse, needed, inputs, is_constant)
+            if not kept.body and not getattr(kept, "orelse", ()):
+                continue
+            kept.body = kept.body or [ast.Pass()]
+            needed -= (
+                _changed(ast.Assign([kept.target], ast.Constant(0)))
+                if isinstance(kept, ast.For)
+                else set()
+            )
+        else:
+            names = _changed(statement)
+            again = any(names & _changed(each) for each in chosen)
+            if not names & needed or (is_constant(statement) and not again):
+                continue
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+                needed -= names
+        needed |= _free([kept]) - inputs
+        chosen.insert(0, kept)
+    return chosen
+
+
+# Names -------------------------------------------------------------------------------------------
+
+
+def _free(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names that code reads before it binds them, in the order of the text."""
+    bound: set[str] = set()
+    return {name for node in nodes for name in _read(node, bound)}
+
+
+def _changed(statement: ast.stmt) -> set[str]:
+    """The names that a statement binds, or whose elements it sets."""
+    found: set[str] = set()
+    for _ in _read(statement, found):
+        pass
+    for node in ast.walk(statement):
+        target: ast.AST | None = None
+        match node:
+            case ast.Subscript(ctx=ast.Store()) | ast.Attribute(ctx=ast.Store()):
+                target = node
+            case ast.Call(func=ast.Attribute(attr=method)) if method.endswith("_"):
+                target = node.func  # of PyTorch, in place
+        while isinstance(target, ast.Subscript | ast.Attribute):
+            target = target.value
+        found |= {target.id} if isinstance(target, ast.Name) else set()
+    return found
+
+
+def _read(node: ast.AST, bound: set[str]) -> Iterator[str]:
+    """The names that a node reads and that are not bound before; adds those that it binds."""
+    scope = bound
+    parts: list[Any] = list(ast.iter_child_nodes(node))
+    match node:
+        case ast.Name(name, ast.Load()):
+            yield from {name} - bound
+        case ast.Name(name):
+            bound.add(name)
+        case ast.Import() | ast.ImportFrom():
+            bound |= {(each.asname or each.name).partition(".")[0] for each in node.names}
+        case ast.Assign(targets, value):
+            parts = [value, *targets]
+        case ast.AnnAssign(target, _, value):
+            parts = [value, target] if value else []
+        case ast.AugAssign(target, _, value):
+            if isinstance(target, ast.Name):
+                yield from {target.id} - bound
+            parts = [value, target]
+        case ast.For():
+            parts = [node.iter, node.target, *node.body, *node.orelse]
+        case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+            scope = {*bound}
+            values = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+            parts = [p for each in node.generators for p in (each.iter, each.target, *each.ifs)]
+            parts += values
+        case ast.FunctionDef() | ast.Lambda():
+            scope = bound | {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+            body = node.body if isinstance(node, ast.FunctionDef) else [node.body]
+            parts = [*node.args.defaults, *filter(None, node.args.kw_defaults), *body]
+            bound |= {node.name} if isinstance(node, ast.FunctionDef) else set()
+    for part in parts:
+        yield from _read(part, scope)
