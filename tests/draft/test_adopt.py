@@ -10,7 +10,7 @@ import torch
 
 from draft.test_record import finished, repository
 from outside_project import project
-from tlmatrix.draft.adopt import Job, _run_jobs
+from tlmatrix.draft.adopt import Job, _run_jobs, definitions_of
 from tlmatrix.draft.calls import Call, Seen, write_call
 from tlmatrix.draft.manifest import Entry, examples
 from tlmatrix.draft.uses import Uses
@@ -265,3 +265,23 @@ def test_a_command_that_calls_no_kernel_is_reported_and_not_taken_for_recorded(r
     code, out, rows = adopt(repository, "--", "-m", "pytest", "tests", "-q")
     assert "called no kernel" not in out
     assert rows["rows:row_sum"]["status"] == "judged", out
+
+
+_PLAIN_FACTORY = """
+import tilelang.language as T
+
+def plain(n):
+    @T.prim_func
+    def main(X: T.Tensor((n,), "float32")):
+        with T.Kernel(1, threads=32):
+            T.fill(X, 0)
+    return main
+
+def helper(n):
+    return n + 1
+"""
+
+
+def test_a_function_that_defines_and_returns_a_kernel_is_a_target(tmp_path):
+    (tmp_path / "kernels.py").write_text(_PLAIN_FACTORY)
+    assert definitions_of(tmp_path)[1] == ["kernels:plain"]

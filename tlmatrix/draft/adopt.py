@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.draft import manifest
 from tlmatrix.draft.calls import MOST_CALLS, read_calls, signature
 from tlmatrix.draft.sources import drafts_for, drafts_of_calls, recorded_calls
-from tlmatrix.draft.targets import is_test_file, target_of
+from tlmatrix.draft.targets import is_test_file, makes_prim_func, target_of
 from tlmatrix.draft.text import write_spec
 from tlmatrix.draft.trial import tried
 from tlmatrix.engine.pool import muted
@@ -237,7 +237,8 @@ def definitions_of(root: Path) -> tuple[dict[str, str], list[str]]:
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 definitions.setdefault(node.name, f"{module}:{node.name}")
                 decorators = " ".join(map(ast.unparse, node.decorator_list))
-                if re.search(r"\bjit\b", decorators) and "triton" not in decorators and not tests:
+                decorated = re.search(r"\bjit\b", decorators) and "triton" not in decorators
+                if (decorated or makes_prim_func(node)) and not tests:
                     factories.append(f"{module}:{node.name}")
     return definitions, factories
 

@@ -101,6 +101,19 @@ def syntax_tree(function: Callable[..., Any]) -> ast.AST:
         return ast.Module([], [])
 
 
+def makes_prim_func(definition: ast.AST) -> bool:
+    """Whether a function defines a PrimFunc in its body and returns it."""
+    body = getattr(definition, "body", [])
+    last = body[-1] if body else None
+    return isinstance(last, ast.Return) and any(
+        isinstance(each, ast.FunctionDef)
+        and any(ast.unparse(part).endswith("prim_func") for part in each.decorator_list)
+        and isinstance(last.value, ast.Name)
+        and last.value.id == each.name
+        for each in body
+    )
+
+
 def _makes_kernels(function: object, within: tuple[object, ...] = ()) -> bool:
     """Whether a function returns a PrimFunc of its own, or a kernel that `tilelang.compile` makes.
 
@@ -111,23 +124,19 @@ def _makes_kernels(function: object, within: tuple[object, ...] = ()) -> bool:
     body = getattr(syntax_tree(function), "body", [None])[0]
     if not isinstance(body, ast.FunctionDef):
         return False
-    made: dict[str, ast.AST] = {}
-    for node in body.body:
-        if isinstance(node, ast.FunctionDef):
-            made[node.name] = node
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            made[node.targets[0].id] = node.value
     last = body.body[-1]
     value = last.value if isinstance(last, ast.Return) else None
-    found: ast.AST | None = made.get(value.id) if isinstance(value, ast.Name) else value
-    match found:
-        case ast.FunctionDef(decorator_list=decorators):
-            return any(ast.unparse(each).endswith("prim_func") for each in decorators)
+    if isinstance(value, ast.Name):  # of the call that gave it its value, if any
+        name = value.id
+        for node in body.body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+                value = node.value
+    match value:
         case ast.Call(func=ast.Attribute(ast.Name("tilelang"), "compile")):
             return True
-        case ast.Call(func=ast.Name(name)):
-            return _makes_kernels(function.__globals__.get(name), (*within, function))
-    return False
+        case ast.Call(func=ast.Name(called)):
+            return _makes_kernels(function.__globals__.get(called), (*within, function))
+    return makes_prim_func(body)
 
 
 def is_test_file(path: str) -> bool:
