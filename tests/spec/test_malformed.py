@@ -42,7 +42,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a key that does not exist, deep inside": (
         HEAD + "fuzz: {seqlens: {lenght: 0..8}}\n",
         [
-            "5:18: unknown key 'lenght'; did you mean 'length'? Keys here: sequences, length, q, k, around, trace"
+            "5:18: unknown key 'lenght'; did you mean 'length'? Keys here: sequences, length, q, k, around, trace, alone"
         ],
     ),
     "a key with another case and dash": (
@@ -387,7 +387,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "a tolerance key that does not exist": (
         HEAD + "tolerance: {dq: {factr: 3}}\n",
-        ["5:18: unknown key 'factr'; did you mean 'factor'? Keys here: mode, factor, floor"],
+        ["5:18: unknown key 'factr'; did you mean 'factor'? Keys here: mode, factor, floor, parts"],
     ),
     "a tolerance for no architecture": (
         HEAD + "tolerance: {by_arch: {hopper: {factor: 4}}}\n",
