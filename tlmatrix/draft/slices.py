@@ -11,12 +11,12 @@ import ast
 import builtins
 import sys
 from copy import copy
-from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+
+from tlmatrix.backend.signature import definition_of, parsed_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -190,27 +190,18 @@ def is_dtype(value: object) -> bool:
     return isinstance(found, torch.dtype)
 
 
-@cache
-def _tree(path: str) -> ast.Module:
-    return ast.parse(Path(path).read_text(encoding="utf-8"))
-
-
-@cache
 def _syntax(code: CodeType) -> ast.FunctionDef | ast.Lambda | None:
     """The definition of a function; None if there is no source of it."""
-    try:
-        nodes = list(ast.walk(_tree(code.co_filename)))
-    except (OSError, ValueError, SyntaxError):
-        return None
-    for node in nodes:
-        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            if first == code.co_firstlineno:
-                return node
-        elif isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno:
-            taken = tuple(each.arg for each in node.args.args)
-            if code.co_name == "<lambda>" and taken == code.co_varnames[: code.co_argcount]:
-                return node
+    if code.co_name != "<lambda>":
+        return definition_of(code)
+    taken = code.co_varnames[: code.co_argcount]
+    for node in ast.walk(parsed_file(code.co_filename)):
+        if (
+            isinstance(node, ast.Lambda)
+            and node.lineno == code.co_firstlineno
+            and tuple(each.arg for each in node.args.args) == taken
+        ):
+            return node
     return None
 
 

@@ -8,6 +8,7 @@ import re
 import sys
 import textwrap
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ class Target:
         """The name in its module."""
         return self.text.partition(":")[2]
 
-    @property
+    @cached_property
     def is_factory(self) -> bool:
         """Whether it is a TileLang kernel factory: decorated, or a function that makes kernels."""
         if inspect.isclass(self.owner):

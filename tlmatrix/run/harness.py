@@ -348,8 +348,8 @@ class Harness:
         from tlmatrix.run.other_calls import another_case
 
         key = partial(bound.family.compile_key, spec)
-        few = self.backend.compiles or _is_turned(bound.binding)
-        few = few or (has_ranks(spec) and case.seed // 5 % _OTHER_KERNELS != 0)
+        mostly = has_ranks(spec) and case.seed // 5 % _OTHER_KERNELS != 0
+        few = self.backend.compiles or mostly or _is_turned(bound.binding)
         only = key(case.values) if few else None
         return another_case(
             spec,

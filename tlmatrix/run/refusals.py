@@ -19,6 +19,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend import EntryError
+from tlmatrix.backend.signature import definition_of
 from tlmatrix.interpreter.coverage import Coverage, Guard, GuardSite
 
 if TYPE_CHECKING:
@@ -175,22 +176,12 @@ def _parts(test: ast.expr, kind: type[ast.boolop]) -> tuple[ast.expr, ...]:
 
 def _function(code: CodeType, own: Path) -> ast.FunctionDef | None:
     """The definition of a function of the entry's own code."""
-    if not Path(code.co_filename).is_absolute():
-        return None
-    return _functions(code.co_filename, own).get(code.co_firstlineno)
+    return definition_of(code) if _is_own(code.co_filename, own) else None
 
 
 @lru_cache(maxsize=1024)
-def _functions(file: str, own: Path) -> Mapping[int, ast.FunctionDef]:
-    """The functions of a file by their first line, decorators included; none of other packages."""
+def _is_own(file: str, own: Path) -> bool:
+    """Whether a file is in a folder, and not of a package installed there."""
     path = Path(file).resolve()
-    if not path.is_relative_to(own) or "site-packages" in path.relative_to(own).parts:
-        return {}
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return {}
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    return {
-        min([node.lineno, *(each.lineno for each in node.decorator_list)]): node for node in found
-    }
+    within = Path(file).is_absolute() and path.is_relative_to(own)
+    return within and "site-packages" not in path.relative_to(own).parts

@@ -53,6 +53,11 @@ class Span:
     low: int
     high: int
 
+    @property
+    def least(self) -> int:
+        """The least that is not 0 or less, or the end of the span."""
+        return min(max(self.low, 1), self.high)
+
 
 def clip(span: Span, low: int, high: int) -> Span:
     """The part of a span between two bounds, or the nearest bound if there is none."""
@@ -180,7 +185,7 @@ class AxisDomain:
     @property
     def least(self) -> int:
         """The least number of the range that is not 0, or its end."""
-        return min(max(self.spans[0].low, 1), self.spans[0].high)
+        return self.spans[0].least
 
     @cached_property
     def choices(self) -> tuple[int | Span, ...]:

@@ -84,12 +84,10 @@ class Lengths:
     @property
     def least(self) -> tuple[int, int]:
         """The queries and keys of the shortest sequence that is not empty."""
-        rows = self.queries[0]
-        queries = min(max(rows.low, 1), rows.high) if self.fixed is None else self.fixed
+        queries = self.queries[0].least if self.fixed is None else self.fixed
         if self.keys is None:
             return queries, queries
-        keys = key_span(self, self.whole, queries)
-        return queries, min(max(keys.low, 1), keys.high)
+        return queries, key_span(self, self.whole, queries).least
 
     def longest(self, side: int) -> int:
         """The largest number of queries (0) or keys (1) of a sequence."""
