@@ -45,7 +45,7 @@ class Backend:
         captures_graphs: whether a call can be captured to a CUDA graph and replayed.
         simulates_streams: whether calls on several streams can be simulated, with race detection.
         survives_fork: whether a forked process can go on to run cases; CUDA cannot.
-        compiles: whether each kernel is compiled to machine code, which takes seconds.
+        compiles: whether it takes seconds to make each kernel: it is compiled, or lowered.
     """
 
     name: str
@@ -220,6 +220,7 @@ class LoweredBackend(InterpreterBackend):
     measures_coverage: ClassVar[bool] = False
     captures_graphs: ClassVar[bool] = False
     simulates_streams: ClassVar[bool] = False
+    compiles: ClassVar[bool] = True
     lowered: ClassVar[bool] = True
 
     def targeting(self, architectures: Sequence[str]) -> Self:

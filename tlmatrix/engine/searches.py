@@ -142,7 +142,8 @@ class SearchJob:
         compiled = runner.backend.compiles
         strategy = None
         if compiled:
-            strategy = one_configuration(spec, self, gpus=len(all_visible_gpus()))
+            on_gpus = runner.backend.device.type == "cuda"
+            strategy = one_configuration(spec, self, len(all_visible_gpus()) if on_gpus else None)
         report = fuzz_spec(
             spec, runner, strategy=strategy, tier=self.tier, examples=self.examples,
             seconds=self.seconds, seed=self.seed, path=self.path, known=self.known,
@@ -183,15 +184,16 @@ class ShrinkJob:
         return _slim(shrink_lost(spec, self.lost, ChildProcess(begin)))
 
 
-def one_configuration(spec: Spec, job: SearchJob, gpus: int) -> SearchStrategy[Case]:
+def one_configuration(spec: Spec, job: SearchJob, gpus: int | None) -> SearchStrategy[Case]:
     """A strategy for cases that share the kernels of one case of the tier, of another for each job.
 
     For backends that compile, where a kernel takes as long as hundreds of examples. Cases with
-    more ranks than `gpus` are not generated, as they would be skipped.
+    more ranks than there are `gpus` to run on are not generated, as they would be skipped.
     """
     from tlmatrix.fuzz.strategies import sharing_cases
 
-    return sharing_cases(spec, job.tier, number=job.configuration, at_most={WORLD: gpus})
+    at_most = None if gpus is None else {WORLD: gpus}
+    return sharing_cases(spec, job.tier, number=job.configuration, at_most=at_most)
 
 
 def _slim(found: FuzzFailure) -> FuzzFailure:

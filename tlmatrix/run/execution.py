@@ -165,7 +165,7 @@ class _Execution:
         called = valid is not None and valid.key in harness.shared_checks(spec).called
         covered = covering(spec, run_entry, self.measurements.recorder)
         found, message = check_invalid_input(invalid, problem, covered)
-        # On a GPU the valid call would take a kernel of its own, for checks that are the host's.
+        # Compiled, the valid call would take a kernel of its own, for checks that are the host's.
         if valid is not None and not found and not called and not harness.backend.compiles:
             found, called = self._refused_after(valid, invalid, problem, run_entry), True
         if valid is not None and called:

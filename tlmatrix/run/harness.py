@@ -82,10 +82,10 @@ def is_bitwise(spec: Spec, names: Mapping[str, Any]) -> bool:
 def _sampled_relations(problem: Problem, spec: Spec, case: Case, family: Family) -> Problem:
     """A problem without most relations that need kernels of another compile key.
 
-    Such a relation doubles the kernels of a case, each of which takes seconds to compile. The seed
-    of a planned case keeps one of `_SAMPLED`; a generated case has none, because its kernels are
-    not compiled ahead. The interpreter checks all of them, except in the few cases that it traces
-    for another architecture, where each is a kernel that no other case needs.
+    Such a relation doubles the kernels of a case, each of which takes seconds to compile or to
+    lower. The seed of a planned case keeps one of `_SAMPLED`; a generated case has none, because
+    its kernels are not compiled ahead. The interpreter checks all of them, except in the few cases
+    that it traces for another architecture, where each is a kernel that no other case needs.
     """
     mine = family.compile_key(spec, case.values)
     planned = case.origin != "fuzz"
@@ -206,7 +206,8 @@ class Harness:
         from tlmatrix.run.other_calls import many_ranks
 
         problem = self._problem(bound, spec, case, seed)
-        if case.origin == "invalid" or self.backend.compiles or many_ranks(spec, case):
+        simulated = isinstance(self.backend, InterpreterBackend)
+        if case.origin == "invalid" or not simulated or many_ranks(spec, case):
             # On a GPU another layout would take kernels of its own, and could end the process.
             return problem
         empty = not any(tensor.numel() for tensor in problem.inputs.values())
@@ -342,8 +343,8 @@ class Harness:
     ) -> tuple[str, Problem] | None:
         """Another case of the spec; where kernels are few, one with the same kernels.
 
-        That is on a GPU, in cases traced for another architecture than the first, and mostly on
-        simulated ranks.
+        That is where each kernel takes seconds, in cases traced for another architecture than the
+        first, and mostly on simulated ranks.
         """
         from tlmatrix.run.other_calls import another_case
 
