@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import tilelang.language as T
 
 from tlmatrix_kernels.attention.masks import block_order, query_tile, tile_and_head
+from tlmatrix_kernels.attention.tiles import PRODUCER_REGISTERS
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,15 @@ class Config:
 
 
 @T.macro
+def share_multiprocessor(tiles):
+    """Limit the registers of a block so that `tiles.blocks` blocks share a multiprocessor."""
+    if tiles.blocks > 1:
+        T.annotate_min_blocks_per_sm(tiles.blocks)
+        T.annotate_producer_reg_dealloc(PRODUCER_REGISTERS)
+        T.annotate_consumer_reg_alloc(tiles.registers)
+
+
+@T.macro
 def query_blocks(sequences, window, cfg, visible, masked):
     """Launch ``visible(queries, keys, mask, query, head, kv_head)`` for each tile of queries.
 
@@ -46,6 +56,7 @@ def query_blocks(sequences, window, cfg, visible, masked):
         batch.count,
         threads=tiles.threads,
     ) as (first, second, sequence):
+        share_multiprocessor(tiles)
         tile, head = tile_and_head(cfg.longest_first, first, second)
         query, queries, keys = query_tile(
             cfg.causal, tile, tiles.queries, sequences.queries(sequence), sequences.keys(sequence)
@@ -75,6 +86,7 @@ def key_blocks(sequences, window, cfg, gradients, visible, masked):
         batch.count,
         threads=tiles.threads,
     ) as (first, second, sequence):
+        share_multiprocessor(tiles)
         tile, block_head = tile_and_head(cfg.longest_first, first, second)
         head = block_head * gradients.heads
         queries, keys = sequences.queries(sequence), sequences.keys(sequence)

@@ -7,12 +7,13 @@ key beside it (``offset = seqlen_k - seqlen_q``), or top-left, where the first h
 (``offset = 0``). `causal` is False, True (bottom-right) or `TOP_LEFT`, at compile time.
 
 A kernel makes one `Mask` from the lengths of the block's sequence while it is traced. `visible`
-tests one pair; `key_tiles` and `query_tiles` are the ranges of tiles with visible pairs,
-`any_key_visible` and `any_query_visible` whether these ranges are non-empty; `needs_mask` is
-whether a pair of tiles has a masked pair.
+tests one pair, `attends` one with a query of the sequence; `key_tiles` and `query_tiles` are the
+ranges of tiles with visible pairs, `any_key_visible` and `any_query_visible` whether these ranges
+are non-empty; `needs_mask` is whether a pair of tiles has a masked pair.
 """
 
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import tilelang.language as T
 
@@ -92,6 +93,24 @@ class Mask:
         if self.windowed:
             visible = T.And(visible, key > query + self.offset - self.window)
         return visible
+
+    @property
+    def ends_on_diagonal(self):
+        """Whether the causal test alone hides keys past the end from a query of the sequence."""
+        return self.causal is True
+
+    def attends(self, query, key):
+        """As `visible`, for a `query` of the sequence; past its end, anything.
+
+        The forward pass does not store such rows, and these are all tests that a score costs it.
+        """
+        ahead = query + self.offset - key
+        tests = [] if self.ends_on_diagonal else [key < self.seqlen_k]
+        if self.causal:
+            tests.append(ahead >= 0)
+        if self.windowed:
+            tests.append(ahead < self.window)
+        return reduce(T.And, tests)
 
     def needs_mask(self, query, queries, key, keys):
         """Whether the tiles from `query` and from `key` contain a masked pair.

@@ -139,7 +139,7 @@ def apply_mask(s, mask, query, key):
         first_query = T.alloc_var("int32", init=query)
         first_key = T.alloc_var("int32", init=key)
         for i, j in T.Parallel(rows, columns):
-            visible = mask.visible(first_query + i, first_key + j)
+            visible = mask.attends(first_query + i, first_key + j)
             s[i, j] = T.Select(visible, s[i, j], -T.infinity("float32"))
 
 

@@ -1,6 +1,6 @@
 """Tile sizes, pipeline stages and threads of the attention kernels, with the reasons."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tlmatrix_kernels.target import capability
 
@@ -9,24 +9,42 @@ from tlmatrix_kernels.target import capability
 PREPARE_THREADS = 128
 COMBINE_THREADS = 256
 
+WARP_GROUP = 128
+"""Threads of a warp group: a Hopper kernel has one more for its copies."""
+PRODUCER_REGISTERS = 24
+"""Registers of a thread that only issues copies, the fewest that `setmaxnreg` sets."""
+
 
 @dataclass(frozen=True)
 class Tiles:
     """The tile configuration of one kernel.
 
     A block keeps `queries` query rows and `keys` key rows in shared memory, pipelines its inner
-    loop with `stages` stages, and has `threads` threads. `staged`: p and ds are passed to the next
-    GEMM through shared memory instead of registers. `tma_reduce`: TMA adds tiles of dq to global
-    memory. `tma_store`: TMA stores 16-bit tiles of dk and dv.
+    loop with `stages` stages, and has `threads` threads. `blocks` blocks share a multiprocessor.
+    `staged`: p and ds are passed to the next GEMM through shared memory instead of registers.
+    `tma_reduce`: TMA adds tiles of dq to global memory. `tma_store`: TMA stores 16-bit tiles of dk
+    and dv.
     """
 
     queries: int
     keys: int
     stages: int
     threads: int
+    blocks: int = 1
     staged: bool = False
     tma_reduce: bool = False
     tma_store: bool = False
+
+    @property
+    def registers(self):
+        """Registers of a consumer thread, if `blocks` blocks on Hopper share a multiprocessor.
+
+        There are 65,536, a thread has a multiple of 8, and the producer's keep
+        `PRODUCER_REGISTERS`.
+        """
+        launched = 65536 // self.blocks // (self.threads + WARP_GROUP) // 8 * 8
+        spared = (launched - PRODUCER_REGISTERS) * WARP_GROUP // self.threads
+        return min((launched + spared) // 8 * 8, 240)
 
 
 @dataclass(frozen=True)
@@ -86,34 +104,41 @@ def _ampere(width: int, width_v: int) -> AttentionTiles:
 
 
 def _hopper(width: int, width_v: int, *, windowed: bool) -> AttentionTiles:
-    """At most 240 registers per thread and 227 KiB of shared memory."""
+    """At most 240 registers per thread and 227 KiB of shared memory.
+
+    With a window a block has few iterations, so what it costs to start and to end one counts:
+    smaller blocks share a multiprocessor and hide it from each other. Smaller tiles also compute
+    fewer masked pairs.
+    """
     return AttentionTiles(
         forward=_forward(max(width, width_v), windowed=windowed),
-        key_block=_key_block(width + width_v),
-        query_block=_query_block(max(width, width_v)),
+        key_block=_key_block(width + width_v, windowed=windowed),
+        query_block=_query_block(max(width, width_v), windowed=windowed),
     )
 
 
 def _forward(wide: int, *, windowed: bool) -> Tiles:
-    """Two or three warp groups of 64 query rows each.
+    """One to three warp groups of 64 query rows each.
 
     Registers per thread: head_dim_v / 2 for acc, keys / 2 for the scores and half of that for the
     weights, of 160 with three groups and 240 with two. Shared memory: 2 * queries + 2 * stages *
     keys rows.
 
-    Two groups with a window: the code masks both edges of the window, for which three groups lack
-    registers, and smaller query tiles compute fewer masked pairs.
+    With a window one group, which makes the small blocks of `_hopper`.
     """
+    if windowed and wide <= 64:
+        return Tiles(queries=64, keys=64, stages=1, threads=128, blocks=4)
+    if windowed and wide <= 128:
+        return Tiles(queries=64, keys=128, stages=1, threads=128, blocks=2)
     if wide <= 128:
-        rows = 128 if windowed else 192
-        return Tiles(queries=rows, keys=128, stages=2, threads=2 * rows)
+        return Tiles(queries=192, keys=128, stages=2, threads=384)
     if wide <= 192:
         return Tiles(queries=128, keys=64, stages=2, threads=256)
     return Tiles(queries=128, keys=64, stages=1, threads=256)
 
 
-def _key_block(both: int) -> Tiles:
-    """Two warp groups share a tile of keys.
+def _key_block(both: int, *, windowed: bool) -> Tiles:
+    """Two warp groups share a tile of keys; one has it with a window and narrow heads.
 
     dk and dv of 128 keys take (head_dim + head_dim_v) / 2 registers per thread, the score tiles
     another `queries`. If that does not fit, the tile has 64 keys: the groups then split each
@@ -122,18 +147,20 @@ def _key_block(both: int) -> Tiles:
     dk and dv in 16 bits have shared tiles of their own, 64 KiB of 210 KiB in all; in float32 they
     would not fit.
     """
-    if both <= 256:
-        rows, columns, stages = 64, 128, 2
+    if windowed and both <= 128:
+        tiles = Tiles(queries=64, keys=64, stages=2, threads=128, blocks=2)
+    elif both <= 256:
+        tiles = Tiles(queries=64, keys=128, stages=2, threads=256)
     else:
-        rows, columns, stages = 32, 64, 1
-    return Tiles(
-        queries=rows, keys=columns, stages=stages, threads=256, staged=both > 256,
-        tma_reduce=True, tma_store=True,
-    )  # fmt: skip
+        tiles = Tiles(queries=32, keys=64, stages=1, threads=256, staged=True)
+    return replace(tiles, tma_reduce=True, tma_store=True)
 
 
-def _query_block(wide: int) -> Tiles:
-    """Two warp groups of 64 query rows; only dq accumulates, but two score tiles are live."""
+def _query_block(wide: int, *, windowed: bool) -> Tiles:
+    """One or two warp groups of 64 query rows; dq accumulates, and two score tiles are live."""
+    if windowed and wide <= 128:
+        blocks = 3 if wide <= 64 else 2
+        return Tiles(queries=64, keys=64, stages=2, threads=128, blocks=blocks)
     if wide <= 128:
         return Tiles(queries=128, keys=128, stages=2, threads=256)
     return Tiles(queries=128, keys=32, stages=1, threads=256)

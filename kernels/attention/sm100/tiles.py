@@ -10,7 +10,8 @@ class Sm100Tiles:
     """The tile configuration of one kernel.
 
     A block keeps `queries` query rows, loads keys and values in tiles of `keys` rows into `stages`
-    buffers, and has `threads` threads, which read tensor memory in chunks of `part` columns.
+    buffers, and has `threads` threads, which read tensor memory in chunks of `part` columns. Blocks
+    share no multiprocessor.
     """
 
     queries: int
@@ -18,6 +19,7 @@ class Sm100Tiles:
     threads: int
     stages: int
     part: int
+    blocks: int = 1
 
 
 def sm100_tiles(

@@ -59,6 +59,11 @@ class RangeMask(Mask):
     diagonal_offset: object = 0
 
     @property
+    def ends_on_diagonal(self):
+        """False: the diagonal may leave the range at its end."""
+        return False
+
+    @property
     def offset(self):
         """The key position aligned with query 0, relative to the start of the range."""
         return self.diagonal_offset

@@ -87,15 +87,7 @@ class LocalThenRemoteRows(Rows):
 
 @dataclass(frozen=True)
 class _Diagonal(RangeMask):
-    """The causal mask of one tile of keys.
-
-    It does not test whether the query is in the run, which would need too many registers; rows past
-    the run are computed but not stored.
-    """
-
-    def visible(self, query, key):
-        """Whether `query` attends to `key`."""
-        return T.And(key < self.seqlen_k, key <= query + self.offset)
+    """The causal mask of one tile of keys."""
 
     def needs_mask(self, query, _queries, key, keys):
         """Whether the tiles from `query` and from `key` contain a masked pair."""

@@ -95,12 +95,25 @@ def test_tiles_fit_the_shared_memory_of_a_block(arch, shared_memory, windowed):
             chosen, both = tiles_for(arch, dim, dim_v, windowed=windowed), dim + dim_v
             for tile in (chosen.forward, chosen.query_block):
                 held = tile.queries * max(both, 2 * dim_v)
-                assert 2 * (held + max(tile.stages, 1) * tile.keys * both) <= shared_memory
+                taken = 2 * (held + max(tile.stages, 1) * tile.keys * both)
+                assert tile.blocks * taken <= shared_memory
             tile = chosen.key_block
             scores = 2 * tile.keys * tile.queries
             loaded = max(tile.stages, 1) * tile.queries * both
             dq_sums = 2 * tile.queries * dim if tile.tma_reduce else 0  # float32
             assert 2 * (tile.keys * both + loaded + scores + dq_sums) <= shared_memory
+
+
+@pytest.mark.parametrize("blocks", [2, 3, 4])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_blocks_that_share_a_multiprocessor_share_its_registers(blocks, groups):
+    # setmaxnreg waits for ever for registers that the block was not launched with
+    tile = tiles.Tiles(queries=64, keys=64, stages=1, threads=128 * groups, blocks=blocks)
+    launched = 65536 // blocks // (tile.threads + 128) // 8 * 8
+    taken = tile.threads * tile.registers + 128 * tiles.PRODUCER_REGISTERS
+    assert tile.registers % 8 == 0
+    assert launched * (tile.threads + 128) - 8 * tile.threads < taken
+    assert taken <= launched * (tile.threads + 128)
 
 
 @pytest.mark.parametrize("causal", [False, True])
