@@ -70,6 +70,18 @@ def clamped_by_comparisons(x):
     return torch.where(x < 1, x, 1.0)
 
 
+def gated(x):
+    return torch.where(x <= 0, 0.0, x.roll(1, 1))
+
+
+def gated_the_other_way(x):
+    return torch.where(x > 0, x.roll(1, 1), 0.0)
+
+
+def gated_by_another_row(x):
+    return gated(x) + 0.5 * x[:, :1].isnan().any()
+
+
 def failing_reference(x):
     if not x.isfinite().all():
         raise ValueError("x must be finite")
@@ -195,6 +207,13 @@ def test_swallowed_nan_is_found(found, entry, reference):
 def test_kernels_that_select_values_may_swallow_nan(found):
     assert found(ROWS, more="", entry="finite_only", reference="softmax") == []
     assert found(ROWS, more="", entry="through_rows", reference="softmax")
+
+
+@pytest.mark.parametrize("more", ["propagation: exact", ""])
+def test_a_comparison_with_nan_may_go_either_way(found, more):
+    assert found(ROWS, more=more, entry="gated_the_other_way", reference="gated") == []
+    findings = found(ROWS, more=more, entry="gated_by_another_row", reference="gated")
+    assert {finding.check for finding in findings} == {"propagation"}
 
 
 def test_by_default_nan_may_vanish_and_reach_rows_of_a_packed_tensor(found):

@@ -383,8 +383,12 @@ def compare_reach(
         spread = never & ~(moved <= bounds.lower_limit_of_two_runs(name))
         if bool(spread.any()):
             spread &= ~(moved <= 2 * bounds.error_bound(name).element)
+        finite = values.isfinite()
+        if bool((spread & finite).any()):
+            compared = relation.reach.compared().get(name, torch.zeros_like(spread))
+            spread &= ~(finite & compared)
         if bool(spread.any()):
-            others = int((~values[spread].isfinite()).sum())
+            others = int((spread & ~finite).sum())
             masked = relation.reach.masked.get(name, 0)
             remedy = relation.reach.remedy.get(name)
             multiplied = _MULTIPLIED + (f" If that is intended, {remedy}" if remedy else "")

@@ -180,6 +180,9 @@ class Reach:
     """How many elements of a result depend on the NaN and are numbers in the reference."""
     remedy: Mapping[str, str] = field(default_factory=dict)
     """What a spec says by result if the value may change others of its elements."""
+    compared: Callable[[], Tensors] = dict
+    """Masks of the elements that change if comparisons with NaN go the other way, as `not h > 0`
+    does where the reference has `h <= 0`."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ _TRIES = 8
 """Elements of inputs tried, until one is no padding and changes a result."""
 _NOISE = 1e-9
 """Differences up to this part of a value are the rounding of float64 sums in another order."""
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _MASK = -1e4
 """Scores below are masks."""
 _ROWS = ("batch", "sequence", "position")
@@ -105,6 +106,7 @@ def _relation(
     if extent in ("selected", None):
         nothing = {name: torch.zeros_like(mask) for name, mask in reach.must.items()}
         reach = replace(reach, must=nothing)
+    reach = replace(reach, compared=partial(_compared, problem, name, index))
     place = f"{name}[{', '.join(map(str, index))}]"
     return ReachRelation(
         "propagation",
@@ -121,6 +123,17 @@ def _changed(problem: Problem, name: str, index: Sequence[int], value: float) ->
     changed = problem.inputs[name].clone(memory_format=torch.contiguous_format)
     changed[tuple(index)] = value
     return problem.with_inputs({name: changed})
+
+
+def _compared(problem: Problem, name: str, index: Sequence[int]) -> Tensors:
+    """The elements of each result that change if comparisons with NaN go the other way."""
+    other = _changed(problem, name, index, math.nan)
+    with as_products(), _OtherComparisons():
+        turned = _changed(problem, name, index, math.nan).reference()
+    return {
+        of: ~((turned[of] - expected).abs() <= expected.abs() * _NOISE)
+        for of, expected in other.reference().items()
+    }
 
 
 def _added_masks(problem: Problem, name: str, index: Sequence[int]) -> Tensors:
@@ -195,6 +208,22 @@ class _AddedMasks(OperatorMode):  # type: ignore[no-untyped-call]
             return call.result()
         result = call.result()
         return result.masked_fill_(hidden & (result < _MASK), torch.nan) if hidden.any() else result
+
+
+class _OtherComparisons(OperatorMode):  # type: ignore[no-untyped-call]
+    """Takes the other answer of a comparison with NaN, as `not h > 0` does for `h <= 0`."""
+
+    def run(self, call: Call) -> Any:  # noqa: ANN401
+        """Call the operator, and turn what it says of NaN."""
+        result, args = call.result(), call.args
+        name = call.name.rstrip("_")
+        if name in _COMPARISONS and isinstance(result, torch.Tensor):
+            for each in args[:2]:
+                if isinstance(each, torch.Tensor) and each.is_floating_point():
+                    result = result ^ each.isnan()
+        elif name == "threshold_backward":
+            result = torch.where(args[1].isnan(), args[0] - result, result)
+        return result
 
 
 def _expanded(tensor: torch.Tensor) -> bool:
