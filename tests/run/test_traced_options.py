@@ -58,12 +58,15 @@ def test_memory_of_a_combination_that_did_not_run(stages, found, tmp_path):
     spec = load_spec(path)
     harness = Harness(backend_named("interpreter"))
     case = Case(spec.name, {"rows": 64, "width": 32, "stages": 1})
-    others = {
-        tuple(sorted(traced_options._other(harness, spec, case, random.Random(seed)).items()))
-        for seed in range(40)
-    }
     wide = {"rows": 64, "width": 256, "stages": stages}
-    assert tuple(sorted(wide.items())) in others
+    for largest in (False, True):
+        others = {
+            tuple(sorted(traced_options._other(*of, random.Random(seed), largest=largest).items()))
+            for of in [(harness, spec, case)]
+            for seed in range(40)
+        }
+        assert tuple(sorted(wide.items())) in others
+        assert (len(others) == 1) == largest
     needs = partial(traced_options._needs, wide)
     titles = [each.title for each in traced_options._in_child(harness, spec, "sm_90a", needs)]
     assert bool(titles) == found

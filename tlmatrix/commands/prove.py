@@ -19,6 +19,7 @@ from tlmatrix.options.table import TIER
 from tlmatrix.prove.answers import PROPERTIES, PROVEN_TIER, SpecProofs, keep
 from tlmatrix.prove.kernels import prove_kernel, prove_spec
 from tlmatrix.prove.launches import Observer, asked_cases
+from tlmatrix.prove.properties import LARGEST_GRIDS
 from tlmatrix.prove.refuting import refuted_by_launch
 from tlmatrix.report.text import count
 from tlmatrix.run.runner import Runner
@@ -144,11 +145,20 @@ def _table_line(name: str, archs: str, kernels: Sequence[KernelProofs]) -> str:
         seen = answers[wanted]
         several = (f"{seen[a]} {a}" for a in ("proven", "refuted", "unknown") if seen[a])
         parts.append(f"{wanted} {', '.join(several) if len(seen) > 1 else next(iter(seen))}")
+        if wanted == "grid" and set(seen) == {"proven"}:
+            parts[-1] += _up_to(kernels)
     seconds = sum(each.seconds for each in kernels)
     unsupported = next((each.unsupported for each in kernels if each.unsupported), "")
     if unsupported:
         parts.append(f"not modelled: {unsupported}")
     return f"{label:<28} {archs and f'{archs}: '}{'; '.join(parts)}  {seconds:.1f} s"
+
+
+def _up_to(kernels: Iterable[KernelProofs]) -> str:
+    """The sizes up to which grids are launched, if they are fewer than are asked for."""
+    subjects = [each.subject for kernel in kernels for each in kernel.proofs if each.name == "grid"]
+    most = min(int(subject.rpartition(" ")[2]) for subject in subjects)
+    return f" up to {most}" if most < LARGEST_GRIDS[0] else ""
 
 
 def _details(
