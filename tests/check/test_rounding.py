@@ -164,12 +164,21 @@ def test_deltas_that_all_rows_of_dk_share_are_no_systematic_error():
 # Truncated results --------------------------------------------------------------------------------
 
 
-TOLERANCE = Tolerance.model_validate({"q": {"floor": 1}})
+TOLERANCE = Tolerance.model_validate({"q": {"floor": 1}, "u": {"floor": 1}})
 
 
 def quantized(x):
     scale = x.abs().amax(-1, keepdim=True) / 127
     return torch.round(x / scale).to(torch.int8)
+
+
+def unsigned(x):
+    return torch.round(levels(x.double())).to(torch.uint8)
+
+
+def levels(x):
+    low, high = (each.unsqueeze(1) for each in x.aminmax(dim=1))
+    return (x - low) / ((high - low) / 255)
 
 
 def scaled(x):
@@ -200,13 +209,14 @@ def _references_beside(monkeypatch):
 def problem_of(
     output, dtype="float16", values="normal", rows=16, cols=64, seed=1, reference="scaled"
 ):
-    reference = "quantized" if output == "q" else reference
+    reference = {"q": "quantized", "u": "unsigned"}.get(output, reference)
     axes = {"rows": rows, "cols": cols, "dtype": dtype, "values": values}
+    dtypes = {"q": "int8", "u": "uint8"}
     spec = Spec.model_validate({
         "name": "made_up",
         "problem": {
             "inputs": {"x": {"shape": ["rows", "cols"], "dtype": "$dtype"}},
-            "outputs": {output: {"dtype": "int8"}} if output == "q" else [output],
+            "outputs": {output: {"dtype": dtypes[output]}} if output in dtypes else [output],
             "reference": f"test_rounding:{reference}",
         },
         "entry": "some.module:entry",
@@ -233,6 +243,22 @@ def test_truncated_integers_are_found_and_rounded_ones_pass():
     assert found_in(problem, codes(problem).round()) == {}
     note = found_in(problem, codes(problem).trunc())["q"].note
     assert "rounded toward zero by one" in note
+
+
+def test_truncated_unsigned_integers_are_found():
+    problem = problem_of("u")
+    exact = levels(problem.inputs["x"].double())
+    assert found_in(problem, exact.round()) == {}
+    assert "rounded toward zero by one" in found_in(problem, exact.trunc())["u"].note
+
+
+def test_zero_points_of_16_bits_pass():
+    for seed in range(8):
+        problem = problem_of("u", dtype="float32", seed=seed)
+        x = problem.inputs["x"].double()
+        scale = (x.amax(1, keepdim=True) - x.amin(1, keepdim=True)) / 255
+        offset = torch.rand(16, 1, generator=torch.Generator().manual_seed(seed)) - 0.5
+        assert found_in(problem, (levels(x + offset * scale) + offset).round().clamp(0, 255)) == {}
 
 
 def test_integers_rounded_away_from_zero_are_found():

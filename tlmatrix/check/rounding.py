@@ -46,10 +46,12 @@ direction (toward zero, or away from it) if
     no element errs by more than 1.05 steps, or by more than 0.05 in the other direction,
 
 for elements with small and with large significands, in two binades; of integers, for those of both
-signs. Elements may share errors (a factor or an offset that a kernel rounds to 16 bits moves all of
-them), so only this pattern counts, and no mean: a shared factor moves elements with a large
-significand up to twice as far as others, and an offset those of another binade, or sign. A factor
-of few bits hardly moves small integers: those from 1 to 16 are tested.
+signs, of unsigned ones for each quarter of the tensor. Elements may share errors (a factor or an
+offset that a kernel rounds to 16 bits moves all of them), so only this pattern counts, and no mean:
+a shared factor moves elements with a large significand up to twice as far as others, and an offset
+those of another binade, or sign. A factor of few bits hardly moves small integers: those from 1 to
+16 are tested, of unsigned ones up to 64, as fewer of them are small. A zero point in 16 bits moves
+all codes of a group one way, and those of another group the other way.
 
 At most 4096 elements of a result are tested, evenly spaced.
 """
@@ -378,7 +380,7 @@ _FEWEST_OF_CLASS = 16
 """The least number of elements in each of the classes that must all be rounded in one direction."""
 _SHARE = 0.25
 _HALF, _SLACK = 0.55, 0.05
-_LARGEST = 16
+_LARGEST, _LARGEST_UNSIGNED = 16, 64
 _MEAN = 0.125
 """The accepted mean of errors in steps, for the error ratio: as for `biases`."""
 _BITS = {torch.float16: (11, -24), torch.bfloat16: (8, -133)}
@@ -388,7 +390,7 @@ _BITS = {torch.float16: (11, -24), torch.bfloat16: (8, -133)}
 def one_sided(results: Tensors, bounds: ReferenceBounds) -> dict[str, Deviation]:
     """The results that are rounded in one direction, of those within their error bounds, by name.
 
-    Of signed integers with a floor of at least 1, and of tensors of 16 bits.
+    Of integers with a floor of at least 1, and of tensors of 16 bits.
     """
     found = {}
     for name, got in results.items():
@@ -406,7 +408,7 @@ def _may_truncate(info: TensorInfo, floor: float | str) -> bool:
     if info.dtype in _BITS:
         # Hardware that sums in less than float32 truncates.
         return info.arithmetic is None
-    integer = not info.dtype.is_floating_point and info.dtype.is_signed
+    integer = not info.dtype.is_floating_point and info.dtype != torch.bool
     return integer and not isinstance(floor, str) and floor >= 1
 
 
@@ -464,8 +466,12 @@ def _outward(info: TensorInfo, got: torch.Tensor, reference: torch.Tensor) -> to
 def _errors(info: TensorInfo, got: torch.Tensor, reference: torch.Tensor) -> _Errors:
     outward, size = _outward(info, got, reference), reference.abs()
     if info.dtype not in _BITS:
-        tested = (size >= 1) & (size <= _LARGEST)
-        return _Errors(outward, (tested & (reference > 0), tested & (reference < 0)))
+        if info.dtype.is_signed:
+            tested = (size >= 1) & (size <= _LARGEST)
+            return _Errors(outward, (tested & (reference > 0), tested & (reference < 0)))
+        tested = (size >= 1) & (size <= _LARGEST_UNSIGNED)
+        quarter = torch.arange(len(size), device=size.device) * 4 // len(size)
+        return _Errors(outward, tuple(tested & (quarter == each) for each in range(4)))
     significand, exponent = torch.frexp(size)
     tested = outward.isfinite() & (size > 0)
     large = significand > 0.5**0.5

@@ -12,9 +12,10 @@ from __future__ import annotations
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from tlmatrix.backend.binding.calls import binding_error
 from tlmatrix.backend.binding.second_derivative import check_second_derivative
@@ -138,7 +139,7 @@ def _forward_and_backward(binding: Binding, problem: Problem) -> Generator[bool,
     variant = problem.autograd if wanted else None
     if variant is not None and variant.requires:
         wanted = {name: of for name, of in wanted.items() if of in variant.requires}
-    leaves = {name: problem.inputs[name].detach().requires_grad_() for name in set(wanted.values())}
+    leaves = {name: _leaf(problem.inputs[name]) for name in set(wanted.values())}
     names = {**problem.names, **problem.inputs, **leaves}
     absent: dict[str, str] = {}
     without_grad = problem.given_output is not None or (
@@ -158,6 +159,21 @@ def _forward_and_backward(binding: Binding, problem: Problem) -> Generator[bool,
             gradients, absent = _gradients(binding.spec, problem, outputs, wanted, leaves)
         outputs |= gradients
     return Results({name: tensor.detach() for name, tensor in outputs.items()}, absent)
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that requires grad in the calls with an input, the same one in all of them.
+
+    To an entry, a weight that an optimizer changes in place stays the same object.
+    """
+    leaf: torch.Tensor | None = _LEAVES.get(tensor)
+    if leaf is None:
+        leaf = _LEAVES[tensor] = tensor.detach().requires_grad_()
+    return leaf
+
+
+_LEAVES: Any = WeakIdKeyDictionary()
+"""From inputs to the tensors in their memory that require grad."""
 
 
 @contextmanager
@@ -224,7 +240,7 @@ def _gradients(
     for (gradient, name), grad in zip(wanted.items(), grads, strict=True):
         if grad is not None:
             found[gradient] = grad
-        elif _no_effect(problem, gradient):
+        elif attached and _no_effect(problem, gradient):
             found[gradient] = torch.zeros_like(leaves[name])
         elif detached:
             absent[gradient] = f"the output {detached[0]} does not require grad"

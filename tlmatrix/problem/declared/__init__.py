@@ -6,7 +6,6 @@ The family; torch is imported when a problem is built.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
@@ -90,10 +89,10 @@ class DeclaredFamily:
             ReferenceFailedError: the reference raised.
         """
         from tlmatrix.problem.declared.build import declared_case
-        from tlmatrix.problem.declared.relations import declared_relations
+        from tlmatrix.problem.declared.relations import DeclaredRelations
 
         case = declared_case(CaseSetup(spec, values, seed, device))
-        return replace(case.problem(), relations=partial(declared_relations, case))
+        return replace(case.problem(), relations=DeclaredRelations(case))
 
 
 def _lint(spec: Spec) -> Iterator[Issue]:

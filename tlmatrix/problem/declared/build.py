@@ -87,6 +87,8 @@ class Declared:
     seed: int
     given_cotangents: Mapping[str, torch.Tensor] | None = None
     """Cotangents of a relation, in place of those generated from the seed."""
+    given_parts: frozenset[str] = frozenset()
+    """Results that are sums of terms of one size, whose parts cancel in this case."""
 
     @property
     def differentiable(self) -> dict[str, str]:
@@ -286,15 +288,18 @@ class Declared:
         remains of it covers the rounding of each term. Results to which matrix products contribute
         keep it, as kernels may round both operands.
         """
-        spread, summed = self._term_sizes.spread[name], summed_dim(self.declaration)
-        if (
-            summed is None
-            or name not in summed.results
-            or self.distribution != OF_PARTS[summed.axis]
-            or (name in self._carried.bound and bool(self._carried.bound[name].any()))
-        ):
+        spread = self._term_sizes.spread[name]
+        carried = self._carried.bound.get(name)
+        if name not in self._parts or (carried is not None and bool(carried.any())):
             return spread
         return spread * _ROUNDED_TERMS
+
+    @cached_property
+    def _parts(self) -> frozenset[str]:
+        summed = summed_dim(self.declaration)
+        if summed is None or self.distribution != OF_PARTS[summed.axis]:
+            return self.given_parts
+        return self.given_parts.union(summed.results)
 
     def _dims(self, name: str, shape: tuple[int, ...]) -> tuple[Dim, ...]:
         """The dimensions of a tensor, for findings."""

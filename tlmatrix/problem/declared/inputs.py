@@ -25,6 +25,8 @@ from tlmatrix.spec.model.parts import OutputDecl
 from tlmatrix.spec.values import explain_lengths, sides_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tlmatrix.spec.model.spec import DeclaredProblem, InputDecl
     from tlmatrix.spec.values import Value
 
@@ -259,7 +261,8 @@ def generate_inputs(
 class SummedDim:
     """A dimension of an input that results lack: they are sums over it.
 
-    `axis` is 0 or -1, `size` what the spec declares, `results` are names of outputs and gradients.
+    `axis` is 0, -1 or one between, `size` what the spec declares, `results` are names of outputs
+    and gradients.
     """
 
     input: str
@@ -278,15 +281,27 @@ def summed_dim(declaration: DeclaredProblem) -> SummedDim | None:
     if isinstance(outputs, Mapping):
         declared = {n: d.shape for n, d in outputs.items() if isinstance(d, OutputDecl)}
         shapes |= {name: shape for name, shape in declared.items() if shape is not None}
-    for axis in (0, -1):
-        for name, decl in inputs.items():
-            if decl.derived is not None or decl.between is not None or len(decl.sizes) < 2:
+    free = {n: d.sizes for n, d in inputs.items() if d.derived is None and d.between is None}
+    return next((each for each in summed_dims(free, shapes) if each.axis in OF_PARTS), None)
+
+
+def summed_dims(
+    inputs: Mapping[str, Sequence[Expression | int]],
+    results: Mapping[str, Sequence[Expression | int]],
+) -> Iterator[SummedDim]:
+    """The dimensions of inputs that some results lack, the first ones and the last ones first.
+
+    Both are sizes by name.
+    """
+    most = max(map(len, inputs.values()), default=0)
+    for axis in (0, -1, *range(1, most - 1)):
+        for name, sizes in inputs.items():
+            if len(sizes) < 2 or (axis > 0 and axis >= len(sizes) - 1):
                 continue
-            size = decl.sizes[axis]
-            lacking = [n for n, sizes in shapes.items() if str(size) not in map(str, sizes)]
+            size = sizes[axis]
+            lacking = [n for n, each in results.items() if str(size) not in map(str, each)]
             if lacking and not isinstance(size, int):
-                return SummedDim(name, axis, size, tuple(lacking))
-    return None
+                yield SummedDim(name, axis, size, tuple(lacking))
 
 
 def _drawn(
@@ -300,7 +315,7 @@ def _drawn(
     shape = sizes_of(setup, decl.sizes, (*path, "shape"))
     dtype = dtype_declared(setup, decl.dtype_text)
     if decl.between is not None:
-        low, high = _bounds(setup, decl.between, (*path, "between"))
+        low, high = bounds_of(setup, decl.between, (*path, "between"))
         made = uniform(low, high, source, shape, dtype)
         return made if dtype.is_floating_point else _with_ends(made, low, high, source)
     return draw(decl.fill or distribution, source, shape, dtype, index=index)
@@ -312,9 +327,10 @@ def _with_ends(made: torch.Tensor, low: int, high: int, source: torch.Generator)
     return made.masked_fill(chosen == 0, low).masked_fill(chosen == 1, high)
 
 
-def _bounds(
+def bounds_of(
     setup: CaseSetup, between: tuple[Expression | int, ...], path: tuple[str | int, ...]
 ) -> tuple[int, int]:
+    """The least and the largest value of an input; raises SpecError at `path`."""
     found = []
     for index, bound in enumerate(between):
         value = _evaluated(setup, bound, (*path, index))

@@ -8,19 +8,24 @@ false positive.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 import torch
 
 from tlmatrix.problem.declared.inputs import (
+    SummedDim,
+    bounds_of,
     generate_inputs,
     packed_axes,
     packing_of,
     paging_of,
     selected_lengths,
+    summed_dims,
     value_of,
 )
-from tlmatrix.problem.distributions import poison_scale
+from tlmatrix.problem.distributions import draw, generator, poison_scale, seeded_random
+from tlmatrix.problem.model import Relation
 from tlmatrix.problem.relations import balanced_lengths, repeated
 from tlmatrix.problem.relations.batch import NEW, Batch, NotComposableError, place, select
 from tlmatrix.spec.values import sides_of
@@ -29,15 +34,45 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from tlmatrix.problem.declared.build import Declared
-    from tlmatrix.problem.model import Problem, Relation, RelationKind, Tensors
+    from tlmatrix.problem.model import Problem, RelationKind, Tensors
     from tlmatrix.problem.relations.batch import Along, Right
 
+_TERMS = 32
+"""The fewest terms of a sum of which parts kept in 16 bits are beyond its error bound."""
+_CANDIDATES = 6
+"""Dimensions tried."""
+_ELEMENTS = 2**16
+"""Elements of inputs up to which a case gets more terms."""
+_WHOLE = 0.75
+"""The share of the cases in which nothing is masked."""
+_SMALLER = 4
+_SHARE = 1 / 8
+"""A sum cancels if this share of its elements is so many times smaller."""
+_FAR = {torch.float16: 1024, torch.bfloat16: 128}
+"""What is added to inputs by dtype: whole numbers about it are exact, and float32 has enough bits
+left for the results."""
 _CLOSE = 1e-9
 """Largest relative difference of two float64 references that counts as rounding."""
 
 
-def declared_relations(case: Declared, kind: RelationKind) -> Iterator[Relation]:
+@dataclass(frozen=True)
+class DeclaredRelations:
     """The relations of one kind for a declared case."""
+
+    case: Declared
+
+    def __call__(self, kind: RelationKind) -> Iterator[Relation]:
+        """See `Problem.relations`."""
+        if kind == "relations":
+            yield from self._of_other_values
+        yield from _relations(self.case, kind)
+
+    @cached_property
+    def _of_other_values(self) -> Sequence[Relation]:
+        return [*_with_cancelling_parts(self.case), *_far_from_zero(self.case)]
+
+
+def _relations(case: Declared, kind: RelationKind) -> Iterator[Relation]:
     if kind == "repeat":
         other = _other_lengths(case, "normal", case.seed + 1)
         because = "a second call must not remember the first"
@@ -45,6 +80,183 @@ def declared_relations(case: Declared, kind: RelationKind) -> Iterator[Relation]
         yield repeated(other.problem(), case.problem(), because, judge=judge)
     for axis in packed_axes(case.setup.values, case.declaration):
         yield from DeclaredBatch(case, axis).relations(kind)
+
+
+# Sums whose parts cancel --------------------------------------------------------------------------
+
+
+def _with_cancelling_parts(case: Declared) -> Iterator[Relation]:
+    """Calls in which an input, or a cotangent, has halves of opposite sign, so that sums cancel.
+
+    A kernel that keeps parts of a sum in 16 bits is wrong in it: the parts are large and the sum is
+    small. Each sum is tried once, in an order that the seed selects.
+    """
+    if case.reference is None or case.reference.exact_dtype != torch.float64:
+        return
+    inputs = {n: d for n, d in case.declaration.inputs.items() if d.derived is None}
+    free = {n for n, d in inputs.items() if d.between is None and d.fill is None}
+    free = {name for name in free if case.inputs[name].is_floating_point()}
+    cotangents = case.cotangents if case.differentiable else {}
+    sizes = {name: inputs[name].sizes for name in sorted(free)}
+    sizes |= {f"d{n}": found for n in sorted(cotangents) if (found := case.sizes(n)) is not None}
+    results = {name: found for name in case.infos if (found := case.sizes(name)) is not None}
+    tensors = {**case.inputs, **{f"d{name}": each for name, each in cotangents.items()}}
+    sums = [
+        each
+        for each in summed_dims(sizes, results)
+        if tensors[each.input].shape[each.axis] >= _TERMS
+    ]
+    if not sums:
+        return
+    pick, done = seeded_random(case.seed + 8), set[tuple[str, str]]()
+    positive: dict[str, Declared] = {}
+    for summed in pick.sample(sums, min(_CANDIDATES, len(sums))):
+        size = str(summed.size)
+        names = [name for name in summed.results if (name, size) not in done]
+        if size not in positive:
+            larger, seed = _with_most_terms(case, summed), pick.randrange(2**32)
+            positive[size] = _positive(larger, free, seed, whole=pick.random() < _WHOLE)
+        whole = positive[size]
+        signed = _negated(whole, summed) if names else whole
+        smaller = frozenset(n for n in names if _cancels(signed.exact[n], whole.exact[n]))
+        if not smaller:
+            continue
+        done |= {(name, size) for name in smaller}
+        yield Relation(
+            "cancelling_parts",
+            "relations",
+            (replace(signed, given_parts=smaller).problem(),),
+            left=lambda _results: {},
+            judge=(0,),
+            because=f"the halves of {summed.input} along {summed.size} have opposite signs, so "
+            f"that sums over {summed.size} cancel: are parts of them kept in 16 bits?",
+        )
+
+
+def _with_most_terms(case: Declared, summed: SummedDim) -> Declared:
+    """The case with the largest value of the axis that is the size of a dimension.
+
+    Of those that the spec lists or has a range of; the case itself if it would be far larger.
+    """
+    setup = case.setup
+    axis, fuzzed = str(summed.size), setup.spec.fuzz.axes if setup.spec.fuzz else {}
+    own, within = setup.values.get(axis), fuzzed[axis].range if axis in fuzzed else None
+    listed = [value for value in setup.spec.axes.get(axis, ()) if type(value) is int]
+    if type(own) is not int or not listed:
+        return case
+    most = max([own, *listed, *([within.high] if within else [])])
+    elements = sum(tensor.numel() for tensor in case.inputs.values())
+    if most == own or elements * most > own * max(_ELEMENTS, 4 * elements):
+        return case
+    setup = replace(setup, values={**setup.values, axis: most})
+    if not setup.satisfies_where(setup.values):
+        return case
+    try:
+        inputs = generate_inputs(setup, case.declaration, "normal", case.seed)
+        larger = replace(case, setup=setup, inputs=inputs, given_cotangents=None)
+        _ = larger.exact
+    except Exception:  # noqa: BLE001 - the reference cannot take this size
+        return case
+    return larger
+
+
+def _positive(case: Declared, free: Collection[str], seed: int, *, whole: bool) -> Declared:
+    """The case with values about 1/2 in these inputs and all cotangents.
+
+    With `whole`, each index or length has its largest value, so that masks hide nothing.
+    """
+    source = generator(seed)
+
+    def about_half(tensor: torch.Tensor) -> torch.Tensor:
+        made = draw("cancelling", source, tensor.shape, tensor.dtype, cotangent=True)
+        return made.to(tensor.device)
+
+    inputs = {n: about_half(each) if n in free else each for n, each in case.inputs.items()}
+    cotangents = {name: about_half(each) for name, each in case.cotangents.items()}
+    for name, decl in case.declaration.inputs.items():
+        if whole and decl.between is not None:
+            _, most = bounds_of(case.setup, decl.between, ("problem", "inputs", name))
+            inputs[name] = torch.full_like(inputs[name], most)
+    return replace(case, inputs=inputs, given_cotangents=cotangents, distribution="normal")
+
+
+def _negated(case: Declared, summed: SummedDim) -> Declared:
+    """The case with the second half of one tensor negated along a dimension."""
+
+    def negated(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.clone()
+        half = (tensor.shape[summed.axis] + 1) // 2
+        tensor.narrow(summed.axis, half, tensor.shape[summed.axis] - half).neg_()
+        return tensor
+
+    if summed.input in case.inputs:
+        changed = {**case.inputs, summed.input: negated(case.inputs[summed.input])}
+        return replace(case, inputs=changed)
+    of = summed.input.removeprefix("d")
+    return replace(case, given_cotangents={**case.cotangents, of: negated(case.cotangents[of])})
+
+
+def _cancels(signed: torch.Tensor, positive: torch.Tensor) -> bool:
+    """Whether a part of the elements is far smaller than with terms of one sign."""
+    smaller = (signed.abs() * _SMALLER < positive.abs()) & (positive.abs() < torch.inf)
+    return signed.is_floating_point() and bool(smaller.double().mean() > _SHARE)
+
+
+# Values far from zero -----------------------------------------------------------------------------
+
+
+def _far_from_zero(case: Declared) -> Iterator[Relation]:
+    """A call with a large constant added to the first input, if the results do not depend on it.
+
+    A norm whose variance is the mean of squares less the square of the mean, which float32 cannot
+    tell from each other then, is wrong in it; so is a softmax that subtracts no maximum. The input
+    holds small whole numbers, to which the constant is added exactly, and the bounds are those of
+    the call without it. In half of the cases, as the seed selects.
+    """
+    first = next(iter(case.inputs))
+    tensor, decl = case.inputs[first], case.declaration.inputs[first]
+    if (
+        case.reference is None
+        or case.reference.exact_dtype != torch.float64
+        or tensor.dtype not in _FAR
+        or decl.fill is not None
+        or case.seed // 19 % 2
+        or not all(case.infos[name].dtype in _FAR for name in case.declaration.output_names)
+    ):
+        return
+    small = torch.randint(-4, 5, tensor.shape, generator=generator(case.seed + 9))
+    near = replace(case, inputs={**case.inputs, first: small.to(tensor)}, distribution="normal")
+    far = replace(near, inputs={**near.inputs, first: (small + _FAR[tensor.dtype]).to(tensor)})
+    kept = {
+        name
+        for name, exact in near.exact.items()
+        if torch.allclose(exact.double(), far.exact[name].double(), _CLOSE, _CLOSE, equal_nan=True)
+    }
+    if not kept.issuperset(case.declaration.output_names) or not tensor.numel():
+        return
+    problem = near.problem()
+    outputs = {
+        name: info for name, info in problem.outputs.items() if name in kept and info.dtype in _FAR
+    }
+    moved = {first: far.problem().inputs[first]}
+    call = replace(
+        problem,
+        inputs={**problem.inputs, **moved},
+        names={**problem.names, **moved},
+        outputs=outputs,
+    )
+    yield Relation(
+        "far_from_zero",
+        "relations",
+        (call,),
+        left=lambda _results: {},
+        judge=(0,),
+        because=f"{_FAR[tensor.dtype]} added to all of {first} changes no result: are squares of "
+        "large values subtracted, or exponentials of them divided?",
+    )
+
+
+# Other lengths ------------------------------------------------------------------------------------
 
 
 def _other_lengths(case: Declared, distribution: str, seed: int) -> Declared:

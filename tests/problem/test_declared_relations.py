@@ -1,0 +1,157 @@
+"""Calls on other values of a declared problem, and what keeps its state between them."""
+
+import pytest
+
+from tlmatrix.matrix import expand
+from tlmatrix.run.runner import Runner
+from tlmatrix.spec import parse_spec
+
+CODE = """
+import torch
+
+KEPT = {}
+
+
+def linear(x, w):
+    return x @ w.T
+
+
+def in_parts(x, w, dtype=torch.float32):
+    parts = (a.float() @ b.float().T for a, b in zip(x.split(64, 1), w.split(64, 1)))
+    return sum(part.to(dtype).float() for part in parts).to(x.dtype)
+
+
+def in_parts_of_16_bits(x, w):
+    return in_parts(x, w, x.dtype)
+
+
+class WeightKept(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w.T
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        kept, _ = KEPT.setdefault(id(w), (w.clone(), w))
+        return dy @ kept, dy.T @ x
+
+
+def without_a_graph(x, w):
+    return x @ w.T if len(x) else x.new_empty(0, len(w))
+
+
+def norm(x):
+    x = x.double()
+    return (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+
+
+def norm_in_float32(x):
+    centered = x.float() - x.float().mean(1, keepdim=True)
+    return (centered * (centered.square().mean(1, keepdim=True) + 1e-5).rsqrt()).to(x.dtype)
+
+
+def norm_from_squares(x):
+    y = x.float()
+    mean = y.sum(1, keepdim=True) / y.shape[1]
+    square = y.new_zeros(len(y), 1)
+    for column in y.split(1, 1):
+        square += column * column
+    var = (square / y.shape[1] - mean * mean).clamp(min=0)
+    return ((y - mean) * (var + 1e-5).rsqrt()).to(x.dtype)
+
+
+def softmax(x):
+    return x.double().softmax(1)
+
+
+def softmax_in_float32(x):
+    return x.float().softmax(1).to(x.dtype)
+
+
+def beside_large(x):
+    return torch.cat([x[:1].double() * 0 + 2.0**60, x.double()])
+
+
+def beside_large_in_float32(x):
+    return beside_large(x).to(x.dtype)
+"""
+LINEAR = """
+name: linear
+problem:
+  inputs:
+    x: {{shape: [rows, k], dtype: float16, grad: true}}
+    w: {{shape: [n, k], dtype: float16, grad: true}}
+  outputs: {{y: {{shape: [rows, n]}}}}
+  reference: relations_code:linear
+entry: relations_code:{entry}
+returns: [y]
+axes: {{rows: [{rows}], k: [256, 40], n: [5, 6]}}
+checks: [{checks}]
+"""
+ROWS = """
+name: rows
+problem:
+  inputs:
+    x: {{shape: [rows, 40], dtype: {dtype}}}
+  outputs: [y]
+  reference: relations_code:{reference}
+entry: relations_code:{entry}
+returns: [y]
+axes: {{rows: [3, 4, 5, 6, 7, 8]}}
+checks: [numeric, relations]
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("relations")
+    (folder / "relations_code.py").write_text(CODE)
+
+    def findings(text, **names):
+        runner = Runner("interpreter")  # one for each text: it keeps entries by the path of a spec
+        spec = parse_spec(text.format(**names), folder / "relations.yaml")
+        results = [runner.run(spec, case) for case in expand(spec).cases]
+        return [finding for result in results for finding in result.findings]
+
+    return findings
+
+
+def test_parts_of_a_sum_in_16_bits_are_found(found):
+    names = {"rows": 3, "checks": "numeric, relations"}
+    assert found(LINEAR, entry="linear", **names) == []
+    assert found(LINEAR, entry="in_parts", **names) == []
+    findings = found(LINEAR, entry="in_parts_of_16_bits", **names)
+    assert findings
+    assert all(finding.title.startswith("cancelling_parts: y: ") for finding in findings)
+    assert "along k have opposite signs" in findings[0].detail
+
+
+def test_what_is_kept_of_a_weight_by_its_identity_is_found(found):
+    names = {"rows": 3, "checks": "gradients, repeat"}
+    assert found(LINEAR, entry="linear", **names) == []
+    findings = found(LINEAR, entry="WeightKept.apply", **names)
+    assert {finding.check for finding in findings} == {"repeat"}
+    assert {finding.tensor for finding in findings} == {"dx"}
+
+
+def test_an_empty_batch_has_a_graph(found):
+    names = {"rows": 0, "checks": "numeric, gradients"}
+    assert found(LINEAR, entry="linear", **names) == []
+    findings = found(LINEAR, entry="without_a_graph", **names)
+    assert findings
+    assert all("the output y does not require grad" in each.title for each in findings)
+
+
+@pytest.mark.parametrize("name", ["norm", "softmax", "beside_large"])
+def test_values_far_from_zero_change_nothing_that_the_reference_keeps(found, name):
+    for dtype in ("float16", "bfloat16"):
+        if (name, dtype) != ("beside_large", "float16"):
+            assert found(ROWS, entry=f"{name}_in_float32", reference=name, dtype=dtype) == []
+
+
+def test_a_variance_that_is_a_difference_of_large_numbers_is_found(found):
+    findings = found(ROWS, entry="norm_from_squares", reference="norm", dtype="float16")
+    assert findings
+    assert all(finding.title.startswith("far_from_zero: y: ") for finding in findings)
