@@ -19,7 +19,8 @@ sys.path.insert(0, str(FOLDER.parent / "mutants"))
 from mutant_catalog import load_mutants  # noqa: E402 - after its folder is on the path
 
 SPECS = sorted((FOLDER / "project").glob("*.yaml"))
-BUGS = load_mutants(FOLDER, kinds=["bugs"])
+BUGS = load_mutants(FOLDER, kinds=["bugs", "operators"])
+GRIDS = load_mutants(FOLDER, kinds=["grid"])
 ARGUMENTS = load_mutants(FOLDER, kinds=["arguments"])
 SILENT = [bug for bug in [*BUGS, *ARGUMENTS] if bug.silent]
 REDUCTIONS = '  reduction: [mean, sum, "none"]\n'
@@ -123,6 +124,20 @@ def test_bug_of_an_option_in_the_backward_pass_needs_its_axis(fresh):
     assert "no case passes reduction to" in command_line("check", str(spec)).out
 
 
+@pytest.mark.parametrize("bug", GRIDS, ids=lambda bug: bug.name)
+def test_prove_says_up_to_which_sizes_a_grid_is_launched(bug, fresh):
+    spec = planted(bug, fresh)
+    assert "grid proven up to 32768;" in of_kernel("act_backward", command_line("prove", str(spec)))
+    (fresh / bug.file).write_text((FOLDER / "project" / bug.file).read_text())
+    del sys.modules[spec.stem]
+    assert "grid proven;" in of_kernel("act_backward", command_line("prove", str(spec)))
+
+
+def of_kernel(name, outcome):
+    (line,) = [line for line in outcome.out.splitlines() if line.startswith(f"  {name} ")]
+    return line
+
+
 def test_a_row_for_each_sequence_is_no_packed_tensor():
     """As many rows as sequences: the parts of dW have the shape of x."""
     spec = load_spec(FOLDER / "project" / "varlen_conv1d.yaml")
@@ -170,7 +185,9 @@ def plain_test(path):
 
 
 def close(found, exact):
-    atol = 1 if found.dtype == torch.int8 else 1e-2  # halves may be rounded either way
+    atol = (
+        1 if found.dtype in (torch.int8, torch.uint8) else 1e-2
+    )  # halves may be rounded either way
     return torch.allclose(found.double(), exact.double(), rtol=1e-2, atol=atol, equal_nan=True)
 
 
