@@ -103,6 +103,11 @@ def test_rows_of_a_problem_that_names_none():
     assert hint(problem, weighted([1.0, 1, 1, 0, 0, 0, 0, 0])) == f"x[3] {ZERO}"
 
 
+def test_infinity_on_which_the_result_may_depend_is_no_cause():
+    problem = replace(summed(torch.inf), unused=dict)
+    assert hint(problem, lambda problem: {"y": problem.inputs["x"][: LENGTH + 1].sum(0)}) is None
+
+
 def test_a_row_that_makes_a_later_call_wrong():
     problem = replace(summed(0.0), relations=lambda kind: repeats if kind == "repeat" else [])
     repeats = [repeated(replace(summed(torch.nan), relations=lambda _: []), problem, "")]

@@ -63,6 +63,8 @@ def _hints(wrong: Mapping[str, Deviation], search: _Search) -> dict[str, str]:
     rows = search.fewest(name, cured[name].worst)
     alone = search.results(rows)
     hint = search.words(rows, name, cured[name].worst)
+    if hint is None:
+        return {}
     return {name: hint for name, each in cured.items() if search.wrong(name, each.worst, alone)}
 
 
@@ -128,8 +130,8 @@ class _Search:
                 break
         return rows
 
-    def words(self, rows: Sequence[Row], name: str, place: int) -> str:
-        """The hint about rows that make an element wrong."""
+    def words(self, rows: Sequence[Row], name: str, place: int) -> str | None:
+        """The hint about rows that make an element wrong; None if it may depend on them."""
         tensor, index = rows[0]
         unused = self.problem.unused().get(tensor)
         where = unused.describe(index) if unused is not None else f"{tensor}{list(index)}"
@@ -150,7 +152,7 @@ class _Search:
                     "multiplied by 0, or subtracted from another infinity?"
                 )
             return f"{where} is {kind}, and is multiplied by 0: finite values there change nothing"
-        return f"{where} is {kind}, and changes the result"
+        return f"{where} is {kind}, and changes the result" if unused is not None else None
 
 
 # Other sequences ---------------------------------------------------------------------------------
