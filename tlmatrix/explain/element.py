@@ -15,22 +15,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend import EntryError
-from tlmatrix.check.finding import tensor_index
 from tlmatrix.exit_codes import UsageError
-from tlmatrix.explain.influence import influence_lines, poison_lines
-from tlmatrix.explain.location import Calls, locate
 from tlmatrix.interpreter import NotMadeError, Unsupported, interpret
 from tlmatrix.interpreter.explain import explain_element
 from tlmatrix.interpreter.explain.text import rendered_lines
+from tlmatrix.run.influence import influence_lines, poison_lines
+from tlmatrix.run.location import Calls, Target, locate, target_of
+from tlmatrix.run.origin import precision_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tlmatrix.explain.location import Location
     from tlmatrix.interpreter import Explanation, Session
     from tlmatrix.interpreter.explain import Launch, LaunchLog
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem, TensorInfo, Tensors
+    from tlmatrix.run.location import Location
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.model.spec import Spec
 
@@ -114,43 +114,20 @@ def explain_case(runner: Runner, spec: Spec, case: Case, options: Options) -> It
             yield from influence_lines(calls, problem, explanation, location, options.width)
 
 
-@dataclass(frozen=True)
-class _Target:
-    """The element to explain, in the results of the last of `calls`; of the first call if empty.
-
-    `index` is None if nothing selects it. `kind` is the check whose finding it is, and `words` are
-    the arguments of its call.
-    """
-
-    name: str
-    index: tuple[int, ...] | None
-    calls: tuple[Problem, ...] = ()
-    kind: str = ""
-    words: str = ""
-
-
-def _target(runner: Runner, spec: Spec, case: Case, problem: Problem, options: Options) -> _Target:
+def _target(runner: Runner, spec: Spec, case: Case, problem: Problem, options: Options) -> Target:
     """The tensor and element of the options, or else the worst one of the case's first finding."""
     names = list(problem.outputs)
     name = options.tensor
     if name is not None and name not in names:
         raise UsageError(f"--tensor: no output {name!r}; the case has {', '.join(names)}")
     if options.index is not None:
-        return _Target(name or names[0], options.index)
+        return Target(name or names[0], options.index)
     runner.keep_compared = True
     for finding in runner.run(spec, case).findings:
-        info = problem.outputs.get(str(finding.tensor))
-        if info is None or name not in (None, info.name):
-            continue
-        compared = finding.compared
-        if compared is not None and compared.element is not None:
-            element = compared.element
-            calls = compared.calls[: element.call + 1]
-            return _Target(element.name, element.index, calls, finding.check, finding.call or "")
-        index = tensor_index(info, finding)
-        if index is not None:
-            return _Target(info.name, index)
-    return _Target(name or names[0], None)
+        target = target_of(finding, problem) if name in (None, finding.tensor) else None
+        if target is not None:
+            return target
+    return Target(name or names[0], None)
 
 
 def _checked_index(name: str, index: tuple[int, ...] | None, outputs: Tensors) -> tuple[int, ...]:
@@ -222,49 +199,21 @@ def _heading(problem: Problem, outputs: Tensors, location: Location) -> Iterator
 def _precision_lines(
     explanation: Explanation, problem: Problem, location: Location, log: LaunchLog
 ) -> Iterator[str]:
-    """The lines that compare an element and its float64 run with the reference.
-
-    Rounding explains the error if the float64 run is closer.
-
-    There are none if the element has several writers, or if other kernels computed its inputs,
-    unless these could be run in float64 as well.
-    """
-    exact, whole = explanation.rounding.exact, True
-    if exact is None:
-        exact, whole = explanation.exact, False
-        if explanation.earlier is not None or len(explanation.writers) != 1:
-            return
-        if any(source.made_by for source in explanation.sources):
-            return
-    if exact is None or not problem.has_reference:
+    """The lines that compare an element and its float64 run with the reference."""
+    found = precision_of(explanation, problem, location, log)
+    if found is None:
         return
-    if explanation.index != location.mine and explanation.buffer != location.name:
-        return
-    reference = float(problem.reference()[location.name][location.index])
-    error, wide = abs(explanation.value - reference), abs(exact - reference)
     yield ""
-    yield f"  {'reference':<{_LABEL}}{reference:.6g}"
-    if error != error or (error > 0 and wide > error / 2):  # noqa: PLR0124 - NaN is unequal to itself
-        rounded = not whole and _inputs_may_be_rounded(explanation, location, log)
-        verdict = "the kernel's inputs may have been rounded before" if rounded else "not precision"
-        far = f"a float64 run is as far from it ({wide:.1e} of {error:.1e})"
-        if not math.isfinite(error):
-            far = f"a float64 run gives {exact}"
+    yield f"  {'reference':<{_LABEL}}{found.reference:.6g}"
+    if not found.lost:
+        unsure = "the kernel's inputs may have been rounded before"
+        verdict = "not precision" if found.certain else unsure
+        far = f"a float64 run is as far from it ({found.wide:.1e} of {found.error:.1e})"
+        if not math.isfinite(found.error):
+            far = f"a float64 run gives {found.exact}"
         yield f"  {'':<{_LABEL}}{far}: {verdict}"
-    elif error > 0:
+    elif found.error > 0:
         yield (
-            f"  {'':<{_LABEL}}a float64 run is close to it ({wide:.1e} of "
-            f"{error:.1e}): the error is precision"
+            f"  {'':<{_LABEL}}a float64 run is close to it ({found.wide:.1e} of "
+            f"{found.error:.1e}): the error is precision"
         )
-
-
-def _inputs_may_be_rounded(explanation: Explanation, location: Location, log: LaunchLog) -> bool:
-    """Whether an earlier kernel may have rounded a tensor that the explained kernel reads."""
-    inputs = {tensor.data_ptr() for tensor in location.given.values()}
-    read = [explanation.tensors(source.buffer) for source in explanation.sources]
-    return any(tensor.data_ptr() not in inputs for tensor in read) and any(
-        launch.live[name].is_floating_point()
-        for launch in log.launches
-        if launch.number < explanation.launch
-        for name in launch.written
-    )

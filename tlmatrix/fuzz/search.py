@@ -376,7 +376,10 @@ class _Search:
             self._on_start(case, reruns != "rotate")
         self._runner.coverage = coverage
         if reruns != "rotate":
-            return self._runner.judge(spec, case, path=self._path, reruns=reruns)
+            explained = reruns == "all"
+            return self._runner.judge(
+                spec, case, path=self._path, reruns=reruns, explained=explained
+            )
         return self._runner.run(spec, case, path=self._path, reruns=reruns)
 
     def _on_failure(self, case: Case, result: CaseResult) -> None:
@@ -414,7 +417,7 @@ def shrink_failure(
     runner.coverage = False
 
     def run(case: Case, spec: Spec, reruns: Reruns) -> CaseResult:
-        return runner.judge(spec, case, path=result.path, reruns=reruns)
+        return runner.judge(spec, case, path=result.path, reruns=reruns, explained=reruns == "all")
 
     try:
         return _with_region(spec, runner, _shrink(spec, case, result, cause, run, seconds))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tlmatrix.backend import EntryError
 from tlmatrix.backend.axes import read_by_context
-from tlmatrix.check.finding import tensor_index
 from tlmatrix.run.harness import case_seed, invalid_input_of, is_bitwise
 from tlmatrix.run.invalid_inputs import (
     after_words,
@@ -29,12 +27,11 @@ from tlmatrix.spec.model.spec import has_ranks
 from tlmatrix.tracebacks import unwinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator
 
     from tlmatrix.backend.binding import Binding
     from tlmatrix.check.finding import Finding
     from tlmatrix.check.registry import Reruns
-    from tlmatrix.interpreter.explain.model import Writer
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem, Relation, RelationKind, Tensors
     from tlmatrix.run.harness import BoundSpec, Harness
@@ -63,7 +60,7 @@ class JudgeOptions:
         masked: make the checks that an earlier finding stopped, as if it did not exist.
         keep_compared: findings keep the tensors that they compared.
         explained: findings about values name an option of which they have another value and, on the
-            interpreter, the block that wrote the worst element.
+            interpreter, where in the program they come from.
     """
 
     seed: int = 0
@@ -95,7 +92,9 @@ def execute_case(
             execution = _Execution(harness, bound, spec, case, options, measurements)
             findings = execution.findings()
             if options.explained and measurements.elements <= _MOST_RECORDED:
-                findings = execution.with_writer(findings)
+                findings = execution.with_origin(findings)
+        if not options.keep_compared:
+            findings = [replace(finding, compared=None) for finding in findings]
         findings = _with_target(findings, bound.binding)
         outcome = Outcome(Status.FAILED if findings else Status.PASSED, tuple(findings))
     except SpecError:
@@ -223,19 +222,28 @@ class _Execution:
             harness.shared_checks(spec).called.add(case.key)
         return check_after_valid_call(invalid, problem, valid, run_entry)
 
-    def with_writer(self, findings: list[Finding]) -> list[Finding]:
-        """The findings, of which the first about values names the block and line that wrote it."""
-        harness = self.harness
-        if (
-            self.case.origin == "invalid"
-            or has_ranks(self.spec)
-            or not harness.backend.measures_coverage
-        ):
+    def with_origin(self, findings: list[Finding]) -> list[Finding]:
+        """The findings, of which the first about values says where in the program they come from.
+
+        All is said about the smallest case of each kind of finding, which reports show.
+        """
+        from tlmatrix.run.origin import with_origin
+
+        harness, traced = self.harness, self.harness.backend.measures_coverage
+        if self.case.origin == "invalid" or not findings or (has_ranks(self.spec) and not traced):
             return findings
+        cause, smallest = findings[0].cause, harness.shared_checks(self.spec).smallest
+        whole = self.measurements.elements < smallest.get(cause, _MOST_RECORDED + 1)
+        if whole:
+            smallest[cause] = self.measurements.elements
         known = len(harness.left_changed)
         try:
-            return with_writer(
-                findings, lambda: (self.problem(), harness.entry(self.bound.binding))
+            return with_origin(
+                self.spec,
+                findings,
+                lambda: (self.problem(), harness.entry(self.bound.binding)),
+                traced=traced,
+                whole=whole,
             )
         finally:
             del harness.left_changed[known:]  # which the first run has left, too
@@ -270,7 +278,7 @@ class _Execution:
             on_error_ratio=self.measurements.set_error_ratio,
             keep_going=options.keep_going,
             masked=options.masked,
-            keep_compared=options.keep_compared,
+            keep_compared=options.keep_compared or options.explained,
         )
 
 
@@ -290,63 +298,3 @@ def _narrowed(problem: Problem, returned: Collection[str]) -> Problem:
         return problem
     outputs = {name: info for name, info in problem.outputs.items() if name in keep}
     return replace(problem, outputs=outputs, relations=relations)
-
-
-# The block that wrote a wrong element ----------------------------------------------------------
-#
-# The case runs once more, on the interpreter and recorded, so that a finding about values says
-# where in the program they come from. `tlmatrix explain` shows the rest.
-
-
-_CHECKS = frozenset({"numeric", "gradients", "poison"})
-
-
-def with_writer(
-    findings: Sequence[Finding],
-    prepare: Callable[[], tuple[Problem, Callable[[Problem], Tensors]]],
-) -> list[Finding]:
-    """Add to the first finding about values which block wrote the worst element, and where.
-
-    `prepare` gives the problem of the case and the function that runs its entry. The findings are
-    returned as they are if the interpreter cannot say, or if the entry misused memory.
-    """
-    if any(finding.check == "guards" for finding in findings):
-        return list(findings)
-    for number, finding in enumerate(findings):
-        if finding.check in _CHECKS and finding.tensor and finding.index and not finding.call:
-            note = _note(finding, prepare)
-            changed = finding.with_notes(note) if note else finding
-            return [*findings[:number], changed, *findings[number + 1 :]]
-    return list(findings)
-
-
-def _note(
-    finding: Finding, prepare: Callable[[], tuple[Problem, Callable[[Problem], Tensors]]]
-) -> str:
-    from tlmatrix.interpreter import interpret
-
-    assert finding.tensor is not None
-    try:
-        problem, run = prepare()
-        info = problem.outputs.get(finding.tensor)
-        index = tensor_index(info, finding) if info is not None else None
-        if index is None:
-            return ""
-        with interpret(trace=True) as session:
-            results = run(problem)
-        kernel, writers = session.writers(results[finding.tensor], index)
-    except Exception:  # noqa: BLE001 - a kernel that cannot be recorded has no note
-        return ""
-    return _words(kernel, writers)
-
-
-def _words(kernel: str, writers: Sequence[Writer]) -> str:
-    """`the worst element is written by packed_forward, block tile 0, head 1, at forward.py:103`."""
-    last = writers[-1]
-    blocks = len({(each.block.names, each.block.index) for each in writers})
-    place = ""
-    if last.location is not None:
-        place = f", at {Path(last.location.file).name}:{last.location.line}"
-    verb = "added to" if last.action == "atomic" else "written"
-    more = f" and {blocks - 1} more" if blocks > 1 else ""
-    return f"the worst element is {verb} by {kernel}, block ({last.block}){more}{place}"

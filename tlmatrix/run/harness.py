@@ -29,7 +29,7 @@ from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.model.spec import has_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from tlmatrix.backend import Backend
@@ -127,12 +127,14 @@ class _SharedChecks:
         defaults: the defaults of options that were checked.
         first: the keys of the first cases.
         called: the keys of valid cases that were called before invalid ones.
+        smallest: elements of the inputs of the smallest explained case, by cause of its finding.
     """
 
     passed: set[str] = field(default_factory=set)
     defaults: set[str] = field(default_factory=set)
     first: list[str] = field(default_factory=list)
     called: set[str] = field(default_factory=set)
+    smallest: dict[Hashable, int] = field(default_factory=dict)
 
     def number_of(self, case: Case, most: int) -> int | None:
         """The number of a case among the first ones; it is added if these are fewer than `most`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,12 +21,12 @@ from tlmatrix.interpreter.explain.text import fact_lines, rendered_indices, rend
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tlmatrix.explain.location import Calls, Location
     from tlmatrix.interpreter import Explanation
     from tlmatrix.problem import Problem
+    from tlmatrix.run.location import Calls, Location
 
 _SECONDS = 20.0
-"""Time limit of all runs; slower cases get fewer and larger parts."""
+"""Limit of the processor time of all runs; slower cases get fewer and larger parts."""
 _MAX_RUNS = 240
 _NO_CHANGE = 1e-6
 """Changes of the reference below this fraction of the kernel's rounding count as zero."""
@@ -34,6 +34,8 @@ _MAX_ROWS = 4
 """If all rows of a part differ and there are more of them, the rows are not listed."""
 _TOLERANCE = 0.02
 """Relative difference up to which two changes count as equal."""
+_UNKNOWN = "unknown"
+"""In which iteration the kernel reads a part, if its accesses are not known."""
 _GROUPS = 16
 """Most parts per input: the reads of neighbouring iterations are merged if there are more."""
 
@@ -64,6 +66,7 @@ class Influence:
         noise: the largest difference of the two that rounding explains.
         narrowed: whether the part is a piece of another one on which the two disagree.
         values: the element in the code under test, before and after.
+        expected: the element in the reference, before.
     """
 
     part: Part
@@ -72,6 +75,25 @@ class Influence:
     noise: float
     narrowed: bool = False
     values: tuple[float, float] = (0.0, 0.0)
+    expected: float = 0.0
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the element stays the same multiple of the reference, but for rounding."""
+        if not self.expected:
+            return False
+        change = self.values[0] / self.expected * self.reference
+        size = max(abs(change), abs(self.kernel))
+        return abs(self.kernel - change) <= self.noise + _TOLERANCE * size
+
+    def starts_at(self, value: float | None) -> bool:
+        """Whether the element has this value, but for rounding, while nothing is replaced."""
+        begin = self.values[0]
+        return value is not None and (
+            (math.isnan(begin) and math.isnan(value))
+            or begin == value
+            or abs(begin - value) <= self.noise
+        )
 
     @property
     def finite(self) -> bool:
@@ -107,23 +129,40 @@ def influences(
     output: str,
     index: tuple[int, ...],
     parts: Sequence[Part],
+    seconds: float = _SECONDS,
+    least: int = 0,
 ) -> list[Influence]:
     """How the element `output[index]` changes when each of `parts` is replaced.
 
+    The runs take about `seconds`, or are few. There are none if fewer than `least` take so long.
+
     A part that influences only one of kernel and reference is followed by the rows that make the
-    difference. If there is no such part, that of the largest disagreement is bisected.
+    difference. If there is no such part, that of the largest disagreement is bisected; all are that
+    may hold elements that are read and others.
 
     Raises:
-        LookupError: the problem has no reference or does not accept other inputs.
+        LookupError: the problem has no reference or does not accept other inputs, or the element
+            differs for equal ones: memory layouts or state matter.
     """
     trial = _Trial(calls, output, index)
-    allowed = max(min(_MAX_RUNS, int(_SECONDS / trial.seconds)), 16)
+    if least * trial.seconds > seconds:
+        return []
+    begin, copied = time.process_time(), {part.input: part for part in parts}
+    for part in copied.values():
+        if trial.of(replace(part, elements=part.elements[:0])).kernel:
+            raise LookupError(f"a call with a copy of {part.input} has another result")
+    each = max(trial.seconds, (time.process_time() - begin) / max(len(copied), 1))
+    if least * each > seconds:
+        return []
+    allowed = max(min(_MAX_RUNS, int(seconds / each)), 16)
     found = [trial.of(part) for part in _merged(parts, max(allowed // 2, 4))]
     factor = _common_factor(found)
     doubtful = [i for i in found if i.verdict.startswith("only")]
     if not doubtful:
-        differing = (i for i in found if i.verdict == "differ" and trial.rows(i.part) > 1)
-        doubtful = sorted(differing, key=lambda i: i.disagreement(factor))[-1:]
+        differing = [i for i in found if i.verdict == "differ" and trial.rows(i.part) > 1]
+        doubtful = [i for i in differing if i.part.read == _UNKNOWN] or sorted(
+            differing, key=lambda i: i.disagreement(factor)
+        )[-1:]
     left = allowed - len(found)
     rows = {id(i): _narrowed(i, trial, factor, max(left // len(doubtful), 2)) for i in doubtful}
     return [each for i in found for each in (i, *rows.get(id(i), ()))]
@@ -145,9 +184,9 @@ class _Trial:
         if not self._problem.has_reference:
             raise LookupError("the problem has no reference to compare with")
         self._output, self._index = output, index
-        begin = time.perf_counter()
+        begin = time.process_time()
         self._kernel, self._reference = self._values(self._problem)
-        self.seconds = max(time.perf_counter() - begin, 1e-4)
+        self.seconds = max(time.process_time() - begin, 1e-4)
         info = self._problem.outputs[output]
         size = max(abs(self._kernel), abs(self._reference))
         if info.magnitude is not None:
@@ -180,7 +219,8 @@ class _Trial:
         if abs(change) < _NO_CHANGE * noise:
             change = 0.0  # rounding of float64
         moved = _change(kernel, self._kernel)
-        return Influence(part, moved, change, noise, narrowed, (self._kernel, kernel))
+        values = (self._kernel, kernel)
+        return Influence(part, moved, change, noise, narrowed, values, self._reference)
 
     def _replacement(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Other values of an input with the same standard deviation; the same in every run."""
@@ -285,7 +325,7 @@ def influence_lines(
 ) -> Iterator[str]:
     """The lines that show how the element changes when a part of an input is replaced."""
     yield ""
-    parts = _parts(problem, explanation, location)
+    parts = parts_of(problem, explanation, location)
     try:
         found = influences(calls, location.name, location.index, parts)
     except LookupError as error:
@@ -295,7 +335,7 @@ def influence_lines(
     yield from _table(found, problem, width)
 
 
-def _parts(problem: Problem, explanation: Explanation | None, location: Location) -> list[Part]:
+def parts_of(problem: Problem, explanation: Explanation | None, location: Location) -> list[Part]:
     """Split each input by the iteration in which the block reads it, and into a part not read."""
     read = _reads(explanation, location)
     parts: list[Part] = []
@@ -318,7 +358,7 @@ def _parts(problem: Problem, explanation: Explanation | None, location: Location
             words = "not read" if mine else "not read by this kernel"
             if location.rank is not None:
                 words += ", except by copies"
-            parts.append(Part(name, rest, words if explanation is not None else "unknown"))
+            parts.append(Part(name, rest, words if explanation is not None else _UNKNOWN))
     return parts
 
 

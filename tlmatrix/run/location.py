@@ -1,4 +1,4 @@
-"""The calls up to the one that is explained, and the element in its results or those of a rank."""
+"""The element of a finding: the calls that lead to it, and where it is in the results of a rank."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tlmatrix.check.finding import tensor_index
 from tlmatrix.check.relations import consecutive_calls
 from tlmatrix.distributed.entry import Gathered
 from tlmatrix.exit_codes import UsageError
@@ -16,8 +17,37 @@ from tlmatrix.words import ranks_words
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from tlmatrix.check.finding import Finding
     from tlmatrix.problem import Problem, Tensors
     from tlmatrix.spec.model.spec import Spec
+
+
+@dataclass(frozen=True)
+class Target:
+    """An element of the results of the last of `calls`; of the first call if these are empty.
+
+    `index` is None if nothing selects it. `kind` is the check whose finding it is, and `words` are
+    the arguments of its call.
+    """
+
+    name: str
+    index: tuple[int, ...] | None
+    calls: tuple[Problem, ...] = ()
+    kind: str = ""
+    words: str = ""
+
+
+def target_of(finding: Finding, problem: Problem) -> Target | None:
+    """The worst element of a finding about the case `problem`; None if it has none."""
+    info, compared = problem.outputs.get(str(finding.tensor)), finding.compared
+    if info is None:
+        return None
+    if compared is not None and compared.element is not None:
+        element = compared.element
+        calls = compared.calls[: element.call + 1]
+        return Target(element.name, element.index, calls, finding.check, finding.call or "")
+    index = tensor_index(info, finding)
+    return None if index is None else Target(info.name, index)
 
 
 @dataclass(frozen=True)
