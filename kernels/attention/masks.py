@@ -85,32 +85,26 @@ class Mask:
             return 0
         return self.seqlen_k - self.seqlen_q
 
-    def visible(self, query, key):
-        """Whether `query` attends to `key`; False past the end of either sequence."""
-        visible = T.And(query < self.seqlen_q, key < self.seqlen_k)
-        if self.causal:
-            visible = T.And(visible, key <= query + self.offset)
-        if self.windowed:
-            visible = T.And(visible, key > query + self.offset - self.window)
-        return visible
-
     @property
     def ends_on_diagonal(self):
         """Whether the causal test alone hides keys past the end from a query of the sequence."""
         return self.causal is True
 
     def attends(self, query, key):
-        """As `visible`, for a `query` of the sequence; past its end, anything.
+        """Whether `query` attends to `key`, for a query of the sequence; past its end, anything.
 
         The forward pass does not store such rows, and these are all tests that a score costs it.
         """
-        ahead = query + self.offset - key
         tests = [] if self.ends_on_diagonal else [key < self.seqlen_k]
         if self.causal:
-            tests.append(ahead >= 0)
+            tests.append(key <= query + self.offset)
         if self.windowed:
-            tests.append(ahead < self.window)
+            tests.append(key > query + self.offset - self.window)
         return reduce(T.And, tests)
+
+    def visible(self, query, key):
+        """Whether `query` attends to `key`; False past the end of either sequence."""
+        return T.And(query < self.seqlen_q, self.attends(query, key))
 
     def needs_mask(self, query, queries, key, keys):
         """Whether the tiles from `query` and from `key` contain a masked pair.

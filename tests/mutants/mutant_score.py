@@ -72,7 +72,7 @@ def faults(mutants: list[Mutant], records: Records) -> list[str]:
         name = record["mutant"]
         if not record["found"]:
             told.append(f"{name} survives ({record['cases']} cases of {_words(record['specs'])})")
-        if declared[name].silent and not record["silent"]:
+        if declared[name].silent and record["plain_tests"] and not record["silent"]:
             told.append(f"{name} is declared silent, and is not: bits differ at aligned shapes")
         if record["trouble"] and not record["found"]:
             told.append(f"{name}: {record['trouble'].strip()}")

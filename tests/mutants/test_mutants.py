@@ -169,7 +169,7 @@ def test_summary_names_redundant_checks_and_surviving_mutants():
         return {
             "mutant": mutant.id, "kind": mutant.kind, "check": seen[0] if seen else "",
             "found": bool(seen), "seen_by": seen, "seconds": 1.0, "plain": "", "silent": True,
-            "cases": 7, "specs": ["gqa_varlen"], "trouble": "", **more,
+            "cases": 7, "specs": ["gqa_varlen"], "trouble": "", "plain_tests": 1, **more,
         }  # fmt: skip
 
     first, second, third = MUTANTS[:3]
@@ -185,3 +185,11 @@ def test_summary_names_redundant_checks_and_surviving_mutants():
     assert "guards" not in idle
     assert f"{third.id} survives (7 cases of gqa_varlen)" in told
     assert "2 of 3 found, in 1.0 s (median)" in told
+
+
+def test_a_mutant_is_only_said_to_be_heard_where_plain_tests_ran():
+    silent = next(mutant for mutant in MUTANTS if mutant.silent)
+    record = {"mutant": silent.id, "found": True, "silent": False, "trouble": "", "plain_tests": 0}
+    assert mutant_score.faults([silent], [record]) == []
+    (fault,) = mutant_score.faults([silent], [record | {"plain_tests": 2}])
+    assert "declared silent, and is not" in fault
