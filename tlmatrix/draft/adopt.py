@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft import manifest
 from tlmatrix.draft.calls import MOST_CALLS, read_calls, signature
+from tlmatrix.draft.recorder import record_program
 from tlmatrix.draft.sources import drafts_for, drafts_of_calls, recorded_calls
 from tlmatrix.draft.targets import is_test_file, makes_prim_func, target_of
 from tlmatrix.draft.text import write_spec
@@ -43,7 +44,9 @@ _ORDER = ("findings", "errors", "judged", "incomplete", "not drafted")
 """The order of rows by status."""
 _TEST_SECONDS = 20
 """The most time for a recorded test."""
-_SECONDS = 90.0
+_SCRIPT_SECONDS = 30.0
+"""The most time for a script."""
+_SECONDS = 45.0
 """Time for one target, of which trying its draft has what drafting leaves; at least a sixth."""
 
 
@@ -52,8 +55,9 @@ class Row:
     """A target of a repository, and what judges it.
 
     Attributes:
-        status: `judged` (all cases passed), `findings`, `errors` (cases could not be judged),
-            `incomplete` (it needs a reference), or `not drafted`.
+        status: `judged` (all cases passed), `findings` (a case fails, or the spec leaves out sizes
+            that are wrong), `errors` (cases could not be judged), `incomplete` (it needs a
+            reference), or `not drafted`.
         reference: the function that judges it.
         note: the first finding, the error, or what a person must add.
         varies: whether lengths of packed sequences vary.
@@ -74,12 +78,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Job:
-    """A target to draft; `source` is `calls`, `manifest` or `trace`."""
+    """A target to draft, in at most so many seconds.
+
+    `source` is `calls`, `manifest`, `trace`, or `script` for one that is only recorded.
+    """
 
     target: str
     source: str
     draft: Callable[[], Drafts]
     key: str
+    seconds: float = 1.5 * _SECONDS
 
 
 def adopt_repository(
@@ -96,7 +104,8 @@ def adopt_repository(
     Args:
         root: the repository.
         output: the folder for the specs, the recorded calls and the rows, as they come.
-        command: what calls its kernels: a script, or `-m` and a module, with arguments.
+        command: what calls its kernels: a script, or `-m` and a module, with arguments. Scripts
+            with kernels that it does not call are run, too, without arguments.
         workers: how many specs are run side by side.
         seconds: time for the command, and for all specs together.
         warn: called with what is wrong with the command.
@@ -117,6 +126,7 @@ def adopt_repository(
             log = calls.parent / "record.log"
             warn(f"the command {ended} and called no kernel; what it printed is in {log}")
             calls.unlink(missing_ok=True)  # so that another command is run
+    list(_run_jobs([*_scripts(root, calls)], output, root, workers, seconds / 3))
     jobs = list(_jobs(root, calls))
     known = _earlier(output / "rows.jsonl", {(job.target, job.key) for job in jobs})
     todo = [job for job in jobs if job.target not in known]
@@ -166,25 +176,43 @@ def _earlier(path: Path, current: set[tuple[str, str]]) -> dict[str, Row]:
     return found
 
 
+def _scripts(root: Path, calls: Path) -> Iterator[Job]:
+    """Jobs that record the scripts with kernels which nothing called, each in its own file."""
+    called = {target.partition(":")[0] for target in _recorded(calls)}
+    for module, script in definitions_of(root)[2].items():
+        path = calls.parent / "scripts" / f"{module}.jsonl"
+        if module not in called and not path.exists():
+            draft = partial(_record_script, script, path)
+            yield Job(module, "script", draft, "", _SCRIPT_SECONDS)
+
+
+def _record_script(script: Path, path: Path) -> Drafts:
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        record_program(str(script), (), file, module=False, trace_only=True)
+    raise UsageError(f"recorded in {path}")
+
+
 # What there is ---------------------------------------------------------------------------------
 
 
 def _jobs(root: Path, calls: Path) -> Iterator[Job]:
     """The targets: recorded ones, then those of manifests, then factories that nothing called."""
-    recorded = read_calls(calls) if calls.is_file() else {}
-    definitions, factories = definitions_of(root)
+    recorded = _recorded(calls)
+    definitions, factories, _ = definitions_of(root)
     entries = {each.target: each for each in manifest.manifest_entries(root, definitions)}
     taken = set()
     for target, found in sorted(recorded.items(), key=lambda each: each[0] not in entries):
         written = [call for call in found if not call.opaque]
-        if written:
+        if all(call.inner for call in found) and target not in entries:
+            taken.add(target)  # its operator is another target
+        elif written:
             taken.add(target)
             reference = manifest.reference_of_entry(entries[target]) if target in entries else ""
-            if target in entries or not all(call.inner for call in written):
-                draft = partial(_of_calls, target, written, reference)
-                # Not the text of calls, whose sets have another order in each process.
-                kept = [(signature(call), call.compared) for call in found]
-                yield Job(target, "calls", draft, _digest(str(kept)))
+            draft = partial(_of_calls, target, written, reference)
+            # Not the text of calls, whose sets have another order in each process.
+            kept = [(signature(call), call.compared) for call in found]
+            yield Job(target, "calls", draft, _digest(str(kept)))
     for target, entry in entries.items():
         if target in taken:
             continue
@@ -193,6 +221,15 @@ def _jobs(root: Path, calls: Path) -> Iterator[Job]:
     for target in factories:
         if target not in taken:
             yield Job(target, "trace", partial(drafts_for, target), "trace")
+
+
+def _recorded(calls: Path) -> dict[str, list[Call]]:
+    """The calls that the command made, and of other targets those that scripts made."""
+    found = read_calls(calls) if calls.is_file() else {}
+    for path in sorted((calls.parent / "scripts").glob("*.jsonl")):
+        with suppress(UsageError):  # it was ended while it wrote its first line
+            found = read_calls(path) | found
+    return found
 
 
 def _digest(text: str) -> str:
@@ -222,10 +259,14 @@ def _of_manifest(entry: Entry) -> Drafts:
     return drafts_of_calls(target, calls, manifest.reference_of_entry(entry))
 
 
-def definitions_of(root: Path) -> tuple[dict[str, str], list[str]]:
-    """Names of classes and functions with where they are, and the factories at module level."""
+def definitions_of(root: Path) -> tuple[dict[str, str], list[str], dict[str, Path]]:
+    """Names of classes and functions with where they are, the factories, and their scripts.
+
+    Scripts are by module, and do something if they are run as a program.
+    """
     definitions: dict[str, str] = {}
-    factories = []
+    factories: list[str] = []
+    scripts = {}
     for path in manifest.files_of(root, ".py"):
         try:
             tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -240,7 +281,13 @@ def definitions_of(root: Path) -> tuple[dict[str, str], list[str]]:
                 decorated = re.search(r"\bjit\b", decorators) and "triton" not in decorators
                 if (decorated or makes_prim_func(node)) and not tests:
                     factories.append(f"{module}:{node.name}")
-    return definitions, factories
+                    if any(map(_is_main, tree.body)):
+                        scripts[module] = path
+    return definitions, factories, scripts
+
+
+def _is_main(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "'__main__'" in ast.unparse(node.test)
 
 
 def _module_name(root: Path, path: Path) -> str:
@@ -281,7 +328,7 @@ def _run_jobs(
             running[ours] = (group, process, time.monotonic())
         ready = wait(list(running), timeout=1.0)
         for ours, (group, process, start) in list(running.items()):
-            late = time.monotonic() - start > 1.5 * _SECONDS
+            late = time.monotonic() - start > group[0].seconds
             if ours not in ready and not late:
                 continue
             try:
@@ -358,13 +405,13 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
     status = "judged"
     if trial.error or counts["error"] + counts["crashed"] + counts["timeout"]:
         status = "errors"
-    elif failed:
+    elif failed or trial.wrong:
         status = "findings"
     first = next((f for result in failed for f in result.findings), None)
     if failed and all(f.check == "reference" for result in results for f in result.findings[:1]):
         status = "incomplete"  # the function of that name is another one
-    narrowed = next((line.strip() for line in trial.lines if "is wrong" in line), "")
-    note = trial.error or (f"{first.check}: {first.title}" if first else narrowed)
+    left_out = trial.wrong or trial.left_out
+    note = trial.error or (f"{first.check}: {first.title}" if first else left_out)
     if not results and not trial.error:
         status, note = "incomplete", "no case ended in time"
     reference = f"problem {draft.problem}" if draft.problem else ""

@@ -34,6 +34,7 @@ class Seen:
         strides: in elements; None if it is contiguous.
         grad: whether it requires a gradient.
         values: of a small integer tensor, in order.
+        limits: the least and the largest value of another integer tensor.
     """
 
     shape: tuple[int, ...]
@@ -41,6 +42,7 @@ class Seen:
     strides: tuple[int, ...] | None = None
     grad: bool = False
     values: tuple[int, ...] | None = None
+    limits: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -126,14 +128,15 @@ class Call:
 def seen_tensor(tensor: torch.Tensor, *, values: bool = True) -> Seen:
     """The record of a tensor, perhaps with the values of a small integer one."""
     dtype = str(tensor.dtype)[6:]
-    whole = dtype in ("int32", "int64") and tensor.numel() <= MOST_VALUES
-    kept = values and whole and tensor.device.type != "meta"
+    known = values and dtype in ("int32", "int64") and tensor.device.type != "meta"
+    kept = known and tensor.numel() <= MOST_VALUES
     return Seen(
         tuple(tensor.shape),
         dtype,
         None if tensor.is_contiguous() else tensor.stride(),
         tensor.requires_grad,
         tuple(tensor.detach().flatten().tolist()) if kept else None,
+        (int(tensor.min()), int(tensor.max())) if known and not kept else None,
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from tlmatrix.draft.calls import Comparison, Opaque, Seen, flattened, seen
@@ -26,8 +28,16 @@ _CONVERSIONS = frozenset({
     "long", "to", "type", "type_as",
 })  # fmt: skip
 """Methods whose result has the same elements in another dtype or memory."""
+_PRODUCTS = frozenset({
+    "__matmul__", "__rmatmul__", "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "einsum",
+    "linear", "matmul", "mm", "scaled_dot_product_attention", "softmax",
+})  # fmt: skip
+"""Operations that take long."""
+_LARGE = 1 << 16
 _MOST_RESULTS = 4096
 """Most recent results that are remembered."""
+_MOST_BYTES, _FEWEST_RESULTS = 2 << 30, 32
+"""Where they have more bytes, fewer are remembered."""
 
 
 class Result(NamedTuple):
@@ -53,18 +63,29 @@ class Returned(NamedTuple):
 
 
 class Conversions(TorchFunctionMode):
-    """Inside, it is noted which tensor each converted one has its elements from."""
+    """Inside, it is noted which tensor each converted one has its elements from.
 
-    def __init__(self) -> None:
+    Args:
+        skip: whether large products are zeros, and new memory is, as where kernels do not run.
+    """
+
+    def __init__(self, *, skip: bool = False) -> None:
         super().__init__()
         self._sources = WeakIdKeyDictionary()
+        self._skip = skip
 
     def __torch_function__(
         self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """See `torch.overrides`."""
+        name = getattr(func, "__name__", "")
+        if self._skip and name in _PRODUCTS and _is_large(args):
+            made = tree_map_only(torch.Tensor, lambda e: e.to("meta"), (args, kwargs or {}))
+            return torch.zeros_like(func(*made[0], **made[1]), device="cpu")
         found = func(*args, **(kwargs or {}))
-        named = getattr(func, "__name__", "") in _CONVERSIONS
+        if self._skip and name in ("empty", "empty_like", "new_empty"):
+            found.zero_()
+        named = name in _CONVERSIONS
         if named and isinstance(found, torch.Tensor) and found is not args[0]:
             self._sources[found] = args[0]
         return found
@@ -82,13 +103,22 @@ class Conversions(TorchFunctionMode):
         return first
 
 
+def _is_large(args: Sequence[Any]) -> bool:
+    """Whether an operation has large tensors, and no gradient."""
+    given = tree_leaves(args)
+    tensors = [each for each in given if isinstance(each, torch.Tensor)]
+    grad = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+    return not grad and any(each.numel() > _LARGE for each in tensors)
+
+
 class Comparisons:
     """Notes comparisons of results with what other functions return.
 
     Args:
         keep: called with each call whose result is compared, and with the comparison.
         slicer: finds the code of expected values that no function returns.
-        agree: whether comparisons hold, as where kernels are only traced.
+        agree: whether comparisons hold, as where kernels are only traced: what is compared gets
+            the expected values.
 
     Attributes:
         conversions: a mode under which the program runs.
@@ -97,21 +127,29 @@ class Comparisons:
     def __init__(self, keep: Callable[[Call], None], slicer: Slicer, *, agree: bool) -> None:
         self._keep = keep
         self._slicer = slicer
-        self._agree = agree
+        self.agree = agree
         self._made: dict[int, Result | Returned] = {}
-        self.conversions = Conversions()
+        self._bytes = 0
+        self.conversions = Conversions(skip=agree)
 
-    def remember(self, made: Result | Returned) -> None:
+    def remember(self, made: Result | Returned, *, again: bool = True) -> None:
         """Remember which call or function made a tensor, and forget the oldest one.
 
         Of functions the last one that returns it is the one that its user calls.
+
+        Args:
+            made: the tensor.
+            again: whether it may be of another function that returned the tensor before, as that
+                cannot be called with what a spec writes.
         """
         number = id(made.tensor)
-        if isinstance(made, Returned) and isinstance(self._made.get(number), Result):
+        known = self._made.get(number)
+        if isinstance(made, Returned) and (isinstance(known, Result) or (known and not again)):
             return  # it only passes a result on
+        self._bytes += made.tensor.nbytes * (number not in self._made)
         self._made[number] = made
-        if len(self._made) > _MOST_RESULTS:
-            del self._made[next(iter(self._made))]
+        while len(self._made) > (_MOST_RESULTS if self._bytes <= _MOST_BYTES else _FEWEST_RESULTS):
+            self._bytes -= self._made.pop(next(iter(self._made))).tensor.nbytes
 
     def functions(self) -> Iterator[tuple[Any, str, Any]]:
         """Functions that compare, as (owner, name, what is to replace them)."""
@@ -137,7 +175,7 @@ class Comparisons:
             if len(values) > 1:
                 own = self._slicer.is_own(sys._getframe(1))  # noqa: SLF001
                 self.note(values[0], values[1], keywords, places if own else ())
-            return self._agree or original(*args, **keywords)
+            return self.agree or original(*args, **keywords)
 
         return comparing
 
@@ -166,6 +204,9 @@ class Comparisons:
                 found = self._source(mine)
                 if found is None or self._source(theirs) is not None:
                     continue
+                if self.agree and mine.shape == theirs.shape:
+                    with suppress(RuntimeError), torch.no_grad():  # others check values, too
+                        mine.copy_(theirs)
                 for noted in self._compared(found, theirs, options, place):
                     if noted not in found.call.compared:
                         self._keep(replace(found.call, compared=(noted,)))

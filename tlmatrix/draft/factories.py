@@ -60,7 +60,7 @@ def traced_sizes(target: Target, call: Call) -> dict[str, str]:
     try:
         calls = in_fork(_Tracer(target, given).calls)
     except ForkError:  # as recorded it may need what a trace lacks
-        return {}
+        return dict(_declared_dims(target))
     interface = interface_of(target, calls)
     first = {**calls[0].construct, **(calls[0].sizes or {})}
     moved = {
@@ -121,6 +121,19 @@ def _declared(target: Target) -> tuple[list[str], list[str]]:
             case ast.Call(func=ast.Attribute(attr="const"), args=[ast.Constant(str(names))]):
                 consts += [name.strip() for name in names.split(",")]
     return (consts, tensors) if tensors else ([], [])
+
+
+def _declared_dims(target: Target) -> Iterator[tuple[str, str]]:
+    """The names in the shapes that an eager kernel declares, as `Call.names`."""
+    for node in ast.walk(syntax_tree(target.written)):
+        match node:
+            case ast.AnnAssign(
+                target=ast.Name(name),
+                annotation=ast.Subscript(slice=ast.Tuple([ast.List(dims) | ast.Tuple(dims), *_]))
+                | ast.Call(args=[ast.List(dims) | ast.Tuple(dims), *_]),
+            ):
+                named = enumerate(dims)
+                yield from ((f"{name}.{k}", e.id) for k, e in named if isinstance(e, ast.Name))
 
 
 class _Tracer:

@@ -92,6 +92,13 @@ class Tensor:
         found = [each.values for each in self.seen]
         return () if None in found else tuple(each for each in found if each is not None)
 
+    @property
+    def limits(self) -> tuple[tuple[int, int], ...]:
+        """Its least and its largest value in each call; empty if they are not all known."""
+        known = [(min(e.values), max(e.values)) if e.values else e.limits for e in self.seen]
+        found = [(0, -1) if e.values == () else k for e, k in zip(self.seen, known, strict=True)]
+        return () if None in found else tuple(each for each in found if each is not None)
+
     def sizes(self, dim: int) -> tuple[int, ...]:
         """A dimension in each call."""
         return tuple(each.shape[dim] for each in self.seen)

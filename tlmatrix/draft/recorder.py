@@ -24,6 +24,7 @@ import torch
 from tlmatrix.draft.calls import (
     MOST_CALLS,
     Call,
+    Opaque,
     flattened,
     seen,
     seen_tensor,
@@ -215,9 +216,12 @@ class Recorder:
             construct = self._constructed.get(id(instance), (None, {}))[1]
             name = f"{self._class_name(type(instance), frame)}.{opened.code.co_name}"
         given = {id(each) for value in arguments.values() for each in flattened(value).values()}
+        objects = any(isinstance(seen(each), Opaque) for each in arguments.values())
         for tensor in made.values():
             if id(tensor) not in given:  # it is not passed on
-                self._comparisons.remember(Returned(tensor, name, arguments, construct, source))
+                found = Returned(tensor, name, arguments, construct, source)
+                plain = bool(source) or not (objects or "<locals>" in name)
+                self._comparisons.remember(found, again=plain)
 
     def _is_operator(self, code: CodeType) -> bool:
         """Whether callers can import a function, and it is not part of a test."""
@@ -225,7 +229,7 @@ class Recorder:
         if "<locals>" in path or is_test_file(file):
             return False
         owner, _, method = path.rpartition(".")
-        return method in ("forward", "__call__") if owner else not method.startswith("_")
+        return method in ("forward", "__call__") if owner else method[0] not in "_<"
 
     def _is_inside(self) -> bool:
         """Whether an operator is open, which is that of a method below `__call__`.
@@ -393,7 +397,7 @@ class Recorder:
     ) -> _Factory:
         func = getattr(jit, "jit_impl", jit).func
         func = getattr(func, "orig_func", func)
-        importable = "<locals>" not in func.__qualname__ and func.__name__[0] != "_"
+        importable = "<" not in func.__qualname__
         module = self._module_of(func.__module__, func.__code__.co_filename)
         name = f"{module}:{func.__qualname__}" if importable else ""
         signature = inspect.signature(func)
@@ -485,8 +489,9 @@ def record_program(
         program = str(Path(program).resolve())  # its functions are seen to be below the root
     with Recorder(_writing(file), Path.cwd(), wanted, agree=trace_only).recording():
         if trace_only or not torch.cuda.is_available():
-            launched: list[Any] | None = [] if trace_only else None
-            run_program(program, arguments, module=module, launched=launched)
+            # Nothing is executed for each of the multiprocessors of a whole GPU.
+            traced: dict[str, Any] = {"launched": [], "sms": 132} if trace_only else {}
+            run_program(program, arguments, module=module, **traced)
         else:
             run_as_main(program, arguments, module=module)
 

@@ -416,7 +416,7 @@ class _Recognizer:
                 size = substitute(selected[0], self.dims)
                 # A negative number marks an index that is ignored.
                 named = any(each.name == "ignore_index" for each in self.interface.arguments)
-                negative = min((min(each, default=0) for each in tensor.values), default=0) < 0
+                negative = min((least for least, _ in tensor.limits), default=0) < 0
                 least = "-1" if named or negative else "0"
                 self.roles[name] = Role("between", (least, f"{size} - 1"))
 
@@ -451,12 +451,15 @@ class _Recognizer:
             for other in self.given
             if not other.integer and other.name not in self.interface.pure_outputs
             for dim in range(len(other.shape))
-            if _within(tensor, other.sizes(dim)) and other.shape[dim] not in tensor.shape
+            if _within(tensor, other.sizes(dim))
         }
+        # Of its own dimensions one if it fits no other.
+        outside = {size: column for size, column in found.items() if size not in tensor.shape}
+        found = outside or found
         for each in (*self.interface.arguments, *self.interface.construct):
             column = tuple(value for value in each.values if type(value) is int)
             counts = each.kind == "size" and _COUNTS.search(each.name)
-            fits = len(column) == len(tensor.values) and _within(tensor, column)
+            fits = len(column) == len(tensor.limits) and _within(tensor, column)
             if counts and fits and each.name not in tensor.shape and not self.interface.factory:
                 found.setdefault(each.name, column)
         return sorted((size for size in found if size != 1), key=lambda size: found[size])
@@ -528,5 +531,5 @@ def _is_symbol(size: Size | None) -> bool:
 
 def _within(tensor: Tensor, sizes: tuple[int, ...]) -> bool:
     """Whether the values of each call are below a size."""
-    pairs = zip(tensor.values, sizes, strict=False)
-    return bool(tensor.values) and all(max(each, default=-1) < size for each, size in pairs)
+    pairs = zip(tensor.limits, sizes, strict=False)
+    return bool(tensor.limits) and all(most < size for (_, most), size in pairs)

@@ -37,13 +37,13 @@ _ROUNDS = 4
 _MORE = 6
 """Further cases that tell conditions apart, and their sizes."""
 _SIZES = (2, 3, 4, 6, 8, 16, 24, 32)
-_NO_FLOAT64 = re.compile(r"same dtype|Double|float64|No available kernel")
-"""What references raise that are not made for float64."""
 _RAISED = re.compile(r"\braise[sd] ")
 _RETURNED = re.compile(r"returned (\d+) tensors")
 _MOST_OUTPUTS = 4
 """Most outputs whose orders are tried."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_ONLY_RECORDED = "only the recorded sizes"
+_NOT_REFUSED = "is not refused, and is wrong"
 _FACTORS = (128, 64, 32, 16, 8, 4, 2)
 
 
@@ -62,6 +62,16 @@ class Trial:
     results: list[CaseResult] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     error: str = ""
+
+    @property
+    def wrong(self) -> str:
+        """The first line about values left out as wrong though nothing refuses them, or ""."""
+        return next((line.strip() for line in self.lines if _NOT_REFUSED in line), "")
+
+    @property
+    def left_out(self) -> str:
+        """The line that says that the spec has only the sizes of a recorded call, or ""."""
+        return next((line.strip() for line in self.lines if _ONLY_RECORDED in line), "")
 
 
 def tried(
@@ -87,10 +97,11 @@ def tried(
 
     trial = Trial(drafts())
     start = time.monotonic()
+    recorded: CaseResult | None = None
     try:
         with Runner() as runner, muted(), suppress(TimeoutError):
             attempts = _Attempts(path, tuple(roots), runner, tier, start + seconds / 2)
-            _match_reference(drafts, attempts)
+            recorded = _match_reference(drafts, attempts)
             _untie(drafts, attempts)
         if drafts.found is not None and drafts.found.part:
             trial.lines.append(f"  {drafts.found.method} is no reference: no recorded case passes")
@@ -101,6 +112,15 @@ def tried(
             return trial
         with Runner() as runner, muted():  # the other keeps what it knows of other outputs
             _narrow(trial, _Attempts(path, tuple(roots), runner, tier, start + seconds))
+        found = drafts.found
+        if found is not None and not found.passed and trial.results:
+            firsts = [finding for result in trial.results for finding in result.findings[:1]]
+            if len(firsts) == len(trial.results) and all(f.check == "reference" for f in firsts):
+                # It has the name of a reference, and is none.
+                left = seconds - (time.monotonic() - start)
+                others = drafts.changed(found=None, references=())
+                return tried(others, path, roots, tier=tier, prove=prove, seconds=left)
+        _keep_recorded(trial, recorded)
         write_spec(trial.draft, path)  # attempts wrote others
     except (SpecError, UsageError) as error:
         trial.error = str(error)
@@ -183,11 +203,24 @@ def _narrow(trial: Trial, attempts: _Attempts) -> None:
             return
 
 
-def _has_case(draft: Draft, result: CaseResult) -> bool:
-    """Whether a draft still has the case of a result."""
+def _keep_recorded(trial: Trial, recorded: CaseResult | None) -> None:
+    """Leave the sizes of a recorded case that passes, if what others are refused for is unknown."""
+    refusals = filter(None, map(_refusal, trial.results))
+    why = next(refusals, "" if trial.results else "no other case ended in time")
+    draft = trial.draft
+    fits = recorded is not None and recorded.values.keys() == draft.axes.keys()
+    if why and recorded is not None and fits and _has_case(draft, recorded, listed=False):
+        axes = {name: (recorded.values[name],) for name in draft.axes}
+        trial.draft, trial.results = replace(draft, axes=axes, fuzz={}), [recorded]
+        trial.lines.append(f"  {_ONLY_RECORDED}: {why}")
+
+
+def _has_case(draft: Draft, result: CaseResult, *, listed: bool = True) -> bool:
+    """Whether a draft still has the case of a result; its sizes need be listed by default."""
     numbers = _sizes(result)
-    listed = (numbers[name] in values for name, values in draft.axes.items() if name in numbers)
-    return all(listed) and all(_holds(rule, numbers) is not False for rule, _ in draft.constraints)
+    own = (numbers[name] in values for name, values in draft.axes.items() if name in numbers)
+    fine = not listed or all(own)
+    return fine and all(_holds(rule, numbers) is not False for rule, _ in draft.constraints)
 
 
 def _passes(result: CaseResult) -> bool:
@@ -232,10 +265,11 @@ def _relaxed(draft: Draft, results: Sequence[CaseResult]) -> tuple[Draft, list[s
     return draft, []
 
 
-def _match_reference(drafts: Drafts, attempts: _Attempts) -> None:
+def _match_reference(drafts: Drafts, attempts: _Attempts) -> CaseResult | None:
     """Take the first reference with which a recorded case passes, and how it gives the outputs.
 
-    It may refuse float64, return them in another order, or fewer of them. What the code under test
+    Returns the result of that case; None if none passes, or if a problem brings the reference. It
+    may refuse float64, return them in another order, or fewer of them. What the code under test
     updates, it may return as new tensors, or update its own arguments.
     """
     for found in drafts.references:
@@ -243,18 +277,20 @@ def _match_reference(drafts: Drafts, attempts: _Attempts) -> None:
         draft = own()
         if draft.problem:
             drafts.found = found
-            return
+            return None
         if not draft.complete:
             continue
         kept = drafts.found is found
         first = _recorded_case(draft, attempts)
-        if _raised(first, "reference", _NO_FLOAT64):
-            found = replace(found, same_dtype=True)  # noqa: PLW2901
-            own = drafts.changed(found=found)
-            first = _recorded_case(own(), attempts)
+        if _raised(first, "reference", _RAISED):  # it may refuse float64
+            same = replace(found, same_dtype=True)
+            other = drafts.changed(found=same)
+            again = _recorded_case(other(), attempts)
+            if not _raised(again, "reference", _RAISED):
+                found, own, first = same, other, again  # noqa: PLW2901
         if _passes(first):
             drafts.found = replace(found, part=False)
-            return
+            return first
         if kept:
             drafts.found = found
         if _raised(first, "reference", _RAISED):
@@ -264,9 +300,10 @@ def _match_reference(drafts: Drafts, attempts: _Attempts) -> None:
                 interface=replace(own.interface, order=order),
                 found=replace(found, updates=updates, part=False),
             )
-            if _passes(_recorded_case(other(), attempts)):
+            if _passes(first := _recorded_case(other(), attempts)):
                 drafts.interface, drafts.found = other.interface, other.found
-                return
+                return first
+    return None
 
 
 def _raised(result: CaseResult, check: str, words: re.Pattern[str]) -> bool:
@@ -585,7 +622,7 @@ def _wrong_outside(result: CaseResult, multiples: Mapping[str, int]) -> str:
     sizes = ", ".join(f"{name}={value}" for name, value in outside.items())
     numeric = (finding for finding in result.findings if finding.check == "numeric")
     finding = next(numeric, result.findings[0])
-    return f"{sizes} is not refused, and is wrong: {finding.check}: {finding.title}"
+    return f"{sizes} {_NOT_REFUSED}: {finding.check}: {finding.title}"
 
 
 # The end ---------------------------------------------------------------------------------------
