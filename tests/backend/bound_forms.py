@@ -182,6 +182,17 @@ def lazy_with_buffer(rows, cols, dtype="float32", threads=32):
 
 
 @tilelang.jit
+def eager_with_factors(x, factors, threads: int = 32):
+    rows, cols = T.const("rows cols")
+    x: T.Tensor[[rows, cols], T.float32]
+    y = T.empty((rows, cols), T.float32)
+    with T.Kernel(rows, threads=threads) as row:
+        for col in T.Parallel(cols):
+            y[row, col] = x[row, col] * (factors[0] + factors[1])
+    return y
+
+
+@tilelang.jit
 def eager(x, threads: int = 32):
     rows, cols = T.const("rows cols")
     x: T.Tensor[[rows, cols], T.float32]

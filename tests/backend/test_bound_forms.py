@@ -160,6 +160,10 @@ FORMS = {
             "call: {y: y, x: x}"
         ),
     ),
+    "a factory that takes a list": (
+        DOUBLED,
+        'factory: bound_forms:eager_with_factors\nfactory_args: {factors: "[1.5, 0.5]"}\ncall: [x]',
+    ),
     "questions to torch.cuda": (DOUBLED, "entry: bound_forms:asks_the_gpu"),
 }
 

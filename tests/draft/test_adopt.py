@@ -122,6 +122,63 @@ def test_kernels_import_the_modules_beside_them(project):
     finished(project, "run", "specs", "-n", "0")  # both in one process
 
 
+SCRIPT = """
+import argparse
+import torch
+import tilelang
+import tilelang.language as T
+
+class Config:
+    block = 32
+
+@tilelang.jit(out_idx=[1])
+def _scaled_kernel(n, config):
+    @T.prim_func
+    def main(x: T.Tensor((n,), "float32"), y: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, config.block), threads=config.block) as b:
+            for i in T.Parallel(config.block):
+                if b * config.block + i < n:
+                    y[b * config.block + i] = x[b * config.block + i] * 2
+    return main
+
+def scaled(x):
+    return _scaled_kernel(x.shape[0], Config)(x)
+
+@tilelang.jit(out_idx=[1])
+def tripled(n, name):
+    assert name == "three"
+
+    @T.prim_func
+    def main(x: T.Tensor((n,), "float32"), y: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, 32), threads=32) as b:
+            for i in T.Parallel(32):
+                if b * 32 + i < n:
+                    y[b * 32 + i] = x[b * 32 + i] * 3
+    return main
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", type=int, default=97)
+    x = torch.randn(parser.parse_args().size, device="cuda")
+    torch.testing.assert_close(scaled(x), x + x)
+    torch.testing.assert_close(tripled(len(x), "three")(x), 3 * x)
+"""
+
+
+def test_scripts_are_run_whose_kernels_nothing_calls(project):
+    """Guessed arguments are refused. What only an operator calls is judged with it."""
+    (project.folder / "script.py").write_text(SCRIPT)
+    code, out, rows = adopt(project)
+    assert code == ExitCode.OK, out
+    assert {target: row["status"] for target, row in rows.items()} == {
+        "script:scaled": "judged",
+        "script:tripled": "judged",
+    }, out
+    before = (project.folder / "specs" / "scripts" / "script.jsonl").stat().st_mtime_ns
+    adopt(project)
+    assert (project.folder / "specs" / "scripts" / "script.jsonl").stat().st_mtime_ns == before
+
+
 def test_kernels_are_imported_from_folders_that_are_no_packages(project):
     """One has a dot in its name; the other has a module of its own name."""
     for name in ("net-1.5b", "two"):

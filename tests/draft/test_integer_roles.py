@@ -1,8 +1,9 @@
 """`tlmatrix new`: recognition of tensors and numbers by values, shapes and names."""
 
 import pytest
+import torch
 
-from tlmatrix.draft.calls import Seen
+from tlmatrix.draft.calls import Seen, seen_tensor
 from tlmatrix.draft.interface import Argument, Interface, Tensor
 from tlmatrix.draft.roles import Role, recognize, substitute
 from tlmatrix.draft.uses import Selection, Uses
@@ -137,6 +138,26 @@ def test_indices_are_limited_to_a_count_that_callers_pass(largest, role):
     ]
     found = recognize(_call(_rows("x", "rows", 24), ids, arguments=counts))
     assert found.roles == {"ids": role}
+
+
+def test_of_a_large_tensor_the_limits_tell_what_it_indexes():
+    """Its own dimension, if it fits no other; -1 is padding."""
+    seen = (Seen((200, 64), "int32", limits=(-1, 199)),)
+    ids = Tensor("ids", "int32", ("rows", "top"), seen=seen)
+    found = recognize(_call(_rows("x", "rows", 200), ids))
+    assert found.roles == {"ids": Role("between", ("-1", "rows - 1"))}
+    noted = seen_tensor(torch.arange(-1, 5000).reshape(-1, 1))
+    assert (noted.values, noted.limits) == (None, (-1, 4999))
+
+
+def test_a_size_of_a_tile_is_no_number_of_heads():
+    q = _tensor("q", ("heads", "dim"), (32, 40))
+    block = Argument("block_size", "tile", 32, default=False, values=(32,))
+    sizes = [("heads", 32), ("dim", 40)]
+    assert recognize(_call(q, arguments=[block], sizes=sizes)).numbers == {}
+    rows = _tensor("q", ("rows", "dim"), (32, 40))
+    tied = recognize(_call(rows, arguments=[block], sizes=[("rows", 32), ("dim", 40)]))
+    assert tied.numbers == {"block_size": "rows"}
 
 
 def test_an_expression_replaces_a_symbol():

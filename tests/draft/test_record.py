@@ -3,9 +3,11 @@
 import json
 
 import pytest
+import torch
 
 from outside_project import project
 from tlmatrix.draft.calls import alike, calls_of_definition, definition, read_calls
+from tlmatrix.draft.comparisons import Comparisons, Returned
 from tlmatrix.draft.targets import is_test_file
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.spec import load_spec
@@ -522,6 +524,94 @@ def test_what_a_test_computes_itself_is_the_reference(repository):
     text = (repository.folder / "s.yaml").read_text()
     assert "# A function made from tests.test_rows:test_inline." in text, text
     finished(repository, "run", "s.yaml", "-n", "0")
+
+
+WRAPPED = """
+import torch
+from rows import row_sum, row_sum_kernel
+
+def expected(values, factors):
+    return values.sum(-1) * sum(factors)
+
+def run(implementation, data):
+    return implementation(data["x"])
+
+def assert_alike(one, two):
+    assert torch.nonzero(one != two).numel() == 0
+
+def test_row_sum():
+    data = {"x": torch.randn(7, 96, device="cuda")}
+    written = torch.empty(7, device="cuda")
+    assert not written.any()
+    reference = lambda: expected(data["x"], (0.5, 0.5))
+    out = row_sum(data["x"])
+    assert_alike(out, reference())
+    assert out.any()  # as it is what is expected now
+    assert_alike(run(row_sum, data), run(lambda values: values.sum(-1), data))
+    large = torch.randn(300, 300)
+    assert not (large @ large).any()
+    assert torch.cuda.get_device_properties(0).multi_processor_count > 100
+"""
+
+
+def test_a_traced_run_goes_on_after_values_are_compared(repository):
+    """Functions around the reference do not hide it, of which a spec cannot write the arguments."""
+    (repository.folder / "tests" / "test_rows.py").write_text(WRAPPED)
+    out = finished(repository, "record", "--trace-only", "-m", "pytest", "tests", "-q")
+    assert "1 passed" in out, out
+    (call,) = read_calls(repository.folder / "calls.jsonl")["rows:row_sum"]
+    first, second = call.compared
+    assert first.function == "tests.test_rows:expected"
+    assert first.arguments == {"values": "$x", "factors": [0.5, 0.5]}
+    assert "return values.sum(-1)" in second.source
+
+
+def test_results_are_remembered_within_bounds():
+    comparisons = Comparisons(lambda _: None, None, agree=True)
+    for _ in range(200):
+        made = Returned(torch.empty(1 << 25, dtype=torch.int8), "m:f", {}, {})
+        comparisons.remember(made)
+    assert len(comparisons._made) == 64
+    for _ in range(200):
+        comparisons.remember(Returned(torch.empty(1 << 10), "m:f", {}, {}))
+    assert len(comparisons._made) > 200
+
+
+EAGER = """
+import tilelang
+import tilelang.language as T
+import torch
+
+@tilelang.jit
+def product(A, B, parts, block: int = 32):
+    assert parts == 2
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor[[M, K], T.float32]
+    B: T.Tensor[[K, N], T.float32]
+    C = T.empty((M, N), T.float32)
+    with T.Kernel(T.ceildiv(M, block), T.ceildiv(N, block), threads=32) as (m, n):
+        c = T.alloc_fragment((block, block), T.float32)
+        T.clear(c)
+        for i, j in T.Parallel(block, block):
+            for k in T.serial(K):
+                c[i, j] += A[m * block + i, k] * B[k, n * block + j]
+        T.copy(c, C[m * block, n * block])
+    return C
+
+if __name__ == "__main__":
+    a, b = torch.randn(2, 64, 64, device="cuda")
+    torch.testing.assert_close(product(a, b, 2), a @ b, rtol=1e-4, atol=1e-4)
+"""
+
+
+def test_an_eager_kernel_declares_its_sizes(repository):
+    """Its only call has equal ones."""
+    (repository.folder / "eager.py").write_text(EAGER)
+    finished(repository, "record", "--trace-only", "eager.py")
+    words = ("eager:product", "--calls", "calls.jsonl", "--no-run", "-o", "s.yaml")
+    assert repository.tlmatrix("new", *words).code == ExitCode.OK
+    text = (repository.folder / "s.yaml").read_text()
+    assert "problem: gemm" in text, text
 
 
 def test_of_methods_that_call_those_of_their_base_the_own_one_is_recorded(repository):

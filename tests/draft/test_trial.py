@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from tlmatrix.check.finding import Finding
 from tlmatrix.draft.calls import Call, Seen
 from tlmatrix.draft.references import named_reference
 from tlmatrix.draft.sources import drafts_for, drafts_of_calls
 from tlmatrix.draft.targets import target_of
 from tlmatrix.draft.text import write_spec
-from tlmatrix.draft.trial import _conditions, _relaxed, tried
+from tlmatrix.draft.trial import Trial, _conditions, _keep_recorded, _relaxed, tried
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.spec.loader import load_spec
 
@@ -77,6 +78,27 @@ def product(a, b):
 
 def product_reference(a, b):
     return torch.eye(len(a), dtype=torch.float32) @ a @ b
+
+def precise(a, b):
+    return a @ b
+
+def precise_reference(a, b):
+    assert a.dtype == torch.float32
+    return a @ b
+
+def odd(x):
+    if len(x) not in (7, 31):
+        raise ValueError("neither 7 nor 31")
+    return x * 2
+
+def odd_reference(x):
+    return x * 2
+
+def named(x):
+    return x * 2
+
+def named_reference(x):
+    return x.missing()
 
 def ends(x, cu):
     return torch.cat([x[b - 1 : b] for a, b in zip(cu[:-1].tolist(), cu[1:].tolist())])
@@ -148,13 +170,41 @@ def test_of_several_references_the_first_with_which_a_case_passes_is_taken(draft
     assert {str(result.status) for result in trial.results} == {"passed"}
 
 
-def test_a_reference_that_refuses_float64_gets_the_dtypes_of_the_inputs(drafts, tmp_path):
-    products = drafts_for("totals:product", call="f(torch.randn(3, 5), torch.randn(5, 7))")
+@pytest.mark.parametrize("name", ["product", "precise"])
+def test_a_reference_that_refuses_float64_gets_the_dtypes_of_the_inputs(name, drafts, tmp_path):
+    """One says so, and one has an assertion without words."""
+    products = drafts_for(f"totals:{name}", call="f(torch.randn(3, 5), torch.randn(5, 7))")
     products.interface = replace(products.interface, dtypes=("float32",))
     trial = tried(products, tmp_path / "p.yaml", [tmp_path], tier="each", prove=False)
     assert trial.draft.reference.same_dtype
     assert {str(result.status) for result in trial.results} == {"passed"}
     assert "dtype: same}\n" in (tmp_path / "p.yaml").read_text()
+
+
+def test_sizes_that_no_condition_tells_leave_the_recorded_ones(drafts, tmp_path):
+    odd = drafts_for("totals:odd", call="f(torch.randn(31))")
+    odd.interface = replace(odd.interface, symbols={"rows": (31,)})
+    trial = tried(odd, tmp_path / "o.yaml", [tmp_path], tier="each", prove=False)
+    assert load_spec(tmp_path / "o.yaml").axes["rows"] == (31,)
+    assert {str(result.status) for result in trial.results} == {"passed"}
+    # So does the end of the time, before it is known what is refused.
+    recorded = trial.results[0]
+    why = Finding("entry", "raises ValueError", pattern="refuses")
+    late = Trial(odd(), [replace(recorded, findings=(why,))])
+    _keep_recorded(late, recorded)
+    assert late.results == [recorded]
+    assert late.left_out == "only the recorded sizes: raises ValueError"
+    assert late.draft.axes["rows"] == (31,)
+    assert not late.draft.fuzz
+
+
+def test_a_function_with_the_name_of_a_reference_that_never_works_is_none(drafts, tmp_path):
+    named = drafts_for("totals:named", call="f(torch.randn(8))")
+    assert named().reference.target == "totals:named_reference"
+    trial = tried(named, tmp_path / "n.yaml", [tmp_path], tier="each", prove=False)
+    assert trial.draft.reference is None
+    assert not trial.draft.complete
+    assert not trial.results
 
 
 def test_two_sizes_that_must_be_equal_have_common_values(drafts, tmp_path):

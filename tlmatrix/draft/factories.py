@@ -124,7 +124,8 @@ def _declared(target: Target) -> tuple[list[str], list[str]]:
 
 
 def _declared_dims(target: Target) -> Iterator[tuple[str, str]]:
-    """The names in the shapes that an eager kernel declares, as `Call.names`."""
+    """The sizes in the shapes that an eager kernel declares, as `Call.names`."""
+    consts, _ = _declared(target)
     for node in ast.walk(syntax_tree(target.written)):
         match node:
             case ast.AnnAssign(
@@ -132,8 +133,8 @@ def _declared_dims(target: Target) -> Iterator[tuple[str, str]]:
                 annotation=ast.Subscript(slice=ast.Tuple([ast.List(dims) | ast.Tuple(dims), *_]))
                 | ast.Call(args=[ast.List(dims) | ast.Tuple(dims), *_]),
             ):
-                named = enumerate(dims)
-                yield from ((f"{name}.{k}", e.id) for k, e in named if isinstance(e, ast.Name))
+                named = ((k, ast.unparse(each)) for k, each in enumerate(dims))
+                yield from ((f"{name}.{k}", text) for k, text in named if text in consts)
 
 
 class _Tracer:

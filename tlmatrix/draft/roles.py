@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.interface import Tensor, may_be_offsets
+from tlmatrix.draft.sizes import COUNT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -489,7 +490,7 @@ class _Recognizer:
                 self.numbers[name] = self.dims[name]
             elif argument.kind == "size" or name in self.sizes or tied:
                 found = self._recorded_number(name, argument.values)
-                if found is not None:
+                if found is not None and not (tied and COUNT.search(found)):
                     self.numbers[name] = found
                     if name in self.sizes:
                         self.dims.setdefault(name, found)

@@ -90,7 +90,7 @@ class Slicer:
                 continue
             function = _syntax(frame.f_code)
             named = [ast.Name(name, ast.Load()) for name in own if name.isidentifier()]
-            if not isinstance(function, ast.FunctionDef):
+            if not isinstance(function, ast.FunctionDef | ast.Module):
                 return None
             value = named[0] if named else _argument(function, frame, position)
             return None if value is None else self._sliced(frame, function, value, is_input)
@@ -99,12 +99,14 @@ class Slicer:
     def _sliced(
         self,
         frame: FrameType,
-        function: ast.FunctionDef,
+        function: ast.FunctionDef | ast.Module,
         value: ast.expr,
         is_input: Callable[[object], bool],
     ) -> Slice | None:
         """The slice of an expression at the line that a frame executes."""
-        known = frame.f_locals
+        # What a script defines and imports is imported from it.
+        given = _defined(function.body) if isinstance(function, ast.Module) else set()
+        known = {name: each for name, each in frame.f_locals.items() if name not in given}
         inputs = {name for name, each in known.items() if is_input(each)}
         constants = {name for name, each in known.items() if isinstance(each, _CONSTANTS)}
         modules = {name for name, each in known.items() if isinstance(each, ModuleType)}
@@ -114,8 +116,9 @@ class Slicer:
             reads = (_free([statement]) & {*known}) - modules
             return _changed(statement) <= constants and not (reads and reads <= constants | inputs)
 
-        needed = _free([value]) - inputs
-        chosen = _cut(_before(function.body, frame.f_lineno), needed, inputs, is_constant)
+        needed = _free([value]) - inputs - given
+        before = _before(function.body, frame.f_lineno)
+        chosen = _cut(before, needed, inputs | given, is_constant)
         lines = [line for code, line in self._running if code is frame.f_code]
         if any(each.lineno <= line <= (each.end_lineno or 0) for each in chosen for line in lines):
             return None
@@ -152,9 +155,7 @@ class Slicer:
         fine = all(isinstance(each, _CONSTANTS) for each in constants.values())
         if function is None or not fine:
             return None
-        body = (
-            function.body if isinstance(function, ast.FunctionDef) else [ast.Return(function.body)]
-        )
+        body = [ast.Return(function.body)] if isinstance(function, ast.Lambda) else function.body
         outside = _free(body) - {*inputs, *constants, *dir(builtins)}
         parameters = [*inputs, *constants]
         found = self._function(frame, parameters, outside, map(ast.unparse, body))
@@ -190,8 +191,10 @@ def is_dtype(value: object) -> bool:
     return isinstance(found, torch.dtype)
 
 
-def _syntax(code: CodeType) -> ast.FunctionDef | ast.Lambda | None:
-    """The definition of a function; None if there is no source of it."""
+def _syntax(code: CodeType) -> ast.FunctionDef | ast.Lambda | ast.Module | None:
+    """The definition of a function, or the module; None if there is no source of it."""
+    if code.co_name == "<module>":
+        return parsed_file(code.co_filename)
     if code.co_name != "<lambda>":
         return definition_of(code)
     taken = code.co_varnames[: code.co_argcount]
@@ -205,8 +208,14 @@ def _syntax(code: CodeType) -> ast.FunctionDef | ast.Lambda | None:
     return None
 
 
+def _defined(body: Sequence[ast.stmt]) -> set[str]:
+    """The functions, classes and modules that statements define or import."""
+    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    return {name for each in body if isinstance(each, kinds) for name in _changed(each)}
+
+
 def _argument(
-    function: ast.FunctionDef, frame: FrameType, position: Position | None
+    function: ast.FunctionDef | ast.Module, frame: FrameType, position: Position | None
 ) -> ast.expr | None:
     """The expression of an argument of the call that a frame executes."""
     if position is None:

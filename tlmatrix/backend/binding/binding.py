@@ -80,6 +80,8 @@ class Factory:
             ) from error
 
     def _build(self, arguments: dict[str, Any]) -> Callable[..., Any]:
+        # TileLang accepts only what has a hash.
+        arguments = {name: _without_lists(value) for name, value in arguments.items()}
         if type(self.function).__name__ == "JITKernel":
             return self.function
         parameters = parameters_of(self.function)
@@ -216,6 +218,10 @@ def _inputs_of(kernel: Any) -> list[str]:  # noqa: ANN401 - as above
 
 def _is_prim_func(value: object) -> bool:
     return any(kind.__name__ == "PrimFunc" for kind in type(value).__mro__)
+
+
+def _without_lists(value: object) -> object:
+    return tuple(map(_without_lists, value)) if isinstance(value, list) else value
 
 
 def _plain(value: object) -> Value:
