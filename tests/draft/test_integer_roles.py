@@ -150,6 +150,13 @@ def test_of_a_large_tensor_the_limits_tell_what_it_indexes():
     assert (noted.values, noted.limits) == (None, (-1, 4999))
 
 
+def test_a_vector_without_elements_says_nothing():
+    chosen = [Selection("ids", "x", 0, "start")]
+    empty = _vector("ids", "n", [])
+    lengths = _vector("lengths", "n", [])
+    assert not recognize(_call(_rows("x", "rows", 24), empty, lengths, selections=chosen)).packings
+
+
 def test_a_size_of_a_tile_is_no_number_of_heads():
     q = _tensor("q", ("heads", "dim"), (32, 40))
     block = Argument("block_size", "tile", 32, default=False, values=(32,))

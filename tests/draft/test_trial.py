@@ -14,7 +14,15 @@ from tlmatrix.draft.references import named_reference
 from tlmatrix.draft.sources import drafts_for, drafts_of_calls
 from tlmatrix.draft.targets import target_of
 from tlmatrix.draft.text import write_spec
-from tlmatrix.draft.trial import Trial, _conditions, _keep_recorded, _relaxed, tried
+from tlmatrix.draft.trial import (
+    Trial,
+    _conditions,
+    _keep_recorded,
+    _refused,
+    _relaxed,
+    _worst,
+    tried,
+)
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.spec.loader import load_spec
 
@@ -196,6 +204,28 @@ def test_sizes_that_no_condition_tells_leave_the_recorded_ones(drafts, tmp_path)
     assert late.left_out == "only the recorded sizes: raises ValueError"
     assert late.draft.axes["rows"] == (31,)
     assert not late.draft.fuzz
+
+
+def test_of_sizes_that_are_left_out_the_wrong_ones_are_named(drafts):
+    """Of others the caller learns by a message."""
+
+    def result(rows, check, title, pattern=""):
+        findings = (Finding(check, title, pattern=pattern),) if check else ()
+        return SimpleNamespace(values={"rows": rows}, findings=findings, failed=bool(check))
+
+    draft = replace(drafts(), multiples={"rows": 64})
+    refused = result(1, "entry", "raises ValueError", "refuses")
+    launch = result(1, "launch", "cannot be launched")
+    wrong = result(65, "numeric", "y: 1 element is wrong")
+    reasons = [_refused(draft, each) for each in (refused, launch, wrong, result(64, "", ""))]
+    named = "rows=65 is not refused, and is wrong: numeric: y: 1 element is wrong"
+    assert reasons[2] == _worst(reasons) == named
+    assert (_worst(reasons[:1]), _worst([])) == ("raises ValueError", "")
+    # A size that passes is not why another value of another axis is wrong.
+    assert not _refused(draft, wrong, result(65, "", ""))
+    # The draft has the dtype of one call.
+    other = result(64, "numeric", "y is int32, expected float32")
+    assert _refused(draft, other) == "y is int32, expected float32"
 
 
 def test_a_function_with_the_name_of_a_reference_that_never_works_is_none(drafts, tmp_path):

@@ -30,6 +30,7 @@ from tlmatrix.draft.trial import tried
 from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.report.html import rendered
+from tlmatrix.run.runner import UNUSABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -342,6 +343,7 @@ def _run_jobs(
                 process.join()
                 del running[ours]
                 waiting += [left] if left else []
+            late = late or process.exitcode == UNUSABLE
             why = "it took too long" if late else f"its process ended (exit {process.exitcode})"
             yield row or Row(job.target, job.source, "not drafted", note=why, key=job.key)
 

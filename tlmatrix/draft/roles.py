@@ -304,7 +304,7 @@ class _Recognizer:
         """The symbol of the rows that offsets index."""
         chosen = self._selected_by(name, "start")
         tensor = self.integers[name]
-        if tensor.values:
+        if tensor.values and all(tensor.values):
             totals = tuple(values[-1] for values in tensor.values)
             chosen = [size for size in chosen if self.sizes.get(str(size)) == totals]
             chosen = chosen or self._with_size(tensor, totals)

@@ -39,6 +39,7 @@ _MORE = 6
 _SIZES = (2, 3, 4, 6, 8, 16, 24, 32)
 _RAISED = re.compile(r"\braise[sd] ")
 _RETURNED = re.compile(r"returned (\d+) tensors")
+_OTHER_DTYPE = re.compile(r" is \w+, expected \w+$")
 _MOST_OUTPUTS = 4
 """Most outputs whose orders are tried."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -391,7 +392,7 @@ def _narrowed(
     """
     narrowed, lines = draft, []
     if condition := _relation(draft, results, base.values, attempts):
-        why = next(filter(None, (_refused(draft, result) for result in results)))
+        why = _worst(_refused(draft, result) for result in results)
         related = replace(draft, constraints=(*draft.constraints, (condition, why)))
         return _with_values_of(related, condition), [f"  only {condition}: {why}"]
     for name, values in load_spec(attempts.path).axes.items():
@@ -400,8 +401,8 @@ def _narrowed(
         if any(name in _NAME.findall(condition) for condition, _ in found):
             continue
         group = [base, *_varied(draft, base, name, others, attempts)]
-        reasons = {canonical(r.values[name]): _refused(draft, r) for r in group[1:]}
-        why = next(filter(None, reasons.values()), "")
+        reasons = {canonical(r.values[name]): _refused(draft, r, base) for r in group[1:]}
+        why = _worst(reasons.values())
         conditions = _distinguished(draft, name, group, attempts) if why else []
         if conditions:
             narrowed = replace(narrowed, constraints=(*narrowed.constraints, (conditions[0], why)))
@@ -598,8 +599,22 @@ def _holds(condition: str, values: Mapping[str, Any]) -> bool | None:
         return None
 
 
-def _refused(draft: Draft, result: CaseResult) -> str:
-    return _refusal(result) or _wrong_outside(result, draft.multiples)
+def _refused(draft: Draft, result: CaseResult, base: CaseResult | None = None) -> str:
+    """Why a case is not taken; sizes that it shares with a case that passes are not the reason."""
+    steps = draft.multiples
+    if base is not None:
+        pairs = ((result.values.get(name), base.values.get(name)) for name in steps)
+        steps = {n: each for (n, each), (a, b) in zip(steps.items(), pairs, strict=True) if a != b}
+    return _refusal(result) or _wrong_outside(result, steps)
+
+
+def _worst(reasons: Iterable[str]) -> str:
+    """Of several reasons one about wrong values, which nothing tells the caller; "" of none."""
+
+    def rank(why: str) -> tuple[bool, ...]:
+        return (_NOT_REFUSED in why, "numeric" in why, bool(why))
+
+    return max(reasons, key=rank, default="")
 
 
 def _refusal(result: CaseResult) -> str:
@@ -607,6 +622,8 @@ def _refusal(result: CaseResult) -> str:
     for finding in result.findings:
         if finding.check in ("entry", "reference", "problem", "spec") and finding.pattern:
             return finding.title
+        if finding.check == "numeric" and _OTHER_DTYPE.search(finding.title):
+            return finding.title  # the draft has the dtype of one call
     return ""
 
 
