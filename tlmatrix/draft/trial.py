@@ -45,7 +45,7 @@ _MOST_OUTPUTS = 4
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ONLY_RECORDED = "only the recorded sizes"
 _NOT_REFUSED = "is not refused, and is wrong"
-_FACTORS = (128, 64, 32, 16, 8, 4, 2)
+_FACTORS = (256, 128, 64, 32, 16, 8, 4, 2)
 
 
 @dataclass
@@ -350,12 +350,17 @@ def _recorded_case(draft: Draft, attempts: _Attempts) -> CaseResult:
 
 
 def _recorded_sizes(draft: Draft) -> list[Mapping[str, Any]]:
-    """The recorded values of axes, after those with small numbers for large multiples of 128."""
+    """The recorded values of axes, after those with small numbers for large ones.
+
+    Multiples of 128 stay multiples, and others do not become any.
+    """
     recorded = draft.recorded
-    large = sorted({v for v in recorded.values() if type(v) is int and v > 256 and v % 128 == 0})
+    large = sorted({v for v in recorded.values() if type(v) is int and v > 256})
+    whole, odd = ([v for v in large if (v % 128 == 0) is is_whole] for is_whole in (True, False))
     found: list[Mapping[str, Any]] = []
     for unit in (128, 512):  # a kernel may split a size in several parts
-        smaller = {value: min(value, unit * k) for k, value in enumerate(large, 1)}
+        smaller = {value: min(value, unit * k) for k, value in enumerate(whole, 1)}
+        smaller |= {value: min(value, 32 * k + 33) for k, value in enumerate(odd)}
         found.append({name: smaller.get(value, value) for name, value in recorded.items()})
     return [each for each in found if each != recorded] + [recorded]
 
@@ -555,7 +560,7 @@ def _telling(
 ) -> Iterator[dict[str, Any]]:
     """Values for which conditions differ, of the axis alone, or of another one beside it."""
     sizes = {each: _sizes_of(draft, each) for each in draft.axes if type(base.get(each)) is int}
-    for size in sizes.get(name, ()):
+    for size in [*sizes.get(name, ()), 128]:
         held = [_holds(condition, {**base, name: size}) is True for condition in conditions]
         if 0 < sum(held) < len(held):
             yield {name: size}
