@@ -18,6 +18,7 @@ from tlmatrix.draft.trial import (
     Trial,
     _conditions,
     _keep_recorded,
+    _recorded_sizes,
     _refused,
     _relaxed,
     _worst,
@@ -166,6 +167,19 @@ def test_tensors_of_a_draft_have_sizes_that_a_case_can_take(drafts):
     assert len(sizes) == 4
     assert math.prod(sizes) <= 1 << 24
     assert min(sizes) > 11
+
+
+def test_a_recorded_case_is_tried_with_smaller_sizes_of_the_same_steps(drafts):
+    recorded = {"m": 4001, "n": 576, "k": 8192, "small": 200, "flag": True}
+    *smaller, last = _recorded_sizes(replace(drafts(), recorded=recorded))
+    assert last == recorded
+    for values in smaller:
+        assert values["m"] % 2 == 1
+        assert math.gcd(values["n"], 128) == 64
+        assert values["k"] % 128 == 0
+        assert max(values["m"], values["n"], values["k"]) <= 512
+        assert len({*values.values()}) == len(values)
+        assert (values["small"], values["flag"]) == (200, True)
 
 
 def test_of_several_references_the_first_with_which_a_case_passes_is_taken(drafts, tmp_path):

@@ -352,7 +352,7 @@ def _recorded_case(draft: Draft, attempts: _Attempts) -> CaseResult:
 def _recorded_sizes(draft: Draft) -> list[Mapping[str, Any]]:
     """The recorded values of axes, after those with small numbers for large ones.
 
-    Multiples of 128 stay multiples, and others do not become any.
+    They stay multiples of the same power of two, up to 128.
     """
     recorded = draft.recorded
     large = sorted({v for v in recorded.values() if type(v) is int and v > 256})
@@ -360,7 +360,9 @@ def _recorded_sizes(draft: Draft) -> list[Mapping[str, Any]]:
     found: list[Mapping[str, Any]] = []
     for unit in (128, 512):  # a kernel may split a size in several parts
         smaller = {value: min(value, unit * k) for k, value in enumerate(whole, 1)}
-        smaller |= {value: min(value, 32 * k + 33) for k, value in enumerate(odd)}
+        for k, value in enumerate(odd, 1):
+            step = math.gcd(value, 128)
+            smaller[value] = min(value, step * ((32 // step + 2) * k | 1))
         found.append({name: smaller.get(value, value) for name, value in recorded.items()})
     return [each for each in found if each != recorded] + [recorded]
 

@@ -576,7 +576,8 @@ _command(
     "write and run a spec of every kernel of a repository",
     "Find the kernels and operators of a repository, record the calls that a command and the "
     "repository's scripts make of them, write a spec of each, run all on the interpreter, and "
-    "print what judges each of them, and what is missing. Continues where it was stopped. CMD is a script or `-m` and a module.",
+    "print what judges each of them, and what is missing. Continues where it was stopped. CMD is "
+    "a script or `-m` and a module.",
     Option("-o --output FOLDER", "where the specs go (default: specs in the repository)"),
     replace(_WORKERS, help="processes (default: one per core)", kind=worker_processes(1)),
     Option(
