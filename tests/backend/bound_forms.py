@@ -181,6 +181,11 @@ def lazy_with_buffer(rows, cols, dtype="float32", threads=32):
     return main
 
 
+def scaled_by(x, factors: tuple[float, float], more=(1,), least: list | None = None):
+    assert isinstance(least, list)
+    return x * float(len({factors: 1, more: 2})) * sum(factors) / 2
+
+
 @tilelang.jit
 def eager_with_factors(x, factors, threads: int = 32):
     rows, cols = T.const("rows cols")

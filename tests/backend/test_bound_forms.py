@@ -160,6 +160,17 @@ FORMS = {
             "call: {y: y, x: x}"
         ),
     ),
+    "tuples, as a function declares them": (
+        DOUBLED,
+        'entry: bound_forms:scaled_by\ncall: [x, "[1.5, 0.5]", "[1, 2]", "[3, 4]"]',
+    ),
+    "tuples by keyword": (
+        DOUBLED,
+        (
+            'entry: bound_forms:scaled_by\ncall: {x: x, factors: "[1.5, 0.5]", more: "[1, 2]", '
+            'least: "[3]"}'
+        ),
+    ),
     "a factory that takes a list": (
         DOUBLED,
         'factory: bound_forms:eager_with_factors\nfactory_args: {factors: "[1.5, 0.5]"}\ncall: [x]',

@@ -606,12 +606,13 @@ if __name__ == "__main__":
 
 def test_an_eager_kernel_declares_its_sizes(repository):
     """Its only call has equal ones."""
-    (repository.folder / "eager.py").write_text(EAGER)
-    finished(repository, "record", "--trace-only", "eager.py")
-    words = ("eager:product", "--calls", "calls.jsonl", "--no-run", "-o", "s.yaml")
+    (repository.folder / "declared_sizes.py").write_text(EAGER)
+    finished(repository, "record", "--trace-only", "declared_sizes.py")
+    words = ("declared_sizes:product", "--calls", "calls.jsonl", "--no-run", "-o", "s.yaml")
     assert repository.tlmatrix("new", *words).code == ExitCode.OK
     text = (repository.folder / "s.yaml").read_text()
-    assert "problem: gemm" in text, text
+    assert "A: {shape: [M, K]" in text, text
+    assert "B: {shape: [K, N]" in text, text
 
 
 def test_of_methods_that_call_those_of_their_base_the_own_one_is_recorded(repository):

@@ -364,7 +364,7 @@ def _recorded_sizes(draft: Draft) -> list[Mapping[str, Any]]:
             step = math.gcd(value, 128)
             smaller[value] = min(value, step * ((32 // step + 2) * k | 1))
         found.append({name: smaller.get(value, value) for name, value in recorded.items()})
-    return [each for each in found if each != recorded] + [recorded]
+    return [each for k, each in enumerate(found) if each not in (recorded, *found[:k])] + [recorded]
 
 
 # Narrowing ---------------------------------------------------------------------------------------

@@ -81,7 +81,25 @@ def prepared_call(
         returned = named_results(results, spec.returns, expected, arguments.written, error)
         return {**arguments.written, **returned}
 
-    return PreparedCall(function, arguments.positional, arguments.keywords, named)
+    given = (*arguments.positional, *arguments.keywords.values())
+    if not any(isinstance(value, list) for value in given):
+        return PreparedCall(function, arguments.positional, arguments.keywords, named)
+    parameters = parameters_of(function) or {}
+    by_position = dict(zip(parameters, arguments.positional, strict=False))
+    positional = [_as_declared(parameters[name], value) for name, value in by_position.items()]
+    keywords = {
+        name: _as_declared(parameters[name], value) if name in parameters else value
+        for name, value in arguments.keywords.items()
+    }
+    rest = arguments.positional[len(positional) :]
+    return PreparedCall(function, (*positional, *rest), keywords, named)
+
+
+def _as_declared(parameter: inspect.Parameter, value: object) -> object:
+    """A list of a spec as the tuple that a parameter declares."""
+    text = str(getattr(parameter.annotation, "__name__", parameter.annotation)).lower()
+    declared = text.startswith("tuple") or isinstance(parameter.default, tuple)
+    return tuple(value) if isinstance(value, list) and declared else value
 
 
 def argument_source(spec: Spec, names: Names, problem: Problem) -> ArgumentSource:
