@@ -541,7 +541,7 @@ def assert_alike(one, two):
 
 def test_row_sum():
     data = {"x": torch.randn(7, 96, device="cuda")}
-    written = torch.empty(7, device="cuda")
+    written = torch.empty(7, device="cuda", requires_grad=True)
     assert not written.any()
     reference = lambda: expected(data["x"], (0.5, 0.5))
     out = row_sum(data["x"])

@@ -84,7 +84,7 @@ class Conversions(TorchFunctionMode):
             return torch.zeros_like(func(*made[0], **made[1]), device="cpu")
         found = func(*args, **(kwargs or {}))
         if self._skip and name in ("empty", "empty_like", "new_empty"):
-            found.zero_()
+            found.detach().zero_()  # it may require a gradient
         named = name in _CONVERSIONS
         if named and isinstance(found, torch.Tensor) and found is not args[0]:
             self._sources[found] = args[0]
