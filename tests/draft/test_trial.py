@@ -25,6 +25,7 @@ from tlmatrix.draft.trial import (
     tried,
 )
 from tlmatrix.exit_codes import UsageError
+from tlmatrix.run.result import Status
 from tlmatrix.spec.loader import load_spec
 
 
@@ -218,6 +219,11 @@ def test_sizes_that_no_condition_tells_leave_the_recorded_ones(drafts, tmp_path)
     assert late.left_out == "only the recorded sizes: raises ValueError"
     assert late.draft.axes["rows"] == (31,)
     assert not late.draft.fuzz
+    # Not if a case of other sizes is wrong.
+    wrong = replace(recorded, status=Status.FAILED, findings=(Finding("numeric", "wrong"),))
+    found = Trial(odd(), [*late.results, replace(recorded, findings=(why,)), wrong])
+    _keep_recorded(found, recorded)
+    assert wrong in found.results
 
 
 def test_of_sizes_that_are_left_out_the_wrong_ones_are_named(drafts):

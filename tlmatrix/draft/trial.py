@@ -210,6 +210,8 @@ def _keep_recorded(trial: Trial, recorded: CaseResult | None) -> None:
     why = next(refusals, "" if trial.results else "no other case ended in time")
     draft = trial.draft
     fits = recorded is not None and recorded.values.keys() == draft.axes.keys()
+    if any(each.failed and not _refusal(each) for each in trial.results):
+        return  # a finding
     if why and recorded is not None and fits and _has_case(draft, recorded, listed=False):
         axes = {name: (recorded.values[name],) for name in draft.axes}
         trial.draft, trial.results = replace(draft, axes=axes, fuzz={}), [recorded]
