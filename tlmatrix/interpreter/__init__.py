@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from .frontend.session import Session
     from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
     from .sync.externs import model_extern, until
-    from .sync.pointers import Pointer
+    from .sync.flags import Pointer
     from .sync.settings import SCHEDULES, scheduled
 
 __all__ = [
@@ -117,7 +117,7 @@ _NAMES = {
         "Sequences",
     ),
     "sync.externs": ("model_extern", "until"),
-    "sync.pointers": ("Pointer",),
+    "sync.flags": ("Pointer",),
     "sync.settings": ("scheduled", "SCHEDULES"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
