@@ -16,7 +16,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend.ahead import FOLDER, Scheduler, Tickets, Waiting
 
@@ -218,25 +218,6 @@ def _cases(
 # Compilers of one kernel --------------------------------------------------------------------------
 
 
-class Compiler(Protocol):
-    """Compiles kernels for one architecture."""
-
-    arch: str
-
-    def key(self, kernel: TracedKernel) -> str:
-        """The kernel's key in the cache."""
-
-    def known(self, key: str) -> bool:
-        """Whether the cache has a kernel."""
-
-    def compile(self, kernel: TracedKernel) -> None:
-        """Compile a kernel into the cache.
-
-        Raises:
-            Exception: the compiler rejects it.
-        """
-
-
 class TileLangCompiler:
     """Compiles with TileLang for its own cache, from which the backend `cuda` loads kernels.
 
@@ -250,7 +231,7 @@ class TileLangCompiler:
         share_kernels()
 
     def key(self, kernel: TracedKernel) -> str:
-        """See `Compiler.key`; the same as that of `@tilelang.jit` on a GPU of the architecture."""
+        """The key in the cache: that of `@tilelang.jit` on a GPU of the architecture."""
         cache, context, configs = self._resolved(kernel)
         found: str = cache._generate_key(  # noqa: SLF001 - no public way
             kernel.prim_func,
@@ -265,7 +246,7 @@ class TileLangCompiler:
         return found
 
     def known(self, key: str) -> bool:
-        """See `Compiler.known`."""
+        """Whether the cache has the kernel of a key."""
         from tilelang.cache import _dispatch_map
 
         return any(
@@ -274,7 +255,7 @@ class TileLangCompiler:
         )
 
     def compile(self, kernel: TracedKernel) -> None:
-        """See `Compiler.compile`."""
+        """Compile a kernel into the cache; raises what the compiler rejects it with."""
         from tilelang.cache import cached
 
         cached(
@@ -309,15 +290,15 @@ class AssemblyCompiler:
         self._assembler: Assembler = Assembler()
 
     def key(self, kernel: TracedKernel) -> str:
-        """See `Compiler.key`."""
+        """The key in the cache."""
         return self._assembler.key(kernel, self.arch)
 
     def known(self, key: str) -> bool:
-        """See `Compiler.known`."""
+        """Whether the cache has the kernel of a key."""
         return self._assembler.known(key)
 
     def compile(self, kernel: TracedKernel) -> None:
-        """See `Compiler.compile`."""
+        """Compile a kernel into the cache; raises what the compiler rejects it with."""
         from tlmatrix.backend.kernel_cache import record_compilation
 
         begin = time.perf_counter()
@@ -327,6 +308,9 @@ class AssemblyCompiler:
         finally:
             self._assembler.close()
         record_compilation(kernel.name, key, time.perf_counter() - begin)
+
+
+Compiler = TileLangCompiler | AssemblyCompiler
 
 
 if __name__ == "__main__":
