@@ -131,8 +131,6 @@ def _compile_all(job: KernelJob, tickets: Tickets) -> None:
     from tlmatrix.backend.kernel_cache import expected_seconds
 
     scheduler = Scheduler(job.processes, tickets)
-    begin = time.monotonic()
-    found = reused = 0
     known: set[int] = set()
     for compiler, kernel in _kernels(job):
         if id(kernel) in known:
@@ -140,22 +138,11 @@ def _compile_all(job: KernelJob, tickets: Tickets) -> None:
         known.add(id(kernel))
         key = compiler.key(kernel)
         if compiler.known(key):
-            reused += 1
             continue
         seconds = expected_seconds([kernel.name])[kernel.name]
-        found += scheduler.add(Waiting(key, seconds, partial(compiler.compile, kernel)))
+        scheduler.add(Waiting(key, seconds, partial(compiler.compile, kernel)))
         scheduler.step()
-    traced = time.monotonic() - begin
     scheduler.finish()
-    summary = {
-        "kernels": found + reused,
-        "reused": reused,
-        "compiled": len(scheduler.compiled),
-        "failed": len(scheduler.failed),
-        "trace_seconds": round(traced, 2),
-        "seconds": round(time.monotonic() - begin, 2),
-    }
-    (Path(job.folder) / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
 
 
 def _listed(job: KernelJob) -> list[dict[str, Any]]:
