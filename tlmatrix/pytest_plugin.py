@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
             # Every crashing case ends a worker, and the other cases should run.
             config.option.maxworkerrestart = "64"
     if config.option.keyword.strip():
-        from tlmatrix.plugin.keywords import KeywordError, rewrite_keywords
+        from tlmatrix.plugin.items import KeywordError, rewrite_keywords
 
         try:
             config.option.keyword = rewrite_keywords(config.option.keyword)

@@ -192,10 +192,8 @@ def test_a_gpu_would_load_what_was_compiled_ahead(project):
     with compiling_ahead(one) as kernels:
         folder = Path(os.environ[FOLDER])
         until = time.monotonic() + 240
-        while not (folder / "summary.json").exists() and time.monotonic() < until:
+        while not (folder / "events.jsonl").exists() and time.monotonic() < until:
             time.sleep(0.1)
-        summary = json.loads((folder / "summary.json").read_text())
-        assert (summary["kernels"], summary["compiled"], summary["failed"]) == (1, 1, 0)
         events = used_kernels(project, folder)
         key = events[0]["key"]
         assert [each["key"] for each in events if each.get("reused")] == [key]
@@ -207,7 +205,7 @@ def test_a_gpu_would_load_what_was_compiled_ahead(project):
         again = used_kernels(project, folder)[len(events) :]
         assert [(each["key"], "reused" in each) for each in again] == [(key, False)]
         assert library.read_bytes() != damaged
-    assert (kernels.compiled, kernels.repeated) == (1, 1)  # the damaged one
+    assert kernels.compiled == 1
     both = planned_kernels(job(project, "cuda", "float32", "float16", arch="sm_90a"))
     assert [(each["kernel"], each["cached"]) for each in both] == [
         ("scale", True),

@@ -17,8 +17,8 @@ from tilelang import tvm
 
 from jit_kernel import jit_kernel
 from tlmatrix.backend import BackendUnavailableError, backend_named, kernel_cache, perturb
+from tlmatrix.backend.perturb import perturbed
 from tlmatrix.backend.perturb.seed import ADDRESS
-from tlmatrix.backend.perturb.source import perturbed
 from tlmatrix.interpreter import traced
 from tlmatrix.matrix import Case
 from tlmatrix.run.result import CaseResult, Status

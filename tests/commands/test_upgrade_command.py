@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from outside_project import project
 from tlmatrix.commands import upgrade
-from tlmatrix.environments import InstallError
+from tlmatrix.commands.upgrade import InstallError
 from tlmatrix.exit_codes import ExitCode
 
 if TYPE_CHECKING:

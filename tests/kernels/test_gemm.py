@@ -17,20 +17,8 @@ INTEGERS = B.to(torch.int8)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"a": A[0]}, r"a must have 2 dimensions, got shape \(8,\)"),
-        ({"a": A.float()}, "a must be one of float16, bfloat16, got torch.float32"),
-        ({"b": B.bfloat16()}, "b must have the dtype of a, torch.float16"),
-        ({"b": B.T}, r"a and b must agree in k: .* has k = 8, .* has k = 6"),
-        ({"b": B.to("meta")}, "b must be on the device of a, cpu, got meta"),
-        ({"accumulate": True}, "c must be given with accumulate=True"),
         ({"c": A}, "c is only used with accumulate=True"),
-        ({"c": A, "accumulate": True}, r"c must have shape \(4, 6\), got \(4, 8\)"),
-        ({"out_dtype": torch.int8}, "out_dtype must be one of"),
         ({"variant": "tcgen06"}, r"variant must be one of .*wgmma_ws, got 'tcgen06'"),
-        (
-            {"variant": "tcgen05", "tiles": "wide"},
-            "tiles must be None for variant 'tcgen05', got 'wide'",
-        ),
         (
             {"a": torch.ones(4, 17).half(), "b": torch.ones(17, 8).half(), "variant": "tcgen05_ws"},
             r"a must have rows .* 8 elements \(16 bytes\) for variant 'tcgen05_ws', got 17: use v",
@@ -45,14 +33,7 @@ def test_gemm_refuses(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"a": A.float()}, "a must be one of float16, .*int8, got torch.float32"),
-        ({"b": B}, "b must be one of int8, .* beside float16, got torch.float16"),
-        ({"b": INTEGERS.T}, "a and b must agree in k"),
-        ({"scale": torch.ones(5)}, r"scale must have shape \(6,\), got \(5,\)"),
-        ({"scale": torch.ones(6).half()}, "scale must be float32, got torch.float16"),
-        ({"scale": torch.ones(6, device="meta")}, "scale must be on the device of a, cpu"),
         ({"scale": torch.ones(12)[::2]}, "scale must be contiguous, got stride 2"),
-        ({"out_dtype": torch.int32}, "out_dtype must be one of float16, bfloat16, float32"),
         ({"a": A.to(torch.int8), "scale": torch.ones(6), "out_dtype": torch.int32}, "out_dtype"),
     ],
 )

@@ -51,11 +51,3 @@ def held(rows, strength):
         for row in rows
         for axes in combinations(range(len(row)), strength)
     }
-
-
-def every_tuple(space, strength):
-    return {
-        (axes, values)
-        for axes in combinations(range(len(space.sizes)), strength)
-        for values in product(*(range(space.sizes[at]) for at in axes))
-    }

@@ -38,8 +38,6 @@ class CompiledKernels:
 
     compiled: int = 0
     reused: int = 0
-    repeated: int = 0
-    """Kernels compiled by a second process, which the locks exclude."""
     processor_seconds: float = 0.0
     last: float = 0.0
     """Seconds from the start of the run to the end of the compilation ahead."""
@@ -222,7 +220,6 @@ def _count(found: CompiledKernels, events: Path, begin: float) -> None:
             if fact.get("reused"):
                 reused.add(key)
                 continue
-            found.repeated += key in compiled
             compiled.add(key)
             found.processor_seconds += fact["seconds"]
             found.last = max(found.last, fact.get("at", begin) - begin)

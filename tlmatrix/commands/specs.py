@@ -103,7 +103,7 @@ def selector_of(expression: str) -> Callable[[Case, Iterable[str]], bool] | None
     """
     if not expression:
         return None
-    from tlmatrix.plugin.keywords import KeywordError, selector  # which imports pytest
+    from tlmatrix.plugin.items import KeywordError, selector  # which imports pytest
 
     try:
         return selector(expression)

@@ -26,8 +26,7 @@ Importing the package imports nothing else until a name is used. What to know of
   `RaceError` under `scheduled`. The barriers that TileLang puts between accesses to shared memory
   are put there too. Fences and the register budget have no meaning.
 - A block that spins on a flag lets others run. `simulate` runs a program on several ranks, with
-  streams, symmetric memory and flags of the scope of a system (`ranks`); `run_ranks` runs
-  programs that share what they are given.
+  streams, symmetric memory and flags of the scope of a system (`ranks`).
 - An index that is provably negative counts from the end, as TileLang has it.
 - Multicast, pairs of blocks and inline code are refused (`Unsupported`).
 """
@@ -54,9 +53,8 @@ if TYPE_CHECKING:
     from .frontend.session import Session
     from .reports import DEFAULT_SANITIZERS, SANITIZERS, Party, Report, SanitizerError, Sequences
     from .sync.externs import model_extern, until
-    from .sync.pointers import Pointer
+    from .sync.flags import Pointer
     from .sync.settings import SCHEDULES, scheduled
-    from .sync.spinning import run_ranks
 
 __all__ = [
     "DEFAULT_SANITIZERS",
@@ -87,7 +85,6 @@ __all__ = [
     "interpret",
     "interpreted",
     "model_extern",
-    "run_ranks",
     "scheduled",
     "simulate",
     "traced",
@@ -120,9 +117,8 @@ _NAMES = {
         "Sequences",
     ),
     "sync.externs": ("model_extern", "until"),
-    "sync.pointers": ("Pointer",),
+    "sync.flags": ("Pointer",),
     "sync.settings": ("scheduled", "SCHEDULES"),
-    "sync.spinning": ("run_ranks",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

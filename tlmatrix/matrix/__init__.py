@@ -1,6 +1,5 @@
 """Expands specs into cases: tiers, constraints, strategies, known bugs and invalid inputs."""
 
-from tlmatrix.matrix.covering import Proof
 from tlmatrix.matrix.expansion import Expansion, expand
 from tlmatrix.matrix.explain import (
     CaseNotFoundError,
@@ -28,7 +27,6 @@ __all__ = [
     "InvalidCase",
     "Membership",
     "Origin",
-    "Proof",
     "case_of",
     "expand",
     "expired",

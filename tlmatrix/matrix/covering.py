@@ -7,8 +7,8 @@ gives the configurations, as many as their tuples need. Then every other tuple i
 of one of these configurations. Without compile axes there is one configuration, and the rows are
 those of a plain greedy algorithm.
 
-The rows depend on axes, values, constraints, classes and the seed alone, and are proven: each tuple
-is in a row, or an exhaustive search shows that no row of the space has it.
+The rows depend on axes, values, constraints, classes and the seed alone. Each tuple is in a row, or
+an exhaustive search shows that no row of the space has it (`uncovered`).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _WORK = 20_000
 
 def covering_rows(
     space: Space, strength: int, seed: int = 0, classes: CompileClasses | None = None
-) -> tuple[tuple[Row, ...], Proof]:
-    """A covering array of `space`, and its proof.
+) -> tuple[Row, ...]:
+    """A covering array of `space`: every tuple of `strength` values that a row of it can have.
 
     Another `seed` gives another covering array. With `classes` its rows use few distinct kernels
     and are at most 15 % more than without. With at most `strength` axes, it is every row.
@@ -66,24 +66,21 @@ def covering_rows(
     if strength < 1:
         raise ValueError(f"strength is {strength}, must be at least 1")
     if strength >= len(space.sizes):
-        rows = tuple(space)
-        return rows, prove(space, rows, len(space.sizes))
+        return tuple(space)
     # The library asks its oracle 100 times as often as `_Greedy`: too slow for large constraints.
     small = tuples(space, strength) <= _LIBRARY_LIMIT and not space.has_large_constraints
     rows = _library_rows(space, strength, seed) if small else ()
-    left = prove(space, rows, strength).missing
+    left = uncovered(space, rows, strength)
     plain = _Greedy(space, strength, CompileClasses((), (), lambda _row: None))
     rows = reduce_rows((*rows, *plain.rows(left, seed=seed)), strength)
-    if classes is not None:
-        rows = _fewer_kernels(space, strength, seed, classes, rows)
-    return rows, prove(space, rows, strength)
+    return rows if classes is None else _fewer_kernels(space, strength, seed, classes, rows)
 
 
 def _fewer_kernels(
     space: Space, strength: int, seed: int, classes: CompileClasses, rows: tuple[Row, ...]
 ) -> tuple[Row, ...]:
     """The first array that shares kernels and is short enough; `rows` if there is none."""
-    missing = prove(space, (), strength).missing
+    missing = uncovered(space, (), strength)
     greedy = _Greedy(space, strength, classes)
     tries = _PATIENCE if len(missing) <= _LARGE else _PATIENCE_LARGE
     for number, patience in enumerate(tries):
@@ -458,55 +455,27 @@ class _Uncovered:
         return found
 
 
-@dataclass(frozen=True)
-class Proof:
-    """The tuples of `strength` values, counted: covered + infeasible + missing = total."""
-
-    space: Space
-    strength: int
-    rows: int
-    covered: int
-    infeasible: tuple[Tuple, ...]
-    missing: tuple[Tuple, ...]
-
-    @property
-    def total(self) -> int:
-        """The number of tuples, feasible or not."""
-        return tuples(self.space, self.strength)
-
-    @property
-    def feasible(self) -> int:
-        """The number of tuples that some row of the space has."""
-        return self.covered + len(self.missing)
-
-    @property
-    def holds(self) -> bool:
-        """Whether every feasible tuple is covered."""
-        return not self.missing
-
-
 def tuples(space: Space, strength: int) -> int:
     """The number of tuples of `strength` values, feasible or not."""
     return sum(prod(sizes) for sizes in combinations(space.sizes, strength))
 
 
-def prove(space: Space, rows: Sequence[Row], strength: int) -> Proof:
-    """Classify every tuple of `strength` values, `1 <= strength <= number of axes`.
+def uncovered(space: Space, rows: Sequence[Row], strength: int) -> tuple[Tuple, ...]:
+    """The tuples of `strength` values that no row has, and some row of the space could have.
+
+    `strength` is from 1 to the number of axes.
 
     Raises:
-        ValueError: a row is not in the space; its tuples would count as feasible.
+        ValueError: a row is not in the space.
     """
     for row in rows:
         if not space.allows(row):
             raise ValueError(f"the row {space.values(row)} violates a constraint")
-    covered = 0
-    infeasible: list[Tuple] = []
     missing: list[Tuple] = []
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(space.sizes)
     partial = [UNBOUND] * len(space.sizes)
     for axes in combinations(range(len(space.sizes)), strength):
         seen = set(zip(*(columns[at] for at in axes), strict=True))
-        covered += len(seen)
         if len(seen) == prod(space.sizes[at] for at in axes):
             continue
         for values in product(*(range(space.sizes[at]) for at in axes)):
@@ -514,7 +483,8 @@ def prove(space: Space, rows: Sequence[Row], strength: int) -> Proof:
                 continue
             for at, index in zip(axes, values, strict=True):
                 partial[at] = index
-            (missing if space.extensible(partial) else infeasible).append((axes, values))
+            if space.extensible(partial):
+                missing.append((axes, values))
         for at in axes:
             partial[at] = UNBOUND
-    return Proof(space, strength, len(rows), covered, tuple(infeasible), tuple(missing))
+    return tuple(missing)

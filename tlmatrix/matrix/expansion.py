@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tlmatrix.cache_files import FileCache, cache_folder
-from tlmatrix.matrix.covering import FORMAT, compile_classes, covering_rows, prove
+from tlmatrix.matrix.covering import FORMAT, compile_classes, covering_rows, uncovered
 from tlmatrix.matrix.listed_cases import Case, listed_cases, same_id
 from tlmatrix.matrix.space import Space
 from tlmatrix.matrix.tiers import Plan, Strategy, plan_of
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from tlmatrix.matrix.constraints import Row
-    from tlmatrix.matrix.covering import Proof
     from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.spec import ConstraintDecl, Spec
     from tlmatrix.spec.values import Value
@@ -39,15 +38,11 @@ _DRAWS = 10
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    """The cases of one tier of a spec, made on demand.
-
-    `proof` is the proof of a t-wise tier's covering array, None for other strategies.
-    """
+    """The cases of one tier of a spec, made on demand."""
 
     spec: Spec
     plan: Plan
     listed: tuple[Case, ...]
-    proof: Proof | None
     _space: Space
     _rows: tuple[Row, ...] | None  # None: every row of the space, which may be millions
 
@@ -207,8 +202,8 @@ def expand(
     ordered = plan.strategy in (Strategy.COVERING, Strategy.SAMPLE)
     names = sorted(plan.axes) if ordered else list(plan.axes)
     space = Space({name: plan.axes[name] for name in names}, plan.constraints)
-    rows, proof = _picked(spec, plan, space, compile_key)
-    expansion = Expansion(spec, plan, listed_cases(spec), proof, space, rows)
+    rows = _picked(spec, plan, space, compile_key)
+    expansion = Expansion(spec, plan, listed_cases(spec), space, rows)
     if next(expansion.cases, None) is None:
         raise SpecError([_no_cases(expansion)])
     if same := expansion.same_id():
@@ -218,30 +213,31 @@ def expand(
 
 def _picked(
     spec: Spec, plan: Plan, space: Space, compile_key: CompileKey | None
-) -> tuple[tuple[Row, ...] | None, Proof | None]:
+) -> tuple[Row, ...] | None:
+    """The rows of a tier; None for the whole product, which may be too large to list."""
     some = plan.strategy in (Strategy.FIRST, Strategy.SAMPLE)
     if some and space.count is not None and plan.size >= space.count:
-        return None, None  # the whole product, which may be too large to list
+        return None
     match plan.strategy:
         case Strategy.PRODUCT:
-            return None, None
+            return None
         case Strategy.FIRST:
-            return tuple(islice(space, plan.size)), None
+            return tuple(islice(space, plan.size))
         case Strategy.ZIP:
             _check_zip(spec, plan)
-            return tuple(dict.fromkeys(row for row in _zip_rows(space) if space.allows(row))), None
+            return tuple(dict.fromkeys(row for row in _zip_rows(space) if space.allows(row)))
         case Strategy.SAMPLE:
-            return _sample(space, plan.size, plan.seed), None
+            return _sample(space, plan.size, plan.seed)
         case Strategy.COVERING:
             if plan.strength >= len(space.sizes):
-                return None, None  # the whole product
+                return None
             return _covering(spec, plan, space, compile_key)
 
 
 def _covering(
     spec: Spec, plan: Plan, space: Space, compile_key: CompileKey | None
-) -> tuple[tuple[Row, ...], Proof]:
-    """The covering array of a tier, and its proof; the rows are made once for all processes."""
+) -> tuple[Row, ...]:
+    """The covering array of a tier, made once for all processes."""
     classes = None
     if compile_key is not None:
         listed = [case.values for case in listed_cases(spec)]
@@ -259,13 +255,10 @@ def _covering(
     cache = FileCache(cache_folder() / "covering")
     key = hashlib.sha256(repr(depends).encode()).hexdigest()
     rows = cache.find(key, tuple)
-    if rows is not None:
-        proof = prove(space, rows, plan.strength)
-        if proof.holds:
-            return rows, proof
-    rows, proof = covering_rows(space, plan.strength, plan.seed, classes)
-    cache.add(key, rows)
-    return rows, proof
+    if rows is None or uncovered(space, rows, plan.strength):
+        rows = covering_rows(space, plan.strength, plan.seed, classes)
+        cache.add(key, rows)
+    return rows
 
 
 def _zip_rows(space: Space) -> Iterator[Row]:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from tlmatrix.backend.gpus import GpuAssignment
     from tlmatrix.config import Config
-    from tlmatrix.engine.judging import CaseJudge
     from tlmatrix.engine.selection import ShardPlan
+    from tlmatrix.engine.worker import CaseJudge
     from tlmatrix.run.result import CaseResult, Status
     from tlmatrix.run.sources import SourceWatch
 
@@ -217,8 +217,7 @@ class Session:
     @cached_property
     def judge(self) -> CaseJudge:
         """Runs the cases of this process; created for its first case."""
-        from tlmatrix.engine.judging import CaseJudge
-        from tlmatrix.engine.worker import rank_seconds
+        from tlmatrix.engine.worker import CaseJudge, rank_seconds
         from tlmatrix.run.runner import Runner
 
         runner = Runner(

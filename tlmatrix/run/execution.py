@@ -13,12 +13,12 @@ from tlmatrix.run.invalid_inputs import (
     check_after_valid_call,
     check_invalid_input,
     check_single_gradients,
+    covering,
     offered_values,
     refused_offer,
 )
 from tlmatrix.run.outcome import Outcome, bug_words, error_outcome, with_bug
 from tlmatrix.run.process_state import StateGuard
-from tlmatrix.run.refusals import covering
 from tlmatrix.run.result import Status
 from tlmatrix.run.traced_options import check_other_options
 from tlmatrix.spec.issues import SpecError

@@ -16,7 +16,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tlmatrix.backend.ahead import FOLDER, Scheduler, Tickets, Waiting
 
@@ -131,8 +131,6 @@ def _compile_all(job: KernelJob, tickets: Tickets) -> None:
     from tlmatrix.backend.kernel_cache import expected_seconds
 
     scheduler = Scheduler(job.processes, tickets)
-    begin = time.monotonic()
-    found = reused = 0
     known: set[int] = set()
     for compiler, kernel in _kernels(job):
         if id(kernel) in known:
@@ -140,22 +138,11 @@ def _compile_all(job: KernelJob, tickets: Tickets) -> None:
         known.add(id(kernel))
         key = compiler.key(kernel)
         if compiler.known(key):
-            reused += 1
             continue
         seconds = expected_seconds([kernel.name])[kernel.name]
-        found += scheduler.add(Waiting(key, seconds, partial(compiler.compile, kernel)))
+        scheduler.add(Waiting(key, seconds, partial(compiler.compile, kernel)))
         scheduler.step()
-    traced = time.monotonic() - begin
     scheduler.finish()
-    summary = {
-        "kernels": found + reused,
-        "reused": reused,
-        "compiled": len(scheduler.compiled),
-        "failed": len(scheduler.failed),
-        "trace_seconds": round(traced, 2),
-        "seconds": round(time.monotonic() - begin, 2),
-    }
-    (Path(job.folder) / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
 
 
 def _listed(job: KernelJob) -> list[dict[str, Any]]:
@@ -218,25 +205,6 @@ def _cases(
 # Compilers of one kernel --------------------------------------------------------------------------
 
 
-class Compiler(Protocol):
-    """Compiles kernels for one architecture."""
-
-    arch: str
-
-    def key(self, kernel: TracedKernel) -> str:
-        """The kernel's key in the cache."""
-
-    def known(self, key: str) -> bool:
-        """Whether the cache has a kernel."""
-
-    def compile(self, kernel: TracedKernel) -> None:
-        """Compile a kernel into the cache.
-
-        Raises:
-            Exception: the compiler rejects it.
-        """
-
-
 class TileLangCompiler:
     """Compiles with TileLang for its own cache, from which the backend `cuda` loads kernels.
 
@@ -250,7 +218,7 @@ class TileLangCompiler:
         share_kernels()
 
     def key(self, kernel: TracedKernel) -> str:
-        """See `Compiler.key`; the same as that of `@tilelang.jit` on a GPU of the architecture."""
+        """The key in the cache: that of `@tilelang.jit` on a GPU of the architecture."""
         cache, context, configs = self._resolved(kernel)
         found: str = cache._generate_key(  # noqa: SLF001 - no public way
             kernel.prim_func,
@@ -265,7 +233,7 @@ class TileLangCompiler:
         return found
 
     def known(self, key: str) -> bool:
-        """See `Compiler.known`."""
+        """Whether the cache has the kernel of a key."""
         from tilelang.cache import _dispatch_map
 
         return any(
@@ -274,7 +242,7 @@ class TileLangCompiler:
         )
 
     def compile(self, kernel: TracedKernel) -> None:
-        """See `Compiler.compile`."""
+        """Compile a kernel into the cache; raises what the compiler rejects it with."""
         from tilelang.cache import cached
 
         cached(
@@ -309,15 +277,15 @@ class AssemblyCompiler:
         self._assembler: Assembler = Assembler()
 
     def key(self, kernel: TracedKernel) -> str:
-        """See `Compiler.key`."""
+        """The key in the cache."""
         return self._assembler.key(kernel, self.arch)
 
     def known(self, key: str) -> bool:
-        """See `Compiler.known`."""
+        """Whether the cache has the kernel of a key."""
         return self._assembler.known(key)
 
     def compile(self, kernel: TracedKernel) -> None:
-        """See `Compiler.compile`."""
+        """Compile a kernel into the cache; raises what the compiler rejects it with."""
         from tlmatrix.backend.kernel_cache import record_compilation
 
         begin = time.perf_counter()
@@ -327,6 +295,9 @@ class AssemblyCompiler:
         finally:
             self._assembler.close()
         record_compilation(kernel.name, key, time.perf_counter() - begin)
+
+
+Compiler = TileLangCompiler | AssemblyCompiler
 
 
 if __name__ == "__main__":

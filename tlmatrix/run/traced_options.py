@@ -21,7 +21,7 @@ from tlmatrix.backend.binding import execute
 from tlmatrix.check.finding import Finding
 from tlmatrix.distributed.entry import trace
 from tlmatrix.interpreter.analysis.accesses import accesses_of
-from tlmatrix.interpreter.analysis.edges import edges
+from tlmatrix.interpreter.analysis.usage import edges
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.frontend.programs import kept
 from tlmatrix.interpreter.ir.read import read_all, saved
@@ -78,7 +78,7 @@ def check_other_options(harness: Harness, spec: Spec, case: Case) -> list[Findin
 
 
 def kernel_edges(harness: Harness, spec: Spec, cases: Sequence[Mapping[str, Value]]) -> list[int]:
-    """The numbers that kernels of cases combine sizes with (`interpreter.analysis.edges`).
+    """The numbers that kernels of cases combine sizes with (`interpreter.analysis.usage.edges`).
 
     None if the backend is not the interpreter, and of cases that cannot be traced.
     """

@@ -21,7 +21,7 @@ from tlmatrix.interpreter.emit.tiles import Effect, TileOperation, matched, oper
 from tlmatrix.interpreter.emit.values import Val, is_float, literal
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.rewrites.vectors import TOGETHER
-from tlmatrix.interpreter.runtime.atomics import atomic_block, atomic_lanes
+from tlmatrix.interpreter.runtime.memory import atomic_block, atomic_lanes
 
 from .tables import Operations, tile_rule_of_threads
 

@@ -18,8 +18,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from tlmatrix.interpreter.reports import caller
 from tlmatrix.interpreter.sync import context
-from tlmatrix.interpreter.sync.collectives import arrive
 from tlmatrix.interpreter.sync.context import current_rank
+from tlmatrix.interpreter.sync.world import arrive
 
 from .streams import Done, Operation, enqueue
 

@@ -14,11 +14,11 @@ import torch
 
 from tlmatrix.interpreter.sync.dispatch import BlockLaunch
 from tlmatrix.interpreter.sync.externs import call_extern, call_extern_by_lane
+from tlmatrix.interpreter.sync.flags import Pointer, Pointers
 from tlmatrix.interpreter.sync.launches import launch
-from tlmatrix.interpreter.sync.pointers import Pointer, Pointers
 from tlmatrix.interpreter.sync.regions import cells_of, row_cells
 
-from . import atomics, lanes, launching, mathematics, memory
+from . import lanes, launching, mathematics, memory
 from .codecs import CODECS, F32, Codec
 from .masks import KEPT, kept
 from .memory import poison
@@ -29,7 +29,7 @@ __all__ = ["CODECS", "Codec", "environment", "poison"]
 def environment() -> dict[str, Any]:
     """The names that generated source may use."""
     found: dict[str, Any] = {}
-    for module in (memory, atomics, mathematics, lanes, launching):
+    for module in (memory, mathematics, lanes, launching):
         found.update({name: getattr(module, name) for name in module.__all__})
     found.update(CODECS)
     found.update(

@@ -20,7 +20,7 @@ from .races import FREE, ZERO, Access, Races
 if TYPE_CHECKING:
     from tlmatrix.interpreter.reports import Report
 
-    from .pointers import Pointer
+    from .flags import Pointer
     from .world import Rank, World
 
 

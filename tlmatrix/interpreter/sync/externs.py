@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .agents import Wait
-from .flags import ORDERS, SCOPES, access, poll, wait_for
-from .pointers import Pointers
+from .flags import ORDERS, SCOPES, Pointers, access, poll, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from .agents import Request
-    from .pointers import Pointer
+    from .flags import Pointer
 
 # Functions by which kernels use flags: `tlm_ACTION_ORDER_SCOPE(pointer, value)`; see
 # `kernels/distributed/signals.py`.

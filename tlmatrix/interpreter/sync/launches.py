@@ -16,16 +16,15 @@ from collections import deque
 from itertools import chain, product
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.interpreter.errors import DeadlockError, RaceError, SynchronizationError
+from tlmatrix.interpreter.errors import DeadlockError, RaceError, SynchronizationError, Unsupported
 from tlmatrix.interpreter.reports import Party, Report, ReportSet, rendered
 
-from . import settings
+from . import context, settings
 from .agents import located
 from .barriers import Mbarrier, ThreadBarrier
 from .blocks import Block
 from .regions import rendered_box
 from .scheduler import InOrder, Policy, Prioritized, Scheduler, Uniform, deadlock
-from .spinning import other_ranks_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -34,6 +33,13 @@ if TYPE_CHECKING:
     from .barriers import Cluster
     from .regions import RegionAccess
     from .roles import Operation, Role
+
+
+_SPINS = (
+    "a kernel spins on a flag that only another stream or rank can raise, with an atomic load; "
+    "under simulate() the interpreter models waits by tlm_wait_* and tlm_load_* "
+    "(kernels/distributed/signals.py), in kernels whose threads play no roles"
+)
 
 
 class Launch(Scheduler):
@@ -89,14 +95,18 @@ class Launch(Scheduler):
             raise self._stuck(self._live[0])
 
     def pick(self) -> Agent | None:
-        """The agent that goes on; None at the end, or if nothing can change any more."""
+        """The agent that goes on; None at the end, or if nothing can change any more.
+
+        Raises:
+            Unsupported: the kernel spins on what it can only get from another rank or stream.
+        """
         self.steps += 1
         while (agent := self.policy.pick(self.agents, self.steps)) is None and self._admit():
             pass
         if agent is None and self.agents:
             agent = self.poll()
-            if agent is None and other_ranks_run(self, self._live[0].name):
-                agent = self.poll()
+            if agent is None and context.world() is not None:
+                raise Unsupported(_SPINS)
         return agent
 
     def _admit(self) -> bool:

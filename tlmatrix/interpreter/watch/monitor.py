@@ -20,9 +20,8 @@ from tlmatrix.interpreter.sync import context
 from tlmatrix.interpreter.sync.flags import atomic
 from tlmatrix.interpreter.sync.races import Access
 
-from .bounds import Bounds, Collisions
+from .bounds import Bounds, Collisions, Overflows
 from .order import BlockOrder, Running
-from .overflow import Overflows
 from .packed import Packed, boundaries_of
 from .repeats import Repeats
 from .shadows import GlobalShadow, LocalShadow

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .bounds import OverflowSanitizer
 from .counts import CoverageCounts
 from .memory import MemorySanitizer
 from .nonfinite import NonfiniteTracer
 from .observer import SiteTable
-from .overflow import OverflowSanitizer
 from .recording import Recording
 from .repeats import RepeatSanitizer
 

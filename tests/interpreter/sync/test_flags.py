@@ -1,11 +1,11 @@
-"""Blocks that spin on flags in global memory, and several ranks that share buffers."""
+"""Blocks that spin on flags in global memory."""
 
 import pytest
 import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tlmatrix.interpreter import SCHEDULES, interpret, run_ranks, scheduled
+from tlmatrix.interpreter import SCHEDULES, interpret, scheduled
 from tlmatrix.interpreter.errors import DeadlockError
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -45,44 +45,6 @@ def test_a_flag_that_nobody_sets_is_a_deadlock():
         chained(5, True, drop=True)(x, f)
     assert "spin" in str(caught.value)
     assert __file__ in str(caught.value)
-
-
-# A rank publishes its row, then sums the rows of all when they are there.
-@jit_kernel(X="f32[world, 16]", F="i32[world]", rank="i32", epoch="i32", Y="f32[16]", threads=32)
-def exchange(X, F, rank, epoch, Y, world):
-    acc = T.alloc_fragment((16,), "float32")
-    for i in T.Parallel(16):
-        X[rank, i] = rank + epoch + i
-    T.atomic_store(F[rank], epoch, "release")
-    T.clear(acc)
-    for r in T.serial(world):
-        while T.atomic_load(F[r], "acquire") < epoch:
-            T.evaluate(0)
-        for i in T.Parallel(16):
-            acc[i] += X[r, i]
-    T.copy(acc, Y)
-
-
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_ranks_share_buffers_and_wait_for_each_other(world):
-    x, f = torch.zeros(world, 16), torch.zeros(world, dtype=torch.int32)
-
-    def program(rank):
-        found = []
-        with interpret():
-            y = torch.empty(16)
-            exchange(world)(x, f, rank, 1, y)
-            found.append(y)
-        return found[0]
-
-    expected = sum(rank + 1 + torch.arange(16.0) for rank in range(world))
-    for y in run_ranks(world, program):
-        torch.testing.assert_close(y, expected)
-
-
-def test_a_world_needs_a_rank():
-    with pytest.raises(ValueError, match="at least 1"):
-        run_ranks(0, lambda rank: rank)
 
 
 @jit_kernel(out_idx=[0])

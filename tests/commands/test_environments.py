@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tlmatrix import environments
-from tlmatrix.environments import InstallError, import_error, python_with
+from tlmatrix.commands import upgrade as environments
+from tlmatrix.commands.upgrade import InstallError, import_error, python_with
 
 if TYPE_CHECKING:
     from pathlib import Path
