@@ -25,6 +25,16 @@ def in_parts_of_16_bits(x, w):
     return in_parts(x, w, x.dtype)
 
 
+def without_the_last_of_many(x, w):
+    return x[:, :255] @ w[:, :255].T
+
+
+def refusing_many(x, w):
+    if x.shape[1] > 64:
+        raise ValueError("k must be at most 64")
+    return x @ w.T
+
+
 class WeightKept(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w):
@@ -126,6 +136,14 @@ def test_parts_of_a_sum_in_16_bits_are_found(found):
     assert findings
     assert all(finding.title.startswith("cancelling_parts: y: ") for finding in findings)
     assert "along k have opposite signs" in findings[0].detail
+
+
+@pytest.mark.parametrize("entry", ["without_the_last_of_many", "refusing_many"])
+def test_a_size_that_fails_anyway_is_for_its_own_case_to_report(found, entry):
+    """Parts cancel in the largest size that the spec has, also from a case with a smaller one."""
+    findings = found(LINEAR, entry=entry, rows=3, checks="numeric, relations")
+    assert findings
+    assert not [each.title for each in findings if "cancelling_parts" in each.title]
 
 
 def test_what_is_kept_of_a_weight_by_its_identity_is_found(found):

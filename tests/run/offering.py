@@ -18,6 +18,13 @@ def refusing_the_largest(x, page=16):
     return 2 * x
 
 
+def refusing_the_largest_here(x, page=16):
+    _checked(page, SIZES)
+    if page == SIZES[-1]:
+        raise ValueError(f"page={page} needs a GPU of compute capability 9.0, got 8.0")
+    return 2 * x
+
+
 def wrong_with_the_largest(x, page=16):
     _checked(page, SIZES)
     return 3 * x if page == SIZES[-1] else 2 * x

@@ -49,6 +49,10 @@ def test_a_value_that_is_offered_and_refused_is_a_finding(runner):
     assert "got 256" in finding.hint
 
 
+def test_a_value_that_is_offered_and_refused_for_this_gpu_is_none(runner):
+    assert refused(runner, "refusing_the_largest_here").status is Status.PASSED
+
+
 def test_an_offered_value_with_wrong_results_is_a_finding(runner):
     finding = refused(runner, "wrong_with_the_largest").findings[0]
     assert finding.check == "numeric"

@@ -115,6 +115,8 @@ def check_calls(
             return []  # a call with other options fails by itself, and is a case of its own
         if isinstance(relation, ReachRelation) and _refuses_nonfinite(error):
             return []
+        if _fails_anyway(relation, execute, run):
+            return []
         if isinstance(error, SpecError) and isinstance(relation, PairRelation):
             raise  # the spec is wrong, not the entry
         failing = calls if run.on_ranks else calls[len(results) : len(results) + 1]
@@ -127,9 +129,23 @@ def check_calls(
     found = [_named(finding, relation, relation.because) for finding in differing]
     for number in relation.judge:
         found += _judged(relation, number, results, run, reproducible=not differing)
+    if found and _fails_anyway(relation, execute, run):
+        return []
     if isinstance(relation, ReachRelation):
         return found  # its inputs hold NaN that results may show
     return [_with_row_hint(finding, results, execute, run) for finding in found]
+
+
+def _fails_anyway(relation: Relation, execute: Callable[[Problem], Tensors], run: CaseRun) -> bool:
+    """Whether the relation has a control, and that fails as well."""
+    if relation.control is None:
+        return False
+    problem = relation.control()
+    try:
+        got = execute(problem)
+    except Exception:  # noqa: BLE001 - the entry's own
+        return True
+    return bool(list(compare_with_reference(relation.kind, run.bounds_of(problem, got), got)))
 
 
 def consecutive_calls(kind: str, problems: Sequence[Problem]) -> Iterable[Problem]:

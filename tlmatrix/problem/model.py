@@ -198,7 +198,8 @@ class Relation:
     `judge` lists the indices of `problems` whose results are also checked against their own
     reference. With `stale`, which makes a problem of the same data with the options of the
     original, wrong results are findings only if they are right for that: else they may be wrong
-    without the original call, too.
+    without the original call, too. `control` makes the problem without what the relation is about:
+    if its results are wrong as well, that is for another case to report.
 
     If `right` sums results that the entry rounded one by one, `rounded` returns, from the same
     results and by name, the sum of their absolute values: the bound grows by the tensor's roundoff
@@ -216,6 +217,7 @@ class Relation:
     words: str = "the problem itself"
     rounded: Callable[[Sequence[Tensors]], Tensors] | None = None
     stale: Callable[[], Problem] | None = None
+    control: Callable[[], Problem] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

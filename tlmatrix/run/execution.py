@@ -181,7 +181,7 @@ class _Execution:
             try:
                 wrong = judged._judged(made, run_entry)  # noqa: SLF001 - its own class
             except EntryError as error:
-                found.append(refused_offer(what, message, error.error))
+                found += refused_offer(what, message, error.error)
             else:
                 words = f"with {what}, which a message of the entry offers and no case has"
                 found += [

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 
 _CHECK = "invalid_inputs"
+_OF_THE_GPU = re.compile(r"compute capability|\bsm_?\d\d|\barchitecture\b", re.IGNORECASE)
 _LIST = re.compile(r"(?:[\w.+-]+, )+(?:or |and )?[\w.+-]+")
 """A list of words with commas."""
 _NO_TEXT = frozenset({"got", "None", "True", "False"})
@@ -224,15 +225,21 @@ def offered_values(
                 yield f"{axis}={word}", Case(case.spec, values, "extra")
 
 
-def refused_offer(what: str, message: str, raised: BaseException) -> Finding:
-    """The finding about a value that the entry refuses and that its own message offers."""
-    return Finding(
+def refused_offer(what: str, message: str, raised: BaseException) -> list[Finding]:
+    """The finding about a value that the entry refuses and that its own message offers.
+
+    None if it is refused for this GPU: the message may offer it on all.
+    """
+    if _OF_THE_GPU.search(str(raised)):
+        return []
+    finding = Finding(
         check=_CHECK,
         title=f"refuses {what}, which a message of its own offers",
         hint=f"the message is: {message}; for {what} it is: {raised}",
         detail=user_traceback(raised),
         pattern="another message",
     )
+    return [finding]
 
 
 def _difference(invalid: InvalidInput, raised: BaseException, expected: str) -> tuple[str, str]:

@@ -130,6 +130,7 @@ def _with_cancelling_parts(case: Declared) -> Iterator[Relation]:
             judge=(0,),
             because=f"the halves of {summed.input} along {summed.size} have opposite signs, so "
             f"that sums over {summed.size} cancel: are parts of them kept in 16 bits?",
+            control=whole.problem,
         )
 
 
@@ -253,6 +254,7 @@ def _far_from_zero(case: Declared) -> Iterator[Relation]:
         judge=(0,),
         because=f"{_FAR[tensor.dtype]} added to all of {first} changes no result: are squares of "
         "large values subtracted, or exponentials of them divided?",
+        control=near.problem,
     )
 
 
