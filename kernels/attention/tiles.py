@@ -43,8 +43,8 @@ class Tiles:
         `PRODUCER_REGISTERS`.
         """
         launched = 65536 // self.blocks // (self.threads + WARP_GROUP) // 8 * 8
-        spared = (launched - PRODUCER_REGISTERS) * WARP_GROUP // self.threads
-        return min((launched + spared) // 8 * 8, 240)
+        left = launched * (self.threads + WARP_GROUP) - PRODUCER_REGISTERS * WARP_GROUP
+        return min(left // self.threads // 8 * 8, 240)
 
 
 @dataclass(frozen=True)

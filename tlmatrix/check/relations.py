@@ -145,7 +145,7 @@ def _fails_anyway(relation: Relation, execute: Callable[[Problem], Tensors], run
         got = execute(problem)
     except Exception:  # noqa: BLE001 - the entry's own
         return True
-    return bool(list(compare_with_reference(relation.kind, run.bounds_of(problem, got), got)))
+    return bool(compare_with_reference(relation.kind, run.bounds_of(problem, got), got))
 
 
 def consecutive_calls(kind: str, problems: Sequence[Problem]) -> Iterable[Problem]:

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib import metadata
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,13 +33,14 @@ from tlmatrix.run.records import RecordsError, read_records
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import Console
 
     from tlmatrix.config import Config
     from tlmatrix.run.records import RunRecords
 
+    Install = Callable[[Path, str], None]
 
 _GPU = "cuda"
 _SECONDS = 30
@@ -101,7 +101,7 @@ def _releases(text: str) -> tuple[str, str]:
     """
     old, mark, new = text.partition("..")
     try:
-        found = [str(Version(each or version("tilelang"))) for each in (old, new)]
+        found = [str(Version(each or metadata.version("tilelang"))) for each in (old, new)]
     except InvalidVersion:
         mark = ""
     if not mark:
@@ -194,11 +194,6 @@ def _print(found: Upgrade, console: Console, folder: Path, *, all_changes: bool)
 
 
 # Python environments with a TileLang release each, kept in the user's cache -----------------------
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    Install = Callable[[Path, str], None]
 
 _COMPLETE = "complete"
 """The file that is written when an environment is complete."""

@@ -205,14 +205,17 @@ def _narrow(trial: Trial, attempts: _Attempts) -> None:
 
 
 def _keep_recorded(trial: Trial, recorded: CaseResult | None) -> None:
-    """Leave the sizes of a recorded case that passes, if what others are refused for is unknown."""
-    refusals = filter(None, map(_refusal, trial.results))
-    why = next(refusals, "" if trial.results else "no other case ended in time")
-    draft = trial.draft
-    fits = recorded is not None and recorded.values.keys() == draft.axes.keys()
-    if any(each.failed and not _refusal(each) for each in trial.results):
-        return  # a finding
-    if why and recorded is not None and fits and _has_case(draft, recorded, listed=False):
+    """Restrict the spec to a recorded case that passes, if refusals of others remain unexplained.
+
+    Not if a case fails for another reason, which is a finding.
+    """
+    draft, refusals = trial.draft, [_refusal(each) for each in trial.results]
+    if recorded is None or recorded.values.keys() != draft.axes.keys():
+        return
+    if any(each.failed and not why for each, why in zip(trial.results, refusals, strict=True)):
+        return
+    why = next(filter(None, refusals), "" if refusals else "no other case ended in time")
+    if why and _has_case(draft, recorded, listed=False):
         axes = {name: (recorded.values[name],) for name in draft.axes}
         trial.draft, trial.results = replace(draft, axes=axes, fuzz={}), [recorded]
         trial.lines.append(f"  {_ONLY_RECORDED}: {why}")

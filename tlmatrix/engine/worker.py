@@ -22,21 +22,12 @@ from tlmatrix.run.result import Status
 from tlmatrix.spec.issues import SpecError
 
 if TYPE_CHECKING:
-    from tlmatrix.check.finding import Finding
-    from tlmatrix.fuzz.search import FuzzFailure
-    from tlmatrix.matrix import Case
-    from tlmatrix.run.compute_sanitizer import ComputeSanitizer
-    from tlmatrix.run.result import CaseResult
-    from tlmatrix.run.runner import Runner
-    from tlmatrix.spec.model.spec import Spec
-    from tlmatrix.triage.cause import Cause
-
-
-if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from multiprocessing.connection import Connection
 
     from tlmatrix.backend.assembly import Keep
+    from tlmatrix.check.finding import Finding
+    from tlmatrix.fuzz.search import FuzzFailure
     from tlmatrix.interpreter.coverage import Coverage
     from tlmatrix.matrix import Case
     from tlmatrix.options.table import RunOptions
@@ -44,6 +35,7 @@ if TYPE_CHECKING:
     from tlmatrix.run.result import CaseResult
     from tlmatrix.run.runner import Runner
     from tlmatrix.spec.model.spec import Spec
+    from tlmatrix.triage.cause import Cause
 
     Send = Callable[[str, Any], Any]
     """Sends a message (kind, content) to the pool; returns its answer, if the kind has one."""

@@ -376,9 +376,8 @@ class _Search:
             self._on_start(case, reruns != "rotate")
         self._runner.coverage = coverage
         if reruns != "rotate":
-            explained = reruns == "all"
             return self._runner.judge(
-                spec, case, path=self._path, reruns=reruns, explained=explained
+                spec, case, path=self._path, reruns=reruns, explained=reruns == "all"
             )
         return self._runner.run(spec, case, path=self._path, reruns=reruns)
 

@@ -113,11 +113,13 @@ def _with_cancelling_parts(case: Declared) -> Iterator[Relation]:
     for summed in pick.sample(sums, min(_CANDIDATES, len(sums))):
         size = str(summed.size)
         names = [name for name in summed.results if (name, size) not in done]
+        if not names:
+            continue
         if size not in positive:
             larger, seed = _with_most_terms(case, summed), pick.randrange(2**32)
             positive[size] = _positive(larger, free, seed, whole=pick.random() < _WHOLE)
         whole = positive[size]
-        signed = _negated(whole, summed) if names else whole
+        signed = _negated(whole, summed)
         smaller = frozenset(n for n in names if _cancels(signed.exact[n], whole.exact[n]))
         if not smaller:
             continue
