@@ -1,6 +1,7 @@
 """What the sanitizers of lowered code report of mutants of it: deleted synchronization, and others.
 
-    python benchmarks/lowered_deletions.py [SPEC...] [--arch sm_80,sm_90a] [--each N] [--json FILE]
+    python benchmarks/lowered_deletions.py [SPEC...] [--arch sm_80,sm_90a] [--each N] [-j N]
+        [--json FILE]
 
 Each distinct kernel that the smoke tier of a spec launches is lowered, and changed at one place at
 a time: an operation that synchronizes is removed, a vector access is made twice as wide, a term of
@@ -19,8 +20,10 @@ import json
 import sys
 import time
 from collections import Counter
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +42,7 @@ from tlmatrix.interpreter.lowered.machine import Watching
 from tlmatrix.interpreter.reports import DEFAULT_SANITIZERS, ReportSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from tlmatrix.interpreter.ir import nodes as ir
 
@@ -174,13 +177,21 @@ class Judge:
         return False
 
 
-def _judged(launch: Recorded, spec: str, each: int) -> Iterator[Row]:
+def _judged(launch: Recorded, spec: str, each: int) -> list[Row]:
+    """The mutants of a launch, and what is reported of itself; printed as they are judged."""
     began = time.process_time()
     judge = Judge(launch)
     name = launch.kernel.name
-    print(f"{spec} {launch.arch} {name}: {time.process_time() - began:.1f} s", flush=True)
+    rows: list[Row] = []
+
+    def add(kind: str, place: str, outcome: str, detail: str) -> None:
+        seconds = round(time.process_time() - began, 2)
+        row = Row(spec, launch.arch, name, kind, place, outcome, detail, seconds)
+        print(f"{spec} {launch.arch} {name} {kind:22} {outcome:15} {seconds:6.2f} {detail[:150]}")
+        rows.append(row)
+
     for alarm in judge.alarms:
-        yield Row(spec, launch.arch, name, "none", "", "false alarm", alarm, 0.0)
+        add("none", "", "false alarm", alarm)
     kinds: dict[str, list[Mutation]] = {}
     for mutation in mutations(launch):
         kinds.setdefault(mutation.kind, []).append(mutation)
@@ -189,9 +200,13 @@ def _judged(launch: Recorded, spec: str, each: int) -> Iterator[Row]:
         for mutation in found[::step]:
             began = time.process_time()
             outcome, detail = judge.outcome(mutation)
-            place = f"{mutation.function}:{'.'.join(map(str, mutation.path))}"
-            seconds = round(time.process_time() - began, 2)
-            yield Row(spec, launch.arch, name, kind, place, outcome, detail, seconds)
+            add(kind, f"{mutation.function}:{'.'.join(map(str, mutation.path))}", outcome, detail)
+    return rows
+
+
+def _job(path: Path, arch: str, cache: Path, number: int, each: int) -> list[Row]:
+    """The mutants of one of the launches of a spec."""
+    return _judged(recorded(path, arch, cache)[number], path.stem, each)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -218,18 +233,23 @@ def main() -> int:
     )
     parser.add_argument("--cache", type=Path, default=_CACHE, help="a folder for launches")
     parser.add_argument("--json", type=Path, help="a file for the rows")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="processes, a kernel each (1)")
     asked = parser.parse_args()
     names = asked.specs or sorted(path.stem for path in _SPECS.glob("*.yaml"))
     rows: list[Row] = []
-    for name in names:
-        for arch in asked.arch.split(","):
-            for launch in recorded(_SPECS / f"{name}.yaml", arch, asked.cache):
-                for row in _judged(launch, name, asked.each):
-                    line = f"  {row.kind:22} {row.outcome:15} {row.seconds:6.2f} {row.detail[:150]}"
-                    print(line, flush=True)
-                    rows += [row]
-                if asked.json:
-                    asked.json.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n")
+    with ProcessPoolExecutor(asked.jobs) as pool:
+        jobs: list[Future[list[Row]]] = []
+        for path, arch in product((_SPECS / f"{n}.yaml" for n in names), asked.arch.split(",")):
+            count = len(recorded(path, arch, asked.cache))
+            jobs += [
+                pool.submit(_job, path, arch, asked.cache, number, asked.each)
+                for number in range(count)
+            ]
+        for done, job in enumerate(as_completed(jobs), 1):
+            rows += job.result()
+            print(f"{done} of {len(jobs)} kernels", flush=True)
+            if asked.json:
+                asked.json.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n")
     print(table(rows))
     return 1 if any(row.outcome in ("missed", "false alarm") for row in rows) else 0
 
