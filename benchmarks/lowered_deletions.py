@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lowered_launches import Recorded, copied, recorded
+from lowered_launches import Recorded, cases, copied, recorded, size
 from lowered_mutations import REMOVED, Mutation, mutated, mutations, trapped
 from lowered_schedules import SCHEDULES, Schedule, run_scheduled
 
@@ -204,9 +204,14 @@ def _judged(launch: Recorded, spec: str, each: int) -> list[Row]:
     return rows
 
 
-def _job(path: Path, arch: str, cache: Path, number: int, each: int) -> list[Row]:
-    """The mutants of one of the launches of a spec."""
-    return _judged(recorded(path, arch, cache)[number], path.stem, each)
+def _launched(path: Path, arch: str, cache: Path, number: int) -> dict[str, int]:
+    """Record a case; its kernels, and how many elements the launch of each has."""
+    found = recorded(path, arch, cache, number)
+    return {key: size(launch.values) for key, launch in found.items()}
+
+
+def _mutants(path: Path, arch: str, cache: Path, number: int, key: str, each: int) -> list[Row]:
+    return _judged(recorded(path, arch, cache, number)[key], path.stem, each)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -237,13 +242,24 @@ def main() -> int:
     asked = parser.parse_args()
     names = asked.specs or sorted(path.stem for path in _SPECS.glob("*.yaml"))
     rows: list[Row] = []
+    groups = product((_SPECS / f"{name}.yaml" for name in names), asked.arch.split(","))
     with ProcessPoolExecutor(asked.jobs) as pool:
+        recording = {
+            (*group, asked.cache): [
+                pool.submit(_launched, *group, asked.cache, number)
+                for number in range(len(cases(*group)))
+            ]
+            for group in groups
+        }
         jobs: list[Future[list[Row]]] = []
-        for path, arch in product((_SPECS / f"{n}.yaml" for n in names), asked.arch.split(",")):
-            count = len(recorded(path, arch, asked.cache))
+        for group, launches in recording.items():
+            largest: dict[str, tuple[int, int]] = {}  # elements, and the number of the case
+            for number, launched in enumerate(launches):
+                for key, elements in launched.result().items():
+                    largest[key] = max(largest.get(key, (0, 0)), (elements, number))
             jobs += [
-                pool.submit(_job, path, arch, asked.cache, number, asked.each)
-                for number in range(count)
+                pool.submit(_mutants, *group, number, key, asked.each)
+                for key, (_, number) in largest.items()
             ]
         for done, job in enumerate(as_completed(jobs), 1):
             rows += job.result()

@@ -28,7 +28,7 @@ from tlmatrix.spec.loader import load_spec
 from tlmatrix.spec.model.spec import has_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from tlmatrix.interpreter.ir import nodes as ir
@@ -78,34 +78,32 @@ def copied(values: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _size(values: Iterable[Any]) -> int:
+def size(values: Iterable[Any]) -> int:
+    """How many elements tensors have together."""
     return sum(value.numel() for value in values if isinstance(value, torch.Tensor))
 
 
-def recorded(path: Path, arch: str, cache: Path) -> list[Recorded]:
-    """Launches of the kernels of a spec's smoke tier, one of each; kept in the folder `cache`."""
-    file = cache / f"{path.stem}-{arch}.pt"
+def cases(path: Path, arch: str) -> list[Case]:
+    """The cases of a spec's smoke tier whose kernels are recorded; none of ranks, or elsewhere."""
+    spec = load_spec(path)
+    if has_ranks(spec) or arch not in (spec.architectures or (arch,)):
+        return []
+    return asked_cases(plan(spec, "smoke").cases())
+
+
+def recorded(path: Path, arch: str, cache: Path, number: int) -> dict[str, Recorded]:
+    """A launch of each kernel of an asked case, by kernel; kept in the folder `cache`."""
+    file = cache / f"{path.stem}-{arch}-{number}.pt"
     if not file.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        found = _launches(load_spec(path), arch)
-        torch.save(found, file)
-    found: list[Recorded] = torch.load(file, weights_only=False)
+        torch.save(_launches(load_spec(path), arch, cases(path, arch)[number]), file)
+    found: dict[str, Recorded] = torch.load(file, weights_only=False)
     return found
 
 
-def _cases(spec: Spec) -> Iterator[tuple[Case, bool]]:
-    """The cases of the smoke tier, and others with their kernels; which of the two they are."""
-    for case in asked_cases(plan(spec, "smoke").cases()):
-        yield case, True
-        for each in variants(spec, case, _VARIANTS):
-            yield each, False
-
-
-def _launches(spec: Spec, arch: str) -> list[Recorded]:
-    """Run the cases of the smoke tier, and keep the first launch of each kernel."""
+def _launches(spec: Spec, arch: str, asked_case: Case) -> dict[str, Recorded]:
+    """Run a case, and others with its kernels; keep the largest launch of each kernel."""
     found: dict[str, Recorded] = {}
-    if has_ranks(spec) or arch not in (spec.architectures or (arch,)):
-        return []
     case, smoke = "", True
     original = DeviceCode.run
 
@@ -116,7 +114,7 @@ def _launches(spec: Spec, arch: str) -> list[Recorded]:
             found[key] = Recorded(case, arch, *parts, tuple(copied(values)))
             programs = {f.name: Emitter(f, HANDLERS).program() for f in parts[2]}
             self.__dict__["code"] = LoweredKernel(*parts[:2], programs)
-        elif key in found and _MOST >= _size(values) > _size(found[key].values):
+        elif key in found and _MOST >= size(values) > size(found[key].values):
             found[key] = replace(found[key], case=case, values=tuple(copied(values)))
         return original(self, values, session)
 
@@ -124,12 +122,12 @@ def _launches(spec: Spec, arch: str) -> list[Recorded]:
     harness = Harness(backend, (), _RANK_SECONDS, None)
     DeviceCode.run = run
     try:
-        for each, smoke in _cases(spec):
-            case = each.id
+        for each in (asked_case, *variants(spec, asked_case, _VARIANTS)):
+            case, smoke = each.id, each is asked_case
             bound = harness.bind(spec, backend)
             try:
                 problem = harness.problem(bound, spec, each, 0)
-                if not smoke and _size(problem.inputs.values()) > _MOST:
+                if not smoke and size(problem.inputs.values()) > _MOST:
                     continue
                 with guarded(problem) as (own, _):
                     execute(bound.binding, own)
@@ -138,4 +136,4 @@ def _launches(spec: Spec, arch: str) -> list[Recorded]:
                 print(f"{case}: {type(error).__name__}: {reason}", flush=True)
     finally:
         DeviceCode.run = original
-    return list(found.values())
+    return found

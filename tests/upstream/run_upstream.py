@@ -1,6 +1,6 @@
 """Run TileLang's own examples and tests on the interpreter: `make upstream TILELANG=DIR`.
 
-    python tests/upstream/run_upstream.py DIR [NAME...] [-j N] [--limit S] [--again STATE,...]
+    python tests/upstream/run_upstream.py DIR [NAME...] [-j N] [--limit S] [--again STATE,...] [--lowered]
 
 DIR is a checkout of https://github.com/tile-ai/tilelang, at the version that is installed. NAME
 selects files by a part of their path. Each runs in a process of its own on a copy with the
@@ -55,7 +55,10 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument(
         "--stale", action="store_true", help="keep results of another version of the interpreter"
     )
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="results and working copy")
+    parser.add_argument("--folder", type=Path, help="results and working copy")
+    parser.add_argument(
+        "--lowered", action="store_true", help="execute what TileLang lowers, with all sanitizers"
+    )
     parser.add_argument("--overrides", type=Path, default=OVERRIDES)
     parser.add_argument("--write", nargs="?", const=PAGE, type=Path, help=f"write {PAGE.name}")
     asked = parser.parse_intermixed_args(words)
@@ -67,9 +70,10 @@ def main(words: list[str] | None = None) -> int:
         parser.error(f"{checkout} has no folder examples: it is no checkout of TileLang")
     overrides = read_overrides(asked.overrides)
     programs = load_programs(checkout, overrides)
-    copy = asked.folder / "copy"
+    folder = asked.folder or FOLDER.with_name("upstream-lowered" if asked.lowered else FOLDER.name)
+    copy = folder / "copy"
     faults = working_copy(checkout, copy, programs, overrides)
-    results_file = asked.folder / "results.jsonl"
+    results_file = folder / "results.jsonl"
     known = _known(results_file, set((asked.again or "").split(",")))
     chosen = [p for p in programs if not asked.names or any(n in p.path for n in asked.names)]
     interpreter = _digest(sorted((ROOT / "tlmatrix" / "interpreter").rglob("*.py")))
@@ -82,7 +86,10 @@ def main(words: list[str] | None = None) -> int:
     }
     missing = [p for p in chosen if p.path not in results]
     with results_file.open("a") as file, ThreadPoolExecutor(asked.jobs) as pool:
-        jobs = [pool.submit(run, p, copy, asked.limit, faults.get(p.path)) for p in missing]
+        jobs = [
+            pool.submit(run, p, copy, asked.limit, faults.get(p.path), lowered=asked.lowered)
+            for p in missing
+        ]
         for job in as_completed(jobs):
             result = replace(job.result(), key=keys[job.result().path])
             results[result.path] = result
@@ -101,18 +108,26 @@ def main(words: list[str] | None = None) -> int:
     return 1 if any(r.state in ("wrong", "crashed") for r in table) else 0
 
 
-def run(program: Program, copy: Path, limit: float, fault: str | None = None) -> Result:
+def run(
+    program: Program,
+    copy: Path,
+    limit: float,
+    fault: str | None = None,
+    *,
+    lowered: bool = False,
+) -> Result:
     """Run one program in a process of its own, for each architecture that its tests need."""
     if fault or program.skip:
         state = "crashed" if fault else "skipped"
         return Result(program.path, state, fault or program.skip, 0.0)
     start = time.monotonic()
     limit = program.seconds or limit
-    outcomes = _outcomes(program, copy, limit, program.arch)
+    level = "lowered" if lowered else "lower" if program.lower else "source"
+    outcomes = _outcomes(program, copy, limit, program.arch, level)
     if program.is_test:
         merged = {o["name"]: o for o in outcomes}
         for arch in _other_architectures(outcomes, program.arch):
-            for outcome in _outcomes(program, copy, limit, arch):
+            for outcome in _outcomes(program, copy, limit, arch, level):
                 before = merged.get(outcome["name"])
                 if before is None or before["state"] == "skipped":
                     merged[outcome["name"]] = outcome
@@ -145,13 +160,13 @@ def _other_architectures(outcomes: list[dict], arch: str) -> list[str]:
     return sorted(found - {arch})
 
 
-def _outcomes(program: Program, copy: Path, limit: float, arch: str) -> list[dict]:
+def _outcomes(program: Program, copy: Path, limit: float, arch: str, level: str) -> list[dict]:
     """Outcomes of a program, with one more for a process that ended before its time."""
     file = copy / program.path
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "outcomes.jsonl"
         kind = "test" if program.is_test else "script"
-        command = [sys.executable, str(CHILD), str(path), arch, str(int(program.lower)), kind]
+        command = [sys.executable, str(CHILD), str(path), arch, level, kind]
         code, output = _ended([*command, file.name, *program.arguments], file.parent, limit)
         lines = path.read_text().splitlines() if path.exists() else []
     outcomes = [json.loads(line) for line in lines]

@@ -1,8 +1,9 @@
 """Runs one program of a checkout on the interpreter; appends what happened to a file.
 
-    python upstream_child.py OUTCOMES ARCH LOWER KIND PROGRAM [ARGUMENT...]
+    python upstream_child.py OUTCOMES ARCH LEVEL KIND PROGRAM [ARGUMENT...]
 
-KIND is `script` or `test`. A script appends one line of JSON, a test file one for each test: name,
+LEVEL is `source`, `lower` (kernels are lowered as well, for errors of the compiler), or `lowered`
+(lowered code is executed, with all sanitizers: what they report is wrong). KIND is `script` or `test`. A script appends one line of JSON, a test file one for each test: name,
 state, detail, seconds, and the number of kernels that ran.
 """
 
@@ -32,9 +33,24 @@ class Outcomes:
         self._kernels = kernels
         self._start = 0.0
         self._before = self._compiled = 0
+        self._sessions = []
+        self._reported = 0
+
+    def started(self, session):
+        """Take what the sanitizers of a session report."""
+        self._sessions.append(session)
+
+    def _report(self):
+        """The first report since the last call of this."""
+        reports = [report for session in self._sessions for report in session.reports]
+        new, self._reported = reports[self._reported :], len(reports)
+        return f"{new[0].sanitizer}: {new[0].message}"[:300] if new else None
 
     def record(self, name, state, detail, start, kernels):
         """Append one line."""
+        report = self._report()
+        if report is not None and state in ("right", "no kernel"):
+            state, detail = "wrong", report
         entry = {
             "name": name,
             "state": state,
@@ -155,7 +171,7 @@ def construct(message):
 
 def main():
     """Run the program that the command line names."""
-    outcomes, arch, lower, kind, program, *arguments = sys.argv[1:]
+    outcomes, arch, level, kind, program, *arguments = sys.argv[1:]
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     os.nice(10)
     here = str(Path(__file__).parent)
@@ -169,6 +185,9 @@ def main():
     kernels = Kernels()
     kernels.install()
     recorder = Outcomes(outcomes, kernels)
+    options = {"arch": arch, "lower": level == "lower", "started": recorder.started}
+    if level == "lowered":
+        options |= {"lowered": True, "sanitize": True}
     if kind == "test":
         # The plugin has to be a module: pytest imports it by name.
         plugin = types.ModuleType("upstream_outcomes")
@@ -176,12 +195,12 @@ def main():
             setattr(plugin, f"pytest_{hook}", getattr(recorder, f"pytest_{hook}"))
         sys.modules[plugin.__name__] = plugin
         words = ["-q", "-p", "no:cacheprovider", "-p", "upstream_outcomes", program, *arguments]
-        run_program("pytest", words, module=True, arch=arch, lower=lower == "1")
+        run_program("pytest", words, module=True, **options)
         return
     start = time.monotonic()
     error = None
     try:
-        run_program(program, arguments, arch=arch, lower=lower == "1")
+        run_program(program, arguments, **options)
     except BaseException as caught:
         error = caught
         raise
