@@ -1,6 +1,7 @@
 """Run TileLang's own examples and tests on the interpreter: `make upstream TILELANG=DIR`.
 
-    python tests/upstream/run_upstream.py DIR [NAME...] [-j N] [--limit S] [--again STATE,...] [--lowered]
+    python tests/upstream/run_upstream.py DIR [NAME...] [-j N] [--limit S] [--again STATE,...]
+        [--lowered]
 
 DIR is a checkout of https://github.com/tile-ai/tilelang, at the version that is installed. NAME
 selects files by a part of their path. Each runs in a process of its own on a copy with the

@@ -145,6 +145,23 @@ def test_states_of_scripts_and_tests(checkout, capsys):
     assert not (checkout / "examples" / "__pycache__").exists()
 
 
+def test_lowered_code_is_judged_by_its_sanitizers_too(checkout):
+    """Right at the source level; without the barrier that a pass option leaves out, a race."""
+    path = checkout / "examples" / "race.py"
+    text = RIGHT.replace("1 << 40", "64").replace("out_idx=[-1]", "out_idx=[-1], pass_configs=P")
+    loop = "            for i in T.Parallel(n):"
+    body = f"part[i] = X[i]\n{loop}\n                Y[i] = part[n - 1 - i] * factor"
+    text = text.replace(loop, f"            part = T.alloc_shared((n,), 'float32')\n{loop}")
+    text = text.replace("Y[i] = X[i] * factor", body)
+    path.write_text("P = {'tl.disable_thread_storage_sync': True}\n" + text + MAIN)
+    assert run(checkout, "race.py")[1]["examples/race.py"]["state"] == "right"
+    code, results, _ = run(checkout, "race.py", "examples/right.py", "--lowered", "--again", "all")
+    assert code == 1
+    assert results["examples/race.py"]["state"] == "wrong"
+    assert results["examples/race.py"]["detail"].startswith("races: ")
+    assert results["examples/right.py"]["state"] == "right"
+
+
 def test_a_run_resumes_and_repeats_on_request(checkout):
     words = ("exits.py", "amd/")
     assert run(checkout, *words)[2] == 2

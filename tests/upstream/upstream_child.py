@@ -2,9 +2,10 @@
 
     python upstream_child.py OUTCOMES ARCH LEVEL KIND PROGRAM [ARGUMENT...]
 
-LEVEL is `source`, `lower` (kernels are lowered as well, for errors of the compiler), or `lowered`
-(lowered code is executed, with all sanitizers: what they report is wrong). KIND is `script` or `test`. A script appends one line of JSON, a test file one for each test: name,
-state, detail, seconds, and the number of kernels that ran.
+LEVEL is `source`, `lower` (kernels are lowered as well, for errors of the compiler), or `lowered`:
+lowered code is executed with all sanitizers, and what they report is wrong. KIND is `script` or
+`test`. A script appends one line of JSON, a test file one for each test: name, state, detail,
+seconds, and the number of kernels that ran.
 """
 
 import json
