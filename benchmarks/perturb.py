@@ -34,6 +34,9 @@ sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 
 from mutant_catalog import Mutant, load_mutants, plant  # noqa: E402
 
+from tlmatrix.run.plan import plan  # noqa: E402
+from tlmatrix.spec.loader import load_spec  # noqa: E402
+
 VALUES = ("numeric", "gradients", "poison", "guards", "repeat")
 """The checks of values; others run the case in more ways, which costs time."""
 
@@ -41,6 +44,8 @@ VALUES = ("numeric", "gradients", "poison", "guards", "repeat")
 _LIMIT, _FIRST_LIMIT = 20.0, 200.0
 """Seconds of a case, after which its kernel hangs; those of the first, which compiles."""
 _RESTARTS = 4
+_CASES = 4
+"""Cases of a smoke tier that one process compiles and runs."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,8 @@ class Task:
     name: str
     spec: str
     values: dict[str, Any] | None = None
+    cases: tuple[str, ...] = ()
+    """Ids of cases of the smoke tier; without them the case is that of `values`."""
     mutant: str = ""
     """The mutant as JSON; empty for right kernels."""
 
@@ -144,7 +151,7 @@ def mutants() -> list[Task]:
     for entry in _catalog()["mutants"]:
         spec, values = entry.pop("spec"), entry.pop("values")
         mutant = declared[entry["mutant"]] if "mutant" in entry else Mutant(kind="perturb", **entry)
-        tasks.append(Task(mutant.name, spec, values, json.dumps(asdict(mutant))))
+        tasks.append(Task(mutant.name, spec, values, mutant=json.dumps(asdict(mutant))))
     return tasks
 
 
@@ -155,7 +162,15 @@ def right() -> list[Task]:
         Task(f"case {number} of {task.spec}", task.spec, task.values)
         for number, task in enumerate(cases.values())
     ]
-    return [*named, *(Task(f"smoke tier of {spec}", spec) for spec in _catalog()["right"])]
+    for name in _catalog()["right"]:
+        tier = plan(load_spec(ROOT / "specs" / f"{name}.yaml"), "smoke")
+        ids = [case.id for case in tier.cases() if case.origin != "invalid"]
+        parts = [tuple(ids[k : k + _CASES]) for k in range(0, len(ids), _CASES)]
+        named += [
+            Task(f"part {number} of the smoke tier of {name}", name, cases=part)
+            for number, part in enumerate(parts)
+        ]
+    return named
 
 
 def _catalog() -> dict[str, Any]:
@@ -243,8 +258,6 @@ def _finding(task: Task, seed: int, *, interpreter: bool) -> str:
     """
     from tlmatrix.backend.perturb import SEED
     from tlmatrix.matrix import case_of
-    from tlmatrix.run.plan import plan
-    from tlmatrix.spec.loader import load_spec
 
     spec = load_spec(ROOT / "specs" / f"{task.spec}.yaml")
     runner = _runner(interpreter=interpreter)
@@ -252,11 +265,13 @@ def _finding(task: Task, seed: int, *, interpreter: bool) -> str:
     runner.checks = [check for check in checks if check in spec.checks]
     if not interpreter:
         os.environ[SEED] = str(seed)
-    cases = [case_of(spec, task.values)] if task.values else list(plan(spec, "smoke").cases())
+    cases = (
+        [case_of(spec, task.values)]
+        if task.values
+        else [case for case in plan(spec, "smoke").cases() if case.id in task.cases]
+    )
     judged = 0
     for case in cases:
-        if case.origin == "invalid":
-            continue
         path = f"specs/{spec.path.name}"
         limit = None if interpreter else _LIMIT if seed else _FIRST_LIMIT
         result = runner.run(spec, case, path=path, time_limit=limit)
