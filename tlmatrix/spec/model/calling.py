@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, PlainValidator, Tag, WithJsonSchema
+from pydantic import Discriminator, PlainValidator, Tag, WithJsonSchema
 
 from tlmatrix.spec.expr.expression import WORDS, Expression, ExpressionError
 from tlmatrix.spec.issues import Fault
@@ -24,23 +24,15 @@ SKIPPED = "_"
 class OutputBuffer(Model):
     """An output that the caller allocates and the call writes."""
 
-    output: Identifier = Field(description="The output.", examples=["y"])
-    fill: Fill = Field(
-        default="nan",
-        description="The buffer before the call: `nan` (the check `poison` reports elements that "
-        "the call does not write), `zeros` (for a call that adds to it), or `empty` "
-        "(uninitialized; the check `poison` fills it with NaN).",
-        examples=["zeros"],
-    )
+    output: Identifier
+    fill: Fill = "nan"
 
 
 class Inout(Model):
     """An argument that the call changes in place: a copy of an input."""
 
-    inout: Identifier = Field(description="The input whose copy is passed.", examples=["x"])
-    output: Identifier = Field(
-        description="The output that the copy holds after the call.", examples=["y"]
-    )
+    inout: Identifier
+    output: Identifier
 
 
 def _to_argument(value: object) -> Any:  # noqa: ANN401 - text, a number, or a list of these
@@ -113,39 +105,11 @@ class Reference(ShortModel):
 
     short = "function"
 
-    function: Target = Field(
-        description="A function of PyTorch tensors, `package.module:function`, of any library.",
-        examples=["mypkg.reference:rms_norm", "torch.nn.functional:layer_norm"],
-    )
-    call: Call = Field(
-        default=(),
-        description="Its arguments, in the form of `call` of a spec. By default the inputs, and "
-        "the axes that its parameters name, by name.",
-        examples=[["x", ["cols"], "w", "b"], {"input": "x", "dim": -1}],
-    )
-    returns: Returns = Field(
-        default=(),
-        description="Its results, in the form of `returns` of a spec. By default the outputs in "
-        "order.",
-        examples=[["y", "_"], {"y": "values"}],
-    )
-    dtype: Literal["float64", "float32", "same"] = Field(
-        default="float64",
-        description="The dtype of floating-point inputs in the call. `float32` and `same` (the "
-        "inputs' dtypes) are for functions without float64; the tolerance then includes their "
-        "rounding.",
-        examples=["float32"],
-    )
-    operands: str | None = Field(
-        default=None,
-        description="A dtype, or `$axis`, that the kernel rounds the operands of matrix products "
-        "to, if it computes some of them. By default the 16-bit dtype of the inputs, if they have "
-        "one: tensor cores take 16 bits; `float32` for a kernel that does not round them. The "
-        "tolerance includes this rounding for the operands of `matmul`, `einsum`, `linear`, "
-        "`scaled_dot_product_attention` and convolutions in the function; other values that the "
-        "kernel rounds are rounded in the function itself.",
-        examples=["float32", "bfloat16", "$dtype"],
-    )
+    function: Target
+    call: Call = ()
+    returns: Returns = ()
+    dtype: Literal["float64", "float32", "same"] = "float64"
+    operands: str | None = None
 
 
 def items_of(call: Call) -> Iterator[tuple[str | int, Any]]:

@@ -84,19 +84,9 @@ class FuzzTrace(ShortModel):
 
     short = "file"
 
-    file: Annotated[str, Field(min_length=1)] = Field(
-        description="The file, relative to the spec's folder.", examples=["traces/chat.csv"]
-    )
-    q: str = Field(
-        default="q",
-        description="The column, or the key, of query lengths.",
-        examples=["ContextTokens"],
-    )
-    k: str | None = Field(
-        default=None,
-        description="The column, or the key, of key lengths. By default key lengths equal `q`.",
-        examples=["CachedTokens"],
-    )
+    file: Annotated[str, Field(min_length=1)]
+    q: str = "q"
+    k: str | None = None
 
 
 def _kind_of_keys(value: object) -> str:
@@ -109,49 +99,17 @@ def _kind_of_keys(value: object) -> str:
 class FuzzLengths(Model):
     """How packed batches are generated; `q` and `k` are the sides of the axis."""
 
-    sequences: Range = Field(
-        default=Range(low=1, high=8),
-        description="The number of sequences of a batch.",
-        examples=["1..8"],
-    )
-    length: Range = Field(
-        default=Range(low=0, high=300),
-        description="The length of a sequence, for sides without their own range.",
-        examples=["0..300"],
-    )
-    q: Range | None = Field(
-        default=None,
-        description="The number of queries of a sequence, instead of `length`: `1` for decoding "
-        "with a KV cache.",
-        examples=[1, "1..4"],
-    )
+    sequences: Range = Range(low=1, high=8)
+    length: Range = Range(low=0, high=300)
+    q: Range | None = None
     k: Annotated[
         Annotated[Literal["same", "independent", "longer", "shorter"], Tag("<word>")]
         | Annotated[Range, Tag("<range>")],
         Discriminator(_kind_of_keys),
-    ] = Field(
-        default="same",
-        description="The number of keys of a sequence: the `same` as queries, `independent` of "
-        "them, at least as many (`longer`), at most as many (`shorter`), or a range.",
-        examples=["independent", "0..700"],
-    )
-    around: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = Field(
-        default=(),
-        description="Boundary lengths, such as tile edges: these, one less and one more are "
-        "generated often.",
-        examples=[[64, 128]],
-    )
-    trace: FuzzTrace | None = Field(
-        default=None,
-        description="A serving log: half of the batches are consecutive requests of it, without "
-        "lengths outside `length` if that is set.",
-        examples=["traces/chat.csv", {"file": "traces/chat.jsonl", "q": "prompt_tokens"}],
-    )
-    alone: Annotated[int, Field(strict=True, ge=1)] | None = Field(
-        default=None,
-        description="Some batches have more sequences, up to this number, of the least length.",
-        examples=[600],
-    )
+    ] = "same"
+    around: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = ()
+    trace: FuzzTrace | None = None
+    alone: Annotated[int, Field(strict=True, ge=1)] | None = None
 
     @model_validator(mode="after")
     def _beyond_the_range(self) -> FuzzLengths:
@@ -202,39 +160,12 @@ class FuzzAxis(ShortModel):
 
     short = "range"
 
-    range: Range | None = Field(
-        default=None,
-        description="A range of whole numbers; 0, 1, both ends, and the edges of the `tile` of "
-        "that name are generated often. At most 1,048,576 numbers if a constraint names the axis.",
-        examples=["1..300"],
-    )
-    around: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = Field(
-        default=(),
-        description="Boundary numbers: these, one less and one more are generated often.",
-        examples=[[64, 128]],
-    )
-    values: tuple[AxisValue, ...] = Field(
-        default=(),
-        description="Further values, in the form of `axes`.",
-        examples=[[0.1, 2.0]],
-    )
-    sequences: Range | None = Field(
-        default=None,
-        description="Of a packed axis: the number of sequences of a batch.",
-        examples=["1..8"],
-    )
-    length: Range | None = Field(
-        default=None,
-        description="Of a packed axis: the length of a sequence.",
-        examples=["0..64"],
-    )
-    alone: Annotated[int, Field(strict=True, ge=1)] | None = Field(
-        default=None,
-        description="Some cases have larger numbers, up to this one, while other sizes are at "
-        "their least: just past a tile or past the step of a loop. Of a packed axis: more "
-        "sequences.",
-        examples=[600],
-    )
+    range: Range | None = None
+    around: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = ()
+    values: tuple[AxisValue, ...] = ()
+    sequences: Range | None = None
+    length: Range | None = None
+    alone: Annotated[int, Field(strict=True, ge=1)] | None = None
 
     @model_validator(mode="after")
     def _beyond_the_range(self) -> FuzzAxis:
@@ -257,27 +188,7 @@ class FuzzAxis(ShortModel):
 class Fuzz(Model):
     """Random cases, made by Hypothesis and shrunk when they fail."""
 
-    seqlens: FuzzLengths = Field(
-        default=FuzzLengths(),
-        description="How packed batches of the axis `seqlens` are generated.",
-        examples=[{"sequences": "1..8", "length": "0..300", "around": [64, 128]}],
-    )
-    axes: dict[Identifier, FuzzAxis] = Field(
-        default={},
-        description="Axes that also take values that `axes` does not list. Other axes keep to "
-        "their values; those that select another kernel mostly keep to combinations of the tier, "
-        "to limit compilation.",
-        examples=[{"window": "1..300", "seqlen_q": {"range": "0..300", "around": [64]}}],
-    )
-    storage: tuple[StorageName, ...] = Field(
-        default=(),
-        description="Memory layouts of the entry's tensors besides contiguous: `offset` (not "
-        "aligned), `sliced`, `transposed` (dimensions reversed), `ones` (dimensions of size 1 with "
-        "odd strides), `expanded` (cotangents expanded from one number). Values are unchanged.",
-        examples=[["offset", "sliced", "expanded"]],
-    )
-    examples: dict[str, Annotated[int, Field(strict=True, ge=0)]] = Field(
-        default={},
-        description="The number of random cases of each tier.",
-        examples=[{"quick": 20, "nightly": 500}],
-    )
+    seqlens: FuzzLengths = FuzzLengths()
+    axes: dict[Identifier, FuzzAxis] = Field(default={})
+    storage: tuple[StorageName, ...] = ()
+    examples: dict[str, Annotated[int, Field(strict=True, ge=0)]] = Field(default={})

@@ -62,29 +62,8 @@ class InvalidInputs(Model):
     Without the key `messages` the mapping itself is the table, and the exception is ValueError.
     """
 
-    raises: Annotated[str, Field(pattern=EXCEPTION)] = Field(
-        default="ValueError",
-        description="The exception: a builtin one, or `package.module:Class`. Subclasses match.",
-        examples=["TypeError", "mypkg.errors:ShapeError"],
-    )
-    messages: dict[_Message, _SettingsList] = Field(
-        min_length=1,
-        description="Words that the message must contain, and the settings that raise it: a "
-        "mapping, or a list of mappings, from axes and other arguments of the entry to invalid "
-        "values. A leading `_` stands for the argument that is set last. `{dtype: float64}`, "
-        "`{shape: [3, 5]}` and `{device: meta}` change a property of a tensor (`value` sets the "
-        "axis of that name); with an axis `world` every rank gets such a tensor, unless its split "
-        "length is unchanged. Other axes take their first values that satisfy the constraints.",
-        examples=[
-            {"groups must be at least 1": {"groups": 0}},
-            {
-                "_ must be on the device of q": [
-                    {"k": {"device": "meta"}},
-                    {"v": {"device": "meta"}},
-                ]
-            },
-        ],
-    )
+    raises: Annotated[str, Field(pattern=EXCEPTION)] = "ValueError"
+    messages: dict[_Message, _SettingsList] = Field(min_length=1)
 
     @model_validator(mode="before")
     @classmethod
