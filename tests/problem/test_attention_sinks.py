@@ -4,7 +4,7 @@ import torch
 from problem_cases import make_problem, make_spec, packed
 
 from tlmatrix.problem import family_for
-from tlmatrix.problem.attention.names import SINKS
+from tlmatrix.problem.attention.axes import SINKS
 
 
 def problem_of(sink, **values):

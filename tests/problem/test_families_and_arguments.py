@@ -77,7 +77,7 @@ TABLED = """\
 from dataclasses import dataclass
 
 from tlmatrix.problem.family import BuiltInFamily
-from tlmatrix.problem.name_table import Document, axis, tensor, whole
+from tlmatrix.problem.names import Names, whole
 
 
 @dataclass
@@ -89,13 +89,11 @@ class Setting:
 
 
 class Mine(BuiltInFamily):
-    page = Document("mine", "Mine", "One axis.", (
-        axis("rows", "rows of x", whole(1)), tensor("x", "the input", "[rows]", "float32"),
-    ))
+    table = Names("mine", axes={"rows": whole(1)}, inputs=frozenset({"x"}))
     required, data_axes, kept = {"rows": "[8]"}, frozenset(), ()
 
     def setting(self, values):
-        self.page.refuse_invalid(values)
+        self.table.refuse_invalid(values)
         return Setting(values["rows"])
 
     def build(self, setup, setting):

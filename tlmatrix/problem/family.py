@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 from tlmatrix.dtypes import DTYPES, torch_dtype
 from tlmatrix.problem.distributions import SPECIAL
 from tlmatrix.problem.lint import lint_arguments, lint_results
-from tlmatrix.problem.name_table import names_of
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 from tlmatrix.spec.values import canonical
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from tlmatrix.problem.model import Problem
-    from tlmatrix.problem.name_table import Document
+    from tlmatrix.problem.names import Names
     from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
@@ -146,16 +145,16 @@ Setting = TypeVar("Setting", bound=Named)
 
 
 class BuiltInFamily(ABC, Generic[Setting]):
-    """A problem family with a page of its names; see `Family` for the attributes.
+    """A problem family with a table of its names; see `Family` for the attributes.
 
     Class attributes:
-        page: its names, with the valid values of axes.
+        table: its names, with the valid values of axes.
         required: axes that every spec lists, each with an example.
         data_axes: axes that do not affect the compiled kernel, which takes them at run time.
         kept: axes that the compiler sees in the tensors.
     """
 
-    page: ClassVar[Document]
+    table: ClassVar[Names]
     required: ClassVar[Mapping[str, str]]
     data_axes: ClassVar[frozenset[str]]
     kept: ClassVar[tuple[str, ...]]
@@ -166,22 +165,27 @@ class BuiltInFamily(ABC, Generic[Setting]):
     @property
     def axes(self) -> frozenset[str]:
         """The axes that the family reads; an entry may take others."""
-        return names_of(self.page.rows, "axis")
+        return frozenset({*self.table.axes, *self.table.settings})
+
+    @property
+    def _known(self) -> frozenset[str]:
+        """The names of a case that need no tensor."""
+        return self.table.others.union(self.table.axes)
 
     @property
     def names(self) -> frozenset[str]:
         """All names that its problems give an entry."""
-        return names_of(self.page.rows, "name", "input", "output", "gradient")
+        return self._known.union(self.tensors)
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """All tensors that a case may have, results included."""
-        return tuple(sorted(names_of(self.page.rows, "input", "output", "gradient")))
+        return tuple(sorted(self.table.inputs | self.table.results))
 
     @property
     def relation_names(self) -> tuple[str, ...]:
         """The relations that a spec may list."""
-        return self.page.relations
+        return self.table.relations
 
     @abstractmethod
     def setting(self, values: Mapping[str, Value]) -> Setting:
@@ -201,16 +205,15 @@ class BuiltInFamily(ABC, Generic[Setting]):
 
     def _issues(self, spec: Spec) -> Iterator[Issue]:
         for path, axis, value in listed_axis_values(spec):
-            if reason := self.page.explain(axis, value):
+            if reason := self.table.explain(axis, value):
                 yield spec.issue(path, f"{axis}: {reason}")
         for axis, example in self.required.items():
             if axis not in spec.axes:
-                message = f"{self.page.file} needs the axis {axis}; add {axis}: {example}"
+                message = f"{self.table.problem} needs the axis {axis}; add {axis}: {example}"
                 yield spec.issue(("axes",), message)
         yield from self.lint_axes(spec)
-        known = names_of(self.page.rows, "name").difference(self.tensors)
-        yield from lint_arguments(spec, known, self.tensors)
-        yield from lint_results(spec, names_of(self.page.rows, "output", "gradient"))
+        yield from lint_arguments(spec, self._known.difference(self.tensors), self.tensors)
+        yield from lint_results(spec, self.table.results)
 
     def compile_key(self, spec: Spec, values: Mapping[str, Value]) -> str:
         """See `Family.compile_key`."""

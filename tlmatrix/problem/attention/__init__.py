@@ -9,8 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from tlmatrix.problem.attention.axes import Setting
-from tlmatrix.problem.attention.names import CACHE_LAYOUTS, PAGE, sink_kind
+from tlmatrix.problem.attention.axes import CACHE_LAYOUTS, NAMES, Setting, sink_kind
 from tlmatrix.problem.distributions import OF_ATTENTION, SPECIAL
 from tlmatrix.problem.family import BuiltInFamily, CaseSetup
 from tlmatrix.spec.model.fields import OPTIONAL_AXES
@@ -33,7 +32,7 @@ of their many small operations is a launch."""
 class AttentionFamily(BuiltInFamily[Setting]):
     """Scaled dot product attention: dense, packed, padded or with a KV cache; with gradients."""
 
-    page = PAGE
+    table = NAMES
     required: ClassVar = {"dtype": "[float16]", "head_dim": "[64]"}
     data_axes = frozenset(
         {

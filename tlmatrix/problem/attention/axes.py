@@ -1,4 +1,4 @@
-"""The axes of an attention case as plain numbers: lengths, heads, dims, mask, visible pairs.
+"""The names of attention problems, and the axes of a case as plain numbers: lengths, heads, mask.
 
 Lint, compile keys, cost and tensors derive from `Setting`. Does not import torch.
 """
@@ -10,14 +10,112 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.problem.attention.names import CACHE_LAYOUTS, PAGE, sink_kind
-from tlmatrix.spec.values import sides_of
+from tlmatrix.problem.names import (
+    STORAGE,
+    VALUES,
+    Names,
+    choice,
+    dtypes,
+    flag,
+    number,
+    whole,
+)
+from tlmatrix.spec.values import explain_lengths, sides_of
+from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tlmatrix.spec.values import Value
 
+LAYOUTS = ("bshd", "bhsd", "thd", "padded", "cache", "paged")
+CACHE_LAYOUTS = ("cache", "paged")
+"""Layouts of decoding: one query per sequence, keys in a contiguous or paged KV cache."""
+CACHE_TENSORS = frozenset({"k_cache", "v_cache", "k_pages", "v_pages", "block_table", "seqlens_k"})
+"""The inputs of layouts with a KV cache in place of k and v."""
+PADDINGS = ("right", "left", "holes")
+"""Positions of the padding in the layout `padded`; `holes` is anywhere."""
+ALIGNMENTS = ("bottom_right", "top_left")
+"""Alignment of a causal mask: the last query sees the last key, or the first query the first."""
+
+SINKS = {
+    "normal": "independent N(0, 1), like the logits",
+    "strong": "uniform in [5, 16]: most of the weight; reveals a logit in too few bits",
+    "absent": "-inf: no sink; gives -inf minus -inf in rows that see no key",
+    "faint": "-10000: no weight, but the lse of a row that sees no key",
+    "dominant": "10000: all of the weight; exp overflows if the maximum leaves it out",
+    "mixed": "normal or strong, absent, faint and dominant, one head after another: reveals a sink "
+    "of the wrong head",
+}
+"""Attention sinks by name, and the bugs that they reveal.
+
+A sink [heads] is the logit of one more key of each head, which every row sees; its value is 0.
+`true` is `normal` or `strong`, by the seed."""
+
+
+def explain_sink(value: Value) -> str | None:
+    """Why `value` is invalid for the axis `sink`; None if it is valid."""
+    if value is None or isinstance(value, bool) or (isinstance(value, str) and value in SINKS):
+        return None
+    return f"{value!r} is not none, true or a kind of sink{nearest(value, SINKS)}"
+
+
+def sink_kind(value: Value) -> str | None:
+    """The kind of sink that a value of the axis selects; None for no sink."""
+    if isinstance(value, str):
+        return value
+    return "usual" if value else None
+
+
+NAMES = Names(
+    "attention",
+    axes={
+        "dtype": dtypes(floating=True),
+        "head_dim": whole(1),
+        "head_dim_v": whole(1, same=True, want="same or an integer >= 1"),
+        **dict.fromkeys(("kv_heads", "groups", "heads", "batch"), whole(1)),
+        "layout": choice("layout", LAYOUTS),
+        "seqlens": explain_lengths,
+        "seqlen_q": whole(0),
+        "seqlen_k": whole(0, same=True, optional=True, want="same or an integer >= 0"),
+        "causal": flag,
+        **dict.fromkeys(
+            ("window", "page_size"),
+            whole(1, optional=True, want="none or a number of keys >= 1"),
+        ),
+        "scale": number,
+        "sink": explain_sink,
+        **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), whole(0, optional=True)),
+        **VALUES,
+    },
+    settings={
+        "alignment": choice("alignment", ALIGNMENTS),
+        "padding": choice("padding", PADDINGS),
+        "shared_mask": flag,
+        "freed_pages": flag,
+        "sink_dtype": dtypes(floating=True, same=True),
+        **STORAGE,
+    },
+    others=frozenset(
+        {
+            "seqlens_q", "seqlens_k", "total_q", "total_k", "seqlen", "total", "max_seqlen",
+            "max_pages", "device",
+        }
+    ),
+    inputs=CACHE_TENSORS.union(
+        {"q", "k", "v", "do", "delta", "sink"},
+        {"cu_seqlens_q", "cu_seqlens_k", "cu_seqlens", "mask_q", "mask_k", "mask"},
+    ),
+    results=frozenset({"out", "lse", "dq", "dk", "dv", "dsink"}),
+    relations=(
+        "batch_permuted", "batch_split", "batch_extended", "groups_as_repeated_heads",
+        "window_as_long_as_keys", "sink_of_minus_infinity", "sink_merged_afterwards",
+        "keys_permuted", "other_layout", "other_padding", "pages_moved", "other_page_size",
+        "other_cache_layout",
+    ),
+)  # fmt: skip
+
+# The setting ----------------------------------------------------------------------------------
 
 _MAY_BE_EMPTY = frozenset({"heads", "kv_heads", "groups", "head_dim", "head_dim_v"})
 
@@ -73,7 +171,7 @@ class Setting:
         """
         for axis, value in values.items():
             empty = value == 0 and axis in _MAY_BE_EMPTY and not isinstance(value, bool)
-            if not empty and (reason := PAGE.explain(axis, value)):
+            if not empty and (reason := NAMES.explain(axis, value)):
                 raise AxisError(axis, f"{axis}: {reason}")
         for axis in ("dtype", "head_dim"):
             if values.get(axis) is None:

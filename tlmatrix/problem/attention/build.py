@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.dtypes import dtype_named, torch_dtype
+from tlmatrix.problem.attention.axes import CACHE_TENSORS
 from tlmatrix.problem.attention.inputs import cotangent_size, generate_operands
-from tlmatrix.problem.attention.names import CACHE_TENSORS
 from tlmatrix.problem.attention.placement import KVCache, Padding, kv_cache_dims, packed
 from tlmatrix.problem.attention.reference import Operands, Precision, Solution, attend
 from tlmatrix.problem.distributions import SPECIAL, choose_distribution, draw, generator

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from tlmatrix.dtypes import torch_dtype
+from tlmatrix.problem.attention.axes import CACHE_LAYOUTS, sink_kind
 from tlmatrix.problem.attention.inputs import generate_replacements, shape_of
-from tlmatrix.problem.attention.names import CACHE_LAYOUTS, sink_kind
 from tlmatrix.problem.attention.placement import packed
 from tlmatrix.problem.distributions import permutation, poison_scale, seeded_random
 from tlmatrix.problem.model import Relation

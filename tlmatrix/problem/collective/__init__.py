@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from tlmatrix.problem.collective.axes import PAGE, SIZES, CollectiveSetting
+from tlmatrix.problem.collective.axes import NAMES, SIZES, CollectiveSetting
 from tlmatrix.problem.family import BuiltInFamily
 from tlmatrix.spec.model.sharding import WORLD
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class CollectiveFamily(BuiltInFamily[CollectiveSetting]):
     """All-gather, all-reduce and reduce-scatter of rows."""
 
-    page = PAGE
+    table = NAMES
     required: ClassVar = {
         "operation": "[reduce_scatter]",
         WORLD: "[1, 2, 4]",

@@ -5,18 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.problem.name_table import (
-    DEVICE,
-    VALUES,
-    Document,
-    Values,
-    axis,
-    choice,
-    dtypes,
-    storage,
-    tensor,
-    whole,
-)
+from tlmatrix.problem.names import STORAGE, VALUES, Names, choice, dtypes, whole
 from tlmatrix.spec.model.sharding import WORLD, Shard
 
 if TYPE_CHECKING:
@@ -33,47 +22,20 @@ def _explain_uneven(value: Value) -> str | None:
     return None if fine else f"{value!r} is not none, balanced or ceil"
 
 
-PAGE = Document(
+NAMES = Names(
     "collective",
-    "The problem `collective`",
-    """\
-`problem: collective` computes an all-gather, an all-reduce or a reduce-scatter of rows over the
-ranks of the axis `world`. Shapes are global; the entry of each rank gets its shard, and may also
-take `rank`, `group` and `context` ([several GPUs](../../guides/several-gpus.md)). There
-are no gradients. Shapes depend on `operation`, not on a layout.""",
-    (
-        axis("operation", "the collective", choice("operation", OPERATIONS)),
-        axis(WORLD, "number of ranks", Values("1 or more", lambda _: None)),
-        axis("rows", "rows of the global tensor", whole(0)),
-        axis("cols", "columns of the global tensor", whole(0)),
-        axis("dtype", "of x and y", dtypes(floating=True)),
-        axis(
-            "uneven",
-            "how rows are sharded if ranks do not divide them",
-            Values("`balanced`, `ceil`", _explain_uneven),
-            "none",
-        ),
-        VALUES,
-        storage("`offset`, `sliced`, `transposed`, `ones`"),
-        DEVICE,
-        tensor(
-            "x",
-            "for `all_gather` the rows, sharded over ranks; else the terms, one per rank",
-            {
-                "all_gather": "[rows, cols]",
-                "all_reduce": "[world, rows, cols]",
-                "reduce_scatter": "[world, rows, cols]",
-            },
-            "dtype",
-        ),
-        tensor(
-            "y",
-            "the rows, or the sum; for `reduce_scatter` sharded over ranks",
-            "[rows, cols]",
-            "dtype",
-            roles=("output",),
-        ),
-    ),
+    axes={
+        "operation": choice("operation", OPERATIONS),
+        **dict.fromkeys(SIZES, whole(0)),
+        "dtype": dtypes(floating=True),
+        "uneven": _explain_uneven,
+        **VALUES,
+        WORLD: lambda _: None,  # the loader of specs checks it
+    },
+    settings=STORAGE,
+    others=frozenset({"device"}),
+    inputs=frozenset({"x"}),
+    results=frozenset({"y"}),
     relations=("rows_permuted", "ranks_permuted", "doubled"),
 )
 
@@ -95,7 +57,7 @@ class CollectiveSetting:
         for needed in ("operation", "dtype", WORLD, *SIZES):
             if needed not in values:
                 raise ValueError(f"collective needs the axis {needed}")
-        PAGE.refuse_invalid(values)
+        NAMES.refuse_invalid(values)
         rows, cols, world = (int(values[axis]) for axis in (*SIZES, WORLD))  # type: ignore[arg-type]
         uneven = values.get("uneven")
         dtype = str(values["dtype"])

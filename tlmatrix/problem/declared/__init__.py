@@ -13,7 +13,7 @@ from tlmatrix.dtypes import DTYPES
 from tlmatrix.problem.distributions import OF_PARTS, SAFE, explain_distribution
 from tlmatrix.problem.family import CaseSetup, compile_key, listed_axis_values
 from tlmatrix.problem.lint import declared, lint_arguments
-from tlmatrix.problem.name_table import DEVICE, VALUES, Document, names_of, storage
+from tlmatrix.problem.names import STORAGE, VALUES, Names
 from tlmatrix.spec.expr.expression import Expression, ExpressionError, shorten
 from tlmatrix.spec.model.packed import packed_axes
 from tlmatrix.spec.yaml.text import flow
@@ -28,43 +28,13 @@ if TYPE_CHECKING:
     from tlmatrix.spec.model.spec import DeclaredProblem, Spec
     from tlmatrix.spec.values import Value
 
-ROWS = (
-    replace(VALUES, means="distribution of inputs without `fill` and `between`"),
-    storage("`offset`, `sliced`, `transposed`, `ones`, `expanded`"),
-    DEVICE,
-)
-
-PAGE = Document(
-    "declared",
-    "A declared problem",
-    """\
-A mapping at `problem` declares inputs, outputs and a reference
-([spec](../spec-keys.md#a-declared-problem)). Its names are those in the spec, and the few below.
-The parameters of an entry select arguments by name; `call`, `factory_args`, `tile` and
-`constraints` use the same names.""",
-    ROWS,
-    """\
-## Names from the spec
-
-| in the spec | name | meaning |
-| --- | --- | --- |
-| `axes: {rows: [1, 8]}` | `rows` | the value in the case; for an axis in `dtype: $axis`, \
-entry and reference get a `torch.dtype` |
-| `inputs: {x: {shape: [rows], dtype: float32}}` | `x` | a tensor of that shape and dtype |
-| `outputs: [y]` | `y` | a result, with the shape and dtype of the reference |
-| `outputs: {y: {shape: [rows]}}` | `y` | a result of a problem without reference |
-| `inputs: {x: {..., grad: true}}` | `dx` | the gradient of `x`, of its shape and dtype |
-| an input with `grad`, and an output `y` | `dy` | the cotangent of `y`, which a factory may take |
-
-Every axis must be used: by a shape, a dtype, `between`, `factory_args`, `tile`, or a parameter of
-the entry or the reference.""",
-)
+NAMES = Names("declared", axes=VALUES, settings=STORAGE, others=frozenset({"device"}))
 
 
 class DeclaredFamily:
     """Declared problems: inputs by shape and dtype, outputs by name, a reference in PyTorch."""
 
-    optional_axes = names_of(PAGE.rows, "axis")
+    optional_axes = frozenset({*NAMES.axes, *NAMES.settings})
     special_values = (*SAFE, *OF_PARTS.values())
 
     def lint(self, spec: Spec) -> Iterable[Issue]:
@@ -97,13 +67,13 @@ class DeclaredFamily:
 
 def _lint(spec: Spec) -> Iterator[Issue]:
     for path, axis, value in listed_axis_values(spec):
-        if reason := PAGE.explain(axis, value):
+        if reason := NAMES.explain(axis, value):
             yield spec.issue(path, f"{axis}: {reason}")
     problem = declared(spec)
     yield from lint_sizes(spec, problem)
     cotangents = {f"d{name}" for name in problem.output_names}
     tensors = {*problem.inputs, *problem.tensors, *cotangents}
-    yield from lint_arguments(spec, names_of(PAGE.rows, "name"), tensors)
+    yield from lint_arguments(spec, NAMES.others.union(NAMES.axes), tensors)
     for name, decl in problem.inputs.items():
         path = ("problem", "inputs", name)
         if decl.fill is not None and (reason := explain_distribution(decl.fill)):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.problem.distributions import SPECIAL
 from tlmatrix.problem.family import BuiltInFamily
-from tlmatrix.problem.gemm.axes import NO_DTYPE, OPERANDS, PAGE, SIZES, GemmSetting
+from tlmatrix.problem.gemm.axes import NAMES, NO_DTYPE, OPERANDS, SIZES, GemmSetting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class GemmFamily(BuiltInFamily[GemmSetting]):
     """Matrix products, optionally transposed, accumulating or scaled."""
 
-    page = PAGE
+    table = NAMES
     required = dict.fromkeys(SIZES, "[64]")
     data_axes = frozenset({*SIZES, "values", "storage"})
     special_values = (*SPECIAL, "cancelling")

@@ -6,17 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.dtypes import dtype_named
-from tlmatrix.problem.name_table import (
-    DEVICE,
-    FLAG,
-    VALUES,
-    Document,
-    axis,
-    dtypes,
-    storage,
-    tensor,
-    whole,
-)
+from tlmatrix.problem.names import STORAGE, VALUES, Names, dtypes, flag, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,48 +17,20 @@ SIZES = ("m", "n", "k")
 _FLAGS = ("transpose_a", "transpose_b", "accumulate", "scaled")
 OPERANDS = ("a_dtype", "b_dtype")
 NO_DTYPE = "gemm needs the axis dtype, or both a_dtype and b_dtype"
-_DTYPES = dtypes(same=True, optional=True)
 
-PAGE = Document(
+NAMES = Names(
     "gemm",
-    "The problem `gemm`",
-    """\
-`problem: gemm` computes c = op(a) @ op(b), or c += op(a) @ op(b). The
-parameters of an entry select arguments by name; `call`, `factory_args`, `tile` and
-`constraints` use the same names, and all axes. An axis that neither the problem nor the entry takes
-is an error. There are no gradients.""",
-    (
-        axis("m", "rows of the result", whole(0)),
-        axis("n", "columns of the result", whole(0)),
-        axis("k", "terms of each sum", whole(0)),
-        axis(
-            "dtype",
-            "of a and b; as a name, that of a",
-            dtypes(),
-            "required without `a_dtype` and `b_dtype`",
-        ),
-        axis("a_dtype", "of a", _DTYPES, "`dtype`"),
-        axis("b_dtype", "of b", _DTYPES, "`dtype`"),
-        axis("out_dtype", "of c", _DTYPES, "`a_dtype`"),
-        axis("transpose_a", "whether a is stored as [k, m]", FLAG, "`false`"),
-        axis("transpose_b", "whether b is stored as [n, k]", FLAG, "`false`"),
-        axis("accumulate", "whether to add to c", FLAG, "`false`"),
-        axis("scaled", "whether `scale` multiplies columns", FLAG, "`false`"),
-        VALUES,
-        storage("`offset`, `sliced`, `transposed`, `ones`"),
-        DEVICE,
-        tensor("a", "left factor; [k, m] with `transpose_a`", "[m, k]", "a_dtype"),
-        tensor("b", "right factor; [n, k] with `transpose_b`", "[k, n]", "b_dtype"),
-        tensor(
-            "c",
-            "the product",
-            "[m, n]",
-            "out_dtype",
-            "an input only with `accumulate`",
-            roles=("input", "output"),
-        ),
-        tensor("scale", "factor of each column", "[n]", "float32", "with `scaled`"),
-    ),
+    axes={
+        **dict.fromkeys(SIZES, whole(0)),
+        "dtype": dtypes(),
+        **dict.fromkeys((*OPERANDS, "out_dtype"), dtypes(same=True, optional=True)),
+        **dict.fromkeys(_FLAGS, flag),
+        **VALUES,
+    },
+    settings=STORAGE,
+    others=frozenset({"device"}),
+    inputs=frozenset({"a", "b", "c", "scale"}),
+    results=frozenset({"c"}),
     relations=("rows_permuted", "transposed", "scale_doubled"),
 )
 
@@ -99,7 +61,7 @@ class GemmSetting:
                 raise ValueError(f"gemm needs the axis {size}")
         if "dtype" not in values and not values.keys() >= set(OPERANDS):
             raise ValueError(NO_DTYPE)
-        PAGE.refuse_invalid(values)
+        NAMES.refuse_invalid(values)
         m, n, k = (int(values[axis]) for axis in SIZES)  # type: ignore[arg-type]
         a_dtype, b_dtype = (str(_given(values, axis, values.get("dtype"))) for axis in OPERANDS)
         out_dtype = str(_given(values, "out_dtype", a_dtype))
