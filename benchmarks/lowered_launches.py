@@ -16,7 +16,7 @@ import torch
 from tlmatrix.backend import backend_named
 from tlmatrix.backend.binding import execute
 from tlmatrix.check.guards import guarded
-from tlmatrix.interpreter.frontend.device_code import DeviceCode
+from tlmatrix.interpreter.frontend.lowered import DeviceCode
 from tlmatrix.interpreter.frontend.programs import lowered
 from tlmatrix.interpreter.ir.read import saved
 from tlmatrix.interpreter.lowered.emit import Emitter

@@ -5,8 +5,7 @@ import pytest
 import tlmatrix
 from tlmatrix.backend import backend_named
 from tlmatrix.bench.candidates import variants_of
-from tlmatrix.bench.engine import Machine, bench
-from tlmatrix.bench.ranks import _slowest
+from tlmatrix.bench.engine import Machine, _slowest, bench
 from tlmatrix.bench.results import State
 from tlmatrix.bench.timing import Samples, Schedule, Timing, interleaved
 from tlmatrix.commands.bench import bench_cases
@@ -133,14 +132,14 @@ def test_simulated_ranks_are_left_out_with_the_reason(folder):
 
 def test_fewer_gpus_than_ranks_are_named(folder, monkeypatch):
     from tlmatrix.backend.gpus import ALL_GPUS
-    from tlmatrix.bench import ranks
-    from tlmatrix.distributed import executors
+    from tlmatrix.bench import engine
+    from tlmatrix.distributed import pool
 
     monkeypatch.setenv(ALL_GPUS, "0")
     monkeypatch.setattr(
-        ranks,
+        engine,
         "executor_for",
-        lambda _backend, roots, seconds: executors.ProcessExecutor("cuda", roots, seconds),
+        lambda _backend, roots, seconds: pool.ProcessExecutor("cuda", roots, seconds),
     )
     (told, *_rest) = timed(folder, "processes").implementations
     assert told.state is State.NOT_APPLICABLE

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from report.synthetic import case, many, pictured, recorded
 from tlmatrix.check.finding import Finding
 from tlmatrix.report.html import render
-from tlmatrix.report.html.tables import size_of
+from tlmatrix.report.html.page import size_of
 from tlmatrix.run import Status, read_records
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from report.synthetic import case, recorded
 from tlmatrix.check.finding import Finding
-from tlmatrix.report.upgrade import (
+from tlmatrix.report.compare import (
     Side,
     Upgrade,
     kernel_table,

@@ -9,7 +9,7 @@ import pytest
 from design_examples import FACTORY, NORM, VARLEN
 
 from tlmatrix.spec import Expression, Spec, SpecError, load_spec, parse_spec
-from tlmatrix.spec.model.invalid_inputs import invalid_inputs_of
+from tlmatrix.spec.model.checks import invalid_inputs_of
 from tlmatrix.spec.model.spec import (
     CHECKS,
     Allowance,

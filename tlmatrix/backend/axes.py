@@ -12,8 +12,7 @@ from tlmatrix.spec.importing import load
 from tlmatrix.spec.issues import Issue
 from tlmatrix.spec.model.calling import items_of, names_of
 from tlmatrix.spec.model.fields import OPTIONAL_AXES
-from tlmatrix.spec.model.sharding import WORLD
-from tlmatrix.spec.model.spec import DeclaredProblem, has_ranks
+from tlmatrix.spec.model.spec import WORLD, DeclaredProblem, has_ranks
 from tlmatrix.spec.sources import parameters_in_source
 from tlmatrix.spec.values import canonical, label
 from tlmatrix.words import nearest

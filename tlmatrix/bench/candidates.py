@@ -1,7 +1,7 @@
 """Implementations of a case: which there are, whether they work, how long their passes take.
 
-`engine` tries and times them here on one GPU, and `ranks` on each rank: one call for the forward,
-one for the backward.
+`engine` tries and times them on one GPU, or on each rank: one call for the forward, one for the
+backward.
 
 All implementations get the same tensors. Arguments are resolved before the clock starts.
 """

@@ -27,7 +27,7 @@ from tlmatrix.commands.specs import nodes_of, plan_all, selector_of
 from tlmatrix.engine.settings import architectures
 from tlmatrix.exit_codes import ExitCode, UsageError
 from tlmatrix.options.table import TIER
-from tlmatrix.report.upgrade import Side, Upgrade, kernel_table, summary_table, upgrade_lines
+from tlmatrix.report.compare import Side, Upgrade, kernel_table, summary_table, upgrade_lines
 from tlmatrix.results_file import make_folder, shown_path
 from tlmatrix.run.records import RecordsError, read_records
 

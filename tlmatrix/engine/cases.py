@@ -15,7 +15,7 @@ from tlmatrix.exit_codes import ExitCode
 from tlmatrix.options.table import BACKEND, PERTURB, SEED
 from tlmatrix.run.plan import REGRESSIONS
 from tlmatrix.run.result import CaseResult, Status, crash_finding
-from tlmatrix.spec.model.sharding import WORLD
+from tlmatrix.spec.model.spec import WORLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -20,7 +20,7 @@ from tlmatrix.fuzz.generation import derive_seed
 from tlmatrix.fuzz.search import FuzzFailure, FuzzReport, fuzz_spec
 from tlmatrix.options.table import BACKEND, SEED, TIER, TIMEOUT
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.spec.model.sharding import WORLD
+from tlmatrix.spec.model.spec import WORLD
 from tlmatrix.triage.cause import cause_of
 
 if TYPE_CHECKING:

@@ -20,13 +20,13 @@ from tlmatrix.matrix.space import Space
 from tlmatrix.matrix.tiers import constraints_of
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import Issue, SpecError
-from tlmatrix.spec.model.invalid_inputs import invalid_inputs_of
+from tlmatrix.spec.model.checks import invalid_inputs_of
 from tlmatrix.spec.values import Value, canonical, label
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tlmatrix.spec.model.invalid_inputs import InvalidInput
+    from tlmatrix.spec.model.checks import InvalidInput
     from tlmatrix.spec.model.spec import ConstraintDecl, KnownBug, Spec
 
 

@@ -16,8 +16,7 @@ from tlmatrix.spec.expr.expression import Expression, ExpressionError
 from tlmatrix.spec.model.calling import items_of, names_in, output_faults
 from tlmatrix.spec.model.checks import FINITE
 from tlmatrix.spec.model.fields import OPTIONAL_AXES
-from tlmatrix.spec.model.sharding import WORLD
-from tlmatrix.spec.model.spec import DeclaredProblem
+from tlmatrix.spec.model.spec import WORLD, DeclaredProblem
 from tlmatrix.words import nearest, suggestion
 
 if TYPE_CHECKING:

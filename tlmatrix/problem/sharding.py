@@ -21,8 +21,7 @@ from tlmatrix.problem.tensors import LazyMapping, indexable
 from tlmatrix.spec.importing import refuse
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.fields import FAMILIES
-from tlmatrix.spec.model.sharding import WORLD
-from tlmatrix.spec.model.spec import has_ranks
+from tlmatrix.spec.model.spec import WORLD, has_ranks
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:

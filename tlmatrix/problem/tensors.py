@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Made = TypeVar("Made")
 
@@ -69,3 +66,25 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def indexable(tensor: torch.Tensor) -> torch.Tensor:
     """View 8-bit dtypes as integers: PyTorch cannot index float8."""
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+
+# The error of float32 sums in tensor cores, which truncate ----------------------------------------
+#
+# A tensor core adds a block of products to its accumulator by aligning all of them to the largest
+# and cutting off lower bits (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA
+# tensor cores", PeerJ Computer Science 2021: 8 products and one more bit than float32 on Ampere).
+# If the sum grows towards one sign, each term loses about half of the last kept bit of the
+# accumulator, all of them in one direction: the error grows with the number of terms.
+
+
+_PER_TERM = 0.375 * 2.0**-24
+"""Of the result's size, for each term: what the model of `tests/problem/test_tensor_cores.py` loses
+at most with the blocks of Ampere; about half of it with those of Hopper."""
+SYSTEMATIC = 1 / 0.6
+"""The spread of errors of one direction, in multiples of the largest: the bound of a root mean
+square has 0.6 times the spread."""
+
+
+def truncation(terms: int) -> float:
+    """The largest error of a sum of `terms` products, in multiples of its size."""
+    return terms * _PER_TERM

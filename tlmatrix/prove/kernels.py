@@ -24,7 +24,6 @@ from tlmatrix.processes import end_with
 from tlmatrix.spec.expr.expression import Expression
 
 from .answers import KernelProofs, Proof, SpecProofs
-from .barriers import phases
 from .coverage import coverage
 from .facts import facts_of
 from .launches import observe, variants
@@ -38,6 +37,7 @@ from .properties import (
     grid,
     overflow,
     own_sequence,
+    phases,
     races,
 )
 from .refuting import refuted

@@ -22,8 +22,7 @@ from tlmatrix.run.process_state import StateGuard
 from tlmatrix.run.result import Status
 from tlmatrix.run.traced_options import check_other_options
 from tlmatrix.spec.issues import SpecError
-from tlmatrix.spec.model.sharding import WORLD
-from tlmatrix.spec.model.spec import has_ranks
+from tlmatrix.spec.model.spec import WORLD, has_ranks
 from tlmatrix.tracebacks import unwinds
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from tlmatrix.problem import Problem, Relation, RelationKind, Tensors
     from tlmatrix.run.harness import BoundSpec, Harness
     from tlmatrix.run.measurements import Measurements
-    from tlmatrix.spec.model.invalid_inputs import InvalidInput
+    from tlmatrix.spec.model.checks import InvalidInput
     from tlmatrix.spec.model.spec import Spec
 
 

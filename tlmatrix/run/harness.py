@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tlmatrix.problem import Family, Problem, Tensors
     from tlmatrix.problem.model import Relation, RelationKind
     from tlmatrix.run.measurements import Measurements
-    from tlmatrix.spec.model.invalid_inputs import InvalidInput
+    from tlmatrix.spec.model.checks import InvalidInput
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 

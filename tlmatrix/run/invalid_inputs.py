@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.coverage import Recorder
     from tlmatrix.matrix import Case
     from tlmatrix.problem import Problem, Tensors
-    from tlmatrix.spec.model.invalid_inputs import InvalidInput
+    from tlmatrix.spec.model.checks import InvalidInput
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 

@@ -31,7 +31,7 @@ from tlmatrix.problem.relations import repeated
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.calling import expression
-from tlmatrix.spec.model.sharding import WORLD
+from tlmatrix.spec.model.spec import WORLD
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.fields import FAMILIES
 from tlmatrix.spec.model.fuzz import Fuzz, FuzzLengths
 from tlmatrix.spec.model.packed import is_packed, packed_axes
-from tlmatrix.spec.model.sharding import WORLD
+from tlmatrix.spec.model.spec import WORLD
 from tlmatrix.spec.values import canonical, label
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from tlmatrix.fuzz.strategies.lengths import Lengths, Profile, batch_value, key_
 from tlmatrix.matrix import Case
 from tlmatrix.matrix.constraints import UNBOUND
 from tlmatrix.spec.expr.expression import ExpressionError
-from tlmatrix.spec.model.sharding import WORLD
+from tlmatrix.spec.model.spec import WORLD
 from tlmatrix.spec.values import sides_of
 
 if TYPE_CHECKING:

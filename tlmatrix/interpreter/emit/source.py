@@ -20,7 +20,7 @@ class Writer:
     locations: list[Location | None] = field(default_factory=list)
     location: Location | None = None
     assigned: tuple[int, set[str]] = field(default_factory=lambda: (0, set()))
-    """How many lines were scanned for assignments (`threads.issue`), and the names assigned."""
+    """How many lines were scanned for assignments (`threads.roles`), and the names assigned."""
     _depth: int = 0
     _names: dict[str, int] = field(default_factory=dict)
 

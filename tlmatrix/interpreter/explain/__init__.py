@@ -1,14 +1,12 @@
 """Why an element has its value: `interpret(trace=...)`, and what `tlmatrix explain` prints.
 
-`launches` keeps what ran, `replay` runs a launch again and follows one element back (`slicing` has
-the rules), `carried` measures the rounding of earlier launches, `model` is the answer and `text`
-its printed form.
+`model` has what ran and the answer, `replay` runs a launch again and follows one element back
+(`slicing` has the rules, and measures the rounding of earlier launches), `text` prints the answer.
 """
 
 from __future__ import annotations
 
-from .launches import Launch, LaunchLog, NotMadeError
-from .model import Explanation, Trace
+from .model import Explanation, Launch, LaunchLog, NotMadeError, Trace
 from .replay import explain_element, writers_of
 
 __all__ = [

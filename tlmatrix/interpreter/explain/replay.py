@@ -18,18 +18,17 @@ import torch
 from tlmatrix.interpreter.errors import InterpreterError, Unsupported
 from tlmatrix.interpreter.watch.recorders import Follower, Mapper
 
-from .carried import carried_rounding
-from .launches import NotMadeError
 from .model import (
     Block,
     Explanation,
+    NotMadeError,
     Read,
     Rounding,
     Source,
     Step,
     Writer,
 )
-from .slicing import sliced
+from .slicing import carried_rounding, sliced
 from .text import rendered_indices
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.runtime.elements import Iteration
     from tlmatrix.interpreter.watch.recorders import BlockRun, Write
 
-    from .launches import Launch, LaunchLog
+    from .model import Launch, LaunchLog
     from .slicing import Link, Slice
 
 _VALUES = 1 << 22

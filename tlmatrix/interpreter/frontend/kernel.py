@@ -17,8 +17,7 @@ from tlmatrix.interpreter.watch.nonfinite import Born
 
 from . import lowering_check
 from .alignment import Misaligned, Requirements, in_vectors, misaligned, requirements, unaligned
-from .device_code import DeviceCode
-from .lowered import LoweredCode, may_be_described
+from .lowered import DeviceCode, LoweredCode, may_be_described
 from .programs import kept, lowered_key, written_at
 from .sanitized import misaligned_arguments, run_sanitized
 from .session import current, environment, without_modes
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.analysis.ownership import Fault
     from tlmatrix.interpreter.program import Record
-    from tlmatrix.interpreter.sync.dispatch import BlockLaunch
+    from tlmatrix.interpreter.sync.externs import BlockLaunch
 
     from .programs import LoadedProgram, Programs
     from .session import Session

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.interpreter.lowered.lowering import Lowered
     from tlmatrix.interpreter.program import Program
-    from tlmatrix.interpreter.sync.dispatch import BlockLaunch
+    from tlmatrix.interpreter.sync.externs import BlockLaunch
 
 _Made = TypeVar("_Made")
 

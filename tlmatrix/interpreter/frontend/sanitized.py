@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.analysis.ownership import Fault
     from tlmatrix.interpreter.ir.nodes import Location
     from tlmatrix.interpreter.program import Program
-    from tlmatrix.interpreter.sync.dispatch import BlockLaunch
+    from tlmatrix.interpreter.sync.externs import BlockLaunch
 
     from .kernel import InterpretedKernel
     from .session import Session

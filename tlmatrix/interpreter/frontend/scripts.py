@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from .device import stand_in
-from .device.compiling import dynamo_traces
+from .device.answers import dynamo_traces
 from .interpret import interpret
 from .kernel import InterpretedKernel
 

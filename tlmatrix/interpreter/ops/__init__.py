@@ -23,7 +23,6 @@ from . import (
     reduce,
     rng,
     warp,
-    warp_matrix,
 )
 from .tables import Operations, Tables
 
@@ -52,7 +51,6 @@ FAMILIES = (
     clusters.OPERATIONS,
     rng.OPERATIONS,
     warp.OPERATIONS,
-    warp_matrix.OPERATIONS,
 )
 
 TABLES = Tables(BASE, FAMILIES)

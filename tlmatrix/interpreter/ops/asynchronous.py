@@ -13,7 +13,7 @@ from tlmatrix.interpreter.emit.numbers import named
 from tlmatrix.interpreter.emit.sharing import keep_mask
 from tlmatrix.interpreter.emit.threads import threads_of
 from tlmatrix.interpreter.emit.threads.axis import has_pairs, rank_in_cluster
-from tlmatrix.interpreter.emit.threads.issue import (
+from tlmatrix.interpreter.emit.threads.roles import (
     arrives_at,
     barrier_code,
     barriers_of_pair,

@@ -16,7 +16,7 @@ from tlmatrix.interpreter.emit.instrument import Instrument
 from tlmatrix.interpreter.emit.memory import buffer, load_access, store, to_dims
 from tlmatrix.interpreter.emit.numbers import add, affine_of, cast, rounded
 from tlmatrix.interpreter.emit.threads import threads_of
-from tlmatrix.interpreter.emit.threads.issue import issue
+from tlmatrix.interpreter.emit.threads.roles import issue
 from tlmatrix.interpreter.emit.tiles import Effect, TileOperation, matched, operand, region
 from tlmatrix.interpreter.emit.values import Val, is_float, literal
 from tlmatrix.interpreter.ir import nodes as ir

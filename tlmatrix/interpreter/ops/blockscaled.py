@@ -10,7 +10,7 @@ import torch
 from tlmatrix.interpreter.emit.emitter import Rules
 from tlmatrix.interpreter.emit.threads import threads_of
 from tlmatrix.interpreter.emit.threads.axis import cluster_of, rank_in_cluster, refuse_sanitizers
-from tlmatrix.interpreter.emit.threads.issue import issue, together
+from tlmatrix.interpreter.emit.threads.roles import issue, together
 from tlmatrix.interpreter.emit.tiles import (
     TileOperation,
     checked_view,

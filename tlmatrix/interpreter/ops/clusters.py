@@ -17,7 +17,7 @@ from tlmatrix.interpreter.emit.threads.axis import (
     rank_in_cluster,
     refuse_sanitizers,
 )
-from tlmatrix.interpreter.emit.threads.issue import (
+from tlmatrix.interpreter.emit.threads.roles import (
     arrives_at,
     barrier_code,
     by_active_threads,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tlmatrix.interpreter.ir.nodes import Call
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.sync.barriers import Cluster
-    from tlmatrix.interpreter.sync.blocks import Block
+    from tlmatrix.interpreter.sync.launches import Block
 
 
 # Clusters: the rank of a block, barriers of all threads, arrivals at another block's mbarrier -----

@@ -123,7 +123,7 @@ def call_extern(e: Emitter, call: Call) -> Val:
 #             yield from call_extern('tlm_wait_ge_acquire_sys', Pointer(flags, (bx,), 'flags'), 1)
 #         return block_launch('main', block, (4, 2), LOCATIONS)
 #
-# While it waits other blocks run; see `sync.dispatch`. Roles of threads are generators already.
+# While it waits other blocks run; see `sync.externs`. Roles of threads are generators already.
 
 _CALLS = ("tirx.call_extern", "tirx.call_pure_extern")
 

@@ -24,7 +24,7 @@ from tlmatrix.interpreter.patching import Shared, replace_in
 from tlmatrix.interpreter.reports import caller
 from tlmatrix.interpreter.sync import context
 from tlmatrix.interpreter.sync.context import current_rank
-from tlmatrix.interpreter.sync.dispatch import Slot
+from tlmatrix.interpreter.sync.externs import Slot
 
 from . import symmetric
 from .graphs import Capturing, Graph, captured_at_once

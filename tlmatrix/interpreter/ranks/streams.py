@@ -12,13 +12,13 @@ from tlmatrix.interpreter.reports import caller, rendered
 from tlmatrix.interpreter.sync import context
 from tlmatrix.interpreter.sync.agents import Agent, Request
 from tlmatrix.interpreter.sync.context import current_rank
-from tlmatrix.interpreter.sync.dispatch import Dispatcher, Slot
+from tlmatrix.interpreter.sync.externs import Dispatcher, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tlmatrix.interpreter.sync.agents import Clock
-    from tlmatrix.interpreter.sync.dispatch import BlockLaunch
+    from tlmatrix.interpreter.sync.externs import BlockLaunch
     from tlmatrix.interpreter.sync.world import Rank, World
 
     from .graphs import Capture

@@ -23,7 +23,7 @@ from tlmatrix.interpreter.errors import InterpreterError, SynchronizationError
 from tlmatrix.interpreter.reports import rendered
 from tlmatrix.interpreter.runtime.memory import poison
 from tlmatrix.interpreter.sync.context import current_rank
-from tlmatrix.interpreter.sync.dispatch import Slot
+from tlmatrix.interpreter.sync.externs import Slot
 from tlmatrix.interpreter.sync.flags import FlagWait, Pointer, access, last_write, wait_for, zero
 from tlmatrix.interpreter.sync.world import meet
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tlmatrix.interpreter.sync.dispatch import BlockLaunch
-from tlmatrix.interpreter.sync.externs import call_extern, call_extern_by_lane
+from tlmatrix.interpreter.sync.externs import BlockLaunch, call_extern, call_extern_by_lane
 from tlmatrix.interpreter.sync.flags import Pointer, Pointers
 from tlmatrix.interpreter.sync.launches import launch
 from tlmatrix.interpreter.sync.regions import cells_of, row_cells

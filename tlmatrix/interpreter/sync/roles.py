@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from .barriers import Cluster
-    from .blocks import Block
+    from .launches import Block
 
 _SPIN = Spin()
 _GROUPED = frozenset({"wgmma", "cp.async", "TMA store"})

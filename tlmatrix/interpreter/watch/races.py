@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tlmatrix.interpreter.emit.instrument import Instrument
-from tlmatrix.interpreter.emit.threads.issue import raced_regions
+from tlmatrix.interpreter.emit.threads.roles import raced_regions
 
 if TYPE_CHECKING:
     from tlmatrix.interpreter.emit.access import Access, Buf

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tlmatrix.problem.collective.axes import NAMES, SIZES, CollectiveSetting
 from tlmatrix.problem.family import BuiltInFamily
-from tlmatrix.spec.model.sharding import WORLD
+from tlmatrix.spec.model.spec import WORLD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.problem.names import STORAGE, VALUES, Names, choice, dtypes, whole
-from tlmatrix.spec.model.sharding import WORLD, Shard
+from tlmatrix.spec.model.spec import WORLD, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -3,7 +3,7 @@
 Some values of a right kernel may be rounded although the arithmetic around them is float32:
 
 - operands of matrix products, which tensor cores take in 16 bits (`operands` of a reference);
-- sums of products in tensor cores, which truncate (`tlmatrix.problem.tensor_cores`);
+- sums of products in tensor cores, which truncate (`tlmatrix.problem.tensors`);
 - outputs from which a flash backward takes delta = sum(out * dout), the sum that each row of dS
   subtracts. Autograd sums the same delta as sum(P * dP), from values that are not rounded.
 
@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from tlmatrix.problem.declared.operators import Call, OperatorMode
-from tlmatrix.problem.tensor_cores import SYSTEMATIC, truncation
+from tlmatrix.problem.tensors import SYSTEMATIC, truncation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

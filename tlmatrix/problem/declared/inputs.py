@@ -21,7 +21,7 @@ from tlmatrix.problem.paging import Paging
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 from tlmatrix.spec.importing import refuse
 from tlmatrix.spec.model.packed import call_of, is_packed, names_in, packed_lists
-from tlmatrix.spec.model.parts import OutputDecl
+from tlmatrix.spec.model.spec import OutputDecl
 from tlmatrix.spec.values import explain_lengths, sides_of
 
 if TYPE_CHECKING:

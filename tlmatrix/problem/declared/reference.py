@@ -20,7 +20,7 @@ from tlmatrix.problem.calling import (
 from tlmatrix.problem.declared.inputs import dtype_declared, sizes_of
 from tlmatrix.problem.model import ReferenceFailedError
 from tlmatrix.spec.importing import load, refuse
-from tlmatrix.spec.model.parts import OutputDecl
+from tlmatrix.spec.model.spec import OutputDecl
 from tlmatrix.tracebacks import unwinds
 from tlmatrix.words import nearest
 

@@ -30,7 +30,7 @@ from tlmatrix.problem.relations import repeated, untouched
 from tlmatrix.problem.relations.batch import inverse, select, singles, without
 from tlmatrix.problem.sharding import rank_indices
 from tlmatrix.problem.storage import with_storage
-from tlmatrix.problem.tensor_cores import SYSTEMATIC, truncation
+from tlmatrix.problem.tensors import SYSTEMATIC, truncation
 from tlmatrix.spec.model.spec import has_ranks
 
 if TYPE_CHECKING:

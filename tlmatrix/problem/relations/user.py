@@ -18,8 +18,7 @@ from tlmatrix.problem.model import Pair, PairRelation, Problem, Relation
 from tlmatrix.problem.relations.batch import inverse, select, singles
 from tlmatrix.spec.importing import load, refuse
 from tlmatrix.spec.model.checks import FINITE
-from tlmatrix.spec.model.parts import OutputDecl
-from tlmatrix.spec.model.spec import DeclaredProblem
+from tlmatrix.spec.model.spec import DeclaredProblem, OutputDecl
 from tlmatrix.tracebacks import unwinds
 from tlmatrix.words import nearest
 

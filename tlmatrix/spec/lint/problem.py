@@ -15,8 +15,7 @@ from tlmatrix.spec.model.calling import call_faults, output_faults, results_of, 
 from tlmatrix.spec.model.checks import FINITE, OF_BATCHES
 from tlmatrix.spec.model.fields import TARGET
 from tlmatrix.spec.model.packed import is_packed, packed_axes, packed_lists
-from tlmatrix.spec.model.parts import DERIVED, OutputDecl
-from tlmatrix.spec.model.spec import FAMILIES, DeclaredProblem
+from tlmatrix.spec.model.spec import DERIVED, FAMILIES, DeclaredProblem, OutputDecl
 from tlmatrix.spec.values import explain_lengths, label
 from tlmatrix.words import suggestion
 

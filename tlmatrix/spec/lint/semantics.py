@@ -25,9 +25,7 @@ from tlmatrix.spec.lint.problem import (
 from tlmatrix.spec.model.calling import call_faults, names_of
 from tlmatrix.spec.model.fields import BASELINES, OPTIONAL_AXES, ORDERS, TARGET
 from tlmatrix.spec.model.fuzz import MAX_CONSTRAINED
-from tlmatrix.spec.model.parts import DEFAULT_TIERS
-from tlmatrix.spec.model.sharding import WORLD, Shard
-from tlmatrix.spec.model.spec import DeclaredProblem
+from tlmatrix.spec.model.spec import DEFAULT_TIERS, WORLD, DeclaredProblem, Shard
 from tlmatrix.spec.values import canonical, explain_lengths, label
 from tlmatrix.words import suggestion
 

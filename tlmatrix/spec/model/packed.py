@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from tlmatrix.spec.expr.expression import Expression
-from tlmatrix.spec.expr.parser import tokens_of
-from tlmatrix.spec.model.parts import DeclaredProblem
+from tlmatrix.spec.expr.expression import Expression, tokens_of
+from tlmatrix.spec.model.spec import DeclaredProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,11 +6,22 @@ means; the JSON Schema is generated from both (`tlmatrix.spec.schema`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, PrivateAttr, Tag
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    model_validator,
+)
 
+from tlmatrix.spec.expr.expression import Expression
 from tlmatrix.spec.issues import Issue
 from tlmatrix.spec.model.calling import (
     Call,
@@ -28,6 +39,7 @@ from tlmatrix.spec.model.checks import (
     CodegenRule,
     CudaGraph,
     DeterminismRule,
+    InvalidInputs,
     PackedRows,
     Prove,
     Refusal,
@@ -35,18 +47,28 @@ from tlmatrix.spec.model.checks import (
     SanitizerOptions,
     Tolerance,
     determinism_rules,
+    tables_of,
 )
 from tlmatrix.spec.model.fields import (
     CHECKS,
     FAMILIES,
     Argument,
     AxisValue,
+    Baseline,
+    Bound,
     CaseValues,
+    CheckName,
+    Day,
     ExpressionText,
     FamilyName,
     Identifier,
     Model,
     Name,
+    ShardDim,
+    ShardOrder,
+    ShortModel,
+    Size,
+    Strategy,
     Target,
     TargetArch,
     TileSize,
@@ -54,27 +76,276 @@ from tlmatrix.spec.model.fields import (
     allow_single_entry,
 )
 from tlmatrix.spec.model.fuzz import Fuzz, FuzzAxis, FuzzLengths, FuzzTrace, Range
-from tlmatrix.spec.model.invalid_inputs import InvalidInputs, tables_of
-from tlmatrix.spec.model.parts import (
-    Bench,
-    Checks,
-    ChecksWithout,
-    ConstraintDecl,
-    DeclaredProblem,
-    InputDecl,
-    KnownBug,
-    OutputDecl,
-    Regression,
-    Tier,
-    with_default_tiers,
-)
-from tlmatrix.spec.model.sharding import WORLD, Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tlmatrix.spec.values import Value
     from tlmatrix.spec.yaml.tree import Document
+
+
+# Shards -------------------------------------------------------------------------------------------
+
+WORLD = "world"
+"""The axis with the number of ranks."""
+
+Uneven = Literal["balanced", "ceil"]
+
+
+class Shard(Model):
+    """How one tensor is split across ranks.
+
+    Tensors that are not listed are replicated: each rank gets or returns the whole tensor, equal on
+    all ranks. A gradient is split like its input, a cotangent like its output.
+    """
+
+    dim: ShardDim | None = None
+    order: ShardOrder = "contiguous"
+    uneven: Uneven | None = None
+    own: bool = Field(default=False, strict=True)
+    sum: bool = Field(default=False, strict=True)
+
+    def order_of(self, values: Mapping[str, Value]) -> str:
+        """The order in a case: of `$axis`, the value of the axis."""
+        if self.order.startswith("$"):
+            return str(values[self.order[1:]])
+        return self.order
+
+
+# Checks ------------------------------------------------------------------------------------
+
+
+class ChecksWithout(Model):
+    """All checks but some."""
+
+    without: tuple[CheckName, ...] = Field(min_length=1)
+
+
+def _selected_checks(value: tuple[CheckName, ...] | ChecksWithout) -> tuple[CheckName, ...]:
+    if not isinstance(value, ChecksWithout):
+        return value
+    kept = tuple(check for check in CHECKS if check not in value.without)
+    if not kept:
+        raise ValueError("must leave at least one check")
+    return kept
+
+
+if TYPE_CHECKING:
+    Checks = tuple[CheckName, ...]
+else:
+    Checks = Annotated[
+        Annotated[tuple[CheckName, ...], Field(min_length=1), Tag("<list>")]
+        | Annotated[ChecksWithout, Tag("<mapping>")],
+        Discriminator(lambda value: "<mapping>" if isinstance(value, Mapping) else "<list>"),
+        AfterValidator(_selected_checks),
+    ]
+"""The checks of a case, written as a list, or as `without` and a list."""
+
+# Problems declared in YAML -----------------------------------------------------------------
+
+
+DERIVED = (
+    "offsets_of",
+    "starts_of",
+    "lengths_of",
+    "sequence_ids_of",
+    "positions_of",
+    "pages_of",
+)
+"""Keys of an input that is derived from a packed axis, without its own shape or values."""
+
+
+class InputDecl(Model):
+    """An input tensor of a declared problem: given by a shape, or derived from a packed axis."""
+
+    shape: tuple[Size, ...] | None = None
+    dtype: str | None = None
+    offsets_of: ExpressionText | None = None
+    starts_of: ExpressionText | None = None
+    lengths_of: ExpressionText | None = None
+    sequence_ids_of: ExpressionText | None = None
+    positions_of: ExpressionText | None = None
+    pages_of: ExpressionText | None = None
+    page_size: Size | None = None
+    unseen: ExpressionText | None = None
+    grad: bool = Field(default=False, strict=True)
+    fill: str | None = None
+    between: tuple[Bound, ...] | None = None
+
+    @property
+    def derived(self) -> tuple[str, Expression] | None:
+        """The key of `DERIVED` that is set, and its list of lengths; None without one."""
+        for key in DERIVED:
+            lengths: Expression | None = getattr(self, key)
+            if lengths is not None:
+                return key, lengths
+        return None
+
+    @property
+    def sizes(self) -> tuple[Expression | int, ...]:
+        """The shape, declared or derived from the packed axis."""
+        if self.derived is None:
+            return self.shape or ()
+        key, of = self.derived
+        match key:
+            case "offsets_of":
+                return (Expression(f"len({of}) + 1"),)
+            case "starts_of" | "lengths_of":
+                return (Expression(f"len({of})"),)
+            case "pages_of":
+                most = Expression(f"max(ceildiv({of}, {self.page_size}))")
+                return (Expression(f"len({of})"), most)
+        return (Expression(f"sum({of})"),)
+
+    @property
+    def dtype_text(self) -> str:
+        """The dtype, or `$axis`; by default int32, for derived inputs."""
+        return self.dtype or "int32"
+
+
+class OutputDecl(Model):
+    """An output tensor of a declared problem."""
+
+    shape: tuple[Size, ...] | None = None
+    dtype: str | None = None
+    dims: tuple[Identifier, ...] | None = None
+
+
+class DeclaredProblem(Model):
+    """A problem declared in the spec: inputs, outputs and a reference."""
+
+    inputs: dict[Identifier, InputDecl] = Field(min_length=1)
+    outputs: Annotated[
+        Annotated[tuple[Identifier, ...], Field(min_length=1), Tag("<list>")]
+        | Annotated[dict[Identifier, OutputDecl], Field(min_length=1), Tag("<mapping>")],
+        Discriminator(lambda value: "<mapping>" if isinstance(value, dict) else "<list>"),
+    ]
+    reference: Reference | None = None
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of the outputs, in the order of return."""
+        return tuple(self.outputs)
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """The tensors that are checked: outputs, and gradients of inputs."""
+        gradients = (f"d{name}" for name, each in self.inputs.items() if each.grad)
+        return frozenset([*self.outputs, *gradients])
+
+
+# The matrix ---------------------------------------------------------------------------------
+
+
+class ConstraintDecl(ShortModel):
+    """A condition that every case of the matrix satisfies. Text alone is short for `require`."""
+
+    short = "require"
+
+    require: ExpressionText
+    when: ExpressionText | None = None
+    because: str = ""
+
+    @cached_property
+    def expression(self) -> Expression:
+        """The whole condition: `not (when) or (require)`."""
+        if self.when is None:
+            return self.require
+        return Expression(f"not ({self.when}) or ({self.require})")
+
+    @property
+    def text(self) -> str:
+        """The constraint as text for messages."""
+        return f"{self.require}" if self.when is None else f"{self.require} when {self.when}"
+
+    @property
+    def reason(self) -> str:
+        """`because` in parentheses, to follow `text`; empty without one."""
+        return f" ({self.because})" if self.because else ""
+
+
+class Tier(ShortModel):
+    """A named way to pick cases. `quick: pairwise` is short for `quick: {strategy: pairwise}`."""
+
+    short = "strategy"
+
+    strategy: Strategy
+    size: Annotated[int, Field(strict=True, ge=1)] | None = None
+    seed: Annotated[int, Field(strict=True, ge=0)] = 0
+    axes: dict[str, tuple[AxisValue, ...]] | None = None
+
+    @property
+    def strength(self) -> int | None:
+        """The t of a t-wise strategy, else None."""
+        if self.strategy == "pairwise":
+            return 2
+        number, dash, _ = self.strategy.partition("-wise")
+        return int(number) if dash else None
+
+
+DEFAULT_TIERS = {
+    "quick": Tier(strategy="pairwise"),
+    "nightly": Tier(strategy="3-wise"),
+    "full": Tier(strategy="product"),
+    "smoke": Tier(strategy="first"),
+    "each": Tier(strategy="1-wise"),
+}
+"""The tiers that every spec has; a spec may replace them."""
+
+
+def with_default_tiers(tiers: dict[str, Tier]) -> dict[str, Tier]:
+    """The tiers of a spec, followed by the default tiers that it does not replace."""
+    return tiers | {name: tier for name, tier in DEFAULT_TIERS.items() if name not in tiers}
+
+
+class KnownBug(Model):
+    """Cases that are expected to fail, with an issue and an expiry date."""
+
+    when: ExpressionText
+    issue: Annotated[str, Field(min_length=1)]
+    expires: Day
+    mode: Literal["tolerate", "quarantine"] = "tolerate"
+
+
+class Regression(Model):
+    """A case that once failed: values of axes, alone or under `case` beside other keys.
+
+    Axes left out take their first value.
+    """
+
+    case: CaseValues
+    failed: str = ""
+    issue: str = ""
+    found: Day | None = None
+    seed: Annotated[int, Field(strict=True, ge=0)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_values(cls, value: object) -> object:
+        if isinstance(value, dict) and not isinstance(value.get("case"), dict):
+            return {"case": value}
+        return value
+
+    @classmethod
+    def short_schema(cls, keys: dict[str, Any]) -> dict[str, Any]:
+        """The JSON Schema of values alone."""
+        words = ("type", "additionalProperties", "minProperties")
+        return {word: part for word, part in keys["case"].items() if word in words}
+
+
+# Timing ---------------------------------------------------------------------------
+
+
+class Bench(Model):
+    """The cases, baselines and configurations of `tlmatrix bench`."""
+
+    cases: tuple[CaseValues, ...] = Field(min_length=1)
+    baselines: tuple[Baseline, ...] = ()
+    configs: dict[Identifier, Annotated[tuple[AxisValue, ...], Field(min_length=1)]] = Field(
+        default={}
+    )
+
+
+# The spec -----------------------------------------------------------------------------------------
+
 
 __all__ = [
     "CHECKS",
