@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +21,6 @@ from tlmatrix.spec.importing import load
 from tlmatrix.spec.model.spec import DeclaredProblem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tlmatrix.backend.binding import PreparedCall
     from tlmatrix.bench.candidates import Named
     from tlmatrix.problem import Problem

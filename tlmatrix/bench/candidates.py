@@ -8,11 +8,13 @@ All implementations get the same tensors. Arguments are resolved before the cloc
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
@@ -29,10 +31,6 @@ from tlmatrix.spec.values import label
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
-    import inspect
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
     from tlmatrix.backend import Backend
     from tlmatrix.backend.binding import PreparedCall
     from tlmatrix.bench.timing import Call, Clock, Samples, Schedule

@@ -6,8 +6,8 @@ Wide terminals show both rates and the host's time; narrow ones only the rate ne
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -19,9 +19,6 @@ from tlmatrix.report.text import count
 from tlmatrix.spec.values import label
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-
     from rich.console import Console
 
     from tlmatrix.bench.results import BenchFile, CaseTimes, PassTimes

@@ -7,19 +7,17 @@ only its current case.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tlmatrix.bench.statistics import Interval, interval, speed_between_runs, speed_ratio
 from tlmatrix.bench.timing import Samples
 from tlmatrix.exit_codes import writing
 from tlmatrix.json_fields import fields_of
 from tlmatrix.problem import Cost
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 FORMAT = 1
 _DIGITS = 6

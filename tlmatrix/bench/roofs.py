@@ -9,11 +9,8 @@ GB200), "NVIDIA L40S", "NVIDIA L4", "NVIDIA Ada GPU Architecture" (RTX 4090, app
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _TERA = 1e12
 

@@ -6,14 +6,12 @@ A `Clock` times one call; `interleaved` schedules the calls. Only `cuda_clock` n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
 
 Call = Callable[[], object]

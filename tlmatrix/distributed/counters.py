@@ -10,6 +10,7 @@ calls there it is advanced again, for the slowest flag too, and to 2^32.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ import torch
 from tlmatrix.interpreter.sync.flags import to_int32
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from tlmatrix.interpreter.sync.flags import Flag
 
 FIRST = 2

@@ -6,8 +6,10 @@ agree.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,10 +28,6 @@ from tlmatrix.problem.sharding import Sharding
 from tlmatrix.words import ranks_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
     from tlmatrix.backend.binding import Binding
     from tlmatrix.check.sanitizers import SanitizerSession
     from tlmatrix.check.tolerance import ReferenceBounds

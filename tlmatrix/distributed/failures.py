@@ -6,17 +6,14 @@ import pickle
 import re
 import signal
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from tlmatrix.backend.errors import EntryError
 from tlmatrix.check.finding import Finding, FindingsError
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.tracebacks import is_ours, short_path, user_traceback
 from tlmatrix.words import ranks_words
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 CHECK = "ranks"
 """The check of findings about ranks."""

@@ -22,6 +22,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -36,8 +37,6 @@ from tlmatrix.distributed.failures import Failure
 from tlmatrix.processes import end_with
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from tlmatrix.backend.backends import Backend
     from tlmatrix.distributed.rank_runner import Answer, Job, RankRunner
     from tlmatrix.spec.model.spec import Spec

@@ -6,7 +6,8 @@ data, which crosses processes.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,6 @@ from tlmatrix.tracebacks import unwinds
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from contextlib import AbstractContextManager
-
     import torch
 
     from tlmatrix.backend.binding import Binding

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Self
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+from collections.abc import Sequence
+from typing import Any, Self
 
 EMPTY_GRID = "grid dimension must be positive"
 EMPTY_TENSOR = "a TMA descriptor of an empty tensor"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -42,8 +43,6 @@ from tlmatrix.interpreter.watch.races import RaceInstrument
 from tlmatrix.interpreter.watch.registry import functions, observers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from tlmatrix.interpreter.program import Options
 
 

@@ -8,7 +8,7 @@ Errors are raised as `wrong(path, message)`, with the path of the key: `("call",
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,6 @@ from tlmatrix.spec.model.calling import (
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from tlmatrix.spec.model.calling import Call, Fill, Returns
 
 Path = tuple[str | int, ...]

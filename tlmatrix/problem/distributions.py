@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tlmatrix.dtypes import dtype_named
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import torch
 
     from tlmatrix.spec.values import Value

@@ -9,6 +9,7 @@ Importing this module does not import torch.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tlmatrix.dtypes import DTYPES
@@ -20,8 +21,6 @@ from tlmatrix.spec.model.spec import WORLD, DeclaredProblem
 from tlmatrix.words import nearest, suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
     from tlmatrix.problem.model import Family
     from tlmatrix.spec.issues import Issue
     from tlmatrix.spec.model.checks import AllowanceChange

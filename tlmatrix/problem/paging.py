@@ -6,18 +6,15 @@ sequence, and those of pages that a window has left behind, are no page of the p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 
 from tlmatrix.problem.distributions import seeded_random
 from tlmatrix.problem.model import UnusedRows
 from tlmatrix.spec.expr.evaluation import SPARE_PAGES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _NO_PAGE = (-1, 2**31 - 1)
 

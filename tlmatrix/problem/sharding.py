@@ -9,6 +9,7 @@ A `Split` says which elements of a dimension belong to which rank.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,6 @@ from tlmatrix.spec.model.spec import WORLD, has_ranks
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from tlmatrix.problem.model import Relation, RelationKind, TensorInfo
     from tlmatrix.spec.model.spec import Shard, Spec
 

@@ -21,6 +21,7 @@ begin at multiples of 16 bytes) and `strided` (every second element of the last 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from tlmatrix.problem.distributions import poison_scale
@@ -28,8 +29,6 @@ from tlmatrix.spec.model.fields import STORAGES
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
     import torch
 
     from tlmatrix.problem.model import Problem

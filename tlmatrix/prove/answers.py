@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tlmatrix.cache_files import FileCache, cache_folder
 from tlmatrix.run.sources import digest_of, read_sources
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from tlmatrix.spec.model.spec import Spec
 
 Answer = Literal["proven", "refuted", "unknown"]

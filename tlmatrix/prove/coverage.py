@@ -10,6 +10,7 @@ the candidates written is impossible, every element is written.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import islice, pairwise, product
@@ -26,8 +27,6 @@ from .properties import answered
 from .terms import Polynomial, subterms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from tlmatrix.interpreter.analysis.accesses import Access, Range
 
     from .answers import Proof

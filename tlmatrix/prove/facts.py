@@ -11,6 +11,7 @@ No quantifier is given to Z3: a fact is instantiated at the elements that a quer
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -27,8 +28,6 @@ from tlmatrix.interpreter.ir.walk import text_of, walk
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from tlmatrix.interpreter.analysis.accesses import Accesses
     from tlmatrix.spec.expr.evaluation import Node
 

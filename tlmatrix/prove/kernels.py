@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -44,8 +45,6 @@ from .refuting import refuted
 from .solving import Questions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from tlmatrix.interpreter.ir import nodes as ir
     from tlmatrix.matrix import Case
     from tlmatrix.run.runner import Runner

@@ -6,9 +6,11 @@ Facts need launches of the same kernels with other sizes: variants of a case hav
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,9 +35,6 @@ from tlmatrix.spec.values import canonical, numbers_in
 from .facts import Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
     from tlmatrix.interpreter import InterpretedKernel
     from tlmatrix.interpreter.ir import nodes as ir
     from tlmatrix.matrix import Case

@@ -9,6 +9,7 @@ the kernel alone is launched with them.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, chain, islice, pairwise
@@ -30,8 +31,6 @@ from .answers import Values
 from .launches import allowed, variants
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from tlmatrix.check.finding import Finding
     from tlmatrix.interpreter.reports import Report
     from tlmatrix.matrix import Case

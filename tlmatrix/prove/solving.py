@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, permutations, product
 from math import gcd
@@ -14,8 +15,6 @@ from .facts import BLOCKS, Intervals, Offsets, symbols_of
 from .terms import Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from tlmatrix.interpreter.analysis.accesses import Access, Accesses, Executed
 
     from .facts import Fact, Observation

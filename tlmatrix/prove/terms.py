@@ -8,6 +8,7 @@ every query is linear arithmetic with uninterpreted functions, which Z3 decides.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
 from itertools import combinations, islice
@@ -18,8 +19,6 @@ import z3
 from tlmatrix.interpreter.ir import nodes as ir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from tlmatrix.interpreter.analysis.accesses import Range
 
 z3.z3.Z3_DEBUG = False  # it checks each argument of each term, which takes a third of the time

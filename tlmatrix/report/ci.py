@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
@@ -19,8 +20,6 @@ from tlmatrix.run.result import CaseResult, Status
 from tlmatrix.triage.groups import group_failures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from tlmatrix.run.records import RunRecords
     from tlmatrix.triage.groups import Group
 

@@ -8,14 +8,13 @@ The output is plain text of at most the given width.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tlmatrix.report.text import count
 from tlmatrix.words import ellipsis
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from tlmatrix.interpreter.coverage import Coverage, Gap, Guard, GuardSite
 
 _COLUMNS = ("lines", "ran", "guards", "one way", "loops", "no 0", "no 1")

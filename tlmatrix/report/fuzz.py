@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -18,8 +19,6 @@ from tlmatrix.report.text import count, describe_result
 from tlmatrix.run.events import Summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from rich.console import Console
     from rich.table import Table
 

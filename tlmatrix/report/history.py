@@ -7,16 +7,15 @@ only if its size or its time changed.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.run.records import RecordsError, read_records
 from tlmatrix.run.result import FAILURES, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
     from tlmatrix.run.records import RunRecords
 
 DATABASE = "history.sqlite"

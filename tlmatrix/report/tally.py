@@ -6,6 +6,7 @@ The forecast is of the durations of a run's cases and of those of earlier runs.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -15,8 +16,6 @@ from tlmatrix.report.text import count, unsupported_text
 from tlmatrix.run.result import FAILURES, SkipReason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from tlmatrix.run.result import CaseResult
 
 

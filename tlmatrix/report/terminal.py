@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,6 @@ from tlmatrix.triage.groups import Group, group_failures
 from tlmatrix.words import ellipsis
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from rich.console import Console
     from rich.table import Table
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tlmatrix.spec.issues import SpecError
@@ -19,9 +21,6 @@ from tlmatrix.tracebacks import unwinds, user_traceback
 from tlmatrix.words import guess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from types import ModuleType
-
     from tlmatrix.spec.model.spec import Spec
 
 BESIDE: list[str] = []

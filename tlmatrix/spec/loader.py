@@ -6,6 +6,7 @@ Malformed parts are removed and the rest is still checked, so that one load repo
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
@@ -18,8 +19,6 @@ from tlmatrix.spec.model.spec import Spec
 from tlmatrix.spec.yaml.tree import MAX_BYTES, MapNode, ScalarNode, plain, read_document
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from pydantic_core import ErrorDetails
 
     from tlmatrix.spec.lint.semantics import Fault

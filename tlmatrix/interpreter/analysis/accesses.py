@@ -13,6 +13,7 @@ there are. `Access.certain` says whether there are none on the path.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -33,8 +34,6 @@ from .expressions import UNKNOWN, evaluate, interval, is_negative_under, is_true
 from .usage import has_jumps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from .expressions import Interval
 
 Kind = Literal["read", "write", "atomic"]

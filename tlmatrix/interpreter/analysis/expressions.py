@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import any_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 # Constants of the IR: extents, indices and flags that are known when a program is generated -------
 

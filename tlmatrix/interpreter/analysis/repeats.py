@@ -6,16 +6,14 @@ nor a barrier, so that a warp that comes later reads what an earlier one has wri
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import inner_statements, walk
 
 from .usage import JUMPS, is_parallel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 _WARP = 32
 _OWN = ("local", "local.var", "local.fragment")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tlmatrix.dtypes import size_in_bits
 from tlmatrix.interpreter.ir import nodes as ir
@@ -12,10 +13,6 @@ from tlmatrix.interpreter.ir.walk import calls, walk
 from tlmatrix.interpreter.program import MemoryNeed
 
 from .expressions import FAR, Interval, interval, number
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
 
 # Which shared memory statements access, so that a barrier comes where TileLang puts one -----------
 #

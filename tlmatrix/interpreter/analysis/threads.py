@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +16,6 @@ from tlmatrix.interpreter.ir.walk import calls, inner_statements, walk
 
 from .expressions import ARITHMETIC, BITS, COMPARISONS, evaluate, is_zero, number
 from .usage import is_parallel
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
 
 # What a kernel does with its thread index: conditions on it cut a block into warp roles -----------
 #

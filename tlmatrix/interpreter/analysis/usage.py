@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.ir import nodes as ir
@@ -10,8 +11,6 @@ from tlmatrix.interpreter.ir.walk import calls, inner_statements, walk
 from .expressions import add_terms, covers, equal_extents, is_zero, number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from .accesses import Accesses
 
 

@@ -7,6 +7,8 @@ any access to shared, fragment or local memory: there, outside is an error.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +24,6 @@ from .numbers import add, times
 from .values import Affine, Val, literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from contextlib import AbstractContextManager
-
     from .emitter import Emitter
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field
@@ -15,8 +16,6 @@ from .source import Writer
 from .values import Affine, Code, Val, literal, numpy_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from tlmatrix.interpreter.ir.nodes import Buffer, Call, Kernel, Layout, Var
 
     from .access import Buf

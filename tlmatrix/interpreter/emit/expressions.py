@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +44,6 @@ from .values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .emitter import Emitter
 
 

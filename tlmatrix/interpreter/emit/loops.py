@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,6 @@ from .sharing import keep_mask
 from .values import Val, expression, integer_code, literal, numpy_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from .access import Buf
     from .emitter import Emitter
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,6 @@ from .values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from .access import Buf
     from .emitter import Emitter
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ from .sharing import keep_mask
 from .values import LOW_PRECISION, is_float, is_value, literal, memory_name, numpy_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .emitter import Emitter
     from .values import Val
 

@@ -9,6 +9,7 @@ dtype. Blocks that no other block waits for are skipped in all but the first.
 from __future__ import annotations
 
 import linecache
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +33,6 @@ from .slicing import carried_rounding, sliced
 from .text import rendered_indices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from tlmatrix.interpreter.program import Record
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.runtime.elements import Iteration

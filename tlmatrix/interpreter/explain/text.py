@@ -6,6 +6,7 @@ Sets of elements are index expressions, such as `k[64:128, 0, 0:64]`.
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.watch.recorders import LoopRange
 

@@ -10,6 +10,7 @@ not for rows whose length may be odd: no width provably divides the indices of c
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -26,8 +27,6 @@ from .lowered import positions
 from .programs import kept, lowered, lowered_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     import torch
 
     from tlmatrix.interpreter.analysis.accesses import Access

@@ -11,6 +11,7 @@ import functools
 import math
 import sys
 import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -25,8 +26,6 @@ from .programs import programs_of
 from .session import current, local, without_modes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from .session import Session
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,8 +28,6 @@ from .intercept import entry_points
 from .session import Session, current, environment, local
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
-
     from tlmatrix.interpreter.explain import Trace
     from tlmatrix.interpreter.reports import Report, Sequences
     from tlmatrix.interpreter.sync.world import Rank

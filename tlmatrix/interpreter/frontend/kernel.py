@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,6 @@ from .session import current, environment, without_modes
 from .signature import Arguments, Signature
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from tlmatrix.interpreter.analysis.ownership import Fault
     from tlmatrix.interpreter.program import Record
     from tlmatrix.interpreter.sync.externs import BlockLaunch

@@ -9,9 +9,10 @@ of the source, and those after which it does not.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,9 +23,6 @@ from tlmatrix.interpreter.lowered.machine import Watching
 from tlmatrix.interpreter.reports import Report, ReportSet, element_name
 
 from .programs import written_at
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _STEPS = 8
 """Whole numbers are compared where a dtype has so many numbers between two of them: there rounding

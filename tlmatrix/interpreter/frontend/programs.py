@@ -11,9 +11,11 @@ import marshal
 import os
 import platform
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -32,9 +34,6 @@ from tlmatrix.interpreter.sync.externs import modelled
 from tlmatrix.interpreter.watch.registry import functions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import CodeType
-
     from tlmatrix.interpreter.lowered.lowering import Lowered
     from tlmatrix.interpreter.program import Program
     from tlmatrix.interpreter.sync.externs import BlockLaunch

@@ -8,6 +8,7 @@ finite values pay nothing for that.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,8 +23,6 @@ from .programs import written_at
 from .signature import LayoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from tlmatrix.interpreter.analysis.ownership import Fault
     from tlmatrix.interpreter.ir.nodes import Location
     from tlmatrix.interpreter.program import Program

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import runpy
 import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -20,8 +21,6 @@ from .interpret import interpret
 from .kernel import InterpretedKernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from .session import Session
 
 

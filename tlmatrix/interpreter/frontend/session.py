@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,9 +18,6 @@ from tlmatrix.interpreter.ops.gemm import FLOAT8_BITS, TF32
 from tlmatrix.interpreter.reports import Checks, SanitizerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
     from tlmatrix.interpreter.coverage import Coverage, Feature, Recorder
     from tlmatrix.interpreter.explain import Explanation, Launch, LaunchLog
     from tlmatrix.interpreter.explain.model import Writer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ from tlmatrix.interpreter.ops.pointer import tensor_at
 from tlmatrix.interpreter.runtime.codecs import pack_into, unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
     from tlmatrix.interpreter.program import GlobalLayout, Parameter, Program
 
     Array = np.ndarray[Any, Any]

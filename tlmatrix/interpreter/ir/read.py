@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tlmatrix.interpreter.errors import Unsupported
 
 from . import nodes as ir
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # TileLang's own macros (reductions, scans) carry lines of its library.
 _LIBRARY = "/site-packages/tilelang/"

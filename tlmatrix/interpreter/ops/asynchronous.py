@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.dtypes import size_in_bits
@@ -35,8 +36,6 @@ from .gemm import Gemm, PairGemm, SparseGemm, barrier_of
 from .tables import Operations, tile_rule_of_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tlmatrix.interpreter.emit.access import Buf
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ from tlmatrix.interpreter.ir.walk import text_of, walk
 from .tables import Operations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.ir.nodes import Call
 

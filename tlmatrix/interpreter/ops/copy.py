@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +28,6 @@ from tlmatrix.interpreter.runtime.memory import clip, load_block, outside, store
 from .tables import Operations
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.emit.tiles import BufferRegion
     from tlmatrix.interpreter.ir.nodes import Call, Region

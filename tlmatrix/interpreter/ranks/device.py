@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import ModuleType
@@ -32,8 +33,6 @@ from .groups import ThreadsWorld
 from .streams import Done, Event, Stream, enqueue, of_this_rank, synchronize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from tlmatrix.interpreter.sync.agents import Request
     from tlmatrix.interpreter.sync.world import Rank
 

@@ -11,6 +11,7 @@ for what is not captured, or leaving behind what nothing waits for.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,8 +23,6 @@ from tlmatrix.interpreter.sync.context import current_rank
 from .streams import Done, Operation, Stream, enqueue, synchronize, waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from tlmatrix.interpreter.sync.agents import Request
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,6 @@ from tlmatrix.interpreter.sync.world import arrive
 from .streams import Done, Operation, enqueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from tlmatrix.interpreter.sync.agents import Request
     from tlmatrix.interpreter.sync.world import Rank
 

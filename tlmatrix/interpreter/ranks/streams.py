@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,8 +16,6 @@ from tlmatrix.interpreter.sync.context import current_rank
 from tlmatrix.interpreter.sync.externs import Dispatcher, Slot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from tlmatrix.interpreter.sync.agents import Clock
     from tlmatrix.interpreter.sync.externs import BlockLaunch
     from tlmatrix.interpreter.sync.world import Rank, World

@@ -12,6 +12,7 @@ import math
 import weakref
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,6 @@ from tlmatrix.interpreter.sync.world import meet
 from .streams import Done, enqueue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from tlmatrix.interpreter.sync.agents import Request
     from tlmatrix.interpreter.sync.world import Rank
 

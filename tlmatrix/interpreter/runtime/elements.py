@@ -7,6 +7,7 @@ in the order of rows, so that a set is an array of integers whatever the shape.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,6 @@ from .masks import narrowed
 from .memory import clip, load_block
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .codecs import Array, Codec
     from .masks import Dim
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from tlmatrix.interpreter.errors import EMPTY_GRID, LaunchError
 from tlmatrix.interpreter.sync.settings import block_seed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["GRID_X", "GRID_YZ", "block_order", "check_grid"]
 

@@ -5,13 +5,12 @@ A slice of a block is cheaper than the block under a mask, to store as well as t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .codecs import Array
 
 __all__ = ["KEPT", "Dim", "kept", "narrowed", "run_of"]

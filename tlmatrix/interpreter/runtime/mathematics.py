@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +14,7 @@ import torch
 from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.errors import InterpreterError
 
-from .codecs import CODECS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .codecs import Array
+from .codecs import CODECS, Array
 
 __all__ = [
     "bits",

@@ -6,6 +6,7 @@ as `int` or `(start, extent, step)`. Other accesses are gathers and scatters, on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,6 @@ from tlmatrix.interpreter.errors import InterpreterError
 from .masks import narrowed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .codecs import Array, Codec
     from .masks import Dim
 

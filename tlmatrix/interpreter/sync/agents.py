@@ -11,12 +11,11 @@ them a write, neither ordered before the other, are a race, whatever values they
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from tlmatrix.interpreter.reports import Party
 
 

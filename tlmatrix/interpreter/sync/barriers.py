@@ -8,13 +8,11 @@ A cluster of blocks has a barrier of all their threads, and the mbarriers of eac
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .agents import Agent, Clock, Request, Wait, join
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @dataclass(frozen=True)

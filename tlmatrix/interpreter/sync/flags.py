@@ -7,6 +7,7 @@ does not release discards what was published before.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,8 +21,6 @@ from .agents import Agent, Clock, Request, join
 from .races import UNZEROED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
     from .world import World
 
 

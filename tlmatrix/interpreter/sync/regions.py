@@ -7,15 +7,13 @@ global memory by blocks and ranks are in `shadows`, element by element.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
 from .agents import Clock, fenced
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Box = tuple[tuple[int, int], ...]
 _MBARRIER = "T.mbarrier_wait_parity() of the mbarrier that it arrives at"

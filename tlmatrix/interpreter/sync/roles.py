@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,6 @@ from .barriers import Mbarrier, Phase, Rendezvous, Spin, ThreadBarrier
 from .regions import RegionAccess, region_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from .barriers import Cluster
     from .launches import Block
 

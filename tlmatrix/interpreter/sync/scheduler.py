@@ -9,15 +9,14 @@ The report of a deadlock says which agents wait, for what, and why it cannot com
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tlmatrix.interpreter.errors import DeadlockError
 from tlmatrix.interpreter.reports import Party, Report, ReportSet, rendered
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from random import Random
-
     from .agents import Agent, Request
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,6 @@ from .context import current_rank
 from .scheduler import Prioritized, Scheduler, Uniform, deadlock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from .accesses import Accesses
     from .agents import Request
     from .flags import Flag

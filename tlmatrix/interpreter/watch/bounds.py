@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ from tlmatrix.interpreter.runtime.mathematics import wrap
 from .observer import Observer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.emit.values import Val
     from tlmatrix.interpreter.program import Options

@@ -7,6 +7,7 @@ branches; others by counting the mask.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -25,8 +26,6 @@ from tlmatrix.interpreter.ir.walk import walk
 from .observer import Observer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.emit.tiles import TileOperation
     from tlmatrix.interpreter.emit.values import Val

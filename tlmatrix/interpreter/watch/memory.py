@@ -6,6 +6,7 @@ at all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tlmatrix.interpreter.emit.access import conditions, is_guarded
@@ -27,8 +28,6 @@ from .observer import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tlmatrix.interpreter.emit.access import Access, Buf, Dim
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.emit.tiles import BufferRegion, TileOperation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,6 @@ from .repeats import Repeats
 from .shadows import GlobalShadow, LocalShadow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     import torch
 
     from tlmatrix.interpreter.ir.nodes import Location

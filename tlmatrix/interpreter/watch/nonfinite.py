@@ -6,6 +6,7 @@ made one of finite operands.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ from tlmatrix.interpreter.runtime.memory import load_block
 from .observer import Watcher, is_followed, place_of, unless
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from tlmatrix.interpreter.emit.access import Access, Buf
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.emit.tiles import TileOperation

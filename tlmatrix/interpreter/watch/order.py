@@ -7,6 +7,7 @@ through flags in global memory, and through the barriers that lead to a flag and
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,6 @@ from tlmatrix.interpreter.errors import InterpreterError
 from tlmatrix.interpreter.sync.agents import Clock, join
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from tlmatrix.interpreter.program import Site
     from tlmatrix.interpreter.runtime.codecs import Array
 

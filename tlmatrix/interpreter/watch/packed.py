@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,8 +11,6 @@ import torch
 from tlmatrix.interpreter.runtime.elements import element_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from tlmatrix.interpreter.reports import Sequences
     from tlmatrix.interpreter.runtime.elements import Place
     from tlmatrix.interpreter.runtime.masks import Dim

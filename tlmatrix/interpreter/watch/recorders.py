@@ -8,6 +8,7 @@ that cannot matter are skipped.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,6 @@ from tlmatrix.interpreter.runtime.codecs import CODECS
 from tlmatrix.interpreter.runtime.elements import Event, IndexArrays, Tile, element_values
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tlmatrix.interpreter.ir.nodes import Location
     from tlmatrix.interpreter.program import Record
     from tlmatrix.interpreter.runtime.codecs import Array

@@ -7,6 +7,7 @@ argument that the class names. `frontend.session.Session.observers` says where t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .bounds import OverflowSanitizer
@@ -18,8 +19,6 @@ from .recording import Recording
 from .repeats import RepeatSanitizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tlmatrix.interpreter.ir.nodes import Kernel
     from tlmatrix.interpreter.program import Options
 

@@ -6,6 +6,7 @@ other's way: a finding of `lanes`. The second run leaves no trace.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,6 @@ from tlmatrix.interpreter.runtime.elements import lanes_of
 from .observer import Observer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from tlmatrix.interpreter.emit.access import Access
     from tlmatrix.interpreter.emit.emitter import Emitter
     from tlmatrix.interpreter.program import Options

@@ -7,6 +7,7 @@ with those of other blocks.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +16,6 @@ from tlmatrix.interpreter.runtime.elements import block_of, element_of
 from tlmatrix.interpreter.runtime.memory import clip, load_block, store_block
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tlmatrix.interpreter.runtime.codecs import Array
     from tlmatrix.interpreter.runtime.elements import Place
     from tlmatrix.interpreter.runtime.masks import Dim

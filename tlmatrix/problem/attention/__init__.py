@@ -5,6 +5,7 @@ The family; torch is imported when a problem is built.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -15,8 +16,6 @@ from tlmatrix.problem.family import BuiltInFamily, CaseSetup
 from tlmatrix.spec.model.fields import OPTIONAL_AXES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     import torch
 
     from tlmatrix.problem.model import Problem

@@ -5,6 +5,7 @@ Lint, compile keys, cost and tensors derive from `Setting`. Does not import torc
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -24,8 +25,6 @@ from tlmatrix.spec.values import explain_lengths, sides_of
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from tlmatrix.spec.values import Value
 
 LAYOUTS = ("bshd", "bhsd", "thd", "padded", "cache", "paged")

@@ -6,6 +6,7 @@ Most relations only replace tensors, so their problems share the `Structure` of 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, repeat
@@ -27,8 +28,6 @@ from tlmatrix.problem.tensors import LazyMapping
 from tlmatrix.spec.model.calling import names_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tlmatrix.problem.attention.axes import Setting
     from tlmatrix.problem.family import CaseSetup
     from tlmatrix.problem.model import Tensors, UnusedRows

@@ -6,6 +6,7 @@ its rows as [count, head, row, dim]; `mask` is its attention mask.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -13,8 +14,6 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from tlmatrix.problem.attention.axes import Setting
 
 _MOST_CACHED = {"cpu": 2**18, "cuda": 2**24}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ from tlmatrix.problem.distributions import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tlmatrix.problem.attention.axes import Setting
 
 # In the range of float16, and far from all logits of `tlmatrix.problem.distributions`.

@@ -27,6 +27,7 @@ may have freed, unless the axis `freed_pages` is false.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -39,8 +40,6 @@ from tlmatrix.problem.paging import Paging
 from tlmatrix.problem.tensors import LazyMapping
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from tlmatrix.problem.attention.axes import Setting
     from tlmatrix.problem.attention.reference import Operands
     from tlmatrix.problem.model import Tensors

@@ -18,6 +18,7 @@ compare the results with SDPA, autograd through an independent formula, and grad
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,6 @@ from tlmatrix.problem.attention.chunks import Piece, Rows, pieces
 from tlmatrix.problem.tensors import on_cpu
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tlmatrix.problem.attention.axes import Setting
 
 _CHUNK = {"cpu": 2**21, "cuda": 2**26}

@@ -10,6 +10,7 @@ and a matrix tries many. Problems are built lazily, as relations are iterated ov
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -26,8 +27,6 @@ from tlmatrix.problem.relations import balanced_lengths, repeated, untouched
 from tlmatrix.problem.relations.batch import NEW, Batch, NotComposableError, place, select
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from tlmatrix.problem.attention.axes import Setting
     from tlmatrix.problem.attention.build import Attention
     from tlmatrix.problem.model import Problem, RelationKind, Tensors

@@ -5,6 +5,7 @@ The family; torch is imported when a problem is built.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -14,8 +15,6 @@ from tlmatrix.problem.family import BuiltInFamily
 from tlmatrix.spec.model.spec import WORLD
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tlmatrix.problem.family import CaseSetup
     from tlmatrix.problem.model import Problem
     from tlmatrix.spec.values import Value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,6 @@ from tlmatrix.problem.names import STORAGE, VALUES, Names, choice, dtypes, whole
 from tlmatrix.spec.model.spec import WORLD, Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tlmatrix.spec.values import Value
 
 OPERATIONS = ("all_gather", "all_reduce", "reduce_scatter")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -26,8 +27,6 @@ from tlmatrix.problem.relations.batch import inverse, select, singles, without
 from tlmatrix.problem.storage import with_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tlmatrix.problem.collective.axes import CollectiveSetting
     from tlmatrix.problem.family import CaseSetup
     from tlmatrix.problem.model import RelationKind, Tensors

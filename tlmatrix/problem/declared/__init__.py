@@ -5,6 +5,7 @@ The family; torch is imported when a problem is built.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice, product
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,6 @@ from tlmatrix.spec.model.packed import packed_axes
 from tlmatrix.spec.yaml.text import flow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     import torch
 
     from tlmatrix.problem.model import Problem

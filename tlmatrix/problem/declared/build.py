@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -40,8 +40,6 @@ from tlmatrix.spec.importing import refuse
 from tlmatrix.spec.model.spec import OutputDecl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tlmatrix.problem.declared.reference import ReferenceCall
     from tlmatrix.problem.family import CaseSetup
     from tlmatrix.problem.model import UnusedRows

@@ -15,6 +15,7 @@ move is what they carry.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,8 +28,6 @@ from tlmatrix.problem.declared.operators import Call, OperatorMode
 from tlmatrix.problem.tensors import SYSTEMATIC, truncation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     Tensors = Mapping[str, torch.Tensor]
 
 _OPERANDS: dict[str, tuple[int, ...]] = {

@@ -7,7 +7,7 @@ a block table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -25,8 +25,6 @@ from tlmatrix.spec.model.spec import OutputDecl
 from tlmatrix.spec.values import explain_lengths, sides_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tlmatrix.spec.model.spec import DeclaredProblem, InputDecl
     from tlmatrix.spec.values import Value
 

@@ -14,6 +14,7 @@ norm: a variance of shifted values is a difference of large numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tlmatrix.tracebacks import unwinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     Tensors = dict[str, torch.Tensor]
 
     from tlmatrix.problem.declared.reference import ReferenceCall

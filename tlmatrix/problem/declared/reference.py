@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +27,6 @@ from tlmatrix.tracebacks import unwinds
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
-    import inspect
-    from collections.abc import Callable, Mapping
-
     from tlmatrix.problem.calling import Path
     from tlmatrix.problem.family import CaseSetup
     from tlmatrix.spec.model.calling import Fill

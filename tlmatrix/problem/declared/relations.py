@@ -7,6 +7,7 @@ false positive.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
@@ -31,8 +32,6 @@ from tlmatrix.problem.relations.batch import NEW, Batch, NotComposableError, pla
 from tlmatrix.spec.values import sides_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-
     from tlmatrix.problem.declared.build import Declared
     from tlmatrix.problem.model import Problem, RelationKind, Tensors
     from tlmatrix.problem.relations.batch import Along, Right

@@ -5,6 +5,7 @@ The family; torch is imported when a problem is built.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,8 +15,6 @@ from tlmatrix.problem.family import BuiltInFamily
 from tlmatrix.problem.gemm.axes import NAMES, NO_DTYPE, OPERANDS, SIZES, GemmSetting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from tlmatrix.problem.family import CaseSetup
     from tlmatrix.problem.model import Problem
     from tlmatrix.spec.issues import Issue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,6 @@ from tlmatrix.dtypes import dtype_named
 from tlmatrix.problem.names import STORAGE, VALUES, Names, dtypes, flag, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tlmatrix.spec.values import Value
 
 SIZES = ("m", "n", "k")

@@ -7,6 +7,7 @@ sum of one rounded term per rank; the terms may cancel.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -34,8 +35,6 @@ from tlmatrix.problem.tensors import SYSTEMATIC, truncation
 from tlmatrix.spec.model.spec import has_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from tlmatrix.problem.family import CaseSetup
     from tlmatrix.problem.gemm.axes import GemmSetting
     from tlmatrix.problem.model import RelationKind, Tensors

@@ -7,13 +7,12 @@ and `user` those that a spec lists under `relations:`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tlmatrix.problem.model import Relation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from tlmatrix.problem.model import Problem, RelationKind, Tensors
 
 Kind = TypeVar("Kind", bound=Relation)

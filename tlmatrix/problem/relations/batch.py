@@ -12,6 +12,7 @@ batch may be permuted, split into two calls, or extended by a sequence in front.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Self
 
@@ -22,8 +23,6 @@ from tlmatrix.problem.model import Relation
 from tlmatrix.problem.tensors import LazyMapping, indexable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-
     from tlmatrix.problem.model import Problem, RelationKind, Tensors
 
     Along = Mapping[int, Sequence[int]]

@@ -11,6 +11,8 @@ tensor is moved, and what lowered kernels need of it is checked, which takes sec
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +22,6 @@ from tlmatrix.problem.storage import laid_out, layouts_of, tensors_of
 from tlmatrix.spec.model.spec import has_ranks
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     import torch
 
     from tlmatrix.problem.model import Problem, Tensors

@@ -8,6 +8,7 @@ finite value in its place says which results depend on it: these must not be fin
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,6 @@ from tlmatrix.problem.distributions import seeded_random
 from tlmatrix.problem.model import Reach, ReachRelation, ReferenceFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from tlmatrix.problem.model import Dim, Problem, Tensors
     from tlmatrix.spec.model.spec import Spec
 

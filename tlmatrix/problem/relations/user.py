@@ -7,7 +7,7 @@ the first call; no reference is needed. A bug may satisfy one relation, so a spe
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,6 @@ from tlmatrix.tracebacks import unwinds
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from tlmatrix.problem.model import Family, RelationKind, Tensors
     from tlmatrix.spec.model.spec import RelationDecl, Spec
 

@@ -8,14 +8,11 @@ expression can hang a run or exhaust memory.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tlmatrix.spec.values import SIDES, lengths_of, sides_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Evaluate = Callable[[Mapping[str, Any]], Any]
 """An evaluator of a node: from names to the value."""

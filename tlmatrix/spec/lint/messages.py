@@ -6,6 +6,7 @@ suggestion.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel
@@ -19,8 +20,6 @@ from tlmatrix.spec.yaml.tree import ScalarNode
 from tlmatrix.words import guess, suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pydantic_core import ErrorDetails
 
     from tlmatrix.spec.yaml.tree import Document

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tlmatrix.dtypes import DTYPES, dtype_meant
@@ -20,8 +21,6 @@ from tlmatrix.spec.values import explain_lengths, label
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-
     from tlmatrix.spec.model.spec import Agreement, InputDecl, RelationDecl, Spec
     from tlmatrix.spec.values import Value
 

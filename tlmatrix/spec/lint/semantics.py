@@ -8,6 +8,7 @@ are checked here.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,6 @@ from tlmatrix.spec.values import canonical, explain_lengths, label
 from tlmatrix.words import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
     from tlmatrix.spec.model.fuzz import FuzzAxis
     from tlmatrix.spec.model.spec import Fuzz, Spec
     from tlmatrix.spec.values import Value

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, PlainValidator, Tag, WithJsonSchema
 
@@ -12,9 +12,6 @@ from tlmatrix.spec.expr.expression import WORDS, Expression, ExpressionError
 from tlmatrix.spec.issues import Fault
 from tlmatrix.spec.model.fields import Identifier, Model, ShortModel, Target
 from tlmatrix.words import suggestion
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 Fill = Literal["empty", "zeros", "nan"]
 SKIPPED = "_"

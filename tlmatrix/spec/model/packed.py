@@ -6,7 +6,7 @@ the number of pages of their pool. X is a packed axis, a side of one, or an expr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,6 @@ from tlmatrix.spec.expr.expression import Expression, tokens_of
 from tlmatrix.spec.model.spec import DeclaredProblem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 

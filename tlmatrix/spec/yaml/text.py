@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,6 @@ import yaml
 from tlmatrix.spec.yaml.tree import scalar_meaning
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tlmatrix.spec.values import Value
 
 

@@ -11,18 +11,16 @@ errors here, with a message that says what to write.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from tlmatrix.spec.expr.expression import shorten
 from tlmatrix.spec.issues import Issue, SpecError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-    from pathlib import Path
 
 
 @dataclass(slots=True)

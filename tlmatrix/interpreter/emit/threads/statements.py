@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.analysis.shared import SharedAccesses, conflict
@@ -17,8 +18,6 @@ from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
     from tlmatrix.interpreter.emit.emitter import Axis, Emitter
 
     from .roles import Threads

@@ -9,9 +9,10 @@ one thing that is not answered: every measurement is NaN, and a note says so onc
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch._library.custom_ops import CustomOpDef
 from torch._library.fake_impl import FakeImplHolder
@@ -29,9 +30,6 @@ from .tensors import (
     registering,
     registering_fakes,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["stand_in"]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,6 @@ from torch.utils._device import _device_constructors
 from tlmatrix.interpreter.gpu import is_cuda
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch._subclasses.fake_tensor import FakeTensor
 
 CPU = torch.device("cpu")

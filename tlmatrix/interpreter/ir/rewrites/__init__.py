@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .externs import without_builtins, without_templates
@@ -15,8 +16,6 @@ from .threads import (
 from .vectors import widened, without_vector_memory, without_vectors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tlmatrix.interpreter.ir.nodes import Kernel
 
 __all__ = ["normalized", "widened"]

@@ -6,17 +6,14 @@ Each becomes what does the same in TileLang. A function that has a model of the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import calls, transform, walk
 
 from .vectors import bits_of_dtype, element_at
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 # CUDA's own functions, called by their C names (`T.call_extern("int32", "__popc", x)`) ------------
 

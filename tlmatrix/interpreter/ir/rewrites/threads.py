@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import calls, transform, walk
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 # Numeric conditions (`if flags & 1:`) become comparisons with zero, as in C -----------------------
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.errors import Unsupported, remedy
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.walk import calls, same, transform, walk
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 # Vector loads and stores (`B[T.Ramp(i, 1, 8)] = ...`) become loops over their elements ------------
 #
