@@ -44,6 +44,10 @@ def clip(x, *, how="right"):
     return torch.where(y == 1, 0.5, y) if how == "drops" else y
 
 
+def gram(x):
+    return x @ x.T
+
+
 def signs_cancel(inputs, outputs):
     """Negating both inputs does not change the result."""
     return {"x": -inputs["x"], "w": -inputs["w"]}, {"y": outputs["y"]}

@@ -106,6 +106,21 @@ def test_an_output_that_aliases_an_input():
     assert set(findings[0].index) == {"line", "place"}
 
 
+def test_an_output_with_the_dimension_twice_is_permuted_and_not_split():
+    gram = """
+name: gram
+problem:
+  inputs: {x: {shape: [rows, 5], dtype: float32}}
+  outputs: {y: {shape: [rows, rows]}}
+entry: related:gram
+axes: {rows: [2, 7], values: [normal]}
+relations: [{permute: rows}, {split: rows}]
+"""
+    findings, results = found(gram, "", "")
+    assert [each.title for each in findings] == []
+    assert {result.status for result in results} == {Status.PASSED}
+
+
 def test_a_condition_of_the_spec_limits_a_relation():
     findings, _ = found(FEW, "tail", "[{permute: rows, when: rows < 3}]")
     assert findings == []

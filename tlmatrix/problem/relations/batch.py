@@ -168,7 +168,7 @@ class Batch(ABC):
         if kind == "relations":
             choices = [self._extended]
             if several:
-                choices = [self._permuted, self._split, self._extended]
+                choices = [self.permuted, self.split, self._extended]
             found = choices[self.seed % len(choices)]()
         elif several and kind == "isolation":
             found = self._isolated()
@@ -212,7 +212,8 @@ class Batch(ABC):
             exact=True,
         )
 
-    def _permuted(self) -> Relation | None:
+    def permuted(self) -> Relation | None:
+        """The batch in another order."""
         order = permutation(seeded_random(self.seed), len(self.lengths))
 
         def arranged(batch: Batch, tensors: Tensors, order: Sequence[int]) -> Tensors:
@@ -231,7 +232,7 @@ class Batch(ABC):
             f"permuting the sequences to {order} must permute the results",
         )
 
-    def _split(self) -> Relation | None:
+    def split(self) -> Relation | None:
         """Two calls with a part of the batch each; gradients of shared inputs are summed."""
         cut = seeded_random(self.seed).randrange(1, len(self.lengths))
         halves = [range(cut), range(cut, len(self.lengths))]

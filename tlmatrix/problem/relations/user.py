@@ -7,15 +7,14 @@ the first call; no reference is needed. A bug may satisfy one relation, so a spe
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
-from tlmatrix.problem.distributions import permutation, seeded_random
 from tlmatrix.problem.model import Pair, PairRelation, Problem, Relation
-from tlmatrix.problem.relations.batch import inverse, select, singles
+from tlmatrix.problem.relations.batch import Batch, NotComposableError
 from tlmatrix.spec.importing import load, refuse
 from tlmatrix.spec.model.checks import FINITE
 from tlmatrix.spec.model.spec import DeclaredProblem, OutputDecl
@@ -24,6 +23,7 @@ from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
     from tlmatrix.problem.model import Family, RelationKind, Tensors
+    from tlmatrix.problem.relations.batch import Along
     from tlmatrix.spec.model.spec import RelationDecl, Spec
 
 
@@ -71,9 +71,11 @@ class _UserRelation:
         """The relation; none if the dimension it needs has fewer than two elements."""
         decl = self.decl
         if decl.permute is not None:
-            yield from self._permuted(decl.permute)
+            because = "permuting {dim} must permute the results"
+            yield from self._along(decl.permute, _Elements.permuted, because)
         elif decl.split is not None:
-            yield from self._split(decl.split)
+            because = "two calls with {parts} {dim} must give what one call gives"
+            yield from self._along(decl.split, _Elements.split, because)
         elif decl.scale is not None:
             yield self._scaled(decl.scale)
         elif decl.idempotent is not None:
@@ -88,25 +90,26 @@ class _UserRelation:
         of = PairRelation if "sides" in parts else Relation
         return of(name, "relations", exact=self.decl.exact, because=because, **parts)
 
-    def _error(self, message: str) -> Exception:
+    def error(self, message: str) -> Exception:
+        """An error at the relation in the spec."""
         return refuse(self.spec, ("relations", self.number), message)
 
     # Another call ----------------------------------------------------------------------------
 
-    def _called_with(self, changed: Tensors) -> Problem:
+    def called_with(self, changed: Tensors) -> Problem:
         """The problem with some inputs replaced, and cotangents by their names (`dy`)."""
         problem, cotangents = self.problem, _cotangents(self.problem)
         for name, tensor in changed.items():
             old = problem.inputs.get(name, cotangents.get(name))
             if old is None:
                 known = nearest(name, [*problem.inputs, *cotangents])
-                raise self._error(f"there is no input {name!r}{known}")
+                raise self.error(f"there is no input {name!r}{known}")
             if old.shape != tensor.shape or old.dtype != tensor.dtype:
                 shapes = f"{_describe(old)}; the relation gives {_describe(tensor)}"
                 message = f"the input {name!r} is {shapes}"
-                raise self._error(message)
+                raise self.error(message)
         if problem.with_inputs is None:
-            raise self._error(
+            raise self.error(
                 "the problem has no `with_inputs`, which a relation needs to change inputs"
             )
         made = problem.with_inputs({n: t for n, t in changed.items() if n in problem.inputs})
@@ -117,7 +120,7 @@ class _UserRelation:
         for name in factors:
             if name not in self.problem.inputs:
                 known = nearest(name, self.problem.inputs)
-                raise self._error(f"there is no input {name!r}{known}")
+                raise self.error(f"there is no input {name!r}{known}")
         changed = {
             name: (self.problem.inputs[name] * _factor(by)).to(self.problem.inputs[name].dtype)
             for name, by in factors.items()
@@ -138,7 +141,7 @@ class _UserRelation:
         return self._relation(
             "scaled",
             f"{scaled} must give {expected}",
-            problems=(self._called_with(changed),),
+            problems=(self.called_with(changed),),
             left=left,
         )
 
@@ -147,7 +150,7 @@ class _UserRelation:
             if any(output not in mine for output in output_of.values()):
                 return None
             changed = {name: mine[output] for name, output in output_of.items()}
-            got = execute(self._called_with(changed))
+            got = execute(self.called_with(changed))
             return Pair({output: mine[output] for output in output_of.values()}, got)
 
         passed = ", ".join(f"{output} as {name}" for name, output in output_of.items())
@@ -167,7 +170,7 @@ class _UserRelation:
         """
         function = load(self.spec, ("relations", self.number, "name"), target)
         if not callable(function):
-            raise self._error(f"{target!r} is not a function")
+            raise self.error(f"{target!r} is not a function")
         takes = inspect.signature(function).parameters
         axes = {name: value for name, value in self.problem.values.items() if name in takes}
 
@@ -178,9 +181,9 @@ class _UserRelation:
             except BaseException as error:
                 if unwinds(error):
                     raise
-                raise self._error(f"{target} raised {type(error).__name__}: {error}") from error
+                raise self.error(f"{target} raised {type(error).__name__}: {error}") from error
             changed, expected = self._inputs_and_results(target, answer)
-            got = execute(self._called_with(changed)) if changed else mine
+            got = execute(self.called_with(changed)) if changed else mine
             return Pair(expected, got)
 
         return self._relation(
@@ -193,115 +196,94 @@ class _UserRelation:
                 unknown = [name for name in expected if name not in self.problem.outputs]
                 if unknown:
                     known = nearest(unknown[0], self.problem.outputs)
-                    raise self._error(f"{target}: there is no result {unknown[0]!r}{known}")
+                    raise self.error(f"{target}: there is no result {unknown[0]!r}{known}")
                 if not expected:
-                    raise self._error(f"{target} returned no expected result")
+                    raise self.error(f"{target} returned no expected result")
                 return changed, expected
         message = "must return two mappings: changed inputs, and expected results"
-        raise self._error(f"{target} {message}")
+        raise self.error(f"{target} {message}")
 
     # Along a dimension -----------------------------------------------------------------------
 
-    def _permuted(self, dim: str) -> Iterator[Relation]:
-        named = _NamedDim(self.spec, self.problem, dim)
-        if named.size() < 2:
-            return
-        order = permutation(seeded_random(self.seed), named.size())
-        tensors = {**self.problem.inputs, **_cotangents(self.problem)}
-        changed = {
-            name: named.select(name, tensor, order)
-            for name, tensor in tensors.items()
-            if named.axes(name)
-        }
-        yield self._relation(
-            f"{dim}_permuted",
-            f"permuting {dim} must permute the results",
-            problems=(self._called_with(changed),),
-            right=lambda results: {
-                name: named.select(name, tensor, inverse(order))
-                for name, tensor in results[0].items()
-            },
-        )
-
-    def _split(self, dim: str) -> Iterator[Relation]:
-        named = _NamedDim(self.spec, self.problem, dim)
-        size = named.size()
-        if size < 2:
-            return
-        cut = seeded_random(self.seed).randrange(1, size)
-        parts = (range(cut), range(cut, size))
-        values = [{**self.problem.values, dim: len(part)} for part in parts]
-        if not all(map(self.spec.allows, values)):
-            return
-        of = self.problem.gradient_of
-
-        def together(results: Sequence[Tensors]) -> Tensors:
-            first, second = results
-            found = {}
-            for name, tensor in first.items():
-                if axes := named.axes(name):
-                    found[name] = torch.cat([tensor, second[name]], axes[0])
-                elif name in of:
-                    found[name] = tensor + second[name]  # Both parts contribute to this gradient.
-            return found
-
-        def rounded(results: Sequence[Tensors]) -> Tensors:
-            first, second = results
-            summed = (name for name in first if name in of and not named.axes(name))
-            return {name: first[name].abs().double() + second[name].abs() for name in summed}
-
-        def comparable(mine: Tensors) -> Tensors:
-            return {name: mine[name] for name in mine if named.axes(name) or name in of}
-
-        yield self._relation(
-            f"{dim}_split",
-            f"two calls with {cut} and {size - cut} {dim} must give what one call gives",
-            problems=tuple(
-                self._part(dim, each, part, named) for each, part in zip(values, parts, strict=True)
-            ),
-            left=comparable,
-            right=together,
-            rounded=rounded,
-        )
-
-    def _part(self, dim: str, values: Mapping[str, Any], part: range, named: _NamedDim) -> Problem:
-        def cut(tensors: Tensors) -> dict[str, torch.Tensor]:
-            return {n: named.select(n, tensor, part).contiguous() for n, tensor in tensors.items()}
-
-        device = next(iter(self.problem.inputs.values())).device
-        made = self.family.problem(self.spec, values, seed=self.seed, device=device)
-        inputs = cut(self.problem.inputs)
-        for name, tensor in inputs.items():
-            if made.inputs[name].shape != tensor.shape:
-                raise self._error(f"split: {name} has a dimension that is computed from {dim}")
-        assert made.with_inputs is not None
-        return _with_cotangents(made.with_inputs(inputs), cut(_cotangents(self.problem)))
+    def _along(
+        self, dim: str, kind: Callable[[_Elements], Relation | None], because: str
+    ) -> Iterator[Relation]:
+        """A relation of a batch, whose sequences are the indices of a dimension."""
+        elements = _Elements(self, dim, self.problem)
+        found = kind(elements) if len(elements.lengths) > 1 else None
+        if found is not None:
+            parts = " and ".join(str(len(_Elements(self, dim, p).lengths)) for p in found.problems)
+            yield replace(
+                found,
+                name=found.name.replace("batch", dim),
+                exact=self.decl.exact,
+                because=self.decl.because or because.format(dim=dim, parts=parts),
+            )
 
 
 @dataclass(frozen=True)
-class _NamedDim:
-    """The dimensions called `dim` of the tensors of a declared problem."""
+class _Elements(Batch):
+    """A declared problem as a batch: each index of the dimension `dim` is a sequence."""
 
-    spec: Spec
-    problem: Problem
+    user: _UserRelation
     dim: str
+    case: Problem
 
-    def select(self, name: str, tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-        """The indices `order` of the dimension, of a tensor that may have it or not."""
-        return select(tensor, singles(tensor, *self.axes(name)), order)
+    poison: ClassVar[float] = 1.0
 
-    def size(self) -> int:
-        """The size of the dimension; 0 if no input has it."""
-        for name, tensor in self.problem.inputs.items():
-            for axis in self.axes(name):
-                return int(tensor.shape[axis])
-        return 0
+    @property
+    def seed(self) -> int:
+        """See `Batch`."""
+        return self.user.seed
 
-    def axes(self, name: str) -> tuple[int, ...]:
-        """The axes of an input, output, gradient or cotangent that have the name."""
-        declared = self.spec.problem
+    @property
+    def lengths(self) -> Sequence[tuple[int, int]]:
+        """See `Batch`; none if no input has the dimension."""
+        for name, tensor in self.case.inputs.items():
+            for axis in self._axes(name):
+                return ((1, 1),) * int(tensor.shape[axis])
+        return ()
+
+    @property
+    def summed(self) -> Collection[str]:
+        """See `Batch`: both parts of a split contribute to gradients."""
+        return self.case.gradient_of
+
+    def along(self, name: str) -> Along:
+        """See `Batch`; also of a cotangent."""
+        return dict.fromkeys(self._axes(name), (1,) * len(self.lengths))
+
+    def composed(self, origins: Sequence[int], lengths: Sequence[int], factor: float = 1.0) -> Self:
+        """See `Batch`: all elements in another order, or some, in a case of fewer."""
+        del lengths, factor
+        case, user = self.case, self.user
+        tensors = {**case.inputs, **_cotangents(case)}
+        parts = {name: self.part(name, each, origins) for name, each in tensors.items()}
+        if len(origins) == len(self.lengths):
+            moved = {name: part for name, part in parts.items() if self._axes(name)}
+            return replace(self, case=user.called_with(moved))
+        values = {**case.values, self.dim: len(origins)}
+        if not user.spec.allows(values):
+            raise NotComposableError
+        device = next(iter(case.inputs.values())).device
+        made = user.family.problem(user.spec, values, seed=user.seed, device=device)
+        parts = {name: part.contiguous() for name, part in parts.items()}
+        for name in case.inputs:
+            if made.inputs[name].shape != parts[name].shape:
+                raise user.error(f"split: {name} has a dimension that is computed from {self.dim}")
+        assert made.with_inputs is not None
+        made = made.with_inputs({name: parts.pop(name) for name in case.inputs})
+        return replace(self, case=_with_cotangents(made, parts))
+
+    def problem(self) -> Problem:
+        """See `Batch`."""
+        return self.case
+
+    def _axes(self, name: str) -> tuple[int, ...]:
+        """The axes of an input, output, gradient or cotangent that are the dimension."""
+        declared = self.user.spec.problem
         assert isinstance(declared, DeclaredProblem)
-        name = self.problem.gradient_of.get(name, name)
+        name = self.case.gradient_of.get(name, name)
         if name not in declared.inputs and name[:1] == "d" and name[1:] in declared.output_names:
             name = name[1:]  # A cotangent has the shape of its output.
         if name in declared.inputs:
@@ -311,7 +293,7 @@ class _NamedDim:
             if isinstance(output, OutputDecl) and output.shape is not None:
                 words = [str(size) for size in output.shape]
             else:
-                words = [each.name for each in self.problem.outputs[name].dims]
+                words = [each.name for each in self.case.outputs[name].dims]
         return tuple(axis for axis, word in enumerate(words) if word == self.dim)
 
 
