@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tlmatrix.spec.expr.expression import ExpressionError
+from tlmatrix.spec.issues import KeyPath
 from tlmatrix.spec.model.calling import (
     SKIPPED,
     Inout,
@@ -29,8 +30,7 @@ from tlmatrix.words import suggestion
 if TYPE_CHECKING:
     from tlmatrix.spec.model.calling import Call, Fill, Returns
 
-Path = tuple[str | int, ...]
-Wrong = Callable[[Path, str], Exception]
+Wrong = Callable[[KeyPath, str], Exception]
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class ArgumentSource:
     allocate: Callable[[str, Fill], torch.Tensor]
     wrong: Wrong
 
-    def buffer(self, name: str, fill: Fill, path: Path) -> torch.Tensor:
+    def buffer(self, name: str, fill: Fill, path: KeyPath) -> torch.Tensor:
         """A buffer for an output; `path` locates the name in the spec."""
         if name not in self.outputs:
             message = f"the problem has no output {name!r}"
             raise self.wrong(path, message + suggestion(name, self.outputs, "Its outputs"))
         return self.allocate(name, fill)
 
-    def value(self, name: str, path: Path) -> Any:  # noqa: ANN401 - an argument
+    def value(self, name: str, path: KeyPath) -> Any:  # noqa: ANN401 - an argument
         """The value of a name; `path` locates the name in the spec."""
         if name not in self.names:
             words = suggestion(name, sorted(self.names), "Known names")
@@ -89,7 +89,7 @@ def arguments_of(call: Call, given: ArgumentSource) -> Arguments:
 
 
 def _argument(
-    item: object, path: Path, given: ArgumentSource, written: dict[str, torch.Tensor]
+    item: object, path: KeyPath, given: ArgumentSource, written: dict[str, torch.Tensor]
 ) -> Any:  # noqa: ANN401 - an argument
     match item:
         case list() | tuple():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tlmatrix.problem.model import Problem
     from tlmatrix.problem.names import Names
-    from tlmatrix.spec.issues import Issue
+    from tlmatrix.spec.issues import Issue, KeyPath
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
@@ -106,7 +106,7 @@ def compile_key(
         return canonical(dict(values))
 
 
-def listed_axis_values(spec: Spec) -> Iterator[tuple[tuple[str | int, ...], str, Value]]:
+def listed_axis_values(spec: Spec) -> Iterator[tuple[KeyPath, str, Value]]:
     """All axis values in a spec, with their location: (path, axis, value)."""
     for axis, listed in spec.axes.items():
         for number, value in enumerate(listed):

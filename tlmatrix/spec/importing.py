@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.issues import KeyPath, SpecError
 from tlmatrix.tracebacks import unwinds, user_traceback
 from tlmatrix.words import guess
 
@@ -121,12 +121,12 @@ def _add_beside(folder: str) -> None:
     sys.path[:] = [*(each for each in sys.path if each not in BESIDE), *BESIDE]
 
 
-def refuse(spec: Spec, path: tuple[str | int, ...], message: str) -> SpecError:
+def refuse(spec: Spec, path: KeyPath, message: str) -> SpecError:
     """An error with one issue at a path of the spec."""
     return SpecError([spec.issue(path, message)])
 
 
-def load(spec: Spec, path: tuple[str | int, ...], target: str) -> object:
+def load(spec: Spec, path: KeyPath, target: str) -> object:
     """The object that `target`, the spec's value at `path`, names.
 
     Raises:

@@ -9,6 +9,9 @@ from typing import Self
 
 from tlmatrix.words import printable
 
+KeyPath = tuple[str | int, ...]
+"""A path of keys and indices in a spec: `("axes", "rows", 0)`."""
+
 
 @dataclass(frozen=True, order=True)
 class Issue:
@@ -37,7 +40,7 @@ class Fault:
         at_key: whether the error is at the key itself and not at its value.
     """
 
-    path: tuple[str | int, ...]
+    path: KeyPath
     message: str
     offset: int | None = None
     at_key: bool = False

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Never
 
 from pydantic import ValidationError
 
-from tlmatrix.spec.issues import Issue, SpecError
+from tlmatrix.spec.issues import Issue, KeyPath, SpecError
 from tlmatrix.spec.lint.messages import issue_of, show
 from tlmatrix.spec.lint.semantics import GivenNames, faults
 from tlmatrix.spec.model.spec import Spec
@@ -69,8 +69,6 @@ def parse_spec(content: bytes | str, path: str | os.PathLike[str] = "<spec>") ->
     return spec
 
 
-_Path = tuple[str | int, ...]
-
 _PLACEHOLDERS: Mapping[str, Any] = {
     "name": "nameless",
     "problem": "attention",
@@ -78,20 +76,20 @@ _PLACEHOLDERS: Mapping[str, Any] = {
 }
 
 
-def _encloses(place: _Path, malformed: Iterable[_Path]) -> bool:
+def _encloses(place: KeyPath, malformed: Iterable[KeyPath]) -> bool:
     return bool(place) and any(
         len(path) > len(place) and path[: len(place)] == place for path in malformed
     )
 
 
-def _validated(document: Document) -> tuple[Spec | None, list[Issue], Document, frozenset[_Path]]:
+def _validated(document: Document) -> tuple[Spec | None, list[Issue], Document, frozenset[KeyPath]]:
     """The spec of the well-formed parts, the issues, and what was removed.
 
     Returns the spec, the issues, the document without malformed parts, and their paths. If a
     mapping lacks a required key after a removal, it is removed, too.
     """
     issues: list[Issue] = []
-    broken: set[_Path] = set()
+    broken: set[KeyPath] = set()
     data = plain(document.root)
     while True:
         try:
@@ -113,7 +111,7 @@ def _validated(document: Document) -> tuple[Spec | None, list[Issue], Document, 
         data = {**_PLACEHOLDERS, **plain(document.root)}
 
 
-def _malformed(error: ErrorDetails, document: Document) -> tuple[str | int, ...]:
+def _malformed(error: ErrorDetails, document: Document) -> KeyPath:
     """The path to remove to resolve an error; empty for a missing root key."""
     path = document.path_in_file(*(part for part in error["loc"] if part != "[key]"))
     # Removing a malformed size alone would cause another error of its tier.

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import inspect
     from collections.abc import Collection, Iterator, Sequence
 
-    from tlmatrix.problem.calling import Path
     from tlmatrix.problem.model import Problem
+    from tlmatrix.spec.issues import KeyPath
     from tlmatrix.spec.model.calling import Fill
     from tlmatrix.spec.model.spec import Spec
 
@@ -118,10 +118,10 @@ def argument_source(spec: Spec, names: Names, problem: Problem) -> ArgumentSourc
     return ArgumentSource(names, problem.outputs, results, allocate, error_at(spec))
 
 
-def error_at(spec: Spec) -> Callable[[Path, str], BindingError]:
+def error_at(spec: Spec) -> Callable[[KeyPath, str], BindingError]:
     """A function that makes an error at a key path of the spec; () is the entry or factory."""
 
-    def error(path: Path, message: str) -> BindingError:
+    def error(path: KeyPath, message: str) -> BindingError:
         if not path:
             return binding_error(spec, message)
         return BindingError([spec.issue(path, f"{path[0]}: {message}")])

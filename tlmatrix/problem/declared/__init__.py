@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from tlmatrix.problem.model import Problem
-    from tlmatrix.spec.issues import Issue
+    from tlmatrix.spec.issues import Issue, KeyPath
     from tlmatrix.spec.model.spec import DeclaredProblem, Spec
     from tlmatrix.spec.values import Value
 
@@ -99,7 +99,7 @@ def lint_sizes(spec: Spec, problem: DeclaredProblem) -> Iterator[Issue]:
 
     With `cols` in a shape, `cols: [-1]`, `[.nan]` and `[abc]` are such values.
     """
-    reported: set[tuple[str | int, ...]] = set()
+    reported: set[KeyPath] = set()
     for expression, what, least in _numbers(problem):
         if not all(name in spec.axes for name in expression.names):
             continue  # An unknown name, which the loader reports.

@@ -25,6 +25,7 @@ from tlmatrix.spec.model.spec import OutputDecl
 from tlmatrix.spec.values import explain_lengths, sides_of
 
 if TYPE_CHECKING:
+    from tlmatrix.spec.issues import KeyPath
     from tlmatrix.spec.model.spec import DeclaredProblem, InputDecl
     from tlmatrix.spec.values import Value
 
@@ -326,7 +327,7 @@ def _with_ends(made: torch.Tensor, low: int, high: int, source: torch.Generator)
 
 
 def bounds_of(
-    setup: CaseSetup, between: tuple[Expression | int, ...], path: tuple[str | int, ...]
+    setup: CaseSetup, between: tuple[Expression | int, ...], path: KeyPath
 ) -> tuple[int, int]:
     """The least and the largest value of an input; raises SpecError at `path`."""
     found = []
@@ -346,7 +347,7 @@ def bounds_of(
     return low, high
 
 
-def _evaluated(setup: CaseSetup, number: Expression | int, path: tuple[str | int, ...]) -> object:
+def _evaluated(setup: CaseSetup, number: Expression | int, path: KeyPath) -> object:
     try:
         return number if isinstance(number, int) else number.evaluate(setup.values)
     except ExpressionError as error:
@@ -359,7 +360,7 @@ def dtype_declared(setup: CaseSetup, name: str) -> torch.dtype:
 
 
 def sizes_of(
-    setup: CaseSetup, shape: tuple[Expression | int, ...], path: tuple[str | int, ...]
+    setup: CaseSetup, shape: tuple[Expression | int, ...], path: KeyPath
 ) -> tuple[int, ...]:
     """The sizes of a shape; raises SpecError at `path` if one is no integer >= 0."""
     sizes = []

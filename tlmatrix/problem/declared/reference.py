@@ -27,8 +27,8 @@ from tlmatrix.tracebacks import unwinds
 from tlmatrix.words import nearest
 
 if TYPE_CHECKING:
-    from tlmatrix.problem.calling import Path
     from tlmatrix.problem.family import CaseSetup
+    from tlmatrix.spec.issues import KeyPath
     from tlmatrix.spec.model.calling import Fill
     from tlmatrix.spec.model.spec import DeclaredProblem, Reference
 
@@ -163,7 +163,7 @@ class ReferenceCall:
             return floating[0] if dtype.is_floating_point and floating else dtype
         return (floating or [each.dtype for each in tensors.values()])[0]
 
-    def _error(self, path: Path, message: str) -> Exception:
+    def _error(self, path: KeyPath, message: str) -> Exception:
         return refuse(self.setup.spec, (*REFERENCE, *path), f"{self.decl.function}: {message}")
 
 

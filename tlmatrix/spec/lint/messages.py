@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel
 
 from tlmatrix.spec.expr.expression import ExpressionError, shorten
-from tlmatrix.spec.issues import Issue
+from tlmatrix.spec.issues import Issue, KeyPath
 from tlmatrix.spec.model import fields
 from tlmatrix.spec.model import spec as models
 from tlmatrix.spec.yaml.text import flow
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from tlmatrix.spec.yaml.tree import Document
 
-Path = tuple[str | int, ...]
 
 _EXPECTED = {
     "string_type": "must be text",
@@ -73,7 +72,7 @@ def show(value: Any) -> str:  # noqa: ANN401 - any value of a file
     return shorten(repr(value) if isinstance(value, str) else flow(value))
 
 
-def dotted(path: Path) -> str:
+def dotted(path: KeyPath) -> str:
     """A path as text: `constraints[1].require`."""
     text = ""
     for part in path:
@@ -111,7 +110,7 @@ def issue_of(error: ErrorDetails, document: Document) -> Issue:
     return Issue(document.path, line, column, message)
 
 
-def _message(error: ErrorDetails, path: Path, *, is_key: bool) -> str:
+def _message(error: ErrorDetails, path: KeyPath, *, is_key: bool) -> str:
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     label = f"'{dotted(path)}'" if path else "the spec"
     if kind == "missing":
@@ -172,7 +171,7 @@ def _choices(context: dict[str, Any]) -> list[str]:
     return str(context["expected"]).split("'")[1::2]
 
 
-def _keys_at(path: Path) -> list[str]:
+def _keys_at(path: KeyPath) -> list[str]:
     """The keys of the model at a path; parts that are not keys of a model are skipped."""
     model: type[BaseModel] = models.Spec
     for part in path[:-1]:

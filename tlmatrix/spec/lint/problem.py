@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tlmatrix.dtypes import DTYPES, dtype_meant
 from tlmatrix.spec.expr.expression import WORDS, Expression, ExpressionError
-from tlmatrix.spec.issues import Fault
+from tlmatrix.spec.issues import Fault, KeyPath
 from tlmatrix.spec.lint.messages import show
 from tlmatrix.spec.model.calling import call_faults, output_faults, results_of, written_by
 from tlmatrix.spec.model.checks import FINITE, OF_BATCHES
@@ -37,7 +37,7 @@ def problem_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
             yield Fault(("problem",), message)
         return
     for name, tensor in problem.inputs.items():
-        path: tuple[str | int, ...] = ("problem", "inputs", name)
+        path: KeyPath = ("problem", "inputs", name)
         if name in axes:
             yield Fault(path, f"the input {name!r} has the name of an axis", at_key=True)
         elif name in WORDS:
@@ -85,7 +85,7 @@ def returns_faults(spec: Spec, problem: DeclaredProblem) -> Iterator[Fault]:
 
 
 def _input_faults(
-    tensor: InputDecl, axes: Collection[str], spec: Spec, path: tuple[str | int, ...]
+    tensor: InputDecl, axes: Collection[str], spec: Spec, path: KeyPath
 ) -> Iterator[Fault]:
     """Faults of an input: it has a shape and a dtype, or is derived from a packed axis."""
     for index, bound in enumerate(tensor.between or ()):
@@ -169,10 +169,7 @@ def _explain_list(value: object) -> str | None:
 
 
 def _tensor_faults(
-    tensor: InputDecl | OutputDecl,
-    axes: Collection[str],
-    spec: Spec,
-    path: tuple[str | int, ...],
+    tensor: InputDecl | OutputDecl, axes: Collection[str], spec: Spec, path: KeyPath
 ) -> Iterator[Fault]:
     for index, size in enumerate(tensor.shape or ()):
         if isinstance(size, Expression):
@@ -189,9 +186,7 @@ def _tensor_faults(
         yield from _dtype_faults(tensor.dtype, axes, spec, (*path, "dtype"))
 
 
-def _dtype_faults(
-    dtype: str, axes: Collection[str], spec: Spec, place: tuple[str | int, ...]
-) -> Iterator[Fault]:
+def _dtype_faults(dtype: str, axes: Collection[str], spec: Spec, place: KeyPath) -> Iterator[Fault]:
     """An unknown dtype, or an unknown axis of dtypes."""
     if not dtype.startswith("$"):
         if dtype not in DTYPES:
@@ -247,10 +242,7 @@ def oracle_faults(spec: Spec, axes: Collection[str], broken: Collection[str]) ->
 
 
 def _relation_faults(
-    each: RelationDecl,
-    path: tuple[str | int, ...],
-    axes: Collection[str],
-    declared: DeclaredProblem | None,
+    each: RelationDecl, path: KeyPath, axes: Collection[str], declared: DeclaredProblem | None
 ) -> Iterator[Fault]:
     if len(each.forms) != 1:
         given = " and ".join(each.forms) or "none"
@@ -282,9 +274,7 @@ def _relation_faults(
         yield from _relation_tensor_faults(each, path, declared)
 
 
-def _name_faults(
-    name: str, path: tuple[str | int, ...], declared: DeclaredProblem | None
-) -> Iterator[Fault]:
+def _name_faults(name: str, path: KeyPath, declared: DeclaredProblem | None) -> Iterator[Fault]:
     if ":" in name:
         if not re.match(TARGET, name):
             yield Fault(path, f"{name!r} must be written package.module:name")
@@ -297,10 +287,10 @@ def _name_faults(
 
 
 def _relation_tensor_faults(
-    each: RelationDecl, path: tuple[str | int, ...], declared: DeclaredProblem
+    each: RelationDecl, path: KeyPath, declared: DeclaredProblem
 ) -> Iterator[Fault]:
     inputs, outputs = list(declared.inputs), list(declared.output_names)
-    named: list[tuple[tuple[str | int, ...], str, list[str], str, bool]] = [
+    named: list[tuple[KeyPath, str, list[str], str, bool]] = [
         (("scale", name), name, inputs, "input", True) for name in each.scale or ()
     ]
     named += [(("gives", name), name, outputs, "output", True) for name in each.gives]
@@ -314,7 +304,7 @@ def _relation_tensor_faults(
 
 
 def _agreement_faults(
-    side: Agreement, path: tuple[str | int, ...], spec: Spec, axes: Collection[str]
+    side: Agreement, path: KeyPath, spec: Spec, axes: Collection[str]
 ) -> Iterator[Fault]:
     if not (side.axis or side.set or side.factory_args or side.entry or side.backend):
         message = "an agreement needs one of axis, set, factory_args, entry and backend; got none"
@@ -401,7 +391,7 @@ def unknown_names(
     expression: Expression,
     axes: Collection[str],
     spec: Spec,
-    path: tuple[str | int, ...],
+    path: KeyPath,
     others: Collection[str] = (),
 ) -> Iterator[Fault]:
     """Names of an expression that are neither axes nor `others`, each with a suggestion."""
@@ -420,9 +410,7 @@ def unknown_names(
         yield Fault(path, message, offset=expression.offset_of(name))
 
 
-def _trial_faults(
-    expression: Expression, spec: Spec, path: tuple[str | int, ...]
-) -> Iterator[Fault]:
+def _trial_faults(expression: Expression, spec: Spec, path: KeyPath) -> Iterator[Fault]:
     """The first values of the axes for which a constraint raises, such as none in `window < 3`."""
     names = sorted(expression.names)
     if not all(name in spec.axes for name in names):
@@ -455,10 +443,7 @@ def _pairs_of_values(axes: Sequence[Sequence[Value]]) -> Iterator[tuple[Value, .
 
 
 def never_faults(
-    expression: Expression,
-    spec: Spec,
-    path: tuple[str | int, ...],
-    explain: Callable[[object], str | None],
+    expression: Expression, spec: Spec, path: KeyPath, explain: Callable[[object], str | None]
 ) -> Iterator[Fault]:
     """A fault if no values of the axes give the expression a valid value.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.spec.expr.expression import FUNCTIONS, WORDS
-from tlmatrix.spec.issues import Fault
+from tlmatrix.spec.issues import Fault, KeyPath
 from tlmatrix.spec.lint.messages import show
 from tlmatrix.spec.lint.problem import (
     RUN_NAMES,
@@ -88,9 +88,7 @@ def faults(spec: Spec, given: GivenNames) -> Iterator[Fault]:
         yield from tolerance_faults(spec, spec.problem)
 
 
-def _packed_axis_faults(
-    spec: Spec, axis: str, drawn: FuzzAxis, path: tuple[str | int, ...]
-) -> Iterator[Fault]:
+def _packed_axis_faults(spec: Spec, axis: str, drawn: FuzzAxis, path: KeyPath) -> Iterator[Fault]:
     """Faults of `sequences` and `length`, which need a packed axis."""
     for index, value in enumerate(spec.axes.get(axis, ())):
         if reason := explain_lengths(value, axis):
@@ -132,7 +130,7 @@ def _callable_faults(spec: Spec, keys: Collection[str]) -> Iterator[Fault]:
 def _unpassed_faults(spec: Spec) -> Iterator[Fault]:
     """Arguments that `agree` or `bench` sets and `call` does not pass."""
     passed = names_of(spec.call)
-    keys: dict[tuple[str | int, ...], Iterable[str]] = {
+    keys: dict[KeyPath, Iterable[str]] = {
         ("agree", index, "set"): side.set or () for index, side in enumerate(spec.agree)
     }
     if spec.bench is not None:
@@ -147,15 +145,13 @@ def _unpassed_faults(spec: Spec) -> Iterator[Fault]:
                 yield Fault((*path, name), message, at_key=True)
 
 
-def _empty_faults(axes: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[Fault]:
+def _empty_faults(axes: Mapping[str, Any], path: KeyPath) -> Iterator[Fault]:
     for axis, values in axes.items():
         if values in ([], ()):
             yield Fault((*path, axis), f"the axis {axis!r} has no values", at_key=True)
 
 
-def _axis_faults(
-    axes: Mapping[str, Sequence[Value]], path: tuple[str | int, ...]
-) -> Iterator[Fault]:
+def _axis_faults(axes: Mapping[str, Sequence[Value]], path: KeyPath) -> Iterator[Fault]:
     for axis, values in axes.items():
         if axis in RUN_NAMES:
             message = f"an axis cannot be called {axis!r}: expressions use that name for the run"
@@ -224,9 +220,7 @@ def _case_faults(spec: Spec, axes: Collection[str]) -> Iterator[Fault]:
                 yield Fault(("bench", "baselines", index), message)
 
 
-def _unknown_axes(
-    names: Collection[str], axes: Collection[str], path: tuple[str | int, ...]
-) -> Iterator[Fault]:
+def _unknown_axes(names: Collection[str], axes: Collection[str], path: KeyPath) -> Iterator[Fault]:
     for name in names:
         if axes and name not in axes:
             message = f"unknown axis {name!r}{suggestion(name, axes, 'Axes')}"
@@ -315,9 +309,7 @@ def _sharding_faults(
 
 
 def _world_faults(spec: Spec) -> Iterator[Fault]:
-    lists: list[tuple[tuple[str | int, ...], Sequence[Value]]] = [
-        (("axes", WORLD), spec.axes.get(WORLD, ()))
-    ]
+    lists: list[tuple[KeyPath, Sequence[Value]]] = [(("axes", WORLD), spec.axes.get(WORLD, ()))]
     for name, tier in spec.tiers.items():
         lists.append((("tiers", name, "axes", WORLD), (tier.axes or {}).get(WORLD, ())))
     drawn = spec.fuzz.axes.get(WORLD) if spec.fuzz is not None else None
@@ -338,7 +330,7 @@ def _world_faults(spec: Spec) -> Iterator[Fault]:
 def _shard_faults(
     spec: Spec, name: str, shard: Shard, axes: Mapping[str, object], *, whole: bool
 ) -> Iterator[Fault]:
-    path: tuple[str | int, ...] = ("shards", name)
+    path: KeyPath = ("shards", name)
     if shard.sum and (shard.dim is not None or shard.own):
         message = (
             f"{name!r} has 'sum' beside 'dim' or 'own': results of ranks are either summed or "
@@ -362,7 +354,7 @@ def _shard_faults(
 
 
 def _order_axis_faults(
-    spec: Spec, order: str, path: tuple[str | int, ...], axes: Mapping[str, object]
+    spec: Spec, order: str, path: KeyPath, axes: Mapping[str, object]
 ) -> Iterator[Fault]:
     axis = order[1:]
     if axes and axis not in axes:
@@ -376,7 +368,7 @@ def _order_axis_faults(
 
 
 def _declared_faults(
-    problem: DeclaredProblem, name: str, shard: Shard, path: tuple[str | int, ...]
+    problem: DeclaredProblem, name: str, shard: Shard, path: KeyPath
 ) -> Iterator[Fault]:
     gradients = {f"d{each}": each for each, decl in problem.inputs.items() if decl.grad}
     cotangents = [f"d{each}" for each in problem.output_names]

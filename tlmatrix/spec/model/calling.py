@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, PlainValidator, Tag, WithJsonSchema
 
 from tlmatrix.spec.expr.expression import WORDS, Expression, ExpressionError
-from tlmatrix.spec.issues import Fault
+from tlmatrix.spec.issues import Fault, KeyPath
 from tlmatrix.spec.model.fields import Identifier, Model, ShortModel, Target
 from tlmatrix.words import suggestion
 
@@ -165,7 +165,7 @@ def results_of(returns: Returns) -> tuple[str, ...]:
 # Faults -------------------------------------------------------------------------------------------
 
 
-def call_faults(call: Call, returns: Returns, path: tuple[str | int, ...]) -> Iterator[Fault]:
+def call_faults(call: Call, returns: Returns, path: KeyPath) -> Iterator[Fault]:
     """Outputs written or returned twice; `path` leads to the mapping that has `call`."""
     names = tuple(returns)
     for index, name in enumerate(names):
@@ -180,7 +180,7 @@ def call_faults(call: Call, returns: Returns, path: tuple[str | int, ...]) -> It
 
 
 def output_faults(
-    call: Call, returns: Returns, outputs: Collection[str], path: tuple[str | int, ...]
+    call: Call, returns: Returns, outputs: Collection[str], path: KeyPath
 ) -> Iterator[Fault]:
     """Unknown outputs in `returns` and in buffers of `call`."""
     by_key = returns.items() if isinstance(returns, dict) else enumerate(returns)

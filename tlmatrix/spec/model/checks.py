@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
     from pydantic_core import CoreSchema
 
+    from tlmatrix.spec.issues import KeyPath
     from tlmatrix.spec.values import Value
 
 
@@ -372,7 +373,7 @@ class InvalidInput:
     settings: Mapping[str, Value]
     raises: str
     message: str
-    path: tuple[str | int, ...]
+    path: KeyPath
 
 
 def tables_of(value: object) -> object:

@@ -14,6 +14,7 @@ from tlmatrix.spec.expr.expression import Expression, tokens_of
 from tlmatrix.spec.model.spec import DeclaredProblem
 
 if TYPE_CHECKING:
+    from tlmatrix.spec.issues import KeyPath
     from tlmatrix.spec.model.spec import Spec
     from tlmatrix.spec.values import Value
 
@@ -50,7 +51,7 @@ def is_packed(value: Value) -> bool:
     return isinstance(value, list | tuple)
 
 
-def packed_lists(problem: DeclaredProblem) -> Iterator[tuple[tuple[str | int, ...], Expression]]:
+def packed_lists(problem: DeclaredProblem) -> Iterator[tuple[KeyPath, Expression]]:
     """The lists of lengths of a problem, each with the path of its key."""
     for name, decl in problem.inputs.items():
         if decl.derived is not None:

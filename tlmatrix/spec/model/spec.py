@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from tlmatrix.spec.expr.expression import Expression
-from tlmatrix.spec.issues import Issue
+from tlmatrix.spec.issues import Issue, KeyPath
 from tlmatrix.spec.model.calling import (
     Call,
     Inout,
@@ -471,7 +471,7 @@ class Spec(Model):
         """Line and column of the key of the value at a path; of the value for a list entry."""
         return (1, 1) if self._document is None else self._document.location(*path, at_key=True)
 
-    def issue(self, path: tuple[str | int, ...], message: str) -> Issue:
+    def issue(self, path: KeyPath, message: str) -> Issue:
         """An issue at the location of the value at a path."""
         return Issue(self.path, *self.location(*path), message)
 

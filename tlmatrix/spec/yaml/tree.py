@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from tlmatrix.spec.expr.expression import shorten
-from tlmatrix.spec.issues import Issue, SpecError
+from tlmatrix.spec.issues import Issue, KeyPath, SpecError
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class Document:
         place = entry if at_key and entry is not None else node
         return place.line, place.column
 
-    def path_in_file(self, *path: str | int) -> tuple[str | int, ...]:
+    def path_in_file(self, *path: str | int) -> KeyPath:
         """The parts of a path that the file has.
 
         For `tiers.quick.strategy` and the short form `quick: pairwise`: `("tiers", "quick")`.
@@ -110,7 +110,7 @@ class Document:
                 parts.append(part)
         return tuple(parts)
 
-    def without(self, paths: Collection[tuple[str | int, ...]]) -> Document:
+    def without(self, paths: Collection[KeyPath]) -> Document:
         """The document without the nodes at some paths; other nodes keep their locations."""
         return replace(self, root=_without(self.root, [path for path in paths if path]))
 
@@ -124,10 +124,10 @@ class Document:
         return node.line, node.column
 
 
-def _without(node: Node, paths: Collection[tuple[str | int, ...]]) -> Node:
+def _without(node: Node, paths: Collection[KeyPath]) -> Node:
     if not paths:
         return node
-    below: dict[str | int, list[tuple[str | int, ...]]] = {}
+    below: dict[str | int, list[KeyPath]] = {}
     for path in paths:
         below.setdefault(path[0], []).append(path[1:])
     gone = {part for part, rests in below.items() if () in rests}
