@@ -52,6 +52,32 @@ def sum_of_tiles(X, Y, blocks):
         T.atomic_add(Y, tile, use_tma=True)
 
 
+@jit_kernel(A="f32[64, 64]", B="tfloat32[64, 64]", C="f32[64, 64]", N="i32[64]", threads=128)
+def clamped_product(A, B, C, N):
+    a = T.alloc_fragment((64, 64), T.tfloat32)
+    b = T.alloc_shared((64, 64), T.tfloat32)
+    c = T.alloc_fragment((64, 64), "float32")
+    T.copy(B, b)
+    T.clear(c)
+    for i, j in T.Parallel(64, 64):
+        a[i, j] = T.clamp(A[i, j] * 2, -3.0, 4.0)
+    T.gemm(a, b, c, transpose_B=True)
+    T.copy(c, C)
+    for i in T.Parallel(64):
+        N[i] = T.clamp(N[i], -2, 5)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_vectors_of_tf32_and_clamped_values(arch):
+    a, b = torch.randint(-3, 4, (2, 64, 64)).float()
+    c, n = torch.full((64, 64), float("nan")), torch.arange(-32, 32, dtype=torch.int32)
+    with interpret(arch=arch, lowered=True, sanitize=True) as run:
+        clamped_product()(a, b, c, n)
+    assert run.reports == []
+    assert torch.equal(c, (a * 2).clamp(-3, 4) @ b.T)
+    assert torch.equal(n, torch.arange(-32, 32, dtype=torch.int32).clamp(-2, 5))
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_pipelined_product_with_tails(arch):
     # 16-byte rows, so that sm_90a copies by TMA and multiplies with wgmma.

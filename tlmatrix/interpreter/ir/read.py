@@ -20,7 +20,7 @@ from . import nodes as ir
 # TileLang's own macros (reductions, scans) carry lines of its library.
 _LIBRARY = "/site-packages/tilelang/"
 # TileLang's own dtypes; one of a single lane may end in its size.
-_CUSTOM = re.compile(r"custom\[(\w+)\](?:8|32)?(?=\")")
+_CUSTOM = re.compile(r"custom\[(\w+)\](?:8|32)?((?:x\d+)?)(?=\")")
 _OLDER = '"tir.'
 """TVM's namespace in older releases of TileLang, whose lowered code nests what follows."""
 _REGIONS = ("tl.region", "tl.tileop.region")
@@ -86,7 +86,7 @@ def _saved(func: Any) -> str:
 
 def read_all(text: str) -> Any:
     """The object of any JSON that TVM saved; shared nodes are shared."""
-    text = _CUSTOM.sub(r"\1", text)
+    text = _CUSTOM.sub(r"\1\2", text)
     if _OLDER in text:
         text = text.replace(_OLDER, '"tirx.')
     graph = json.loads(text)

@@ -97,6 +97,13 @@ def _fused(e: Emitter, call: ir.Call) -> Val:
     return replace(e.apply("({} * {} + {})", dtype, *map(e.expr, call.args[:3])), width=width)
 
 
+def _clamp(e: Emitter, call: ir.Call) -> Val:
+    dtype, width = split(call.dtype)
+    least, largest = ("fmin", "fmax") if is_float(dtype) else ("np.minimum", "np.maximum")
+    template = f"{least}({largest}({{}}, {{}}), {{}})"
+    return replace(e.apply(template, dtype, *map(e.expr, call.args)), width=width)
+
+
 def _reinterpret(e: Emitter, call: ir.Call) -> Val:
     value = e.expr(call.args[0])
     dtype, width = split(call.dtype)
@@ -133,6 +140,7 @@ OPERATIONS: dict[str, Any] = {
     "tirx.fma": _fused,
     "tl.ieee_fmaf": _fused,
     "tl.fma2": _fused,
+    "tl.clamp": _clamp,
     "tirx.reinterpret": _reinterpret,
     "tirx.Shuffle": _shuffle,
     "tl.pack_b16": _pack,
