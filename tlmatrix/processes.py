@@ -8,6 +8,7 @@ other ranks do nothing.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import pickle
 import select
@@ -106,6 +107,7 @@ def in_fork(work: Callable[[], _Result], seconds: float | None = None) -> _Resul
     child = os.fork()
     if child == 0:
         try:
+            gc.disable()  # it would touch, and so copy, the memory of all objects of the parent
             end_with(parent)
             # TileLang prints what it cannot trace.
             nowhere = os.open(os.devnull, os.O_WRONLY)

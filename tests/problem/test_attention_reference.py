@@ -11,6 +11,7 @@ from tlmatrix.problem.attention import AttentionFamily, build, reference
 from tlmatrix.problem.attention.axes import Setting
 from tlmatrix.problem.attention.inputs import generate_operands
 from tlmatrix.problem.attention.reference import Operands, Precision, attend
+from tlmatrix.problem.relations.propagation import with_propagation
 
 MASKS = [
     {},
@@ -220,6 +221,31 @@ def test_magnitudes_and_spreads_bound_the_terms_of_each_sum(values):
         assert (spread <= magnitude * 1.5).all()
         assert ((magnitude == 0) == (spread == 0)).all()
         assert (magnitude > 0).any()
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Gets an item for each run of the reference."""
+    found, plain = [], build.attend
+    monkeypatch.setattr(build, "attend", lambda *args, **kw: found.append(kw) or plain(*args, **kw))
+    return found
+
+
+def test_bounds_of_lse_need_no_second_run_of_the_reference(runs):
+    problem = make_problem(packed([5, 70], [70, 5], causal=True, groups=2))
+    lse, info = problem.reference()["lse"], problem.outputs["lse"]
+    magnitude = info.magnitude()
+    assert magnitude.shape == lse.shape
+    assert (magnitude >= torch.where(lse.isinf(), 0.0, lse.abs()) + 1).all()
+    assert problem.outputs["dq"].exponent().shape == (75, 2, 1)
+    assert len(runs) == 1
+
+
+def test_propagation_runs_the_reference_once_for_an_element_without_effect(runs):
+    values = packed([0, 5], [7, 0], causal=True)
+    problem = with_propagation(make_spec(), make_problem(values), 3)
+    assert list(problem.relations("propagation")) == []
+    assert len(runs) == 9  # that of the problem, and of eight elements
 
 
 def test_magnitude_of_out_is_p_times_absolute_v():

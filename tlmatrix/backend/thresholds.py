@@ -60,24 +60,27 @@ def lower_thresholds(entry: str, target: int) -> Iterator[Sequence[str]]:
 def thresholds_of(entry: str) -> tuple[Threshold, ...]:
     """The thresholds of the loaded modules of an entry, `package.module:name`."""
     root = entry.partition(":")[0].partition(".")[0]
-    modules = tuple(sorted(_modules(root))) if root not in _NOT_READ else ()
+    modules = _modules(root, tuple(sys.modules)) if root not in _NOT_READ else ()
     return _thresholds(modules) if len(modules) <= _MOST_MODULES else ()
 
 
-def _modules(root: str) -> Iterator[str]:
-    """The modules of a package, or a module and those beside its file."""
+@lru_cache(maxsize=4)
+def _modules(root: str, loaded: tuple[str, ...]) -> tuple[str, ...]:
+    """The modules of a package, or a module and those beside its file, of those that are loaded."""
     top = sys.modules.get(root)
     if top is None or not getattr(top, "__file__", None):
-        return
+        return ()
     package = hasattr(top, "__path__")
     folder = Path(str(top.__file__)).parent
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
+    found = []
+    for name in loaded:
+        file = getattr(sys.modules[name], "__file__", None)
         if not file or not str(file).endswith(".py"):
             continue
         beside = "." not in name and Path(file).parent == folder
         if (name == root or name.startswith(f"{root}.")) if package else beside:
-            yield name
+            found.append(name)
+    return tuple(sorted(found))
 
 
 @lru_cache(maxsize=16)

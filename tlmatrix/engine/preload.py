@@ -30,4 +30,6 @@ import tlmatrix.engine.cases  # noqa: E402
 import tlmatrix.run.runner  # noqa: E402, F401
 
 gc.freeze()
+# A case makes 100,000 objects, few of them in cycles: to look for these was a tenth of a run.
+gc.set_threshold(10_000, 10, 10)
 gc.enable()

@@ -83,7 +83,7 @@ def program_key(ir: str, options: Options) -> str:
         sorted(options.observers),
         [options.guard, options.barriers, options.wide],
         options.arch,
-        [name for name in modelled() if name in ir],
+        [name for name in modelled() if name in ir] if "_extern" in ir else [],
         # TileLang infers layouts under it.
         _texts(tvm.transform.PassContext.current().config),
     )

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, dataclass_transform
 
 SERIAL, PARALLEL, VECTORIZED, UNROLLED, THREAD_BINDING = range(5)
 """Kinds of loops, numbered as in TVM."""
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def node(kind: type[Any]) -> type[Any]:
+    """Make a class of nodes; frozen for mypy alone, as a frozen one takes three times as long."""
+    return dataclass(slots=True, eq=False)(kind)
 
 
 @dataclass(frozen=True)
@@ -26,56 +32,56 @@ class Location:
         return f"{self.file}:{self.line}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Expr:
     """An expression; `dtype` is the name that TVM has for it."""
 
     dtype: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class IntImm(Expr):
     """An integer or boolean constant."""
 
     value: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class FloatImm(Expr):
     """A float constant."""
 
     value: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class StringImm(Expr):
     """A string constant."""
 
     value: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Var(Expr):
     """A variable."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Cast(Expr):
     """A conversion to `dtype`."""
 
     value: Expr
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Not(Expr):
     """A negated condition."""
 
     a: Expr
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Binary(Expr):
     """An operation of two operands."""
 
@@ -153,14 +159,14 @@ BINARY = (Add, Sub, Mul, Div, Mod, FloorDiv, FloorMod, Min, Max, And, Or)
 """Operations of two operands and nothing else."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Compare(Binary):
     """A comparison; `symbol` is Python's."""
 
     symbol: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Select(Expr):
     """`true_value` where the condition holds, else `false_value`."""
 
@@ -169,7 +175,7 @@ class Select(Expr):
     false_value: Expr
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Ramp(Expr):
     """A vector of `lanes` integers, `stride` apart."""
 
@@ -178,7 +184,7 @@ class Ramp(Expr):
     lanes: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Broadcast(Expr):
     """A vector of `lanes` equal elements."""
 
@@ -186,7 +192,7 @@ class Broadcast(Expr):
     lanes: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Let(Expr):
     """`body` with a variable bound."""
 
@@ -195,7 +201,7 @@ class Let(Expr):
     body: Expr
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Buffer:
     """A buffer; buffers with one `data` share memory.
 
@@ -216,7 +222,7 @@ class Buffer:
     location: Location | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class BufferLoad(Expr):
     """One element of a buffer, or a vector of them."""
 
@@ -225,7 +231,7 @@ class BufferLoad(Expr):
     predicate: Expr | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Region(Expr):
     """A box of a buffer: the operand of a tile operation, and what that does to it."""
 
@@ -236,7 +242,7 @@ class Region(Expr):
     writes: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Call(Expr):
     """A call of an operation by name, such as "tl.tileop.copy" or "tirx.exp2"."""
 
@@ -245,14 +251,14 @@ class Call(Expr):
     annotations: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class CommReducer:
     """How a reduction over threads combines values: the class of its result."""
 
     combiner: type[Expr]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Layout:
     """A layout: an index of `shape` maps to `index`, over the variables of its placeholders."""
 
@@ -262,21 +268,21 @@ class Layout:
     replicate: int = 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Stmt:
     """A statement; `location` is the user's line, None for TileLang's own macros."""
 
     location: Location | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class SeqStmt(Stmt):
     """Statements one after another."""
 
     seq: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Bind(Stmt):
     """A variable bound for all that follows in its block."""
 
@@ -284,7 +290,7 @@ class Bind(Stmt):
     value: Expr
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class For(Stmt):
     """A loop; `kind` is one of SERIAL, PARALLEL, VECTORIZED, UNROLLED, THREAD_BINDING."""
 
@@ -298,7 +304,7 @@ class For(Stmt):
     annotations: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class While(Stmt):
     """A loop while a condition holds."""
 
@@ -306,7 +312,7 @@ class While(Stmt):
     body: Stmt
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class IfThenElse(Stmt):
     """A branch."""
 
@@ -322,7 +328,7 @@ class ThreadTag(str):
     var: Var
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class AttrStmt(Stmt):
     """A statement with an attribute."""
 
@@ -332,35 +338,35 @@ class AttrStmt(Stmt):
     body: Stmt
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class AllocBuffer(Stmt):
     """Memory of a lowered kernel, for all that follows in its scope."""
 
     buffer: Buffer
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class DeclBuffer(Stmt):
     """A buffer of a lowered kernel in memory that is there."""
 
     buffer: Buffer
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class AssertStmt(Stmt):
     """An assertion."""
 
     condition: Expr
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Evaluate(Stmt):
     """An expression evaluated for its effect."""
 
     value: Any
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class BufferStore(Stmt):
     """A store of one element, or a vector of them."""
 
@@ -370,7 +376,7 @@ class BufferStore(Stmt):
     predicate: Expr | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Block(Stmt):
     """A scope that allocates buffers."""
 
@@ -379,7 +385,7 @@ class Block(Stmt):
     body: Stmt
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@node
 class Kernel:
     """A traced kernel.
 

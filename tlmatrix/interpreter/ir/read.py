@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -141,7 +140,7 @@ def _layout(data: Any, found: list[Any]) -> ir.Layout:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@ir.node
 class _Handle(ir.Var):
     """A variable that points to memory of a scope."""
 

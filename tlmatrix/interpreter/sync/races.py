@@ -270,7 +270,7 @@ def _distinct(numbers: Any) -> list[int]:
     if numbers.size <= 1:
         return numbers.ravel().tolist() or [0]
     high = int(_highest(numbers, None))
-    if int(_lowest(numbers, None)) == high:
+    if high == 0 or int(_lowest(numbers, None)) == high:
         return [high]
     # Sets are few, and numbered from 0: counting them is faster than to sort.
     present = np.zeros(high + 1, bool)

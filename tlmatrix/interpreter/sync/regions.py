@@ -27,9 +27,9 @@ _MANY = 1 << 20
 """Elements of a buffer above which its indices are sorted, rather than marked in an array."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, unsafe_hash=True)
 class RegionAccess:
-    """One access to a region of a buffer.
+    """One access to a region of a buffer; it never changes, and is not frozen as `races.Access`.
 
     Attributes:
         agent: the agent that made it.

@@ -19,7 +19,13 @@ from tlmatrix.dtypes import dtype_named, torch_dtype
 from tlmatrix.problem.attention.axes import CACHE_TENSORS
 from tlmatrix.problem.attention.inputs import cotangent_size, generate_operands
 from tlmatrix.problem.attention.placement import KVCache, Padding, kv_cache_dims, packed
-from tlmatrix.problem.attention.reference import Operands, Precision, Solution, attend
+from tlmatrix.problem.attention.reference import (
+    Operands,
+    Precision,
+    Solution,
+    attend,
+    magnitudes_of_lse,
+)
 from tlmatrix.problem.distributions import SPECIAL, choose_distribution, draw, generator
 from tlmatrix.problem.family import tile_sizes
 from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
@@ -263,10 +269,18 @@ class Attention:
         else:
             solution = attend(self.setting, self._wanted, precision, sizes=sizes)
         if self.setting.has_cache:
-            for tensors in (solution.values, solution.magnitudes):
-                if "lse" in tensors:
-                    tensors["lse"] = tensors["lse"].T.contiguous()
+            solution.values["lse"] = solution.values["lse"].T.contiguous()
         return solution
+
+    @cached_property
+    def _magnitudes_of_lse(self) -> torch.Tensor:
+        lse, has_cache = self.exact.values["lse"], self.setting.has_cache
+        found = magnitudes_of_lse(self.setting, self.operands, lse.T if has_cache else lse)
+        return found.T.contiguous() if has_cache else found
+
+    def _magnitude(self, name: str) -> torch.Tensor:
+        found = self._magnitudes_of_lse if name == "lse" else self.sized.magnitudes[name]
+        return self._sizes(name, found)
 
     @property
     def _wanted(self) -> Operands:
@@ -371,7 +385,7 @@ class Attention:
             torch_dtype(stored),
             # dsink is float32, but sums delta, which has the rounding of dtype.
             dtype_named("float32" if name == "lse" else dtype).roundoff,
-            magnitude=lambda: self._sizes(name, self.sized.magnitudes[name]),
+            magnitude=lambda: self._magnitude(name),
             spread=None if name == "lse" else lambda: self._sizes(name, self.sized.spreads[name]),
             exponent=lambda: self._exponent(name),
             amplification=lambda: self._amplification(name),
@@ -423,7 +437,7 @@ class Attention:
 
         0 for lse itself, whose magnitude already is that size.
         """
-        setting, size = self.setting, self.sized.magnitudes["lse"]
+        setting, size = self.setting, self._magnitudes_of_lse
         if name == "lse":
             return size.new_zeros(())
         if name in ("out", "dq"):

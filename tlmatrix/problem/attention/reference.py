@@ -96,14 +96,35 @@ def attend(
 ) -> Solution:
     """Compute out, lse and, with `do`, dq, dk, dv and dsink, in the shapes of the layout.
 
-    With `sizes`, also magnitudes and spreads: of P v for out; for gradients of their products,
-    with |dS| from the magnitudes of dP and delta, before the two cancel.
+    With `sizes`, also magnitudes and spreads of all but lse: of P v for out; for gradients of their
+    products, with |dS| from the magnitudes of dP and delta, before the two cancel.
     """
     total = _Accumulator(setting, operands, precision, sizes=sizes)
     budget = _CHUNK.get(operands.q.device.type, _CHUNK["cpu"])
     for piece in pieces(setting, budget, operands.q.device):
         total.add(piece)
     return total.solution()
+
+
+def magnitudes_of_lse(setting: Setting, operands: Operands, lse: torch.Tensor) -> torch.Tensor:
+    """The magnitudes of lse, of its shape [batch, head, row] or packed [head, row], in float64.
+
+    About |m| + |log l| before the two cancel, plus 1 for the exponentials in l; and how far the
+    rounding of a score can move lse, by |s| <= |scale| |q| |k|.
+    """
+    budget = _CHUNK.get(operands.q.device.type, _CHUNK["cpu"])
+    of_q, of_k = (each.double().norm(dim=-1, keepdim=True) for each in (operands.q, operands.k))
+    reach = torch.zeros_like(lse)
+    for piece in pieces(setting, budget, operands.q.device):
+        chunk = piece.chunk
+        kv = slice(chunk.head, chunk.head_end)
+        heads = slice(chunk.head * setting.groups, chunk.head_end * setting.groups)
+        longest = piece.key_rows.read(of_k, kv, of_k.dtype).amax((2, 3))
+        rows = piece.query_rows.read(of_q, heads, of_q.dtype).squeeze(-1)
+        rows = rows * longest.repeat_interleave(setting.groups, 1)[..., None]
+        piece.query_rows.write_statistic(reach, heads, rows)
+    size = torch.where(lse.isinf(), 0.0, lse.abs()) + 1
+    return reach.mul_(abs(setting.softmax_scale)).add_(size)
 
 
 class _Accumulator:
@@ -142,7 +163,6 @@ class _Accumulator:
         self.squares: dict[str, torch.Tensor] = {}
         if sizes:
             self.magnitudes = {name: torch.zeros_like(self.values[name]) for name in like}
-            self.magnitudes["lse"] = _size_of_lse(self.values["lse"])
             self.squares = {name: torch.zeros_like(self.values[name]) for name in like}
             self.drift = torch.zeros(setting.heads, dtype=compute, device=device)
 
@@ -201,14 +221,6 @@ class _Accumulator:
         if self.magnitudes:
             bounds = _Bounds(self, query_rows, key_rows, heads, kv, (*four, -1))
             bounds.forward(p, v)
-            longest = k.norm(dim=-1).view(chunk.count, kv_heads, -1)
-            if key_rows.gather is not None:
-                longest.masked_fill_(key_rows.padding[:, None], 0.0)
-            longest = longest.amax(-1).view(-1, 1)
-            # |s| <= |scale| |q| |k| bounds how far the rounding of a score can move lse.
-            reach = q.norm(dim=-1).mul_(longest).mul_(abs(setting.softmax_scale))
-            size = reach.view(four) + _size_of_lse(lse.view(four))
-            query_rows.write_statistic(self.magnitudes["lse"], heads, size)
         if operands.do is None:
             return
 
@@ -326,8 +338,3 @@ def _drift(out: torch.Tensor, stored: torch.dtype, do: torch.Tensor) -> torch.Te
     """The error of delta = sum(out * do) from storing out, in unit roundoffs; [..., rows, 1]."""
     error = Precision(out.dtype, stored).round(out) - out
     return error.mul_(do).sum(-1, keepdim=True).div_(torch.finfo(stored).eps / 2)
-
-
-def _size_of_lse(lse: torch.Tensor) -> torch.Tensor:
-    """About |m| + |log l| before the two cancel, plus 1 for the exponentials in l."""
-    return torch.where(lse.isinf(), 0.0, lse.abs()) + 1

@@ -90,15 +90,17 @@ def _relation(
         return None
     before = float(problem.inputs[name][tuple(index)])
     finite = before if math.isfinite(before) else 0.0  # a sink may be -inf
-    moved = _changed(problem, name, index, 0.75 - finite / 2).reference()
+    depends = _depends(problem, _changed(problem, name, index, 0.75 - finite / 2).reference())
+    if not any(bool(each.any()) for each in depends.values()):
+        return None
     reached = [other.reference()]
     if math.isinf(value):
         reached.append(_changed(problem, name, index, math.nan).reference())
     if extent in ("packed", None):
-        reach = _reach(problem, reached, moved, partial(_added_masks, problem, name, index))
+        reach = _reach(problem, reached, depends, partial(_added_masks, problem, name, index))
     else:
         remedy = "write `propagation: packed`" if extent == "exact" else "leave `propagation` out"
-        reach = _reach(problem, reached, moved)
+        reach = _reach(problem, reached, depends)
         reach = replace(reach, remedy=dict.fromkeys(reach.never, remedy))
     if not any(bool(each.any()) for each in reach.must.values()):
         return None
@@ -144,10 +146,21 @@ def _added_masks(problem: Problem, name: str, index: Sequence[int]) -> Tensors:
         return _changed(problem, name, index, math.nan).reference()
 
 
+def _depends(problem: Problem, moved: Tensors) -> Tensors:
+    """The elements of each result that another finite value changes, from the reference with it."""
+    expected = problem.reference()
+    found = {}
+    for name, info in problem.outputs.items():
+        if info.dtype.is_floating_point:
+            change = (moved[name] - expected[name]).abs_()
+            found[name] = (change > expected[name].abs().mul_(_NOISE)) & (change < torch.inf)
+    return found
+
+
 def _reach(
     problem: Problem,
     reached: Sequence[Tensors],
-    moved: Tensors,
+    depends: Tensors,
     spread: Callable[[], Tensors] | None = None,
 ) -> Reach:
     """How far the value reaches, from the references with it, then with NaN instead of infinity.
@@ -162,29 +175,26 @@ def _reach(
     must, never, masked, remedy = {}, {}, {}, {}
     masks: Tensors = {}
     expected = problem.reference()
-    for name, info in problem.outputs.items():
-        if not info.dtype.is_floating_point:
-            continue
+    for name, depending in depends.items():
         before, after = expected[name], reached[0][name]
         size = before.abs()
         finite = size < torch.inf  # several times faster than `isfinite`
         allowed = size.mul_(_NOISE)
-        change = (moved[name] - before).abs_()
         lost = after.isinf() if len(reached) > 1 else ~(after.abs() < torch.inf)
-        depends = (change > allowed) & (change < torch.inf)
-        must[name] = finite & lost & depends
-        masked[name] = int((finite & depends & ~reached[-1][name].isnan()).sum())
+        must[name] = finite & lost & depending
+        masked[name] = int((finite & depending & ~reached[-1][name].isnan()).sum())
         touched = torch.zeros_like(finite)
         for each in reached:
             touched |= ~((each[name] - before).abs_() <= allowed)
-        rows = [axis for axis, dim in enumerate(info.dims) if _along_rows(dim)]
+        dims = problem.outputs[name].dims
+        rows = [axis for axis, dim in enumerate(dims) if _along_rows(dim)]
         if spread is not None and not rows:
             remedy[name] = _NAMED_ROWS % name
             masks = masks or spread()
             touched |= ~masks[name].isfinite()
         elif spread is not None and touched.numel():
             touched = touched.amax(rows, keepdim=True).expand_as(touched)
-        never[name] = finite & ~touched & ~depends
+        never[name] = finite & ~touched & ~depending
     return Reach(must, never, nan=len(reached) == 1, masked=masked, remedy=remedy)
 
 
