@@ -95,6 +95,14 @@ def kernel(A, C, form):
         for i, j in T.Parallel(4, 16):
             f[i, j] = f[i, j] * 2
         T.copy(f, C)
+    if form == "reducer, which has no layout":
+        sums = T.alloc_reducer((16,), "float32", replication="all")
+        T.copy(A, f)
+        T.clear(sums)
+        for i, j in T.Parallel(16, 8):
+            sums[i] += f[i, j]
+        T.finalize_reducer(sums)
+        T.copy(sums, C[0, :])
 
 
 def reports(form, **options):
@@ -143,7 +151,9 @@ def test_a_layout_of_a_part_is_reported_where_the_rest_is_read(form, part):
         "condition that excludes the rest",
         "left half alone",
         "all, then rows of a half",
+        "reducer, which has no layout",
     ],
 )
+@pytest.mark.filterwarnings("ignore:alloc_reducer")
 def test_what_is_compiled_to_right_code_is_not(form):
     assert reports(form) == []

@@ -141,7 +141,7 @@ def layouts_of(inferred: ir.Kernel) -> dict[ir.Var, ir.Layout]:
     for node in walk(inferred.body):
         if isinstance(node, ir.Block):
             for key, layout in node.annotations.get("layout_map", {}).items():
-                if layout.thread is not None:
+                if layout is not None and layout.thread is not None:  # a reducer has none
                     found[getattr(key, "data", key)] = layout
     return found
 
