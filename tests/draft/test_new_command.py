@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outside_project import project
+from tlmatrix.draft.calls import Call, Seen, write_call
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.spec import load_spec
 from tlmatrix.spec.schema import SCHEMA_PATH
@@ -963,3 +964,61 @@ def stats_reference(x):
     spec = load_spec(project.folder / "s.yaml")
     assert list(spec.problem.outputs) == ["out1"]
     assert spec.returns == ("_", "out1", "_")
+
+
+def test_results_of_the_reference_that_are_none_of_the_code_are_not_compared(
+    project: Project,
+) -> None:
+    code = """
+def largest(x):
+    return x.amax(-1)
+
+def largest_reference(x):
+    return x.argmax(-1), x.amax(-1)
+"""
+    (project.folder / f"{project.module}.py").write_text(code)
+    call = "f(torch.randn(3, 40))"
+    outcome = project.tlmatrix("new", f"{project.module}:largest", "--call", call, "-o", "s.yaml")
+    assert re.search(r"quick tier: \d+ passed\n", outcome.out), outcome.out
+    assert load_spec(project.folder / "s.yaml").problem.reference.returns == ("_", "out")
+
+
+def test_gradients_that_need_more_than_the_call_are_left_out(project: Project) -> None:
+    code = """
+import torch
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        x.untyped_storage().grad_of_another_operator.add_(dy * 2)
+
+def doubled(x):
+    return Doubled.apply(x)
+
+def doubled_reference(x):
+    return x * 2
+"""
+    (project.folder / f"{project.module}.py").write_text(code)
+    calls = (
+        Call(
+            f"{project.module}:doubled",
+            {"x": Seen((n, 40), "float32", grad=True)},
+            {"0": Seen((n, 40), "float32")},
+            grads=frozenset("x"),
+        )
+        for n in (3, 5)
+    )
+    with (project.folder / "calls.jsonl").open("w") as file:
+        for call in calls:
+            write_call(file, call)
+    words = ("--calls", "calls.jsonl", "-o", "s.yaml")
+    outcome = project.tlmatrix("new", f"{project.module}:doubled", *words)
+    assert "  without gradients, as the backward pass raises AttributeError" in outcome.out
+    assert re.search(r"quick tier: \d+ passed\n", outcome.out), outcome.out
+    assert "grad" not in (project.folder / "s.yaml").read_text()

@@ -526,6 +526,41 @@ def test_what_a_test_computes_itself_is_the_reference(repository):
     finished(repository, "run", "s.yaml", "-n", "0")
 
 
+OF_TENSORS = """
+import torch
+from rows import row_sum
+
+def make(rows):
+    return torch.zeros(rows)
+
+def add_sums(values, total):
+    total += values.sum(-1)
+
+def test_in_place():
+    x, expected = torch.randn(7, 32, device="cuda"), make(7)
+    add_sums(x, expected)
+    torch.testing.assert_close(row_sum(x), expected)
+
+def test_closure():
+    x = torch.randn(7, 64, device="cuda")
+
+    def expected():
+        return x.sum(-1)
+
+    torch.testing.assert_close(row_sum(x), expected())
+"""
+
+
+def test_a_reference_may_change_its_argument_or_read_a_tensor_around_it(repository):
+    (repository.folder / "tests" / "test_rows.py").write_text(OF_TENSORS)
+    finished(repository, "record", "--trace-only", "-m", "pytest", "tests", "-q")
+    calls = read_calls(repository.folder / "calls.jsonl")["rows:row_sum"]
+    one, two = (each for call in calls for each in call.compared)
+    assert (one.function, one.arguments["values"]) == ("tests.test_rows:add_sums", "$x")
+    assert two.arguments == {"x": "$x"}
+    assert "def reference(x):\n    return x.sum(-1)" in two.source
+
+
 WRAPPED = """
 import torch
 from rows import row_sum, row_sum_kernel

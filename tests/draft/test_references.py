@@ -1,13 +1,15 @@
 """How a reference is called: methods of classes, sizes and constants that callers passed."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tlmatrix import run_specs
+from tlmatrix.draft.calls import Call, Comparison, Seen
 from tlmatrix.draft.recorder import _Open
-from tlmatrix.draft.references import Found, named_reference, reference_of
+from tlmatrix.draft.references import Found, _compared, named_reference, reference_of
 from tlmatrix.draft.text import constant
 from tlmatrix.spec.expr.expression import Expression
 
@@ -58,6 +60,19 @@ def test_a_method_is_called_on_a_new_object_with_the_dtype_of_its_input(module):
 )
 def test_a_method_that_a_spec_cannot_call_is_no_reference(name, construct, module):
     assert named_reference(f"{module}:{name}", construct) is None
+
+
+def test_what_makes_the_inputs_of_a_test_is_no_reference(module):
+    compared = [
+        Comparison(
+            "0", f"{module}:Case.{name}", passed, {"cols": 3, "dtype": "float16", "shape": []}
+        )
+        for name, passed in (("expected", {"cols": 5, "shape": []}), ("plain", {"x": "$x"}))
+    ]
+    seen = Seen((2,), "float32")
+    call = Call("m:f", {"x": seen}, {"0": seen}, compared=tuple(compared))
+    found = [each.method or each.target for each in _compared(SimpleNamespace(text="m:f"), [call])]
+    assert found == [f"{module}:Case.plain"]
 
 
 def called(function, passed, **symbols):

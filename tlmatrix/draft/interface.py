@@ -14,6 +14,7 @@ from tlmatrix.draft.calls import Opaque, Seen
 from tlmatrix.draft.sizes import Place, Relations, Size, relate
 from tlmatrix.draft.uses import Selection, Uses, merged
 from tlmatrix.exit_codes import UsageError
+from tlmatrix.spec.model.calling import SKIPPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -127,7 +128,8 @@ class Interface:
         changed: the parameters that the call writes.
         uses: how kernels use the parameters.
         dtypes: the dtypes that inputs with the axis `dtype` support.
-        order: the outputs that the reference returns, in its order; empty for those of the call.
+        order: the outputs that the reference returns, in its order, or `_` for a result that is
+            none; empty for those of the call.
         paths: the position of each result in the returned value: `0`, `aux.counts`.
         guesses: those of `Relations`.
         calls: how many calls it is inferred from.
@@ -169,19 +171,22 @@ class Interface:
         found = [*(item for item in self.tensors if item.name in self.changed), *self.results]
         if self.order:
             by_name = {item.name: item for item in found}
-            return tuple(by_name[name] for name in self.order)
+            return tuple(by_name[name] for name in self.order if name != SKIPPED)
         return tuple(found)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Interface:
+        """The interface with other tensors."""
+        given = (change(e) if isinstance(e, Tensor) else e for e in self.parameters)
+        return replace(self, parameters=tuple(given), results=tuple(map(change, self.results)))
+
+    def without_gradients(self) -> Interface:
+        """The interface of which no input gets a gradient."""
+        return self.mapped(lambda each: replace(each, grad=False))
 
     def without_sizes(self) -> Interface:
         """The interface without what its calls had by chance: sizes and values."""
-
-        def forgotten(item: Tensor | Number) -> Tensor | Number:
-            return replace(item, seen=()) if isinstance(item, Tensor) else item
-
         return replace(
-            self,
-            parameters=tuple(map(forgotten, self.parameters)),
-            results=tuple(replace(each, seen=()) for each in self.results),
+            self.mapped(lambda each: replace(each, seen=())),
             arguments=tuple(
                 each if each.kind == "dtype" else replace(each, values=())
                 for each in self.arguments
@@ -195,16 +200,11 @@ class Interface:
         """The interface with a symbol of its own for the dimensions of a size that is guessed."""
         name, column = self.guesses[size]
 
-        def changed(item: Tensor) -> Tensor:
-            return replace(item, shape=tuple(name if s == size else s for s in item.shape))
+        def changed(each: Tensor) -> Tensor:
+            return replace(each, shape=tuple(name if s == size else s for s in each.shape))
 
-        given = (changed(each) if isinstance(each, Tensor) else each for each in self.parameters)
-        return replace(
-            self.with_fact(size),
-            parameters=tuple(given),
-            results=tuple(map(changed, self.results)),
-            symbols={**self.symbols, name: column},
-        )
+        known = self.with_fact(size).mapped(changed)
+        return replace(known, symbols={**self.symbols, name: column})
 
     def with_fact(self, size: str) -> Interface:
         """The interface in which a size is no guess."""

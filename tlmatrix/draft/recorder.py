@@ -204,6 +204,8 @@ class Recorder:
             if target and (made or opened.has_tensors):
                 self._record_operator(target, opened, results, made)
             return
+        written = opened.changed() if results is None else frozenset()
+        made |= {name: opened.arguments[name] for name in written}  # a reference may, in place
         if not made or opened.code.co_name.startswith("test"):
             return
         name = f"{self._module(frame)}:{opened.code.co_qualname}"
@@ -215,7 +217,8 @@ class Recorder:
             instance = arguments.pop(owner)
             construct = self._constructed.get(id(instance), (None, {}))[1]
             name = f"{self._class_name(type(instance), frame)}.{opened.code.co_name}"
-        given = {id(each) for value in arguments.values() for each in flattened(value).values()}
+        others = (value for name, value in arguments.items() if name not in written)
+        given = {id(each) for value in others for each in flattened(value).values()}
         objects = any(isinstance(seen(each), Opaque) for each in arguments.values())
         for tensor in made.values():
             if id(tensor) not in given:  # it is not passed on

@@ -144,7 +144,7 @@ class Slicer:
         return self._function(frame, parameters, outside, body)
 
     def local_function(self, frame: FrameType) -> Slice | None:
-        """A function that is defined inside of another one; None if it needs more than constants.
+        """A function inside of another one; None if it needs more than constants and tensors.
 
         Args:
             frame: of the call of it.
@@ -152,7 +152,7 @@ class Slicer:
         code = frame.f_code
         function, inputs = _syntax(code), code.co_varnames[: code.co_argcount]
         constants = {name: frame.f_locals.get(name, ...) for name in code.co_freevars}
-        fine = all(isinstance(each, _CONSTANTS) for each in constants.values())
+        fine = all(isinstance(each, (*_CONSTANTS, torch.Tensor)) for each in constants.values())
         if function is None or not fine:
             return None
         body = [ast.Return(function.body)] if isinstance(function, ast.Lambda) else function.body
@@ -284,6 +284,10 @@ def _cut(
 
 # Names -------------------------------------------------------------------------------------------
 
+_SCOPES = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp, ast.FunctionDef, ast.Lambda)
+_BEFORE = ("generators", "iter", "defaults", "kw_defaults", "value")
+"""Parts of a node that run before its others."""
+
 
 def _free(nodes: Iterable[ast.AST]) -> set[str]:
     """The names that code reads before it binds them, in the order of the text."""
@@ -311,34 +315,17 @@ def _changed(statement: ast.stmt) -> set[str]:
 
 def _read(node: ast.AST, bound: set[str]) -> Iterator[str]:
     """The names that a node reads and that are not bound before; adds those that it binds."""
-    scope = bound
-    parts: list[Any] = list(ast.iter_child_nodes(node))
     match node:
-        case ast.Name(name, ast.Load()):
+        case ast.Name(name, ast.Load()) | ast.AugAssign(ast.Name(name)):
             yield from {name} - bound
-        case ast.Name(name):
+        case ast.Name(name) | ast.FunctionDef(name) | ast.arg(name):
             bound.add(name)
-        case ast.Import() | ast.ImportFrom():
-            bound |= {(each.asname or each.name).partition(".")[0] for each in node.names}
-        case ast.Assign(targets, value):
-            parts = [value, *targets]
-        case ast.AnnAssign(target, _, value):
-            parts = [value, target] if value else []
-        case ast.AugAssign(target, _, value):
-            if isinstance(target, ast.Name):
-                yield from {target.id} - bound
-            parts = [value, target]
-        case ast.For():
-            parts = [node.iter, node.target, *node.body, *node.orelse]
-        case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
-            scope = {*bound}
-            values = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-            parts = [p for each in node.generators for p in (each.iter, each.target, *each.ifs)]
-            parts += values
-        case ast.FunctionDef() | ast.Lambda():
-            scope = bound | {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
-            body = node.body if isinstance(node, ast.FunctionDef) else [node.body]
-            parts = [*node.args.defaults, *filter(None, node.args.kw_defaults), *body]
-            bound |= {node.name} if isinstance(node, ast.FunctionDef) else set()
-    for part in parts:
-        yield from _read(part, scope)
+        case ast.alias():
+            bound.add((node.asname or node.name).partition(".")[0])
+    scope = {*bound} if isinstance(node, _SCOPES) else bound
+    later = [field for field in node._fields if field not in _BEFORE]
+    for field in (*_BEFORE, *later):
+        value = getattr(node, field, None)
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, ast.AST):
+                yield from _read(part, scope)

@@ -24,6 +24,7 @@ class Reference:
 
     `call` is None if the names are those of the problem. `missing` are parameters without a value.
     `method` and `module` are those of `Found`. `same_dtype` is of functions that refuse float64.
+    `returns` are its results if some are no outputs.
     """
 
     target: str
@@ -32,6 +33,7 @@ class Reference:
     method: str = ""
     module: str = ""
     same_dtype: bool = False
+    returns: tuple[str, ...] = ()
 
     @property
     def difference(self) -> str:
@@ -152,10 +154,9 @@ def _declared(draft: Draft) -> dict[str, Any]:
     reference: Any = (
         f"{draft.target.partition(':')[0]}:reference" if found is None else found.target
     )
-    if found is not None and (found.call is not None or found.same_dtype):
-        reference = {"function": found.target}
-        reference |= {"call": found.call} if found.call else {}
-        reference |= {"dtype": "same"} if found.same_dtype else {}
+    if found is not None and (found.call is not None or found.same_dtype or found.returns):
+        own = {"call": found.call, "returns": found.returns, "dtype": "same" * found.same_dtype}
+        reference = {"function": found.target} | {key: each for key, each in own.items() if each}
     return {"inputs": draft.inputs, "outputs": outputs, "reference": reference}
 
 

@@ -19,6 +19,7 @@ from tlmatrix.spec.expr.expression import Expression, ExpressionError
 from tlmatrix.spec.importing import make_importable
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.loader import load_spec
+from tlmatrix.spec.model.calling import SKIPPED
 from tlmatrix.spec.values import canonical, label
 
 if TYPE_CHECKING:
@@ -38,12 +39,13 @@ _MORE = 6
 """Further cases that tell conditions apart, and their sizes."""
 _SIZES = (2, 3, 4, 6, 8, 16, 24, 32)
 _RAISED = re.compile(r"\braise[sd] ")
-_RETURNED = re.compile(r"returned (\d+) tensors")
+_RETURNED = re.compile(r"returned (\d+) (tensors|results)")
 _OTHER_DTYPE = re.compile(r" is \w+, expected \w+$")
 _MOST_OUTPUTS = 4
 """Most outputs whose orders are tried."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ONLY_RECORDED = "only the recorded sizes"
+_WITHOUT_GRADIENTS = "without gradients"
 _NOT_REFUSED = "is not refused, and is wrong"
 _FACTORS = (256, 128, 64, 32, 16, 8, 4, 2)
 
@@ -71,8 +73,9 @@ class Trial:
 
     @property
     def left_out(self) -> str:
-        """The line that says that the spec has only the sizes of a recorded call, or ""."""
-        return next((line.strip() for line in self.lines if _ONLY_RECORDED in line), "")
+        """The line that says what the spec leaves out: other sizes, or gradients; or ""."""
+        words = (_ONLY_RECORDED, _WITHOUT_GRADIENTS)
+        return next((line.strip() for line in self.lines if line.strip().startswith(words)), "")
 
 
 def tried(
@@ -102,7 +105,7 @@ def tried(
     try:
         with Runner() as runner, muted(), suppress(TimeoutError):
             attempts = _Attempts(path, tuple(roots), runner, tier, start + seconds / 2)
-            recorded = _match_reference(drafts, attempts)
+            recorded = _match_reference(drafts, attempts, trial.lines)
             _untie(drafts, attempts)
         if drafts.found is not None and drafts.found.part:
             trial.lines.append(f"  {drafts.found.method} is no reference: no recorded case passes")
@@ -194,7 +197,7 @@ def _narrow(trial: Trial, attempts: _Attempts) -> None:
         base = _accepted(trial, attempts)
         if base is None or not any(_refused(trial.draft, each) for each in trial.results):
             return
-        narrowed, lines = _narrowed(trial.draft, trial.results, base, attempts)
+        narrowed, lines = _narrowed(trial.draft, base, attempts)
         if narrowed == trial.draft:
             return
         trial.draft = narrowed
@@ -271,13 +274,15 @@ def _relaxed(draft: Draft, results: Sequence[CaseResult]) -> tuple[Draft, list[s
     return draft, []
 
 
-def _match_reference(drafts: Drafts, attempts: _Attempts) -> CaseResult | None:
+def _match_reference(drafts: Drafts, attempts: _Attempts, lines: list[str]) -> CaseResult | None:
     """Take the first reference with which a recorded case passes, and how it gives the outputs.
 
     Returns the result of that case; None if none passes, or if a problem brings the reference. It
     may refuse float64, return them in another order, or fewer of them. What the code under test
-    updates, it may return as new tensors, or update its own arguments.
+    updates, it may return as new tensors, or update its own arguments. If the code passes without
+    gradients alone, the draft has none, and `lines` get a line.
     """
+    raised = ""
     for found in drafts.references:
         own = drafts.changed(found=found)
         draft = own()
@@ -309,6 +314,15 @@ def _match_reference(drafts: Drafts, attempts: _Attempts) -> CaseResult | None:
             if _passes(first := _recorded_case(other(), attempts)):
                 drafts.interface, drafts.found = other.interface, other.found
                 return first
+        if kept and _raised(first, "entry", _RAISED):
+            raised = first.findings[0].title
+    plain = drafts.changed(interface=drafts.interface.without_gradients())
+    if raised and plain.interface != drafts.interface:  # its backward may need what callers set
+        passed = _match_reference(plain, attempts, lines)
+        if passed is not None:
+            drafts.interface, drafts.found = plain.interface, plain.found
+            lines.append(f"  {_WITHOUT_GRADIENTS}, as the backward pass {raised}")
+            return passed
     return None
 
 
@@ -332,8 +346,10 @@ def _ways_of_returning(
     updated = [each.name for each in interface.inputs if each.name in interface.changed]
     said = (_RETURNED.search(finding.title) for finding in first.findings)
     count = next((int(each[1]) for each in said if each), len(names))
-    if len(names) <= _MOST_OUTPUTS:
-        yield from ((o, False) for o in permutations(names, count) if written <= {*o})
+    if max(len(names), count) <= _MOST_OUTPUTS:
+        more = [SKIPPED] * (count - len(names))
+        orders = dict.fromkeys(permutations([*names, *more], count))
+        yield from ((o, False) for o in orders if written <= {*o})
         returned = [name for name in names if name not in updated]
         yield from (((*order, *updated), True) for order in permutations(returned) if updated)
 
@@ -378,11 +394,9 @@ def _recorded_sizes(draft: Draft) -> list[Mapping[str, Any]]:
 def _accepted(trial: Trial, attempts: _Attempts) -> CaseResult | None:
     """The fastest case that passes, or one of the recorded sizes; None if there is none."""
     passed = [result for result in trial.results if _passes(result)]
-    # Values such as rows of zeros hide that others are wrong.
-    passed.sort(
-        key=lambda result: (result.values.get("values", "normal") != "normal", result.seconds)
-    )
-    if passed and passed[0].values.get("values", "normal") != "normal":
+    # Values such as rows of zeros hide that others are wrong, as sizes of 1 do, which broadcast.
+    passed.sort(key=lambda e: (not _is_normal(e.values), 1 in _sizes(e).values(), e.seconds))
+    if passed and not _is_normal(passed[0].values):
         with suppress(TimeoutError):
             normal = attempts.case(trial.draft, {**passed[0].values, "values": "normal"})
             passed = [normal, *passed] if _passes(normal) else passed
@@ -395,18 +409,16 @@ def _accepted(trial: Trial, attempts: _Attempts) -> CaseResult | None:
     return None
 
 
-def _narrowed(
-    draft: Draft, results: Sequence[CaseResult], base: CaseResult, attempts: _Attempts
-) -> tuple[Draft, list[str]]:
+def _is_normal(values: Mapping[str, Any]) -> bool:
+    return str(values.get("values", "normal")) == "normal"
+
+
+def _narrowed(draft: Draft, base: CaseResult, attempts: _Attempts) -> tuple[Draft, list[str]]:
     """The draft without what is refused where one axis of an accepted case is another.
 
     Several axes are refused for a reason of one of them, so that each is varied alone.
     """
     narrowed, lines = draft, []
-    if condition := _relation(draft, results, base.values, attempts):
-        why = _worst(_refused(draft, result) for result in results)
-        related = replace(draft, constraints=(*draft.constraints, (condition, why)))
-        return _with_values_of(related, condition), [f"  only {condition}: {why}"]
     for name, values in load_spec(attempts.path).axes.items():
         others = [value for value in values if canonical(value) != canonical(base.values[name])]
         found = narrowed.constraints[len(draft.constraints) :]
@@ -496,9 +508,8 @@ def _conditions(results: Sequence[CaseResult], refused: Sequence[str]) -> list[s
     every = sorted(set.intersection(*({*values} for values, _ in cases)))
     names = [name for name in every if all(type(values[name]) is int for values, _ in cases)]
     found = [f"{name} % {factor} == 0" for name in names for factor in _FACTORS]
-    if sum(bool(why) for _, why in cases) > 1:
-        for a, b in permutations(names, 2):
-            found += [f"{a} == {b}", f"{a} % {b} == 0", f"{a} <= {b}", f"{a} < {b}"]
+    for a, b in permutations(names, 2):
+        found += [f"{a} == {b}", f"{a} % {b} == 0", f"{a} <= {b}", f"{a} < {b}"]
     found += [f"min({name}) > 0" for name in every if name not in names]
     return [c for c in found if all(_holds(c, values) == (not why) for values, why in cases)]
 
@@ -514,52 +525,24 @@ def _distinguished(
         results: cases that differ in it, the first of them accepted.
         attempts: runs cases.
     """
-    results, base, known = list(results), results[0].values, []
+    base = results[0].values
+
+    def fitting(results: Sequence[CaseResult]) -> list[str]:
+        found = _conditions(results, [_refused(draft, result) for result in results])
+        return [condition for condition in found if name in _NAME.findall(condition)]
+
+    conditions = fitting(results)
+    known: list[dict[str, Any]] = []
     with suppress(TimeoutError):
-        for _ in range(_MORE):
-            conditions = _conditions(results, [_refused(draft, result) for result in results])
-            telling = (
-                each for each in _telling(draft, name, conditions, base) if each not in known
-            )
-            chosen = next(telling, None)
-            if len(conditions) < 2 or chosen is None:
+        while len(conditions) > 1 and len(known) < _MORE:
+            telling = (e for e in _telling(draft, name, conditions, base) if e not in known)
+            if (chosen := next(telling, None)) is None:
                 break
             known.append(chosen)
-            result = attempts.case(draft, {**base, **_tied(draft, chosen)})
-            if {*chosen} == {name} or not _refused(draft, result):
-                results.append(result)  # not if another axis may be why it is refused
-    found = _conditions(results, [_refused(draft, result) for result in results])
-    return [condition for condition in found if name in _NAME.findall(condition)]
-
-
-def _relation(
-    draft: Draft, results: Sequence[CaseResult], base: Mapping[str, Any], attempts: _Attempts
-) -> str:
-    """A relation of two axes that tells what is refused, and which further cases confirm, or "".
-
-    Args:
-        draft: the draft.
-        results: its cases.
-        base: the values of an accepted case.
-        attempts: runs cases.
-    """
-    every = _conditions(results, [_refused(draft, result) for result in results])
-    found = [(c, {*_NAME.findall(c)} & base.keys()) for c in every]
-    relations = {condition: sorted(names) for condition, names in found if len(names) > 1}
-    for condition, (one, other) in relations.items():
-        sizes = product(_sizes_of(draft, one), _sizes_of(draft, other))
-        pairs = [
-            {**base, one: a, other: b} for a, b in sizes if a != base[one] and b != base[other]
-        ]
-        pairs.sort(key=lambda values: sum(_holds(each, values) is True for each in relations))
-        holding = [values for values in pairs if _holds(condition, values)]
-        failing = [values for values in pairs if _holds(condition, values) is False]
-        with suppress(TimeoutError):
-            taken = (not _refused(draft, attempts.case(draft, each)) for each in holding[:3])
-            refused = (_refused(draft, attempts.case(draft, each)) for each in failing[-2:])
-            if all(taken) and all(refused):
-                return condition
-    return ""
+            more = [*results, attempts.case(draft, {**base, **_tied(draft, chosen)})]
+            if found := fitting(more):  # else it is refused because of another axis
+                results, conditions = more, found
+    return conditions
 
 
 def _telling(
@@ -567,19 +550,14 @@ def _telling(
 ) -> Iterator[dict[str, Any]]:
     """Values for which conditions differ, of the axis alone, or of another one beside it."""
     sizes = {each: _sizes_of(draft, each) for each in draft.axes if type(base.get(each)) is int}
-    for size in [*sizes.get(name, ()), 128]:
-        held = [_holds(condition, {**base, name: size}) is True for condition in conditions]
+    own = sizes.get(name, [])
+    others = {n for c in conditions for n in _NAME.findall(c)} & sizes.keys() - {name}
+    alone = [{name: size} for size in [*own, 128]]
+    pairs = [{name: a, n: b} for n in sorted(others) for a, b in product(own, sizes[n])]
+    for values in (*alone, *pairs):
+        held = [_holds(condition, {**base, **values}) is True for condition in conditions]
         if 0 < sum(held) < len(held):
-            yield {name: size}
-    alone = [c for c in conditions if {*_NAME.findall(c)} == {name}]
-    relations = [c for c in conditions if len({*_NAME.findall(c)}) > 1]
-    others = {n for c in relations for n in _NAME.findall(c)} & sizes.keys() - {name}
-    for other in sorted(others) if alone else ():
-        for one, two in product(sizes.get(name, ()), sizes[other]):
-            values = {**base, name: one, other: two}
-            related = any(_holds(condition, values) for condition in relations)
-            if related and not any(_holds(condition, values) for condition in alone):
-                yield {name: one, other: two}
+            yield values
 
 
 def _sizes_of(draft: Draft, name: str) -> list[int]:

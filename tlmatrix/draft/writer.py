@@ -258,7 +258,8 @@ class _Writer:
             for name in parameters_of(self.found.function) or ()
             if (packing := longest_of(self.recognition.packings, name)) is not None
         }
-        return reference_of(
+        order = self.interface.order
+        reference = reference_of(
             self.found,
             tensors=[*floats, *integers],
             axes=list(self.axes),
@@ -270,6 +271,8 @@ class _Writer:
             arguments={n: e.values for n, e in self.arguments.items() if n in self.axes},
             updated={n: self.outputs[n] for n in self.inouts if self.found.updates},
         )
+        names = tuple(self.outputs.get(name, SKIPPED) for name in order)
+        return replace(reference, returns=names if SKIPPED in order else ())
 
     def _stub(self) -> Iterator[str]:
         yield "The same in plain PyTorch, called in float64. It may take any axis by name:"
