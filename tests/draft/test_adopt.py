@@ -234,7 +234,7 @@ def test_what_a_process_leaves_when_it_ends_is_done_by_another(tmp_path):
 
 def test_a_target_is_known_again_in_another_process(tmp_path):
     """Sets of a call have another order there."""
-    uses = Uses(read=frozenset("abcdefgh"))
+    uses = Uses(written=frozenset("abcdefgh"))
     call = Call("m:f", {"a": Seen((3,), "float32")}, {"0": Seen((3,), "float32")}, uses=uses)
     with (tmp_path / "calls.jsonl").open("w") as file:
         write_call(file, call)

@@ -15,6 +15,7 @@ from tlmatrix.draft.sources import drafts_for, drafts_of_calls
 from tlmatrix.draft.targets import target_of
 from tlmatrix.draft.text import write_spec
 from tlmatrix.draft.trial import (
+    Limit,
     Trial,
     _conditions,
     _keep_recorded,
@@ -317,11 +318,20 @@ def test_empty_sequences_that_are_refused_are_neither_listed_nor_generated(draft
     assert {str(result.status) for result in trial.results} == {"passed"}
 
 
+def test_time_that_other_programs_take_counts_a_quarter(monkeypatch):
+    passed = [100.0, 5.0]
+    monkeypatch.setattr("tlmatrix.draft.trial.time.monotonic", lambda: passed[0])
+    monkeypatch.setattr("tlmatrix.draft.trial.time.process_time", lambda: passed[1])
+    limit = Limit(10)
+    for passed[:], left in (([104, 5], 9), ([104, 8], 7), ([142, 8], -0.5), ([104, 16], -1)):
+        assert limit.left == left
+
+
 def test_what_was_found_before_the_time_ended_is_kept(drafts, tmp_path):
     slow = drafts_for("totals:slow", call="f(torch.randn(8))")
     start = time.monotonic()
-    trial = tried(slow, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False, seconds=8)
-    assert time.monotonic() - start < 30
+    trial = tried(slow, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False, seconds=6)
+    assert time.monotonic() - start < 40
     assert not trial.error
     assert [value for value in trial.draft.axes["rows"] if value % 8] == []
     assert not any(result.failed for result in trial.results)

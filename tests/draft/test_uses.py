@@ -16,7 +16,6 @@ def test_offsets_are_read_at_consecutive_indices_and_start_rows():
     assert Selection("Ends", "X", 0, "start") in used.selections
     assert Selection("Ends", "Y", 0, "start") in used.selections
     assert used.written == {"Y"}
-    assert used.read == {"X", "Ends", "Cos"}
     assert used.tile("X", 0) == 32
 
 

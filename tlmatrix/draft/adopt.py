@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import multiprocessing
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -26,7 +28,7 @@ from tlmatrix.draft.recorder import record_program
 from tlmatrix.draft.sources import drafts_for, drafts_of_calls, recorded_calls
 from tlmatrix.draft.targets import is_test_file, makes_prim_func, target_of
 from tlmatrix.draft.text import write_spec
-from tlmatrix.draft.trial import tried
+from tlmatrix.draft.trial import Limit, tried
 from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.report.html import rendered
@@ -43,8 +45,8 @@ if TYPE_CHECKING:
 
 _ORDER = ("findings", "errors", "judged", "incomplete", "not drafted")
 """The order of rows by status."""
-_TEST_SECONDS = 20
-"""The most time for a recorded test."""
+_TESTS = 20
+"""The part of the time of the command that a test may take."""
 _SCRIPT_SECONDS = 30.0
 """The most time for a script."""
 _SECONDS = 45.0
@@ -79,7 +81,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Job:
-    """A target to draft, in at most so many seconds.
+    """A target to draft, in at most so many seconds of the processor.
 
     `source` is `calls`, `manifest`, `trace`, or `script` for one that is only recorded.
     """
@@ -149,7 +151,7 @@ def _record(command: Sequence[str], calls: Path, root: Path, seconds: float) -> 
         # Specs that lie there are not run.
         options = ["--continue-on-collection-errors", "-p", "no:tlmatrix"]
         options += ["-p", "tlmatrix.draft.sampled"]
-        command = [*command[:2], *options, f"--timeout={_TEST_SECONDS}", *command[2:]]
+        command = [*command[:2], *options, f"--timeout={seconds / _TESTS:g}", *command[2:]]
     words += command
     path = os.pathsep.join([str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")])
     with suppress(subprocess.TimeoutExpired), (calls.parent / "record.log").open("w") as log:
@@ -329,7 +331,7 @@ def _run_jobs(
             running[ours] = (group, process, time.monotonic())
         ready = wait(list(running), timeout=1.0)
         for ours, (group, process, start) in list(running.items()):
-            late = time.monotonic() - start > group[0].seconds
+            late = time.monotonic() - start > 4 * group[0].seconds
             if ours not in ready and not late:
                 continue
             try:
@@ -343,7 +345,7 @@ def _run_jobs(
                 process.join()
                 del running[ours]
                 waiting += [left] if left else []
-            late = late or process.exitcode == UNUSABLE
+            late = late or process.exitcode in (UNUSABLE, -signal.SIGXCPU)
             why = "it took too long" if late else f"its process ended (exit {process.exitcode})"
             yield row or Row(job.target, job.source, "not drafted", note=why, key=job.key)
 
@@ -357,21 +359,26 @@ def _run_group(
     end: float,
 ) -> None:
     """Draft and run specs with at most so many bytes of memory, and send their rows."""
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    _limit(resource.RLIMIT_DATA, most)
     for job in jobs:
         if time.monotonic() > end:
             connection.send(Row(job.target, job.source, "not drafted", note="no time was left"))
         else:
+            _limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + job.seconds))
             connection.send(_run_job(job, output, root))
     connection.close()
     os._exit(0)  # threads of the repository's code need not end
 
 
+def _limit(kind: int, most: int) -> None:
+    """Set a soft limit of this process, below the hard one."""
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
 def _run_job(job: Job, output: Path, root: Path) -> Row:
     """Draft and run a spec."""
-    start = time.monotonic()
+    limit = Limit(_SECONDS)
     name = re.sub(r"\W+", "_", job.target.partition(":")[2])
     path = output / f"{name}.yaml"
     if path.exists():
@@ -382,7 +389,7 @@ def _run_job(job: Job, output: Path, root: Path) -> Row:
             drafts = job.draft()
             draft = drafts()
             if draft.complete:
-                seconds = max(start + _SECONDS - time.monotonic(), _SECONDS / 6)
+                seconds = max(limit.left, _SECONDS / 6)
                 trial = tried(drafts, path, [root], tier="each", prove=False, seconds=seconds)
                 draft = trial.draft
                 row = _judged(row, trial, path)
@@ -397,7 +404,7 @@ def _run_job(job: Job, output: Path, root: Path) -> Row:
                 words[0] if isinstance(error, UsageError) else f"{type(error).__name__}: {words[0]}"
             )
             row = replace(row, note=text[:300])
-    return replace(row, seconds=round(time.monotonic() - start, 1))
+    return replace(row, seconds=round(_SECONDS - limit.left, 1))
 
 
 def _judged(row: Row, trial: Trial, path: Path) -> Row:

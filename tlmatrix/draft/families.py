@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.draft.axes import fuzz_ranges, lengths, multiple_of, number_of, sizes
+from tlmatrix.draft.axes import AxesOfDraft, fuzz_ranges, lengths, number_of
 from tlmatrix.draft.interface import Number, Tensor
 from tlmatrix.draft.roles import substitute
 from tlmatrix.draft.writer import NO_ROWS, BuiltIn
@@ -61,18 +61,12 @@ def _gemm(interface: Interface, recognition: Recognition) -> BuiltIn | None:
     if sides is None or any(each.kind == "other" and not each.default for each in every):
         return None
     transposed, symbols = sides
+    chosen = AxesOfDraft(interface, recognition, inputs, {}, ())
     axes: Axes = {"dtype": interface.dtypes or (a.dtype,)}
-    for axis, symbol, tensor, dim in symbols:
-        tiles = (e.value for e in every if e.kind == "tile" and e.name.lower().endswith(axis))
-        tile = next(tiles, interface.uses.tile(tensor.name, dim))
-        recorded = interface.symbols.get(str(symbol), ())
-        found = tuple(sizes(axis, tile=tile, recorded=recorded))
-        axes[axis] = found if tile or recorded else _GEMM[axis]
+    axes |= {axis: chosen.axes.get(symbol, _GEMM[axis]) for symbol, axis in symbols.items()}
     axes |= dict.fromkeys(transposed, (True,))
-    if interface.factory and a.dtype_of is None:
-        axes["dtype"] = (a.dtype,)
     names: dict[str, Any] = {a.name: "a", b.name: "b"}
-    names |= {str(symbol): axis for axis, symbol, _, _ in symbols}
+    names |= symbols
     followed = (a.dtype_of, b.dtype_of)
     for item in every:
         if item.name in _FLAGS and not (interface.factory and item.name == "accumulate"):
@@ -88,32 +82,24 @@ def _gemm(interface: Interface, recognition: Recognition) -> BuiltIn | None:
     axes |= {each.name: (number_of(each),) for each in scalars if each.name not in names}
     if c.dtype != a.dtype and c.dtype_of is None:
         axes["out_dtype"] = (c.dtype,)
-    ranges = fuzz_ranges({axis: axes[axis] for axis in "mnk"})
-    columns = {axis: interface.symbols.get(str(symbol), ()) for axis, symbol, _, _ in symbols}
-    return BuiltIn(
-        "gemm",
-        axes,
-        names,
-        {c.name: "c"},
-        fuzz=ranges,
-        recorded={axis: column[0] for axis, column in columns.items() if column},
-        multiples={axis: step for axis, column in columns.items() if (step := multiple_of(column))},
-    )
+    columns = {axis: interface.symbols.get(symbol, ()) for symbol, axis in symbols.items()}
+    parts = {
+        "problem": "gemm",
+        "axes": axes,
+        "fuzz": fuzz_ranges({axis: axes[axis] for axis in "mnk"}),
+        "recorded": {axis: column[0] for axis, column in columns.items() if column},
+        "multiples": {symbols[n]: step for n, step in chosen.multiples.items() if n in symbols},
+    }
+    return BuiltIn(names, {c.name: "c"}, parts)
 
 
-def _sides(
-    a: Tensor, b: Tensor
-) -> tuple[tuple[str, ...], tuple[tuple[str, object, Tensor, int], ...]] | None:
-    """The transposed operands, and the tensor and dimension of each of m, n and k."""
-    for flags, k_of_a, k_of_b in (
-        ((), 1, 0),
-        (("transpose_b",), 1, 1),
-        (("transpose_a",), 0, 0),
-        (("transpose_a", "transpose_b"), 0, 1),
-    ):
-        m, n, k = a.shape[1 - k_of_a], b.shape[1 - k_of_b], a.shape[k_of_a]
-        if k == b.shape[k_of_b] and len({m, n, k}) == 3:
-            return flags, (("m", m, a, 1 - k_of_a), ("n", n, b, 1 - k_of_b), ("k", k, a, k_of_a))
+def _sides(a: Tensor, b: Tensor) -> tuple[list[str], dict[str, str]] | None:
+    """The transposed operands, and which of m, n and k each symbol is."""
+    for of_a, of_b in ((1, 0), (1, 1), (0, 0), (0, 1)):
+        m, n, k = (str(e) for e in (a.shape[1 - of_a], b.shape[1 - of_b], a.shape[of_a]))
+        if k == str(b.shape[of_b]) and len({m, n, k}) == 3:
+            flags = [*["transpose_a"] * (of_a == 0), *["transpose_b"] * (of_b == 1)]
+            return flags, {m: "m", n: "n", k: "k"}
     return None
 
 
@@ -124,7 +110,7 @@ def _attention(interface: Interface, recognition: Recognition) -> BuiltIn | None
     tensors = _operands(interface, recognition)
     if tensors is None:
         return None
-    layout = "thd" if recognition.packings else _layout(tensors["q"], tensors["k"])
+    layout = "thd" if recognition.packings else _layout(tensors["q"])
     meaning = _meaning(tensors, recognition, layout)
     passed = None if meaning is None else _passed(interface, recognition, meaning)
     if meaning is None or passed is None:
@@ -152,14 +138,11 @@ def _attention(interface: Interface, recognition: Recognition) -> BuiltIn | None
     rules = [(f"sum({each.expression}) > 0", NO_ROWS) for each in recognition.packings]
     rules = rules if interface.factory else [_CAUSAL] * ("window" in axes)
     forward = interface.calls and not any(tensors[name].grad for name in "qkv")
-    return BuiltIn(
-        "attention",
-        axes,
-        names | passed,
-        dict(zip([each.name for each in interface.outputs], ("out", "lse"), strict=False)),
-        constraints=tuple(dict.fromkeys(rules)),
-        without=("gradients",) if forward else (),
-    )
+    outputs = zip([each.name for each in interface.outputs], ("out", "lse"), strict=False)
+    without = ("gradients",) if forward else ()
+    constraints = tuple(dict.fromkeys(rules))
+    parts = {"problem": "attention", "axes": axes, "constraints": constraints, "without": without}
+    return BuiltIn(names | passed, dict(outputs), parts)
 
 
 def _operands(interface: Interface, recognition: Recognition) -> dict[str, Tensor] | None:
@@ -178,14 +161,9 @@ def _operands(interface: Interface, recognition: Recognition) -> dict[str, Tenso
     return found | {"out": outputs[0]}
 
 
-def _layout(q: Tensor, k: Tensor) -> str:
-    """`bhsd` if the name or size of the second dimension is that of heads, else `bshd`."""
-    if len(q.shape) != 4 or len(k.shape) != 4:
-        return "bshd"
-    named = _HEADS.search(str(q.shape[1])) is not None
-    if not named and q.seen:
-        other = q.sizes(1) != k.sizes(1) and q.sizes(2) == k.sizes(2)
-        named = other and q.sizes(1) < q.sizes(2)
+def _layout(q: Tensor) -> str:
+    """`bhsd` if the name of the second dimension is that of heads, else `bshd`."""
+    named = len(q.shape) == 4 and _HEADS.search(str(q.shape[1]))
     return "bhsd" if named else "bshd"
 
 

@@ -109,8 +109,7 @@ def examples(entry: Entry) -> Iterator[Example]:
     passed = [each.name for each in target.parameters]
     seen: set[str] = set()
     for workload, odd in product(entry.workloads, ("", "values", "places")):
-        sizes = _Sizes(workload, odd=odd)
-        made = {name: sizes.value(value) for name, value in workload.items()}
+        made = _small(workload, odd)
         shapes = _shapes(inputs, made, entry.signature.get("shape_rules") or ())
         key = str((shapes, made))
         if key in seen or len(seen) >= _MOST:
@@ -132,30 +131,26 @@ def examples(entry: Entry) -> Iterator[Example]:
         )
 
 
-class _Sizes:
-    """Makes the large sizes of a workload small, equal ones alike.
+def _small(workload: Mapping[str, Any], odd: str) -> dict[str, Any]:
+    """A workload with small sizes for large ones, equal ones alike.
 
     With `odd`, none is a power of two: equal ones alike (`values`), or also others for each place
     in a shape (`places`), so that equal sizes are not taken for one.
     """
+    numbers = sorted({n for value in workload.values() for n in _numbers(value)})
+    large = [number for number in numbers if number > _LARGEST]
+    small = {number: _LARGEST // 2 + 128 * k for k, number in enumerate(large)}
+    if odd:
+        small |= {n: n + 1 for n in numbers if 8 < n <= _LARGEST}
+        small |= {number: 137 + 64 * k for k, number in enumerate(large)}
 
-    def __init__(self, workload: Mapping[str, Any], *, odd: str) -> None:
-        self._places = odd == "places"
-        numbers = sorted({n for value in workload.values() for n in _numbers(value)})
-        large = [number for number in numbers if number > _LARGEST]
-        self._small = {number: _LARGEST // 2 + 128 * k for k, number in enumerate(large)}
-        if odd:
-            self._small |= {n: n + 1 for n in numbers if 8 < n <= _LARGEST}
-            self._small |= {number: 137 + 64 * k for k, number in enumerate(large)}
-
-    def value(self, value: Any, place: int = 0) -> Any:  # noqa: ANN401 - YAML
-        """A value of the workload with small sizes; `place` is its number in a list."""
+    def made(value: Any, place: int = 0) -> Any:  # noqa: ANN401 - YAML
         if isinstance(value, list):
-            return [self.value(each, k) for k, each in enumerate(value)]
-        if type(value) is not int:
-            return value
-        more = place if self._places and value > 8 else 0
-        return self._small.get(value, value) + more
+            return [made(each, k) for k, each in enumerate(value)]
+        more = place if odd == "places" and type(value) is int and value > 8 else 0
+        return small.get(value, value) + more if type(value) is int else value
+
+    return {name: made(value) for name, value in workload.items()}
 
 
 def _numbers(value: object) -> Iterator[int]:

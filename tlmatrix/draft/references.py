@@ -1,7 +1,7 @@
 """The reference of a target: where it is found, and how it is called.
 
-In this order: the function that made what a caller compared a result with, a function beside the
-target (`reference`, `NAME_reference`, `NAME_torch`), PyTorch's function of the same name. A method,
+In this order: the function that made what a caller compared a result with, one in the target's
+module (`reference`, `NAME_reference`, `NAME_torch`), PyTorch's function of the same name. A method,
 as of a class of tests, is called by a function in a module of its own beside the spec.
 """
 
@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +32,6 @@ _SUFFIXES = re.compile(
     r"_(kernel|factory|fwd|forward|op|func|tl|tilelang|interface)$|^(make|build|get|tl|tilelang)_"
 )
 _WORDS = ("reference", "ref", "torch", "naive", "eager", "ref_program", "torch_ref")
-_REFERENCE_MODULES = ("reference", "references", "ref")
 
 
 @dataclass(frozen=True)
@@ -295,29 +292,16 @@ def _compared(target: Target, calls: Sequence[Call]) -> Iterator[Found]:
 
 
 def _beside(target: Target) -> Found | None:
-    """In the target's module, in `reference.py` beside it, or in PyTorch."""
+    """In the target's module, or in PyTorch."""
     own = target.name.split(".")[0]
-    modules = [(target.module.__name__, target.module)]
-    package = target.module.__name__.rpartition(".")[0]
-    folder = Path(inspect.getfile(target.module)).parent
-    for each in _REFERENCE_MODULES:
-        if (folder / f"{each}.py").is_file():
-            full = f"{package}.{each}" if package else each
-            try:
-                modules.append((full, import_named(full)))
-            except Exception:  # noqa: BLE001, S112 - it may not be importable
-                continue
-    for position, (module_name, module) in enumerate(modules):
-        # In a module of references a function may have the operator's own name.
-        bare = [_stem(own)] if position else []
-        for name in [*_reference_names(own), *bare]:
-            function = getattr(module, name, None)
-            if inspect.isfunction(function) and function is not target.found:
-                return Found(f"{module_name}:{name}", function)
-    for module_name in ("torch.nn.functional", "torch"):
-        function = getattr(sys.modules.get(module_name), _stem(own), None)
+    for name in _reference_names(own):
+        function = getattr(target.module, name, None)
+        if inspect.isfunction(function) and function is not target.found:
+            return Found(f"{target.module.__name__}:{name}", function)
+    for module in (torch.nn.functional, torch):
+        function = getattr(module, _stem(own), None)
         if callable(function) and not inspect.isclass(function):
-            return Found(f"{module_name}:{_stem(own)}", function)
+            return Found(f"{module.__name__}:{_stem(own)}", function)
     return None
 
 

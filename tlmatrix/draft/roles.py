@@ -16,7 +16,7 @@ from tlmatrix.draft.interface import Tensor, may_be_offsets
 from tlmatrix.draft.sizes import COUNT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from tlmatrix.draft.interface import Interface
     from tlmatrix.draft.sizes import Size
@@ -64,18 +64,23 @@ class Packing:
         """A measure of the lengths in each call."""
         return tuple(measure(lengths) if lengths else 0 for lengths in self.lengths)
 
-    def vectors(self) -> dict[str, Lengths]:
-        """The vectors that describe it, by their keys in a spec."""
+    def vectors(self, tiles: Iterable[int]) -> Iterator[tuple[str, str, Lengths]]:
+        """The vectors that describe it: their key in a spec, of which lengths, and their values.
+
+        Starts also of ranges that are padded to whole tiles.
+        """
         rows = [
             [(b, k) for b, length in enumerate(lengths) for k in range(length)]
             for lengths in self.lengths
         ]
-        return {
-            "lengths_of": self.lengths,
-            "starts_of": tuple(tuple(accumulate((0, *e)))[: len(e)] for e in self.lengths),
-            "sequence_ids_of": tuple(tuple(b for b, _ in each) for each in rows),
-            "positions_of": tuple(tuple(k for _, k in each) for each in rows),
-        }
+        of = self.expression
+        yield "lengths_of", of, self.lengths
+        for tile in (1, *tiles):
+            padded = [[-(-length // tile) * tile for length in each] for each in self.lengths]
+            starts = tuple(tuple(accumulate((0, *each)))[: len(each)] for each in padded)
+            yield "starts_of", of if tile == 1 else f"ceildiv({of}, {tile}) * {tile}", starts
+        yield "sequence_ids_of", of, tuple(tuple(b for b, _ in each) for each in rows)
+        yield "positions_of", of, tuple(tuple(k for _, k in each) for each in rows)
 
 
 @dataclass(frozen=True)
@@ -315,6 +320,7 @@ class _Recognizer:
 
     def _vectors_beside(self) -> None:
         """Recognize vectors with a number for each sequence, or for each row, of either side."""
+        passed = [v for e in self.interface.arguments if e.kind == "tile" for v in e.values]
         for name, tensor in self.vectors.items():
             if not self.packings or name in self.roles:
                 continue
@@ -322,18 +328,18 @@ class _Recognizer:
             for packing in self.packings:
                 of_rows = tensor.shape == (packing.rows,)
                 keys = [*_OF_ROWS] if of_rows else ["lengths_of", "starts_of"] if counts else []
-                known = packing.vectors()
+                found = [(key, packing.expression) for key in keys]
                 if tensor.values:
-                    keys = [key for key in keys if known[key] == tensor.values]
+                    tiles = sorted({packing.tile, *passed} - {None, 1})
+                    every = [e for e in packing.vectors(tiles) if e[2] == tensor.values]
+                    found = [(key, of) for key, of, _ in every if key in keys]
                 elif of_rows:
-                    keys = [key for key in keys if _OF_ROWS[key].search(name)]
+                    found = [each for each in found if _OF_ROWS[each[0]].search(name)]
                 elif self._selects_as(name, "start"):
-                    keys.reverse()
-                if keys:
-                    self.roles[name] = Role(keys[0], packing.expression)
+                    found.reverse()
+                if found:
+                    self.roles[name] = Role(*found[0])
                     break
-            if name not in self.roles and counts and (padded := self._padded_starts(tensor)):
-                self.roles[name] = Role("starts_of", padded)
             if name not in self.roles and counts and tensor.values:
                 other = self._other_side(tensor.values)
                 if other is not None:
@@ -343,17 +349,6 @@ class _Recognizer:
             if name in self.roles and self.roles[name].key == "positions_of":
                 for size in self._selected_by(name):
                     self._longest(size, packing)
-
-    def _padded_starts(self, tensor: Tensor) -> str:
-        """The lengths padded to whole tiles of which a vector has the starts; "" without them."""
-        packing = self.packings[0]
-        tiles = {v for each in self.interface.arguments if each.kind == "tile" for v in each.values}
-        for tile in sorted({packing.tile, *tiles} - {None, 1}):
-            padded = [[-(-length // tile) * tile for length in each] for each in packing.lengths]
-            starts = tuple(tuple(accumulate((0, *each)))[: len(each)] for each in padded)
-            if tensor.values and starts == tensor.values:
-                return f"ceildiv({packing.expression}, {tile}) * {tile}"
-        return ""
 
     def _counts_sequences(self, tensor: Tensor) -> bool:
         """Whether a vector has a number for each sequence."""

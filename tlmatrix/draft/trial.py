@@ -95,16 +95,16 @@ def tried(
         roots: folders with the modules that it names.
         tier: the tier of the spec that runs.
         prove: whether properties of its kernels that are proven are demanded.
-        seconds: the time after which the draft stays as narrowed by then.
+        seconds: the limit after which the draft stays as narrowed by then.
     """
     from tlmatrix.run.runner import Runner
 
     trial = Trial(drafts())
-    start = time.monotonic()
+    limit = Limit(seconds)
     recorded: CaseResult | None = None
     try:
         with Runner() as runner, muted(), suppress(TimeoutError):
-            attempts = _Attempts(path, tuple(roots), runner, tier, start + seconds / 2)
+            attempts = _Attempts(path, tuple(roots), runner, tier, Limit(seconds / 2))
             recorded = _match_reference(drafts, attempts, trial.lines)
             _untie(drafts, attempts)
         if drafts.found is not None and drafts.found.part:
@@ -115,13 +115,13 @@ def tried(
             write_spec(trial.draft, path)
             return trial
         with Runner() as runner, muted():  # the other keeps what it knows of other outputs
-            _narrow(trial, _Attempts(path, tuple(roots), runner, tier, start + seconds))
+            _narrow(trial, _Attempts(path, tuple(roots), runner, tier, limit))
         found = drafts.found
         if found is not None and not found.passed and trial.results:
             firsts = [finding for result in trial.results for finding in result.findings[:1]]
             if len(firsts) == len(trial.results) and all(f.check == "reference" for f in firsts):
                 # It has the name of a reference, and is none.
-                left = seconds - (time.monotonic() - start)
+                left = limit.left
                 others = drafts.changed(found=None, references=())
                 return tried(others, path, roots, tier=tier, prove=prove, seconds=left)
         _keep_recorded(trial, recorded)
@@ -138,6 +138,20 @@ def tried(
     return trial
 
 
+class Limit:
+    """Seconds of the processor, or four times as many: other programs may run beside this one."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._start = time.process_time(), time.monotonic()
+
+    @property
+    def left(self) -> float:
+        """What is left of them; less than 0 after the end."""
+        own, passed = time.process_time() - self._start[0], time.monotonic() - self._start[1]
+        return self._seconds - max(own, passed / 4)
+
+
 @dataclass
 class _Attempts:
     """Runs cases of drafts until its time ends; writes each draft to the file."""
@@ -146,7 +160,7 @@ class _Attempts:
     roots: Sequence[Path]
     runner: Runner
     tier: str
-    end: float
+    limit: Limit
 
     def case(self, draft: Draft, values: Mapping[str, Any]) -> CaseResult:
         """The result of the case that has some values; other axes have their first.
@@ -176,10 +190,12 @@ class _Attempts:
         return load_spec(self.path)
 
     def _run(self, spec: Spec, case: Case) -> CaseResult:
-        left = self.end - time.monotonic()
+        left = self.limit.left
         if left <= 0:
             raise TimeoutError
-        result = self.runner.run(spec, case, time_limit=None if math.isinf(left) else left)
+        # With little time a case that ignores its end for a moment would end this process.
+        most = None if math.isinf(left) else 4 * max(left, 2.0)
+        result = self.runner.run(spec, case, time_limit=most)
         if str(result.status) == "timeout":
             raise TimeoutError
         return result
@@ -203,7 +219,7 @@ def _narrow(trial: Trial, attempts: _Attempts) -> None:
         trial.draft = narrowed
         trial.lines += lines
         trial.results = [each for each in (*trial.results, base) if _has_case(narrowed, each)]
-        if time.monotonic() > attempts.end:
+        if attempts.limit.left <= 0:
             return
 
 
@@ -282,7 +298,6 @@ def _match_reference(drafts: Drafts, attempts: _Attempts, lines: list[str]) -> C
     updates, it may return as new tensors, or update its own arguments. If the code passes without
     gradients alone, the draft has none, and `lines` get a line.
     """
-    raised = ""
     for found in drafts.references:
         own = drafts.changed(found=found)
         draft = own()
@@ -306,6 +321,13 @@ def _match_reference(drafts: Drafts, attempts: _Attempts, lines: list[str]) -> C
             drafts.found = found
         if _raised(first, "reference", _RAISED):
             continue  # however its results are compared
+        plain = own.changed(interface=own.interface.without_gradients())
+        if _raised(first, "entry", _RAISED) and plain.interface != own.interface:
+            passed = _recorded_case(plain(), attempts)
+            if _passes(passed):  # the backward pass may need what callers set
+                lines.append(f"  {_WITHOUT_GRADIENTS}: {first.findings[0].title}")
+                drafts.interface, drafts.found = plain.interface, replace(found, part=False)
+                return passed
         for order, updates in _ways_of_returning(own.interface, first):
             other = own.changed(
                 interface=replace(own.interface, order=order),
@@ -314,15 +336,6 @@ def _match_reference(drafts: Drafts, attempts: _Attempts, lines: list[str]) -> C
             if _passes(first := _recorded_case(other(), attempts)):
                 drafts.interface, drafts.found = other.interface, other.found
                 return first
-        if kept and _raised(first, "entry", _RAISED):
-            raised = first.findings[0].title
-    plain = drafts.changed(interface=drafts.interface.without_gradients())
-    if raised and plain.interface != drafts.interface:  # its backward may need what callers set
-        passed = _match_reference(plain, attempts, lines)
-        if passed is not None:
-            drafts.interface, drafts.found = plain.interface, plain.found
-            lines.append(f"  {_WITHOUT_GRADIENTS}, as the backward pass {raised}")
-            return passed
     return None
 
 

@@ -25,7 +25,7 @@ Names = Mapping[str, tuple[str, Mapping[int, int]]]
 """The names of parameters of a kernel elsewhere, with the dimension there of each of theirs."""
 
 _NONE: frozenset[str] = frozenset()
-_PLAIN = ("read", "written", "updated", "added", "consecutive", "bounds")
+_PLAIN = ("written", "updated", "added", "consecutive", "bounds")
 """The fields of `Uses` that are names."""
 
 
@@ -46,7 +46,6 @@ class Selection(NamedTuple):
 class Uses:
     """How a kernel uses its parameters, by name."""
 
-    read: frozenset[str] = _NONE
     written: frozenset[str] = _NONE
     updated: frozenset[str] = _NONE
     """Parameters whose elements are read before any is written."""
@@ -124,7 +123,6 @@ class _Reader:
         """All uses."""
         added = {a.buffer for a in self._found if a.kind not in ("read", "write")}
         return Uses(
-            frozenset(self._names[a.buffer] for a in self._found if a.kind != "write"),
             frozenset(self._names[a.buffer] for a in self._found if a.kind != "read"),
             frozenset(self._updated()),
             frozenset(self._names[buffer] for buffer in added),

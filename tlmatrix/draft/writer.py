@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tlmatrix.draft.axes import AxesOfDraft, quotients
 from tlmatrix.draft.references import parameters_of, reference_of
@@ -16,7 +16,6 @@ from tlmatrix.spec.model.calling import SKIPPED
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from tlmatrix.draft.axes import Values
     from tlmatrix.draft.interface import Argument, Interface, Number, Tensor
     from tlmatrix.draft.references import Found
     from tlmatrix.draft.roles import Recognition
@@ -26,31 +25,18 @@ if TYPE_CHECKING:
 NO_ROWS = "callers launch no kernel without rows"
 
 
-@dataclass(frozen=True)
-class BuiltIn:
+class BuiltIn(NamedTuple):
     """A built-in problem, which brings its inputs and its reference.
 
     Attributes:
-        name: `attention` or `gemm`.
-        axes: its axes.
         names: its name or expression for each input, scalar and argument of the code under test.
         outputs: its name of each output.
-        constraints: those of its axes.
-        fuzz: its ranges.
-        without: checks that do not apply.
-        recorded: values of axes in a recorded call.
-        multiples: factors that all recorded sizes of an axis have.
+        parts: those of a `Draft` that it sets, such as `problem` and `axes`.
     """
 
-    name: str
-    axes: Mapping[str, Values]
     names: Mapping[str, Any]
     outputs: Mapping[str, str]
-    constraints: tuple[tuple[str, str], ...] = ()
-    fuzz: Mapping[str, Any] = field(default_factory=dict)
-    without: tuple[str, ...] = ()
-    recorded: Mapping[str, Any] = field(default_factory=dict)
-    multiples: Mapping[str, int] = field(default_factory=dict)
+    parts: Mapping[str, Any]
 
 
 def draft_of(
@@ -103,7 +89,7 @@ class _Writer:
         ]
         if problem is not None:
             self.numbers, self.outputs = dict(problem.names), dict(problem.outputs)
-            self.axes = dict(problem.axes)
+            self.axes = dict(problem.parts["axes"])
             return
         self.numbers = {**recognition.numbers, **interface.tied_dtypes}
         column = next(iter(found.passed.values()), ()) if found is not None else ()
@@ -133,21 +119,11 @@ class _Writer:
 
     def with_problem(self, problem: BuiltIn) -> Draft:
         """The draft with a built-in problem."""
-        call = self._call()
+        call, name = self._call(), problem.parts["problem"]
         plain = isinstance(call, dict) and _is_plain(call)
-        return replace(
-            self._common(),
-            problem=problem.name,
-            call=None if plain else call,
-            constraints=problem.constraints,
-            fuzz=problem.fuzz,
-            without=problem.without,
-            recorded=problem.recorded,
-            multiples=problem.multiples,
-            notes=(
-                f"uses the built-in problem {problem.name}, with its inputs and float64 reference",
-            ),
-        )
+        note = f"uses the built-in problem {name}, with its inputs and float64 reference"
+        kept = None if plain else call
+        return replace(self._common(), **problem.parts, call=kept, notes=(note,))
 
     def declared(self) -> Draft:
         """The draft with a declared problem."""
