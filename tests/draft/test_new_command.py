@@ -1022,3 +1022,23 @@ def doubled_reference(x):
     assert "  without gradients: raises AttributeError" in outcome.out
     assert re.search(r"quick tier: \d+ passed\n", outcome.out), outcome.out
     assert "grad" not in (project.folder / "s.yaml").read_text()
+
+
+def test_integers_of_which_nothing_else_is_known_are_in_the_range_of_the_calls(
+    project: Project,
+) -> None:
+    code = """
+def hashed(x, primes):
+    assert (primes > 0).all()
+    return x.long()[:, None] % primes
+
+def hashed_reference(x, primes):
+    return x.long()[:, None].remainder(primes)
+"""
+    (project.folder / f"{project.module}.py").write_text(code)
+    call = "f(torch.tensor([900, 77, 5000]).int(), torch.tensor([101, 103, 107, 109]).int())"
+    outcome = project.tlmatrix("new", f"{project.module}:hashed", "--call", call, "-o", "s.yaml")
+    assert re.search(r"quick tier: \d+ passed\n", outcome.out), outcome.out
+    text = (project.folder / "s.yaml").read_text()
+    assert "between: [77, 5000]}  # the range of the recorded calls" in text
+    assert "between: [101, 109]" in text

@@ -136,9 +136,9 @@ class _Writer:
             notes.append(f"no reference found for {self.target.text}: the spec needs one to run")
         elif reference.difference:
             notes.append(reference.difference)
-        integers = [each.name for each in self.inputs if each.integer]
-        unknown = [name for name in integers if name not in self.recognition.roles]
-        remarks = dict.fromkeys(unknown, "set its range with between: [least, largest]")
+        unknown = [e for e in self.inputs if e.integer and e.name not in self.recognition.roles]
+        words = ("set its range with between: [least, largest]", "the range of the recorded calls")
+        remarks = {each.name: words[bool(self._recorded_range(each))] for each in unknown}
         bytes_ = [each.name for each in interface.outputs if each.dtype in ("int8", "uint8")]
         return replace(
             self._common(),
@@ -161,6 +161,8 @@ class _Writer:
     def _input(self, tensor: Tensor) -> dict[str, Any]:
         role = self.recognition.roles.get(tensor.name)
         found = {"shape": self._shape(tensor), "dtype": _dtype(tensor)}
+        if role is None and self._recorded_range(tensor):
+            return found | {"between": self._recorded_range(tensor)}
         if role is None:
             grad = tensor.grad and not self.interface.factory
             return found | ({"grad": True} if grad else {})
@@ -171,6 +173,14 @@ class _Writer:
         if role.page_size is not None:
             made["page_size"] = substitute(role.page_size, self.recognition.dims)
         return made | ({"dtype": tensor.dtype} if tensor.dtype != "int32" else {})
+
+    @staticmethod
+    def _recorded_range(tensor: Tensor) -> list[int]:
+        """The least and the largest number of an integer tensor in all calls; empty if unknown."""
+        if not tensor.integer or not tensor.limits:
+            return []
+        found = [min(e[0] for e in tensor.limits), max(e[1] for e in tensor.limits)]
+        return found if found[0] <= found[1] else []
 
     def _shape(self, tensor: Tensor) -> list[Any]:
         return [substitute(size, self.recognition.dims) for size in tensor.shape]
