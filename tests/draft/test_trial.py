@@ -17,6 +17,7 @@ from tlmatrix.draft.text import write_spec
 from tlmatrix.draft.trial import (
     Limit,
     Trial,
+    _agrees,
     _conditions,
     _keep_recorded,
     _recorded_sizes,
@@ -316,6 +317,17 @@ def test_empty_sequences_that_are_refused_are_neither_listed_nor_generated(draft
     assert all(min(lengths) > 0 for lengths in spec.axes["seqlens"])
     assert spec.fuzz.seqlens.length.low == 1
     assert {str(result.status) for result in trial.results} == {"passed"}
+
+
+def test_a_reference_agrees_whatever_else_is_found(drafts):
+    def result(status, *checks):
+        return SimpleNamespace(status=status, findings=[SimpleNamespace(check=c) for c in checks])
+
+    assert _agrees(result("passed"))
+    assert _agrees(result("failed", "sanitizers", "relations"))
+    assert not _agrees(result("failed", "sanitizers", "numeric"))
+    assert not _agrees(result("error", "entry"))
+    assert not _agrees(result("timeout"))
 
 
 def test_time_that_other_programs_take_counts_a_quarter(monkeypatch):
