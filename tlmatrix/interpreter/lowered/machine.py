@@ -352,7 +352,9 @@ class Machine:
             copied[k] = self.barriers.brought(block, number[k : k + 1], size)[0]
         if shadow is None or clocks is None:
             return
-        units = np.unique(to // shadow.size, axis=1) if len(lanes) == 1 else to // shadow.size
+        units = races.units_at(shadow, to, view.itemsize)
+        if len(lanes) == 1:
+            units = np.unique(units, axis=1)
         who = np.broadcast_to(lanes[:, None], units.shape).ravel()
         flat = units.ravel()
         agent = np.broadcast_to((clocks.barriers + number)[:, None], units.shape).ravel()
@@ -410,7 +412,7 @@ class Machine:
             place = np.clip(place, 0, max(end, 0))
         at = place + (block * self.stride)[:, None, None]
         if self.arena.shadow is not None:
-            units = at.reshape(len(at), -1, 1) + np.arange(0, _CHUNK, self.arena.shadow.size)
+            units = at.reshape(len(at), -1, 1) + np.arange(0, _CHUNK, view.itemsize)
             races.unit_reads(self, "products", leaders, view, units.reshape(len(at), -1), site)
         chunks = self.arena.typed(np.complex128)[at // _CHUNK]
         return view.decoded(chunks.view(view.kind))

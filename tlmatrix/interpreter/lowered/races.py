@@ -24,12 +24,19 @@ def _noted(m: Machine, view: View) -> tuple[Shadow, Clocks]:
     return view.memory.shadow, m.noted
 
 
+def units_at(shadow: Shadow, start: Array, size: int) -> Array:
+    """Units of memory that elements of `size` bytes touch: [..., elements], [..., all units]."""
+    units = (start[..., None] + np.arange(0, size, shadow.size)) // shadow.size
+    found: Array = units.reshape(*start.shape[:-1], -1)
+    return found
+
+
 def unit_reads(m: Machine, unit: str, lanes: Array, view: View, start: Array, site: int) -> None:
     """An asynchronous unit reads shared memory for lanes: [lanes, bytes of elements]."""
     shadow, clocks = m.arena.shadow, m.clocks
     if shadow is None or clocks is None:
         return
-    units = start // shadow.size
+    units = units_at(shadow, start, view.itemsize)
     who = np.broadcast_to(lanes[:, None], units.shape).ravel()
     flat = units.ravel()
     check_read(m, view, flat, who, site)
@@ -41,7 +48,8 @@ def bulk_read(m: Machine, view: View, at: Array, lanes: Array, site: int) -> Non
     """A bulk copy reads global memory, at bytes for the lanes."""
     shadow, clocks = view.memory.shadow, m.clocks
     if shadow is not None and clocks is not None and len(at):
-        units = at // shadow.size
+        units = units_at(shadow, at, view.itemsize)
+        lanes = lanes.repeat(len(units) // len(at))
         check_read(m, view, units, lanes, site)
         shadow.read(clocks, units, lanes, site)
 
@@ -53,7 +61,8 @@ def bulk_write(
     shadow, clocks = view.memory.shadow, m.clocks
     if shadow is None or clocks is None or not len(at):
         return
-    units = at // shadow.size
+    units = units_at(shadow, at, view.itemsize)
+    lanes, changes = (each.repeat(len(units) // len(at)) for each in (lanes, changes))
     after_write = shadow.after_write(clocks, units, lanes)
     if add:  # additions need no order among themselves
         after_write |= shadow.site[units] < 0
