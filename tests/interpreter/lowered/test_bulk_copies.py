@@ -20,18 +20,19 @@ def through_shared_memory(X, Y, n):
     T.copy(part, Y)
 
 
-@jit_kernel(A="f16[64, 64]", B="u8[64, 64]", C="f32[64, 64]", threads=128)
+@jit_kernel(A="f16[64, 128]", B="u8[128, 64]", C="f32[64, 64]", threads=128)
 def product_with_bytes(A, B, C):
     a = T.alloc_shared((64, 64), "float16")
     b = T.alloc_shared((64, 64), "uint8")
     factor = T.alloc_fragment((64, 64), "float16")
     c = T.alloc_fragment((64, 64), "float32")
-    T.copy(A, a)
-    T.copy(B, b)
     T.clear(c)
-    for i, j in T.Parallel(64, 64):
-        factor[i, j] = b[j, i]  # byte by byte
-    T.gemm(factor, a, c, transpose_B=True)
+    for k in T.Pipelined(2, num_stages=2):  # warps of their own copy by TMA
+        T.copy(A[0, k * 64], a)
+        T.copy(B[k * 64, 0], b)
+        for i, j in T.Parallel(64, 64):
+            factor[i, j] = b[j, i]  # byte by byte
+        T.gemm(factor, a, c, transpose_B=True)
     T.copy(c, C)
 
 
@@ -86,7 +87,7 @@ def test_a_size_that_is_no_multiple_of_16_bytes(bytes_stored):
 
 def test_a_copy_of_wide_elements_writes_each_of_their_bytes():
     """Shared memory is watched in units of the narrowest access, here of a byte."""
-    a, b = torch.randint(-3, 4, (64, 64)).half(), torch.randint(0, 8, (64, 64)).byte()
+    a, b = torch.randint(-3, 4, (64, 128)).half(), torch.randint(0, 8, (128, 64)).byte()
     c = torch.full((64, 64), float("nan"))
     with interpret(arch="sm_90a", lowered=True, sanitize=True) as run:
         product_with_bytes()(a, b, c)
