@@ -49,6 +49,26 @@ def reversed_(X, Y):
         Y[i] = part[255 - i]
 
 
+@jit_kernel(X="f32[3, 128]", Y="f32[3, 128]", threads=128)
+def reversed_rows(X, Y, loop):
+    part = T.alloc_shared((128,), "float32")
+    if loop == "while":
+        row = T.alloc_var("int32")
+        row = 0
+        while row < 3:
+            for i in T.Parallel(128):
+                part[i] = X[row, i]
+            for i in T.Parallel(128):
+                Y[row, i] = part[127 - i]
+            row = row + 1
+    else:
+        for k in T.serial(3):
+            for i in T.Parallel(128):
+                part[i] = X[k, i]
+            for i in T.Parallel(128):
+                Y[k, i] = part[127 - i]
+
+
 @jit_kernel(A="f32[16, 16]", C="f32[16, 16]", threads=128)
 def serial_fragment(A, C):
     f = T.alloc_fragment((16, 16), "float32")
@@ -71,6 +91,15 @@ def test_a_barrier_that_lowering_leaves_out():
     assert ("races", "part") in found(reversed_without_barrier, x, y)
     assert found(reversed_, x, y) == []
     assert torch.equal(y, x.flip(0))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_tilelang_puts_no_barrier_at_the_end_of_a_while_loop(arch):
+    """0.1.15: an iteration writes what slower warps still read in the one before."""
+    x, y = torch.randn(3, 128), torch.empty(3, 128)
+    assert found(partial(reversed_rows, "for"), x, y, arch=arch) == []
+    assert torch.equal(y, x.flip(1))
+    assert found(partial(reversed_rows, "while"), x, y, arch=arch) == [("races", "part")]
 
 
 def test_a_fragment_indexed_in_serial_loops():
