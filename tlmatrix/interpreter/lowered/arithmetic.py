@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tlmatrix.dtypes import TILE_DTYPES
+from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ops.elementwise import BINARY, FLOAT, ROUNDING, TESTS
 from tlmatrix.interpreter.runtime.codecs import CODECS
 from tlmatrix.interpreter.runtime.mathematics import bits, to_int
@@ -19,7 +20,6 @@ from .values import Val, is_float, split
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tlmatrix.interpreter.ir import nodes as ir
     from tlmatrix.interpreter.runtime.codecs import Array
 
     from .emit import Emitter
@@ -98,10 +98,8 @@ def _fused(e: Emitter, call: ir.Call) -> Val:
 
 
 def _clamp(e: Emitter, call: ir.Call) -> Val:
-    dtype, width = split(call.dtype)
-    least, largest = ("fmin", "fmax") if is_float(dtype) else ("np.minimum", "np.maximum")
-    template = f"{least}({largest}({{}}, {{}}), {{}})"
-    return replace(e.apply(template, dtype, *map(e.expr, call.args)), width=width)
+    value, low, high = call.args
+    return e.expr(ir.Min(call.dtype, ir.Max(call.dtype, value, low), high))
 
 
 def _reinterpret(e: Emitter, call: ir.Call) -> Val:

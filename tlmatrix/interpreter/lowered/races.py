@@ -24,10 +24,14 @@ def _noted(m: Machine, view: View) -> tuple[Shadow, Clocks]:
     return view.memory.shadow, m.noted
 
 
-def units_at(shadow: Shadow, start: Array, size: int) -> Array:
-    """Units of memory that elements of `size` bytes touch: [..., elements], [..., all units]."""
-    units = (start[..., None] + np.arange(0, size, shadow.size)) // shadow.size
-    found: Array = units.reshape(*start.shape[:-1], -1)
+def units_of(view: View, places: Array, width: int = 1) -> Array:
+    """Units of shared or global memory that accesses touch: [units, *places]."""
+    shadow = view.memory.shadow
+    assert shadow is not None
+    start = places * view.itemsize // shadow.size
+    last = (places * view.itemsize + width * view.itemsize - 1) // shadow.size
+    count = int((last - start).max()) + 1 if places.size else 1
+    found: Array = start + np.arange(count).reshape(-1, *(1,) * places.ndim)
     return found
 
 
@@ -36,7 +40,7 @@ def unit_reads(m: Machine, unit: str, lanes: Array, view: View, start: Array, si
     shadow, clocks = m.arena.shadow, m.clocks
     if shadow is None or clocks is None:
         return
-    units = units_at(shadow, start, view.itemsize)
+    units = units_of(view, start // view.itemsize)
     who = np.broadcast_to(lanes[:, None], units.shape).ravel()
     flat = units.ravel()
     check_read(m, view, flat, who, site)
@@ -48,10 +52,10 @@ def bulk_read(m: Machine, view: View, at: Array, lanes: Array, site: int) -> Non
     """A bulk copy reads global memory, at bytes for the lanes."""
     shadow, clocks = view.memory.shadow, m.clocks
     if shadow is not None and clocks is not None and len(at):
-        units = units_at(shadow, at, view.itemsize)
-        lanes = lanes.repeat(len(units) // len(at))
-        check_read(m, view, units, lanes, site)
-        shadow.read(clocks, units, lanes, site)
+        units = units_of(view, at // view.itemsize)
+        who, flat = np.broadcast_to(lanes, units.shape).ravel(), units.ravel()
+        check_read(m, view, flat, who, site)
+        shadow.read(clocks, flat, who, site)
 
 
 def bulk_write(
@@ -61,8 +65,9 @@ def bulk_write(
     shadow, clocks = view.memory.shadow, m.clocks
     if shadow is None or clocks is None or not len(at):
         return
-    units = units_at(shadow, at, view.itemsize)
-    lanes, changes = (each.repeat(len(units) // len(at)) for each in (lanes, changes))
+    touched = units_of(view, at // view.itemsize)
+    lanes, changes = (np.broadcast_to(each, touched.shape).ravel() for each in (lanes, changes))
+    units = touched.ravel()
     after_write = shadow.after_write(clocks, units, lanes)
     if add:  # additions need no order among themselves
         after_write |= shadow.site[units] < 0
@@ -85,17 +90,6 @@ def _check_proxy(m: Machine, view: View, units: Array, lanes: Array, site: int) 
     findings.late_races(m, view, units, lanes, late, "read without a proxy fence", site, "write")
 
 
-def _units(view: View, places: Array, width: int) -> Array:
-    """Units of shared or global memory that accesses touch: [units, lanes]."""
-    shadow = view.memory.shadow
-    assert shadow is not None
-    start = places * view.itemsize // shadow.size
-    last = (places * view.itemsize + width * view.itemsize - 1) // shadow.size
-    count = int((last - start).max()) + 1 if len(places) else 1
-    found: Array = start + np.arange(count)[:, None]
-    return found
-
-
 def reads(m: Machine, view: View, places: Array, width: int, mask: Any, site: int) -> None:
     """Check a read against earlier writes, and note it."""
     shadow, clocks = _noted(m, view)
@@ -104,7 +98,7 @@ def reads(m: Machine, view: View, places: Array, width: int, mask: Any, site: in
         places, lanes = np.broadcast_to(places, lanes.shape)[mask], lanes[mask]
     if not len(places):
         return
-    units = _units(view, places, width)
+    units = units_of(view, places, width)
     spread = np.broadcast_to(lanes, units.shape)
     check_read(m, view, units.ravel(), spread.ravel(), site)
     shadow.read(clocks, units.ravel(), spread.ravel(), site)
@@ -146,7 +140,7 @@ def writes(
 ) -> None:
     """Check a write against earlier accesses, and note it, before memory changes."""
     shadow, clocks = _noted(m, view)
-    units = _units(view, places, width)
+    units = units_of(view, places, width)
     spread = np.broadcast_to(lanes, units.shape)
     flat, who = units.ravel(), spread.ravel()
     after_write = shadow.after_write(clocks, flat, who, shadow.by_one_lane(flat))
@@ -207,7 +201,7 @@ def updates(m: Machine, view: View, places: Array, width: int, on: Array, site: 
     places, lanes = places[on], m.lanes[on]
     if not len(places):
         return
-    units = _units(view, places, width)
+    units = units_of(view, places, width)
     spread = np.broadcast_to(lanes, units.shape)
     flat, who = units.ravel(), spread.ravel()
     late = ~shadow.after_write(clocks, flat, who, changed=True) & (shadow.site[flat] >= 0)
