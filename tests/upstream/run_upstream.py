@@ -78,7 +78,8 @@ def main(words: list[str] | None = None) -> int:
     known = _known(results_file, set((asked.again or "").split(",")))
     chosen = [p for p in programs if not asked.names or any(n in p.path for n in asked.names)]
     interpreter = _digest(sorted((ROOT / "tlmatrix" / "interpreter").rglob("*.py")))
-    keys = {p.path: f"{interpreter} {_digest([checkout / p.path])} {p}" for p in chosen}
+    level = "lowered" if asked.lowered else "source"
+    keys = {p.path: f"{interpreter} {level} {_digest([checkout / p.path])} {p}" for p in chosen}
     keys = {path: hashlib.sha256(key.encode()).hexdigest()[:16] for path, key in keys.items()}
     results = {
         p.path: known[p.path]

@@ -155,7 +155,7 @@ def test_lowered_code_is_judged_by_its_sanitizers_too(checkout):
     text = text.replace("Y[i] = X[i] * factor", body)
     path.write_text("P = {'tl.disable_thread_storage_sync': True}\n" + text + MAIN)
     assert run(checkout, "race.py")[1]["examples/race.py"]["state"] == "right"
-    code, results, _ = run(checkout, "race.py", "examples/right.py", "--lowered", "--again", "all")
+    code, results, _ = run(checkout, "race.py", "examples/right.py", "--lowered")
     assert code == 1
     assert results["examples/race.py"]["state"] == "wrong"
     assert results["examples/race.py"]["detail"].startswith("races: ")
