@@ -187,7 +187,8 @@ def _judged(launch: Recorded, spec: str, each: int) -> list[Row]:
     def add(kind: str, place: str, outcome: str, detail: str) -> None:
         seconds = round(time.process_time() - began, 2)
         row = Row(spec, launch.arch, name, kind, place, outcome, detail, seconds)
-        print(f"{spec} {launch.arch} {name} {kind:22} {outcome:15} {seconds:6.2f} {detail[:150]}")
+        words = f"{spec} {launch.arch} {name} {kind:22} {outcome:15} {seconds:6.2f} {detail[:150]}"
+        print(words, flush=True)
         rows.append(row)
 
     for alarm in judge.alarms:
