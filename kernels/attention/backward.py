@@ -34,7 +34,7 @@ strategy      kernels
               atomics of four elements to an accumulator in register order (see `reordered`); a
               post-pass restores the layout of q. 5 GEMMs; the last bits of dq vary.
 `specialized` Like `reordered` with explicit warp roles, one of which adds whole tiles of dq by TMA
-              (see the module). For sm_90a and head dimensions up to 128; the fastest there.
+              (see the module). For sm_90a; the fastest there.
 ============= ===============================================================================
 
 On Hopper, TMA stores dk and dv in 16 bits, through shared memory; where a tile crosses the end of a

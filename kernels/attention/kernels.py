@@ -19,11 +19,11 @@ from tlmatrix_kernels.attention.reordered import RESTORE_THREADS, block_shape, r
 from tlmatrix_kernels.attention.rows import PADDING, Batch
 from tlmatrix_kernels.attention.softmax import initial_state_of
 from tlmatrix_kernels.attention.specialized import (
-    SPECIALIZED,
     line_shape,
     specialized_key_block,
+    specialized_tiles,
 )
-from tlmatrix_kernels.attention.tiles import tiles_for
+from tlmatrix_kernels.attention.tiles import PASS_ROWS, tiles_for
 from tlmatrix_kernels.parameters import absent
 
 ORDER = "mma"
@@ -83,7 +83,8 @@ def prepare(layout, dtype, head_dim_v, rows, threads):
     ):
         sequences = batch.sequences(cu_seqlens_q, max_seqlen_q=max_seqlen_q)
         # A packed sequence may own one more tile of padded rows than its length fills.
-        count = T.ceildiv(sequences.longest_q, rows) + (1 if batch.packed else 0)
+        tiles = T.ceildiv(sequences.longest_q, PADDING) + (1 if batch.packed else 0)
+        count = tiles * (PADDING // rows)
         with T.Kernel(count, batch.heads, batch.count, threads=threads) as (tile, head, sequence):
             queries = sequences.queries(sequence)
             if not batch.packed or tile * rows < queries.padded_length:
@@ -113,14 +114,15 @@ def key_gradients(
 def specialized_gradients(layout, dtype, groups, head_dim, head_dim_v, causal, windowed):
     """Build the key blocks of `specialized`: as those of `reordered`, with rows of `line_shape`."""
     dims = head_dim, head_dim_v
-    return _key_gradients(
-        layout, dtype, groups, dims, causal, windowed, "specialized", SPECIALIZED
-    )  # fmt: skip
+    tiles = specialized_tiles(*dims)
+    return _key_gradients(layout, dtype, groups, dims, causal, windowed, "specialized", tiles)
 
 
 def _key_gradients(layout, dtype, groups, dims, causal, windowed, strategy, tiles):
     head_dim, head_dim_v = dims
-    cfg = Config(groups, dims, causal, windowed, tiles)
+    # Tiles of 64 keys add dq so often that it must stay in L2: tiles of one head in turn.
+    ordered = not (strategy == "specialized" and tiles.staged)
+    cfg = Config(groups, dims, causal, windowed, tiles, ordered)
     batch = Batch(layout)
     atomic, specialized = strategy == "atomic", strategy == "specialized"
     reordered = specialized or strategy == "reordered"
@@ -217,14 +219,14 @@ def restore(layout, dtype, head_dim, order, width):
         scale: T.float32,
     ):
         sequences = batch.sequences(cu_seqlens_q, max_seqlen_q=max_seqlen_q)
-        count = T.ceildiv(sequences.longest_q, PADDING)
+        count = T.ceildiv(sequences.longest_q, PASS_ROWS)
         with T.Kernel(count, batch.heads, batch.count, threads=RESTORE_THREADS) as (
             tile,
             head,
             sequence,
         ):
             queries = sequences.queries(sequence)
-            if not batch.packed or tile * PADDING < queries.length:
-                restore_block(dq_sum, dq, order, queries, head, tile * PADDING, scale, head_dim)
+            if not batch.packed or tile * PASS_ROWS < queries.length:
+                restore_block(dq_sum, dq, order, queries, head, tile * PASS_ROWS, scale, head_dim)
 
     return restore

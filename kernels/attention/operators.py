@@ -18,7 +18,7 @@ from tlmatrix_kernels.attention.reordered import ORDERS, block_shape
 from tlmatrix_kernels.attention.rows import PADDING, padded_start, statistic_shape
 from tlmatrix_kernels.attention.sink import PART, sink_parts, sink_total
 from tlmatrix_kernels.attention.specialized import line_shape
-from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, PREPARE_THREADS, padded
+from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, PASS_ROWS, PREPARE_THREADS, padded
 from tlmatrix_kernels.attention.validate import Attention, check_dense, check_packed
 from tlmatrix_kernels.dtypes import dtype_name
 
@@ -208,7 +208,7 @@ def gradients(family, call, tensors, bounds, lengths, wanted):
     scalars = (call.scale, call.window or 0)
 
     row_lse, row_delta = _padded_rows(lse, bounds)
-    prepare = family.prepare(call.layout, call.dtype, call.head_dim_v, PADDING, PREPARE_THREADS)
+    prepare = family.prepare(call.layout, call.dtype, call.head_dim_v, PASS_ROWS, PREPARE_THREADS)
     prepare(out, do, lse, *bounds[:1], row_lse, row_delta, *longest_q)
     read = (q, k, v, do, row_lse, row_delta, *bounds)
     dsink = _sink_gradient(sink, row_lse, row_delta) if wanted[3] else None

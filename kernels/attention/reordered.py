@@ -32,7 +32,8 @@ from dataclasses import dataclass
 
 import tilelang.language as T
 
-from tlmatrix_kernels.attention.rows import PADDING, bind_rows
+from tlmatrix_kernels.attention.rows import bind_rows
+from tlmatrix_kernels.attention.tiles import PASS_ROWS
 
 LANES = 32
 ELEMENTS = 4
@@ -104,13 +105,13 @@ def add_tile(dq_sum, tile, order, queries, head, query, column=0):
 
 @T.macro
 def restore_block(dq_sum, dq, order, queries, head, query, scale, head_dim):
-    """The post-pass of `PADDING` rows from `query`: dq = scale * dq_sum, in the layout of q.
+    """The post-pass of `PASS_ROWS` rows from `query`: dq = scale * dq_sum, in the layout of q.
 
     Each thread reads the four elements of its lane at once; rows of dq are written through shared
     memory, coalesced.
     """
     queries = bind_rows(queries)
-    rows = PADDING
+    rows = PASS_ROWS
     tile = T.alloc_shared([rows, head_dim + SKEW], dq.dtype)
     size = ORDERS[order]
     blocks, columns = rows // size.rows, head_dim // size.columns

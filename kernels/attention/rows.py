@@ -29,9 +29,10 @@ import tilelang.language as T
 from tlmatrix_kernels.attention.masks import Mask
 from tlmatrix_kernels.parameters import absent, named
 
-PADDING = 64
-"""Rows of a block of the pre-pass, which writes the padded rows. Tiles of queries divide it, and it
-is a multiple of the 16 bytes to which copies align.
+PADDING = 128
+"""A sequence owns whole tiles of padded rows: tiles of queries that read or add to them divide it,
+and so do the rows of a block of the pre-pass. It is a multiple of the 16 bytes to which copies
+align.
 """
 
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 
 from tlmatrix_kernels.target import capability
 
-# The pre- and post-passes are memory-bound. A block of the pre-pass has `rows.PADDING` rows: enough
-# loads in flight to saturate memory bandwidth, and few enough for its registers.
+# The pre- and post-passes are memory-bound. A block has enough rows for its loads in flight to
+# saturate memory bandwidth, and few enough for its registers.
+PASS_ROWS = 64
 PREPARE_THREADS = 128
 COMBINE_THREADS = 256
 

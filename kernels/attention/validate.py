@@ -23,8 +23,6 @@ SCALE_MIN, SCALE_MAX = 1e-20, 1e20
 SM100_MAJOR = 10
 # Four accumulators of the backward pass share the 512 columns of tensor memory.
 SM100_GRADIENT_DIM_MAX = 128
-# dk and dv of 64 keys take the registers of a warp group.
-SPECIALIZED_DIM_MAX = 128
 DENSE_LAYOUTS = ("bshd", "bhsd")
 ALIGNMENTS = ("bottom_right", TOP_LEFT)
 DTYPES = (torch.float16, torch.bfloat16)
@@ -188,7 +186,7 @@ def _attention(
         refuse(f"alignment must be one of {', '.join(ALIGNMENTS)}, got {alignment!r}")
     scale = _check_options(causal, window, scale, dims["head_dim"], backward)
     if backward == "specialized":
-        _check_specialized(q, dims)
+        _check_specialized(q)
     return Attention(
         layout=layout,
         dtype=dtype_name(q.dtype),
@@ -203,13 +201,7 @@ def _attention(
     )
 
 
-def _check_specialized(q: torch.Tensor, dims: dict[str, int]) -> None:
-    for name, dim in dims.items():
-        if dim > SPECIALIZED_DIM_MAX:
-            refuse(
-                f"{name} must be at most {SPECIALIZED_DIM_MAX} with backward='specialized', "
-                f"got {dim}; the other strategies support up to {HEAD_DIM_MAX}"
-            )
+def _check_specialized(q: torch.Tensor) -> None:
     if q.is_cuda and capability() != HOPPER:
         refuse(
             f"backward='specialized' needs a GPU of compute capability 9.0, got {capability() / 10}"

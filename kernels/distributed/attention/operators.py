@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 from tlmatrix_kernels.alignment import aligned
 from tlmatrix_kernels.attention.combine import UNIT, combine_parts
 from tlmatrix_kernels.attention.kernels import prepare
-from tlmatrix_kernels.attention.rows import PADDING, padded_start
-from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, PREPARE_THREADS
+from tlmatrix_kernels.attention.rows import padded_start
+from tlmatrix_kernels.attention.tiles import COMBINE_THREADS, PASS_ROWS, PREPARE_THREADS
 from tlmatrix_kernels.distributed.attention import kernels
 from tlmatrix_kernels.distributed.attention.exchange import (
     Fetch,
@@ -351,7 +351,7 @@ class _Gradients:
         self.dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         if q.numel():
             dtype, head_dim_v = call.attention.dtype, call.attention.head_dim_v
-            kernel = prepare("thd", dtype, head_dim_v, PADDING, PREPARE_THREADS)
+            kernel = prepare("thd", dtype, head_dim_v, PASS_ROWS, PREPARE_THREADS)
             kernel(out, do, lse, tables.cu_runs, self.row_lse, self.row_delta, plan.longest_run)
 
     def _run(self, build, step: int, keys: KeyValues, sums: tuple, longest) -> None:
