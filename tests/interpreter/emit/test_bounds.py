@@ -259,7 +259,7 @@ def test_what_a_condition_proves_negative_counts_from_the_end():
     assert y[:2] == [[0, 0, 0, 0, 0, 9, 2, 3], [2, 3, 4, 5, 1, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("kind", ["if_then_else", "Select"])
+@pytest.mark.parametrize("kind", ["if_then_else", "Select", "branch"])
 @pytest.mark.parametrize(
     ("condition", "index", "proven"),
     [
@@ -273,15 +273,20 @@ def test_what_a_condition_proves_negative_counts_from_the_end():
 )
 def test_what_a_choice_proves_negative_counts_from_the_end(kind, condition, index, proven):
     """As `LegalizeNegativeIndex` of TileLang has it, to which a `T.Select` proves nothing."""
-    choose = getattr(T, kind)
+    choose = getattr(T, kind, None)
 
     @jit_kernel(out_idx=[-1])
     def chosen(X: T.Tensor((10,), "float32"), Y: T.Tensor((3, 4), "float32")):
         with T.Kernel(3, threads=32) as bx:
             for i in T.Parallel(4):
-                Y[bx, i] = choose(condition(bx, i), X[index(bx, i)], T.float32(0.5))
+                if choose is not None:
+                    Y[bx, i] = choose(condition(bx, i), X[index(bx, i)], T.float32(0.5))
+                elif condition(bx, i):
+                    Y[bx, i] = X[index(bx, i)]
+                else:
+                    Y[bx, i] = 0.5
 
-    counts = proven and kind == "if_then_else"
+    counts = proven and kind != "Select"
     kernel = chosen()
     func = kernel.prim_func
     with tvm.target.Target({"kind": "cuda", "arch": "sm_90a"}):

@@ -96,13 +96,13 @@ def emit_branch(e: Emitter, node: ir.IfThenElse) -> None:
         _emit_masked(e, node, test, outer)
         return
     every, none = tests
-    with e.w.block(f"if {every}"):
+    with e.w.block(f"if {every}"), e.where(node.condition, holds=True):
         e.stmt(node.then_case)
     with e.w.block(f"elif not {none}"):
         # The condition is written again: this branch may not see temporaries of another.
         _emit_masked(e, node, e.expr(node.condition), outer)
     if node.else_case is not None:
-        with e.w.block("else"):
+        with e.w.block("else"), e.where(node.condition, holds=False):
             e.stmt(node.else_case)
 
 
@@ -114,10 +114,10 @@ def _emit_masked(e: Emitter, node: ir.IfThenElse, test: Val, outer: Val | None) 
     inverted = invert(e, test) if node.else_case is not None else None
     if inverted is not None and test.inverse is None:
         inverted = keep_mask(e, inverted)
-    for case, holds in ((node.then_case, test), (node.else_case, inverted)):
-        if case is not None and holds is not None:
-            mask = holds if outer is None else keep_mask(e, both(e, outer, holds))
-            with e.inside(mask=mask):
+    for case, mask, holds in ((node.then_case, test, True), (node.else_case, inverted, False)):
+        if case is not None and mask is not None:
+            inner = mask if outer is None else keep_mask(e, both(e, outer, mask))
+            with e.inside(mask=inner), e.where(node.condition, holds=holds):
                 e.stmt(case)
 
 
