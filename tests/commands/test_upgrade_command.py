@@ -82,3 +82,35 @@ def test_a_release_that_cannot_be_imported_or_run(
     outcome = project.tlmatrix("upgrade", "0.1.7..", ".", *INTERPRETED)
     assert outcome.code == ExitCode.FINDINGS
     assert "0.1.7, interpreter: did not run: ImportError: no libnvrtc" in outcome.out
+
+
+def test_times_are_taken_after_all_values_and_again_if_they_were_interrupted(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.spec(how="[right]", rows="[5]")
+    project.tlmatrix("run", ".", "-n", "0", "--results", str(project.folder / "values.jsonl"))
+    stands_in = project.folder / "python"
+    stands_in.write_text(
+        f"""#!/bin/sh
+cd {project.folder}
+echo "$3" >> calls
+for last; do :; done
+case "$3" in
+  run) cp values.jsonl "$last" ;;
+  bench) echo begun > "$last"; test -e interrupted || {{ touch interrupted; exit 130; }} ;;
+esac
+"""
+    )
+    stands_in.chmod(0o755)
+    monkeypatch.setattr(upgrade, "python_with", lambda _release, _starting: stands_in)
+    monkeypatch.setattr(upgrade, "import_error", lambda _python, _release: "")
+    command = ("upgrade", "0.1.13..0.1.14", ".", "--backend", "cuda", "-n", "0")
+    interrupted = project.tlmatrix(*command)
+    assert interrupted.code == ExitCode.INTERRUPTED
+    assert "cases passed, cuda" in interrupted.out
+    calls = project.folder / "calls"
+    assert calls.read_text().split() == ["run", "run", "bench"]
+    assert not list(project.folder.glob(".tlmatrix/upgrade-*/*-bench.json"))
+    project.tlmatrix(*command)
+    assert calls.read_text().split()[3:] == ["run", "run", "bench", "bench"]
+    assert len(list(project.folder.glob(".tlmatrix/upgrade-*/*-bench.json"))) == 2

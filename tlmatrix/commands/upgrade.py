@@ -76,17 +76,21 @@ def upgrade(arguments: argparse.Namespace, config: Config) -> ExitCode:
     words += ["-n", arguments.processes]
     pythons = [_python(release, console) for release in releases]
     sides = [Side(release, error) for release, (_, error) in zip(releases, pythons, strict=True)]
-    for place, (python, _) in enumerate(pythons if not any(e for _, e in pythons) else ()):
-        job = _Job(python, folder / ("old", "new")[place], words, archs)
+    jobs = [
+        _Job(release, python, folder / place, words, archs)
+        for release, (python, _), place in zip(releases, pythons, ("old", "new"), strict=True)
+        if not any(error for _, error in pythons)
+    ]
+    for place, job in enumerate(jobs):
         for backend in backends:
-            log = shown_path(job.file(f"{backend}.log"))
-            show(console, f"TileLang {releases[place]}, {backend}: {log}")
-            job.run(backend)
-        sides[place] = Side(releases[place], "", job.runs, job.failed)
+            job.run(backend, console)
+        sides[place] = Side(job.release, "", job.runs, job.failed)
     found = Upgrade(*sides)
     _print(found, console, folder, all_changes=arguments.all)
     code = ExitCode.FINDINGS if found.worse else ExitCode.OK
     if _GPU in found.compared:
+        for job in jobs:
+            job.time(console)
         code = max(code, _times(folder, console))
     if arguments.json:
         print(json.dumps(found.to_json(), indent=1))
@@ -126,6 +130,7 @@ def _python(release: str, console: Console) -> tuple[Path, str]:
 class _Job:
     """The runs under one release; `base` begins the names of their files."""
 
+    release: str
     python: Path
     base: Path
     words: Sequence[str]
@@ -133,28 +138,35 @@ class _Job:
     runs: dict[str, RunRecords] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
-    def run(self, backend: str) -> None:
-        """Run or continue the cases on a backend; on a GPU, time the bench cases of their specs."""
-        results, times = self.file(f"{backend}.jsonl"), self.file("bench.json")
+    def run(self, backend: str, console: Console) -> None:
+        """Run or continue the cases on a backend."""
+        results = self.file(f"{backend}.jsonl")
         words = ["run", *self.words, "--backend", backend, "-q"]
         words += self.archs if backend in ("compile", "interpreter") else []
         words += ["--resume" if results.is_file() else "--results", str(results)]
-        self._start(words, log := self.file(f"{backend}.log"))
+        self._start(words, log := self.file(f"{backend}.log"), console, backend)
         try:
             self.runs[backend] = read_records(results)
         except (OSError, RecordsError):
             self.failed[backend] = log.read_text(errors="replace").splitlines()[-1]
-            return
-        if backend == _GPU and not times.is_file():
-            paths = dict.fromkeys(each.path for each in self.runs[backend].results)
-            self._start(["bench", *paths, "--output", str(times)], self.file("bench.log"))
+
+    def time(self, console: Console) -> None:
+        """Time the bench cases of the specs that ran on a GPU, unless all of them were timed."""
+        times, unfinished = self.file("bench.json"), self.file("bench-unfinished.json")
+        if not times.is_file():
+            paths = dict.fromkeys(each.path for each in self.runs[_GPU].results)
+            words = ["bench", *paths, "--output", str(unfinished)]
+            self._start(words, self.file("bench.log"), console, "times")
+            if unfinished.is_file():  # no spec may have bench cases
+                unfinished.rename(times)
 
     def file(self, name: str) -> Path:
         """A file of these runs."""
         return self.base.with_name(f"{self.base.name}-{name}")
 
-    def _start(self, words: Sequence[str], log: Path) -> None:
+    def _start(self, words: Sequence[str], log: Path, console: Console, what: str) -> None:
         """Run a command of tlmatrix, which writes to a log."""
+        show(console, f"TileLang {self.release}, {what}: {shown_path(log)}")
         command = [str(self.python), "-m", "tlmatrix", *words]
         log.write_text(f"$ {shlex.join(command)}\n")
         with log.open("a") as file:
