@@ -78,6 +78,8 @@ class Outcome:
     ended: list[str] = field(default_factory=list)
     """Seeds under which the process ended, as with a kernel that hangs, and how."""
     trouble: str = ""
+    late: bool = False
+    """Whether the time for everything was over before all seeds had run."""
 
 
 def main() -> int:
@@ -122,21 +124,24 @@ def _judged(found: list[tuple[Task, Outcome]], seeds: int, *, interpreter: bool)
     wrong = [each for each in mutated if each.seed]
     failed = [each for each in correct if each.seed or each.plain or each.trouble or each.ended]
     plain = sum(bool(each.plain) for each in mutated)
+    late = [sum(each.late for each in outcomes) for outcomes in (mutated, correct)]
     print(
         f"\nmutants: {len(wrong)} of {len(mutated)} have wrong values within {seeds} seeds, "
-        f"{plain} without delays\nright kernels: {len(failed)} of {len(correct)} tasks fail, "
+        f"{plain} without delays, {late[0]} not run to the end\n"
+        f"right kernels: {len(failed)} of {len(correct)} tasks fail, {late[1]} not run to the end, "
         f"{sum(each.runs for each in correct)} runs"
     )
     return 1 if failed or 4 * len(wrong) < 3 * len(mutated) else 0
 
 
 def _line(task: Task, outcome: Outcome) -> str:
-    what = outcome.finding or outcome.trouble
+    what = outcome.finding or outcome.trouble or ("not run to the end" if outcome.late else "")
     ended = f"[ended: {'; '.join(outcome.ended)}] " if outcome.ended else ""
     seed = f"seed {outcome.seed:2}" if outcome.seed else "passes " if not what else "-      "
     kind = "mutant" if task.mutant else "right "
+    plain = "wrong " if outcome.plain else "passes" if outcome.first else "-     "
     return (
-        f"{kind} {task.name:<45} {seed} plain: {'wrong ' if outcome.plain else 'passes'} "
+        f"{kind} {task.name:<45} {seed} plain: {plain} "
         f"{outcome.runs:4} runs {outcome.first:5.1f} + {outcome.seconds:5.1f} s  {ended}{what[:90]}"
     )
 
@@ -182,8 +187,11 @@ def _run(task: Task, seeds: int, end: float, *, interpreter: bool) -> Outcome:
     """Run a task in a process, and after a seed under which a kernel hangs in another one."""
     outcome = Outcome(task.name)
     for _ in range(_RESTARTS):
+        if end - time.monotonic() < 1:
+            outcome.late = True
+            break
         outcome = _part(task, outcome, seeds, end, interpreter=interpreter)
-        if not outcome.trouble or outcome.seed or outcome.runs > seeds:
+        if outcome.late or not outcome.trouble or outcome.seed or outcome.runs > seeds:
             break
         outcome.ended.append(f"seed {outcome.runs}: {outcome.trouble}")
         outcome.runs += 1
@@ -195,7 +203,7 @@ def _part(task: Task, outcome: Outcome, seeds: int, end: float, *, interpreter: 
     command += ["--task", json.dumps(asdict(task)), "--outcome", json.dumps(asdict(outcome))]
     if interpreter:
         command.append("--interpreter")
-    began = time.monotonic()
+    over = False
     with tempfile.TemporaryFile("w+") as output:
         child = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT,
@@ -207,13 +215,15 @@ def _part(task: Task, outcome: Outcome, seeds: int, end: float, *, interpreter: 
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-            how = f"stopped after {time.monotonic() - began:.0f} s"
+            how, over = "", True
         output.seek(0)
         lines = output.read().splitlines()
     reports = [line.removeprefix("@") for line in lines if line.startswith("@")]
     if reports:
         outcome = Outcome(**json.loads(reports[-1]))
-    outcome.trouble = f"{how}, after {' '.join(lines[-1:])[:300]}" if child.returncode else ""
+    outcome.late = over
+    failed = child.returncode and not over
+    outcome.trouble = f"{how}, after {' '.join(lines[-1:])[:300]}" if failed else ""
     return outcome
 
 
