@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from problem_cases import CPU, make_spec
@@ -9,6 +10,7 @@ from problem_cases import CPU, make_spec
 from tlmatrix.check.diagnose import diagnose
 from tlmatrix.check.numeric import deviations
 from tlmatrix.check.tolerance import ReferenceBounds
+from tlmatrix.interpreter.ops.gemm import FLOAT8_BITS, gemm_float8
 from tlmatrix.problem import family_for
 from tlmatrix.spec.model.spec import Tolerance
 
@@ -96,6 +98,25 @@ def test_larger_errors_than_of_rounded_operands_are_found(dtype):
     assert wrong(problem, kernel(problem, dtype, scale=1 + 16 * torch.finfo(dtype).eps))
     coarser = torch.bfloat16 if dtype == torch.float16 else torch.float8_e4m3fn
     assert wrong(problem, kernel(problem, dtype, total=coarser))
+
+
+@pytest.mark.parametrize(("step", "right"), [(64, True), (128, True), (300, False)])
+def test_sums_of_float8_products_may_keep_14_bits_in_steps_of_128(step, right):
+    """As tensor cores of Hopper add them; longer sums of terms of one sign lose too much."""
+    found = []
+    for values in ("normal", "large", "constant_rows", "rising"):
+        problem = product(torch.float8_e4m3fn, reference="plain_product", values=values, seed=3)
+        x, b = (problem.names[name].float().numpy() for name in ("x", "b"))
+        out = np.zeros((x.shape[1], b.shape[1]), dtype=np.float32)
+        bits = FLOAT8_BITS.set(14)
+        for start in range(0, len(x), step):
+            part = np.zeros_like(out)
+            rows = slice(start, start + step)
+            gemm_float8(x[rows].T, b[rows], part, False, False, True)
+            out += part
+        FLOAT8_BITS.reset(bits)
+        found.append(wrong(problem, {"out": torch.from_numpy(out)}))
+    assert any(found) != right
 
 
 def test_operands_that_are_inputs_do_not_widen_the_bound():

@@ -52,6 +52,18 @@ def without_a_graph(x, w):
     return x @ w.T if len(x) else x.new_empty(0, len(w))
 
 
+def product(x, w, out_dtype):
+    return (x.double() @ w.double().T).to(out_dtype)
+
+
+def product_in_float32(x, w, out_dtype):
+    return (x.float() @ w.float().T).to(out_dtype)
+
+
+def product_without_the_last(x, w, out_dtype):
+    return product_in_float32(x[:, :-1], w[:, :-1], out_dtype)
+
+
 def norm(x):
     x = x.double()
     return (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
@@ -100,6 +112,18 @@ returns: [y]
 axes: {{rows: [{rows}], k: [256, 40], n: [5, 6]}}
 checks: [{checks}]
 """
+FLOAT8 = """
+name: product
+problem:
+  inputs:
+    x: {{shape: [rows, k], dtype: float8_e4m3fn}}
+    w: {{shape: [n, k], dtype: float8_e4m3fn}}
+  outputs: {{y: {{shape: [rows, n], dtype: $out_dtype}}}}
+  reference: relations_code:product
+entry: relations_code:{entry}
+returns: [y]
+axes: {{rows: [5], k: [40, 33], n: [5, 6, 7], out_dtype: [float32, float8_e4m3fn]}}
+"""
 ROWS = """
 name: rows
 problem:
@@ -136,6 +160,13 @@ def test_parts_of_a_sum_in_16_bits_are_found(found):
     assert findings
     assert all(finding.title.startswith("cancelling_parts: y: ") for finding in findings)
     assert "along k have opposite signs" in findings[0].detail
+
+
+def test_float8_passes_every_check_and_wrong_float8_is_a_finding(found):
+    """PyTorch neither negates nor compares nor indexes it."""
+    assert found(FLOAT8, entry="product_in_float32") == []
+    findings = found(FLOAT8, entry="product_without_the_last")
+    assert {finding.check for finding in findings} == {"numeric"}
 
 
 @pytest.mark.parametrize("entry", ["without_the_last_of_many", "refusing_many"])

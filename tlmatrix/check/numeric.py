@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from tlmatrix.check.error_stats import CHUNK
+from tlmatrix.problem.tensors import comparable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -89,7 +90,7 @@ def compare(got: torch.Tensor, reference: torch.Tensor, bound: ErrorBound) -> De
     if bool(_within(error, root, bound)):
         return None
     # The slow path: above, -inf minus -inf is NaN, which propagates to the mean of its region.
-    error = _error(got, reference)
+    error, got = _error(got, reference), comparable(got)
     finite = error.isfinite()
     root = regions.rms(torch.where(finite, error, 0.0))
     if bool(_within(error, root, bound)):
@@ -118,7 +119,7 @@ def _difference(left: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) ->
         return None
     limit = limit.abs()
     expected = right.double()
-    error = _error(left, expected)
+    error, left = _error(left, expected), comparable(left)
     wrong = error > limit
     if not bool(wrong.any()):
         return None
@@ -176,7 +177,8 @@ def _error(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
     An expected value beyond the range of `got`'s dtype counts as the infinity that it rounds to.
     """
-    same = (got == expected) | (got == expected.to(got.dtype)) | (got.isnan() & expected.isnan())
+    rounded, got = comparable(expected.to(got.dtype)), comparable(got)
+    same = (got == expected) | (got == rounded) | (got.isnan() & expected.isnan())
     error = torch.where(same, 0.0, (got.double() - expected).abs_())
     return torch.where(error.isnan(), torch.inf, error)
 

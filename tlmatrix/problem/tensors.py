@@ -68,6 +68,11 @@ def indexable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
+def comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """Float8 as float32, exactly: PyTorch neither compares nor indexes it; others as they are."""
+    return tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
+
+
 # The error of float32 sums in tensor cores, which truncate ----------------------------------------
 #
 # A tensor core adds a block of products to its accumulator by aligning all of them to the largest
@@ -88,3 +93,20 @@ square has 0.6 times the spread."""
 def truncation(terms: int) -> float:
     """The largest error of a sum of `terms` products, in multiples of its size."""
     return terms * _PER_TERM
+
+
+FLOAT8_UNIT = 2.0**-15
+"""Unit roundoff of float8 sums. Hopper's tensor cores keep about 14 bits of a sum of float8
+products (DeepSeek-V3, arXiv:2412.19437, section 3.3.2): of 32 products and the accumulator, bits
+below the 14th of the largest are truncated. With M the sum of the terms' magnitudes, that bit is
+at most 2**-13 M. If all terms have one sign, 32 terms lose half of it each: 16 * 2**-13 M, or 64
+units, for the second half of a step of 64. A kernel that adds steps of 64 in float32 stays within
+64 units; one that accumulates longer sums in the tensor cores does not."""
+_FLOAT8_STEP = 128
+"""The longest sums of float8 products that kernels accumulate in tensor cores before they add them
+in float32, so that enough of their bits remain (the same section)."""
+
+
+def float8_truncation(terms: int) -> float:
+    """The largest error of a sum of `terms` float8 products, in multiples of their magnitudes."""
+    return min(terms, _FLOAT8_STEP) * FLOAT8_UNIT

@@ -385,17 +385,23 @@ class Declared:
         if self.reference is None or dtype is None:  # such a reference rounds every value
             return Carried({}, {})
         unit, seed, found = UNITS[dtype], self.seed ^ 0xCA441ED, Carried({}, {})
-        if self._operands is not None or self._narrow:
+        narrow = [each for each in self.inputs.values() if each.dtype.itemsize == 1]
+        float8 = sum(each.is_floating_point() for each in narrow) > 1
+        if self._operands is not None or self._narrow or float8:
             # The floors of other results are those of their own, coarser roundoff.
             finer = set(filter(self._is_finer_than_operands, self.infos))
             for operands, names in ((self._operands, finer), (None, self.infos.keys() - finer)):
                 exact = {name: self.exact[name] for name in names}
                 if exact:
-                    found = found.plus(
-                        product_errors(
-                            lambda: self._values(self._run(dtype)), exact, operands, unit, seed
-                        )
+                    errors = product_errors(
+                        lambda: self._values(self._run(dtype)),
+                        exact,
+                        operands,
+                        unit,
+                        seed,
+                        float8=float8,
                     )
+                    found = found.plus(errors)
         if not self._exact_run.leaves:
             return found
         with as_products(), DetachedMaximum():

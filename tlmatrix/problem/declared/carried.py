@@ -25,7 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from tlmatrix.problem.declared.operators import Call, OperatorMode
-from tlmatrix.problem.tensors import SYSTEMATIC, truncation
+from tlmatrix.problem.tensors import SYSTEMATIC, float8_truncation, truncation
 
 if TYPE_CHECKING:
     Tensors = Mapping[str, torch.Tensor]
@@ -147,19 +147,23 @@ class _Signs:
 class _ProductErrors(_Mode):  # type: ignore[no-untyped-call]
     """Injects into each product the errors of tensor cores, times `boost`.
 
-    They round operands that `dtype` does not hold, if it is given, and truncate float32 sums.
+    They round operands that `dtype` does not hold, if it is given, and truncate float32 sums, those
+    of `float8` products to fewer bits.
     """
 
-    def __init__(self, dtype: torch.dtype | None, boost: float, size: Size, seed: int) -> None:
+    def __init__(
+        self, dtype: torch.dtype | None, boost: float, size: Size, seed: int, *, float8: bool
+    ) -> None:
         super().__init__()
-        self._dtype, self._boost, self._size = dtype, boost, size
+        self._dtype, self._boost, self._size, self._float8 = dtype, boost, size, float8
         self._signs = _Signs(seed)
 
     def product(self, call: Call, places: tuple[int, ...]) -> Any:  # noqa: ANN401
         """Call the operator and add the error."""
         result, args = call.result(), call.args
-        lost = truncation(_terms(call))
-        lost *= SYSTEMATIC if self._size == "spread" else 1.0
+        of_bound = SYSTEMATIC if self._size == "spread" else 1.0
+        lost = truncation(_terms(call)) * of_bound
+        magnitudes = _listed(_of_terms(call, places, 1)) if self._float8 else []
         u, of_terms = 0.0, []
         if self._dtype is not None and not all(
             torch.equal(args[place], _rounded(args[place], self._dtype)) for place in places
@@ -171,6 +175,8 @@ class _ProductErrors(_Mode):  # type: ignore[no-untyped-call]
             if each is None:  # a gradient that is not needed
                 continue
             size = each.abs() * lost
+            if magnitudes:
+                size += magnitudes[number] * float8_truncation(_terms(call)) * of_bound
             if of_terms:
                 size += _size(self._size, each, *(terms[number] for terms in of_terms)) * u
             moved[number] = each + self._signs.like(each) * size * self._boost
@@ -244,6 +250,8 @@ def product_errors(
     dtype: torch.dtype | None,
     unit: float,
     seed: int,
+    *,
+    float8: bool,
 ) -> Carried:
     """Errors of products in tensor cores.
 
@@ -253,12 +261,13 @@ def product_errors(
         dtype: what computed operands are rounded to; None if a kernel does not round them.
         unit: the size of an injected error, small enough for a first-order estimate.
         seed: the same seed gives the same errors.
+        float8: whether the products may be of float8.
     """
     # Without rounded operands, sums of some hundred terms lose about 2**-16.
     boost = unit / (2.0**-16 if dtype is None else torch.finfo(dtype).eps / 2)
 
     def moved(size: Size) -> Tensors:
-        with as_products(), _ProductErrors(dtype, boost, size, seed):
+        with as_products(), _ProductErrors(dtype, boost, size, seed, float8=float8):
             return evaluate()
 
     return _carried(moved, exact, 1 / boost)

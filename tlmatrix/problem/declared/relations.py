@@ -188,7 +188,8 @@ def _negated(case: Declared, summed: SummedDim) -> Declared:
     def negated(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.clone()
         half = (tensor.shape[summed.axis] + 1) // 2
-        tensor.narrow(summed.axis, half, tensor.shape[summed.axis] - half).neg_()
+        second = tensor.narrow(summed.axis, half, tensor.shape[summed.axis] - half)
+        second.copy_(-second.double())  # PyTorch negates no float8
         return tensor
 
     if summed.input in case.inputs:

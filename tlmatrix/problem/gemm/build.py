@@ -31,7 +31,7 @@ from tlmatrix.problem.relations import repeated, untouched
 from tlmatrix.problem.relations.batch import inverse, select, singles, without
 from tlmatrix.problem.sharding import rank_indices
 from tlmatrix.problem.storage import with_storage
-from tlmatrix.problem.tensors import SYSTEMATIC, truncation
+from tlmatrix.problem.tensors import FLOAT8_UNIT, SYSTEMATIC, truncation
 from tlmatrix.spec.model.spec import has_ranks
 
 if TYPE_CHECKING:
@@ -39,14 +39,6 @@ if TYPE_CHECKING:
     from tlmatrix.problem.gemm.axes import GemmSetting
     from tlmatrix.problem.model import RelationKind, Tensors
     from tlmatrix.spec.values import Value
-
-_FLOAT8_UNIT = 2.0**-15
-"""Unit roundoff of float8 sums. Hopper's tensor cores keep about 14 bits of a sum of float8
-products (DeepSeek-V3, arXiv:2412.19437, section 3.3.2): of 32 products and the accumulator, bits
-below the 14th of the largest are truncated. With M the sum of the terms' magnitudes, that bit is
-at most 2**-13 M. If all terms have one sign, 32 terms lose half of it each: 16 * 2**-13 M, or 64
-units, for the second half of a step of 64. A kernel that adds steps of 64 in float32 stays within
-the bound; one that accumulates longer sums in the tensor cores does not."""
 
 _CANCELLING = 0.1
 """The share of the cases whose halves of k cancel."""
@@ -95,7 +87,7 @@ class Gemm:
             # Only the result and the partial sums of ranks are rounded; nothing is exponentiated.
             spread=lambda: self._spread,
             exponent=lambda: self._exact.new_zeros(()),
-            arithmetic=_FLOAT8_UNIT if _both_float8(setting) else None,
+            arithmetic=FLOAT8_UNIT if _both_float8(setting) else None,
             independent_errors="elements",
             carried=lambda: self._truncation,
             carried_spread=lambda: self._truncation * SYSTEMATIC,
