@@ -174,6 +174,10 @@ class Shadow:
         self.writers = np.full(count, _NO_BLOCK, np.int32) if several_blocks else None
         self.readers = np.full(count, _NO_BLOCK, np.int32) if several_blocks else None
 
+    def cleared(self) -> Shadow:
+        """One of the same memory where nothing was accessed."""
+        return Shadow(self.size, self.count, self.columns, several_blocks=self.writers is not None)
+
     # Arguments of these: units and the lanes that access them, arrays of one length.
 
     def after_write(

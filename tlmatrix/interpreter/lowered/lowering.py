@@ -30,6 +30,7 @@ HANDLERS = {
 _TO_THREADS = "tl.LowerTileOp"
 """The pass after which IR says what each thread does."""
 _DESCRIPTOR = "__tvm_tensormap_create_tiled"
+_IM2COL = "__tvm_tensormap_create_im2col"
 _IGNORED = ("__tvm_set_device",)
 _GRID = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
 _SHARED_BYTES = "tirx.use_dyn_shared_memory"
@@ -151,6 +152,7 @@ class DescriptorCall:
 
     variable: ir.Var
     arguments: tuple[Any, ...]
+    im2col: bool = False
 
 
 @dataclass(frozen=True)
@@ -220,8 +222,10 @@ def stage_kernel(module: Any) -> LoweredKernel:
 
 
 def _steps(body: Any, axes: Mapping[str, Any], parameters: Mapping[str, int]) -> Any:
-    """Bindings, descriptors and launches of host code, in order."""
+    """Bindings, workspaces, descriptors and launches of host code, in order."""
     for node in walk(body):
+        if isinstance(node, ir.AllocBuffer):
+            yield node
         if isinstance(node, ir.Bind) and node.var.dtype != "handle":
             yield node
         if isinstance(node, ir.For | ir.While):
@@ -233,8 +237,8 @@ def _steps(body: Any, axes: Mapping[str, Any], parameters: Mapping[str, int]) ->
         ):
             continue
         name = str(node.args[0].value)
-        if name == _DESCRIPTOR:
-            yield DescriptorCall(node.args[1], tuple(node.args[2:]))
+        if name in (_DESCRIPTOR, _IM2COL):
+            yield DescriptorCall(node.args[1], tuple(node.args[2:]), name == _IM2COL)
         elif name in axes:
             count = parameters[name]
             extents = dict(zip(axes[name], node.args[1 + count :], strict=False))

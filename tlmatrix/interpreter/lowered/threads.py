@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tlmatrix.interpreter.ops.control import PROFILER
 from tlmatrix.interpreter.ops.warp import SHUFFLES
 from tlmatrix.interpreter.runtime.lanes import source_lanes
 from tlmatrix.interpreter.runtime.mathematics import fmax, fmin
@@ -79,6 +80,12 @@ def synchronize(e: Emitter, number: int = 0, count: int = 0) -> None:
         e.line(f"m.synchronize_all({e.mask}, {number}, {count})")
 
 
+def _sync_grid(e: Emitter, call: ir.Call) -> Val:
+    del call
+    e.line(f"yield from m.synchronize_grid({e.mask})")
+    return NOTHING
+
+
 def _initialize(e: Emitter, call: ir.Call) -> Val:
     e.line(f"m.initialize({e.barrier(call.args[0])}, {e.expr(call.args[1]).code}, {e.mask})")
     return NOTHING
@@ -86,6 +93,11 @@ def _initialize(e: Emitter, call: ir.Call) -> Val:
 
 def _arrive(e: Emitter, call: ir.Call) -> Val:
     e.line(f"m.arrive({e.barrier(call.args[0])}, {e.mask})")
+    return NOTHING
+
+
+def _arrive_after_copies(e: Emitter, call: ir.Call) -> Val:
+    e.line(f"m.arrive_after_copies({e.barrier(call.args[0])}, {e.mask})")
     return NOTHING
 
 
@@ -133,6 +145,8 @@ def _warp_reduce(e: Emitter, call: ir.Call) -> Val:
 def _extern(e: Emitter, call: ir.Call) -> Val:
     """`tl::AllReduce<...>`: `run(value, workspace)` or `run_batch(values, workspace)`; scans."""
     name = str(call.args[0].value)
+    if name.startswith(PROFILER):
+        return NOTHING
     found = _REDUCTION.match(name)
     if found is None:
         return scan(e, call)
@@ -222,9 +236,11 @@ def _atomic_store(e: Emitter, call: ir.Call) -> Val:
 
 OPERATIONS: dict[str, Any] = {
     "tirx.tvm_storage_sync": _sync,
+    "tl.sync_grid": _sync_grid,
     "tirx.ptx_init_barrier_thread_count": _initialize,
     "tirx.ptx_arrive_barrier": _arrive,
     "tirx.ptx_arrive_barrier_expect_tx": _arrive_expect,
+    "tl.ptx_cp_async_barrier_noinc": _arrive_after_copies,
     "tl.mbarrier_expect_tx": _expect,
     "tl.mbarrier_wait_parity": _wait,
     "tl.fence_proxy_async": statement("m.fence_proxy({mask})"),
