@@ -162,14 +162,17 @@ class Descriptor:
 
         Both are [boxes, elements].
         """
-        offset, inside = np.zeros((1, 1), np.int64), np.ones((1, 1), bool)
-        for first, step, size, stride in zip(
-            at, self._offsets, self.shape, self.strides, strict=True
-        ):
-            place = first[:, None] + step
+        offsets = zip(at, self._offsets, strict=True)
+        return self._inside([first[:, None] + step for first, step in offsets])
+
+    def _inside(self, places: list[Array]) -> tuple[Array, Array]:
+        """The same, by the coordinates of elements along each dimension: [boxes, ...]."""
+        offset, inside = np.zeros(1, np.int64), np.ones(1, bool)
+        for place, size, stride in zip(places, self.shape, self.strides, strict=True):
             inside = inside & (place >= 0) & (place < size)
             offset = offset + place * stride
-        return offset, np.broadcast_to(inside, offset.shape)
+        boxes = (len(offset), -1)
+        return offset.reshape(boxes), np.broadcast_to(inside, offset.shape).reshape(boxes)
 
     @cached_property
     def shared(self) -> Array:
@@ -221,13 +224,7 @@ class Im2colDescriptor(Descriptor):
             pixel = lower + carry % count * step + at[rank + k][:, None]
             places.append(pixel[:, :, None])
             carry = carry // count
-        places.append((at[rank - 1][:, None] + carry)[:, :, None])
-        offset, inside = np.zeros((1, 1, 1), np.int64), np.ones((1, 1, 1), bool)
-        for place, size, stride in zip(places, self.shape, self.strides, strict=True):
-            inside = inside & (place >= 0) & (place < size)
-            offset = offset + place * stride
-        boxes = (len(at[0]), -1)
-        return offset.reshape(boxes), np.broadcast_to(inside, offset.shape).reshape(boxes)
+        return self._inside([*places, (at[rank - 1][:, None] + carry)[:, :, None]])
 
 
 def im2col_map(memory: Memory, numbers: tuple[Any, ...]) -> Im2colDescriptor:

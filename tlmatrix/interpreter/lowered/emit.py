@@ -26,7 +26,7 @@ from .program import DeviceProgram
 from .values import Place, Val, is_float, split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
 _THREADS = {"threadIdx.x": 0, "threadIdx.y": 1, "threadIdx.z": 2}
 _BLOCKS = {"blockIdx.x": 0, "blockIdx.y": 1, "blockIdx.z": 2}
@@ -254,16 +254,13 @@ class Emitter:
             raise self.refuse(type(node).__name__)
         method(self, node)
 
-    def _sequence(self, node: ir.SeqStmt) -> None:
-        self._in_order(node.seq)
-
-    def _in_order(self, statements: Sequence[Any]) -> None:
-        for k, each in enumerate(statements, 1):
+    def _sequence(self, node: ir.SeqStmt, first: int = 0) -> None:
+        for k, each in enumerate(node.seq[first:], first + 1):
             self._statement(each)
-            if k < len(statements) and _jumps(each):
+            if k < len(node.seq) and _jumps(each):
                 self.line(f"if some({self.mask}):")
                 with self.indented():
-                    self._in_order(statements[k:])
+                    self._sequence(node, k)
                 return
 
     def _attribute(self, node: ir.AttrStmt) -> None:

@@ -410,9 +410,7 @@ class Machine:
             copied[k] = self.barriers.brought(block, number[k : k + 1], size)[0]
         if shadow is None or clocks is None:
             return
-        units = races.units_of(view, to // view.itemsize)
-        if len(lanes) == 1:
-            units = np.unique(units)[None]
+        units = races.rows_of(view, to)
         who = np.broadcast_to(lanes[:, None], units.shape).ravel()
         flat = units.ravel()
         agent = np.broadcast_to((clocks.barriers + number)[:, None], units.shape).ravel()
