@@ -342,8 +342,7 @@ class Emitter:
             self.values[node.loop_var] = Val(name, dtype, uniform=True)
             with self.indented():
                 self._iteration(node.body, stay)
-            if stay is None:
-                self._gathered_loop(start, loop)
+            self._gathered_loop(start, loop)
             return
         extent, low = self.let(extent, "extent"), self.let(low, "low")
         outer, inner = self.mask, self.name("on")

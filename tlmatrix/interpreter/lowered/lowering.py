@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.read import read_all, saved
+from tlmatrix.interpreter.ir.rewrites import without_externs
 from tlmatrix.interpreter.ir.walk import walk
 from tlmatrix.interpreter.patching import TRACING, without_warnings
 
@@ -195,6 +196,7 @@ def parsed(code: Lowered) -> tuple[ir.Kernel, tuple[Any, ...], list[ir.Kernel]]:
     names = [[str(p) for p in f.attrs["tirx.kernel_launch_params"]] for f in devices]
     text = tvm.ir.save_json(tvm.runtime.convert([code.func, hosts[0], *devices]))
     kernel, host, *functions = read_all(text)
+    functions = [without_externs(each) for each in functions]
     axes = {f.name: tags for f, tags in zip(functions, names, strict=True)}
     parameters = {f.name: len(f.params) for f in functions}
     return kernel, tuple(_steps(host.body, axes, parameters)), functions
@@ -209,7 +211,7 @@ def stage_kernel(module: Any) -> LoweredKernel:
     functions = list(module.functions.values())
     if len(functions) != 1 or not functions[0].buffer_map:
         raise Unsupported(f"{len(functions)} functions in the middle of passes")
-    kernel: ir.Kernel = read_all(saved(functions[0]))
+    kernel: ir.Kernel = without_externs(read_all(saved(functions[0])))
     extents = {
         str(node.node): node.value
         for node in walk(kernel.body)

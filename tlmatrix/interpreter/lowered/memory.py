@@ -301,19 +301,17 @@ class PackedView(View):
             return self._values.widen(found.astype(np.uint8))
         return found if self._packed.kind == "uint" else (found ^ 8) - 8
 
-    def store(
-        self,
-        index: Any,
-        value: Any,
-        width: int = 1,
-        mask: Any = None,
-        site: int = 0,
-        unit: str = "",
-    ) -> None:
-        """As of a `View`, of an even number of elements."""
-        value = np.broadcast_to(value, (width, self._machine.count))
+    def encoded(self, value: Any, shape: Any) -> Array:
+        """The bytes of an even number of elements."""
+        value = np.broadcast_to(value, shape)
         raw = self._values.pack(value) if self._values is not None else value
-        halves = (raw.astype(np.uint8) & 15).reshape(width // 2, 2, -1)
-        raw = halves[:, 0] | halves[:, 1] << 4
+        halves = (raw.astype(np.uint8) & 15).reshape(-1, 2, shape[-1])
+        packed: Array = halves[:, 0] | halves[:, 1] << 4
+        return packed[0] if len(packed) == 1 else packed
+
+    def store_raw(
+        self, index: Any, raw: Array, width: int, mask: Any, site: int, unit: str = ""
+    ) -> None:
+        """As of a `View`, of bytes."""
         first = self._byte(index, width, mask, site, "write")
-        self.store_raw(first, raw if width > 2 else raw[0], width // 2, mask, site, unit)
+        super().store_raw(first, raw, width // 2, mask, site, unit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,31 +87,22 @@ def _sync_grid(e: Emitter, call: ir.Call) -> Val:
     return NOTHING
 
 
-def _initialize(e: Emitter, call: ir.Call) -> Val:
-    e.line(f"m.initialize({e.barrier(call.args[0])}, {e.expr(call.args[1]).code}, {e.mask})")
-    return NOTHING
+def _of_barrier(method: str) -> Callable[[Emitter, ir.Call], Val]:
+    """What calls a method of the machine with an mbarrier, and a number if there is one."""
 
+    def write(e: Emitter, call: ir.Call) -> Val:
+        if len(call.args) > (1 if method.startswith("arrive") else 2):
+            raise e.refuse("an arrival at a barrier of another block")
+        numbers = [e.expr(each).code for each in call.args[1:]]
+        e.line(f"m.{method}({', '.join([e.barrier(call.args[0]), *numbers, e.mask])})")
+        return NOTHING
 
-def _arrive(e: Emitter, call: ir.Call) -> Val:
-    e.line(f"m.arrive({e.barrier(call.args[0])}, {e.mask})")
-    return NOTHING
-
-
-def _arrive_after_copies(e: Emitter, call: ir.Call) -> Val:
-    e.line(f"m.arrive_after_copies({e.barrier(call.args[0])}, {e.mask})")
-    return NOTHING
-
-
-def _expect(e: Emitter, call: ir.Call) -> Val:
-    e.line(f"m.expect({e.barrier(call.args[0])}, {e.expr(call.args[1]).code}, {e.mask})")
-    return NOTHING
+    return write
 
 
 def _arrive_expect(e: Emitter, call: ir.Call) -> Val:
-    if len(call.args) > 2:
-        raise e.refuse("an arrival at a barrier of another block")
-    _expect(e, call)
-    return _arrive(e, call)
+    _of_barrier("expect")(e, call)
+    return _of_barrier("arrive")(e, replace(call, args=call.args[:1]))
 
 
 def _wait(e: Emitter, call: ir.Call) -> Val:
@@ -134,6 +126,10 @@ def _shuffle(e: Emitter, call: ir.Call) -> Val:
     width = int(call.args[3].value) if len(call.args) > 3 else 32
     code = f"shuffled(m, {SHUFFLES[call.op]!r}, {value.code}, {delta.code}, {width}, {e.mask})"
     return e.let(Val(code, split(call.dtype)[0]))
+
+
+def _active(e: Emitter, call: ir.Call) -> Val:
+    return e.let(Val(f"active(m, {e.mask})", call.dtype))
 
 
 def _warp_reduce(e: Emitter, call: ir.Call) -> Val:
@@ -237,16 +233,17 @@ def _atomic_store(e: Emitter, call: ir.Call) -> Val:
 OPERATIONS: dict[str, Any] = {
     "tirx.tvm_storage_sync": _sync,
     "tl.sync_grid": _sync_grid,
-    "tirx.ptx_init_barrier_thread_count": _initialize,
-    "tirx.ptx_arrive_barrier": _arrive,
+    "tirx.ptx_init_barrier_thread_count": _of_barrier("initialize"),
+    "tirx.ptx_arrive_barrier": _of_barrier("arrive"),
     "tirx.ptx_arrive_barrier_expect_tx": _arrive_expect,
-    "tl.ptx_cp_async_barrier_noinc": _arrive_after_copies,
-    "tl.mbarrier_expect_tx": _expect,
+    "tl.ptx_cp_async_barrier_noinc": _of_barrier("arrive_after_copies"),
+    "tl.mbarrier_expect_tx": _of_barrier("expect"),
     "tl.mbarrier_wait_parity": _wait,
     "tl.fence_proxy_async": statement("m.fence_proxy({mask})"),
     "tl.sync_warp": statement("m.warp_synchronized({mask})"),
     "tl.tl_shuffle_elect": _elect,
     **dict.fromkeys(SHUFFLES, _shuffle),
+    **dict.fromkeys(("tirx.tvm_warp_activemask", "tl.activemask"), _active),
     **dict.fromkeys(_WARP_REDUCTIONS, _warp_reduce),
     "tirx.call_extern": _extern,
     "tirx.call_pure_extern": _extern,
@@ -306,6 +303,12 @@ def shuffled(m: Machine, kind: str, value: Any, delta: Any, width: int, mask: An
     return found
 
 
+def active(m: Machine, mask: Any) -> Array:
+    """A bit for each lane of the warp that is switched on, in all lanes."""
+    bits = m.warps(True if mask is None else mask) @ (1 << np.arange(32))
+    return np.repeat(bits, 32)
+
+
 def side_by_side(m: Machine, roles: Sequence[Generator[Any, None, None]]) -> Any:
     """Run parts of a program that wait for one another, each until it waits."""
     running = list(roles)
@@ -321,4 +324,4 @@ def side_by_side(m: Machine, roles: Sequence[Generator[Any, None, None]]) -> Any
             yield ", ".join(map(str, waits))
 
 
-FUNCTIONS = (combined, replaced, reduced, shuffled, side_by_side)
+FUNCTIONS = (combined, replaced, reduced, shuffled, active, side_by_side)
