@@ -51,7 +51,7 @@ class Outcomes:
     def record(self, name, state, detail, start, kernels):
         """Append one line."""
         report = self._report()
-        if report is not None and state in ("right", "no kernel"):
+        if report is not None and state in ("right", "no kernel", "skipped"):
             state, detail = "wrong", report
         entry = {
             "name": name,
