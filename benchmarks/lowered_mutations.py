@@ -23,6 +23,8 @@ REMOVED = {
     "tirx.ptx_wait_group": "wait for cp.async",
     "tl.mbarrier_wait_parity": "wait for an mbarrier",
     "tirx.ptx_arrive_barrier": "arrival",
+    "tl.ptx_cp_async_barrier_noinc": "arrival of cp.async",
+    "tl.sync_grid": "barrier of the grid",
     "tirx.ptx_arrive_barrier_expect_tx": "arrival with bytes",
     "tl.mbarrier_expect_tx": "expected bytes",
     "tl.fence_proxy_async": "proxy fence",

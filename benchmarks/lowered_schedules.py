@@ -83,6 +83,12 @@ class _Units:
                 for work in groups.pop(0):
                     work()
 
+    def finish(self, unit: str) -> None:
+        """Do all that was started."""
+        for work in self.abandoned(unit):
+            work()
+        self._groups[unit], self._open[unit] = [], []
+
     def abandoned(self, unit: str) -> Iterator[Any]:
         """Work that the program never waited for."""
         for group in (*self._groups[unit], self._open[unit]):
@@ -131,6 +137,10 @@ class _Warps(Machine):
     def wait(self, number: Any, parity: Any, mask: Any, site: int) -> Any:
         yield from super().wait(number, parity, mask, site)
         self._block.progress += 1
+
+    def arrive_after_copies(self, number: Any, mask: Any) -> None:
+        self.units.finish("copies")  # type: ignore[attr-defined]
+        self.arrive(number, mask)
 
     def fence_proxy(self, mask: Any) -> None:
         if mask is None or np.any(mask):
@@ -197,7 +207,7 @@ def run_scheduled(kernel: LoweredKernel, values: Sequence[Any], schedule: Schedu
     original = execution._run_blocks  # noqa: SLF001
 
     def run_blocks(
-        program: Any, grid: Any, chosen: Any, shared: Any, arguments: Any, _: Any
+        program: Any, grid: Any, chosen: Any, shared: Any, arguments: Any, *_: Any
     ) -> None:
         total = math.prod(grid)
         for number in sorted({0, total - 1} & set(chosen.tolist())):

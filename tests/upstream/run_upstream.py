@@ -66,6 +66,8 @@ def main(words: list[str] | None = None) -> int:
     if not asked.checkout:
         print(HELP.format(version=_version("tilelang")))
         return 2
+    if asked.lowered and asked.write == PAGE:
+        parser.error(f"--write: {PAGE.name} is of the source level; give --lowered another path")
     checkout = Path(asked.checkout).resolve()
     if not (checkout / "examples").is_dir():
         parser.error(f"{checkout} has no folder examples: it is no checkout of TileLang")

@@ -162,6 +162,14 @@ def test_lowered_code_is_judged_by_its_sanitizers_too(checkout):
     assert results["examples/right.py"]["state"] == "right"
 
 
+def test_results_of_lowered_code_do_not_take_the_place_of_the_page(checkout, capsys):
+    before = run_upstream.PAGE.read_text()
+    with pytest.raises(SystemExit):
+        run_upstream.main([str(checkout), "--lowered", "--write"])
+    assert "upstream.md is of the source level" in capsys.readouterr().err
+    assert run_upstream.PAGE.read_text() == before
+
+
 def test_a_run_resumes_and_repeats_on_request(checkout):
     words = ("exits.py", "amd/")
     assert run(checkout, *words)[2] == 2

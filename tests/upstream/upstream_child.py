@@ -20,7 +20,7 @@ import types
 from pathlib import Path
 
 MEMORY = 8 << 30
-TEST_SECONDS = 60
+TEST_SECONDS = {"source": 60, "lower": 60, "lowered": 240}
 SOURCE = re.compile(
     r"#if defined\(|__global__|get_(kernel|host)_source|from tvm.script import|attribute 'adapter'"
 )
@@ -29,9 +29,10 @@ SOURCE = re.compile(
 class Outcomes:
     """What became of each test, as a plugin of pytest; `record` serves scripts as well."""
 
-    def __init__(self, path, kernels):
+    def __init__(self, path, kernels, seconds):
         self._path = Path(path)
         self._kernels = kernels
+        self._seconds = seconds
         self._start = 0.0
         self._before = self._compiled = 0
         self._sessions = []
@@ -50,7 +51,7 @@ class Outcomes:
     def record(self, name, state, detail, start, kernels):
         """Append one line."""
         report = self._report()
-        if report is not None and state in ("right", "no kernel"):
+        if report is not None and state in ("right", "no kernel", "skipped"):
             state, detail = "wrong", report
         entry = {
             "name": name,
@@ -66,7 +67,7 @@ class Outcomes:
         """Start the clock of a test."""
         self._start = time.monotonic()
         self._before, self._compiled = self._kernels.count, self._kernels.compiled
-        signal.alarm(TEST_SECONDS)
+        signal.alarm(self._seconds)
 
     def pytest_runtest_makereport(self, item, call):
         """Record how a test ended: its call, or a setup that fails or skips."""
@@ -180,12 +181,12 @@ def main():
     from tlmatrix.interpreter.frontend.scripts import run_program
 
     def too_slow(*_):
-        raise TooSlow(f"over {TEST_SECONDS} s")
+        raise TooSlow(f"over {TEST_SECONDS[level]} s")
 
     signal.signal(signal.SIGALRM, too_slow)
     kernels = Kernels()
     kernels.install()
-    recorder = Outcomes(outcomes, kernels)
+    recorder = Outcomes(outcomes, kernels, TEST_SECONDS[level])
     options = {"arch": arch, "lower": level == "lower", "started": recorder.started}
     if level == "lowered":
         options |= {"lowered": True, "sanitize": True}

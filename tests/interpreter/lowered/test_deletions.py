@@ -18,6 +18,7 @@ from tlmatrix.interpreter.lowered.machine import Watching
 from tlmatrix.interpreter.reports import DEFAULT_SANITIZERS, ReportSet
 
 SYNC, WAIT_GROUP = "tirx.tvm_storage_sync", "tirx.ptx_wait_group"
+ARRIVAL = "tl.ptx_cp_async_barrier_noinc"
 NOTHING = ir.IntImm("int32", 0)
 
 
@@ -98,7 +99,36 @@ def one_tile(blocks: int) -> Any:
     return kernel
 
 
+def offset_products() -> Any:
+    """`C = S + A @ B`: A comes by TMA, S by `cp.async` of the producer."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((256, 64), "float16"),
+        B: T.Tensor((64, 64), "float16"),
+        S: T.Tensor((256,), "float32"),
+        C: T.Tensor((256, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((64, 64), "float16")
+            b = T.alloc_shared((64, 64), "float16")
+            s = T.alloc_shared((64,), "float32")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.copy(B, b)
+            for k in T.Pipelined(4, num_stages=2):
+                T.copy(A[k * 64, 0], a)
+                for i in T.Parallel(64):
+                    s[i] = S[k * 64 + i]
+                for i, j in T.Parallel(64, 64):
+                    c[i, j] = s[i]
+                T.gemm(a, b, c)
+                T.copy(c, C[k * 64, 0])
+
+    return kernel
+
+
 KERNELS = {
+    "copies": (offset_products, "sm_90a", ((256, 64), (64, 64), (256,)), (256, 64)),
     "gemm sm_80": (lambda: gemm(32, 16, 32, 2, 32), "sm_80", ((32, 128), (128, 16)), (32, 16)),
     "gemm sm_90a": (lambda: gemm(64, 64, 64, 2), "sm_90a", ((64, 256), (256, 64)), (64, 64)),
     "registers": (from_registers, "sm_90a", ((64, 64), (64, 64)), (64, 64)),
@@ -198,6 +228,24 @@ def test_a_deletion_is_reported(name: str, op: str, number: int, expected: str) 
 def test_a_kernel_without_part_of_a_handshake_cannot_go_on(op: str) -> None:
     with pytest.raises(DeadlockError):
         assert reports(without(code("gemm sm_90a"), op, 0)) == []
+
+
+def test_a_kernel_without_the_arrival_of_its_copies_cannot_go_on() -> None:
+    with pytest.raises(DeadlockError):
+        reports(without(code("copies"), ARRIVAL, 0))
+
+
+def test_an_arrival_that_does_not_wait_for_copies_is_reported() -> None:
+    found = code("copies")
+
+    def rewrite(node: Any) -> Any:
+        if isinstance(node, ir.Call) and node.op == ARRIVAL:
+            return replace(node, op="tirx.ptx_arrive_barrier")
+        return None
+
+    functions = tuple(replace(f, body=transform(f.body, rewrite)) for f in found.functions)
+    reported = reports(replace(found, functions=functions))
+    assert any("nothing orders with a write by cp.async" in each for each in reported), reported
 
 
 def test_an_mbarrier_that_is_not_initialized_is_refused() -> None:

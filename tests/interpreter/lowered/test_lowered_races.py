@@ -69,6 +69,28 @@ def reversed_rows(X, Y, loop):
                 Y[k, i] = part[127 - i]
 
 
+@jit_kernel(A="f16[256, 64]", B="f16[64, 64]", S="f32[256]", C="f32[256, 64]", threads=128)
+def scaled_products(A, B, S, C, scaled):
+    a = T.alloc_shared((64, 64), "float16")
+    b = T.alloc_shared((64, 64), "float16")
+    scale = T.alloc_shared((64,), "float32")
+    c = T.alloc_fragment((64, 64), "float32")
+    T.copy(B, b)
+    for k in T.Pipelined(4, num_stages=2):
+        T.copy(A[k * 64, 0], a)
+        for i in T.Parallel(64):
+            scale[i] = S[k * 64 + i]
+        if scaled == "before":
+            for i, j in T.Parallel(64, 64):
+                c[i, j] = scale[i]
+            T.gemm(a, b, c)
+            T.copy(c, C[k * 64, 0])
+        else:
+            T.gemm(a, b, c, clear_accum=True)
+            for i, j in T.Parallel(64, 64):
+                C[k * 64 + i, j] = c[i, j] * scale[i]
+
+
 @jit_kernel(A="f32[16, 16]", C="f32[16, 16]", threads=128)
 def serial_fragment(A, C):
     f = T.alloc_fragment((16, 16), "float32")
@@ -100,6 +122,18 @@ def test_tilelang_puts_no_barrier_at_the_end_of_a_while_loop(arch):
     assert found(partial(reversed_rows, "for"), x, y, arch=arch) == []
     assert torch.equal(y, x.flip(1))
     assert found(partial(reversed_rows, "while"), x, y, arch=arch) == [("races", "part")]
+
+
+def test_tilelang_frees_a_stage_before_what_cp_async_brought_is_read():
+    """0.1.15, warp specialization: consumers arrive right after the product of the stage."""
+    a, b = torch.randint(-3, 4, (256, 64)).half(), torch.randint(-3, 4, (64, 64)).half()
+    s, c = torch.randint(-3, 4, (256,)).float(), torch.zeros(256, 64)
+    inputs = a, b, s, c
+    assert found(partial(scaled_products, "before"), *inputs, arch="sm_90a") == []
+    assert torch.equal(c, a.float() @ b.float() + s[:, None])
+    assert found(partial(scaled_products, "after"), *inputs) == []
+    after = found(partial(scaled_products, "after"), *inputs, arch="sm_90a")
+    assert after == [("races", "scale")]
 
 
 def test_a_fragment_indexed_in_serial_loops():

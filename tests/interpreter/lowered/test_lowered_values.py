@@ -177,3 +177,42 @@ def test_threads_add_to_a_half_one_after_another(arch):
     assert torch.equal(
         y, 1 + torch.stack([x[torch.arange(300) // 2 % 4 == k].sum() for k in range(4)])
     )
+
+
+@jit_kernel(X="i8[64, 4]", Y="f16[64, 8]", Z="f32[64]", M="u32[64]", threads=64)
+def decoded(X, Y, Z, M, source):
+    thread = T.get_thread_binding()
+    packed = T.alloc_local((4,), "int8")
+    unpacked = T.alloc_local((8,), "float16")
+    T.import_source(source)
+    for k in T.vectorized(4):
+        packed[k] = X[thread, k]
+    T.call_extern(
+        "handle", "decode_i4u_to_f16", T.access_ptr(packed, "r"), T.access_ptr(unpacked, "w"), 8
+    )
+    for k in T.vectorized(8):
+        Y[thread, k] = unpacked[k]
+    Z[thread] = T.call_extern("float32", "fmaf", 2.0, T.cast(unpacked[0], "float32"), 1.0)
+    M[thread] = 0
+    if thread % 3 == 0:
+        M[thread] = T.call_extern("uint32", "__activemask")
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_functions_by_their_names(arch):
+    """Of CUDA, and of a source of TileLang's that the kernel imports."""
+    source = "0x000f000f isSigned ? 0x64086408 : 0x64006400 i4s >> (4 * i)"
+    x, y = torch.randint(-128, 128, (64, 4)).to(torch.int8), torch.zeros(64, 8).half()
+    z, m = torch.zeros(64), torch.zeros(64, dtype=torch.uint32)
+    with interpret(arch=arch, lowered=True, sanitize=True) as run:
+        decoded(source)(x, y, z, m)
+    assert run.reports == []
+    # Element k is nibble k / 2 of the lower or upper half of a word.
+    nibbles = torch.stack([x.int() & 15, x.int() >> 4 & 15], 2).reshape(64, 2, 4)
+    assert torch.equal(y, nibbles.swapaxes(1, 2).reshape(64, 8).half())
+    assert torch.equal(z, 2 * y[:, 0].float() + 1)
+    bits = [sum(1 << k for k in range(32) if (first + k) % 3 == 0) for first in (0, 32)]
+    expected = torch.tensor(bits).repeat_interleave(32) * (torch.arange(64) % 3 == 0)
+    assert torch.equal(m.long(), expected)
+    with interpret(arch=arch, lowered=True), pytest.raises(Unsupported, match="decode_i4u_to_f16"):
+        decoded("// another function of this name")(x, y, z, m)

@@ -87,6 +87,8 @@ def difference(
 
     Sums of `float8` products are not, even if they are whole: tensor cores keep some of their bits.
     """
+    if source.dtype == getattr(torch, "float4_e2m1fn_x2", None):  # PyTorch does not compute with it
+        before, source, lowered = (each.view(torch.uint8) for each in (before, source, lowered))
     old, one, other = (bits_of(each) for each in (before, source, lowered))
     bad = (one != old) != (other != old)
     if source.is_floating_point():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tlmatrix.dtypes import TILE_DTYPES
+from tlmatrix.interpreter.analysis.usage import JUMPS
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ops.elementwise import BINARY, FLOAT, ROUNDING, TESTS
 from tlmatrix.interpreter.runtime.codecs import CODECS
@@ -126,7 +127,21 @@ def _pack(e: Emitter, call: ir.Call) -> Val:
     return Val(f"pack16({low.code}, {high.code}, {low.dtype!r})", "uint32")
 
 
+def _jump(e: Emitter, call: ir.Call) -> Val:
+    e.jump(call.op)
+    return NOTHING
+
+
+def _assert(e: Emitter, call: ir.Call) -> Val:
+    """`device_assert(condition)`, `device_assert_with_msg(condition, message)`."""
+    condition, message = e.expr(call.args[0]), "".join(str(a.value) for a in call.args[1:])
+    e.line(f"asserted(m, {condition.code}, {message!r}, {e.mask}, {e.site()})")
+    return NOTHING
+
+
 OPERATIONS: dict[str, Any] = {
+    **dict.fromkeys(JUMPS, _jump),
+    **dict.fromkeys(("tl.device_assert", "tl.device_assert_with_msg"), _assert),
     **dict.fromkeys(_BITWISE, _bitwise),
     "tirx.bitwise_not": _bitwise_not,
     **dict.fromkeys((*FLOAT, *ROUNDING), _float),
@@ -210,6 +225,24 @@ def some(mask: Any) -> bool:
     return mask is None or bool(np.any(mask))
 
 
+def without(m: Machine, mask: Any, gone: Any) -> Array:
+    """The lanes of a mask that are not in another one."""
+    on = np.ones(m.count, bool) if mask is None else mask
+    found: Array = on & (False if gone is None else ~gone)
+    return found
+
+
+def asserted(m: Machine, condition: Any, message: str, mask: Any, site: int) -> None:
+    """Raise AssertionError for lanes of which a condition does not hold."""
+    failed = np.logical_not(np.broadcast_to(condition, (m.count,)))
+    if mask is not None:
+        failed = failed & mask
+    if failed.any():
+        by = findings.who(m, int(np.flatnonzero(failed)[0]))
+        text = f": {message}" if message else ""
+        raise AssertionError(f"T.device_assert failed for {by}, at {m.site(site)}{text}")
+
+
 def put(target: Array, value: Any, mask: Any) -> None:
     """Store to elements of the lanes themselves."""
     np.copyto(target, value, where=True if mask is None else mask, casting="unsafe")
@@ -251,6 +284,8 @@ FUNCTIONS = (
     pack16,
     within,
     some,
+    without,
+    asserted,
     put,
     get_local,
     part,

@@ -80,13 +80,28 @@ class Barriers:
         self._end(blocks, number)
         return clocks
 
-    def arrive(self, blocks: Array, number: Array, arrivals: Any, lanes: Array) -> None:
-        """Lanes of blocks arrive, at one barrier a block."""
+    def arrive(
+        self,
+        blocks: Array,
+        number: Array,
+        arrivals: Any,
+        lanes: Array,
+        copied: Array | None = None,
+    ) -> None:
+        """Lanes of blocks arrive, at one barrier a block.
+
+        `copied` are clocks of the `cp.async` of warps that are done then: [blocks, W].
+        """
         self.pending[blocks, number] -= arrivals
         if self._clocks is not None:
             active = self._clocks.active(lanes)
-            for mine, seen in zip(self._gathered, self._clocks.seen(active, lanes), strict=True):
-                mine[blocks, number] = np.maximum(mine[blocks, number], seen[blocks])
+            seen = self._clocks.seen(active, lanes)
+            if copied is not None:
+                first = self._clocks.copies
+                known = seen[0][:, first : first + copied.shape[1]]
+                np.maximum(known, copied, out=known)
+            for mine, each in zip(self._gathered, seen, strict=True):
+                mine[blocks, number] = np.maximum(mine[blocks, number], each[blocks])
             self._clocks.release(active)
         self._end(blocks, number)
 

@@ -9,6 +9,7 @@ what one of them did before the clock at which they last synchronized, the other
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -168,11 +169,19 @@ class Shadow:
         self.lane = np.full(count, -1, np.int32)
         self.clock = np.zeros(count, np.int32)
         self.site = np.zeros(count, np.int32)
-        self.reads = np.zeros((count, columns), np.int32)
         self.reader = np.full(count, -1, np.int32)
         self.seen = np.zeros(count, np.int32)
         self.writers = np.full(count, _NO_BLOCK, np.int32) if several_blocks else None
         self.readers = np.full(count, _NO_BLOCK, np.int32) if several_blocks else None
+
+    @cached_property
+    def reads(self) -> Array:
+        """Large; a tensor that nothing reads does without."""
+        return np.zeros((self.count, self.columns), np.int32)
+
+    def cleared(self) -> Shadow:
+        """One of the same memory where nothing was accessed."""
+        return Shadow(self.size, self.count, self.columns, several_blocks=self.writers is not None)
 
     # Arguments of these: units and the lanes that access them, arrays of one length.
 
@@ -205,6 +214,8 @@ class Shadow:
 
     def after_reads(self, clocks: Clocks, units: Array, lanes: Array) -> Array:
         """Which accesses of lanes are ordered after all reads of their unit."""
+        if "reads" not in vars(self):
+            return np.ones(len(units), bool)
         warp, block = clocks.warp[lanes], clocks.block[lanes]
         known = clocks.known[block, warp, : self.columns]
         late = self.reads[units] > known

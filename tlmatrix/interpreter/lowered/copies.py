@@ -34,14 +34,14 @@ def _cp_async(e: Emitter, call: ir.Call) -> Val:
     """`ptx_cp_async(to, from, elements[, condition])`: zeros where the condition does not hold."""
     target, source = (e.pointer(each) for each in call.args[:2])
     count = int(call.args[2].value)
-    size = count * TILE_DTYPES[target[1]].bytes
+    size = count * TILE_DTYPES[target[1]].bits // 8
     if size not in _COPIED:
         raise e.refuse(f"cp.async of {size} bytes")
     condition = "None"
     if len(call.args) > 3:
         found = e.expr(call.args[3])
         condition = e.let(found, "inside").code
-    views = [e.view(place, dtype) for place, dtype, _ in (target, source)]
+    views = [e.view(place, dtype, width=count) for place, dtype, _ in (target, source)]
     e.note_vector(target[1], count)
     e.line(
         f"cp_async(m, {views[0]}, {target[2].code}, {views[1]}, {source[2].code}, {count}, "
@@ -116,6 +116,7 @@ OPERATIONS: dict[str, Any] = {
     "tirx.ptx_commit_group": statement("m.units.commit('copies', {mask})"),
     "tirx.ptx_wait_group": statement("m.units.wait('copies', {count}, {mask})"),
     "tl.tma_load": _tma_load,
+    "tl.tma_load_im2col": _tma_load,
     "tl.tma_store": _tma_store,
     "tl.tma_store_arrive": statement("m.units.commit('stores', {mask})"),
     "tl.tma_store_wait": statement("m.units.wait('stores', {count}, {mask})"),
@@ -161,14 +162,17 @@ class Descriptor:
 
         Both are [boxes, elements].
         """
-        offset, inside = np.zeros((1, 1), np.int64), np.ones((1, 1), bool)
-        for first, step, size, stride in zip(
-            at, self._offsets, self.shape, self.strides, strict=True
-        ):
-            place = first[:, None] + step
+        offsets = zip(at, self._offsets, strict=True)
+        return self._inside([first[:, None] + step for first, step in offsets])
+
+    def _inside(self, places: list[Array]) -> tuple[Array, Array]:
+        """The same, by the coordinates of elements along each dimension: [boxes, ...]."""
+        offset, inside = np.zeros(1, np.int64), np.ones(1, bool)
+        for place, size, stride in zip(places, self.shape, self.strides, strict=True):
             inside = inside & (place >= 0) & (place < size)
             offset = offset + place * stride
-        return offset, np.broadcast_to(inside, offset.shape)
+        boxes = (len(offset), -1)
+        return offset.reshape(boxes), np.broadcast_to(inside, offset.shape).reshape(boxes)
 
     @cached_property
     def shared(self) -> Array:
@@ -187,11 +191,60 @@ def tensor_map(memory: Memory, numbers: tuple[Any, ...]) -> Descriptor:
     rank, *rest = (int(n) for n in numbers)
     shape, strides, box, steps = (tuple(rest[k * rank : (k + 1) * rank]) for k in range(4))
     interleave, swizzle, _, fill = rest[4 * rank : 4 * rank + 4]
-    if interleave or fill or any(step != 1 for step in steps):
-        raise Unsupported(f"a descriptor of {memory.name}: interleaved, strided or NaN")
+    if interleave or fill or not strides[0] or any(step != 1 for step in steps):
+        what = "interleaved, strided, NaN or less than a byte"
+        raise Unsupported(f"a descriptor of {memory.name}: {what}")
     if 0 in shape:
         raise LaunchError.of("", EMPTY_TENSOR, memory.name)
     return Descriptor(memory.name, memory, strides[0], shape, strides, box, swizzle)
+
+
+@dataclass(frozen=True)
+class Im2colDescriptor(Descriptor):
+    """A tensor map of pixels, as `cuTensorMapEncodeIm2col` makes it; the box: channels, pixels.
+
+    Attributes:
+        steps, lower, upper: of each spatial dimension the step between pixels, and the corners of
+            their bounding box.
+    """
+
+    steps: tuple[int, ...] = ()
+    lower: tuple[int, ...] = ()
+    upper: tuple[int, ...] = ()
+
+    def elements(self, at: Any) -> tuple[Array, Array]:
+        """As of tiles; coordinates of the first pixel, then the offset of a tap of the filter."""
+        (channels, pixels), rank = self.box, len(self.shape)
+        carry = np.arange(pixels)  # the number of a pixel along one dimension, and those after it
+        places = [at[0][:, None, None] + np.arange(channels)]
+        spatial = zip(at[1:], self.shape[1:], self.steps, self.lower, self.upper, strict=False)
+        for k, (first, size, step, lower, upper) in enumerate(spatial):
+            count = (size + upper - lower - 1) // step + 1
+            carry = (first[:, None] - lower) // step + carry
+            pixel = lower + carry % count * step + at[rank + k][:, None]
+            places.append(pixel[:, :, None])
+            carry = carry // count
+        return self._inside([*places, (at[rank - 1][:, None] + carry)[:, :, None]])
+
+
+def im2col_map(memory: Memory, numbers: tuple[Any, ...]) -> Im2colDescriptor:
+    """A tensor map of pixels, of the arguments of `cuTensorMapEncodeIm2col` from the rank on.
+
+    Raises:
+        Unsupported, LaunchError: as `tensor_map`.
+    """
+    rank, *rest = (int(n) for n in numbers)
+    shape, strides, steps = (tuple(rest[k * rank : (k + 1) * rank]) for k in range(3))
+    spatial, rest = rank - 2, rest[3 * rank :]
+    pixels, channels, *modes = rest[2 * spatial :]
+    box = (channels, pixels, *(1,) * spatial)
+    tile = tensor_map(memory, (rank, *shape, *strides, *box, *(1,) * rank, *modes))
+    return Im2colDescriptor(
+        *(tile.name, tile.memory, tile.itemsize, shape, strides, box[:2], tile.swizzle),
+        steps[1:-1],
+        tuple(rest[:spatial]),
+        tuple(rest[spatial : 2 * spatial]),
+    )
 
 
 def swizzled(address: Array, mode: int) -> Array:
@@ -393,4 +446,4 @@ def bulk_store(
     _take(m, target.memory, offset, inside, lanes, source, start, add, site)
 
 
-FUNCTIONS = (tensor_map, cp_async, tma_load, tma_store, bulk_load, bulk_store)
+FUNCTIONS = (tensor_map, im2col_map, cp_async, tma_load, tma_store, bulk_load, bulk_store)

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from tlmatrix.dtypes import TILE_DTYPES
 from tlmatrix.interpreter.analysis.expressions import number
+from tlmatrix.interpreter.analysis.usage import JUMPS
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.ir.walk import walk
+from tlmatrix.interpreter.ir.walk import calls, inner_statements, walk
 
 from .expressions import EXPRESSIONS, call, compare, variable
 from .program import DeviceProgram
@@ -29,9 +30,14 @@ if TYPE_CHECKING:
 
 _THREADS = {"threadIdx.x": 0, "threadIdx.y": 1, "threadIdx.z": 2}
 _BLOCKS = {"blockIdx.x": 0, "blockIdx.y": 1, "blockIdx.z": 2}
-WAITS = frozenset({"tl.mbarrier_wait_parity"})
+_SYNC_GRID = "tl.sync_grid"
+WAITS = frozenset({"tl.mbarrier_wait_parity", _SYNC_GRID})
 """Operations at which lanes wait for others that run other code."""
 _SYNC = "tirx.tvm_storage_sync"
+_DESCRIPTORS = {
+    "tl.create_tma_descriptor": "tensor_map",
+    "tl.create_tma_im2col_descriptor": "im2col_map",
+}
 _INTO = "tirx.handle_add_byte_offset"
 _DYNAMIC = "shared.dyn"
 _LARGEST_UNIT = 16
@@ -117,6 +123,9 @@ class Emitter:
         self._multiplied = {each for node in walk(kernel.body) for each in _registers(node)}
         self._watched: set[str] = set()
         self._call = _Call(0, 0, "", "", "")
+        # Of each loop that lanes leave one by one the mask of those that stay in it, and masks of
+        # its iteration; None for a branch that runs beside others.
+        self._loops: list[tuple[str, list[str]] | None] = []
 
     # -- the whole
 
@@ -145,6 +154,7 @@ class Emitter:
             self._unit,
             self._static,
             self.suspends,
+            calls(self._kernel.body, _SYNC_GRID),
             self.by_order,
             frozenset(k for k, each in enumerate(self._parameters) if each in self.written),
         )
@@ -244,9 +254,14 @@ class Emitter:
             raise self.refuse(type(node).__name__)
         method(self, node)
 
-    def _sequence(self, node: ir.SeqStmt) -> None:
-        for each in node.seq:
+    def _sequence(self, node: ir.SeqStmt, first: int = 0) -> None:
+        for k, each in enumerate(node.seq[first:], first + 1):
             self._statement(each)
+            if k < len(node.seq) and _jumps(each):
+                self.line(f"if some({self.mask}):")
+                with self.indented():
+                    self._sequence(node, k)
+                return
 
     def _attribute(self, node: ir.AttrStmt) -> None:
         if node.attr_key == "thread_extent":
@@ -322,18 +337,20 @@ class Emitter:
         if low.uniform and extent.uniform:
             first, start = self.let(low, "low"), len(self._lines)
             loop = f"for {name} in range({first.code}, {first.code} + {extent.code})"
+            stay = self._staying(node)
             self.line(f"{loop}:")
             self.values[node.loop_var] = Val(name, dtype, uniform=True)
             with self.indented():
-                self._statement(node.body)
+                self._iteration(node.body, stay)
             self._gathered_loop(start, loop)
             return
         extent, low = self.let(extent, "extent"), self.let(low, "low")
         outer, inner = self.mask, self.name("on")
+        stay = self._staying(node)
         step = self.name("step")
         self.line(f"for {step} in count():")
         with self.indented():
-            self.line(f"{inner} = within({outer}, {step} < {extent.code})")
+            self.line(f"{inner} = within({stay or outer}, {step} < {extent.code})")
             self.line(f"if not some({inner}):")
             with self.indented():
                 self.line("break")
@@ -341,9 +358,47 @@ class Emitter:
             self.values[node.loop_var] = Val(
                 step if low.code == "0" else name, dtype, uniform=low.uniform
             )
-            self.mask = "None" if extent.uniform and outer == "None" else inner
-            self._statement(node.body)
+            self.mask = "None" if extent.uniform and outer == "None" and not stay else inner
+            self._iteration(node.body, stay, inner)
             self.mask = outer
+
+    def _staying(self, loop: ir.For) -> str | None:
+        """A new mask of the lanes that stay in a loop; None if none leaves it in its body."""
+        if not _jumps(loop.body):
+            return None
+        stay = self.name("stay")
+        self.line(f"{stay} = {self.mask}")
+        return stay
+
+    def _iteration(self, body: Any, stay: str | None, start: str | None = None) -> None:
+        """The body of a loop for lanes of a mask; lanes may leave `stay`, by default the mask."""
+        if stay is None:
+            self._statement(body)
+            return
+        outer, mask = self.mask, self.name("on")
+        self.line(f"{mask} = {start or stay}")
+        self.line(f"if not some({mask}):")
+        with self.indented():
+            self.line("break")
+        self.mask = mask
+        self._loops.append((stay, [mask]))
+        self._statement(body)
+        self._loops.pop()
+        self.mask = outer
+
+    def jump(self, op: str) -> None:
+        """Write `break` or `continue`: lanes leave the loop, or its iteration.
+
+        Raises:
+            Unsupported: out of a branch that waits for another one.
+        """
+        if not self._loops or self._loops[-1] is None:
+            raise self.refuse(f"{op} in a branch that waits for others")
+        stay, masks = self._loops[-1]
+        gone = self.name("gone")
+        self.line(f"{gone} = {self.mask}")
+        for each in masks if JUMPS[op] == "continue" else (stay, *masks):
+            self.line(f"{each} = without(m, {each}, {gone})")
 
     def _while(self, node: ir.While) -> None:
         outer, inner = self.mask, self.name("on")
@@ -356,7 +411,7 @@ class Emitter:
             self.line(f"if not some({inner}):")
             with self.indented():
                 self.line("break")
-            self._statement(node.body)
+            self._iteration(node.body, inner if _jumps(node.body) else None)
         self.mask = outer
 
     def _branch(self, node: ir.IfThenElse) -> None:
@@ -383,8 +438,13 @@ class Emitter:
                 self.line(f"{name} = {code}")
                 self.line(f"if some({name}):")
                 self.mask = name
+                loop = self._loops[-1] if self._loops else None
+                if loop is not None:
+                    loop[1].append(name)
                 with self.indented():
                     self._statement(case)
+                if loop is not None:
+                    loop[1].pop()
         self.mask = outer
 
     def _roles(self, cases: list[tuple[str, Any]]) -> None:
@@ -399,7 +459,9 @@ class Emitter:
                 self.line(f"if not some({mask}):")
                 with self.indented():
                     self.line("return")
+                self._loops.append(None)
                 self._statement(case)
+                self._loops.pop()
                 self.line("return")
                 self.line("yield")
             roles.append(f"{role}()")
@@ -418,7 +480,7 @@ class Emitter:
         if place.kind == "local":
             self.store_local(place, buffer.dtype, index, max(width, value.width), value)
             return
-        view = self.view(place, buffer.dtype, writes=True)
+        view = self.view(place, buffer.dtype, writes=True, width=width)
         if place.kind == "shared":
             self.note_vector(split(buffer.dtype)[0], width)
         self.line(f"{view}.store({index.code}, {value.code}, {width}, {self.mask}, {self.site()})")
@@ -513,7 +575,7 @@ class Emitter:
         dtype, _ = split(buffer.dtype)
         if place.kind == "local":
             return self.load_local(place, buffer.dtype, index, width)
-        view = self.view(place, buffer.dtype)
+        view = self.view(place, buffer.dtype, width=max(2, width))
         if place.kind == "shared":
             self.note_vector(dtype, width)
         code = f"{view}.load({index.code}, {width}, {self.mask}, {self.site()})"
@@ -579,15 +641,18 @@ class Emitter:
             raise self.refuse(f"a pointer into {base.name}")
         return replace(base, offset=base.offset + int(offset.value))
 
-    def view(self, place: Place, dtype: str, *, writes: bool = False) -> str:
-        """The name of a view of shared or global memory as elements of a dtype."""
+    def view(self, place: Place, dtype: str, *, writes: bool = False, width: int = 1) -> str:
+        """The name of a view of shared or global memory as elements of a dtype.
+
+        Of elements of 4 bits the access has `width`; if that is odd it is refused.
+        """
         element, _ = split(dtype)
         if writes:
             self.written.add(place.code)
         key = (f"{place.kind} {place.name} {place.offset}", element)
         if place.kind not in ("shared", "global"):
             raise self.refuse(f"{place.name} as memory of a block")
-        if TILE_DTYPES[element].bits < 8:
+        if TILE_DTYPES[element].bits < 8 and width % 2:
             raise self.refuse(f"{place.name}, two elements of {element} a byte,")
         if place.kind == "shared" and place.offset:
             self.narrow_unit(place.offset)
@@ -606,17 +671,17 @@ class Emitter:
 
     def note_vector(self, dtype: str, count: int) -> None:
         """Shared memory is accessed by vectors of so many elements."""
-        self.narrow_unit(max(1, TILE_DTYPES[dtype].bytes) * count)
+        self.narrow_unit(max(1, TILE_DTYPES[dtype].bits * count // 8))
 
     def descriptor(self, node: Any) -> str | None:
         """A TMA descriptor that code gets or makes; None of what is none."""
-        if isinstance(node, ir.Call) and node.op == "tl.create_tma_descriptor":
+        if isinstance(node, ir.Call) and node.op in _DESCRIPTORS:
             place = self.place_of(node.args[2])
             numbers = [self.expr(each) for each in node.args]
             name = self.name("descriptor")
             self.written.add(place.code)
             parts = ", ".join(n.code for n in (numbers[1], *numbers[3:]))
-            self.head.append(f"{name} = tensor_map({place.code}, ({parts},))")
+            self.head.append(f"{name} = {_DESCRIPTORS[node.op]}({place.code}, ({parts},))")
             return name
         if not isinstance(node, ir.Var):
             return None
@@ -663,6 +728,15 @@ class Emitter:
 def _is_partial(node: ir.Call) -> bool:
     """Whether some threads of a block wait at a barrier of their own."""
     return node.op == _SYNC and len(node.args) > 1
+
+
+def _jumps(statement: Any) -> bool:
+    """Whether lanes leave the loop that a statement is in, or its iteration."""
+    if isinstance(statement, ir.For | ir.While):
+        return False
+    if isinstance(statement, ir.Evaluate):
+        return isinstance(statement.value, ir.Call) and statement.value.op in JUMPS
+    return any(_jumps(each) for each in inner_statements(statement))
 
 
 def _suspends(statement: Any) -> bool:

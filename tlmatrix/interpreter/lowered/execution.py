@@ -18,7 +18,7 @@ from tlmatrix.interpreter.ir import nodes as ir
 
 from . import arithmetic, copies, findings, matrices, scans, threads
 from .clocks import WARP, Shadow
-from .copies import tensor_map
+from .copies import im2col_map, tensor_map
 from .lowering import DescriptorCall, Launch
 from .machine import Machine, Watching
 from .memory import Memory
@@ -70,16 +70,20 @@ def run(kernel: LoweredKernel, values: Sequence[Any], watching: Watching) -> dic
         InterpreterError: for what leaves nothing to go on with: a deadlock.
     """
     env, memories = _bound(kernel.kernel, values)
+    tensors = tuple(memories)
     with np.errstate(all="ignore"):
         for step in kernel.steps:
             if isinstance(step, ir.Bind):
                 if step.var not in env:
                     env[step.var] = _value(step.value, env)
+            elif isinstance(step, ir.AllocBuffer):
+                memories.append(_workspace(step.buffer, env))
+                env[step.buffer.data] = memories[-1]
             elif isinstance(step, DescriptorCall):
                 env[step.variable] = _descriptor(step, env)
             else:
                 _launch(step, kernel.programs[step.function], env, memories, watching)
-    return {m.name: m for m in memories}
+    return {m.name: m for m in tensors}
 
 
 def _bound(kernel: ir.Kernel, values: Sequence[Any]) -> tuple[dict[Any, Any], list[Memory]]:
@@ -132,6 +136,13 @@ def memory_of(buffer: ir.Buffer, value: Any) -> Memory:
     )
 
 
+def _workspace(buffer: ir.Buffer, env: Mapping[Any, Any]) -> Memory:
+    """Global memory that host code allocates for a call, of no defined content."""
+    size = max(1, TILE_DTYPES[buffer.dtype].bytes)
+    length = size * math.prod(int(_value(extent, env)) for extent in buffer.shape)
+    return Memory(buffer.name, np.full(length, 0xFF, np.uint8), length, itemsize=size)
+
+
 def _value(node: Any, env: Mapping[Any, Any]) -> Any:
     """The value of an expression of host code; None of what is no arithmetic of sizes."""
     if isinstance(node, ir.Var):
@@ -148,7 +159,7 @@ def _descriptor(call: DescriptorCall, env: Mapping[Any, Any]) -> Descriptor:
     if None in numbers:
         raise Unsupported(f"the descriptor {call.variable.name} in lowered host code")
     rank, memory, *rest = numbers
-    return tensor_map(memory, (rank, *rest))
+    return (im2col_map if call.im2col else tensor_map)(memory, (rank, *rest))
 
 
 def _launch(
@@ -178,9 +189,11 @@ def _launch(
                 memory.shadow = Shadow(memory.itemsize, count, warps, several_blocks=True)
     total = math.prod(grid)
     together = max(1, _LANES // math.prod(program.threads))
+    if program.cooperative:
+        together = total
     for first in range(0, total, together):
         chosen = np.arange(first, min(first + together, total))
-        _run_blocks(program, grid, chosen, shared, arguments, watching)
+        _run_blocks(program, grid, chosen, shared, arguments, watching, memories)
 
 
 def _run_blocks(
@@ -190,8 +203,9 @@ def _run_blocks(
     shared: int,
     arguments: Sequence[Any],
     watching: Watching,
+    memories: Sequence[Memory],
 ) -> None:
-    machine = Machine(program, grid, chosen, shared, watching)
+    machine = Machine(program, grid, chosen, shared, watching, memories)
     running = function_of(program)(machine, *arguments)
     before = -1
     for what in running if program.suspends else ():

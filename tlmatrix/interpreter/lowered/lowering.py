@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.read import read_all, saved
+from tlmatrix.interpreter.ir.rewrites import without_externs
 from tlmatrix.interpreter.ir.walk import walk
 from tlmatrix.interpreter.patching import TRACING, without_warnings
 
@@ -30,6 +31,7 @@ HANDLERS = {
 _TO_THREADS = "tl.LowerTileOp"
 """The pass after which IR says what each thread does."""
 _DESCRIPTOR = "__tvm_tensormap_create_tiled"
+_IM2COL = "__tvm_tensormap_create_im2col"
 _IGNORED = ("__tvm_set_device",)
 _GRID = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
 _SHARED_BYTES = "tirx.use_dyn_shared_memory"
@@ -151,6 +153,7 @@ class DescriptorCall:
 
     variable: ir.Var
     arguments: tuple[Any, ...]
+    im2col: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,7 @@ def parsed(code: Lowered) -> tuple[ir.Kernel, tuple[Any, ...], list[ir.Kernel]]:
     names = [[str(p) for p in f.attrs["tirx.kernel_launch_params"]] for f in devices]
     text = tvm.ir.save_json(tvm.runtime.convert([code.func, hosts[0], *devices]))
     kernel, host, *functions = read_all(text)
+    functions = [without_externs(each) for each in functions]
     axes = {f.name: tags for f, tags in zip(functions, names, strict=True)}
     parameters = {f.name: len(f.params) for f in functions}
     return kernel, tuple(_steps(host.body, axes, parameters)), functions
@@ -207,7 +211,7 @@ def stage_kernel(module: Any) -> LoweredKernel:
     functions = list(module.functions.values())
     if len(functions) != 1 or not functions[0].buffer_map:
         raise Unsupported(f"{len(functions)} functions in the middle of passes")
-    kernel: ir.Kernel = read_all(saved(functions[0]))
+    kernel: ir.Kernel = without_externs(read_all(saved(functions[0])))
     extents = {
         str(node.node): node.value
         for node in walk(kernel.body)
@@ -220,8 +224,10 @@ def stage_kernel(module: Any) -> LoweredKernel:
 
 
 def _steps(body: Any, axes: Mapping[str, Any], parameters: Mapping[str, int]) -> Any:
-    """Bindings, descriptors and launches of host code, in order."""
+    """Bindings, workspaces, descriptors and launches of host code, in order."""
     for node in walk(body):
+        if isinstance(node, ir.AllocBuffer):
+            yield node
         if isinstance(node, ir.Bind) and node.var.dtype != "handle":
             yield node
         if isinstance(node, ir.For | ir.While):
@@ -233,8 +239,8 @@ def _steps(body: Any, axes: Mapping[str, Any], parameters: Mapping[str, int]) ->
         ):
             continue
         name = str(node.args[0].value)
-        if name == _DESCRIPTOR:
-            yield DescriptorCall(node.args[1], tuple(node.args[2:]))
+        if name in (_DESCRIPTOR, _IM2COL):
+            yield DescriptorCall(node.args[1], tuple(node.args[2:]), name == _IM2COL)
         elif name in axes:
             count = parameters[name]
             extents = dict(zip(axes[name], node.args[1 + count :], strict=False))

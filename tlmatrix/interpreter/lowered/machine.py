@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tlmatrix.dtypes import TILE_DTYPES
-from tlmatrix.interpreter.errors import DeadlockError, SynchronizationError
+from tlmatrix.interpreter.errors import DeadlockError, SynchronizationError, Unsupported
 
 from . import findings, races
 from .barriers import Barriers, Named
 from .clocks import WARP, Clocks, Shadow
-from .memory import Memory, View
+from .memory import Memory, PackedView, View
 from .registers import Registers
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     from tlmatrix.interpreter.ir.nodes import Location
     from tlmatrix.interpreter.reports import ReportSet
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _CHUNK = 16
 """Bytes that a swizzle leaves together."""
+_GROUP = 4096
+"""Clocks of one group of asynchronous work."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +50,26 @@ class Watching:
 
 
 class Units:
-    """What works asynchronously for warps, in groups that they commit and wait for."""
+    """What works asynchronously for warps, in groups that they commit and wait for.
+
+    The clock of what a unit starts is `_GROUP` times the number of its group, and how often an
+    mbarrier has tracked copies since the group began.
+    """
 
     def __init__(self, machine: Machine) -> None:
         """Nothing has started."""
         self._machine = machine
-        self._ended: dict[str, Array] = {}
+        self._now: dict[str, Array] = {}
         self._started: dict[str, Array] = {}
+        self._copying = np.zeros(machine.count, bool)  # lanes with copies that nothing tracks
 
-    def _committed(self, unit: str) -> Array:
-        if unit not in self._ended:
+    def now(self, unit: str) -> Array:
+        """The clock of what a unit starts now: [blocks, columns]."""
+        if unit not in self._now:
             clocks = self._machine.noted
             columns = clocks.groups if unit == "products" else clocks.warps
-            self._ended[unit] = np.zeros((clocks.blocks, columns), np.int32)
-        return self._ended[unit]
+            self._now[unit] = np.full((clocks.blocks, columns), _GROUP, np.int32)
+        return self._now[unit]
 
     def _columns(self, unit: str, mask: Any) -> Array:
         """Which of a unit are of warps that are switched on: [blocks, columns]."""
@@ -79,32 +87,51 @@ class Units:
         """The agents that work for lanes, and the clocks of what they do now."""
         clocks = self._machine.noted
         column = clocks.warp[lanes] // (4 if unit == "products" else 1)
-        clock = self.next_group(unit)[clocks.block[lanes], column]
+        clock = self.now(unit)[clocks.block[lanes], column]
         if unit not in self._started:
-            self._started[unit] = np.zeros_like(self._committed(unit))
+            self._started[unit] = np.zeros_like(self.now(unit))
         self._started[unit][clocks.block[lanes], column] = clock
+        if unit == "copies":
+            self._copying[lanes] = True
         return getattr(clocks, unit) + column, clock
-
-    def next_group(self, unit: str) -> Array:
-        """The clock of what a unit starts now: [blocks, columns]."""
-        return self._committed(unit) + 1
 
     def commit(self, unit: str, mask: Any) -> None:
         """What was started is a group."""
         if self._machine.clocks is not None:
-            self._committed(unit)[...] += self._columns(unit, mask)
+            now = self.now(unit)
+            now[...] += (_GROUP - now % _GROUP) * self._columns(unit, mask)
+
+    def cut(self, lanes: Array) -> Array:
+        """An mbarrier tracks the copies of lanes so far; their clocks, 0 of other warps.
+
+        Raises:
+            Unsupported: lanes of a warp that it does not track copy as well.
+        """
+        clocks = self._machine.noted
+        active: Array = clocks.active(lanes)
+        if (active & clocks.active(self._copying & ~lanes)).any():
+            raise Unsupported("an mbarrier that tracks cp.async of some lanes of a warp only")
+        self._copying &= ~lanes
+        now = self.now("copies")
+        copied = np.where(active, now, 0)
+        now += active
+        if (active & (now % _GROUP == 0)).any():
+            raise Unsupported(f"mbarriers that track one group of cp.async {_GROUP} times")
+        return copied
 
     def wait(self, unit: str, left: int, mask: Any) -> None:
         """Wait until so many groups at most have not ended."""
         clocks = self._machine.clocks
         if clocks is None:
             return
-        ended = np.maximum(self._committed(unit) - left, 0)
+        ended = np.maximum((self.now(unit) // _GROUP - left) * _GROUP - 1, 0)
         first = getattr(clocks, unit)
         active: Array = clocks.active(mask)
         if unit == "copies":
             # Each lane waits for its own copies.
             np.maximum(clocks.waited, ended, out=clocks.waited, where=active)
+            if not left:
+                self._copying &= False if mask is None else ~mask
             return
         if unit == "products":
             group = np.arange(clocks.warps) // 4
@@ -149,8 +176,10 @@ class Machine:
         chosen: Array,
         shared_bytes: int,
         watching: Watching,
+        memories: Sequence[Memory] = (),
     ) -> None:
-        """Lanes of the blocks with the numbers `chosen`, x first."""
+        """Lanes of the blocks with the numbers `chosen`, x first, and the tensors of a launch."""
+        self._memories, self._arrived = memories, 0
         self.program, self.watching = program, watching
         self.threads, self.blocks = math.prod(program.threads), len(chosen)
         self.count = self.threads * self.blocks
@@ -194,11 +223,15 @@ class Machine:
 
     def shared(self, name: str, dtype: str, offset: int) -> View:
         """A buffer in shared memory, from a byte on."""
-        return View(self, name, self.arena, dtype, offset)
+        return self._view(dtype)(self, name, self.arena, dtype, offset)
 
     def tensor(self, name: str, dtype: str, memory: Memory) -> View:
         """A tensor that the kernel got, as elements of a dtype."""
-        return View(self, name, memory, dtype)
+        return self._view(dtype)(self, name, memory, dtype)
+
+    @staticmethod
+    def _view(dtype: str) -> type[View]:
+        return View if TILE_DTYPES[dtype].bytes else PackedView
 
     def local(self, size: int, dtype: str) -> Array:
         """Memory that each lane has for itself, of no defined content: [size, lanes]."""
@@ -265,6 +298,23 @@ class Machine:
             raise DeadlockError(
                 f"a barrier of {count or self.threads} threads is reached by {at} of a block"
             )
+
+    def synchronize_grid(self, mask: Any) -> Generator[str, None, None]:
+        """Wait for all threads of the launch, which are the lanes of this machine."""
+        for _ in self.synchronize(mask, 0, 0):
+            yield "T.sync_grid: not all threads of a block reach it"
+        arrived, self._arrived = (
+            self._arrived,
+            self._arrived + int(self._lanes_of_blocks(mask).sum()),
+        )
+        phase = arrived // self.count
+        if self._arrived % self.count == 0:
+            for memory in self._memories:  # what blocks did so far is over
+                if memory.shadow is not None:
+                    memory.shadow = memory.shadow.cleared()
+        while self._arrived // self.count == phase:
+            yield "T.sync_grid"
+        self.progress += 1
 
     def warp_synchronized(self, mask: Any) -> None:
         """The lanes of each warp have waited for one another."""
@@ -333,6 +383,14 @@ class Machine:
             self._initialized(blocks, numbers, lanes)
             self.barriers.arrive(blocks, numbers, counts, lanes)
 
+    def arrive_after_copies(self, number: Any, mask: Any) -> None:
+        """Lanes arrive at barriers when their `cp.async` so far are done."""
+        self.progress += 1
+        for blocks, numbers, counts, lanes in self._at(number, mask):
+            self._initialized(blocks, numbers, lanes)
+            copied = self.units.cut(lanes) if self.clocks is not None else None
+            self.barriers.arrive(blocks, numbers, counts, lanes, copied)
+
     def expect(self, number: Any, size: Any, mask: Any) -> None:
         """The phase of barriers also waits for bytes, so many for each lane."""
         self.progress += 1
@@ -352,9 +410,7 @@ class Machine:
             copied[k] = self.barriers.brought(block, number[k : k + 1], size)[0]
         if shadow is None or clocks is None:
             return
-        units = races.units_of(view, to // view.itemsize)
-        if len(lanes) == 1:
-            units = np.unique(units)[None]
+        units = races.rows_of(view, to)
         who = np.broadcast_to(lanes[:, None], units.shape).ravel()
         flat = units.ravel()
         agent = np.broadcast_to((clocks.barriers + number)[:, None], units.shape).ravel()

@@ -268,3 +268,50 @@ class View:
     def bytes_at(self, index: Any) -> Any:
         """Where elements begin in `memory.data`: [lanes]."""
         return np.asarray(index, np.int64) * self.itemsize + self.offset + self.memory.starts
+
+
+class PackedView(View):
+    """Memory as elements of 4 bits, two in a byte, of which the first is the lower half."""
+
+    def __init__(
+        self, machine: Machine, name: str, memory: Memory, dtype: str, offset: int = 0
+    ) -> None:
+        """A view of the bytes of `memory`."""
+        super().__init__(machine, name, memory, "uint8", offset)
+        self._packed, self._values = TILE_DTYPES[dtype], CODECS.get(TILE_DTYPES[dtype].codec or "")
+
+    def _byte(self, index: Any, width: int, mask: Any, site: int, action: str) -> Any:
+        """The first byte of elements; reports vectors that begin with the second half of one."""
+        index = np.broadcast_to(np.asarray(index), (self._machine.count,))
+        odd = (index % 2 != 0) & (width > 1) & (True if mask is None else mask)
+        if odd.any():
+            findings.misaligned(self._machine, self, index // 2, odd, width // 2, site, action)
+        return index // 2
+
+    def load(self, index: Any, width: int = 1, mask: Any = None, site: int = 0) -> Array:
+        """As of a `View`."""
+        first = self._byte(index, width, mask, site, "read")
+        raw = super().load(first, max(1, width // 2), mask, site)
+        found: Array
+        if width == 1:
+            found = raw >> np.asarray(index) % 2 * 4 & 15
+        else:
+            found = np.stack([raw & 15, raw >> 4], -2).reshape(width, -1)
+        if self._values is not None:
+            return self._values.widen(found.astype(np.uint8))
+        return found if self._packed.kind == "uint" else (found ^ 8) - 8
+
+    def encoded(self, value: Any, shape: Any) -> Array:
+        """The bytes of an even number of elements."""
+        value = np.broadcast_to(value, shape)
+        raw = self._values.pack(value) if self._values is not None else value
+        halves = (raw.astype(np.uint8) & 15).reshape(-1, 2, shape[-1])
+        packed: Array = halves[:, 0] | halves[:, 1] << 4
+        return packed[0] if len(packed) == 1 else packed
+
+    def store_raw(
+        self, index: Any, raw: Array, width: int, mask: Any, site: int, unit: str = ""
+    ) -> None:
+        """As of a `View`, of bytes."""
+        first = self._byte(index, width, mask, site, "write")
+        super().store_raw(first, raw, width // 2, mask, site, unit)

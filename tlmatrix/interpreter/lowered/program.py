@@ -23,6 +23,7 @@ class DeviceProgram:
         unit: granularity in bytes at which accesses of shared memory are tracked.
         shared_bytes: of the shared memory that it allocates.
         suspends: whether parts of it wait for one another, so that `kernel` is a generator.
+        cooperative: whether all blocks of a launch wait for one another.
         by_order: whether it uses what atomics find in memory, by the order of threads.
         written: positions of the parameters that it writes to.
     """
@@ -36,5 +37,6 @@ class DeviceProgram:
     unit: int
     shared_bytes: int
     suspends: bool
+    cooperative: bool
     by_order: bool
     written: frozenset[int]

@@ -35,12 +35,20 @@ def units_of(view: View, places: Array, width: int = 1) -> Array:
     return found
 
 
+def rows_of(view: View, start: Array) -> Array:
+    """Units that elements in rows of 16 bytes or more touch, each once: [..., elements]."""
+    shadow = view.memory.shadow
+    assert shadow is not None
+    step = max(1, shadow.size // view.itemsize)
+    return units_of(view, start[..., ::step] // view.itemsize)
+
+
 def unit_reads(m: Machine, unit: str, lanes: Array, view: View, start: Array, site: int) -> None:
     """An asynchronous unit reads shared memory for lanes: [lanes, bytes of elements]."""
     shadow, clocks = m.arena.shadow, m.clocks
     if shadow is None or clocks is None:
         return
-    units = units_of(view, start // view.itemsize)
+    units = rows_of(view, start)
     who = np.broadcast_to(lanes[:, None], units.shape).ravel()
     flat = units.ravel()
     check_read(m, view, flat, who, site)

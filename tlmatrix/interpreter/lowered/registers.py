@@ -80,7 +80,7 @@ class Registers:
             findings.unordered_registers(
                 self._machine, name, first, groups, late, site, "use by wgmma", other
             )
-        array.group[rows, groups] = self._machine.units.next_group("products").ravel()[groups]
+        array.group[rows, groups] = self._machine.units.now("products").ravel()[groups]
         array.writes[rows, groups] = writes
 
     def use(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tlmatrix.interpreter.ops.control import PROFILER
 from tlmatrix.interpreter.ops.warp import SHUFFLES
 from tlmatrix.interpreter.runtime.lanes import source_lanes
 from tlmatrix.interpreter.runtime.mathematics import fmax, fmin
@@ -79,26 +81,28 @@ def synchronize(e: Emitter, number: int = 0, count: int = 0) -> None:
         e.line(f"m.synchronize_all({e.mask}, {number}, {count})")
 
 
-def _initialize(e: Emitter, call: ir.Call) -> Val:
-    e.line(f"m.initialize({e.barrier(call.args[0])}, {e.expr(call.args[1]).code}, {e.mask})")
+def _sync_grid(e: Emitter, call: ir.Call) -> Val:
+    del call
+    e.line(f"yield from m.synchronize_grid({e.mask})")
     return NOTHING
 
 
-def _arrive(e: Emitter, call: ir.Call) -> Val:
-    e.line(f"m.arrive({e.barrier(call.args[0])}, {e.mask})")
-    return NOTHING
+def _of_barrier(method: str) -> Callable[[Emitter, ir.Call], Val]:
+    """What calls a method of the machine with an mbarrier, and a number if there is one."""
 
+    def write(e: Emitter, call: ir.Call) -> Val:
+        if len(call.args) > (1 if method.startswith("arrive") else 2):
+            raise e.refuse("an arrival at a barrier of another block")
+        numbers = [e.expr(each).code for each in call.args[1:]]
+        e.line(f"m.{method}({', '.join([e.barrier(call.args[0]), *numbers, e.mask])})")
+        return NOTHING
 
-def _expect(e: Emitter, call: ir.Call) -> Val:
-    e.line(f"m.expect({e.barrier(call.args[0])}, {e.expr(call.args[1]).code}, {e.mask})")
-    return NOTHING
+    return write
 
 
 def _arrive_expect(e: Emitter, call: ir.Call) -> Val:
-    if len(call.args) > 2:
-        raise e.refuse("an arrival at a barrier of another block")
-    _expect(e, call)
-    return _arrive(e, call)
+    _of_barrier("expect")(e, call)
+    return _of_barrier("arrive")(e, replace(call, args=call.args[:1]))
 
 
 def _wait(e: Emitter, call: ir.Call) -> Val:
@@ -124,6 +128,10 @@ def _shuffle(e: Emitter, call: ir.Call) -> Val:
     return e.let(Val(code, split(call.dtype)[0]))
 
 
+def _active(e: Emitter, call: ir.Call) -> Val:
+    return e.let(Val(f"active(m, {e.mask})", call.dtype))
+
+
 def _warp_reduce(e: Emitter, call: ir.Call) -> Val:
     value = e.expr(call.args[0])
     code = f"reduced(m, {_WARP_REDUCTIONS[call.op]!r}, {value.code}, 32, 1, {e.mask})"
@@ -133,6 +141,8 @@ def _warp_reduce(e: Emitter, call: ir.Call) -> Val:
 def _extern(e: Emitter, call: ir.Call) -> Val:
     """`tl::AllReduce<...>`: `run(value, workspace)` or `run_batch(values, workspace)`; scans."""
     name = str(call.args[0].value)
+    if name.startswith(PROFILER):
+        return NOTHING
     found = _REDUCTION.match(name)
     if found is None:
         return scan(e, call)
@@ -222,15 +232,18 @@ def _atomic_store(e: Emitter, call: ir.Call) -> Val:
 
 OPERATIONS: dict[str, Any] = {
     "tirx.tvm_storage_sync": _sync,
-    "tirx.ptx_init_barrier_thread_count": _initialize,
-    "tirx.ptx_arrive_barrier": _arrive,
+    "tl.sync_grid": _sync_grid,
+    "tirx.ptx_init_barrier_thread_count": _of_barrier("initialize"),
+    "tirx.ptx_arrive_barrier": _of_barrier("arrive"),
     "tirx.ptx_arrive_barrier_expect_tx": _arrive_expect,
-    "tl.mbarrier_expect_tx": _expect,
+    "tl.ptx_cp_async_barrier_noinc": _of_barrier("arrive_after_copies"),
+    "tl.mbarrier_expect_tx": _of_barrier("expect"),
     "tl.mbarrier_wait_parity": _wait,
     "tl.fence_proxy_async": statement("m.fence_proxy({mask})"),
     "tl.sync_warp": statement("m.warp_synchronized({mask})"),
     "tl.tl_shuffle_elect": _elect,
     **dict.fromkeys(SHUFFLES, _shuffle),
+    **dict.fromkeys(("tirx.tvm_warp_activemask", "tl.activemask"), _active),
     **dict.fromkeys(_WARP_REDUCTIONS, _warp_reduce),
     "tirx.call_extern": _extern,
     "tirx.call_pure_extern": _extern,
@@ -290,6 +303,12 @@ def shuffled(m: Machine, kind: str, value: Any, delta: Any, width: int, mask: An
     return found
 
 
+def active(m: Machine, mask: Any) -> Array:
+    """A bit for each lane of the warp that is switched on, in all lanes."""
+    bits = m.warps(True if mask is None else mask) @ (1 << np.arange(32))
+    return np.repeat(bits, 32)
+
+
 def side_by_side(m: Machine, roles: Sequence[Generator[Any, None, None]]) -> Any:
     """Run parts of a program that wait for one another, each until it waits."""
     running = list(roles)
@@ -305,4 +324,4 @@ def side_by_side(m: Machine, roles: Sequence[Generator[Any, None, None]]) -> Any
             yield ", ".join(map(str, waits))
 
 
-FUNCTIONS = (combined, replaced, reduced, shuffled, side_by_side)
+FUNCTIONS = (combined, replaced, reduced, shuffled, active, side_by_side)

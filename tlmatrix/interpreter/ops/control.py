@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _MESSAGE = "debug_print_msg"
 _PRINTS = ("debug_print_var", "debug_print_buffer_value", _MESSAGE)
-_PROFILER = "TL_IKET_EVENT"
+PROFILER = "TL_IKET_EVENT"
 """How the names of the profiler's events begin."""
 # Hints that do not change what a kernel computes.
 _IGNORED = frozenset(
@@ -97,7 +97,7 @@ def call_extern(e: Emitter, call: Call) -> Val:
         half = plain(e, call.args[1])
         code = f"half_toward_zero({half.code})"
         return named(e, code, call.dtype, (half,)) if half.axes else Val(code, call.dtype)
-    if name.startswith(_PROFILER):
+    if name.startswith(PROFILER):
         return literal(0, "int32")
     if name not in _PRINTS:
         raise e.refuse(f"the operation {call.op} of {text_of(call.args[0])}")

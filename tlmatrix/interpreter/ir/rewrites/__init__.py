@@ -18,7 +18,7 @@ from .vectors import widened, without_vector_memory, without_vectors
 if TYPE_CHECKING:
     from tlmatrix.interpreter.ir.nodes import Kernel
 
-__all__ = ["normalized", "widened"]
+__all__ = ["normalized", "widened", "without_externs"]
 
 
 def normalized(kernel: Kernel, is_modelled: Callable[[str], bool]) -> Kernel:
@@ -37,3 +37,8 @@ def normalized(kernel: Kernel, is_modelled: Callable[[str], bool]) -> Kernel:
     kernel = without_templates(kernel, is_modelled)
     kernel = with_boolean_conditions(without_builtins(kernel, is_modelled))
     return with_thread_fragments(without_vectors(without_words(without_pointers(kernel))))
+
+
+def without_externs(kernel: Kernel) -> Kernel:
+    """Lowered code without calls of CUDA's functions, and of those of TileLang's sources."""
+    return without_builtins(without_templates(kernel, lambda _: False), lambda _: False)

@@ -6,7 +6,7 @@ Each becomes what does the same in TileLang. A function that has a model of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -158,18 +158,21 @@ class _Decoder:
 
 def without_templates(kernel: ir.Kernel, is_modelled: Callable[[str], bool]) -> ir.Kernel:
     """The kernel with stores in place of calls of TileLang's functions."""
-    sources = "".join(
-        str(getattr(node.annotations["pragma_import_c"], "value", ""))
-        or str(node.annotations["pragma_import_c"])
+    if not calls(kernel.body, "tirx.call_extern"):
+        return kernel
+    sources = "".join(_imported(kernel))
+    buffers = {
+        node.buffer.data: node.buffer
         for node in walk(kernel.body)
-        if isinstance(node, ir.Block) and "pragma_import_c" in node.annotations
-    )
+        if isinstance(node, (ir.AllocBuffer, ir.DeclBuffer, ir.BufferLoad, ir.BufferStore))
+    }
 
     def rewritten(node: Any) -> Any:
         call = node.value if isinstance(node, ir.Evaluate) else None
         if not isinstance(call, ir.Call) or call.op != "tirx.call_extern":
             return None
         name = extern_name(call)
+        call = replace(call, args=(*(_with_element(each, buffers) for each in call.args),))
         if is_modelled(name) or not all(map(_is_pointer, call.args[1:3])):
             return None
         if name == "DP4A" and len(call.args) == 4 and _is_pointer(call.args[3]):
@@ -180,6 +183,33 @@ def without_templates(kernel: ir.Kernel, is_modelled: Callable[[str], bool]) -> 
         return _decoded(node, call, decoder)
 
     return replace(kernel, body=transform(kernel.body, rewritten))
+
+
+_SOURCE = "pragma_import_c"
+
+
+def _imported(kernel: ir.Kernel) -> Iterator[str]:
+    """CUDA sources of a kernel, as it is traced or lowered."""
+    for node in walk(kernel.body):
+        if isinstance(node, ir.Block) and _SOURCE in node.annotations:
+            found = node.annotations[_SOURCE]
+        elif isinstance(node, ir.AttrStmt) and node.attr_key == _SOURCE:
+            found = node.value
+        else:
+            continue
+        yield str(getattr(found, "value", "")) or str(found)
+
+
+def _with_element(pointer: Any, buffers: dict[ir.Var, ir.Buffer]) -> Any:
+    """The access pointer of lowered code as one to an element of its buffer."""
+    if not isinstance(pointer, ir.Call) or pointer.op != "tirx.tvm_access_ptr":
+        return pointer
+    kind, data, offset = pointer.args[:3]
+    buffer = buffers.get(data)
+    if buffer is None or buffer.dtype != kind.dtype or len(buffer.shape) != 1:
+        return pointer
+    load = ir.BufferLoad(buffer.dtype, buffer, (offset,))
+    return replace(pointer, op="tirx.address_of", args=(load,))
 
 
 def _is_pointer(node: Any) -> bool:
