@@ -216,3 +216,8 @@ def asks_the_gpu(x):
     assert torch.cuda.get_device_properties(x.device).multi_processor_count > 0
     torch.cuda.current_stream().synchronize()
     return torch.empty_like(x, device="cuda").copy_(lazy(*x.shape)(x))
+
+
+def doubled_with_scratch(x: torch.Tensor, work: torch.Tensor) -> torch.Tensor:
+    """Writes to `work` what it does not return."""
+    return work.copy_(x).add_(x) + 0

@@ -36,6 +36,15 @@ problem:
   reference: bound_forms:doubled
 axes: {rows: [5], cols: [40]}
 """
+SCRATCH = """
+problem:
+  inputs:
+    x: {shape: [rows, cols], dtype: float32}
+    work: {shape: [rows, cols], dtype: float32}
+  outputs: [y]
+  reference: {function: bound_forms:doubled, call: [x]}
+axes: {rows: [5], cols: [40]}
+"""
 ADDED = """
 problem:
   inputs: {x: {shape: [rows, cols], dtype: float32}, w: {shape: [cols], dtype: float32}}
@@ -132,6 +141,10 @@ FORMS = {
             "REFERENCE", "{function: bound_forms:add_, call: [{inout: x, output: y}, w]}"
         ),
         "entry: bound_forms:added",
+    ),
+    "scratch memory": (
+        SCRATCH,
+        "entry: bound_forms:doubled_with_scratch\ncall: [x, {inout: work, output: _}]",
     ),
     "a buffer": (DOUBLED, "entry: bound_forms:fills\ncall: {x: x, out: y}"),
     "a buffer of zeros": (

@@ -102,7 +102,9 @@ def _argument(
             if not isinstance(value, torch.Tensor):
                 message = f"{item.inout!r} is not a tensor: a call cannot change it in place"
                 raise given.wrong(path, message)
-            written[item.output] = copy = _copy(value)
+            copy = _copy(value)
+            if item.output != SKIPPED:
+                written[item.output] = copy
             return copy
         case str() if is_name(item):
             if given.is_buffer(item):

@@ -151,7 +151,7 @@ def written_by(call: Call, results: tuple[str, ...]) -> tuple[str, ...]:
     found = []
     for _, item in items_of(call):
         if isinstance(item, OutputBuffer | Inout):
-            found.append(item.output)
+            found += [item.output] * (item.output != SKIPPED)
         elif isinstance(item, str) and item in results:
             found.append(item)
     return tuple(found)
@@ -191,7 +191,7 @@ def output_faults(
             where = (*path, "returns", key)
             yield Fault(where, f"unknown output {name!r}{hint}", at_key=isinstance(returns, dict))
     for key, item in items_of(call):
-        if isinstance(item, OutputBuffer | Inout) and item.output not in outputs:
+        if isinstance(item, OutputBuffer | Inout) and item.output not in {*outputs, SKIPPED}:
             hint = suggestion(item.output, sorted(outputs), "Outputs")
             where = (*path, "call", key, "output")
             yield Fault(where, f"unknown output {item.output!r}{hint}")
