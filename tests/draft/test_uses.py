@@ -67,3 +67,7 @@ def test_a_step_of_a_flat_index_is_no_step_of_its_dimensions():
     assert used.tile("Y", 0) == 128
     assert used.tile("X", 0) is None
     assert used.tile("X", 1) is None
+
+
+def test_an_address_from_which_the_kernel_reads_is_not_written():
+    assert _observed("copied_asynchronously").uses.written == {"Y"}

@@ -171,3 +171,17 @@ def flat_double(rows, cols, block=128):
                     Y[at] = X[at // cols, at % cols] * 2
 
     return main
+
+
+@tilelang.jit(out_idx=[1])
+def copied_asynchronously(rows, dtype="float16"):
+    @T.prim_func
+    def main(X: T.Tensor((rows, 8), dtype), Y: T.Tensor((rows, 8), dtype)):
+        with T.Kernel(rows, threads=1) as row:
+            x = T.alloc_shared((8,), dtype)
+            T.ptx_cp_async(T.access_ptr(x[0], "w", 8), T.access_ptr(X[row, 0], "r", 8), 8)
+            T.ptx_commit_group()
+            T.ptx_wait_group(0)
+            T.copy(x, Y[row, 0])
+
+    return main

@@ -648,7 +648,9 @@ class _Block:
             whole = [self._tile(_ZERO, extent) for extent in buffer.shape]
             starts = [start for start, *_ in tile] or [_ZERO] * len(buffer.shape)
             there = tuple((start, _ONE) for start in starts)
-            for kind in ("read", "write"):
+            declared = number(pointer.args[2]) if pointer.op == "tl.access_ptr" else None
+            bits: list[tuple[int, Kind]] = [(1, "read"), (2, "write")]  # of its mode
+            for kind in (kind for bit, kind in bits if declared is None or declared & bit):
                 self._access(buffer, kind, whole, operation=name, box=there)
 
     def _region(self, region: ir.Region, name: str, *, atomic: bool) -> None:
