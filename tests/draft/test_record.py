@@ -561,6 +561,120 @@ def test_a_reference_may_change_its_argument_or_read_a_tensor_around_it(reposito
     assert "def reference(x):\n    return x.sum(-1)" in two.source
 
 
+DERIVED = """
+import torch
+from rows import row_sum, row_sum_kernel
+
+def expected(values):
+    return values.sum(-1)
+
+def padded(values):
+    out = torch.zeros(16)
+    out[: len(values)] = values
+    return out
+
+def test_padded():
+    x = torch.randn(7, 32, device="cuda")
+    torch.testing.assert_close(padded(row_sum(x)), padded(expected(x)))
+
+def test_masked():
+    x = torch.randn(9, 32, device="cuda")
+    out, right = row_sum(x), expected(x)
+    fine = torch.isfinite(out) & torch.isfinite(right)
+    torch.testing.assert_close(out[fine], right[fine])
+
+def test_difference():
+    x = torch.randn(5, 32, device="cuda")
+    assert (row_sum(x) - expected(x)).abs().max() < 1e-3
+
+def test_of_another_input():
+    x, y = torch.randn(2, 5, 32, device="cuda")
+    assert (row_sum(x) - torch.ones(5)).abs().max() > 0
+
+def made(x):
+    row_sum(x)
+    return row_sum_kernel(32)
+
+def test_that_makes_a_kernel():
+    assert made(torch.randn(5, 32, device="cuda"))
+"""
+
+
+def test_what_is_computed_alike_of_both_is_compared(repository):
+    """Whether it is the reference, a case shows that passes."""
+    (repository.folder / "tests" / "test_rows.py").write_text(DERIVED)
+    out = finished(repository, "record", "--trace-only", "-m", "pytest", "tests", "-q")
+    assert "5 passed" in out, out
+    calls = read_calls(repository.folder / "calls.jsonl")
+    found = {call.tensors["x"].shape[0]: call.compared for call in calls["rows:row_sum"]}
+    assert found.keys() == {5, 7, 9}
+    for compared in found.values():
+        assert [each.function for each in compared] == ["tests.test_rows:expected"]
+        assert compared[0].arguments == {"values": "$x"}
+        assert compared[0].guessed
+    assert calls.keys() == {"rows:row_sum", "rows:row_sum_kernel"}
+    finished(repository, "new", "rows:row_sum", "--calls", "calls.jsonl", "-o", "s.yaml")
+    assert "function: tests.test_rows:expected" in (repository.folder / "s.yaml").read_text()
+
+
+DOUBLED = """
+import tilelang
+import tilelang.language as T
+import torch
+
+@tilelang.jit
+def doubled(A, block, factor):
+    M, N = T.const("M, N")
+    A: T.Tensor[[M, N], "float32"]
+    B = T.empty((M, N), "float32")
+    with T.Kernel(M, threads=32) as row:
+        for j in T.Parallel(block):
+            B[row, j] = A[row, j] * factor
+    return B
+
+def with_block(a):
+    return doubled(a, a.shape[1], factor=3)
+
+def main():
+    with_block(torch.randn(3, 16, device="cuda"))
+    for cols in (32, 64):
+        a = torch.randn(7, cols, device="cuda")
+        given = a.clone().requires_grad_()
+        (given * given).sum().backward()
+        torch.testing.assert_close(doubled(a, cols, factor=2), given.grad)
+
+    def expected(values):
+        assert values.dtype == torch.float32
+        return values * 2
+
+    torch.testing.assert_close(doubled(a, 64, factor=2), expected(a))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_gradients_of_the_program_are_references(repository):
+    (repository.folder / "doubling.py").write_text(DOUBLED)
+    finished(repository, "record", "--trace-only", "doubling.py")
+    calls = read_calls(repository.folder / "calls.jsonl")["doubling:doubled"]
+    sources = {each.source for call in calls for each in call.compared}
+    (of_gradient,) = (source for source in sources if "backward" in source)
+    assert "def reference(given):" in of_gradient
+    assert "given = given.detach().requires_grad_()" in of_gradient
+    # The reference is called in float64.
+    (of_function,) = sources - {of_gradient}
+    assert "assert" not in of_function
+    finished(repository, "new", "doubling:doubled", "--calls", "calls.jsonl", "-o", "s.yaml")
+    text = (repository.folder / "s.yaml").read_text()
+    assert "function made from doubling:main" in text, text
+    # Its factor is that of the calls that were compared, and its block the number of columns.
+    assert "factor_args" not in text
+    assert "block: N" in text, text
+    assert "factor: 2" in text or "factor: [2]" in text, text
+    finished(repository, "run", "s.yaml", "-n", "0")
+
+
 WRAPPED = """
 import torch
 from rows import row_sum, row_sum_kernel
@@ -585,6 +699,13 @@ def test_row_sum():
     assert_alike(run(row_sum, data), run(lambda values: values.sum(-1), data))
     large = torch.randn(300, 300)
     assert not (large @ large).any()
+    weight = torch.randn(300, 300, requires_grad=True)
+    (weight @ large).sum().backward()
+    assert not weight.grad.any()
+    factors, out = torch.ones(7, requires_grad=True), row_sum(data["x"])
+    saved = (factors * out).sum()
+    assert_alike(out, reference())
+    saved.backward()  # of what is changed since
     assert torch.cuda.get_device_properties(0).multi_processor_count > 100
 """
 

@@ -107,7 +107,7 @@ def odd_reference(x):
     return x * 2
 
 def named(x):
-    return x * 2
+    return x * 3
 
 def named_reference(x):
     return x.missing()
@@ -144,6 +144,32 @@ def slow(x):
 
 def slow_reference(x):
     return x * 2
+
+def buffered(x, work):
+    work.copy_(x * 2)
+    return work + 1
+
+def buffered_reference(x, work):
+    return x * 2 + 1
+
+def updated(x, state):
+    state.copy_(state + x)
+    return state + 1
+
+def updated_reference(x, state):
+    return state + x + 1
+
+def scaled(x, scale):
+    return x / scale.abs()
+
+def scaled_reference(x, scale):
+    return x / scale
+
+def sevenfold(x):
+    return x * 7
+
+def torch_seven_times(data):
+    return data * 7
 """
 
 
@@ -174,9 +200,11 @@ def test_tensors_of_a_draft_have_sizes_that_a_case_can_take(drafts):
 
 def test_a_recorded_case_is_tried_with_smaller_sizes_of_the_same_steps(drafts):
     recorded = {"m": 4001, "n": 576, "k": 8192, "small": 200, "flag": True}
-    *smaller, last = _recorded_sizes(replace(drafts(), recorded=recorded))
+    first, kept, second, last = _recorded_sizes(replace(drafts(), recorded=recorded))
     assert last == recorded
-    for values in smaller:
+    # Code may take one odd size alone.
+    assert kept == {**recorded, "k": 128}
+    for values in (first, second):
         assert values["m"] % 2 == 1
         assert math.gcd(values["n"], 128) == 64
         assert values["k"] % 128 == 0
@@ -257,6 +285,46 @@ def test_a_function_with_the_name_of_a_reference_that_never_works_is_none(drafts
     assert trial.draft.reference is None
     assert not trial.draft.complete
     assert not trial.results
+
+
+def test_what_is_written_and_never_read_after_it_is_scratch_memory(drafts, tmp_path):
+    """The reference takes it, and does not read it."""
+    call = "f(torch.randn(8, 5), torch.empty(8, 5))"
+    buffered = drafts_for("totals:buffered", call=call)
+    trial = tried(buffered, tmp_path / "b.yaml", [tmp_path], tier="each", prove=False)
+    assert {str(result.status) for result in trial.results} == {"passed"}
+    assert trial.left_out == "does not judge work, which the reference does not return"
+    spec = load_spec(tmp_path / "b.yaml")
+    assert (spec.call["work"].inout, spec.call["work"].output) == ("work", "_")
+    assert spec.problem.output_names == ("out",)
+    # What it reads is a state, which must be judged.
+    call = "f(torch.randn(8, 5), torch.randn(8, 5))"
+    state = drafts_for("totals:updated", call=call)
+    trial = tried(state, tmp_path / "u.yaml", [tmp_path], tier="each", prove=False)
+    assert "state" in {each.name for each in state.interface.outputs}
+    assert not trial.left_out
+
+
+def test_values_of_one_sign_in_all_calls_are_drawn_so_if_others_fail(drafts, tmp_path):
+    call = "f(torch.randn(8, 5), torch.rand(8, 5) + 0.5)"
+    scaled = drafts_for("totals:scaled", call=call)
+    trial = tried(scaled, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False)
+    assert {str(result.status) for result in trial.results} == {"passed"}
+    assert "  scale from 0 to 2, as recorded: out: largest error" in "\n".join(trial.lines)
+    inputs = load_spec(tmp_path / "s.yaml").problem.inputs
+    assert (inputs["x"].between, inputs["scale"].between) == (None, (0, 2))
+    # Where all values pass, all are drawn.
+    call = "f(torch.rand(8, 5) + 0.5, torch.rand(5, 7) + 0.5)"
+    product = drafts_for("totals:product", call=call)
+    tried(product, tmp_path / "p.yaml", [tmp_path], tier="each", prove=False)
+    assert load_spec(tmp_path / "p.yaml").problem.inputs["a"].between is None
+
+
+def test_a_function_of_another_name_is_the_reference_if_it_agrees(drafts, tmp_path):
+    seven = drafts_for("totals:sevenfold", call="f(torch.randn(8, 5))")
+    trial = tried(seven, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False)
+    assert trial.draft.reference.target == "totals:torch_seven_times"
+    assert {str(result.status) for result in trial.results} == {"passed"}
 
 
 def test_two_sizes_that_must_be_equal_have_common_values(drafts, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,8 @@ class Seen:
         strides: in elements; None if it is contiguous.
         grad: whether it requires a gradient.
         values: of a small integer tensor, in order.
-        limits: the least and the largest value of another integer tensor.
+        limits: the least and the largest value of another integer tensor; of floating-point numbers
+            of one sign that are not all equal, the powers of two (or 0) around them.
     """
 
     shape: tuple[int, ...]
@@ -66,6 +68,7 @@ class Comparison:
         arguments: its arguments: the name of an argument of the call, or a constant.
         construct: those of the constructor, if it is a method.
         source: a module with the part of the function that makes it; "" for the whole function.
+        guessed: whether the two were compared by what the program computes of them.
     """
 
     output: str
@@ -75,6 +78,7 @@ class Comparison:
     rtol: float | None = None
     atol: float | None = None
     source: str = ""
+    guessed: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,14 +134,28 @@ def seen_tensor(tensor: torch.Tensor, *, values: bool = True) -> Seen:
     dtype = str(tensor.dtype)[6:]
     known = values and dtype in ("int32", "int64") and tensor.device.type != "meta"
     kept = known and tensor.numel() <= MOST_VALUES
+    limits = (int(tensor.min()), int(tensor.max())) if known and not kept else None
+    if values and dtype in ("float32", "float16", "bfloat16") and tensor.device.type != "meta":
+        limits = _limits_of_sign(tensor.detach())
     return Seen(
         tuple(tensor.shape),
         dtype,
         None if tensor.is_contiguous() else tensor.stride(),
         tensor.requires_grad,
         tuple(tensor.detach().flatten().tolist()) if kept else None,
-        (int(tensor.min()), int(tensor.max())) if known and not kept else None,
+        limits,
     )
+
+
+def _limits_of_sign(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Powers of two around the first numbers of a tensor, if they are of one sign and differ."""
+    if not tensor.numel():
+        return None
+    least, most = map(float, torch.aminmax(tensor.flatten()[:MOST_VALUES]))
+    if least == most or not 0 <= least * most < math.inf:
+        return None
+    bound = 2 ** max(0, math.ceil(math.log2(max(-least, most))))
+    return (0, bound) if most > 0 else (-bound, 0)
 
 
 def seen(value: Any) -> Value:

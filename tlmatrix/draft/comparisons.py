@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tlmatrix.draft.calls import Call
     from tlmatrix.draft.slices import Position, Slicer
 
+_DIFFERENCES = frozenset({"__sub__", "__rsub__", "sub", "subtract"})
 _COMPARED_NAMES = ("actual", "input", "expected", "other")
 """Of what PyTorch's functions compare."""
 _CONVERSIONS = frozenset({
@@ -41,12 +42,16 @@ _MOST_BYTES, _FEWEST_RESULTS = 2 << 30, 32
 
 
 class Result(NamedTuple):
-    """A tensor that a recorded call returned or wrote, with the call's arguments."""
+    """A tensor that a recorded call returned or wrote, with the call's arguments.
+
+    `noted` are the functions that it was compared with.
+    """
 
     tensor: torch.Tensor
     call: Call
     path: str
     arguments: Mapping[str, Any]
+    noted: set[tuple[str, str, bool]]
 
 
 class Returned(NamedTuple):
@@ -67,12 +72,23 @@ class Conversions(TorchFunctionMode):
 
     Args:
         skip: whether large products are zeros, and new memory is, as where kernels do not run.
+        made: what a tensor is that is remembered; None of others.
+        differ: called with two tensors of which the program computes the difference.
     """
 
-    def __init__(self, *, skip: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        skip: bool = False,
+        made: Callable[[torch.Tensor], Result | Returned | None] = lambda _: None,
+        differ: Callable[[Any, Any], None] = lambda _one, _other: None,
+    ) -> None:
         super().__init__()
         self._sources = WeakIdKeyDictionary()
+        self._origins = WeakIdKeyDictionary()
         self._skip = skip
+        self._made = made
+        self._differ = differ
 
     def __torch_function__(
         self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -81,14 +97,34 @@ class Conversions(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self._skip and name in _PRODUCTS and _is_large(args):
             made = tree_map_only(torch.Tensor, lambda e: e.to("meta"), (args, kwargs or {}))
-            return torch.zeros_like(func(*made[0], **made[1]), device="cpu")
+            tensors = [each for each in tree_leaves(args) if isinstance(each, torch.Tensor)]
+            return _Zeros.apply(func(*made[0], **made[1]), *tensors)  # type: ignore[no-untyped-call]
+        if name in _DIFFERENCES:
+            self._differ(*args[:2])
         found = func(*args, **(kwargs or {}))
+        self._note_origins(name, args, found)
         if self._skip and name in ("empty", "empty_like", "new_empty"):
             found.detach().zero_()  # it may require a gradient
         named = name in _CONVERSIONS
         if named and isinstance(found, torch.Tensor) and found is not args[0]:
             self._sources[found] = args[0]
         return found
+
+    def _note_origins(self, name: str, args: Sequence[Any], found: object) -> None:
+        given = [args[2]] if name == "__setitem__" else args[:1] if name == "__getitem__" else args
+        tensors = [each for each in tree_leaves(given) if isinstance(each, torch.Tensor)]
+        origins = frozenset().union(*map(self.origins, tensors))
+        made = args[0] if name == "__setitem__" else found
+        for each in flattened(made).values() if origins else ():
+            self._origins[each] = self.origins(each) | origins
+
+    def origins(self, tensor: torch.Tensor) -> frozenset[int]:
+        """The remembered tensors from which one is computed."""
+        own = self._made(tensor)
+        if isinstance(own, Result):
+            return frozenset({id(tensor)})
+        known: frozenset[int] = self._origins.get(tensor, frozenset())  # type: ignore[no-untyped-call]
+        return known if own is None else known | {id(tensor)}
 
     def chain(self, tensor: Any) -> Iterator[Any]:
         """A tensor, the one that it was converted from, and so on."""
@@ -104,11 +140,24 @@ class Conversions(TorchFunctionMode):
 
 
 def _is_large(args: Sequence[Any]) -> bool:
-    """Whether an operation has large tensors, and no gradient."""
+    """Whether an operation has large tensors."""
     given = tree_leaves(args)
-    tensors = [each for each in given if isinstance(each, torch.Tensor)]
-    grad = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
-    return not grad and any(each.numel() > _LARGE for each in tensors)
+    return any(isinstance(each, torch.Tensor) and each.numel() > _LARGE for each in given)
+
+
+class _Zeros(torch.autograd.Function):
+    """Zeros of the shape of a tensor on `meta`, of which other tensors get gradients of zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, like: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        """See `torch.autograd.Function`."""
+        ctx.save_for_backward(*tensors)
+        return torch.zeros_like(like, device="cpu")
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> Any:
+        """See `torch.autograd.Function`."""
+        return None, *map(torch.zeros_like, ctx.saved_tensors)
 
 
 class Comparisons:
@@ -130,7 +179,29 @@ class Comparisons:
         self.agree = agree
         self._made: dict[int, Result | Returned] = {}
         self._bytes = 0
-        self.conversions = Conversions(skip=agree)
+        self.conversions = Conversions(
+            skip=agree, made=lambda each: self._made.get(id(each)), differ=self._note_difference
+        )
+
+    def _note_difference(self, one: object, other: object) -> None:
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+            self._note_origins(one, other)
+
+    def _note_origins(self, one: torch.Tensor, other: torch.Tensor) -> None:
+        """Note a comparison of what is computed alike of a result and of an expected value."""
+        made = [
+            [self._made[number] for number in self.conversions.origins(each) & self._made.keys()]
+            for each in (one, other)
+        ]
+        for mine, theirs in (made, made[::-1]):
+            results = [each for each in mine if isinstance(each, Result)]
+            if len(results) != 1 or any(isinstance(each, Result) for each in theirs):
+                continue
+            size = results[0].tensor.numel()
+            expected = [each.tensor for each in theirs if each.tensor.numel() == size]
+            for tensor in expected[:1]:
+                self._note(results[0], results[0].tensor, tensor, {}, None, guessed=True)
+                self._agree(one, other)
 
     def remember(self, made: Result | Returned, *, again: bool = True) -> None:
         """Remember which call or function made a tensor, and forget the oldest one.
@@ -202,14 +273,33 @@ class Comparisons:
                 continue  # it compares parts of them
             for mine, theirs in pairs:
                 found = self._source(mine)
-                if found is None or self._source(theirs) is not None:
-                    continue
-                if self.agree and mine.shape == theirs.shape:
-                    with suppress(RuntimeError), torch.no_grad():  # others check values, too
-                        mine.copy_(theirs)
-                for noted in self._compared(found, theirs, options, place):
-                    if noted not in found.call.compared:
-                        self._keep(replace(found.call, compared=(noted,)))
+                if found is None and place is places[1]:
+                    self._note_origins(mine, theirs)
+                elif found is not None and self._source(theirs) is None:
+                    self._note(found, mine, theirs, options, place)
+
+    def _agree(self, mine: torch.Tensor, theirs: torch.Tensor) -> None:
+        if self.agree and mine.shape == theirs.shape:
+            # Others check values, too; `data`, as a backward pass may need the tensor as it was.
+            with suppress(RuntimeError), torch.no_grad():
+                mine.data.copy_(theirs)
+
+    def _note(
+        self,
+        found: Result,
+        mine: torch.Tensor,
+        theirs: torch.Tensor,
+        options: Mapping[str, Any],
+        place: Position | None,
+        *,
+        guessed: bool = False,
+    ) -> None:
+        self._agree(mine, theirs)
+        for noted in self._compared(found, theirs, options, place):
+            key = noted.function, noted.source
+            if not {(*key, False), (*key, guessed)} & found.noted:
+                self._keep(replace(found.call, compared=(replace(noted, guessed=guessed),)))
+            found.noted.add((*key, guessed))
 
     def _compared(
         self,

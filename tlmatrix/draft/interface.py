@@ -166,6 +166,11 @@ class Interface:
         return self.changed - self.uses.updated
 
     @property
+    def scratch(self) -> frozenset[str]:
+        """The written parameters that are no outputs."""
+        return self.changed - {each.name for each in self.outputs}
+
+    @property
     def outputs(self) -> tuple[Tensor, ...]:
         """Tensors that the call writes or returns, in the order of the reference or the call."""
         found = [*(item for item in self.tensors if item.name in self.changed), *self.results]

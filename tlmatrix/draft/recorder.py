@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 
-_COMPARES = re.compile(r"assert|close|equal|compare|diff|similar|error", re.IGNORECASE)
+_COMPARES = re.compile(r"assert|close|equal|compare|diff|similar|(^|_)err", re.IGNORECASE)
 """Names of a program's own functions that compare two results."""
 
 
@@ -357,8 +357,10 @@ class Recorder:
             seconds=time.perf_counter() - opened.start if opened else 0.0,
         )
         for path, tensor in (*results.items(), *((n, tensors[n]) for n in call.changed)):
-            self._comparisons.remember(Result(tensor, call, path, arguments))
-        self._keep(call)
+            self._comparisons.remember(Result(tensor, call, path, arguments, set()))
+        # Of one that returns a kernel, as of a benchmark, nothing can be judged.
+        if results or call.changed or not all(self._uses_of(each).written for each in launches):
+            self._keep(call)
         return call
 
     def _uses_of(self, launch: Launch) -> Uses:

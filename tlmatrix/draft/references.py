@@ -1,16 +1,19 @@
 """The reference of a target: where it is found, and how it is called.
 
 In this order: the function that made what a caller compared a result with, one in the target's
-module (`reference`, `NAME_reference`, `NAME_torch`), PyTorch's function of the same name. A method,
+module (`reference`, `NAME_reference`, `NAME_torch`), PyTorch's function of the same name, and one
+of the module with another target's name, if it agrees. A method,
 as of a class of tests, is called by a function in a module of its own beside the spec.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +21,13 @@ import torch
 
 from tlmatrix.draft.sizes import candidates
 from tlmatrix.draft.slices import is_dtype
+from tlmatrix.draft.targets import syntax_tree
 from tlmatrix.draft.text import Reference, constant, written
 from tlmatrix.problem import calling
 from tlmatrix.spec.importing import import_named
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from tlmatrix.draft.calls import Call
     from tlmatrix.draft.targets import Target
@@ -32,6 +36,8 @@ _SUFFIXES = re.compile(
     r"_(kernel|factory|fwd|forward|op|func|tl|tilelang|interface)$|^(make|build|get|tl|tilelang)_"
 )
 _WORDS = ("reference", "ref", "torch", "naive", "eager", "ref_program", "torch_ref")
+_MOST_ALIKE = 3
+"""Most functions of a module that are tried, as they have the name of a reference."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,8 @@ class Found:
         module: the text of the module that calls the method.
         updates: whether it changes in place what the code under test changes.
         same_dtype: whether it refuses float64.
-        part: whether it is made from a part of a function, and not seen to agree yet.
+        part: whether it is only one if it agrees in a recorded case, as it is a part of a function,
+            or was not compared with the whole result.
     """
 
     target: str
@@ -63,6 +70,13 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Paramete
     """Parameters by name, also of PyTorch's builtins; None if they are unknown."""
     known = torch.overrides.get_testing_overrides()
     return calling.parameters_of(function) or calling.parameters_of(known.get(function, function))
+
+
+def parameters_read(function: Callable[..., Any]) -> set[str] | None:
+    """The parameters that the body of a function reads; None if there is no source of it."""
+    tree = syntax_tree(function)
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return names & {*(parameters_of(function) or ())} if names else None
 
 
 def alike(name: str, other: str) -> bool:
@@ -93,6 +107,7 @@ def reference_of(
     symbols: Mapping[str, Sequence[int]],
     arguments: Mapping[str, Sequence[Any]],
     updated: Mapping[str, str],
+    scratch: Collection[str] = (),
 ) -> Reference:
     """How to call a reference with the inputs and axes of a problem.
 
@@ -104,6 +119,7 @@ def reference_of(
         symbols: the size of each dimension in each recorded call.
         arguments: the value of each other axis in each recorded call.
         updated: the inputs that it changes in place, with the outputs that these then are.
+        scratch: the inputs that it gets by name alone.
     """
     target = source.target
     if target.startswith("torch"):
@@ -127,7 +143,7 @@ def reference_of(
         value = _written(name, column, symbols, arguments, numbers)
         if name in names and value is not None:
             given.setdefault(name, value)
-    left = [name for name in tensors if name not in found.values()]
+    left = [name for name in tensors if name not in {*found.values(), *scratch}]
     for name in required:
         if name not in given and left:
             given[name] = left.pop(0)
@@ -202,7 +218,9 @@ def find_references(target: Target, calls: Sequence[Call] = (), name: str = "") 
         name: `package.module:function`, if the repository names one.
     """
     found = [*_compared(target, calls), named_reference(name), _beside(target)]
-    return [each for each in found if each is not None]
+    known = [each for each in found if each is not None]
+    functions = {each.function for each in known}
+    return [*known, *(each for each in _in_module(target) if each.function not in functions)]
 
 
 def named_reference(name: str, construct: Mapping[str, Any] | None = None) -> Found | None:
@@ -288,7 +306,8 @@ def _compared(target: Target, calls: Sequence[Call]) -> Iterator[Found]:
             given = [{**each.construct, **each.arguments} if each else {} for each in made]
             names = {**first.construct, **first.arguments}
             passed = {key: [each.get(key, ...) for each in given] for key in names}
-            yield replace(found, passed=passed)
+            guessed = all(each is None or each.guessed for each in made)
+            yield replace(found, passed=passed, part=found.part or guessed)
 
 
 def _beside(target: Target) -> Found | None:
@@ -303,6 +322,28 @@ def _beside(target: Target) -> Found | None:
         if callable(function) and not inspect.isclass(function):
             return Found(f"{module.__name__}:{_stem(own)}", function)
     return None
+
+
+def _in_module(target: Target) -> list[Found]:
+    """The functions of the target's module that are called references, those with like names first.
+
+    They are only its own if they agree.
+    """
+
+    def likeness(name: str) -> float:
+        words = (word for word in name.lower().split("_") if word not in _WORDS)
+        return SequenceMatcher(None, own, "_".join(words)).ratio()
+
+    own = _stem(target.name.split(".")[0])
+    functions = {
+        name: each
+        for name, each in vars(target.module).items()
+        if inspect.isfunction(each) and each.__module__ == target.module.__name__
+        if {*name.lower().split("_")} & {*_WORDS} and each is not target.found
+    }
+    names = sorted(functions, key=likeness, reverse=True)
+    module = target.text.partition(":")[0]
+    return [Found(f"{module}:{n}", functions[n], part=True) for n in names[:_MOST_ALIKE]]
 
 
 def _stem(name: str) -> str:

@@ -480,7 +480,8 @@ class _Recognizer:
         for argument in (*self.interface.arguments, *self.interface.construct):
             name = argument.name
             # A size of a tile that callers pass may be the size of a dimension in all calls.
-            tied = argument.kind == "tile" and not argument.default and not self.interface.factory
+            tied = not argument.default and not self.interface.factory
+            tied = argument.kind == "tile" and (tied or len({*map(str, argument.values)}) > 1)
             if name in self.dims:
                 self.numbers[name] = self.dims[name]
             elif argument.kind == "size" or name in self.sizes or tied:

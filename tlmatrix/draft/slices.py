@@ -12,7 +12,7 @@ import builtins
 import sys
 from copy import copy
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -122,7 +122,7 @@ class Slicer:
         lines = [line for code, line in self._running if code is frame.f_code]
         if any(each.lineno <= line <= (each.end_lineno or 0) for each in chosen for line in lines):
             return None
-        free = _free([*chosen, value]) - {*dir(builtins)}
+        free = _free([*chosen, value]) - {*dir(builtins), _GRADIENTS}
         local = free & {*known}
         outside = free - local
         tensors = sorted(local & inputs)
@@ -133,7 +133,11 @@ class Slicer:
         forms = {torch.dtype: own, str: f'str({own}).removeprefix("torch.")'}
         dtypes = {n: known[n] for n in sorted(local - inputs) if is_dtype(known[n])}
         parameters = [*tensors, *sorted(local - inputs - dtypes.keys())]
+        nodes = (node for part in (*chosen, value) for node in ast.walk(part))
+        of_grads = {e.value.id for e in nodes if _is_gradient(e) and isinstance(e.value, ast.Name)}
+        leaves = [name for name in tensors if name in of_grads]
         body = [
+            *(f"{name} = {name}.detach().requires_grad_()" for name in leaves),
             *(
                 f"{n} = {forms[str if isinstance(v, str) else torch.dtype]}"
                 for n, v in dtypes.items()
@@ -156,6 +160,8 @@ class Slicer:
         if function is None or not fine:
             return None
         body = [ast.Return(function.body)] if isinstance(function, ast.Lambda) else function.body
+        # References are called in other dtypes than the program.
+        body = [s for s in body if not (isinstance(s, ast.Assert) and "dtype" in ast.unparse(s))]
         outside = _free(body) - {*inputs, *constants, *dir(builtins)}
         parameters = [*inputs, *constants]
         found = self._function(frame, parameters, outside, map(ast.unparse, body))
@@ -277,6 +283,7 @@ def _cut(
                 continue
             if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
                 needed -= names
+            needed -= names & {_GRADIENTS}  # of the last backward pass
         needed |= _free([kept]) - inputs
         chosen.insert(0, kept)
     return chosen
@@ -285,8 +292,14 @@ def _cut(
 # Names -------------------------------------------------------------------------------------------
 
 _SCOPES = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp, ast.FunctionDef, ast.Lambda)
+_GRADIENTS = ".grad"
+"""What a backward pass sets, among names."""
 _BEFORE = ("generators", "iter", "defaults", "kw_defaults", "value")
 """Parts of a node that run before its others."""
+
+
+def _is_gradient(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and node.attr == "grad" and type(node.ctx) is ast.Load
 
 
 def _free(nodes: Iterable[ast.AST]) -> set[str]:
@@ -305,6 +318,8 @@ def _changed(statement: ast.stmt) -> set[str]:
         match node:
             case ast.Subscript(ctx=ast.Store()) | ast.Attribute(ctx=ast.Store()):
                 target = node
+            case ast.Call(func=ast.Attribute(attr="backward")):
+                found.add(_GRADIENTS)
             case ast.Call(func=ast.Attribute(attr=method)) if method.endswith("_"):
                 target = node.func  # of PyTorch, in place
         while isinstance(target, ast.Subscript | ast.Attribute):
@@ -320,6 +335,8 @@ def _read(node: ast.AST, bound: set[str]) -> Iterator[str]:
             yield from {name} - bound
         case ast.Name(name) | ast.FunctionDef(name) | ast.arg(name):
             bound.add(name)
+        case ast.Attribute() if _is_gradient(node):
+            yield from {_GRADIENTS} - bound
         case ast.alias():
             bound.add((node.asname or node.name).partition(".")[0])
     scope = {*bound} if isinstance(node, _SCOPES) else bound

@@ -45,6 +45,7 @@ class Drafts:
         notes: lines for the user.
         stub: comment lines where the reference is missing.
         found: the one of the draft; None without one.
+        ranged: whether inputs have values of the sign that they had in all calls.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Drafts:
         self.references = references
         self.found = next(iter(references), None)
         self.interface = interface
+        self.ranged = False
 
     def changed(self, **changes: Any) -> Drafts:  # noqa: ANN401 - values of attributes
         """The same with other attributes."""
@@ -76,6 +78,7 @@ class Drafts:
             problem = built_in(self.interface, recognition)
         found = self.found if problem is None else None
         draft = draft_of(self._target, self.interface, recognition, found, problem)
+        draft = draft.in_ranges() if self.ranged else draft
         return replace(draft, stub=(*self._stub, *draft.stub), notes=(*draft.notes, *self._notes))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -62,6 +62,7 @@ class Draft:
         bounded: whether equal calls may differ within the bounds of errors.
         multiples: factors that all recorded sizes of an axis have.
         recorded: values of axes in a recorded call.
+        ranges: the least and the largest value of inputs whose values had one sign in all calls.
         notes: lines to print for the user.
     """
 
@@ -87,12 +88,20 @@ class Draft:
     bounded: bool = False
     multiples: Mapping[str, int] = field(default_factory=dict)
     recorded: Mapping[str, Any] = field(default_factory=dict)
+    ranges: Mapping[str, Sequence[int]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
         """Whether the spec can run without additions."""
         return bool(self.problem) or (self.reference is not None and not self.reference.missing)
+
+    def in_ranges(self) -> Draft:
+        """The draft whose inputs have values in these ranges alone."""
+        given = {
+            n: {**e, "between": self.ranges[n]} for n, e in self.inputs.items() if n in self.ranges
+        }
+        return replace(self, inputs={**self.inputs, **given}, ranges={})
 
 
 def constant(value: Any) -> Any:  # noqa: ANN401 - any default

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from typing import TYPE_CHECKING, Any
 
+from tlmatrix.draft.references import parameters_read
 from tlmatrix.draft.text import Draft, write_spec
 from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from tlmatrix.draft.interface import Interface
     from tlmatrix.draft.sources import Drafts
     from tlmatrix.matrix import Case
     from tlmatrix.run.result import CaseResult
@@ -40,12 +40,14 @@ _MORE = 6
 _SIZES = (2, 3, 4, 6, 8, 16, 24, 32)
 _RAISED = re.compile(r"\braise[sd] ")
 _RETURNED = re.compile(r"returned (\d+) (tensors|results)")
+_OTHER_RESULTS = re.compile(rf"{_RETURNED.pattern}|has shape ")
 _OTHER_DTYPE = re.compile(r" is \w+, expected \w+$")
 _MOST_OUTPUTS = 4
 """Most outputs whose orders are tried."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ONLY_RECORDED = "only the recorded sizes"
 _WITHOUT_GRADIENTS = "without gradients"
+_NOT_JUDGED = "does not judge"
 _NOT_REFUSED = "is not refused, and is wrong"
 _VALUES = ("numeric", "gradients", "reference", "entry", "problem", "spec")
 """Checks that tell whether a reference agrees."""
@@ -75,8 +77,8 @@ class Trial:
 
     @property
     def left_out(self) -> str:
-        """The line that says what the spec leaves out: other sizes, or gradients; or ""."""
-        words = (_ONLY_RECORDED, _WITHOUT_GRADIENTS)
+        """The line that says what the spec leaves out: sizes, gradients, what is written; or ""."""
+        words = (_ONLY_RECORDED, _WITHOUT_GRADIENTS, _NOT_JUDGED)
         return next((line.strip() for line in self.lines if line.strip().startswith(words)), "")
 
 
@@ -110,7 +112,8 @@ def tried(
             recorded = _match_reference(drafts, attempts, trial.lines)
             _untie(drafts, attempts)
         if drafts.found is not None and drafts.found.part:
-            trial.lines.append(f"  {drafts.found.method} is no reference: no recorded case passes")
+            name = drafts.found.method or drafts.found.target
+            trial.lines.append(f"  {name} is no reference: no recorded case passes")
             drafts.found = next((each for each in drafts.references if not each.part), None)
         trial.draft = drafts()
         if not trial.draft.complete:
@@ -212,6 +215,12 @@ def _narrow(trial: Trial, attempts: _Attempts) -> None:
             trial.draft = relaxed
             trial.lines += lines
             trial.results = attempts.cases(relaxed)
+        wrong = [each for each in trial.results if each.failed and not _refusal(each)]
+        if wrong and trial.draft.ranges:
+            results = attempts.cases(ranged := trial.draft.in_ranges())
+            if sum(map(_passes, results)) > sum(map(_passes, trial.results)):
+                trial.lines.append(_ranges_line(trial.draft, wrong[0]))
+                trial.draft, trial.results = ranged, results
         base = _accepted(trial, attempts)
         if base is None or not any(_refused(trial.draft, each) for each in trial.results):
             return
@@ -329,6 +338,12 @@ def _match_reference(drafts: Drafts, attempts: _Attempts, lines: list[str]) -> C
             drafts.found = found
         if _raised(first, "reference", _RAISED):
             continue  # however its results are compared
+        if draft.ranges:
+            other = own.changed(ranged=True)
+            if _agrees(again := _recorded_case(other(), attempts)):
+                drafts.ranged, drafts.found = True, replace(found, part=False)
+                lines.append(_ranges_line(draft, first))
+                return again if _passes(again) else None
         plain = own.changed(interface=own.interface.without_gradients())
         if _raised(first, "entry", _RAISED) and plain.interface != own.interface:
             passed = _recorded_case(plain(), attempts)
@@ -336,15 +351,24 @@ def _match_reference(drafts: Drafts, attempts: _Attempts, lines: list[str]) -> C
                 lines.append(f"  {_WITHOUT_GRADIENTS}: {first.findings[0].title}")
                 drafts.interface, drafts.found = plain.interface, replace(found, part=False)
                 return passed
-        for order, updates in _ways_of_returning(own.interface, first):
+        for order, updates in _ways_of_returning(own, first):
             other = own.changed(
                 interface=replace(own.interface, order=order),
                 found=replace(found, updates=updates, part=False),
             )
             if _agrees(first := _recorded_case(other(), attempts)):
                 drafts.interface, drafts.found = other.interface, other.found
+                if scratch := sorted(other.interface.scratch):
+                    words = f"{', '.join(scratch)}, which the reference does not return"
+                    lines.append(f"  {_NOT_JUDGED} {words}")
                 return first if _passes(first) else None
     return None
+
+
+def _ranges_line(draft: Draft, result: CaseResult) -> str:
+    """The line that says of which sign inputs are, as another case fails."""
+    words = ", ".join(f"{n} from {a} to {b}" for n, (a, b) in draft.ranges.items())
+    return f"  {words}, as recorded: {result.findings[0].title if result.findings else 'it failed'}"
 
 
 def _raised(result: CaseResult, check: str, words: re.Pattern[str]) -> bool:
@@ -353,15 +377,19 @@ def _raised(result: CaseResult, check: str, words: re.Pattern[str]) -> bool:
     return any(each.check == check and words.search(each.title) for each in firsts)
 
 
-def _ways_of_returning(
-    interface: Interface, first: CaseResult
-) -> Iterator[tuple[tuple[str, ...], bool]]:
+def _ways_of_returning(drafts: Drafts, first: CaseResult) -> Iterator[tuple[tuple[str, ...], bool]]:
     """Outputs in an order, and whether a reference changes what the code under test changes.
 
+    What the code writes, and the reference neither reads nor returns, may be scratch memory.
+
     Args:
-        interface: of the code under test.
+        drafts: of the code under test, with the reference.
         first: the result of a case, which may say how many outputs the reference returns.
     """
+    interface, reference = drafts.interface, drafts().reference
+    read = None if drafts.found is None else parameters_read(drafts.found.function)
+    given = (reference and reference.call) or {}
+    takes = None if read is None else {str(given.get(name, name)) for name in read}
     names = [each.name for each in interface.outputs]
     written = {each.name for each in interface.outputs if each.name in interface.changed}
     updated = [each.name for each in interface.inputs if each.name in interface.changed]
@@ -370,9 +398,16 @@ def _ways_of_returning(
     if max(len(names), count) <= _MOST_OUTPUTS:
         more = [SKIPPED] * (count - len(names))
         orders = dict.fromkeys(permutations([*names, *more], count))
-        yield from ((o, False) for o in orders if written <= {*o})
-        returned = [name for name in names if name not in updated]
-        yield from (((*order, *updated), True) for order in permutations(returned) if updated)
+        left = {order: written - {*order} for order in orders}
+        fine = (order for order in orders if takes is not None and not left[order] & takes)
+        returned = {*names} - written
+
+        def dropped(order: tuple[str, ...]) -> tuple[int, int]:
+            return len(returned - {*order}), len(left[order])
+
+        yield from ((order, False) for order in sorted(fine, key=dropped))
+        others = [name for name in names if name not in updated]
+        yield from (((*order, *updated), True) for order in permutations(others) if updated)
 
 
 def _recorded_case(draft: Draft, attempts: _Attempts) -> CaseResult:
@@ -386,8 +421,8 @@ def _recorded_case(draft: Draft, attempts: _Attempts) -> CaseResult:
     for values in _recorded_sizes(draft):
         known = {name: (value,) for name, value in values.items()}
         result = attempts.case(replace(draft, axes={**draft.axes, **known}, fuzz={}), {})
-        if _passes(result):
-            break
+        if _passes(result) or any(_OTHER_RESULTS.search(f.title) for f in result.findings[:1]):
+            break  # no other size changes that
     return result
 
 
@@ -400,9 +435,10 @@ def _recorded_sizes(draft: Draft) -> list[Mapping[str, Any]]:
     large = sorted({v for v in recorded.values() if type(v) is int and v > 256})
     whole, odd = ([v for v in large if (v % 128 == 0) is is_whole] for is_whole in (True, False))
     found: list[Mapping[str, Any]] = []
-    for unit in (128, 512):  # a kernel may split a size in several parts
+    # A kernel may split a size in several parts, or take one size alone.
+    for unit, others in ((128, odd), (128, []), (512, odd)):
         smaller = {value: min(value, unit * k) for k, value in enumerate(whole, 1)}
-        for k, value in enumerate(odd, 1):
+        for k, value in enumerate(others, 1):
             step = math.gcd(value, 128)
             smaller[value] = min(value, step * ((32 // step + 2) * k | 1))
         found.append({name: smaller.get(value, value) for name, value in recorded.items()})

@@ -75,25 +75,26 @@ class _Writer:
         self.found = found
         takes = set((found and parameters_of(found.function)) or ())
         every = (*interface.arguments, *interface.construct)
-        self.arguments = {each.name: each for each in every}
+        column = next(iter(found.passed.values()), ()) if found is not None else ()
+        compared = [each is not ... for each in column] if len(column) == interface.calls else []
+        self.first = compared.index(True) if compared else 0
+        self.arguments = {each.name: self._in_first(each) for each in every}
         added = interface.uses.added if interface.factory else frozenset()
         self.inouts = {
             name
-            for name in interface.changed
+            for name in interface.changed - interface.scratch
             if name in takes or (name in interface.uses.updated and name not in added)
         }
         self.inputs = [
             each
             for each in interface.tensors
-            if each.name not in interface.changed or each.name in self.inouts
+            if each.name not in interface.changed or each.name in self.inouts | interface.scratch
         ]
         if problem is not None:
             self.numbers, self.outputs = dict(problem.names), dict(problem.outputs)
             self.axes = dict(problem.parts["axes"])
             return
         self.numbers = {**recognition.numbers, **interface.tied_dtypes}
-        column = next(iter(found.passed.values()), ()) if found is not None else ()
-        compared = [each is not ... for each in column]
         self.chosen = AxesOfDraft(
             interface, recognition, self.inputs, self.numbers, takes, compared
         )
@@ -153,6 +154,7 @@ class _Writer:
             fuzz=self.chosen.fuzz(),
             multiples=self.chosen.multiples,
             recorded={name: each for name, each in self._recorded() if name in self.axes},
+            ranges={e.name: found for e in self.inputs if (found := self._range_of_sign(e))},
             notes=tuple(notes),
         )
 
@@ -173,6 +175,14 @@ class _Writer:
         if role.page_size is not None:
             made["page_size"] = substitute(role.page_size, self.recognition.dims)
         return made | ({"dtype": tensor.dtype} if tensor.dtype != "int32" else {})
+
+    @staticmethod
+    def _range_of_sign(tensor: Tensor) -> list[int]:
+        """The range of a floating-point tensor of one sign in all calls; empty of two signs."""
+        if tensor.integer or not tensor.limits:
+            return []
+        found = [min(e[0] for e in tensor.limits), max(e[1] for e in tensor.limits)]
+        return found if 0 in found else []
 
     @staticmethod
     def _recorded_range(tensor: Tensor) -> list[int]:
@@ -256,6 +266,7 @@ class _Writer:
             },
             arguments={n: e.values for n, e in self.arguments.items() if n in self.axes},
             updated={n: self.outputs[n] for n in self.inouts if self.found.updates},
+            scratch=self.interface.scratch,
         )
         names = tuple(self.outputs.get(name, SKIPPED) for name in order)
         return replace(reference, returns=names if SKIPPED in order else ())
@@ -284,8 +295,8 @@ class _Writer:
 
     def _passed(self, each: Tensor | Number) -> Any:  # noqa: ANN401 - a value of YAML
         name = each.name
-        if name in self.inouts:
-            return {"inout": name, "output": self.outputs[name]}
+        if name in self.inouts | self.interface.scratch:
+            return {"inout": name, "output": self.outputs.get(name, SKIPPED)}
         if name in self.outputs and name in self.interface.uses.added:
             return {"output": self.outputs[name], "fill": "zeros"}
         return self.numbers.get(name, self.outputs.get(name, name))
@@ -319,7 +330,8 @@ class _Writer:
         interface = self.interface
         paths = interface.paths
         if interface.factory:
-            made = [*(interface.changed - self.inouts), *(each.name for each in interface.results)]
+            made = interface.changed - self.inouts - interface.scratch
+            made |= {each.name for each in interface.results}
             order = [each.name for each in (*interface.tensors, *interface.results)]
             ordered = [name for name in order if name in made]
         elif any(not path.isdigit() for path in paths.values()):
@@ -333,10 +345,15 @@ class _Writer:
     # The rest ------------------------------------------------------------------------------
 
     def _recorded(self) -> Iterator[tuple[str, Any]]:
-        """The values of axes in the first call."""
+        """The values of axes in the first call that was compared with the reference."""
         if self.interface.calls:
             yield from ((name, each.value) for name, each in self.arguments.items())
-            yield from ((name, sizes[0]) for name, sizes in self.interface.symbols.items())
+            yield from ((name, sizes[self.first]) for name, sizes in self.interface.symbols.items())
+
+    def _in_first(self, argument: Argument) -> Argument:
+        """An argument with its value in the first call that was compared with the reference."""
+        value = argument.values[self.first] if self.interface.calls else argument.value
+        return replace(argument, value=value)
 
     def _constraints(self) -> Iterator[tuple[str, str]]:
         for packing in self.recognition.packings:
