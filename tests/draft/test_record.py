@@ -675,6 +675,44 @@ def test_gradients_of_the_program_are_references(repository):
     finished(repository, "run", "s.yaml", "-n", "0")
 
 
+VIEWED = """
+import tilelang
+import tilelang.language as T
+import torch
+
+@tilelang.jit(out_idx=[1])
+def viewed(rows):
+    @T.prim_func
+    def main(X: T.Tensor((rows, 32), "float32"), Y: T.Tensor((rows, 32), "float32")):
+        with T.Kernel(rows, threads=16) as row:
+            thread = T.get_thread_binding()
+            pair = T.alloc_local((2,), "float32")
+            flat = T.view(pair, (1, 2), "float32")
+            for j in T.serial(2):
+                pair[j] = X[row, thread * 2 + j]
+            for j in T.serial(2):
+                Y[row, thread * 2 + j] = flat[0, j] * 2
+
+    return main
+
+def reference(X):
+    return X * 2
+
+if __name__ == "__main__":
+    x = torch.randn(5, 32, device="cuda")
+    torch.testing.assert_close(viewed(5)(x), reference(x))
+"""
+
+
+def test_what_sanitizers_do_not_model_is_judged_without_them(repository):
+    (repository.folder / "views.py").write_text(VIEWED)
+    finished(repository, "record", "--trace-only", "views.py")
+    out = finished(repository, "new", "views:viewed", "--calls", "calls.jsonl", "-o", "s.yaml")
+    assert "without sanitizers: the interpreter does not model sanitizers of a view" in out
+    assert "checks: {without: [sanitizers]}" in (repository.folder / "s.yaml").read_text()
+    assert "passed" in finished(repository, "run", "s.yaml", "-n", "0", "--no-fuzz")
+
+
 WRAPPED = """
 import torch
 from rows import row_sum, row_sum_kernel

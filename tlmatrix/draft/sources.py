@@ -45,7 +45,7 @@ class Drafts:
         notes: lines for the user.
         stub: comment lines where the reference is missing.
         found: the one of the draft; None without one.
-        ranged: whether inputs have values of the sign that they had in all calls.
+        adapted: what the trial changes in each draft.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Drafts:
         self.references = references
         self.found = next(iter(references), None)
         self.interface = interface
-        self.ranged = False
+        self.adapted: tuple[Callable[[Draft], Draft], ...] = ()
 
     def changed(self, **changes: Any) -> Drafts:  # noqa: ANN401 - values of attributes
         """The same with other attributes."""
@@ -78,7 +78,8 @@ class Drafts:
             problem = built_in(self.interface, recognition)
         found = self.found if problem is None else None
         draft = draft_of(self._target, self.interface, recognition, found, problem)
-        draft = draft.in_ranges() if self.ranged else draft
+        for adapt in self.adapted:
+            draft = adapt(draft)
         return replace(draft, stub=(*self._stub, *draft.stub), notes=(*draft.notes, *self._notes))
 
 

@@ -96,6 +96,10 @@ class Draft:
         """Whether the spec can run without additions."""
         return bool(self.problem) or (self.reference is not None and not self.reference.missing)
 
+    def without_sanitizers(self) -> Draft:
+        """The draft whose kernels no sanitizer watches."""
+        return replace(self, without=(*self.without, "sanitizers"))
+
     def in_ranges(self) -> Draft:
         """The draft whose inputs have values in these ranges alone."""
         given = {

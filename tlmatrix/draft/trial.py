@@ -48,6 +48,8 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _ONLY_RECORDED = "only the recorded sizes"
 _WITHOUT_GRADIENTS = "without gradients"
 _NOT_JUDGED = "does not judge"
+_NOT_WATCHED = "does not model sanitizers of"
+_WITHOUT_SANITIZERS = "without sanitizers"
 _NOT_REFUSED = "is not refused, and is wrong"
 _VALUES = ("numeric", "gradients", "reference", "entry", "problem", "spec")
 """Checks that tell whether a reference agrees."""
@@ -77,8 +79,8 @@ class Trial:
 
     @property
     def left_out(self) -> str:
-        """The line that says what the spec leaves out: sizes, gradients, what is written; or ""."""
-        words = (_ONLY_RECORDED, _WITHOUT_GRADIENTS, _NOT_JUDGED)
+        """The line that says what is not judged: sizes, gradients, buffers, accesses; or ""."""
+        words = (_ONLY_RECORDED, _WITHOUT_GRADIENTS, _WITHOUT_SANITIZERS, _NOT_JUDGED)
         return next((line.strip() for line in self.lines if line.strip().startswith(words)), "")
 
 
@@ -331,6 +333,10 @@ def _match_reference(drafts: Drafts, attempts: _Attempts, lines: list[str]) -> C
             again = _recorded_case(other(), attempts)
             if not _raised(again, "reference", _RAISED):
                 found, own, first = same, other, again  # noqa: PLW2901
+        if _NOT_WATCHED in first.message:
+            lines.append(f"  {_WITHOUT_SANITIZERS}: {first.message}")
+            drafts.adapted = own.adapted = (*own.adapted, Draft.without_sanitizers)
+            first = _recorded_case(draft := own(), attempts)
         if _agrees(first):
             drafts.found = replace(found, part=False)
             return first if _passes(first) else None
@@ -339,9 +345,9 @@ def _match_reference(drafts: Drafts, attempts: _Attempts, lines: list[str]) -> C
         if _raised(first, "reference", _RAISED):
             continue  # however its results are compared
         if draft.ranges:
-            other = own.changed(ranged=True)
+            other = own.changed(adapted=(*own.adapted, Draft.in_ranges))
             if _agrees(again := _recorded_case(other(), attempts)):
-                drafts.ranged, drafts.found = True, replace(found, part=False)
+                drafts.adapted, drafts.found = other.adapted, replace(found, part=False)
                 lines.append(_ranges_line(draft, first))
                 return again if _passes(again) else None
         plain = own.changed(interface=own.interface.without_gradients())
@@ -421,7 +427,8 @@ def _recorded_case(draft: Draft, attempts: _Attempts) -> CaseResult:
     for values in _recorded_sizes(draft):
         known = {name: (value,) for name, value in values.items()}
         result = attempts.case(replace(draft, axes={**draft.axes, **known}, fuzz={}), {})
-        if _passes(result) or any(_OTHER_RESULTS.search(f.title) for f in result.findings[:1]):
+        other = any(_OTHER_RESULTS.search(finding.title) for finding in result.findings[:1])
+        if _passes(result) or other or _NOT_WATCHED in result.message:
             break  # no other size changes that
     return result
 
