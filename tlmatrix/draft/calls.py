@@ -151,7 +151,8 @@ def _limits_of_sign(tensor: torch.Tensor) -> tuple[int, int] | None:
     """Powers of two around the first numbers of a tensor, if they are of one sign and differ."""
     if not tensor.numel():
         return None
-    least, most = map(float, torch.aminmax(tensor.flatten()[:MOST_VALUES]))
+    some = tensor if tensor.is_contiguous() else tensor[tuple(slice(16) for _ in tensor.shape)]
+    least, most = map(float, torch.aminmax(some.flatten()[:MOST_VALUES]))
     if least == most or not 0 <= least * most < math.inf:
         return None
     bound = 2 ** max(0, math.ceil(math.log2(max(-least, most))))

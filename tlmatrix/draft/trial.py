@@ -48,6 +48,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _ONLY_RECORDED = "only the recorded sizes"
 _WITHOUT_GRADIENTS = "without gradients"
 _NOT_JUDGED = "does not judge"
+_DRAWN_AS_RECORDED = "drawn as recorded"
 _NOT_WATCHED = "does not model sanitizers of"
 _WITHOUT_SANITIZERS = "without sanitizers"
 _NOT_REFUSED = "is not refused, and is wrong"
@@ -80,7 +81,10 @@ class Trial:
     @property
     def left_out(self) -> str:
         """The line that says what is not judged: sizes, gradients, buffers, accesses; or ""."""
-        words = (_ONLY_RECORDED, _WITHOUT_GRADIENTS, _WITHOUT_SANITIZERS, _NOT_JUDGED)
+        words = (
+            *(_ONLY_RECORDED, _WITHOUT_GRADIENTS, _WITHOUT_SANITIZERS),
+            *(_NOT_JUDGED, _DRAWN_AS_RECORDED),
+        )
         return next((line.strip() for line in self.lines if line.strip().startswith(words)), "")
 
 
@@ -217,8 +221,8 @@ def _narrow(trial: Trial, attempts: _Attempts) -> None:
             trial.draft = relaxed
             trial.lines += lines
             trial.results = attempts.cases(relaxed)
-        wrong = [each for each in trial.results if each.failed and not _refusal(each)]
-        if wrong and trial.draft.ranges:
+        wrong = [e for e in trial.results if e.failed and "NaN" in (_refusal(e) or "NaN")]
+        if wrong and trial.draft.ranges and _of_zeros(wrong):
             results = attempts.cases(ranged := trial.draft.in_ranges())
             if sum(map(_passes, results)) > sum(map(_passes, trial.results)):
                 trial.lines.append(_ranges_line(trial.draft, wrong[0]))
@@ -344,7 +348,7 @@ def _match_reference(drafts: Drafts, attempts: _Attempts, lines: list[str]) -> C
             drafts.found = found
         if _raised(first, "reference", _RAISED):
             continue  # however its results are compared
-        if draft.ranges:
+        if draft.ranges and (found.part or _of_zeros([first])):
             other = own.changed(adapted=(*own.adapted, Draft.in_ranges))
             if _agrees(again := _recorded_case(other(), attempts)):
                 drafts.adapted, drafts.found = other.adapted, replace(found, part=False)
@@ -374,7 +378,17 @@ def _match_reference(drafts: Drafts, attempts: _Attempts, lines: list[str]) -> C
 def _ranges_line(draft: Draft, result: CaseResult) -> str:
     """The line that says of which sign inputs are, as another case fails."""
     words = ", ".join(f"{n} from {a} to {b}" for n, (a, b) in draft.ranges.items())
-    return f"  {words}, as recorded: {result.findings[0].title if result.findings else 'it failed'}"
+    why = next((each.title for each in result.findings), result.message)
+    return f"  {_DRAWN_AS_RECORDED}: {words}: {why}"
+
+
+def _of_zeros(results: Sequence[CaseResult]) -> bool:
+    """Whether all cases are ones with zeros, or have results that are not numbers."""
+    return all(
+        str(each.values.get("values")) == "zero_rows"
+        or any("NaN" in finding.title for finding in each.findings[:1])
+        for each in results
+    )
 
 
 def _raised(result: CaseResult, check: str, words: re.Pattern[str]) -> bool:

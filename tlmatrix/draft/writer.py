@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -176,13 +177,16 @@ class _Writer:
             made["page_size"] = substitute(role.page_size, self.recognition.dims)
         return made | ({"dtype": tensor.dtype} if tensor.dtype != "int32" else {})
 
-    @staticmethod
-    def _range_of_sign(tensor: Tensor) -> list[int]:
-        """The range of a floating-point tensor of one sign in all calls; empty of two signs."""
+    def _range_of_sign(self, tensor: Tensor) -> list[int]:
+        """The range of a floating-point tensor of one sign in all calls, such as scales.
+
+        Empty for one of two signs, and for one as large as data, of which any values are right.
+        """
         if tensor.integer or not tensor.limits:
             return []
+        sizes = [math.prod(each.seen[0].shape) for each in (*self.inputs, tensor)]
         found = [min(e[0] for e in tensor.limits), max(e[1] for e in tensor.limits)]
-        return found if 0 in found else []
+        return found if 0 in found and 2 * sizes[-1] <= max(sizes) else []
 
     @staticmethod
     def _recorded_range(tensor: Tensor) -> list[int]:
