@@ -54,6 +54,20 @@ def test_maximum_that_softmax_subtracts_hides_no_cancellation():
     assert (found > 0.1).all()
 
 
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_has_the_size_of_the_terms_that_cancel_in_it(approximate):
+    x = torch.linspace(-6.0, 6.0, 200, dtype=torch.float64)
+
+    def gradient(x):
+        x = x.clone().requires_grad_()
+        y = torch.nn.functional.gelu(x, approximate=approximate)
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    sizes = sizes_of(lambda x: torch.nn.functional.gelu(x, approximate=approximate), x)
+    assert ((sizes > 0.1 * x.abs()) & (sizes < 1.1 * x.abs())).all()
+    assert (sizes_of(gradient, x) > 0.1).all()
+
+
 def test_spread_of_one_rounding_is_the_size_of_the_result():
     # The largest of several runs would overstate it, and hide results of a coarser dtype.
     x = torch.linspace(1.0, 2.0, 500, dtype=torch.float64)
