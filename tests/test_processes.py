@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tlmatrix.processes import ForkError, in_fork
+from tlmatrix.processes import Fork, ForkError, in_fork
 
 
 def test_the_result_of_a_fork_is_returned():
@@ -26,5 +26,29 @@ def test_a_fork_that_a_signal_ends_is_reported():
 def test_a_fork_that_takes_too_long_is_killed():
     start = time.monotonic()
     with pytest.raises(ForkError, match=r"it took more than 0\.2 s"):
-        in_fork(lambda: time.sleep(60), 0.2)
+        Fork(time.sleep)(60, 0.2)
     assert time.monotonic() - start < 10
+
+
+def test_calls_share_a_fork_until_it_ends():
+    numbers = []
+
+    def added(number):
+        if number < 0:
+            os._exit(3)
+        numbers.append(number)
+        return os.getpid(), len(numbers)
+
+    fork = Fork(added)
+    first, _ = fork(5)
+    assert fork(6) == (first, 2)
+    with pytest.raises(ForkError, match="exit 3"):
+        fork(-1)
+    second, count = fork(7)
+    assert in_fork(fork.close) == 0, "of another process"
+    assert fork(8) == (second, 2)
+    assert (second != first, count, numbers) == (True, 1, [])
+    fork.close()
+    for process in (first, second):
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)

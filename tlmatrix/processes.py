@@ -15,11 +15,15 @@ import select
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from multiprocessing.connection import Connection
 
+_Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 
 _TORCHRUN_PREFIX = "TORCHELASTIC_"
@@ -92,49 +96,104 @@ class ForkError(RuntimeError):
     """A fork raised, took too long or was ended by a signal; says which."""
 
 
-def in_fork(work: Callable[[], _Result], seconds: float | None = None) -> _Result:
-    """What a function returns in a fork of this process, which prints nothing.
+class Fork(Generic[_Argument, _Result]):
+    """A fork of this process that calls one function with each argument it gets; prints nothing.
 
-    Args:
-        work: its result is pickled.
-        seconds: the time after which the fork is killed.
-
-    Raises:
-        ForkError: it raised, took longer, or was ended by a signal.
+    The first call forks, and so does that after one in which the fork ended. To fork a process
+    with much memory costs more than most calls do, so that calls which may share one should.
     """
-    reading, writing = os.pipe()
-    parent = os.getpid()
-    child = os.fork()
-    if child == 0:
+
+    def __init__(self, work: Callable[[_Argument], _Result]) -> None:
+        """Start nothing yet.
+
+        Args:
+            work: its arguments and its results are pickled.
+        """
+        self._work = work
+        self._parent = os.getpid()
+        self._process = 0
+        self._connection: Connection | None = None
+
+    def __call__(self, argument: _Argument, seconds: float | None = None) -> _Result:
+        """What the function returns.
+
+        Args:
+            argument: passed to the function.
+            seconds: the time after which the fork is killed.
+
+        Raises:
+            ForkError: it raised, took longer, or was ended by a signal.
+        """
+        if self._connection is None:
+            self._connection = self._started()
+        sent, late = b"", False
         try:
-            gc.disable()  # it would touch, and so copy, the memory of all objects of the parent
-            end_with(parent)
+            with suppress(OSError, EOFError):  # the fork has ended
+                self._connection.send(argument)
+                late = not self._connection.poll(seconds)
+                sent = b"" if late else self._connection.recv_bytes()
+        except BaseException:  # its answer may still come
+            self.close()
+            raise
+        if not sent:
+            ended = self.close()
+            why = f"it was ended by {signal.Signals(-ended).name}" if ended < 0 else f"exit {ended}"
+            raise ForkError(f"it took more than {seconds:g} s" if late else why)
+        result, error = pickle.loads(sent)  # noqa: S301 - of our own child
+        if error:
+            raise ForkError(error)
+        found: _Result = result
+        return found
+
+    def close(self) -> int:
+        """End the fork, if there is one; returns its exit status, negative for a signal.
+
+        Another fork of this process, which has a copy of this object, leaves it alone.
+        """
+        if self._connection is None or self._parent != os.getpid():
+            return 0
+        self._connection.close()
+        self._connection = None
+        with suppress(ProcessLookupError):
+            os.kill(self._process, signal.SIGKILL)  # which changes nothing where it has ended
+        return os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1])
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _started(self) -> Connection:
+        from multiprocessing import Pipe
+
+        mine, theirs = Pipe()
+        self._process = os.fork()
+        if self._process:
+            theirs.close()
+            return mine
+        try:
+            gc.freeze()  # a collection would touch, and so copy, the memory of all objects
+            end_with(self._parent)
             # TileLang prints what it cannot trace.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, 1)
             os.dup2(nowhere, 2)
-            os.close(reading)
-            with os.fdopen(writing, "wb") as pipe:
-                pipe.write(_outcome(work))
+            mine.close()
+            while True:
+                theirs.send_bytes(_outcome(partial(self._work, theirs.recv())))
         finally:
             os._exit(0)
-    os.close(writing)
-    sent = b""
-    with os.fdopen(reading, "rb") as pipe:
-        ready, _, _ = select.select([pipe], [], [], seconds)
-        if ready:
-            sent = pipe.read()
-        else:
-            os.kill(child, signal.SIGKILL)
-    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if not sent:
-        why = f"it was ended by {signal.Signals(-ended).name}" if ended < 0 else f"exit {ended}"
-        raise ForkError(why if ready else f"it took more than {seconds:g} s")
-    result, error = pickle.loads(sent)  # noqa: S301 - of our own child
-    if error:
-        raise ForkError(error)
-    found: _Result = result
-    return found
+
+
+def in_fork(work: Callable[[], _Result]) -> _Result:
+    """What a function returns in a fork of this process (`Fork`).
+
+    Raises:
+        ForkError: it raised, or was ended by a signal.
+    """
+    fork: Fork[None, _Result] = Fork(lambda _: work())
+    try:
+        return fork(None)
+    finally:
+        fork.close()
 
 
 def _outcome(work: Callable[[], object]) -> bytes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tlmatrix.backend import EntryError
+from tlmatrix.backend import CompileBackend, EntryError
 from tlmatrix.backend.axes import refuse_unknown_axes
 from tlmatrix.backend.backends import InterpreterBackend
 from tlmatrix.backend.binding import bind, execute
@@ -22,6 +22,7 @@ from tlmatrix.distributed.entry import Executors
 from tlmatrix.matrix.listed_cases import seed_from
 from tlmatrix.problem.sharding import has_idle_rank, with_owners
 from tlmatrix.problem.storage import changeable_inputs
+from tlmatrix.processes import Fork
 from tlmatrix.run.invalid_inputs import invalid_problem
 from tlmatrix.run.measurements import counting
 from tlmatrix.run.process_state import StateGuard
@@ -165,6 +166,8 @@ class Harness:
     )
     _shared: dict[Path, _SharedChecks] = field(default_factory=dict)
     _executors: Executors | None = None
+    _traced: Spec | None = None
+    _tracers: dict[str, Fork[Any, list[Any]]] = field(default_factory=dict)
     _assembler: Assembler | None = None
 
     @property
@@ -449,6 +452,26 @@ class Harness:
             self._assembler = Assembler()
         return self._assembler
 
+    def tracer(self, spec: Spec, arch: str) -> Fork[Any, list[Any]]:
+        """A process that calls functions with (this harness, the spec, a backend that traces).
+
+        It traces for `arch`. Those of the spec before it end: each has memory of its own.
+        """
+        if self._traced is not spec:
+            self._end_tracers()
+            self._traced = spec
+        if arch not in self._tracers:
+            backend = CompileBackend(requested=(arch,), target=arch)
+            self.bind(spec, backend)  # here, so that a fork in place of another finds it
+            self._tracers[arch] = Fork(lambda work: work(self, spec, backend))
+        return self._tracers[arch]
+
+    def _end_tracers(self) -> None:
+        for each in self._tracers.values():
+            each.close()
+        self._tracers.clear()
+        self._traced = None
+
     def end_case(self) -> None:
         """Free what belongs to the case that ran."""
         self.left_changed.clear()
@@ -457,6 +480,7 @@ class Harness:
 
     def close(self) -> None:
         """End the processes that were started."""
+        self._end_tracers()
         if self._assembler is not None:
             self._assembler.close()
             self._assembler = None

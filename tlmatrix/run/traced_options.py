@@ -3,8 +3,9 @@
 A tier runs few combinations of the axes that kernels are compiled for, and a tile that exceeds
 shared memory at another one would show only there. Tracing takes milliseconds and runs nothing, so
 in some cases of a spec, which their seeds select, another combination is traced as well. It happens
-in a child process: code under test may keep what it traced. What was found is kept on disk until
-the sources of the spec change. So are the numbers that kernels combine sizes with, for fuzzing.
+in a child process, one for all cases of a spec: code under test may keep what it traced. What was
+found is kept on disk until the sources of the spec change. So are the numbers that kernels combine
+sizes with, for fuzzing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.matrix import known_bug
 from tlmatrix.problem.distributions import seeded_random
 from tlmatrix.problem.sharding import with_owners
-from tlmatrix.processes import ForkError, in_fork
+from tlmatrix.processes import ForkError
 from tlmatrix.run.sources import digest_of, read_sources
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.issues import SpecError
@@ -161,10 +162,8 @@ def _values(harness: Harness, spec: Spec, values: Mapping[str, Value]) -> dict[s
 
 def _in_child(harness: Harness, spec: Spec, arch: str, work: _Work) -> list[Any]:
     """What a forked child that traces finds; nothing if it fails or takes too long."""
-    backend = CompileBackend(requested=(arch,), target=arch)
-    harness.bind(spec, backend)  # here, so that each child finds it
     with suppress(ForkError):
-        return in_fork(partial(work, harness, spec, backend), _SECONDS)
+        return harness.tracer(spec, arch)(work, _SECONDS)
     return []
 
 
