@@ -37,7 +37,7 @@ SPECS ?= 5000
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test ray test-ray test-fast bytecode compile mutants upstream fuzz-framework lint docs dist setup clean
+.PHONY: run test tests ray test-ray test-fast bytecode compile mutants upstream fuzz-framework lint docs dist setup clean
 
 run: setup
 	$(BIN)/tlmatrix run specs
@@ -46,7 +46,11 @@ run: setup
 # kept as bytecode too.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests -n auto --dist worksteal
 
-test: setup lint bytecode
+# Lint beside the tests: mypy has one process.
+test: setup bytecode
+	$(MAKE) --no-print-directory --jobs=2 lint tests
+
+tests: setup
 	$(PYTEST)
 
 # With Ray, `make test` has the test of a run on a cluster; that of a search is in `test-ray` alone.
@@ -64,7 +68,7 @@ test-fast: setup bytecode
 # Tests start hundreds of processes, which need not compile the sources again, even where
 # PYTHONDONTWRITEBYTECODE is set.
 bytecode: setup
-	$(BIN)/python -m compileall -q tlmatrix kernels
+	$(BIN)/python -m compileall -q -j 0 tlmatrix kernels
 
 # What is assembled is kept, so this goes on where it was stopped.
 compile: setup

@@ -29,6 +29,11 @@ def pytest_configure(config):
         preloaded_python.start()
 
 
+def pytest_xdist_auto_num_workers():
+    """A worker more than cores: many tests wait, for processes, time limits and locks."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 @pytest.fixture(scope="module")
 def preloaded():
     """Processes that a module's tests start have their imports from the start."""
