@@ -10,6 +10,9 @@ import tilelang
 import tilelang.language as T
 from tilelang.language.eager import builder
 
+from tlmatrix.interpreter.frontend.intercept import keeping_parsed
+from tlmatrix.interpreter.patching import replaced
+
 _LETTERS = {"f": "float", "i": "int", "u": "uint", "b": "bfloat"}
 _SHORT = re.compile(r"([fiub])(\d+)")
 
@@ -51,7 +54,8 @@ def jit_kernel(function: Callable[..., Any] | None = None, **options: Any) -> An
         return _traced(function, name, values, threads)
 
     build.__name__, build.__signature__, build.__wrapped__ = name, signature, function
-    return tilelang.jit(build, **options)
+    with replaced([(builder, "mutate", keeping_parsed(builder.mutate))]):  # `build` once for all
+        return tilelang.jit(build, **options)
 
 
 class _Names(dict):

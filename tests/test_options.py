@@ -3,6 +3,7 @@
 import argparse
 import pickle
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -34,9 +35,12 @@ _OPTIONS = [
 ]
 
 
-def _error(words: list[str], capsys) -> str:
+_parser = cache(command_line)
+
+
+def _error(words: list[str], capsys, parser: argparse.ArgumentParser | None = None) -> str:
     with pytest.raises(SystemExit) as caught:
-        command_line().parse_args(words)
+        (parser or _parser()).parse_args(words)
     assert caught.value.code == ExitCode.USAGE
     return capsys.readouterr().err
 
@@ -144,7 +148,9 @@ def test_an_option_of_the_table_reaches_the_parser_and_pytest(capsys):
     parser = pytest.Parser(_ispytest=True)
     pytest_addoption(parser)
     assert parser.parse_known_args(["--tlmatrix-toy", "3"]).tlmatrix_toy == 3
-    assert "'10' is not a whole number from 1 to 9" in _error(["run", "--toy=10"], capsys)
+    assert "'10' is not a whole number from 1 to 9" in _error(
+        ["run", "--toy=10"], capsys, command_line()
+    )
 
 
 @pytest.mark.usefixtures("toy")

@@ -118,6 +118,10 @@ def test_cases_of_project_specs_are_valid(path: Path) -> None:
         assert not broken_constraints(spec, case)
         if spec.problem == "attention":
             Setting.of(case.values)
+    for case in found[:8]:
+        again = find_case(spec, case.id)
+        # The key holds the exact values, on which the data depend.
+        assert (again.key, again.seed) == (case.key, case.seed)
 
 
 @pytest.mark.parametrize("text", [PACKED, DENSE], ids=["packed", "dense"])
