@@ -162,12 +162,7 @@ class Project:
         (folder / f"{self.module}.py").write_text(_KERNEL)
 
     def spec(
-        self,
-        name: str = "scale",
-        *,
-        how: str = "[right]",
-        rows: str = "[1, 5]",
-        more: str = "",
+        self, name: str = "scale", *, how: str = "[right]", rows: str = "[1, 5]", more: str = ""
     ) -> Path:
         path = self.folder / f"{name}.yaml"
         text = _SPEC.format(name=name, module=self.module, how=how, rows=rows)

@@ -389,9 +389,7 @@ def test_a_run_that_stops_at_the_first_failure_is_not_interrupted(
 # A project's own settings ----------------------------------------------------------------------
 
 
-def test_specs_and_tests_of_a_project_are_collected_without_options(
-    project: Project,
-) -> None:
+def test_specs_and_tests_of_a_project_are_collected_without_options(project: Project) -> None:
     (project.folder / "pyproject.toml").write_text(
         '[tool.pytest.ini_options]\ntestpaths = ["specs", "tests"]\n'
     )

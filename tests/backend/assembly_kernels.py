@@ -97,11 +97,7 @@ def doubled(x, kernel="double"):
     return y
 
 
-KERNELS = {
-    "double": double,
-    "greedy": greedy,
-    "not_assembled": not_assembled,
-}
+KERNELS = {"double": double, "greedy": greedy, "not_assembled": not_assembled}
 
 
 @tilelang.jit

@@ -152,10 +152,7 @@ FORMS = {
         "entry: bound_forms:adds_to\ncall: [x, {output: y, fill: zeros}]",
     ),
     "results by path": (NESTED, "entry: bound_forms:nested\nreturns: {y: out, largest: aux.1}"),
-    "a result left out": (
-        NESTED,
-        "entry: bound_forms:doubled_and_largest\nreturns: [_, largest]",
-    ),
+    "a result left out": (NESTED, "entry: bound_forms:doubled_and_largest\nreturns: [_, largest]"),
     "a builtin": (
         SORTED,
         "entry: torch:sort\ncall: {input: x, dim: 0, stable: true}\nreturns: [y, order]",

@@ -120,10 +120,7 @@ def test_an_equal_call_has_the_same_arguments():
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [
-        ({"side_stream": True}, "on another CUDA stream"),
-        ({"given_output": "y"}, "a tensor for y"),
-    ],
+    [({"side_stream": True}, "on another CUDA stream"), ({"given_output": "y"}, "a tensor for y")],
 )
 def test_another_way_to_call(change, words):
     first = doubled([2, 4])

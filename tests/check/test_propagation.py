@@ -194,8 +194,7 @@ def test_no_finding_if_the_reference_refuses_nan(found):
 
 
 @pytest.mark.parametrize(
-    ("entry", "reference"),
-    [("finite_only", "softmax"), ("clamped_by_comparisons", "clamped")],
+    ("entry", "reference"), [("finite_only", "softmax"), ("clamped_by_comparisons", "clamped")]
 )
 def test_swallowed_nan_is_found(found, entry, reference):
     findings = found(ROWS, entry=entry, reference=reference)

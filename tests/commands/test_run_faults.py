@@ -79,8 +79,7 @@ def test_what_an_entry_raises_is_a_finding_of_its_case(project: Project, command
 @pytest.mark.parametrize("command", ["run", "pytest"])
 def test_faults_with_workers_cost_no_other_case(project: Project, command: str) -> None:
     project.spec(
-        how=f"[right, {', '.join(RAISES)}, {', '.join(ENDS)}, fork, memory_once, wrong]",
-        rows="[5]",
+        how=f"[right, {', '.join(RAISES)}, {', '.join(ENDS)}, fork, memory_once, wrong]", rows="[5]"
     )
     words = ("tlmatrix", "run", ".", "--results") if command == "run" else ("pytest", ".")
     if command == "pytest":

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from tlmatrix.engine.ray import (
-    GIVE_UP_AFTER,
-    NOTE_AFTER,
-    ClusterState,
-    Resources,
-    Waiting,
-)
+from tlmatrix.engine.ray import GIVE_UP_AFTER, NOTE_AFTER, ClusterState, Resources, Waiting
 
 _ONE, _FOUR_GPUS = Resources(), Resources(gpus=4)
 

@@ -74,10 +74,7 @@ fuzz:
 
 
 def drawn(
-    spec: Spec,
-    count: int,
-    tier: str = "quick",
-    at_most: dict[str, int] | None = None,
+    spec: Spec, count: int, tier: str = "quick", at_most: dict[str, int] | None = None
 ) -> list[Case]:
     return generate_cases(cases(spec, tier, at_most=at_most), count=count, first=2)
 
@@ -552,8 +549,7 @@ fuzz:
 REFUSED = {
     "a rule about a length that would have to be raised": (
         PACKED.replace("  scale:", "  max_seqlen_q: [none, 100]\n  scale:").replace(
-            "constraints:",
-            "constraints:\n  - max_seqlen_q is none or causal",
+            "constraints:", "constraints:\n  - max_seqlen_q is none or causal"
         ),
         (
             "11:24: max_seqlen_q is 100, but 'fuzz' generates lengths up to 300; it cannot be "

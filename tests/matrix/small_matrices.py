@@ -14,10 +14,7 @@ def forbid(names, forbidden):
     """A constraint that forbids the listed combinations of the values of `names`."""
     names = tuple(sorted(names))
     forbidden = frozenset(forbidden)
-    return Constraint(
-        names,
-        lambda values: tuple(values[name] for name in names) not in forbidden,
-    )
+    return Constraint(names, lambda values: tuple(values[name] for name in names) not in forbidden)
 
 
 @st.composite

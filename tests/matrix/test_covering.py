@@ -9,12 +9,7 @@ from spec_text import spec_from
 
 from tlmatrix.cache_files import cache_folder
 from tlmatrix.matrix import covering, expansion
-from tlmatrix.matrix.covering import (
-    compile_classes,
-    covering_rows,
-    reduce_rows,
-    uncovered,
-)
+from tlmatrix.matrix.covering import compile_classes, covering_rows, reduce_rows, uncovered
 from tlmatrix.matrix.space import Space
 from tlmatrix.problem import family_for
 from tlmatrix.spec import load_spec
@@ -97,8 +92,7 @@ def test_too_many_tuples_for_the_library_are_still_covered(monkeypatch):
 def test_a_tuple_that_constraints_exclude_together_is_infeasible():
     """a=0 needs b=1, and b=1 needs c=1: no constraint names a and c, yet a=0, c=0 cannot be."""
     space = Space(
-        {"a": (0, 1), "b": (0, 1), "c": (0, 1)},
-        [forbid("ab", [(0, 0)]), forbid("bc", [(1, 0)])],
+        {"a": (0, 1), "b": (0, 1), "c": (0, 1)}, [forbid("ab", [(0, 0)]), forbid("bc", [(1, 0)])]
     )
     rows = covering_rows(space, 2)
     assert ((0, 2), (0, 0)) not in held(rows, 2)

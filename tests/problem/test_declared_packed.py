@@ -189,11 +189,7 @@ def test_permutation_moves_rows_of_experts():
 
 
 def test_batch_split_sums_gradients_of_shared_inputs():
-    inputs = {
-        "x": X,
-        "w": {"shape": ["dim"], "dtype": "$dtype", "grad": True},
-        "cu_seqlens": CU,
-    }
+    inputs = {"x": X, "w": {"shape": ["dim"], "dtype": "$dtype", "grad": True}, "cu_seqlens": CU}
     problem, each = relation(problem_of("weighted", inputs), "batch_split")
     right = each.right([other.reference() for other in each.problems])
     torch.testing.assert_close(right["dw"], problem.reference()["dw"])

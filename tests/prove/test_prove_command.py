@@ -145,9 +145,7 @@ def test_a_gap_is_refuted_as_unwritten_rows(folder: Path) -> None:
     assert "coverage of Y: refuted" in outcome.out
 
 
-def test_a_demanded_property_that_is_unknown_fails_unless_the_spec_allows_it(
-    folder: Path,
-) -> None:
+def test_a_demanded_property_that_is_unknown_fails_unless_the_spec_allows_it(folder: Path) -> None:
     """All rows of one sequence at most: no case has the race that other lengths would have."""
     more = """
     constraints: [len(seqlens) == 1]

@@ -165,10 +165,7 @@ def test_of_several_runs_the_newest_result_of_a_case_counts(tmp_path: Path) -> N
         [case(1), case(2, Status.FAILED)],
         started="2026-01-03T00:00:00+00:00",
     )
-    old = recorded(
-        tmp_path / "old.jsonl",
-        [case(1, Status.FAILED), case(2), case(3), case(4)],
-    )
+    old = recorded(tmp_path / "old.jsonl", [case(1, Status.FAILED), case(2), case(3), case(4)])
     seeded = recorded(tmp_path / "seeded.jsonl", [case(4, Status.FAILED, seed=5)], seed=5)
     gpu = recorded(tmp_path / "gpu.jsonl", [case(2, backend="cuda", arch="sm_90a")])
     words = " ".join(Page(render([new, old, gpu, seeded])).text.split())

@@ -9,13 +9,7 @@ from rich.console import Console
 
 from report.synthetic import case, recorded
 from tlmatrix.check.finding import Finding
-from tlmatrix.report.compare import (
-    Side,
-    Upgrade,
-    kernel_table,
-    summary_table,
-    upgrade_lines,
-)
+from tlmatrix.report.compare import Side, Upgrade, kernel_table, summary_table, upgrade_lines
 from tlmatrix.run import Status
 
 if TYPE_CHECKING:

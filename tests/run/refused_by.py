@@ -16,9 +16,7 @@ def _check(tile, words, part):
         refuse("part must not be all")
     if part is not None:
         if part < 0:
-            refuse(
-                "part must be at least 0",
-            )
+            refuse("part must be at least 0")
         else:
             raise ValueError("part must be absent")
 

@@ -155,14 +155,8 @@ def test_agreement_is_not_checked_after_wrong_numbers():
         ("[{set: {variant: whole}}]", "whole"),  # the same
         ("[{backend: interpreter}]", "whole"),  # the same
         ("[{set: {variant: tail}, when: k == 7}]", "whole"),
-        (
-            "[{set: {variant: tail}}]\nconstraints: [variant == 'whole']",
-            "whole",
-        ),
-        (
-            "[{axis: variant}]\nconstraints: [variant == 'whole']",
-            "whole, tail",
-        ),
+        ("[{set: {variant: tail}}]\nconstraints: [variant == 'whole']", "whole"),
+        ("[{axis: variant}]\nconstraints: [variant == 'whole']", "whole, tail"),
     ],
 )
 def test_a_case_without_another_side_compares_nothing(agree, variants):

@@ -65,10 +65,7 @@ def test_load_list_run_and_read_findings(spec_path: Path) -> None:
 
 def test_cases_are_selected_and_limited(spec_path: Path) -> None:
     results = tlmatrix.run_specs(
-        spec_path,
-        backend="interpreter",
-        select=lambda case: case["how"] == "right",
-        limit=1,
+        spec_path, backend="interpreter", select=lambda case: case["how"] == "right", limit=1
     )
     assert results.ok
     assert [result.case for result in results] == ["how=right-rows=1"]

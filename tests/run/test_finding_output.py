@@ -70,8 +70,7 @@ def only(path):
 
 
 @pytest.mark.parametrize(
-    ("axes", "words"),
-    [("", ", which the seed of the case picks"), (", values: [ramp]", "ramp")],
+    ("axes", "words"), [("", ", which the seed of the case picks"), (", values: [ramp]", "ramp")]
 )
 def test_a_failing_case_reports_the_distribution_of_its_inputs(made, axes, words):
     result, _ = only(made("wrong", axes=axes))

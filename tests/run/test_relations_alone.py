@@ -191,11 +191,7 @@ def test_relations_of_the_problem_are_selected_by_name():
 @pytest.mark.parametrize(
     ("text", "relation", "words"),
     [
-        (
-            NORM,
-            "{permute: cols, split: rows}",
-            "11:13: a relation needs exactly one of",
-        ),
+        (NORM, "{permute: cols, split: rows}", "11:13: a relation needs exactly one of"),
         (NORM, "{because: so}", "11:13: a relation needs exactly one of"),
         (NORM, "{permute: row}", "11:23: unknown dimension 'row'; did you mean 'rows'?"),
         (NORM, "{scale: {z: 2}}", "11:22: unknown input 'z'. Inputs: x, w"),

@@ -35,9 +35,7 @@ DTYPES = (
 MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a key that does not exist": (
         HEAD + "constraint: []\n",
-        [
-            "5:1: unknown key 'constraint'; did you mean 'constraints'? Keys here: " + KEYS,
-        ],
+        ["5:1: unknown key 'constraint'; did you mean 'constraints'? Keys here: " + KEYS],
     ),
     "a key that does not exist, deep inside": (
         HEAD + "fuzz: {seqlens: {lenght: 0..8}}\n",
@@ -88,16 +86,12 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "arguments of a factory for an entry": (
         HEAD + "factory_args: {block: 64}\ncall: [q]\n",
-        [
-            "5:1: 'factory_args' belongs to a factory; write arguments of an entry in 'call'",
-        ],
+        ["5:1: 'factory_args' belongs to a factory; write arguments of an entry in 'call'"],
     ),
     "arguments of an entry for a factory": (
         HEAD.replace("entry: mypkg.ops:attention", "factory: mypkg.kernels:make")
         + "call: [q]\nconstructor_args: {a: 1}\n",
-        [
-            "6:1: 'constructor_args' belongs to an entry; write 'factory_args' for a factory",
-        ],
+        ["6:1: 'constructor_args' belongs to an entry; write 'factory_args' for a factory"],
     ),
     "arguments of a call": (
         HEAD + "call: [q, {output: y, fill: ones}, {inout: x}, {q: 1}, 2026-01-01]\n",
@@ -146,7 +140,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
             (
                 "7:37: 'problem.reference.dtype' must be one of float64, float32, same; got 'float16'; "
                 "did you mean 'float64'?"
-            ),
+            )
         ],
     ),
     "an entry that is no target": (
@@ -174,10 +168,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
             "5:10: unknown key 'witout'; did you mean 'without'? Keys here: without",
         ],
     ),
-    "no check": (
-        HEAD + "checks: []\n",
-        ["5:9: 'checks' must have at least one entry; got []"],
-    ),
+    "no check": (HEAD + "checks: []\n", ["5:9: 'checks' must have at least one entry; got []"]),
     "text where a list belongs": (
         HEAD.replace("dtype: [float16]", "dtype: float16"),
         ["4:15: 'axes.dtype' must be a list; got 'float16'; write [float16]"],
@@ -244,20 +235,20 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "an expression that does not parse": (
         HEAD + "constraints:\n  - {require: window is none or or causal, because: of that}\n",
         [
-            "6:33: 'constraints[0].require': expected a value, got 'or': 'window is none or or causal'",
+            "6:33: 'constraints[0].require': expected a value, got 'or': 'window is none or or causal'"
         ],
     ),
     "an expression with an unknown name": (
         HEAD + "constraints:\n  - {require: widow is none or causal, because: of that}\n",
         [
-            "6:15: unknown name 'widow' in 'widow is none or causal'; did you mean 'window'? Names here: dtype, window, causal",
+            "6:15: unknown name 'widow' in 'widow is none or causal'; did you mean 'window'? Names here: dtype, window, causal"
         ],
     ),
     "an expression with unquoted text": (
         HEAD.replace("float16", "half")
         + "constraints: [{require: dtype == half, because: of that}]\n",
         [
-            "5:34: unknown name 'half' in 'dtype == half'; it is a value of the axis 'dtype', so quote it: 'half'",
+            "5:34: unknown name 'half' in 'dtype == half'; it is a value of the axis 'dtype', so quote it: 'half'"
         ],
     ),
     "an expression with two unknown names": (
@@ -270,38 +261,28 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a constraint about where a case runs": (
         HEAD + "constraints: [{require: arch == 'sm_90', because: of that}]\n",
         [
-            "5:25: unknown name 'arch' in \"arch == 'sm_90'\"; it is known only when a case runs, so it cannot be used here",
+            "5:25: unknown name 'arch' in \"arch == 'sm_90'\"; it is known only when a case runs, so it cannot be used here"
         ],
     ),
     "a constraint that has no value for none": (
         HEAD + "constraints: [{require: window < 100, because: of that}]\n",
-        [
-            "5:32: 'window < 100' has no value for window=none: cannot compare none < 100",
-        ],
+        ["5:32: 'window < 100' has no value for window=none: cannot compare none < 100"],
     ),
     "a constraint with an unknown key": (
         HEAD + "constraints: [{require: causal, reason: x}]\n",
-        [
-            "5:33: unknown key 'reason'. Keys here: require, when, because",
-        ],
+        ["5:33: unknown key 'reason'. Keys here: require, when, because"],
     ),
     "a setting with a dot": (
         HEAD + "invalid_inputs: {x: {k.dtype: float64}}\n",
-        [
-            "5:21: 'invalid_inputs.x': {k.dtype: float64} has the key 'k.dtype'; write k: {dtype: …}",
-        ],
+        ["5:21: 'invalid_inputs.x': {k.dtype: float64} has the key 'k.dtype'; write k: {dtype: …}"],
     ),
     "a constraint twice": (
         HEAD + "constraints: [{require: causal, because: x}, {require: causal, because: y}]\n",
-        [
-            "5:56: the constraint 'causal' appears twice",
-        ],
+        ["5:56: the constraint 'causal' appears twice"],
     ),
     "a constraint that is a number": (
         HEAD + "constraints: [3]\n",
-        [
-            "5:15: 'constraints[0]' must be a mapping of keys to values; got 3",
-        ],
+        ["5:15: 'constraints[0]' must be a mapping of keys to values; got 3"],
     ),
     "a strategy that does not exist": (
         HEAD + "tiers: {quick: pairwize}\n",
@@ -340,15 +321,11 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "an extra case twice": (
         HEAD + "extra_cases: [{window: 3}, {window: 3}]\n",
-        [
-            "5:28: the case {window: 3} appears twice",
-        ],
+        ["5:28: the case {window: 3} appears twice"],
     ),
     "an empty case": (
         HEAD + "extra_cases: [{}]\n",
-        [
-            "5:15: 'extra_cases[0]' must have at least one entry; got {}",
-        ],
+        ["5:15: 'extra_cases[0]' must have at least one entry; got {}"],
     ),
     "a regression with an unknown axis": (
         HEAD + "regressions: [{seqlens: [1]}]\n",
@@ -374,10 +351,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         HEAD + "checks: [numeric, numeric]\n",
         ["5:19: the check 'numeric' appears twice"],
     ),
-    "no checks": (
-        HEAD + "checks: []\n",
-        ["5:9: 'checks' must have at least one entry; got []"],
-    ),
+    "no checks": (HEAD + "checks: []\n", ["5:9: 'checks' must have at least one entry; got []"]),
     "a factor that allows nothing": (
         HEAD + "tolerance: {default: {factor: 0}, dq: {factor: -1}}\n",
         [
@@ -671,27 +645,15 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     ),
     "a key without a value": (
         HEAD + "constraints:\nextra_cases: none\n",
-        [
-            "5:1: 'constraints' has no value",
-            "6:14: 'extra_cases' must be a list; got none",
-        ],
+        ["5:1: 'constraints' has no value", "6:14: 'extra_cases' must be a list; got none"],
     ),
-    "an empty file": (
-        "",
-        ["1:1: the file is empty"],
-    ),
-    "only comments": (
-        "# nothing here\n---\n",
-        ["3:1: the file is empty"],
-    ),
+    "an empty file": ("", ["1:1: the file is empty"]),
+    "only comments": ("# nothing here\n---\n", ["3:1: the file is empty"]),
     "a root that is a list": (
         "- name: trial\n",
         ["1:1: a spec is a mapping of keys to values, not [{name: trial}]"],
     ),
-    "a root that is text": (
-        "trial\n",
-        ["1:1: a spec is a mapping of keys to values, not 'trial'"],
-    ),
+    "a root that is text": ("trial\n", ["1:1: a spec is a mapping of keys to values, not 'trial'"]),
     "a key twice": (
         HEAD + "entry: mypkg.ops:other\n",
         ["5:1: the key 'entry' appears twice; first in line 3"],
@@ -773,10 +735,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
         "name: trial\naxes: {<<: 3}\n",
         ["2:8: '<<' merges a mapping, or a list of mappings"],
     ),
-    "a key that is a list": (
-        "name: trial\n? [a, b]\n: 3\n",
-        ["2:3: a key must be a plain name"],
-    ),
+    "a key that is a list": ("name: trial\n? [a, b]\n: 3\n", ["2:3: a key must be a plain name"]),
     "a character that YAML does not have": (
         "name: trial\nsummary: a\x07b\n",
         ["2:11: the character '\\x07' is not allowed in a spec"],

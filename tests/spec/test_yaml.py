@@ -120,12 +120,7 @@ def test_columns_count_characters_not_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "written",
-    [
-        "require: windw == 1",
-        "require: 'windw == 1'",
-        'require: "windw == 1"',
-    ],
+    "written", ["require: windw == 1", "require: 'windw == 1'", 'require: "windw == 1"']
 )
 def test_an_unknown_name_is_located_inside_quotes(written: str) -> None:
     text = f"{HEAD}axes: {{window: [1]}}\nconstraints: [{{because: x, {written}}}]\n"

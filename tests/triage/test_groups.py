@@ -7,13 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tlmatrix.check import Finding
-from tlmatrix.report import (
-    Group,
-    describe_finding,
-    describe_group,
-    describe_result,
-    group_failures,
-)
+from tlmatrix.report import Group, describe_finding, describe_group, describe_result, group_failures
 from tlmatrix.run import CaseResult, Status
 
 

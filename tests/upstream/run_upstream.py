@@ -113,12 +113,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def run(
-    program: Program,
-    copy: Path,
-    limit: float,
-    fault: str | None = None,
-    *,
-    lowered: bool = False,
+    program: Program, copy: Path, limit: float, fault: str | None = None, *, lowered: bool = False
 ) -> Result:
     """Run one program in a process of its own, for each architecture that its tests need."""
     if fault or program.skip:

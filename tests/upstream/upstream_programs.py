@@ -106,10 +106,7 @@ def _program(path: str, overrides: dict[str, dict], checkout: Path) -> Program:
 
 
 def working_copy(
-    checkout: Path,
-    folder: Path,
-    programs: list[Program],
-    overrides: dict[str, dict] | None = None,
+    checkout: Path, folder: Path, programs: list[Program], overrides: dict[str, dict] | None = None
 ) -> dict[str, str]:
     """Copy the checkout's programs to `folder` with the replacements of the table.
 

@@ -258,8 +258,7 @@ def test_constants_are_rounded_to_their_dtype():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "raw"),
-    [("float16", "uint16"), ("bfloat16", "int16"), ("float8_e4m3fn", "uint8")],
+    ("dtype", "raw"), [("float16", "uint16"), ("bfloat16", "int16"), ("float8_e4m3fn", "uint8")]
 )
 def test_reinterpret_of_low_precision(dtype, raw):
     x = torch.randn(N, N).to(getattr(torch, dtype))

@@ -83,11 +83,7 @@ def test_a_vector_store_that_reads_its_buffer_shifted_is_refused():
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_operations_of_packed_pairs(dtype):
     @jit_kernel(threads=32)
-    def kernel(
-        A: T.Tensor((64,), dtype),
-        B: T.Tensor((64,), dtype),
-        C: T.Tensor((7, 64), dtype),
-    ):
+    def kernel(A: T.Tensor((64,), dtype), B: T.Tensor((64,), dtype), C: T.Tensor((7, 64), dtype)):
         at = T.Ramp(T.get_thread_binding() * 2, 1, 2)
         C[0, at] = T.add2(A[at], B[at])
         C[1, at] = T.sub2(A[at], B[at])

@@ -222,8 +222,7 @@ def test_a_vector_atomic_whose_elements_a_layout_places_apart_is_an_error():
         T.annotate_layout(
             {
                 Y: T.Layout(
-                    (16, 16),
-                    lambda i, j: [j // 8, i % 8 * 4 + j % 8 // 2, i // 8 * 2 + j % 2],
+                    (16, 16), lambda i, j: [j // 8, i % 8 * 4 + j % 8 // 2, i // 8 * 2 + j % 2]
                 )
             }
         )

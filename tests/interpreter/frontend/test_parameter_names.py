@@ -19,9 +19,7 @@ def shifted(number):
 
     @T.prim_func
     def shifted(
-        x: T.Tensor((16,), "float32"),
-        y: T.Tensor((4,), "float32"),
-        z: T.Tensor((8,), "float32"),
+        x: T.Tensor((16,), "float32"), y: T.Tensor((4,), "float32"), z: T.Tensor((8,), "float32")
     ):
         with T.Kernel(1, threads=32) as _:
             for i in T.Parallel(8):

@@ -84,7 +84,7 @@ def test_a_copy_to_the_host_is_a_copy(execute):
         x += 1
         there += 5
         print(before.tolist(), there.tolist())
-        """,
+        """
     )
     assert "[1.0, 1.0, 1.0, 1.0] [6.0, 6.0, 6.0, 6.0]" in done.stdout, done.stderr
 
@@ -123,7 +123,7 @@ def test_benchmarks_call_their_function_once_and_measure_nan(execute):
         times = [do_bench(lambda: calls.append(1)), profiler.do_bench(), start.elapsed_time(end)]
         times += do_bench(lambda: None, quantiles=[0.5, 0.9])
         print(times, f"{2 / times[0]:.2f} TFLOPS", len(calls))
-        """,
+        """
     )
     assert done.returncode == 0, done.stderr
     assert "[nan, nan, nan, nan, nan] nan TFLOPS 1" in done.stdout
@@ -163,7 +163,7 @@ def test_the_first_configuration_of_an_autotuned_kernel_stands_in(execute):
         found = AutoTuner.from_kernel(plain, [{"block": 16}]).set_compile_args(out_idx=[1]).run()
         assert (found.kernel(torch.zeros(64, device="cuda")) == 16).all()
         print(found.latency, found.config)
-        """,
+        """
     )
     assert done.returncode == 0, done.stderr
     assert "nan {'block': 32}" in done.stdout
@@ -287,7 +287,7 @@ def test_what_is_not_modelled_is_one_line(execute):
             return main
 
         extern()
-        """,
+        """
     )
     assert done.returncode == 1
     assert done.stderr.startswith("tlmatrix: the interpreter does not model the operation")

@@ -222,8 +222,7 @@ def test_a_deletion_is_reported(name: str, op: str, number: int, expected: str) 
 
 
 @pytest.mark.parametrize(
-    "op",
-    ["tl.mbarrier_wait_parity", "tl.mbarrier_expect_tx", "tirx.ptx_arrive_barrier"],
+    "op", ["tl.mbarrier_wait_parity", "tl.mbarrier_expect_tx", "tirx.ptx_arrive_barrier"]
 )
 def test_a_kernel_without_part_of_a_handshake_cannot_go_on(op: str) -> None:
     with pytest.raises(DeadlockError):

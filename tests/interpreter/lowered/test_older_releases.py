@@ -40,10 +40,7 @@ def test_memory_is_allocated_for_what_follows():
         ("ir.IntImm", {"span": 0, "dtype": "int32", "value": 64}),  # 5
         ("ffi.Array", [5]),
         ("tir.Evaluate", {"span": 0, "value": 5}),
-        (
-            "tir.Allocate",
-            {"span": 0, "buffer_var": 4, "dtype": "float32", "extents": 6, "body": 7},
-        ),
+        ("tir.Allocate", {"span": 0, "buffer_var": 4, "dtype": "float32", "extents": 6, "body": 7}),
     )
     allocated, body = read_all(text).seq
     assert (allocated.buffer.scope, allocated.buffer.dtype) == ("shared", "float32")

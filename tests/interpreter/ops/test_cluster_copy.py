@@ -5,12 +5,7 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tlmatrix.interpreter import (
-    SynchronizationError,
-    Unsupported,
-    interpret,
-    scheduled,
-)
+from tlmatrix.interpreter import SynchronizationError, Unsupported, interpret, scheduled
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -120,8 +115,5 @@ def test_a_block_may_not_end_before_its_copies():
 
 def test_sanitizers_know_one_block_alone():
     x = torch.randn(6, 4, 16)
-    with (
-        interpret(sanitize=True),
-        pytest.raises(Unsupported, match="dst_block under sanitizers"),
-    ):
+    with interpret(sanitize=True), pytest.raises(Unsupported, match="dst_block under sanitizers"):
         passed_on(16, True)(x, x.clone())

@@ -15,10 +15,7 @@ WIDTH, HEIGHT = 8, 3
 # Each block adds 1 at its own place, then at those of clusters that it cancels.
 @jit_kernel(Y="i32[WIDTH, HEIGHT]")
 def stealing(Y, width, height, waits=True, everyone=False):
-    with T.ClusterKernel(WIDTH, HEIGHT, threads=32, cluster_dims=(width, height, 1)) as (
-        bx,
-        by,
-    ):
+    with T.ClusterKernel(WIDTH, HEIGHT, threads=32, cluster_dims=(width, height, 1)) as (bx, by):
         response = T.alloc_shared((2, 4), "uint32", scope="shared")
         come = T.alloc_cluster_barrier([1])
         ready = T.alloc_cluster_barrier([32 * width * height])

@@ -113,10 +113,7 @@ def test_a_seed_is_one_interleaving():
 
 def test_a_flag_that_nobody_writes_is_a_deadlock_that_names_it():
     a, b = torch.randn(128, 32).half(), torch.randn(32, 32).half()
-    with (
-        interpret(sanitize=True, on_report="keep") as run,
-        pytest.raises(DeadlockError) as raised,
-    ):
+    with interpret(sanitize=True, on_report="keep") as run, pytest.raises(DeadlockError) as raised:
         simulate(lambda rank: gathered(rank, a, b, rows=32, signal=False), WORLD)
     message = str(raised.value)
     assert "waits for flags[2] to be at least 1: it is 0" in message

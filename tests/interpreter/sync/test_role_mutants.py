@@ -57,9 +57,6 @@ CLEAN = {p.run.__name__: p for p in sanitizer_mutants.ROLE_MUTANTS}
 @pytest.mark.parametrize("name", CLEAN)
 def test_kernels_with_roles_are_silent_without_a_bug(name):
     for schedule, seed in MANY:
-        with (
-            interpret(sanitize=True, **CLEAN[name].options) as run,
-            scheduled(schedule, seed=seed),
-        ):
+        with interpret(sanitize=True, **CLEAN[name].options) as run, scheduled(schedule, seed=seed):
             CLEAN[name].run("")
         assert run.reports == []

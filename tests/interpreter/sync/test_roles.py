@@ -318,10 +318,7 @@ def sums_of_products(left_out, **options):
     return product()
 
 
-WITHOUT_BARRIERS = {
-    "tl.disable_thread_storage_sync": True,
-    "tl.disable_warp_specialized": True,
-}
+WITHOUT_BARRIERS = {"tl.disable_thread_storage_sync": True, "tl.disable_warp_specialized": True}
 
 
 @pytest.mark.parametrize("left_out", ["", "mbarrier"])

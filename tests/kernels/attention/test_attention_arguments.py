@@ -4,11 +4,7 @@ import pytest
 import torch
 
 from tlmatrix.interpreter import interpret
-from tlmatrix_kernels.attention import (
-    decode_attention,
-    paged_attention,
-    sm100_attention,
-)
+from tlmatrix_kernels.attention import decode_attention, paged_attention, sm100_attention
 
 HALF = torch.float16
 

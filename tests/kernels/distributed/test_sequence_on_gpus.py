@@ -11,10 +11,7 @@ pytestmark = pytest.mark.cuda
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize(
     "job",
-    [
-        sequence_on_gpus.back_to_back_with_stragglers,
-        sequence_on_gpus.replayed_from_a_graph,
-    ],
+    [sequence_on_gpus.back_to_back_with_stragglers, sequence_on_gpus.replayed_from_a_graph],
     ids=lambda job: job.__name__,
 )
 def test_each_rank_attends_to_the_keys_of_all(job, world):

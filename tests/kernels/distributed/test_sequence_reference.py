@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from tlmatrix_kernels.distributed.attention.reference import (
-    gathered_attention_varlen,
-)
+from tlmatrix_kernels.distributed.attention.reference import gathered_attention_varlen
 
 
 def test_empty_keys_on_all_ranks():

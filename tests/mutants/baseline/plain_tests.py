@@ -292,10 +292,7 @@ def _gemm_reduce_scatter(*, with_bias=False, transpose_b=False, **options) -> Pa
 
 
 def _gemm_reduce_scatter_two_level(*, transpose_b=False) -> Pairs:
-    from tlmatrix_kernels.distributed import (
-        create_two_level_context,
-        gemm_reduce_scatter_two_level,
-    )
+    from tlmatrix_kernels.distributed import create_two_level_context, gemm_reduce_scatter_two_level
 
     a, b = _normal(WORLD, WORLD * ROWS, 128) / 8, _normal(WORLD, 128, 128)
 

@@ -12,8 +12,7 @@ def sinkhorn_kernel(rows, cols, iters=4, eps=1e-6, threads=128):
 
     @T.prim_func
     def sinkhorn(
-        X: T.Tensor((batch, rows, cols), "float32"),
-        P: T.Tensor((batch, rows, cols), "float32"),
+        X: T.Tensor((batch, rows, cols), "float32"), P: T.Tensor((batch, rows, cols), "float32")
     ):
         with T.Kernel(batch, threads=threads) as b:
             p = T.alloc_fragment([R, C], "float32")
