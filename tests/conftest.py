@@ -16,6 +16,8 @@ for _library in ("OMP", "MKL", "OPENBLAS"):
 # Tests generate what they run: programs of earlier runs would hide what changed.
 os.environ.setdefault("TLMATRIX_PROGRAMS", "off")
 
+from outside_project import project  # noqa: E402, F401 - a fixture, after the threads are set
+
 collect_ignore = ["strangers/project"]
 """Specs that `strangers/test_strangers.py` runs."""
 

@@ -14,7 +14,6 @@ from xml.etree import ElementTree as ET
 import pytest
 import torch
 
-from outside_project import project
 from tlmatrix import cli
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.run import Status, read_records
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outside_project import Project
-
-__all__ = ["project"]
 
 
 def _modules_after(code: str) -> set[str]:

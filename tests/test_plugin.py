@@ -12,15 +12,12 @@ from pathlib import Path
 import pytest
 
 import preloaded_python
-from outside_project import Project, project, wait_until
+from outside_project import Project, wait_until
 from tlmatrix.commands.run import select
 from tlmatrix.commands.specs import plan_all
 from tlmatrix.config import load_config
 from tlmatrix.engine.settings import RunSettings
 from tlmatrix.run import Status, read_records
-
-__all__ = ["project"]
-
 
 _INSTALLED = {
     "site/tlmatrix-9.dist-info/METADATA": "Metadata-Version: 2.1\nName: tlmatrix\nVersion: 9\n",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import pytest
 
-from outside_project import Project, project
 from tlmatrix.backend import gpus
 from tlmatrix.backend.gpus import GpuAssignment, memory_fraction, visible_gpus
 
-__all__ = ["project"]
+if TYPE_CHECKING:
+    from outside_project import Project
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import tlmatrix
-from outside_project import Outcome, Project, project
 from tlmatrix import cli
 from tlmatrix.backend.backends import CudaBackend
 from tlmatrix.bench.engine import Machine
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-__all__ = ["project"]
+    from outside_project import Outcome, Project
 
 pytestmark = pytest.mark.usefixtures("preloaded")
 

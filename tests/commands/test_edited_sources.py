@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outside_project import project
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.run import Status, read_records
 
 if TYPE_CHECKING:
     from outside_project import Project
     from tlmatrix.run import RunRecords
-
-__all__ = ["project"]
 
 _EDIT = """
 FACTOR = 2

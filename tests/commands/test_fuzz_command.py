@@ -8,11 +8,9 @@ import time
 import pytest
 
 import preloaded_python
-from outside_project import Project, project
+from outside_project import Project
 from tlmatrix.run import Status, read_records
 from tlmatrix.spec.loader import load_spec
-
-__all__ = ["project"]
 
 _FUZZ = """\
 fuzz:

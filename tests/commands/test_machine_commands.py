@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outside_project import project
 from tlmatrix.backend import gpus
 from tlmatrix.commands import machine
 from tlmatrix.commands.specs import builtin_specs
@@ -18,8 +17,6 @@ from tlmatrix.run import read_records
 
 if TYPE_CHECKING:
     from outside_project import Project
-
-__all__ = ["project"]
 
 SPECS = Path(__file__).parents[2] / "specs"
 

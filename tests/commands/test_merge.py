@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outside_project import Project, project
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.run import read_records
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["project"]
+    from outside_project import Project
 
 
 def _run_shards(project: Project, count: int, *words: str) -> Path:

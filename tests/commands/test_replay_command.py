@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outside_project import project
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.spec import load_spec
 
 if TYPE_CHECKING:
     from outside_project import Project
-
-__all__ = ["project"]
 
 _MORE = """
 regressions:                    # found by fuzzing

@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from outside_project import project
 from tlmatrix.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     import pytest
 
     from outside_project import Project
-
-__all__ = ["project"]
 
 
 def test_show_prints_what_the_run_printed(project: Project) -> None:

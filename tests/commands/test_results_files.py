@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outside_project import project
 from report.synthetic import case, recorded
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.run import RecordsWriter, Status, read_records
 
 if TYPE_CHECKING:
     from outside_project import Project
-
-__all__ = ["project"]
 
 _READERS = (
     ("show", "a.jsonl"),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outside_project import project
 from tlmatrix.engine.selection import SelectedCases, worker_count
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.run import read_records
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outside_project import Project
-
-__all__ = ["project"]
 
 FIRST = "cols=3-dtype=float16-how=right-rows=5"
 

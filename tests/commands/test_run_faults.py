@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outside_project import Project, project, wait_until
+from outside_project import Project, wait_until
 from tlmatrix.exit_codes import ExitCode
 from tlmatrix.run import Status, read_records
 
 if TYPE_CHECKING:
     from tlmatrix.run.result import CaseResult
-
-__all__ = ["project"]
 
 RAISES = {
     "skip": "raises Skipped: not today",

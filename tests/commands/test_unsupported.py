@@ -2,10 +2,8 @@
 
 import pytest
 
-from outside_project import Project, project
+from outside_project import Project
 from tlmatrix.run import Status, read_records
-
-__all__ = ["project"]
 
 _FUZZ = """\
 fuzz:

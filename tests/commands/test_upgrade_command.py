@@ -6,7 +6,6 @@ import json
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from outside_project import project
 from tlmatrix.commands import upgrade
 from tlmatrix.commands.upgrade import InstallError
 from tlmatrix.exit_codes import ExitCode
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     import pytest
 
     from outside_project import Project
-
-__all__ = ["project"]
 
 INTERPRETED = ("--backend", "interpreter", "-n", "0")
 RELEASE = version("tilelang")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import preloaded_python
-from outside_project import Project, project
+from outside_project import Project
 from tlmatrix.backend.gpus import GpuAssignment
 from tlmatrix.engine.cases import CaseGroup, Cases
 from tlmatrix.engine.pool import CtrlC, Pool
@@ -24,8 +24,6 @@ from tlmatrix.options.table import RunOptions
 from tlmatrix.run import CaseResult, RecordsWriter, Status, read_records
 from tlmatrix.run.plan import plan
 from tlmatrix.spec import load_spec
-
-__all__ = ["project"]
 
 
 def _results(path: Path) -> dict[str, Status]:

@@ -5,10 +5,8 @@ import shlex
 
 import pytest
 
-from outside_project import Project, project
+from outside_project import Project
 from tlmatrix.run import Status, read_records
-
-__all__ = ["project"]
 
 _FUZZ = """\
 fuzz:

@@ -19,7 +19,6 @@ import pytest
 import torch
 
 import tlmatrix
-from outside_project import Project, project
 from tlmatrix.backend import DiskError
 from tlmatrix.backend.assembly.toolkit import AssemblerError, Toolkit, find_toolkit
 from tlmatrix.backend.backends import CudaBackend
@@ -29,9 +28,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from outside_project import Project
     from tlmatrix.run import CaseResult
-
-__all__ = ["project"]
 
 pytestmark = pytest.mark.usefixtures("preloaded")
 
