@@ -2,8 +2,8 @@
 #             cases are the tests of `pytest -n auto`
 # make test   lint and the framework's own tests, as CI runs them: `pytest tests`
 # make test-ray  the tests on a Ray cluster of two nodes; installs Ray (`make ray`) first
-# make test-fast  the tests without those marked `slow` (whole kernels, commands with workers,
-#             nvcc; listed in tests/slow_tests.py): for the loop of editing
+# make test-fast  the tests without those marked `slow` (whole kernels, commands with workers
+#             or many cases, nvcc; listed in tests/slow_tests.py): for the loop of editing
 # make compile  every kernel of every spec assembled for its architectures; needs nvcc, no GPU
 #               (TIER=quick: with every two values of axes, hours of a core)
 # make mutants  mutation testing: runs specs on mutants of the kernels, reports how many they find

@@ -33,7 +33,8 @@ def pytest_configure(config):
 
 def pytest_xdist_auto_num_workers():
     """A worker more than cores: many tests wait, for processes, time limits and locks."""
-    return len(os.sched_getaffinity(0)) + 1
+    given = os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS")
+    return int(given) if given else len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.fixture(scope="module")

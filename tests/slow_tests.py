@@ -1,4 +1,4 @@
-"""The table of slow tests: whole kernels, commands with workers, and nvcc."""
+"""The table of slow tests: whole kernels, commands with workers or many cases, and nvcc."""
 
 from pathlib import Path
 
@@ -10,6 +10,7 @@ SLOW = (
     "test_specs_interpreted.py",
     "docs/test_documents.py",
     "mutants",
+    "draft",
     "test_wheel.py",
     "backend/test_compile_ahead.py",
     "strangers",
