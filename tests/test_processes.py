@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -28,6 +29,16 @@ def test_a_fork_that_takes_too_long_is_killed():
     with pytest.raises(ForkError, match=r"it took more than 0\.2 s"):
         Fork(time.sleep)(60, 0.2)
     assert time.monotonic() - start < 10
+
+
+def test_a_fork_that_ended_between_two_calls_is_replaced():
+    """As it does with the thread that forked it."""
+    fork = Fork(lambda _: os.getpid())
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(fork, None).result()
+    os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    assert fork(None) != first
+    fork.close()
 
 
 def test_calls_share_a_fork_until_it_ends():

@@ -124,6 +124,8 @@ class Fork(Generic[_Argument, _Result]):
         Raises:
             ForkError: it raised, took longer, or was ended by a signal.
         """
+        if self._connection is not None and self._connection.poll(0):
+            self.close()  # it ended meanwhile, as with the thread that forked it
         if self._connection is None:
             self._connection = self._started()
         sent, late = b"", False
