@@ -86,9 +86,9 @@ def kernel_edges(harness: Harness, spec: Spec, cases: Sequence[Mapping[str, Valu
     if harness.backend.name != "interpreter" or not hasattr(os, "fork"):
         return []
     arch = next(iter(spec.architectures), str(getattr(harness.backend, "target", "sm_90a")))
-    key = f"edges of {canonical([dict(each) for each in cases])}"
+    plain = [dict(each) for each in cases]  # which is pickled
     with suppress(Exception, SpecError):  # a case that runs reports it
-        return _kept(harness, spec, arch, key, partial(_edges, cases))
+        return _kept(harness, spec, arch, f"edges of {canonical(plain)}", partial(_edges, plain))
     return []
 
 
