@@ -19,17 +19,17 @@ threads     warp role                     waits for
 
 The head dimensions decide how the consumers divide a tile (`specialized_tiles`):
 
-===================  ================  ========================================================
-head_dim, head_dim_v  queries x keys    division
-===================  ================  ========================================================
-both up to 64        128 x 128         A group has half of the keys. The scores of the second 64
-                                       queries are multiplied beside the elementwise operations of
-                                       the first, which run beside the products of the second.
-sum up to 256        64 x 128          A group has half of the keys; p and ds stay in registers.
-more                 64 x 64           `staged`: dk and dv of more keys do not fit in registers. A
-                                       group has half of the columns of each product; p and ds pass
-                                       through shared memory.
-===================  ================  ========================================================
+====================  ==============  ==========================================================
+head_dim, head_dim_v  queries x keys  division
+====================  ==============  ==========================================================
+both up to 64         128 x 128       A group has half of the keys. The scores of the second 64
+                                      queries are multiplied beside the elementwise operations of
+                                      the first, whose products run beside those of the second.
+sum up to 256         64 x 128        A group has half of the keys; p and ds stay in registers.
+more                  64 x 64         `staged`: dk and dv of more keys do not fit in registers. A
+                                      group has half of the columns of each product; p and ds pass
+                                      through shared memory.
+====================  ==============  ==========================================================
 
 Waits for a free stage use the parity of the phase before the first, which passes on a fresh
 barrier. TileLang inserts no barriers here (`SYNCHRONIZED_CONFIGS`): it would stop both groups four
