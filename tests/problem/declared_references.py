@@ -80,3 +80,19 @@ def final_state_rounded(q, k, v, decay):
 
 def moving_average(x, mean):
     return mean.lerp_(x.mean(0), 0.5)
+
+
+def float32_layer_norm(x):
+    return torch.nn.functional.layer_norm(x.float(), x.shape[-1:]).to(x.dtype)
+
+
+def cut_bits(x):
+    return (x.float().view(torch.int32) & ~0xFFF).view(torch.float32)
+
+
+def times_float32(x):
+    return x.float() @ torch.full((x.shape[1], 3), 0.1)
+
+
+def rounded_to_float8(x):
+    return (x.float() / 3).to(torch.float8_e4m3fn)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import declared_references
 import pytest
 import torch
 from problem_cases import CPU, make_spec
@@ -63,6 +64,24 @@ def test_lowp_is_the_reference_in_the_inputs_dtype():
         assert low[name].dtype == torch.float16
         error = (low[name].double() - exact[name]).abs().max()
         assert 0 < error < 0.02
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_reference_that_casts_to_float32_is_computed_in_float64(dtype):
+    # Where the mean is near the element, its rounding in float32 is as large as a kernel's.
+    problem = make(one_input("float32_layer_norm"), VALUES | {"dtype": dtype, "cols": 63})
+    x = problem.names["x"].double().requires_grad_()
+    y = torch.nn.functional.layer_norm(x, (63,))
+    (dx,) = torch.autograd.grad(y, x, problem.names["dy"].double())
+    torch.testing.assert_close(problem.reference()["y"], y.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(problem.reference()["dx"], dx, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("reference", ["cut_bits", "times_float32", "rounded_to_float8"])
+def test_a_reference_that_needs_its_float32_keeps_it(reference):
+    problem = make(one_input(reference, grad=False), VALUES | {"dtype": "float32"})
+    expected = getattr(declared_references, reference)(problem.names["x"])
+    assert torch.equal(problem.reference()["y"], expected.double())
 
 
 def test_a_reference_that_changes_its_arguments_gets_copies():

@@ -29,14 +29,15 @@ from tlmatrix.problem.declared.inputs import (
     sizes_of,
     summed_dim,
 )
-from tlmatrix.problem.declared.operators import UNITS, TermSizes, suits_shift, term_sizes
+from tlmatrix.problem.declared.operators import UNITS, TermSizes, WideCasts, suits_shift, term_sizes
 from tlmatrix.problem.declared.reference import reference_of
 from tlmatrix.problem.distributions import OF_PARTS, SAFE, choose_distribution, draw, generator
 from tlmatrix.problem.family import tile_sizes
 from tlmatrix.problem.lint import declared
-from tlmatrix.problem.model import Cost, Dim, Problem, TensorInfo
+from tlmatrix.problem.model import Cost, Dim, Problem, ReferenceFailedError, TensorInfo
 from tlmatrix.problem.storage import expandable, with_storage
 from tlmatrix.spec.importing import refuse
+from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.spec import OutputDecl
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ _TERMS = 16
 """The fewest terms of such a sum."""
 _ROUNDED_TERMS = 0.3
 """What the rounding of each term of such a sum costs, as a part of the usual allowance."""
+_ROUNDED = 2.0**-12
+"""The largest difference by which results are float32's and float64's of the same values, relative
+to the element or to the tensor."""
 _SHIFTED = 0.2
 """The share of the cases of a softmax with `shifted` values."""
 
@@ -107,7 +111,32 @@ class Declared:
 
     @cached_property
     def _exact_run(self) -> _Run:
-        return self._run(None if self.reference is None else self.reference.exact_dtype)
+        return self._exact_run_and_width[0]
+
+    @cached_property
+    def _exact_run_and_width(self) -> tuple[_Run, bool]:
+        """The exact run, and whether casts to float32 stay in float64 in it.
+
+        `x.float()` makes the reference of a 16-bit kernel more precise, and one in float64 as
+        imprecise as a float32 kernel. A reference whose results need its casts (it views bits, or
+        rounds to a few values) keeps them.
+        """
+        assert self.reference is not None
+        dtype = self.reference.exact_dtype
+        if dtype != torch.float64:
+            return self._run_once(dtype), False
+        with WideCasts() as mode:
+            try:
+                wide = self._run_once(dtype)
+            except (ReferenceFailedError, SpecError):
+                wide = None
+        if wide is not None and not mode.used:
+            return wide, False
+        plain = self._run_once(dtype)
+        if wide is None:
+            return plain, False
+        alike = all(_differ_by_rounding(wide.outputs[n], t) for n, t in plain.outputs.items())
+        return (wide, True) if alike else (plain, False)
 
     @cached_property
     def exact(self) -> dict[str, torch.Tensor]:
@@ -171,6 +200,11 @@ class Declared:
 
     def _run(self, dtype: torch.dtype | None) -> _Run:
         """Call the reference with floating-point inputs in `dtype`; None for their own."""
+        wide = dtype == torch.float64 and self._exact_run_and_width[1]
+        with WideCasts() if wide else nullcontext():
+            return self._run_once(dtype)
+
+    def _run_once(self, dtype: torch.dtype | None) -> _Run:
         assert self.reference is not None
         grads = set(self.differentiable.values())
         given, leaves = {}, {}
@@ -487,6 +521,18 @@ class Declared:
             cotangents = sum(tensor.nbytes for tensor in self.cotangents.values())
             backward = Cost(0, read + cotangents + gradients)
         return Cost(0, read + moved(*self.declaration.output_names), backward)
+
+
+def _differ_by_rounding(wide: torch.Tensor, plain: torch.Tensor) -> bool:
+    """Whether results of float64 and of float32 differ by the roundings of float32 alone."""
+    if wide.shape != plain.shape or wide.is_floating_point() != plain.is_floating_point():
+        return False
+    if not plain.is_floating_point():
+        return torch.equal(wide, plain)
+    one, other = wide.detach().double(), plain.detach().double()
+    finite = other[other.isfinite()]
+    size = float(finite.square().mean().sqrt()) if finite.numel() else 0.0
+    return torch.allclose(one, other, _ROUNDED, _ROUNDED * size, equal_nan=True)
 
 
 def _doubled(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

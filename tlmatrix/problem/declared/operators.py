@@ -73,6 +73,27 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return call.result()
 
 
+class WideCasts(OperatorMode):  # type: ignore[no-untyped-call]
+    """Keeps float64 where a reference asks for float32, as `x.float()` does.
+
+    `used` says whether it asked.
+    """
+
+    used = False
+
+    def run(self, call: Call) -> Any:  # noqa: ANN401
+        """Call the operator; a result in float32 of a float64 tensor stays in float64."""
+        given = call.args[0] if call.args else None
+        if (
+            call.kwargs.get("dtype") != torch.float32
+            or not isinstance(given, torch.Tensor)
+            or given.dtype != torch.float64
+        ):
+            return call.result()
+        self.used = True
+        return call.func(*call.args, **{**call.kwargs, "dtype": torch.float64})
+
+
 # Sizes of terms -----------------------------------------------------------------------------------
 
 
