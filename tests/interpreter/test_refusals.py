@@ -8,7 +8,7 @@ import tilelang.language as T
 import torch
 
 from jit_kernel import jit_kernel
-from tlmatrix.interpreter import Unsupported
+from tlmatrix.interpreter import InterpreterError, Unsupported
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -188,3 +188,38 @@ def test_a_kernel_is_refused_once_and_looked_at_again_with_a_model(monkeypatch):
     y = torch.zeros(32)
     kernel()(y)
     assert y[0] == 4
+
+
+@jit_kernel(X="f32[4, 32]", Y="f32[32]", name="main", threads=32)
+def python_accumulator(X, Y):
+    tx = T.get_thread_binding(0)
+    acc = 0.0
+    for i in range(4):
+        acc += X[i, tx]
+    Y[tx] = acc  # here
+
+
+@jit_kernel(X="f32[4, 32]", Y="f32[32]", name="main", threads=32)
+def name_of_two_loops(X, Y):
+    tx = T.get_thread_binding(0)
+    acc = T.alloc_var(T.float32, init=0.0)
+    for i in range(3):
+        acc += X[i, tx]
+    for i in range(4):
+        acc += X[i, tx]
+    Y[tx] = acc
+
+
+def test_a_loop_variable_after_its_loop_is_an_error_with_the_remedy():
+    source, start = inspect.getsourcelines(python_accumulator.func.orig_func)
+    line = start + next(k for k, text in enumerate(source) if "# here" in text)
+    with pytest.raises(InterpreterError, match="main: i is used after its loop; ") as error:
+        python_accumulator()
+    assert "T.alloc_var" in str(error.value)
+    assert f"{__file__}:{line}" in str(error.value)
+
+
+def test_loops_may_share_a_name():
+    y = torch.empty(32)
+    name_of_two_loops()(torch.ones(4, 32), y)
+    assert y.tolist() == [7.0] * 32

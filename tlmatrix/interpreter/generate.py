@@ -20,6 +20,7 @@ from tlmatrix.interpreter.analysis.usage import (
     definitely_initialized,
     kernel_usage,
     mixed_views,
+    used_after_loop,
 )
 from tlmatrix.interpreter.emit.access import Buf
 from tlmatrix.interpreter.emit.emitter import Agents, Emitter, Facts, Rules
@@ -29,7 +30,7 @@ from tlmatrix.interpreter.emit.sharing import Invariants
 from tlmatrix.interpreter.emit.threads import Threads
 from tlmatrix.interpreter.emit.threads.statements import rules_of_threads
 from tlmatrix.interpreter.emit.values import LOW_PRECISION, Val, is_float, is_value
-from tlmatrix.interpreter.errors import Unsupported
+from tlmatrix.interpreter.errors import InterpreterError, Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
 from tlmatrix.interpreter.ir.read import read_all, saved
 from tlmatrix.interpreter.ir.rewrites import normalized, widened
@@ -66,6 +67,7 @@ def generate(func: Any, text: str, options: Options) -> Program:
 
     Raises:
         Unsupported: naming the operation and the user's line, if something is not modelled.
+        InterpreterError: a variable of a loop is used after it.
     """
     tables = ops.TABLES
     kernel, shapes, inferred = _read(func, text, options, tuple(modelled()))
@@ -130,7 +132,7 @@ def _read(
     """
     if not depends_on_arch(text):
         return _plain(text, models), {}, None
-    kernel: ir.Kernel = read_all(text)
+    kernel = _scoped(read_all(text))
     if not any(isinstance(n, ir.Block) and _LAYOUTS in n.annotations for n in walk(kernel.body)):
         return normalized(kernel, is_modelled), {}, None
     from tilelang import tvm
@@ -160,7 +162,20 @@ def _read(
 @lru_cache(maxsize=8)  # the variants of a program follow each other
 def _plain(text: str, models: tuple[str, ...]) -> ir.Kernel:  # noqa: ARG001 - a part of the key
     """The normalized kernel, without annotated layouts; `models` are those that there are."""
-    return normalized(read_all(text), is_modelled)
+    return normalized(_scoped(read_all(text)), is_modelled)
+
+
+def _scoped(kernel: ir.Kernel) -> ir.Kernel:
+    """The kernel, if it uses the variables of its loops inside them."""
+    used = used_after_loop(kernel.body)
+    if used is None:
+        return kernel
+    var, location = used
+    raise InterpreterError(
+        f"kernel {kernel.name}: {var.name} is used after its loop; keep what a loop changes in "
+        "T.alloc_var or T.alloc_local. TileLang compiles no such kernel: after a loop with "
+        f"acc += ... the Python name acc is the expression of one iteration\n  at {location}"
+    )
 
 
 def _inferred(func: Any, arch: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.ir.walk import calls, inner_statements, walk
+from tlmatrix.interpreter.ir.walk import calls, children, inner_statements, walk
 
 from .expressions import add_terms, covers, equal_extents, is_zero, number
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .accesses import Accesses
 
 
-# Parallel loops: which loops are parallel, how deep they nest, what they write to local memory ----
+# Loops: which are parallel, how deep they nest, what they write to local memory, what they end ----
 
 JUMPS = {
     "tl.loop_break": "break",
@@ -54,6 +54,35 @@ def nested_statements(node: ir.Stmt, depth: int = 0) -> Iterator[tuple[ir.Stmt, 
 def parallel_depth(node: ir.Stmt) -> int:
     """How many parallel loops are nested at most in a statement."""
     return max(depth for _, depth in nested_statements(node))
+
+
+def used_after_loop(body: ir.Stmt) -> tuple[ir.Var, ir.Location | None] | None:
+    """A variable of a loop that a statement after the loop uses, and where; None if there is none.
+
+    A kernel has such if Python rebinds a name in a loop: after `acc = 0.0` and `acc += X[i]` in a
+    loop, `acc` is the expression of one iteration.
+    """
+    ended: set[ir.Var] = set()
+
+    def uses(statement: ir.Stmt) -> tuple[ir.Var, ir.Location | None] | None:
+        for each in children(statement):
+            if isinstance(each, ir.Expr):
+                found = next((n for n in walk(each) if n in ended), None) if ended else None
+                if found is not None:
+                    return found, statement.location
+        if isinstance(statement, ir.Bind):
+            ended.discard(statement.var)
+        if isinstance(statement, ir.For):
+            ended.discard(statement.loop_var)
+        for each in inner_statements(statement):
+            if (found := uses(each)) is not None:
+                return found
+        if isinstance(statement, ir.For):
+            ended.update(n.var for n in walk(statement.body) if isinstance(n, ir.Bind))
+            ended.add(statement.loop_var)
+        return None
+
+    return uses(body)
 
 
 def local_writes(node: ir.Stmt) -> dict[ir.Buffer, tuple[int, ...]]:
