@@ -10,7 +10,8 @@ from tlmatrix.dtypes import DTYPES, TILE_DTYPES, dtype_named, dtype_of, size_in_
 from tlmatrix.interpreter.runtime.codecs import CODECS
 
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.floating]
-LOW = [dtype for dtype in DTYPES.values() if dtype.codec is not None]
+# Of float8_e8m0fnu, whose conversion rounds up on a GPU, tests/interpreter/emit/test_float8.py.
+LOW = [dtype for dtype in DTYPES.values() if dtype.codec not in (None, "e8m0")]
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=lambda d: d.name)

@@ -153,7 +153,7 @@ _REGISTRY = (
     DType("bool", "bool", 8, poison=1),
     DType("int4", "int", 4, held_as="int8", tensors=False, packed_as=("int8", "uint8")),
     DType("uint4", "uint", 4, held_as="uint8", tensors=False, packed_as=("uint8", "int8")),
-    _float("float8_e8m0fnu", 8, 0.5, 2.0**127, 0xFF, "e8m0", held_as="uint8", tensors=False),
+    _float("float8_e8m0fnu", 8, 0.5, 2.0**127, 0xFF, "e8m0", held_as="uint8"),
     _float(
         *("float4_e2m1fn", 4, 2.0**-2, 6.0, None, "e2m1"),
         held_as="uint8",

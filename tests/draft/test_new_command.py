@@ -638,6 +638,43 @@ def test_state_and_dtypes_that_pytorch_makes_are_those_of_the_reference(
     assert all(text.count(each) >= written.count(each) for each in written), text
 
 
+_SCALES = """
+import tilelang
+import tilelang.language as T
+import torch
+
+@tilelang.jit
+def scales_kernel(rows, cols):
+    @T.prim_func
+    def main(X: T.Tensor((rows, cols), "float32"), S: T.Tensor((rows,), "float8_e8m0fnu")):
+        with T.Kernel(rows, threads=32) as i:
+            x = T.alloc_fragment((1, cols), "float32")
+            largest = T.alloc_fragment((1,), "float32")
+            T.copy(X[i, 0], x)
+            T.reduce_absmax(x, largest, dim=1)
+            scale = T.exp2(T.ceil(T.log2(T.max(largest[0], 0.001))))
+            S[i] = T.Cast("float8_e8m0fnu", scale)
+    return main
+
+def scales(x):
+    found = torch.empty(x.shape[0], dtype=torch.float8_e8m0fnu)
+    scales_kernel(*x.shape)(x, found)
+    return found
+
+def scales_reference(x):
+    largest = x.abs().amax(-1).clamp(min=0.001)
+    return torch.exp2(torch.ceil(torch.log2(largest))).to(torch.float8_e8m0fnu)
+"""
+
+
+def test_scales_that_are_exponents_alone_have_a_dtype_of_specs(project: Project) -> None:
+    (project.folder / f"{project.module}.py").write_text(_SCALES)
+    arguments = (f"{project.module}:scales", "--call", "f(torch.randn(5, 40))", "-o", "s.yaml")
+    outcome = project.tlmatrix("new", *arguments)
+    assert re.search(r"cases of its quick tier: \d+ passed\n", outcome.out), outcome.out
+    assert "dtype: float8_e8m0fnu" in (project.folder / "s.yaml").read_text()
+
+
 _SIZES = """
 import tilelang
 import tilelang.language as T

@@ -291,6 +291,7 @@ def test_a_function_with_the_name_of_a_reference_that_never_works_is_none(drafts
     assert trial.draft.reference is None
     assert not trial.draft.complete
     assert not trial.results
+    assert any("totals:named_reference is no reference: " in each for each in trial.lines)
 
 
 def test_what_is_written_and_never_read_after_it_is_scratch_memory(drafts, tmp_path):

@@ -29,7 +29,8 @@ KEYS = (
 )
 DTYPES = (
     "float16, bfloat16, float32, float64, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, "
-    "float8_e5m2fnuz, int8, int16, int32, int64, uint8, uint16, uint32, uint64, bool"
+    "float8_e5m2fnuz, int8, int16, int32, int64, uint8, uint16, uint32, uint64, bool, "
+    "float8_e8m0fnu"
 )
 
 # fmt: off

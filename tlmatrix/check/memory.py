@@ -71,7 +71,12 @@ def which_differ(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[boo
 
 CANARY = -11  # 0xFFF5: NaN in float16, bfloat16, and repeated in float32 and float64
 
-_POISON = {dtype.torch: dtype.poison for dtype in DTYPES.values() if dtype.poison is not None}
+# As a signed integer, which views of tensors are here: that of float8_e8m0fnu has the sign bit.
+_POISON = {
+    dtype.torch: (dtype.poison ^ 1 << dtype.bits - 1) - (1 << dtype.bits - 1)
+    for dtype in DTYPES.values()
+    if dtype.poison is not None
+}
 
 MARKS: dict[torch.dtype, int] = {
     dtype: bits

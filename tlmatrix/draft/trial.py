@@ -134,7 +134,9 @@ def tried(
                 # It has the name of a reference, and is none.
                 left = limit.left
                 others = drafts.changed(found=None, references=())
-                return tried(others, path, roots, tier=tier, prove=prove, seconds=left)
+                again = tried(others, path, roots, tier=tier, prove=prove, seconds=left)
+                again.lines.insert(0, f"  {found.target} is no reference: {firsts[0].title}")
+                return again
         _keep_recorded(trial, recorded)
         write_spec(trial.draft, path)  # attempts wrote others
     except (SpecError, UsageError) as error:
