@@ -76,13 +76,12 @@ CALLS = {
 def folder(tmp_path, monkeypatch):
     for path in PROJECT.glob("*.py"):
         shutil.copy(path, tmp_path)
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)  # another test's
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
     yield tmp_path
     for path in PROJECT.glob("*.py"):
-        if path.stem not in before:
-            sys.modules.pop(path.stem, None)
+        sys.modules.pop(path.stem, None)
 
 
 @pytest.mark.parametrize("target", CALLS, ids=lambda target: target.partition(":")[0])

@@ -145,6 +145,7 @@ def of_kernel(name, outcome):
     return line
 
 
+@pytest.mark.usefixtures("fresh")
 def test_a_row_for_each_sequence_is_no_packed_tensor():
     """As many rows as sequences: the parts of dW have the shape of x."""
     spec = load_spec(FOLDER / "project" / "varlen_conv1d.yaml")
