@@ -17,13 +17,13 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import statistics
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
+from decode import timed
 from rich.console import Console
 from rich.table import Table
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -56,9 +56,10 @@ def main() -> None:
     console = Console(width=160)
     console.print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, float16, {given}")
     table = Table("head_dim, S, mask", *names, "cuDNN", title="ms (TFLOP/s, of cuDNN), backward")
+    flushed = torch.empty(FLUSHED, dtype=torch.uint8, device="cuda")
     for dim, seqlen, causal in product(dims, given.seqlen, (False, True)):
         calls = candidates(dim, seqlen, causal, given.strategies)
-        times = timed(calls, given.rounds)
+        times = timed(calls, given.rounds, flushed.zero_)
         pairs = TOKENS * HEADS * (seqlen + 1) / 2 if causal else TOKENS * HEADS * seqlen
         operations = 2 * pairs * (3 * dim[0] + 2 * dim[1])
         peer = times.get("cuDNN")
@@ -140,23 +141,6 @@ def candidates(
     except RuntimeError:
         return calls
     return calls | {"cuDNN": peer}
-
-
-def timed(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each call, interleaved, after two warm-up rounds."""
-    flush = torch.empty(FLUSHED, dtype=torch.uint8, device="cuda")
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for each in range(rounds + 2):
-        for name, call in calls.items():
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            flush.zero_()
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            if each >= 2:
-                times[name].append(start.elapsed_time(end))
-    return {name: statistics.median(found) for name, found in times.items()}
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from tlmatrix_kernels.attention.decode.tiles import DecodeTiles, tiles_for
 from tlmatrix_kernels.attention.decode.validate import check_cache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     Call = Callable[[], object]
 
@@ -293,13 +293,25 @@ def correct(calls: dict[str, Call], inputs: Inputs, console: Console) -> dict[st
     return found
 
 
-def timed(calls: dict[str, Call], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each call, interleaved, after three warm-up rounds."""
+def keep_busy() -> None:
+    """Keep the GPU busy while the host launches what is timed."""
+    torch.cuda._sleep(SLEEP)  # noqa: SLF001 - PyTorch has no public way
+
+
+def timed(
+    calls: Mapping[str, Callable[[], object]],
+    rounds: int,
+    before: Callable[[], object] = keep_busy,
+) -> dict[str, float]:
+    """Median milliseconds of each call, interleaved, after three warm-up rounds.
+
+    `before` runs on the GPU before each call, and is not timed.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for each in range(rounds + 3):
         for name, call in calls.items():
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda._sleep(SLEEP)  # noqa: SLF001 - PyTorch has no public way to keep a GPU busy
+            before()
             start.record()
             call()
             end.record()

@@ -218,3 +218,8 @@ def dtype_named(name: object) -> DType:
 def torch_dtype(name: object) -> torch.dtype:
     """The `torch.dtype` of a name; raises ValueError with a suggestion."""
     return dtype_named(name).torch
+
+
+def is_float8(dtype: torch.dtype) -> bool:
+    """Whether a dtype of tensors is floating-point and one byte, with which PyTorch does little."""
+    return dtype.is_floating_point and dtype.itemsize == 1

@@ -47,7 +47,7 @@ from tlmatrix_kernels.attention.backward import mask_pairs, write_keys
 from tlmatrix_kernels.attention.reordered import ELEMENTS, LANES, ORDERS, block_index
 from tlmatrix_kernels.attention.rows import bind_block
 from tlmatrix_kernels.attention.softmax import LOG2_E
-from tlmatrix_kernels.attention.tiles import Tiles, padded
+from tlmatrix_kernels.attention.tiles import PRODUCER_REGISTERS, Tiles, padded
 
 ORDER = "mma"
 LINE = 256
@@ -57,7 +57,6 @@ EXCHANGE = 1
 _CONSUMERS = 256
 _REDUCER = _CONSUMERS + 32
 _REDUCER_END = _REDUCER + 32
-_PRODUCER_REGISTERS = 24
 _CONSUMER_REGISTERS = 240
 
 _PART = 64
@@ -258,7 +257,7 @@ def specialized_key_block(
         write_keys(gradients, gradients.dk, dk, None, keys, kv_head, key, scale, head_dim)
         write_keys(gradients, gradients.dv, dv, None, keys, kv_head, key, 1.0, head_dim_v)
     elif thread < _REDUCER:
-        T.dec_max_nreg(_PRODUCER_REGISTERS)
+        T.dec_max_nreg(PRODUCER_REGISTERS)
         T.tma_copy(keys.tile(k, kv_head, key, columns, width), k_shared, barrier=kv_full)
         T.tma_copy(keys.tile(v, kv_head, key, columns, width_v), v_shared, barrier=kv_full)
         T.mbarrier_arrive(kv_full)
@@ -276,7 +275,7 @@ def specialized_key_block(
             do_tile = queries.tile(do, here, query, rows, width_v)
             _load(do_tile, delta, do_shared, delta_shared, do_full, stage)
     elif thread < _REDUCER_END:
-        T.dec_max_nreg(_PRODUCER_REGISTERS)
+        T.dec_max_nreg(PRODUCER_REGISTERS)
         for step in T.serial(total):
             query = (first + T.truncmod(step, count)) * rows
             here = head + T.truncdiv(step, count)
@@ -288,4 +287,4 @@ def specialized_key_block(
             )
             T.mbarrier_arrive(dq_empty)
     else:
-        T.dec_max_nreg(_PRODUCER_REGISTERS)
+        T.dec_max_nreg(PRODUCER_REGISTERS)

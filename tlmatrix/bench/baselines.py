@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tlmatrix.backend.binding.calls import Entry
 from tlmatrix.backend.signature import parameters_of
 from tlmatrix.bench.candidates import NotApplicableError, Run, spec_of_function
+from tlmatrix.dtypes import is_float8
 from tlmatrix.spec.importing import load
 from tlmatrix.spec.model.spec import DeclaredProblem
 
@@ -269,7 +270,7 @@ def _multiplication(
 ) -> _Product:
     """The function that multiplies op(a) and op(b) of the problem's dtypes."""
     a, b = problem.inputs["a"].dtype, problem.inputs["b"].dtype
-    if _is_float8(a) and _is_float8(b):
+    if is_float8(a) and is_float8(b):
         if not (row_major_a and column_major_b):
             raise NotApplicableError(
                 "torch._scaled_mm needs a row-major and columns of b contiguous"
@@ -285,7 +286,3 @@ def _multiplication(
     if out.itemsize > a.itemsize:
         return lambda x, y: torch.mm(x, y, out_dtype=out)
     return torch.matmul
-
-
-def _is_float8(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point and dtype.itemsize == 1

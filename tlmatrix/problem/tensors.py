@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import torch
 
+from tlmatrix.dtypes import is_float8
+
 Made = TypeVar("Made")
 
 
@@ -70,7 +72,7 @@ def indexable(tensor: torch.Tensor) -> torch.Tensor:
 
 def comparable(tensor: torch.Tensor) -> torch.Tensor:
     """Float8 as float32, exactly: PyTorch neither compares nor indexes it; others as they are."""
-    return tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
+    return tensor.float() if is_float8(tensor.dtype) else tensor
 
 
 # The error of float32 sums in tensor cores, which truncate ----------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import tilelang.language as T
 import torch
+from scaled_products import scaled_products
 
 from tlmatrix.interpreter.errors import DeadlockError, SynchronizationError, Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
@@ -99,36 +100,13 @@ def one_tile(blocks: int) -> Any:
     return kernel
 
 
-def offset_products() -> Any:
-    """`C = S + A @ B`: A comes by TMA, S by `cp.async` of the producer."""
-
-    @T.prim_func
-    def kernel(
-        A: T.Tensor((256, 64), "float16"),
-        B: T.Tensor((64, 64), "float16"),
-        S: T.Tensor((256,), "float32"),
-        C: T.Tensor((256, 64), "float32"),
-    ):
-        with T.Kernel(1, threads=128):
-            a = T.alloc_shared((64, 64), "float16")
-            b = T.alloc_shared((64, 64), "float16")
-            s = T.alloc_shared((64,), "float32")
-            c = T.alloc_fragment((64, 64), "float32")
-            T.copy(B, b)
-            for k in T.Pipelined(4, num_stages=2):
-                T.copy(A[k * 64, 0], a)
-                for i in T.Parallel(64):
-                    s[i] = S[k * 64 + i]
-                for i, j in T.Parallel(64, 64):
-                    c[i, j] = s[i]
-                T.gemm(a, b, c)
-                T.copy(c, C[k * 64, 0])
-
-    return kernel
-
-
 KERNELS = {
-    "copies": (offset_products, "sm_90a", ((256, 64), (64, 64), (256,)), (256, 64)),
+    "copies": (
+        lambda: scaled_products.get_tir("before"),
+        "sm_90a",
+        ((256, 64), (64, 64), (256,)),
+        (256, 64),
+    ),
     "gemm sm_80": (lambda: gemm(32, 16, 32, 2, 32), "sm_80", ((32, 128), (128, 16)), (32, 16)),
     "gemm sm_90a": (lambda: gemm(64, 64, 64, 2), "sm_90a", ((64, 256), (256, 64)), (64, 64)),
     "registers": (from_registers, "sm_90a", ((64, 64), (64, 64)), (64, 64)),

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tlmatrix.dtypes import is_float8
 from tlmatrix.interpreter.errors import InterpreterError, Unsupported
 from tlmatrix.interpreter.lowered.execution import run
 from tlmatrix.interpreter.lowered.lowering import lower, stage_kernel
@@ -117,7 +118,7 @@ def first_difference(launch: Launch, lowered: Sequence[Any]) -> Difference | Non
     """The first parameter that `lowered` code leaves with another value, and where."""
     arguments = launch.names, launch.before, launch.source, lowered
     tensors = [each for each in launch.before if isinstance(each, torch.Tensor)]
-    float8 = any(each.is_floating_point() and each.itemsize == 1 for each in tensors)
+    float8 = any(is_float8(each.dtype) for each in tensors)
     for name, *values in zip(*arguments, strict=True):
         if isinstance(values[0], torch.Tensor) and values[0].numel():
             found = difference(name, *values, float8=float8)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.dtypes import DTYPES, torch_dtype
+from tlmatrix.dtypes import DTYPES, is_float8, torch_dtype
 from tlmatrix.problem.declared.carried import (
     Carried,
     DetachedMaximum,
@@ -419,8 +419,7 @@ class Declared:
         if self.reference is None or dtype is None:  # such a reference rounds every value
             return Carried({}, {})
         unit, seed, found = UNITS[dtype], self.seed ^ 0xCA441ED, Carried({}, {})
-        narrow = [each for each in self.inputs.values() if each.dtype.itemsize == 1]
-        float8 = sum(each.is_floating_point() for each in narrow) > 1
+        float8 = sum(is_float8(each.dtype) for each in self.inputs.values()) > 1
         if self._operands is not None or self._narrow or float8:
             # The floors of other results are those of their own, coarser roundoff.
             finer = set(filter(self._is_finer_than_operands, self.infos))

@@ -163,22 +163,22 @@ class _ProductErrors(_Mode):  # type: ignore[no-untyped-call]
         result, args = call.result(), call.args
         of_bound = SYSTEMATIC if self._size == "spread" else 1.0
         lost = truncation(_terms(call)) * of_bound
-        magnitudes = _listed(_of_terms(call, places, 1)) if self._float8 else []
-        u, of_terms = 0.0, []
+        u = 0.0
         if self._dtype is not None and not all(
             torch.equal(args[place], _rounded(args[place], self._dtype)) for place in places
         ):
             u = torch.finfo(self._dtype).eps / 2
-            of_terms = [_listed(_of_terms(call, places, power)) for power in (1, 2)]
+        magnitudes = _listed(_of_terms(call, places, 1)) if self._float8 or u else []
+        roots = _listed(_of_terms(call, places, 2)) if u else []
         moved = _listed(result)
         for number, each in enumerate(moved):
             if each is None:  # a gradient that is not needed
                 continue
             size = each.abs() * lost
-            if magnitudes:
+            if self._float8:
                 size += magnitudes[number] * float8_truncation(_terms(call)) * of_bound
-            if of_terms:
-                size += _size(self._size, each, *(terms[number] for terms in of_terms)) * u
+            if u:
+                size += _size(self._size, each, magnitudes[number], roots[number]) * u
             moved[number] = each + self._signs.like(each) * size * self._boost
         return moved[0] if isinstance(result, torch.Tensor) else type(result)(moved)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tlmatrix.dtypes import is_float8
 from tlmatrix.problem.declared.carried import as_products
 from tlmatrix.problem.declared.operators import Call, OperatorMode
 from tlmatrix.problem.distributions import seeded_random
@@ -61,14 +62,14 @@ def _propagation(problem: Problem, seed: int, extent: str | None) -> Iterator[Re
         if tensor.dtype.is_floating_point and tensor.numel() and not _expanded(tensor)
     )
     # GPUs convert an infinity to the largest float8.
-    narrow = any(dtype.itemsize == 1 for dtype in results)
+    narrow = any(map(is_float8, results))
     values = (math.nan,) if narrow else (math.nan, math.nan, math.inf, -math.inf)
     if not names or not results:
         return
     for _ in range(_TRIES):
         name, value = pick.choice(names), pick.choice(values)
         tensor = problem.inputs[name]
-        if tensor.dtype.itemsize == 1:
+        if is_float8(tensor.dtype):
             value = math.nan
         index = tuple(pick.randrange(size) for size in tensor.shape)
         try:
