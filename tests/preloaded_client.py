@@ -24,7 +24,8 @@ def main(address, python, script):
     if not _understood(words) or connection.connect_ex(address):
         os.execv(python, [python, *words])
     ignored = [each for each in _FORWARDED if _signal.getsignal(each) == _signal.SIG_IGN]
-    request = marshal.dumps((words, dict(os.environ), os.getcwd(), ignored))
+    leads = os.getsid(0) == os.getpid()
+    request = marshal.dumps((words, dict(os.environ), os.getcwd(), ignored, leads))
     files = _open_files(connection.fileno())
     descriptors = struct.pack(f"{len(files)}i", *files)
     header = struct.pack("ii", len(request), len(files)) + descriptors

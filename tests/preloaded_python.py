@@ -100,6 +100,7 @@ def start() -> Path:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
+            start_new_session=True,  # what a fork sends to its process group reaches no test
         )
     atexit.register(process.wait)
     atexit.register(process.stdin.close)

@@ -155,8 +155,10 @@ def _place(files, targets):
         os.close(standard)
 
 
-def become(words, environment, folder, ignored, python):
+def become(words, environment, folder, ignored, leads, python):
     """Make this process what `python *words` would be; returns what it has to do."""
+    if leads:
+        os.setsid()
     os.chdir(folder)
     before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ.clear()

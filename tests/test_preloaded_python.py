@@ -88,6 +88,15 @@ def test_signals_reach_the_process_and_killing_the_command_kills_it():
             assert command.wait() == -number
 
 
+def test_a_session_is_its_own_and_no_process_is_in_the_group_of_the_tests():
+    code = "import os; print(os.getpid() == os.getsid(0) == os.getpgrp(), os.getpgrp())"
+    leads, _ = _run("-c", code, start_new_session=True).stdout.split()
+    assert leads == "True"
+    leads, group = _run("-c", code).stdout.split()
+    assert leads == "False"
+    assert int(group) != os.getpgrp()
+
+
 @pytest.mark.parametrize(
     "sent", [b"", b"\1", struct.pack("ii", 100, 3), struct.pack("ii", 9, 0) + b"ab"]
 )

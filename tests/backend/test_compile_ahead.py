@@ -164,6 +164,23 @@ def job(project, backend, *dtypes, **rest):
     )
 
 
+PARENT = """
+import subprocess, sys
+
+words = [sys.executable, "-m", "tlmatrix.run.kernel_plan"]
+plan = subprocess.Popen(words, stdin=subprocess.PIPE, text=True)
+plan.communicate(sys.argv[1] + "\\n")
+print("alive", plan.returncode)
+"""
+
+
+def test_a_plan_that_ends_with_its_parent_kills_none_of_the_parents_group(project):
+    """The parent closes the input at once, and is in the process group in which it starts it."""
+    line = job(project, "cuda", "float32", arch="sm_90a", folder=str(project)).to_json()
+    done = preloaded_python.run("-c", PARENT, line, timeout=240, start_new_session=True)
+    assert done.stdout == "alive -9\n", done.stderr
+
+
 USE = """
 import json, os
 from doubling import scale_kernel

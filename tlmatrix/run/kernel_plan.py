@@ -114,6 +114,8 @@ def main() -> None:
         answers.write(json.dumps(_listed(job)) + "\n")
         answers.close()
         return
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)  # `_end_with_parent` kills the group, of which others may be members
     threading.Thread(target=_end_with_parent, daemon=True).start()
     tickets = Tickets(Path(job.folder))
     alive = tickets.create()
