@@ -574,6 +574,55 @@ def test_state_that_is_read_and_written_is_input_and_output(
     assert "no reference found" not in outcome.out or "reference(" in outcome.out
 
 
+_NEIGHBOURS = """
+import tilelang
+import tilelang.language as T
+
+@tilelang.jit(out_idx=[1])
+def kernel(cols, last, dtype="float32"):
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, cols), dtype), Y: T.Tensor((rows, cols), dtype)):
+        with T.Kernel(rows, threads=64) as row:
+            shared = T.alloc_shared([cols + 1], dtype)
+            if last:
+                T.clear(shared)
+            for j in T.Parallel(cols):
+                shared[j] = X[row, j]
+            for j in T.Parallel(cols):
+                Y[row, j] = shared[j] + shared[j + 1]
+    return main
+
+def sums(x):
+    return kernel(x.shape[1], True)(x)
+
+def broken(x):
+    return kernel(x.shape[1], False)(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("sums", "passed"), ("broken", "sanitizers: uninitialised: shared[")],
+)
+def test_without_a_reference_all_but_values_are_checked(
+    project: Project, name: str, words: str
+) -> None:
+    (project.folder / f"{project.module}.py").write_text(_NEIGHBOURS)
+    (project.folder / "use.py").write_text(
+        f"import torch\nfrom {project.module} import {name}\n"
+        "for rows, cols in ((3, 40), (2, 64)):\n    " + name + "(torch.randn(rows, cols))\n"
+    )
+    target = f"{project.module}:{name}"
+    outcome = project.tlmatrix("new", target, "--script", "use.py", "-o", "new.yaml")
+    assert f"no reference found for {target}: no value is compared" in outcome.out
+    assert words in outcome.out
+    outcome = project.tlmatrix("run", "new.yaml", "-n", "0")
+    assert f"{name}: no value is compared, as there is no reference" in outcome.out
+    assert outcome.code == (ExitCode.OK if words == "passed" else ExitCode.FINDINGS), outcome.out
+
+
 _TORCH = """
 import tilelang
 import tilelang.language as T

@@ -809,6 +809,38 @@ def test_an_eager_kernel_declares_its_sizes(repository):
     assert "B: {shape: [K, N]" in text, text
 
 
+CHUNKS = """
+import tilelang
+import tilelang.language as T
+import torch
+
+@tilelang.jit
+def scaled(X, S, block: int = 32):
+    rows, width, chunk_size = T.const("rows, width, chunk_size")
+    X: T.Tensor[[rows, width], T.float32]
+    S: T.Tensor[[T.ceildiv(rows, chunk_size), chunk_size], T.float32]
+    Y = T.empty((rows, width), T.float32)
+    with T.Kernel(rows, threads=block) as row:
+        for j in T.serial(width):
+            Y[row, j] = X[row, j] * S[row // chunk_size, row % chunk_size]
+    return Y
+
+if __name__ == "__main__":
+    x, s = torch.randn(256, 32, device="cuda"), torch.randn(4, 64, device="cuda")
+    torch.testing.assert_close(scaled(x, s), x * s.flatten()[:, None])
+"""
+
+
+def test_a_declared_size_with_the_name_of_a_tile_is_a_dimension(repository):
+    """In its only call it is twice the width, and the other dimension is named before it."""
+    (repository.folder / "chunks.py").write_text(CHUNKS)
+    finished(repository, "record", "--trace-only", "chunks.py")
+    words = ("chunks:scaled", "--calls", "calls.jsonl", "--no-run", "-o", "s.yaml")
+    assert repository.tlmatrix("new", *words).code == ExitCode.OK
+    text = (repository.folder / "s.yaml").read_text()
+    assert 'S: {shape: ["ceildiv(rows, chunk_size)", chunk_size]' in text, text
+
+
 def test_of_methods_that_call_those_of_their_base_the_own_one_is_recorded(repository):
     text = """
 import torch

@@ -257,7 +257,7 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
     "a problem that does not exist": (HEAD.replace("problem: attention", "problem: attenton"),
      ["2:10: unknown problem 'attenton'; did you mean 'attention'? Problems: attention, collective, gemm, package.module:Class, or a mapping"]),
     "a declared problem without a reference": (DECL + "problem:\n  inputs:\n    x: {shape: [rows], dtype: $dtype}\n  outputs: [y]\n",
-     ["4:1: the key 'reference' is missing in 'problem'; add it, or add 'relations' or 'agree' to check results without a reference"]),
+     ["4:1: the key 'reference' is missing in 'problem'; add it, or add 'relations' or 'agree' to check results without a reference, or leave the check of values out: checks: {without: [numeric]}"]),
     "a shape over an unknown axis": (DECL + "problem:\n  inputs: {x: {shape: [rows, 'rows * cols', -1], dtype: $dtpe}}\n  outputs: [y]\n  reference: a:b\n",
      ["5:38: unknown name 'cols' in 'rows * cols'. Names here: dtype, rows",
       "5:45: 'problem.inputs.x.shape[2]' must be 0 or more; got -1",

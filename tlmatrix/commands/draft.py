@@ -42,10 +42,10 @@ def new(arguments: argparse.Namespace, config: Config) -> ExitCode:
     with writing("-o", path):
         write_spec(draft, path)
     print("\n".join([f"wrote {path}", *(f"  {note}" for note in draft.notes)]))
-    if draft.complete and not arguments.no_run:
+    if draft.runs and not arguments.no_run:
         for line in tried(drafts, path, [config.root]).lines:
             print(line)
-    elif draft.complete:
+    elif draft.runs:
         print(f"next: tlmatrix run {shlex.quote(str(path))}")
     return ExitCode.OK
 

@@ -91,7 +91,9 @@ def run(arguments: argparse.Namespace, config: Config) -> ExitCode:
             earlier=mean_seconds(seconds),
         )
         proven = (summary(each.spec, [config.root]) for each in plans)
-        for line in filter(None, (note, *settings.again, *proven)):
+        names = [each.spec.name for each in plans if not each.spec.compares_values]
+        unjudged = (f"{name}: no value is compared, as there is no reference" for name in names)
+        for line in filter(None, (note, *settings.again, *proven, *unjudged)):
             report.note(line)
         session = Run(
             settings,

@@ -28,7 +28,7 @@ from tlmatrix.draft.recorder import record_program
 from tlmatrix.draft.sources import drafts_for, drafts_of_calls, recorded_calls
 from tlmatrix.draft.targets import is_test_file, makes_prim_func, target_of
 from tlmatrix.draft.text import write_spec
-from tlmatrix.draft.trial import Limit, tried
+from tlmatrix.draft.trial import REFUSALS, Limit, tried
 from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.report.html import rendered
@@ -388,14 +388,14 @@ def _run_job(job: Job, output: Path, root: Path) -> Row:
         try:
             drafts = job.draft()
             draft = drafts()
-            if draft.complete:
+            if draft.runs:
                 seconds = max(limit.left, _SECONDS / 6)
                 trial = tried(drafts, path, [root], tier="each", prove=False, seconds=seconds)
                 draft = trial.draft
                 row = _judged(row, trial, path)
             else:
                 write_spec(draft, path)
-            if not draft.complete:
+            if not draft.complete and row.status != "findings":
                 note = draft.notes[-1] if draft.notes else "it needs a reference"
                 row = replace(row, status="incomplete", note=note, spec=path.name)
         except BaseException as error:  # noqa: BLE001 - whatever the repository's code raises
@@ -417,6 +417,9 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
     elif failed or trial.wrong:
         status = "findings"
     first = next((f for result in failed for f in result.findings), None)
+    refused = not draft.complete and first is not None and first.check in REFUSALS
+    if refused and not trial.wrong:
+        status = "incomplete"
     if failed and all(f.check == "reference" for result in results for f in result.findings[:1]):
         status = "incomplete"  # the function of that name is another one
     left_out = trial.wrong or trial.left_out

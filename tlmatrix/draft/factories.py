@@ -185,8 +185,9 @@ class _Tracer:
             raise
 
     def _free(self) -> list[str]:
-        """The sizes that are passed, or have no default."""
-        sizes = [each for each in self._arguments if each.kind == "size"]
+        """The sizes that are passed, declared, or have no default."""
+        declared = {*self._consts}  # of a tensor, also if one has the name of a tile
+        sizes = [e for e in self._arguments if e.kind == "size" or e.name in declared]
         return [each.name for each in sizes if each.name in self._given or not each.default]
 
     def _changes(self, values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -72,8 +72,13 @@ def relate(
     dims: dict[Place, Size] = {}
     symbols: dict[str, Column] = {}
     passed = {column: name for name, column in reversed([*scalars.items()]) if min(column) > 2}
-    for place, text in names.items():
-        if not NAME.fullmatch(text) or place[0] in results:
+
+    def follows(place: Place) -> bool:
+        return place[0] in results or not NAME.fullmatch(names[place])
+
+    for place in sorted(names, key=follows):
+        text = names[place]
+        if follows(place):
             if place in columns and evaluated(text, {**scalars, **symbols}) == columns[place]:
                 dims[place] = text
                 symbols |= {name: scalars[name] for name in Expression(text).names & {*scalars}}

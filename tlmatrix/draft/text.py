@@ -63,6 +63,7 @@ class Draft:
         multiples: factors that all recorded sizes of an axis have.
         recorded: values of axes in a recorded call.
         ranges: the least and the largest value of inputs whose values had one sign in all calls.
+        guessed: whether the values of inputs are guesses, of which a kernel may read anything.
         notes: lines to print for the user.
     """
 
@@ -89,12 +90,18 @@ class Draft:
     multiples: Mapping[str, int] = field(default_factory=dict)
     recorded: Mapping[str, Any] = field(default_factory=dict)
     ranges: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    guessed: bool = False
     notes: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
-        """Whether the spec can run without additions."""
+        """Whether there is a reference for its values."""
         return bool(self.problem) or (self.reference is not None and not self.reference.missing)
+
+    @property
+    def runs(self) -> bool:
+        """Whether the results of a run tell something, if only of all but values."""
+        return self.complete or not self.guessed
 
     def without_sanitizers(self) -> Draft:
         """The draft whose kernels no sanitizer watches."""
@@ -132,6 +139,7 @@ def write_spec(draft: Draft, path: Path) -> None:
 
 def spec_text(draft: Draft) -> str:
     """The spec as YAML that `tlmatrix check` accepts."""
+    without = (*["numeric"] * (not draft.complete), *draft.without)
     first = {
         "name": draft.name,
         "summary": draft.summary,
@@ -145,12 +153,14 @@ def spec_text(draft: Draft) -> str:
     sections = {
         "axes": draft.axes,
         "constraints": [{"require": rule, "because": why} for rule, why in draft.constraints],
-        "checks": {"without": draft.without} if draft.without else {},
+        "checks": {"without": without} if without else {},
         "determinism": "bounded" if draft.bounded else "",
         "tolerance": draft.tolerance,
         "fuzz": draft.fuzz,
     }
     comments = {"reference": [*_comments(draft)], "tolerance": ["Rounding may differ by one."]}
+    if not draft.complete:
+        comments["checks"] = ["No value is compared. Remove `numeric` when there is a reference."]
     lines = [EDITOR_COMMENT.rstrip()]
     for key, value in (first | sections).items():
         if value or (key == "call" and value is not None):
@@ -162,24 +172,31 @@ def spec_text(draft: Draft) -> str:
 
 def _declared(draft: Draft) -> dict[str, Any]:
     """The declared problem."""
-    found = draft.reference
     outputs = draft.outputs if any(draft.outputs.values()) else list(draft.outputs)
-    reference: Any = (
-        f"{draft.target.partition(':')[0]}:reference" if found is None else found.target
-    )
-    if found is not None and (found.call is not None or found.same_dtype or found.returns):
-        own = {"call": found.call, "returns": found.returns, "dtype": "same" * found.same_dtype}
-        reference = {"function": found.target} | {key: each for key, each in own.items() if each}
+    reference = _reference(draft) if draft.complete else None
     return {"inputs": draft.inputs, "outputs": outputs, "reference": reference}
 
 
+def _reference(draft: Draft) -> Any:  # noqa: ANN401 - a value of YAML
+    """The reference, or the name of a function that is to be written."""
+    found = draft.reference
+    if found is None:
+        return f"{draft.target.partition(':')[0]}:reference"
+    own = {"call": found.call, "returns": found.returns, "dtype": "same" * found.same_dtype}
+    if found.call is None and not any(own.values()):
+        return found.target
+    return {"function": found.target} | {key: each for key, each in own.items() if each}
+
+
 def _comments(draft: Draft) -> Iterator[str]:
-    """The comments above the reference."""
+    """The comments above the reference, and where one is missing those in its place."""
     yield from draft.stub
     if draft.reference is not None and draft.reference.method:
         yield f"A function made from {draft.reference.method}."
     if draft.reference is not None and draft.reference.missing:
         yield f"It also takes {', '.join(draft.reference.missing)}: add values for them."
+    if not draft.complete:
+        yield f"reference: {_flow(_reference(draft))}"
 
 
 # YAML -----------------------------------------------------------------------------------------
@@ -203,9 +220,14 @@ def _lines(
     remarks: Mapping[str, str],
     comments: Mapping[str, Sequence[str]],
 ) -> Iterator[str]:
-    """A key with its value: on one line if that is short, and no mapping of mappings."""
+    """A key with its value: on one line if that is short, and no mapping of mappings.
+
+    Of None the comments alone.
+    """
     remark = f"  # {remarks[key]}" if key in remarks else ""
     yield from (f"{indent}# {line}" for line in comments.get(key, ()))
+    if value is None:
+        return
     line = f"{indent}{key}: {_flow(value)}{remark}"
     if isinstance(value, Mapping):
         nested = any(isinstance(each, Mapping) for each in value.values())

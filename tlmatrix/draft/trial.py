@@ -52,7 +52,9 @@ _DRAWN_AS_RECORDED = "drawn as recorded"
 _NOT_WATCHED = "does not model sanitizers of"
 _WITHOUT_SANITIZERS = "without sanitizers"
 _NOT_REFUSED = "is not refused, and is wrong"
-_VALUES = ("numeric", "gradients", "reference", "entry", "problem", "spec")
+REFUSALS = ("entry", "reference", "problem", "spec")
+"""Checks of what is no result."""
+_VALUES = ("numeric", "gradients", *REFUSALS)
 """Checks that tell whether a reference agrees."""
 _FACTORS = (256, 128, 64, 32, 16, 8, 4, 2)
 
@@ -122,7 +124,7 @@ def tried(
             trial.lines.append(f"  {name} is no reference: no recorded case passes")
             drafts.found = next((each for each in drafts.references if not each.part), None)
         trial.draft = drafts()
-        if not trial.draft.complete:
+        if not trial.draft.runs:
             write_spec(trial.draft, path)
             return trial
         with Runner() as runner, muted():  # the other keeps what it knows of other outputs
@@ -318,10 +320,11 @@ def _relaxed(draft: Draft, results: Sequence[CaseResult]) -> tuple[Draft, list[s
 def _match_reference(drafts: Drafts, attempts: _Attempts, lines: list[str]) -> CaseResult | None:
     """Take the first reference that agrees in a recorded case, and how it gives the outputs.
 
-    Returns the result of that case; None if none passes, or if a problem brings the reference. It
-    may refuse float64, return them in another order, or fewer of them. What the code under test
-    updates, it may return as new tensors, or update its own arguments. If the code passes without
-    gradients alone, the draft has none, and `lines` get a line.
+    Returns the result of that case; None if none passes, or if a problem brings the reference.
+    Without a reference its values are not compared. A reference may refuse float64, return outputs
+    in another order, or fewer of them. What the code under test updates, it may return as new
+    tensors, or update its own arguments. If the code passes without gradients alone, the draft has
+    none, and `lines` get a line.
     """
     for found in drafts.references:
         own = drafts.changed(found=found)
@@ -374,7 +377,10 @@ def _match_reference(drafts: Drafts, attempts: _Attempts, lines: list[str]) -> C
                     words = f"{', '.join(scratch)}, which the reference does not return"
                     lines.append(f"  {_NOT_JUDGED} {words}")
                 return first if _passes(first) else None
-    return None
+    if (draft := drafts()).complete or not draft.runs:
+        return None
+    first = _recorded_case(draft, attempts)
+    return first if _passes(first) else None
 
 
 def _ranges_line(draft: Draft, result: CaseResult) -> str:
@@ -690,7 +696,7 @@ def _worst(reasons: Iterable[str]) -> str:
 def _refusal(result: CaseResult) -> str:
     """Why the code under test, the reference or the draft does not take a case; "" if they do."""
     for finding in result.findings:
-        if finding.check in ("entry", "reference", "problem", "spec") and finding.pattern:
+        if finding.check in REFUSALS and finding.pattern:
             return finding.title
         if finding.check == "numeric" and _OTHER_DTYPE.search(finding.title):
             return finding.title  # the draft has the dtype of one call

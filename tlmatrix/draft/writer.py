@@ -74,6 +74,7 @@ class _Writer:
         self.interface = interface
         self.recognition = recognition
         self.found = found
+        self.judged = problem is not None
         takes = set((found and parameters_of(found.function)) or ())
         every = (*interface.arguments, *interface.construct)
         column = next(iter(found.passed.values()), ()) if found is not None else ()
@@ -131,11 +132,12 @@ class _Writer:
         """The draft with a declared problem."""
         interface = self.interface
         reference = self._reference()
+        self.judged = reference is not None and not reference.missing
         call = self._call()
         plain = isinstance(call, dict) and not interface.changed and _is_plain(call)
         notes = list(self._recognition_notes())
         if reference is None:
-            notes.append(f"no reference found for {self.target.text}: the spec needs one to run")
+            notes.append(f"no reference found for {self.target.text}: no value is compared")
         elif reference.difference:
             notes.append(reference.difference)
         unknown = [e for e in self.inputs if e.integer and e.name not in self.recognition.roles]
@@ -156,6 +158,7 @@ class _Writer:
             multiples=self.chosen.multiples,
             recorded={name: each for name, each in self._recorded() if name in self.axes},
             ranges={e.name: found for e in self.inputs if (found := self._range_of_sign(e))},
+            guessed=bool(unknown) or not interface.calls,
             notes=tuple(notes),
         )
 
@@ -215,7 +218,7 @@ class _Writer:
     @property
     def _told_by_reference(self) -> bool:
         """Whether a reference tells the shapes of results, which calls may show by chance."""
-        return self.found is not None and (not self.interface.factory or self.interface.calls > 0)
+        return self.judged and (not self.interface.factory or self.interface.calls > 0)
 
     def _packed_shape(self, tensor: Tensor) -> list[str]:
         """The shape of a result of a packed problem; empty if a size is ambiguous."""

@@ -325,11 +325,12 @@ def _no_reference_faults(
     spec: Spec, declared: DeclaredProblem, broken: Collection[str]
 ) -> Iterator[Fault]:
     """Keys that a declared problem without a reference lacks."""
-    if not (spec.relations or spec.agree):
-        if not {"relations", "agree"} & set(broken):
+    if not spec.compares_values and "numeric" in spec.checks:
+        if not {"relations", "agree", "checks"} & set(broken):
             message = (
                 "the key 'reference' is missing in 'problem'; add it, or add 'relations' or "
-                "'agree' to check results without a reference"
+                "'agree' to check results without a reference, or leave the check of values out: "
+                "checks: {without: [numeric]}"
             )
             yield Fault(("problem",), message, at_key=True)
         return

@@ -451,6 +451,13 @@ class Spec(Model):
         """The file that the spec was loaded from."""
         return self._path
 
+    @property
+    def compares_values(self) -> bool:
+        """Whether results have a reference, relations or another implementation to agree with."""
+        declared = self.problem if isinstance(self.problem, DeclaredProblem) else None
+        known = declared is None or declared.reference is not None
+        return known or bool(self.relations or self.agree)
+
     def allows(self, values: Mapping[str, Value]) -> bool:
         """Whether the values of all axes satisfy the constraints.
 
