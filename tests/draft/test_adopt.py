@@ -10,11 +10,14 @@ import torch
 
 from draft.test_record import finished, repository
 from outside_project import project
-from tlmatrix.draft.adopt import Job, _run_jobs, definitions_of
+from tlmatrix.draft.adopt import Job, Row, _judged, _run_jobs, definitions_of
 from tlmatrix.draft.calls import Call, Seen, write_call
 from tlmatrix.draft.manifest import Entry, examples
+from tlmatrix.draft.text import Draft
+from tlmatrix.draft.trial import Trial
 from tlmatrix.draft.uses import Uses
 from tlmatrix.exit_codes import ExitCode, UsageError
+from tlmatrix.run.result import CaseResult, Status
 
 __all__ = ["project", "repository"]
 
@@ -251,6 +254,20 @@ def test_a_target_is_known_again_in_another_process(tmp_path):
         for seed in ("1", "2")
     }
     assert len(keys) == 1
+
+
+def test_cases_that_are_skipped_judge_nothing(tmp_path):
+    """As of an operation that the interpreter does not model."""
+
+    def row(*statuses):
+        results = [CaseResult("a", "a.yaml", "", each, message="not modelled") for each in statuses]
+        draft = Draft("a", "", "m:a", factory=False, problem="gemm")
+        return _judged(Row("m:a", "calls", ""), Trial(draft, results), tmp_path / "a.yaml")
+
+    none = row(Status.SKIPPED, Status.SKIPPED)
+    assert (none.status, none.cases, none.note) == ("errors", 0, "not modelled")
+    some = row(Status.SKIPPED, Status.PASSED)
+    assert (some.status, some.cases, some.note) == ("judged", 1, "not modelled")
 
 
 def test_a_folder_without_code_is_an_error(project, tmp_path):

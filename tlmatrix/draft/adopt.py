@@ -411,8 +411,10 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
     draft, results = trial.draft, trial.results
     failed = [result for result in results if result.failed]
     counts = Counter(str(result.status) for result in failed)
+    skipped = [result for result in results if str(result.status) == "skipped"]
+    errors = trial.error or counts["error"] + counts["crashed"] + counts["timeout"]
     status = "judged"
-    if trial.error or counts["error"] + counts["crashed"] + counts["timeout"]:
+    if errors or (results and skipped == results):
         status = "errors"
     elif failed or trial.wrong:
         status = "findings"
@@ -424,6 +426,7 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
         status = "incomplete"  # the function of that name is another one
     left_out = trial.wrong or trial.left_out
     note = trial.error or (f"{first.check}: {first.title}" if first else left_out)
+    note = note or next((each.message for each in skipped), "")
     if not results and not trial.error:
         status, note = "incomplete", "no case ended in time"
     reference = f"problem {draft.problem}" if draft.problem else ""
@@ -435,7 +438,7 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
         status=status,
         spec=path.name,
         reference=reference,
-        cases=len(results),
+        cases=len(results) - len(skipped),
         failed=len(failed),
         note=note[:300],
         varies=varies,
