@@ -157,6 +157,15 @@ def test_a_vector_without_elements_says_nothing():
     assert not recognize(_call(_rows("x", "rows", 24), empty, lengths, selections=chosen)).packings
 
 
+def test_zeros_may_index_anything_and_say_nothing():
+    indices = _tensor("ids", ("rows", "top_k"), (5, 2), "int32", (0,) * 10)
+    sizes = [("rows", 5), ("top_k", 2), ("dim", 40)]
+    assert not recognize(_call(_rows("x", "rows", 5), indices, sizes=sizes)).roles
+    known = [Selection("ids", "x", 0, "index")]
+    found = recognize(_call(_rows("x", "rows", 5), indices, sizes=sizes, selections=known))
+    assert found.roles == {"ids": Role("between", ("0", "rows - 1"))}
+
+
 def test_a_size_of_a_tile_is_no_number_of_heads():
     q = _tensor("q", ("heads", "dim"), (32, 40))
     block = Argument("block_size", "tile", 32, default=False, values=(32,))

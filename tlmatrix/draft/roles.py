@@ -441,7 +441,12 @@ class _Recognizer:
                 self.roles[end] = Role("between", (f"{size} // 2", size))
 
     def _may_index(self, tensor: Tensor) -> list[Size]:
-        """Dimensions and counts that all values of all calls are below, the smallest first."""
+        """Dimensions and counts that all values of all calls are below, the smallest first.
+
+        None if all are 0, as the results of kernels are that were only traced.
+        """
+        if not any(map(any, tensor.limits)):
+            return []
         found: dict[Size, tuple[int, ...]] = {
             other.shape[dim]: other.sizes(dim)
             for other in self.given
