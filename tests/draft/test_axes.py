@@ -2,7 +2,7 @@
 
 import pytest
 
-from tlmatrix.draft.axes import AxesOfDraft
+from tlmatrix.draft.axes import AxesOfDraft, sizes
 from tlmatrix.draft.calls import Seen
 from tlmatrix.draft.interface import Argument, Interface, Tensor
 from tlmatrix.draft.roles import Recognition
@@ -25,3 +25,8 @@ def test_an_option_that_a_reference_does_not_take_is_as_in_compared_calls(takes,
     )  # fmt: skip
     found = AxesOfDraft(interface, Recognition(), [x], {}, takes, compared)
     assert found.axes["scale"] == values
+
+
+def test_of_a_large_batch_a_case_takes_few():
+    assert sizes("batch", tile=None, recorded=[132]) == [1, 3]
+    assert sizes("rows", tile=None, recorded=[132]) == [1, 132, 133]

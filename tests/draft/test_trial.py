@@ -219,6 +219,14 @@ def test_a_recorded_case_is_tried_with_smaller_sizes_of_the_same_steps(drafts):
         assert (values["small"], values["flag"]) == (200, True)
 
 
+def test_a_recorded_case_is_tried_with_few_of_what_is_counted(drafts):
+    recorded = {"batch": 132, "heads": 16, "kv_heads": 4, "n": 64}
+    few, batch, last = _recorded_sizes(replace(drafts(), recorded=recorded))
+    assert few == {"batch": 2, "heads": 2, "kv_heads": 4, "n": 64}
+    assert batch == {**recorded, "batch": 2}
+    assert last == recorded
+
+
 def test_of_several_references_the_first_with_which_a_case_passes_is_taken(drafts, tmp_path):
     drafts.interface = replace(
         drafts.interface, symbols=dict.fromkeys(drafts.interface.symbols, (4,))

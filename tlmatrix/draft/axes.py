@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.interface import Number
-from tlmatrix.draft.sizes import COUNT
+from tlmatrix.draft.sizes import BATCH, COUNT
 from tlmatrix.draft.text import constant
 from tlmatrix.spec.expr.expression import Expression, ExpressionError
 
@@ -46,6 +46,8 @@ def sizes(name: str, *, tile: int | None, recorded: Sequence[int]) -> list[int]:
         return [1, 2, 4]
     if COUNT.search(name) and all(size <= 8 for size in recorded):
         return sorted({1, *(small or [3])}) if set(small) - {1} or not small else [1, 3]
+    if BATCH.search(name) and recorded:
+        return [1, 3]
     edge = tile or _TILE
     if step := shared_factor(recorded):
         whole = [tile, 2 * tile] if tile and tile % step == 0 else []

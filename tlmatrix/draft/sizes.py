@@ -24,6 +24,8 @@ COUNT = re.compile(
     re.IGNORECASE,
 )
 """Names of dimensions that are small: counts, and widths of filters."""
+BATCH = re.compile(r"batch|^b$", re.IGNORECASE)
+"""Names of counts that code takes any of."""
 NAME = re.compile(r"\w+( \+ \d+)?")
 """A symbolic dimension, perhaps with one more for ends."""
 _SPARE = ("rows", "cols", *(f"size{k}" for k in range(3, 40)))

@@ -13,6 +13,7 @@ from itertools import permutations, product
 from typing import TYPE_CHECKING, Any
 
 from tlmatrix.draft.references import parameters_read
+from tlmatrix.draft.sizes import BATCH, COUNT
 from tlmatrix.draft.text import Draft, write_spec
 from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
@@ -460,7 +461,7 @@ def _recorded_case(draft: Draft, attempts: _Attempts) -> CaseResult:
 def _recorded_sizes(draft: Draft) -> list[Mapping[str, Any]]:
     """The recorded values of axes, after those with small numbers for large ones.
 
-    They stay multiples of the same power of two, up to 128.
+    They stay multiples of the same power of two, up to 128, but for counts.
     """
     recorded = draft.recorded
     large = sorted({v for v in recorded.values() if type(v) is int and v > 256})
@@ -473,6 +474,10 @@ def _recorded_sizes(draft: Draft) -> list[Mapping[str, Any]]:
             step = math.gcd(value, 128)
             smaller[value] = min(value, step * ((32 // step + 2) * k | 1))
         found.append({name: smaller.get(value, value) for name, value in recorded.items()})
+    # Most counts may be any, and multiply the time of a case: of all two first, or of a batch.
+    many = [name for name, value in recorded.items() if type(value) is int and value > 8]
+    for counts in (BATCH, COUNT):
+        found.insert(0, {**found[0], **{name: 2 for name in many if counts.search(name)}})
     return [each for k, each in enumerate(found) if each not in (recorded, *found[:k])] + [recorded]
 
 
