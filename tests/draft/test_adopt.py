@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -204,7 +205,9 @@ def test_a_draft_that_takes_the_memory_of_the_machine_is_a_row(tmp_path):
         torch.empty(size, dtype=torch.uint8)
         pytest.fail("allocated")
 
-    (row,) = _run_jobs([Job("m:f", "calls", draft, "key")], tmp_path, tmp_path, 1, 60.0)
+    (row,) = _run_jobs(
+        [Job("m:f", "calls", draft, "key")], tmp_path, tmp_path, 1, time.monotonic() + 60
+    )
     assert row.status == "not drafted"
     assert "memory" in row.note
 
@@ -223,7 +226,9 @@ def test_what_a_process_leaves_when_it_ends_is_done_by_another(tmp_path):
 
         return Job(f"m:{name}", "calls", draft, "key")
 
-    rows = list(_run_jobs([job(name) for name in "abc"], tmp_path, tmp_path, 1, 60.0))
+    rows = list(
+        _run_jobs([job(name) for name in "abc"], tmp_path, tmp_path, 1, time.monotonic() + 60)
+    )
     assert [(row.target, row.status) for row in rows] == [
         ("m:a", "not drafted"),
         ("m:b", "not drafted"),

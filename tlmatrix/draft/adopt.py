@@ -50,7 +50,9 @@ _TESTS = 20
 _SCRIPT_SECONDS = 30.0
 """The most time for a script."""
 _SECONDS = 45.0
-"""Time for one target, of which trying its draft has what drafting leaves; at least a sixth."""
+"""The most time for a target, of which trying its draft has what drafting leaves, or a sixth."""
+_LEAST, _SHARES = 10.0, 3
+"""The least time for a target; the most if the time is short, in equal shares of it."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,8 @@ def adopt_repository(
         command: what calls its kernels: a script, or `-m` and a module, with arguments. Scripts
             with kernels that it does not call are run, too, without arguments.
         workers: how many specs are run side by side.
-        seconds: time for the command, and for all specs together.
+        seconds: time for the command; a third of it for scripts. Specs have as much as the command,
+            and what the others leave.
         warn: called with what is wrong with the command.
 
     Raises:
@@ -118,6 +121,7 @@ def adopt_repository(
     """
     if not root.is_dir() or not any(root.rglob("*.py")):
         raise UsageError(f"{root}: not a folder with Python files")
+    start = time.monotonic()
     output.mkdir(parents=True, exist_ok=True)
     output, root = output.resolve(), root.resolve()
     os.chdir(root)
@@ -129,12 +133,13 @@ def adopt_repository(
             log = calls.parent / "record.log"
             warn(f"the command {ended} and called no kernel; what it printed is in {log}")
             calls.unlink(missing_ok=True)  # so that another command is run
-    list(_run_jobs([*_scripts(root, calls)], output, root, workers, seconds / 3))
+    list(_run_jobs([*_scripts(root, calls)], output, root, workers, time.monotonic() + seconds / 3))
     jobs = list(_jobs(root, calls))
     known = _earlier(output / "rows.jsonl", {(job.target, job.key) for job in jobs})
     todo = [job for job in jobs if job.target not in known]
     with (output / "rows.jsonl").open("a", encoding="utf-8") as file:
-        for row in _run_jobs(todo, output, root, workers, seconds):
+        end = start + (2 + 1 / 3) * seconds
+        for row in _run_jobs(todo, output, root, workers, end):
             known[row.target] = row
             file.write(json.dumps(asdict(row)) + "\n")
             file.flush()
@@ -304,16 +309,15 @@ def _module_name(root: Path, path: Path) -> str:
 
 
 def _run_jobs(
-    jobs: Sequence[Job], output: Path, root: Path, workers: int, seconds: float
+    jobs: Sequence[Job], output: Path, root: Path, workers: int, end: float
 ) -> Iterator[Row]:
-    """Run jobs in forks of this process, so that one that crashes or hangs is one row.
+    """Run jobs in forks of this process until a time, so that one that crashes or hangs is one row.
 
     A fork has the jobs of one source and module, whose import may take long; if it ends, another
     one takes what is left.
     """
     import_module("tlmatrix.engine.preload")  # once, for all forks
     context = multiprocessing.get_context("fork")
-    end = time.monotonic() + seconds
     groups: dict[tuple[str, str], list[Job]] = {}
     for job in jobs:
         groups.setdefault((job.source, job.target.partition(":")[0]), []).append(job)
@@ -324,7 +328,9 @@ def _run_jobs(
         while waiting and len(running) < max(1, workers):
             group = waiting.pop(0)
             ours, theirs = context.Pipe(duplex=False)
-            arguments = (group, output, root, theirs, memory, end)
+            behind = [group, *waiting, *(each for each, *_ in running.values())]
+            share = _SHARES * workers * (end - time.monotonic()) / sum(map(len, behind))
+            arguments = (group, output, root, theirs, memory, end, max(_LEAST, share))
             process = context.Process(target=_run_group, args=arguments)
             process.start()
             theirs.close()
@@ -347,7 +353,8 @@ def _run_jobs(
                 waiting += [left] if left else []
             late = late or process.exitcode in (UNUSABLE, -signal.SIGXCPU)
             why = "it took too long" if late else f"its process ended (exit {process.exitcode})"
-            yield row or Row(job.target, job.source, "not drafted", note=why, key=job.key)
+            key = "" if late else job.key  # to be tried again with more time
+            yield row or Row(job.target, job.source, "not drafted", note=why, key=key)
 
 
 def _run_group(
@@ -357,15 +364,16 @@ def _run_group(
     connection: Any,  # noqa: ANN401 - of multiprocessing
     most: int,
     end: float,
+    share: float,
 ) -> None:
-    """Draft and run specs with at most so many bytes of memory, and send their rows."""
+    """Draft and run specs with at most so much memory and time, and send their rows."""
     _limit(resource.RLIMIT_DATA, most)
     for job in jobs:
         if time.monotonic() > end:
             connection.send(Row(job.target, job.source, "not drafted", note="no time was left"))
         else:
             _limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + job.seconds))
-            connection.send(_run_job(job, output, root))
+            connection.send(_run_job(job, output, root, min(_SECONDS, share)))
     connection.close()
     os._exit(0)  # threads of the repository's code need not end
 
@@ -376,9 +384,9 @@ def _limit(kind: int, most: int) -> None:
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def _run_job(job: Job, output: Path, root: Path) -> Row:
+def _run_job(job: Job, output: Path, root: Path, seconds: float) -> Row:
     """Draft and run a spec."""
-    limit = Limit(_SECONDS)
+    limit = Limit(seconds)
     name = re.sub(r"\W+", "_", job.target.partition(":")[2])
     path = output / f"{name}.yaml"
     if path.exists():
@@ -389,8 +397,8 @@ def _run_job(job: Job, output: Path, root: Path) -> Row:
             drafts = job.draft()
             draft = drafts()
             if draft.runs:
-                seconds = max(limit.left, _SECONDS / 6)
-                trial = tried(drafts, path, [root], tier="each", prove=False, seconds=seconds)
+                left = max(limit.left, seconds / 6)
+                trial = tried(drafts, path, [root], tier="each", prove=False, seconds=left)
                 draft = trial.draft
                 row = _judged(row, trial, path)
             else:
@@ -404,7 +412,7 @@ def _run_job(job: Job, output: Path, root: Path) -> Row:
                 words[0] if isinstance(error, UsageError) else f"{type(error).__name__}: {words[0]}"
             )
             row = replace(row, note=text[:300])
-    return replace(row, seconds=round(_SECONDS - limit.left, 1))
+    return replace(row, seconds=round(seconds - limit.left, 1))
 
 
 def _judged(row: Row, trial: Trial, path: Path) -> Row:
@@ -429,6 +437,7 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
     note = note or next((each.message for each in skipped), "")
     if not results and not trial.error:
         status, note = "incomplete", "no case ended in time"
+        row = replace(row, key="")
     reference = f"problem {draft.problem}" if draft.problem else ""
     if draft.reference is not None and not draft.problem:
         reference = draft.reference.method or draft.reference.target
