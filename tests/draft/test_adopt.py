@@ -11,6 +11,7 @@ import torch
 
 from draft.test_record import finished, repository
 from outside_project import project
+from tlmatrix.check.finding import Finding
 from tlmatrix.draft.adopt import Job, Row, _judged, _run_jobs, definitions_of
 from tlmatrix.draft.calls import Call, Seen, write_call
 from tlmatrix.draft.manifest import Entry, examples
@@ -273,6 +274,23 @@ def test_cases_that_are_skipped_judge_nothing(tmp_path):
     assert (none.status, none.cases, none.note) == ("errors", 0, "not modelled")
     some = row(Status.SKIPPED, Status.PASSED)
     assert (some.status, some.cases, some.note) == ("judged", 1, "not modelled")
+
+
+@pytest.mark.parametrize(
+    ("problem", "check", "title", "status"),
+    [
+        ("", "numeric", "y has shape [4], expected [5]", "incomplete"),
+        ("", "entry", "raises AssertionError", "incomplete"),
+        ("", "sanitizers", "uninitialised: s[0] is read", "findings"),
+        ("gemm", "numeric", "c has shape [4], expected [5]", "findings"),
+    ],
+)
+def test_without_a_reference_shapes_of_results_are_guesses(problem, check, title, status, tmp_path):
+    draft = Draft("a", "", "m:a", factory=False, problem=problem)
+    findings = (Finding(check, title, ""),)
+    result = CaseResult("a", "a.yaml", "", Status.FAILED, findings=findings)
+    row = _judged(Row("m:a", "calls", ""), Trial(draft, [result]), tmp_path / "a.yaml")
+    assert (row.status, row.note) == (status, f"{check}: {title}")
 
 
 def test_a_folder_without_code_is_an_error(project, tmp_path):

@@ -225,6 +225,10 @@ def test_a_recorded_case_is_tried_with_few_of_what_is_counted(drafts):
     assert few == {"batch": 2, "heads": 2, "kv_heads": 4, "n": 64}
     assert batch == {**recorded, "batch": 2}
     assert last == recorded
+    large = dict.fromkeys("mnk", 8192)
+    assert all(
+        max(each.values()) <= 512 * 3 for each in _recorded_sizes(replace(drafts(), recorded=large))
+    )
 
 
 def test_of_several_references_the_first_with_which_a_case_passes_is_taken(drafts, tmp_path):

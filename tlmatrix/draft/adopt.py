@@ -28,7 +28,7 @@ from tlmatrix.draft.recorder import record_program
 from tlmatrix.draft.sources import drafts_for, drafts_of_calls, recorded_calls
 from tlmatrix.draft.targets import is_test_file, makes_prim_func, target_of
 from tlmatrix.draft.text import write_spec
-from tlmatrix.draft.trial import REFUSALS, Limit, tried
+from tlmatrix.draft.trial import Limit, tried, wrong_guess
 from tlmatrix.engine.pool import muted
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.report.html import rendered
@@ -427,8 +427,7 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
     elif failed or trial.wrong:
         status = "findings"
     first = next((f for result in failed for f in result.findings), None)
-    refused = not draft.complete and first is not None and first.check in REFUSALS
-    if refused and not trial.wrong:
+    if failed and not trial.wrong and all(wrong_guess(draft, result) for result in failed):
         status = "incomplete"
     if failed and all(f.check == "reference" for result in results for f in result.findings[:1]):
         status = "incomplete"  # the function of that name is another one

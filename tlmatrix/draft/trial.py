@@ -53,10 +53,12 @@ _DRAWN_AS_RECORDED = "drawn as recorded"
 _NOT_WATCHED = "does not model sanitizers of"
 _WITHOUT_SANITIZERS = "without sanitizers"
 _NOT_REFUSED = "is not refused, and is wrong"
-REFUSALS = ("entry", "reference", "problem", "spec")
+_REFUSALS = ("entry", "reference", "problem", "spec")
 """Checks of what is no result."""
-_VALUES = ("numeric", "gradients", *REFUSALS)
+_VALUES = ("numeric", "gradients", *_REFUSALS)
 """Checks that tell whether a reference agrees."""
+_MOST_STEPS = 1 << 35
+"""Most multiplications of a recorded matrix product that is run as it was."""
 _FACTORS = (256, 128, 64, 32, 16, 8, 4, 2)
 
 
@@ -294,7 +296,7 @@ def _untie(drafts: Drafts, attempts: _Attempts) -> None:
         sizes = {n: each[0] for n, each in untied.interface.symbols.items() if each}
         base = {n: each for n, each in sizes.items() if n in draft.axes}
         others = (2 * column[0], max(1, column[0] // 2), column[0] + 1)
-        fine = name in draft.axes and draft.complete
+        fine = name in draft.axes and draft.complete and not _is_large(base)
         if fine and any(_passes(attempts.case(draft, base | {name: other})) for other in others):
             drafts.interface = untied.interface
         else:
@@ -461,7 +463,8 @@ def _recorded_case(draft: Draft, attempts: _Attempts) -> CaseResult:
 def _recorded_sizes(draft: Draft) -> list[Mapping[str, Any]]:
     """The recorded values of axes, after those with small numbers for large ones.
 
-    They stay multiples of the same power of two, up to 128, but for counts.
+    They stay multiples of the same power of two, up to 128, but for counts. A product of large
+    matrices, which takes a minute in float64, is only tried with small ones.
     """
     recorded = draft.recorded
     large = sorted({v for v in recorded.values() if type(v) is int and v > 256})
@@ -478,7 +481,14 @@ def _recorded_sizes(draft: Draft) -> list[Mapping[str, Any]]:
     many = [name for name, value in recorded.items() if type(value) is int and value > 8]
     for counts in (BATCH, COUNT):
         found.insert(0, {**found[0], **{name: 2 for name in many if counts.search(name)}})
-    return [each for k, each in enumerate(found) if each not in (recorded, *found[:k])] + [recorded]
+    first = [each for k, each in enumerate(found) if each not in (recorded, *found[:k])]
+    return first if first and _is_large(recorded) else [*first, recorded]
+
+
+def _is_large(sizes: Mapping[str, Any]) -> bool:
+    """Whether sizes are those of a product of large matrices."""
+    numbers = sorted(value for value in sizes.values() if type(value) is int)
+    return math.prod(numbers[-3:]) > _MOST_STEPS
 
 
 # Narrowing ---------------------------------------------------------------------------------------
@@ -684,11 +694,22 @@ def _holds(condition: str, values: Mapping[str, Any]) -> bool | None:
 
 def _refused(draft: Draft, result: CaseResult, base: CaseResult | None = None) -> str:
     """Why a case is not taken; sizes that it shares with a case that passes are not the reason."""
+    if guess := wrong_guess(draft, result):
+        return guess
     steps = draft.multiples
     if base is not None:
         pairs = ((result.values.get(name), base.values.get(name)) for name in steps)
         steps = {n: each for (n, each), (a, b) in zip(steps.items(), pairs, strict=True) if a != b}
     return _refusal(result) or _wrong_outside(result, steps)
+
+
+def wrong_guess(draft: Draft, result: CaseResult) -> str:
+    """What a draft without a reference says wrongly of results or calls; "" if nothing."""
+    finding = next(iter(result.findings), None)
+    if draft.complete or finding is None:
+        return ""
+    refused = finding.check in _REFUSALS or _OTHER_RESULTS.search(finding.title)
+    return finding.title if refused else ""
 
 
 def _worst(reasons: Iterable[str]) -> str:
@@ -703,7 +724,7 @@ def _worst(reasons: Iterable[str]) -> str:
 def _refusal(result: CaseResult) -> str:
     """Why the code under test, the reference or the draft does not take a case; "" if they do."""
     for finding in result.findings:
-        if finding.check in REFUSALS and finding.pattern:
+        if finding.check in _REFUSALS and finding.pattern:
             return finding.title
         if finding.check == "numeric" and _OTHER_DTYPE.search(finding.title):
             return finding.title  # the draft has the dtype of one call
