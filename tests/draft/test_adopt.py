@@ -293,6 +293,15 @@ def test_without_a_reference_shapes_of_results_are_guesses(problem, check, title
     assert (row.status, row.note) == (status, f"{check}: {title}")
 
 
+def test_a_race_is_a_finding_beside_sizes_that_are_refused(tmp_path):
+    findings = Finding("entry", "raises ValueError", ""), Finding("sanitizers", "races: s[0]", "")
+    pairs = zip((Status.ERROR, Status.FAILED), findings, strict=True)
+    results = [CaseResult("a", "a.yaml", "", each, findings=(one,)) for each, one in pairs]
+    draft = Draft("a", "", "m:a", factory=False, problem="gemm")
+    row = _judged(Row("m:a", "calls", ""), Trial(draft, results), tmp_path / "a.yaml")
+    assert (row.status, row.note) == ("findings", "sanitizers: races: s[0]")
+
+
 def test_a_folder_without_code_is_an_error(project, tmp_path):
     outcome = project.tlmatrix("adopt", str(tmp_path / "nothing"))
     assert outcome.code == ExitCode.USAGE

@@ -27,7 +27,7 @@ from tlmatrix.draft.trial import (
     tried,
 )
 from tlmatrix.exit_codes import UsageError
-from tlmatrix.run.result import Status
+from tlmatrix.run.result import CaseResult, Status
 from tlmatrix.spec.loader import load_spec
 
 
@@ -229,6 +229,22 @@ def test_a_recorded_case_is_tried_with_few_of_what_is_counted(drafts):
     assert all(
         max(each.values()) <= 512 * 3 for each in _recorded_sizes(replace(drafts(), recorded=large))
     )
+
+
+def test_a_recorded_case_with_a_race_is_kept_where_no_case_passes(drafts):
+    def result(status, rows, *findings):
+        return CaseResult("a", "a.yaml", "", status, values={"rows": rows}, findings=findings)
+
+    draft = replace(drafts(), axes={"rows": (1, 2)}, constraints=())
+    race = result(Status.FAILED, 64, Finding("sanitizers", "races: s[0]", ""))
+    refused = result(Status.ERROR, 1, Finding("entry", "raises E", "", pattern="raises"))
+    trial = Trial(draft, [refused])
+    _keep_recorded(trial, race)
+    assert trial.results == [race]
+    assert trial.draft.axes == {"rows": (64,)}
+    passing = Trial(draft, [refused, result(Status.PASSED, 2)])
+    _keep_recorded(passing, race)
+    assert passing.draft == draft
 
 
 def test_of_several_references_the_first_with_which_a_case_passes_is_taken(drafts, tmp_path):

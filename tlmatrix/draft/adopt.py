@@ -426,11 +426,14 @@ def _judged(row: Row, trial: Trial, path: Path) -> Row:
         status = "errors"
     elif failed or trial.wrong:
         status = "findings"
-    first = next((f for result in failed for f in result.findings), None)
+    every = [finding for result in failed for finding in result.findings]
+    first = next(iter(every), None)
     if failed and not trial.wrong and all(wrong_guess(draft, result) for result in failed):
         status = "incomplete"
     if failed and all(f.check == "reference" for result in results for f in result.findings[:1]):
         status = "incomplete"  # the function of that name is another one
+    if races := [finding for finding in every if finding.title.startswith("races: ")]:
+        status, first = "findings", races[0]  # whatever else is refused
     left_out = trial.wrong or trial.left_out
     note = trial.error or (f"{first.check}: {first.title}" if first else left_out)
     note = note or next((each.message for each in skipped), "")
