@@ -29,6 +29,8 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("numprocesses", None):
         preloaded_python.start()
+    # pytest rewrites a plugin's package in every worker; of tlmatrix, `make` compiled the sources.
+    getattr(config.pluginmanager.rewrite_hook, "_must_rewrite", set()).discard("tlmatrix")
 
 
 def pytest_xdist_auto_num_workers():
@@ -44,10 +46,22 @@ def preloaded():
         yield
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """Workers begin a folder at different entries: each rewrites modules that the others read."""
+    report = yield
+    if isinstance(collector, pytest.Directory) and hasattr(collector.config, "workerinput"):
+        worker = collector.config.workerinput
+        number = int(worker["workerid"].removeprefix("gw"))
+        first = len(report.result) * number // worker["workercount"]
+        report.result = [*report.result[first:], *report.result[:first]]
+    return report
+
+
 def pytest_collection_modifyitems(items):
     """Mark slow tests and start them first; skip what needs a GPU where there is none."""
-    ranks = {item: slow_rank(item.path) for item in items}
-    for item, rank in ranks.items():
+    ranks = {item: (slow_rank(item.path), item.path) for item in items}
+    for item, (rank, _) in ranks.items():
         if rank < len(SLOW):
             item.add_marker("slow")
     if "PYTEST_XDIST_WORKER" in os.environ:
