@@ -22,6 +22,7 @@ import struct
 import sys
 import threading
 import types
+import weakref
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -254,6 +255,8 @@ if __name__ == "__main__":
     del sys.path[0]  # the folder of tests
     for _name in PRELOADED:
         import_module(_name)
+    for _finalizer in weakref.finalize._registry:  # of PyTorch's operators: 20 ms in every fork
+        _finalizer.atexit = False
     gc.collect()
     gc.freeze()
     _SERVER = sys.modules["__main__"]  # which a fork replaces
