@@ -34,6 +34,7 @@ class Sources:
 
     def __init__(self, folder: Path = KERNELS) -> None:
         self._folder = folder
+        self._follows: dict[tuple[str, str], set[tuple[str, str]]] = {}
 
     @cached_property
     def _modules(self) -> dict[str, _Module]:
@@ -104,11 +105,14 @@ class Sources:
             raise LookupError(f"{entry}: no such definition in {self._folder}")
         found: set[tuple[str, str]] = set()
         while waiting:
-            module, name = waiting.pop()
-            if (module, name) in found:
+            module, name = definition = waiting.pop()
+            if definition in found:
                 continue
-            found.add((module, name))
-            waiting |= self._named(module, self._modules[module].definitions[name]) - found
+            found.add(definition)
+            if definition not in self._follows:
+                node = self._modules[module].definitions[name]
+                self._follows[definition] = self._named(module, node)
+            waiting |= self._follows[definition] - found
         return frozenset(found)
 
     def changed(self, mutant: Mutant) -> frozenset[tuple[str, str]]:
