@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import subprocess
 import textwrap
 import time
 from pathlib import Path
@@ -120,6 +121,18 @@ def test_a_compiler_that_crashes_ends_alone(tickets, tmp_path):
     scheduler.finish()
     assert (scheduler.failed, scheduler.compiled) == (["bad"], ["good"])
     assert not list((tmp_path / "planned").iterdir())
+
+
+def test_other_children_of_the_process_are_left_to_those_who_wait_for_them(tickets, tmp_path):
+    """Such as the server of workers: `multiprocessing` fails if its exit is gone."""
+    other = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+    scheduler = Scheduler(1, tickets)
+    scheduler.add(waiting("one", 1, tmp_path / "log"))
+    scheduler.finish()
+    assert scheduler.compiled == ["one"]
+    os.waitid(os.P_PID, other.pid, os.WEXITED)
+    other.returncode = 0
 
 
 def test_a_case_waits_until_its_kernel_has_been_compiled(tickets, tmp_path):

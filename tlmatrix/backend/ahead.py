@@ -129,14 +129,12 @@ class Scheduler:
 
     def step(self) -> None:
         """Note the children that ended, and start others in their place."""
-        while self._running:
-            process, status = os.waitpid(-1, os.WNOHANG)
-            if not process:
-                break
-            ended = self._running.pop(process, None)
-            if ended is not None:
-                (self.failed if status else self.compiled).append(ended.key)
-                self.tickets.end(ended.key)
+        for process in list(self._running):
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                key = self._running.pop(process).key
+                (self.failed if status else self.compiled).append(key)
+                self.tickets.end(key)
         if not self._waiting or len(self._running) >= self.slots:
             return
         wanted = self.tickets.wanted()
