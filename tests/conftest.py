@@ -9,6 +9,7 @@ import pytest
 import preloaded_python
 from slow_tests import SLOW, slow_rank
 
+gc.disable()  # what is imported and collected stays
 # Before anything imports numpy or torch: workers share the cores, so each has one thread.
 for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
@@ -71,9 +72,9 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish():
     """Exclude modules and collected tests from garbage collection, which then costs less."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 def _skip_without_gpu(items):
