@@ -101,7 +101,9 @@ def test_the_wheel_works_in_another_project(environment: dict[str, str], tmp_pat
     (tmp_path / "softmax.yaml").rename(tmp_path / "specs" / "softmax.yaml")
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_own.py").write_text("def test_own():\n    assert True\n")
-    tested = _done("python", "-m", "pytest", "-n", "0", folder=tmp_path, env=environment)
+    # Rewritten, as by default, an installed package is in `test_sessions_with_warnings_as_errors`.
+    words = ("-m", "pytest", "-n", "0", "--assert=plain")
+    tested = _done("python", *words, folder=tmp_path, env=environment)
     assert "13 passed" in tested
     # What only the wheel carries: the specs of the kernels, the templates of the report.
     words = ("--tier", "smoke", "--no-fuzz", "--backend", "interpreter", "-n", "0")
