@@ -207,6 +207,46 @@ def packed_run(overrun, **options):
     return run.reports
 
 
+def test_a_vectorized_sum_is_serial_and_no_finding():
+    """TileLang does not vectorize a loop whose iterations store to one element."""
+
+    @jit_kernel(out_idx=[1], threads=32)
+    def sums(X: T.Tensor((32, 4), "float32"), Y: T.Tensor((32,), "float32")):
+        x = T.alloc_fragment((32, 4), "float32")
+        y = T.alloc_fragment((32,), "float32")
+        T.copy(X, x)
+        for i in T.Parallel(32):
+            y[i] = 0.0
+            for k in T.vectorized(4):
+                y[i] += x[i, k]
+        T.copy(y, Y)
+
+    x = torch.randn(32, 4)
+    with interpret(sanitize=True) as run:
+        torch.testing.assert_close(sums()(x), x.sum(1))
+    assert run.reports == []
+
+
+def test_a_branch_that_no_thread_takes_reads_nothing():
+    """One element that all threads of a branch share is read where the branch is taken."""
+
+    @jit_kernel(out_idx=[0])
+    def first_block(Y: T.Tensor((2,), "float32")):
+        with T.Kernel(2, threads=32) as bx:
+            tx = T.get_thread_binding()
+            w = T.alloc_shared((1,), "float32")
+            if bx == 0:
+                w[0] = 1.0
+            if tx == 0:
+                Y[bx] = 0.0
+            if tx == 0 and bx == 0:
+                Y[bx] = w[0]
+
+    with interpret(sanitize=True) as run:
+        assert first_block()().tolist() == [1, 0]
+    assert run.reports == []
+
+
 def test_a_tile_may_read_past_its_sequence_unless_that_is_asked_for():
     assert packed_run(0, sanitize=True) == []
     reports = packed_run(0, sanitize={"overreads"})

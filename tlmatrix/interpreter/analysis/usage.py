@@ -33,13 +33,15 @@ def is_grid(node: Any) -> bool:
 def is_parallel(loop: ir.For) -> bool:
     """Whether the iterations of a loop run together.
 
-    Those of a vectorized loop belong to one thread: where it writes memory of its own, they
-    follow each other.
+    Those of a vectorized loop belong to one thread: where it writes memory of its own, or all
+    store one element, which TileLang does not vectorize, they follow each other.
     """
     if loop.kind != ir.VECTORIZED:
         return loop.kind == ir.PARALLEL
     return not any(
-        isinstance(node, ir.BufferStore) and node.buffer.scope in _LOCAL for node in walk(loop.body)
+        node.buffer.scope in _LOCAL or loop.loop_var not in walk(*node.indices)
+        for node in walk(loop.body)
+        if isinstance(node, ir.BufferStore)
     )
 
 

@@ -255,6 +255,8 @@ class MemorySanitizer(Watcher):
         site = self.sites.access(e, buf, "read", orders=e.atomic.is_access)
         seen = self._seen.get(buf.code)
         inside = code if seen is None else f"{seen}.one({site}, {index}, {code})"
+        if e.mask is not None and seen is not None:
+            inside = f"({inside} if {e.mask.code}.any() else {code})"
         if not access.conditions:
             return inside
         loose = loose_dims(e, buf, access.dims)
