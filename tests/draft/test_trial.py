@@ -171,6 +171,13 @@ def shifted(x, scale):
 def shifted_reference(x, scale):
     return x * scale
 
+def picked(x, ids):
+    return x.gather(1, ids.clamp(min=0).long()).masked_fill(ids < 0, 0).sum(1)
+
+def picked_reference(x, ids):
+    chosen = torch.zeros_like(x).scatter(1, ids.clamp(min=0).long(), (ids >= 0).to(x.dtype))
+    return (x * chosen).sum(1)
+
 def sevenfold(x):
     return x * 7
 
@@ -354,6 +361,18 @@ def test_scales_have_the_sign_that_they_had_in_all_calls_if_zeros_fail(drafts, t
     trial = tried(shifted, tmp_path / "t.yaml", [tmp_path], tier="each", prove=False)
     assert any(result.failed for result in trial.results)
     assert load_spec(tmp_path / "t.yaml").problem.inputs["scale"].between is None
+
+
+def test_numbers_that_differ_in_each_row_of_all_calls_do_so_in_cases(drafts, tmp_path):
+    """The reference makes a mask of them, in which a number that occurs twice counts once."""
+    call = "f(torch.randn(9, 16), torch.rand(9, 16).argsort(1)[:, :5].int())"
+    picks = drafts_for("totals:picked", call=call)
+    trial = tried(picks, tmp_path / "p.yaml", [tmp_path], prove=False)
+    assert {str(result.status) for result in trial.results} == {"passed"}, trial.lines
+    assert load_spec(tmp_path / "p.yaml").problem.inputs["ids"].distinct
+    # Two rows of two numbers differ by chance.
+    few = drafts_for("totals:picked", call="f(torch.randn(2, 16), torch.tensor([[1, 2], [9, 3]]))")
+    assert "distinct" not in few().inputs["ids"]
 
 
 def test_a_function_of_another_name_is_the_reference_if_it_agrees(drafts, tmp_path):

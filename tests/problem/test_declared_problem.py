@@ -219,9 +219,24 @@ def test_integers_have_their_least_and_largest_value_more_often():
     assert len(found.unique()) > 300
 
 
+@pytest.mark.parametrize("least", [0, -1])
+def test_distinct_numbers_occur_once_in_a_row_but_the_least_below_0(least):
+    x = {"shape": [100, 6], "dtype": "int32", "between": [least, 7], "distinct": True}
+    outputs = {"y": {"shape": [100, 6], "dtype": "float32"}}
+    made = make({"inputs": {"x": x}, "outputs": outputs}, relations=["finite"]).names["x"]
+    rows = [[each for each in row if each >= 0] for row in made.tolist()]
+    assert all(len({*row}) == len(row) for row in rows)
+    assert {*made.flatten().tolist()} == {*range(least, 8)}
+    assert len({*map(tuple, rows)}) > 90
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
+        (
+            {"between": [0, 2], "distinct": True},
+            "a row of 4 has no 4 distinct numbers from 0 to 2",
+        ),
         ({"between": [3, "rows - 1"]}, "the lower bound 3 exceeds the upper bound 2"),
         ({"between": [0, "rows / 2"]}, r"'rows / 2' is 1.5; it must be an integer"),
     ],

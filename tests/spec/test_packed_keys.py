@@ -63,6 +63,7 @@ def test_a_derived_input_has_a_shape_and_an_integer_dtype(given: str, shape: lis
         ("pages_of: seqlens", "6:9: pages_of needs page_size, the rows of a page"),
         ("lengths_of: seqlens, page_size: 4", "6:9: page_size belongs to pages_of, not to leng"),
         ("lengths_of: seqlens, unseen: seqlens - 4", "6:30: unseen belongs to pages_of, not to"),
+        ("shape: [dim], dtype: int32, distinct: true", "6:47: distinct belongs to integers with"),
         ("shape: [dim], dtype: int32, unseen: dim", "6:45: unseen belongs to an input with pages"),
         (
             "pages_of: seqlens, page_size: 4, unseen: seqlens - dims",

@@ -37,6 +37,7 @@ class Seen:
         values: of a small integer tensor, in order.
         limits: the least and the largest value of another integer tensor; of floating-point numbers
             of one sign that are not all equal, the powers of two (or 0) around them.
+        distinct: whether no number of a row of integers occurs twice but those below 0.
     """
 
     shape: tuple[int, ...]
@@ -45,6 +46,7 @@ class Seen:
     grad: bool = False
     values: tuple[int, ...] | None = None
     limits: tuple[int, int] | None = None
+    distinct: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,16 @@ def seen_tensor(tensor: torch.Tensor, *, values: bool = True) -> Seen:
         tensor.requires_grad,
         tuple(tensor.detach().flatten().tolist()) if kept else None,
         limits,
+        known and _is_distinct(tensor),
     )
+
+
+def _is_distinct(tensor: torch.Tensor) -> bool:
+    if tensor.ndim == 0:
+        return False
+    ordered = tensor.sort(-1).values
+    twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+    return not twice.any()
 
 
 def _limits_of_sign(tensor: torch.Tensor) -> tuple[int, int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,8 @@ _HALVES = ("float16", "bfloat16")
 _DTYPE = re.compile(r"dtype|(^|_)(in|out|acc|accum)_?type$")
 _TILE = re.compile(r"block|blk|tile|chunk|^b[mnkq]$", re.IGNORECASE)
 SETTINGS = {"threads": 128, "num_threads": 128, "num_stages": 2, "stages": 2}
+_BY_CHANCE = 3
+"""Most equal pairs that are expected of numbers which are distinct by chance."""
 _ROWS: tuple[Size, ...] = ("rows", "cols")
 _ENDS: tuple[Size, ...] = ("batch + 1",)
 _DENSE = {
@@ -99,6 +102,17 @@ class Tensor:
         known = [(min(e.values), max(e.values)) if e.values else e.limits for e in self.seen]
         found = [(0, -1) if e.values == () else k for e, k in zip(self.seen, known, strict=True)]
         return () if None in found else tuple(each for each in found if each is not None)
+
+    @property
+    def distinct(self) -> bool:
+        """Whether no number of a row occurs twice in any call, where by chance some would."""
+        if not self.seen or not all(each.distinct for each in self.seen):
+            return False
+        pairs = 0.0
+        for each, (least, most) in zip(self.seen, self.limits, strict=False):
+            row = each.shape[-1]
+            pairs += math.prod(each.shape) * (row - 1) / 2 / (most - max(0, least) + 1 or 1)
+        return pairs > _BY_CHANCE
 
     def sizes(self, dim: int) -> tuple[int, ...]:
         """A dimension in each call."""

@@ -167,14 +167,15 @@ class _Writer:
     def _input(self, tensor: Tensor) -> dict[str, Any]:
         role = self.recognition.roles.get(tensor.name)
         found = {"shape": self._shape(tensor), "dtype": _dtype(tensor)}
+        more = {"distinct": True} if tensor.distinct else {}
         if role is None and self._recorded_range(tensor):
-            return found | {"between": self._recorded_range(tensor)}
+            return found | {"between": self._recorded_range(tensor)} | more
         if role is None:
             grad = tensor.grad and not self.interface.factory
             return found | ({"grad": True} if grad else {})
         if isinstance(role.of, tuple):
             ends = [int(e) if e.lstrip("-").isdigit() else e for e in role.of]
-            return found | {"between": ends}
+            return found | {"between": ends} | more
         made: dict[str, Any] = {role.key: role.of}
         if role.page_size is not None:
             made["page_size"] = substitute(role.page_size, self.recognition.dims)

@@ -315,6 +315,8 @@ def _drawn(
     dtype = dtype_declared(setup, decl.dtype_text)
     if decl.between is not None:
         low, high = bounds_of(setup, decl.between, (*path, "between"))
+        if decl.distinct:
+            return _distinct(setup, low, high, source, shape, path).to(dtype)
         made = uniform(low, high, source, shape, dtype)
         return made if dtype.is_floating_point else _with_ends(made, low, high, source)
     return draw(decl.fill or distribution, source, shape, dtype, index=index)
@@ -324,6 +326,31 @@ def _with_ends(made: torch.Tensor, low: int, high: int, source: torch.Generator)
     """An eighth of the elements is the least value, often a sentinel, and one is the largest."""
     chosen = uniform(0, 7, source, tuple(made.shape), torch.int64)
     return made.masked_fill(chosen == 0, low).masked_fill(chosen == 1, high)
+
+
+def _distinct(
+    setup: CaseSetup,
+    low: int,
+    high: int,
+    source: torch.Generator,
+    shape: tuple[int, ...],
+    path: KeyPath,
+) -> torch.Tensor:
+    """Rows of different integers; with a `low` below 0 an eighth of them, and what a row lacks."""
+    *rows, length = shape or (1,)
+    least = max(low, 0)
+    count = high - least + 1
+    if length > count and low >= 0:
+        message = f"a row of {length} has no {length} distinct numbers from {low} to {high}"
+        raise refuse(setup.spec, (*path, "distinct"), message)
+    # Of many numbers some, from the least to the largest.
+    some = min(count, max(4 * length, 1024))
+    order = torch.rand(*rows, some, generator=source).argsort(-1)[..., :length]
+    made = torch.full((*rows, length), low)
+    made[..., : order.shape[-1]] = least + order * (count - 1) // max(1, some - 1)
+    if low < 0:
+        made[uniform(0, 7, source, tuple(made.shape), torch.int64) == 0] = low
+    return made.reshape(shape)
 
 
 def bounds_of(

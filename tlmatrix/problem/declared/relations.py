@@ -176,7 +176,7 @@ def _positive(case: Declared, free: Collection[str], seed: int, *, whole: bool) 
     inputs = {n: about_half(each) if n in free else each for n, each in case.inputs.items()}
     cotangents = {name: about_half(each) for name, each in case.cotangents.items()}
     for name, decl in case.declaration.inputs.items():
-        if whole and decl.between is not None:
+        if whole and decl.between is not None and not decl.distinct:
             _, most = bounds_of(case.setup, decl.between, ("problem", "inputs", name))
             inputs[name] = torch.full_like(inputs[name], most)
     return replace(case, inputs=inputs, given_cotangents=cotangents, distribution="normal")

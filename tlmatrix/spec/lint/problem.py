@@ -95,6 +95,8 @@ def _input_faults(
         count = len(tensor.between)
         message = f"'between' needs two bounds, the least and the largest value; got {count}"
         yield Fault((*path, "between"), message)
+    if tensor.distinct and tensor.between is None:
+        yield Fault((*path, "distinct"), "distinct belongs to integers with between")
     if tensor.between is not None and tensor.fill is not None:
         message = "'fill' and 'between' both define the values; remove one"
         yield Fault((*path, "fill"), message)

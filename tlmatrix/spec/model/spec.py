@@ -169,6 +169,7 @@ class InputDecl(Model):
     grad: bool = Field(default=False, strict=True)
     fill: str | None = None
     between: tuple[Bound, ...] | None = None
+    distinct: bool = Field(default=False, strict=True)
 
     @property
     def derived(self) -> tuple[str, Expression] | None:
