@@ -803,6 +803,22 @@ def repeat(x, w):
 
 def repeat_reference(x, w):
     return x * w.repeat_interleave(x.shape[0] // w.shape[0], 0)
+
+@tilelang.jit(out_idx=[-1])
+def heads_kernel(B, H, D):
+    @T.prim_func
+    def main(X: T.Tensor((B, H, D), "float32"), W: T.Tensor((H,), "float32"),
+             Y: T.Tensor((B, H, D), "float32")):
+        with T.Kernel(B, H, threads=64) as (b, h):
+            for j in T.Parallel(D):
+                Y[b, h, j] = X[b, h, j] * W[h]
+    return main
+
+def scaled_heads(x, w):
+    return heads_kernel(*x.shape)(x, w)
+
+def scaled_heads_reference(x, w):
+    return x * w[:, None]
 """
 
 
@@ -825,6 +841,8 @@ def repeat_reference(x, w):
             "sizes: {lengths_of: seqlens}",
         ),
         ("repeat", "f(torch.randn(4, 40), torch.randn(2, 40))", "require: H % G == 0"),
+        # Equal in the call, and two arguments of the factory.
+        ("scaled_heads", "f(torch.randn(3, 3, 40), torch.randn(3))", "x: {shape: [B, H, D]"),
     ],
 )
 def test_sizes_and_ranges_are_tried_until_no_case_fails(

@@ -178,6 +178,15 @@ def picked_reference(x, ids):
     chosen = torch.zeros_like(x).scatter(1, ids.clamp(min=0).long(), (ids >= 0).to(x.dtype))
     return (x * chosen).sum(1)
 
+class Tiles:
+    rows = 16
+
+def tiled(x, bias=None, tiles=None):
+    return x * 2 + (0 if bias is None else bias)
+
+def tiled_reference(x, bias=None):
+    return x + x if bias is None else x + x + bias
+
 def sevenfold(x):
     return x * 7
 
@@ -373,6 +382,15 @@ def test_numbers_that_differ_in_each_row_of_all_calls_do_so_in_cases(drafts, tmp
     # Two rows of two numbers differ by chance.
     few = drafts_for("totals:picked", call="f(torch.randn(2, 16), torch.tensor([[1, 2], [9, 3]]))")
     assert "distinct" not in few().inputs["ids"]
+
+
+def test_objects_with_a_default_are_left_out_and_optional_tensors_kept(drafts, tmp_path):
+    """A form of calls that half as many have as another one covers more of the code."""
+    call = "[(f(x, x[0], Tiles()), f(x), f(x[1:])) for x in [torch.randn(8, 5)]]"
+    tiled = drafts_for("totals:tiled", call=call)
+    trial = tried(tiled, tmp_path / "t.yaml", [tmp_path], tier="each", prove=False)
+    assert {str(result.status) for result in trial.results} == {"passed"}, trial.lines
+    assert [*load_spec(tmp_path / "t.yaml").problem.inputs] == ["x", "bias"]
 
 
 def test_a_function_of_another_name_is_the_reference_if_it_agrees(drafts, tmp_path):

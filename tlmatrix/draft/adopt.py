@@ -211,13 +211,12 @@ def _jobs(root: Path, calls: Path) -> Iterator[Job]:
     entries = {each.target: each for each in manifest.manifest_entries(root, definitions)}
     taken = set()
     for target, found in sorted(recorded.items(), key=lambda each: each[0] not in entries):
-        written = [call for call in found if not call.opaque]
         if all(call.inner for call in found) and target not in entries:
             taken.add(target)  # its operator is another target
-        elif written:
+        else:
             taken.add(target)
             reference = manifest.reference_of_entry(entries[target]) if target in entries else ""
-            draft = partial(_of_calls, target, written, reference)
+            draft = partial(_of_calls, target, found, reference)
             # Not the text of calls, whose sets have another order in each process.
             kept = [(signature(call), call.compared) for call in found]
             yield Job(target, "calls", draft, _digest(str(kept)))

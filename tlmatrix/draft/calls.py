@@ -210,9 +210,13 @@ def flattened(results: object) -> dict[str, torch.Tensor]:
 
 
 def alike(calls: Sequence[Call]) -> list[Call]:
-    """The calls of the most frequent form, without objects if some have none."""
+    """The calls of a frequent form, without objects if some have none, and with most tensors.
+
+    A form is frequent if it has half as many calls as any other.
+    """
     counts = Counter(call.form() for call in calls)
-    form = max(counts, key=lambda each: (not each[2], counts[each]))
+    most = max(count for form, count in counts.items() if not form[2] or all(f[2] for f in counts))
+    form = max(counts, key=lambda e: (not e[2], 2 * counts[e] >= most, len(e[0]), counts[e]))
     return [call for call in calls if call.form() == form]
 
 

@@ -50,18 +50,23 @@ class Launch:
         return found
 
     def dimension_names(self, mapped: Names) -> dict[str, str]:
-        """Names of dimensions: arguments of the factory with their value, and symbolic dims."""
-        sizes: dict[str, str] = {}
+        """Names of dimensions: arguments of the factory with their value, and symbolic dims.
+
+        Two equal dimensions of a tensor have different arguments, if there are two of that value.
+        """
+        sizes: dict[str, list[str]] = {}
         for name, value in self.factory.items():
             sized = type(value) is int and argument_kind(name, value, None) == "size"
             if sized and value > 1:
-                sizes.setdefault(str(value), name)
+                sizes.setdefault(str(value), []).append(name)
         found = {}
         for buffer in self.prim_func.buffer_map.values():
             name, dims = mapped.get(str(buffer.name), ("", {}))
-            for dim, size in enumerate(buffer.shape):
-                text = str(size)
-                named = re.fullmatch(r"[A-Za-z_]\w*( \+ \d+)?", sizes.get(text, text))
+            shape = [str(size) for size in buffer.shape]
+            for dim, text in enumerate(shape):
+                equal = sizes.get(text, [text])
+                own = equal[min(shape[:dim].count(text), len(equal) - 1)]
+                named = re.fullmatch(r"[A-Za-z_]\w*( \+ \d+)?", own)
                 if dim in dims and named is not None:
                     # A plain string, as TVM's are not.
                     found[f"{name}.{dims[dim]}"] = named.group()

@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tlmatrix.draft.calls import alike, calls_of_definition, read_calls, seen, signature
+from tlmatrix.draft.calls import (
+    Opaque,
+    alike,
+    calls_of_definition,
+    read_calls,
+    seen,
+    signature,
+)
 from tlmatrix.draft.families import built_in
 from tlmatrix.draft.interface import interface_of, signature_interface
 from tlmatrix.draft.probes import call_in_other_precision, probed
 from tlmatrix.draft.recorder import Recorder, codes_of
-from tlmatrix.draft.references import find_references
+from tlmatrix.draft.references import find_references, parameters_of
 from tlmatrix.draft.roles import recognize
 from tlmatrix.draft.targets import target_of
 from tlmatrix.draft.writer import draft_of
@@ -133,6 +140,7 @@ def drafts_of_calls(target: Target, every: Sequence[Call], reference: str = "") 
     Raises:
         UsageError: a spec cannot write its arguments.
     """
+    every = [_without_objects(target, call) for call in every]
     chosen = alike(every)
     if opaque := chosen[0].opaque:
         kinds = ", ".join(f"{name} ({kind})" for name, kind in opaque.items())
@@ -153,6 +161,22 @@ def drafts_of_calls(target: Target, every: Sequence[Call], reference: str = "") 
     drafts = Drafts(target, interface_of(target, chosen), references)
     own = (drafts.changed(found=each) for each in references)
     return next((each for each in own if each().complete), drafts)
+
+
+def _without_objects(target: Target, call: Call) -> Call:
+    """The call without objects for which the code under test has a default."""
+    functions = (target.found, getattr(target.found, "forward", None), target.written)
+    defaults = {
+        name
+        for function in filter(None, functions)
+        for name, each in (parameters_of(function) or {}).items()
+        if each.default is not each.empty
+    }
+    given, made = (
+        {n: e for n, e in each.items() if not (isinstance(e, Opaque) and n in defaults)}
+        for each in (call.arguments, call.construct)
+    )
+    return replace(call, arguments=given, construct=made)
 
 
 # Examples ----------------------------------------------------------------------------------------

@@ -247,6 +247,32 @@ def test_a_branch_that_no_thread_takes_reads_nothing():
     assert run.reports == []
 
 
+@pytest.mark.parametrize("written", [True, False])
+def test_a_named_value_is_read_where_it_is_chosen(written):
+    """As if it stood in the choice itself, which is what compilers make of it."""
+
+    @jit_kernel(out_idx=[1], threads=32)
+    def chosen(X: T.Tensor((32,), "float32"), Y: T.Tensor((2, 32), "float32")):
+        with T.Kernel(2, threads=32) as bx:
+            s = T.alloc_shared((32,), "float32")
+            if bx == 0 and written:
+                T.copy(X, s)
+            for i in T.Parallel(32):
+                own = s[i] * 2.0
+                half = T.if_then_else(i < 16, own, 1.0)
+                Y[bx, i] = T.if_then_else(bx == 0, half, 3.0)
+
+    x = torch.randn(32)
+    with interpret(sanitize=True) as run:
+        y = chosen()(x)
+    if written:
+        assert torch.equal(y, torch.stack([torch.cat([x[:16] * 2, torch.ones(16)]), y[1]]))
+        assert torch.equal(y[1], torch.full((32,), 3.0))
+        assert run.reports == []
+    else:
+        assert {report.block for report in run.reports} == {(0,)}
+
+
 def test_a_tile_may_read_past_its_sequence_unless_that_is_asked_for():
     assert packed_run(0, sanitize=True) == []
     reports = packed_run(0, sanitize={"overreads"})

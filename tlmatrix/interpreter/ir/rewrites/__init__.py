@@ -9,6 +9,7 @@ from .externs import without_builtins, without_templates
 from .memory import with_named_copies, without_packed_views, without_pointers, without_words
 from .threads import (
     with_boolean_conditions,
+    with_chosen_values,
     with_thread_fragments,
     without_returns,
     without_thread_loops,
@@ -36,7 +37,8 @@ def normalized(kernel: Kernel, is_modelled: Callable[[str], bool]) -> Kernel:
     kernel = without_packed_views(with_named_copies(kernel))
     kernel = without_templates(kernel, is_modelled)
     kernel = with_boolean_conditions(without_builtins(kernel, is_modelled))
-    return with_thread_fragments(without_vectors(without_words(without_pointers(kernel))))
+    kernel = without_vectors(without_words(without_pointers(kernel)))
+    return with_thread_fragments(with_chosen_values(kernel))
 
 
 def without_externs(kernel: Kernel) -> Kernel:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tlmatrix.interpreter.errors import Unsupported
 from tlmatrix.interpreter.ir import nodes as ir
-from tlmatrix.interpreter.ir.walk import calls, transform, walk
+from tlmatrix.interpreter.ir.walk import calls, substitute, transform, walk
+
+_CHOICE = "tirx.if_then_else"
 
 # Numeric conditions (`if flags & 1:`) become comparisons with zero, as in C -----------------------
 
@@ -28,6 +31,56 @@ def with_boolean_conditions(kernel: ir.Kernel) -> ir.Kernel:
         return replace(node, condition=ir.Compare("bool", node.condition, zero, "!="))
 
     return replace(kernel, body=transform(kernel.body, tested))
+
+
+# A value that a choice alone uses is computed where it is chosen, as in compiled code -------------
+#
+# `a = X[i]` before `Y[i] = T.if_then_else(c, a, 0)` becomes `Y[i] = T.if_then_else(c, X[i], 0)`, so
+# that X is not read where `c` is false.
+
+
+def with_chosen_values(kernel: ir.Kernel) -> ir.Kernel:
+    """The kernel in which what only one value of a choice uses is a part of that value."""
+    if not calls(kernel.body, _CHOICE):
+        return kernel
+    uses = Counter(node for node in walk(kernel.body) if isinstance(node, ir.Var))
+
+    def rewritten(node: Any) -> Any:
+        if not isinstance(node, ir.SeqStmt):
+            return None
+        left: list[ir.Stmt] = []
+        for each in reversed(node.seq):
+            user = _choosing(each, left) if isinstance(each, ir.Bind) else None
+            if isinstance(each, ir.Bind) and user is not None and uses[each.var] == 1:
+                left[user] = substitute(left[user], {each.var: each.value})
+            else:
+                left.append(each)
+        return None if len(left) == len(node.seq) else replace(node, seq=(*reversed(left),))
+
+    return replace(kernel, body=transform(kernel.body, rewritten))
+
+
+def _choosing(bind: ir.Bind, after: Sequence[ir.Stmt]) -> int | None:
+    """Which statement has the choice that uses a bound value: only bindings are before it.
+
+    Args:
+        bind: the binding.
+        after: the statements after it, the last one first.
+    """
+    known = (ir.BufferLoad, ir.Var, ir.IntImm, ir.FloatImm, ir.Cast, ir.Compare, *ir.BINARY)
+    pure = (isinstance(e, known) or getattr(e, "op", "") == _CHOICE for e in walk(bind.value))
+    if bind.var.dtype != bind.value.dtype or not all(pure):
+        return None
+    for k in reversed(range(len(after))):
+        user = after[k]
+        if not isinstance(user, ir.Bind | ir.BufferStore):
+            return None
+        choices = (e for e in walk(user.value) if isinstance(e, ir.Call) and e.op == _CHOICE)
+        if any(bind.var in walk(*choice.args[1:]) for choice in choices):
+            return k
+        if isinstance(user, ir.BufferStore):
+            return None
+    return None
 
 
 # Threads that end early (`T.thread_return()`) become branches around what follows -----------------
