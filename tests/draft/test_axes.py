@@ -6,6 +6,21 @@ from tlmatrix.draft.axes import AxesOfDraft, sizes
 from tlmatrix.draft.calls import Seen
 from tlmatrix.draft.interface import Argument, Interface, Tensor
 from tlmatrix.draft.roles import Recognition
+from tlmatrix.draft.uses import Uses
+
+
+def test_some_cases_have_one_size_that_takes_many_tiles_or_was_called_with():
+    """A loop that adds up wrong from its third tile on is right for all sizes near one tile."""
+    seen = tuple(Seen((rows, cols), "float32") for rows, cols in ((3, 1024), (4, 576)))
+    x = Tensor("x", "float32", ("rows", "cols"), seen=seen)
+    interface = Interface(
+        factory=False, parameters=(x,), results=(), calls=2,
+        symbols={"rows": (3, 4), "cols": (1024, 576)}, uses=Uses(tiles=frozenset({("x", 0, 32)})),
+    )  # fmt: skip
+    found = AxesOfDraft(interface, Recognition(), [x], {}, {"x"})
+    ranges = found.fuzz()["axes"]
+    assert ranges["rows"] == {"range": f"1..{max(found.axes['rows']) * 3 // 2 + 1}", "alone": 256}
+    assert ranges["cols"]["alone"] == 1024
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from tlmatrix.draft.trial import (
     Trial,
     _agrees,
     _conditions,
+    _explained,
     _keep_recorded,
     _recorded_sizes,
     _refused,
@@ -304,6 +305,32 @@ def test_sizes_that_no_condition_tells_leave_the_recorded_ones(drafts, tmp_path)
     found = Trial(odd(), [*late.results, replace(recorded, findings=(why,)), wrong])
     _keep_recorded(found, recorded)
     assert wrong in found.results
+
+
+@pytest.mark.parametrize(
+    ("accepts", "found"),
+    [
+        (lambda a, b, c: a % b == 0, ["a % b == 0"]),
+        (lambda a, b, c: a * b * c < 9, []),
+        (lambda a, b, c: a <= c, ["a <= c"]),
+    ],
+)
+def test_a_condition_of_two_axes_of_which_each_alone_is_accepted(drafts, accepts, found):
+    """Few cases fit several conditions by chance; more of them tell which one holds."""
+
+    def case(draft, values):
+        fine = accepts(**{name: values[name] for name in "abc"})
+        why = Finding("entry", "raises ValueError", pattern="refuses")
+        status = Status.PASSED if fine else Status.ERROR
+        findings = () if fine else (why,)
+        return SimpleNamespace(values=values, status=status, findings=findings, failed=not fine)
+
+    draft = replace(drafts(), axes=dict.fromkeys("abc", (1, 2, 3, 4)), fuzz={}, multiples={})
+    first = [(4, 1, 1), (1, 2, 1), (3, 2, 1), (4, 2, 2), (2, 1, 2), (3, 1, 4)]
+    results = [case(draft, dict(zip("abc", each, strict=True))) for each in first]
+    results.sort(key=lambda each: each.failed)
+    narrowed, _ = _explained(draft, results, SimpleNamespace(case=case))
+    assert [condition for condition, _ in narrowed.constraints] == found
 
 
 def test_of_sizes_that_are_left_out_the_wrong_ones_are_named(drafts):

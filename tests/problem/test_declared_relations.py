@@ -92,6 +92,18 @@ def softmax_in_float32(x):
     return x.float().softmax(1).to(x.dtype)
 
 
+def logsumexp(x):
+    return x.logsumexp(1)
+
+
+def logsumexp_in_float32(x):
+    return x.float().logsumexp(1).to(x.dtype)
+
+
+def logsumexp_without_maximum(x):
+    return x.float().exp().sum(1).log().to(x.dtype)
+
+
 def beside_large(x):
     return torch.cat([x[:1].double() * 0 + 2.0**60, x.double()])
 
@@ -198,6 +210,17 @@ def test_values_far_from_zero_change_nothing_that_the_reference_keeps(found, nam
     for dtype in ("float16", "bfloat16"):
         if (name, dtype) != ("beside_large", "float16"):
             assert found(ROWS, entry=f"{name}_in_float32", reference=name, dtype=dtype) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_logarithm_of_exponentials_that_overflow_is_found(found, dtype):
+    """The result moves by the constant that is added to the input."""
+    names = {"reference": "logsumexp", "dtype": dtype}
+    assert found(ROWS, entry="logsumexp_in_float32", **names) == []
+    every = found(ROWS, entry="logsumexp_without_maximum", **names)
+    findings = [each for each in every if each.title.startswith("far_from_zero: y: ")]
+    assert findings
+    assert "added to all of x moves results by it" in findings[0].detail
 
 
 def test_a_variance_that_is_a_difference_of_large_numbers_is_found(found):

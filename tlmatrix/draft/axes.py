@@ -26,6 +26,10 @@ _MOST_ELEMENTS = 1 << 24
 """Most elements of a tensor of a draft: a case takes seconds."""
 _TILE = 64
 """The size of a tile if it is unknown."""
+_TILES = 8
+"""How many tiles a size has at most that is large alone."""
+_MOST_ALONE = 8192
+"""The largest of such sizes, which the calls of a model may have."""
 _EXAMPLES = {"quick": 5, "nightly": 200}
 
 
@@ -89,10 +93,14 @@ def lengths(packings: Sequence[Packing]) -> list[Any]:
     ]
 
 
-def fuzz_ranges(axes: Mapping[str, Values]) -> dict[str, Any]:
-    """The fuzz section of axes that take any size up to their largest."""
-    largest = {name: max(values) for name, values in axes.items()}
-    ranges = {name: f"1..{size + size // 2 + 1}" for name, size in largest.items()}
+def fuzz_ranges(axes: Mapping[str, Values], alone: Mapping[str, int]) -> dict[str, Any]:
+    """The fuzz section of axes that take any size up to their largest, or one up to `alone`."""
+    ranges: dict[str, Any] = {}
+    for name, values in axes.items():
+        most = max(values) * 3 // 2 + 1
+        ranges[name] = f"1..{most}"
+        if alone.get(name, 0) > most:
+            ranges[name] = {"range": ranges[name], "alone": alone[name]}
     return {"axes": ranges, "examples": _EXAMPLES} if ranges else {}
 
 
@@ -136,6 +144,7 @@ class AxesOfDraft:
         self._arguments = {e.name: e for e in (*interface.arguments, *interface.construct)}
         self._tensors = (*interface.tensors, *interface.results)
         self._ranges: set[str] = set()
+        self._alone: dict[str, int] = {}
         self.remarks: dict[str, str] = {}
         self.multiples: dict[str, int] = {}
         self.axes: dict[str, Values] = dict(self._found())
@@ -255,6 +264,9 @@ class AxesOfDraft:
             self.multiples[name] = step
         if not parts:
             self._ranges.add(name)
+            # Larger ones were called with, or take more iterations of a loop over tiles.
+            most = max((*recorded, _TILES * max(known, default=0)))
+            self._alone[name] = min(most, _MOST_ALONE)
         return tuple(found)
 
     def _make_affordable(self) -> None:
@@ -281,7 +293,8 @@ class AxesOfDraft:
         for packing in self._recognition.packings:
             by_axis.setdefault(packing.axis, []).append(packing)
         if not by_axis:
-            return fuzz_ranges({n: v for n, v in self.axes.items() if n in self._ranges})
+            ranges = {name: v for name, v in self.axes.items() if name in self._ranges}
+            return fuzz_ranges(ranges, self._alone)
         found = {}
         for axis, sides in by_axis.items():
             tile = max((each.tile for each in sides if each.tile), default=0)

@@ -86,7 +86,7 @@ def _gemm(interface: Interface, recognition: Recognition) -> BuiltIn | None:
     parts = {
         "problem": "gemm",
         "axes": axes,
-        "fuzz": fuzz_ranges({axis: axes[axis] for axis in "mnk"}),
+        "fuzz": fuzz_ranges({axis: axes[axis] for axis in "mnk"}, {}),
         "recorded": {axis: column[0] for axis, column in columns.items() if column},
         "multiples": {symbols[n]: step for n, step in chosen.multiples.items() if n in symbols},
     }

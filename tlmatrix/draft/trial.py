@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _ROUNDS = 4
 _MORE = 6
 """Further cases that tell conditions apart, and their sizes."""
+_LEAST_TRIED = 2
+"""Such cases before a condition of two axes is believed."""
 _SIZES = (2, 3, 4, 6, 8, 16, 24, 32)
 _RAISED = re.compile(r"\braise[sd] ")
 _RETURNED = re.compile(r"returned (\d+) (tensors|results)")
@@ -238,6 +240,8 @@ def _narrow(trial: Trial, attempts: _Attempts) -> None:
         if base is None or not any(_refused(trial.draft, each) for each in trial.results):
             return
         narrowed, lines = _narrowed(trial.draft, base, attempts)
+        if narrowed == trial.draft:
+            narrowed, lines = _explained(trial.draft, [base, *trial.results], attempts)
         if narrowed == trial.draft:
             return
         trial.draft = narrowed
@@ -541,6 +545,53 @@ def _narrowed(draft: Draft, base: CaseResult, attempts: _Attempts) -> tuple[Draf
             left_out = [value for value in others if reasons.get(canonical(value))]
             lines += [f"  left out {name}={label(v)}: {reasons[canonical(v)]}" for v in left_out]
     return narrowed, lines
+
+
+def _explained(
+    draft: Draft, results: Sequence[CaseResult], attempts: _Attempts
+) -> tuple[Draft, list[str]]:
+    """The draft with a condition of two axes, of which nothing is refused that varies one alone.
+
+    Further cases have sizes for which the conditions differ that fit, and for each left one that is
+    to be refused and one that is not.
+    """
+    judged = [each for each in results if _passes(each) or _refused(draft, each)]
+    why = _worst(_refused(draft, each) for each in judged)
+    conditions: list[str] = []
+    tried: list[dict[str, Any]] = []
+    with suppress(TimeoutError):
+        for _ in range(2 * _MORE):
+            found = _conditions(judged, [_refused(draft, result) for result in judged])
+            conditions = [each for each in found if len({*_NAME.findall(each)}) > 1]
+            chosen = next(_doubtful(draft, conditions, judged[0].values, tried), None)
+            if chosen is None:
+                break
+            tried.append(chosen)
+            judged.append(attempts.case(draft, {**judged[0].values, **_tied(draft, chosen)}))
+    if len(conditions) != 1 or len(tried) < _LEAST_TRIED:
+        return draft, []
+    condition = conditions[0]
+    narrowed = replace(draft, constraints=(*draft.constraints, (condition, why)))
+    return _with_values_of(narrowed, condition), [f"  only {condition}: {why}"]
+
+
+def _doubtful(
+    draft: Draft,
+    conditions: Sequence[str],
+    base: Mapping[str, Any],
+    tried: Sequence[Mapping[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    """Sizes of two axes for which conditions differ; of one condition, of each side one."""
+    for condition in conditions:
+        a, b = dict.fromkeys(_NAME.findall(condition))
+        known = [_holds(condition, {**base, **each}) for each in tried if {*each} == {a, b}]
+        for one, other in product(_sizes_of(draft, a), _sizes_of(draft, b)):
+            values = {a: one, b: other}
+            if min(one, other) == 1 or one == other or values in tried:
+                continue
+            held = [_holds(each, {**base, **values}) for each in conditions]
+            if len({*held}) > 1 or (len(held) == 1 and held[0] not in known):
+                yield values
 
 
 def _varied(

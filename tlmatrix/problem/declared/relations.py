@@ -209,11 +209,12 @@ def _cancels(signed: torch.Tensor, positive: torch.Tensor) -> bool:
 
 
 def _far_from_zero(case: Declared) -> Iterator[Relation]:
-    """A call with a large constant added to the first input, if the results do not depend on it.
+    """A call with a large constant added to the first input, if results do not depend on it.
 
-    A norm whose variance is the mean of squares less the square of the mean, which float32 cannot
-    tell from each other then, is wrong in it; so is a softmax that subtracts no maximum. The input
-    holds small whole numbers, to which the constant is added exactly, and the bounds are those of
+    Or if they move by it. A norm whose variance is the mean of squares less the square of the
+    mean, which float32 cannot tell from each other then, is wrong in it; so is a softmax, or the
+    logarithm of a sum of exponentials, that subtracts no maximum. The input holds small whole
+    numbers, to which the constant is added exactly. The bounds of results that stay are those of
     the call without it. In half of the cases, as the seed selects.
     """
     first = next(iter(case.inputs))
@@ -221,43 +222,46 @@ def _far_from_zero(case: Declared) -> Iterator[Relation]:
     if (
         case.reference is None
         or case.reference.exact_dtype != torch.float64
-        or tensor.dtype not in _FAR
+        or tensor.dtype not in (*_FAR, torch.float32)
         or decl.fill is not None
         or case.seed // 19 % 2
-        or not all(case.infos[name].dtype in _FAR for name in case.declaration.output_names)
+        or not tensor.numel()
     ):
         return
+    by = _FAR.get(tensor.dtype, _FAR[torch.bfloat16])
     small = torch.randint(-4, 5, tensor.shape, generator=generator(case.seed + 9))
     near = replace(case, inputs={**case.inputs, first: small.to(tensor)}, distribution="normal")
-    far = replace(near, inputs={**near.inputs, first: (small + _FAR[tensor.dtype]).to(tensor)})
-    kept = {
-        name
-        for name, exact in near.exact.items()
-        if torch.allclose(exact.double(), far.exact[name].double(), _CLOSE, _CLOSE, equal_nan=True)
-    }
-    if not kept.issuperset(case.declaration.output_names) or not tensor.numel():
-        return
-    problem = near.problem()
-    outputs = {
-        name: info for name, info in problem.outputs.items() if name in kept and info.dtype in _FAR
-    }
-    moved = {first: far.problem().inputs[first]}
-    call = replace(
-        problem,
-        inputs={**problem.inputs, **moved},
-        names={**problem.names, **moved},
-        outputs=outputs,
+    far = replace(near, inputs={**near.inputs, first: (small + by).to(tensor)})
+    kept, moved = (
+        {name for name, exact in near.exact.items() if _is_close(exact + more, far.exact[name])}
+        for more in (0, by)
     )
+    kept = {name for name in kept if {tensor.dtype, case.infos[name].dtype} <= {*_FAR}}
+    if not (kept | moved).issuperset(case.declaration.output_names):
+        return
+    call, stays = far.problem(), kept.issuperset(case.declaration.output_names)
+    if stays:
+        changed = {first: call.inputs[first]}
+        call = near.problem()
+        inputs, names = {**call.inputs, **changed}, {**call.names, **changed}
+        call = replace(call, inputs=inputs, names=names)
+    judged = kept if stays else kept | moved
+    outputs = {name: info for name, info in call.outputs.items() if name in judged}
+    how = "changes no result" if stays else "moves results by it"
     yield Relation(
         "far_from_zero",
         "relations",
-        (call,),
+        (replace(call, outputs=outputs),),
         left=lambda _results: {},
         judge=(0,),
-        because=f"{_FAR[tensor.dtype]} added to all of {first} changes no result: are squares of "
-        "large values subtracted, or exponentials of them divided?",
+        because=f"{by} added to all of {first} {how}: are squares of large values subtracted, "
+        "or exponentials of them added or divided?",
         control=near.problem,
     )
+
+
+def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.allclose(one.double(), other.double(), _CLOSE, _CLOSE, equal_nan=True)
 
 
 # Other lengths ------------------------------------------------------------------------------------
