@@ -357,6 +357,21 @@ def test_a_script_that_calls_the_operator_is_an_example(project: Project) -> Non
     assert "between: [0, rows - 1]" in (project.folder / "p.yaml").read_text()
 
 
+def test_a_module_that_raises_is_an_error_of_one_line_with_the_place(project: Project) -> None:
+    """`tilelang.jit` prints the whole kernel if it gets one, and not a function that makes it."""
+    (project.folder / f"{project.module}.py").write_text(
+        "import tilelang\nimport tilelang.language as T\n\n"
+        "@tilelang.jit(out_idx=[-1])\n@T.prim_func\n"
+        'def one(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):\n'
+        "    with T.Kernel(1, threads=64) as _:\n"
+        "        T.copy(X, Y)\n"
+    )
+    outcome = project.tlmatrix("new", f"{project.module}:one", "-o", "s.yaml")
+    assert outcome.code == ExitCode.USAGE
+    assert f"({project.module}.py:4 in <module>: @tilelang.jit(out_idx=[-1]))" in outcome.out
+    assert len(outcome.out.splitlines()) == 1
+
+
 def test_a_failing_example_is_an_error_with_the_reason(project: Project) -> None:
     module = _operators(project)
     for options, words in (

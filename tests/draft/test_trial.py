@@ -179,6 +179,13 @@ def picked_reference(x, ids):
     chosen = torch.zeros_like(x).scatter(1, ids.clamp(min=0).long(), (ids >= 0).to(x.dtype))
     return (x * chosen).sum(1)
 
+def shares(x):
+    p = (x.float() - x.float().amax(-1, keepdim=True).clamp(min=0)).exp()
+    return (p / p.sum(-1, keepdim=True)).to(x.dtype)
+
+def shares_reference(x):
+    return x.softmax(-1)
+
 class Tiles:
     rows = 16
 
@@ -409,6 +416,14 @@ def test_numbers_that_differ_in_each_row_of_all_calls_do_so_in_cases(drafts, tmp
     # Two rows of two numbers differ by chance.
     few = drafts_for("totals:picked", call="f(torch.randn(2, 16), torch.tensor([[1, 2], [9, 3]]))")
     assert "distinct" not in few().inputs["ids"]
+
+
+def test_a_running_maximum_that_begins_at_0_is_a_finding(drafts, tmp_path):
+    """Right where a row has a number that is not far below 0."""
+    shares = drafts_for("totals:shares", call="f(torch.randn(8, 40))")
+    trial = tried(shares, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False)
+    failed = [result.values["values"] for result in trial.results if result.failed]
+    assert failed == ["shifted"], trial.lines
 
 
 def test_objects_with_a_default_are_left_out_and_optional_tensors_kept(drafts, tmp_path):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Values = tuple[Any, ...]
 
-_VALUES = ("normal", "large", "zero_rows", "rising")
+_VALUES = ("normal", "large", "zero_rows", "rising", "shifted")
 _WITHOUT_TIES = ("normal", "large")
 _MOST_ELEMENTS = 1 << 24
 """Most elements of a tensor of a draft: a case takes seconds."""

@@ -16,6 +16,7 @@ from tlmatrix.backend import backend_named
 from tlmatrix.backend.signature import is_tilelang_factory, undecorated
 from tlmatrix.exit_codes import UsageError
 from tlmatrix.spec.importing import import_named
+from tlmatrix.tracebacks import user_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,6 +95,14 @@ class Target:
         return names if len(names) == len(parts) else []
 
 
+def _in_a_line(error: Exception) -> str:
+    """An error: the first and the last line of its words, and the line of code that led to it."""
+    first, *more = str(error).strip().splitlines() or [""]
+    words = f"{first} … {more[-1].strip()}" if more else first
+    where = user_traceback(error).splitlines()[-1:]
+    return f"{type(error).__name__}: {words}" + "".join(f" ({each})" for each in where if more)
+
+
 def syntax_tree(function: Callable[..., Any]) -> ast.AST:
     """The parsed source of a function; an empty module if it has none."""
     try:
@@ -165,7 +174,7 @@ def target_of(text: str) -> Target:
             owner = getattr(owner, name)
         found: Any = getattr(owner, last)
     except Exception as error:
-        raise UsageError(f"{text!r}: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{text!r}: {_in_a_line(error)}") from error
     if not callable(found):
         raise UsageError(f"{text!r} is not callable; its type is {type(found).__name__}")
     if inspect.isclass(found):
