@@ -393,6 +393,7 @@ def _run_job(job: Job, output: Path, root: Path, seconds: float) -> Row:
     row = Row(job.target, job.source, "not drafted", key=job.key)
     with muted():
         try:
+            trial: Trial | None = None
             drafts = job.draft()
             draft = drafts()
             if draft.runs:
@@ -404,6 +405,7 @@ def _run_job(job: Job, output: Path, root: Path, seconds: float) -> Row:
                 write_spec(draft, path)
             if not draft.complete and row.status != "findings":
                 note = draft.notes[-1] if draft.notes else "it needs a reference"
+                note = (trial.refused if trial is not None else "") or note
                 row = replace(row, status="incomplete", note=note, spec=path.name)
         except BaseException as error:  # noqa: BLE001 - whatever the repository's code raises
             words = str(error).strip().splitlines() or [""]

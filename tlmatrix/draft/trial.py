@@ -42,6 +42,7 @@ _LEAST_TRIED = 2
 """Such cases before a condition of two axes is believed."""
 _SIZES = (2, 3, 4, 6, 8, 16, 24, 32)
 _RAISED = re.compile(r"\braise[sd] ")
+_NO_GRAPH = re.compile(r"backward through the graph a second time|does not require grad")
 _RETURNED = re.compile(r"returned (\d+) (tensors|results)")
 _OTHER_RESULTS = re.compile(rf"{_RETURNED.pattern}|has shape ")
 _OTHER_DTYPE = re.compile(r" is \w+, expected \w+$")
@@ -54,6 +55,7 @@ _NOT_JUDGED = "does not judge"
 _DRAWN_AS_RECORDED = "drawn as recorded"
 _NOT_WATCHED = "does not model sanitizers of"
 _WITHOUT_SANITIZERS = "without sanitizers"
+_NO_REFERENCE = "is no reference"
 _NOT_REFUSED = "is not refused, and is wrong"
 _REFUSALS = ("entry", "reference", "problem", "spec")
 """Checks of what is no result."""
@@ -84,6 +86,11 @@ class Trial:
     def wrong(self) -> str:
         """The first line about values left out as wrong though nothing refuses them, or ""."""
         return next((line.strip() for line in self.lines if _NOT_REFUSED in line), "")
+
+    @property
+    def refused(self) -> str:
+        """The line that says why the reference that was found is none; or ""."""
+        return next((line.strip() for line in self.lines if _NO_REFERENCE in line), "")
 
     @property
     def left_out(self) -> str:
@@ -126,7 +133,8 @@ def tried(
             _untie(drafts, attempts)
         if drafts.found is not None and drafts.found.part:
             name = drafts.found.method or drafts.found.target
-            trial.lines.append(f"  {name} is no reference: no recorded case passes")
+            why = attempts.why or "none ended in time"
+            trial.lines.append(f"  {name} {_NO_REFERENCE}: no recorded case passes: {why}")
             drafts.found = next((each for each in drafts.references if not each.part), None)
         trial.draft = drafts()
         if not trial.draft.runs:
@@ -142,7 +150,7 @@ def tried(
                 left = limit.left
                 others = drafts.changed(found=None, references=())
                 again = tried(others, path, roots, tier=tier, prove=prove, seconds=left)
-                again.lines.insert(0, f"  {found.target} is no reference: {firsts[0].title}")
+                again.lines.insert(0, f"  {found.target} {_NO_REFERENCE}: {firsts[0].title}")
                 return again
         _keep_recorded(trial, recorded)
         write_spec(trial.draft, path)  # attempts wrote others
@@ -181,6 +189,8 @@ class _Attempts:
     runner: Runner
     tier: str
     limit: Limit
+    why: str = ""
+    """The first finding of the last case that failed, if its results were judged."""
 
     def case(self, draft: Draft, values: Mapping[str, Any]) -> CaseResult:
         """The result of the case that has some values; other axes have their first.
@@ -192,7 +202,11 @@ class _Attempts:
 
         spec = self._spec(draft)
         first = {name: each[0] for name, each in spec.axes.items()}
-        return self._run(spec, Case(spec.name, {**first, **values}, "extra"))
+        result = self._run(spec, Case(spec.name, {**first, **values}, "extra"))
+        title = next((each.title for each in result.findings), result.message)
+        if not self.why or (title and str(result.status) == "failed"):
+            self.why = title
+        return result
 
     def cases(self, draft: Draft) -> list[CaseResult]:
         """The results of the tier; those before the time ended."""
@@ -381,7 +395,14 @@ def _match_reference(drafts: Drafts, attempts: _Attempts, lines: list[str]) -> C
                 interface=replace(own.interface, order=order),
                 found=replace(found, updates=updates, part=False),
             )
-            if _agrees(first := _recorded_case(other(), attempts)):
+            first = _recorded_case(other(), attempts)
+            plain = other.changed(interface=other.interface.without_gradients())
+            if _raised(first, "problem", _NO_GRAPH) and plain.interface != other.interface:
+                again = _recorded_case(plain(), attempts)
+                if _agrees(again):  # it has freed its graph
+                    lines.append(f"  {_WITHOUT_GRADIENTS}, which the reference computes itself")
+                    other, first = plain, again
+            if _agrees(first):
                 drafts.interface, drafts.found = other.interface, other.found
                 if scratch := sorted(other.interface.scratch):
                     words = f"{', '.join(scratch)}, which the reference does not return"
