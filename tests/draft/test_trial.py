@@ -196,6 +196,14 @@ def squared_reference(x):
     y.sum().backward()
     return y, x.grad
 
+def wide(x):
+    if x.shape[1] > 70 and x.shape[1] % 64:
+        raise ValueError("wide rows must be multiples of 64")
+    return x * 2
+
+def wide_reference(x):
+    return x + x
+
 class Tiles:
     rows = 16
 
@@ -442,6 +450,15 @@ def test_a_reference_that_computes_its_gradients_judges_the_results_alone(drafts
     assert {str(result.status) for result in trial.results} == {"passed"}, trial.lines
     assert trial.left_out == "without gradients, which the reference computes itself"
     assert not load_spec(tmp_path / "s.yaml").problem.inputs["x"].grad
+
+
+def test_random_cases_have_no_sizes_that_are_refused_beyond_the_listed_ones(drafts, tmp_path):
+    wide = drafts_for("totals:wide", call="[f(torch.randn(8, n)) for n in (32, 64)]")
+    trial = tried(wide, tmp_path / "w.yaml", [tmp_path], tier="each", prove=False)
+    assert {str(result.status) for result in trial.results} == {"passed"}, trial.lines
+    spec = load_spec(tmp_path / "w.yaml")
+    assert (spec.axes["cols"], [*spec.fuzz.axes]) == ((32, 33, 64), ["rows"])
+    assert any("no other cols in random cases: raises ValueError: " in e for e in trial.lines)
 
 
 def test_objects_with_a_default_are_left_out_and_optional_tensors_kept(drafts, tmp_path):

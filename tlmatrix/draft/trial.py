@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _ROUNDS = 4
 _MORE = 6
 """Further cases that tell conditions apart, and their sizes."""
+_ODD = 3
 _LEAST_TRIED = 2
 """Such cases before a condition of two axes is believed."""
 _SIZES = (2, 3, 4, 6, 8, 16, 24, 32)
@@ -141,7 +142,9 @@ def tried(
             write_spec(trial.draft, path)
             return trial
         with Runner() as runner, muted():  # the other keeps what it knows of other outputs
-            _narrow(trial, _Attempts(path, tuple(roots), runner, tier, limit))
+            attempts = _Attempts(path, tuple(roots), runner, tier, limit)
+            _narrow(trial, attempts)
+            _probe(trial, attempts)
         found = drafts.found
         if found is not None and not found.passed and trial.results:
             firsts = [finding for result in trial.results for finding in result.findings[:1]]
@@ -263,6 +266,36 @@ def _narrow(trial: Trial, attempts: _Attempts) -> None:
         trial.results = [each for each in (*trial.results, base) if _has_case(narrowed, each)]
         if attempts.limit.left <= 0:
             return
+
+
+def _probe(trial: Trial, attempts: _Attempts) -> None:
+    """Try an odd size and the largest of each range of the fuzz section, if no case has such.
+
+    Where they are refused and no condition tells which are, random cases have listed sizes alone.
+    """
+    base = _accepted(trial, attempts)
+    axes = trial.draft.fuzz.get("axes", {})
+    ranges = {
+        name: e["range"] if isinstance(e, dict) and "range" in e else e for name, e in axes.items()
+    }
+    for name, drawn in ranges.items():
+        if base is None or not isinstance(drawn, str) or attempts.limit.left <= 0:
+            continue
+        draft, most, listed = trial.draft, int(drawn.partition("..")[2]), trial.draft.axes[name]
+        odd = [3] if most > _ODD and not any(n % 2 and n > 1 for n in listed) else []
+        group = [base, *_varied(draft, base, name, [*odd, most], attempts)]
+        reasons = [_refused(draft, each, base) for each in group[1:]]
+        pairs = zip(group[1:], reasons, strict=True)
+        trial.results += [each for each, why in pairs if each.failed and not why]
+        if why := _worst(reasons):
+            conditions = _distinguished(draft, name, group, attempts)
+            if conditions:
+                rules = (*draft.constraints, (conditions[0], why))
+                trial.draft = _with_values_of(replace(draft, constraints=rules), conditions[0])
+                trial.lines.append(f"  only {conditions[0]}: {why}")
+            else:
+                trial.draft = _without_values(draft, name, {}, None)
+                trial.lines.append(f"  no other {name} in random cases: {why}")
 
 
 def _keep_recorded(trial: Trial, recorded: CaseResult | None) -> None:
