@@ -196,12 +196,12 @@ def squared_reference(x):
     y.sum().backward()
     return y, x.grad
 
-def wide(x):
+def limited(x):
     if x.shape[1] > 70 and x.shape[1] % 64:
         raise ValueError("wide rows must be multiples of 64")
     return x * 2
 
-def wide_reference(x):
+def limited_reference(x):
     return x + x
 
 class Tiles:
@@ -453,8 +453,8 @@ def test_a_reference_that_computes_its_gradients_judges_the_results_alone(drafts
 
 
 def test_random_cases_have_no_sizes_that_are_refused_beyond_the_listed_ones(drafts, tmp_path):
-    wide = drafts_for("totals:wide", call="[f(torch.randn(8, n)) for n in (32, 64)]")
-    trial = tried(wide, tmp_path / "w.yaml", [tmp_path], tier="each", prove=False)
+    limited = drafts_for("totals:limited", call="[f(torch.randn(8, n)) for n in (32, 64)]")
+    trial = tried(limited, tmp_path / "w.yaml", [tmp_path], tier="each", prove=False)
     assert {str(result.status) for result in trial.results} == {"passed"}, trial.lines
     spec = load_spec(tmp_path / "w.yaml")
     assert (spec.axes["cols"], [*spec.fuzz.axes]) == ((32, 33, 64), ["rows"])
