@@ -143,6 +143,13 @@ def test_of_two_sizes_a_number_is_that_of_its_name():
     assert call == {"x": "x", "N": "n", "k": 1024}
 
 
+def test_of_two_equal_numbers_the_second_is_another_size_if_there_is_one():
+    call, _ = called(lambda x, m, n: x, {"m": [128], "n": [128]}, rows=(128,), cols=(256,))
+    assert call == {"x": "x", "m": "rows", "n": "cols // 2"}
+    call, _ = called(lambda x, m, n: x, {"m": [128], "n": [128]}, rows=(128,), cols=(77,))
+    assert call == {"x": "x", "m": "rows", "n": "rows"}
+
+
 def test_a_small_constant_or_a_number_of_two_sizes_is_no_size():
     call, missing = called(
         lambda x, n, k, dtype: x, {"n": [2], "k": [8], "dtype": ["float16"]}, a=(2,), b=(8,), c=(8,)

@@ -139,8 +139,9 @@ def reference_of(
     left_over = [each for each in (*tensors, *numbers, *axes) if each not in passed.values()]
     found = matched([name for name in names if name not in passed], left_over) | passed
     given = {name: numbers.get(of, of) for name, of in found.items()}
+    taken: set[str] = set()
     for name, column in source.passed.items():
-        value = _written(name, column, symbols, arguments, numbers)
+        value = _written(name, column, symbols, arguments, numbers, taken)
         if name in names and value is not None:
             given.setdefault(name, value)
     left = [name for name in tensors if name not in {*found.values(), *scratch}]
@@ -166,16 +167,18 @@ def _written(
     symbols: Mapping[str, Sequence[int]],
     arguments: Mapping[str, Sequence[Any]],
     numbers: Mapping[str, Any],
+    taken: set[str],
 ) -> Any:  # noqa: ANN401 - a value of YAML
     """A parameter as a spec writes it: the size or argument that it is in all calls, or a constant.
 
-    None if it is another value in each call, and none of these.
+    None if it is another value in each call, and none of these. Of two equal parameters the second
+    is another size, if there is one, than those `taken`.
     """
     value = _first(column)
     if isinstance(value, list):
         rows = [[...] * len(value) if each is ... else each for each in column]
         columns = zip(*rows, strict=False)
-        parts = [_written(name, each, symbols, arguments, numbers) for each in columns]
+        parts = [_written(name, each, symbols, arguments, numbers, taken) for each in columns]
         return None if None in parts else f"[{', '.join(map(written, parts))}]"
     if isinstance(value, str) and (value[:1] in ("", "$") or is_dtype(value)):
         return None
@@ -186,7 +189,9 @@ def _written(
             equal = [each for each in equal if alike(each, name)]
         if not equal and varied:
             equal = [each for each, values in arguments.items() if _equal(column, values)]
-        equal = equal or _derived(column, symbols)[:1]
+        every = [*equal, *_derived(column, symbols)]
+        equal = [each for each in every if each not in taken][:1] or every[:1]
+        taken.update(equal)
         if equal or varied:
             return numbers.get(equal[0], equal[0]) if equal else None
     known = value is None or isinstance(value, bool | int | float | str)
