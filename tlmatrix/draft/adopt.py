@@ -101,7 +101,7 @@ def adopt_repository(
     *,
     command: Sequence[str] = (),
     workers: int = 1,
-    seconds: float = 400.0,
+    seconds: float = 360.0,
     warn: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
     """Write and run specs of the kernels and operators of a repository.

@@ -582,9 +582,9 @@ _command(
     replace(_WORKERS, help="processes (default: one per core)", kind=worker_processes(1)),
     Option(
         "--seconds S",
-        "time for the command; specs have as much, and what it leaves (default: 400)",
+        "time for the command; specs have as much, and what it leaves (default: 360)",
         number("a number of seconds", 1, 100_000),
-        default=400.0,
+        default=360.0,
     ),
     Option("folder DIR", "the repository"),
     target="draft:adopt",
