@@ -284,6 +284,11 @@ def _probe(trial: Trial, attempts: _Attempts) -> None:
         draft, most, listed = trial.draft, int(drawn.partition("..")[2]), trial.draft.axes[name]
         odd = [3] if most > _ODD and not any(n % 2 and n > 1 for n in listed) else []
         group = [base, *_varied(draft, base, name, [*odd, most], attempts)]
+        relaxed, lines = _relaxed(draft, group[1:])
+        if relaxed != draft:
+            trial.lines += lines
+            draft = trial.draft = relaxed
+            group = [base, *_varied(draft, base, name, [*odd, most], attempts)]
         reasons = [_refused(draft, each, base) for each in group[1:]]
         pairs = zip(group[1:], reasons, strict=True)
         trial.results += [each for each, why in pairs if each.failed and not why]
@@ -301,15 +306,12 @@ def _probe(trial: Trial, attempts: _Attempts) -> None:
 def _keep_recorded(trial: Trial, recorded: CaseResult | None) -> None:
     """Restrict the spec to a recorded case that passes, if refusals of others remain unexplained.
 
-    Not if a case fails for another reason, which is a finding. One that is right but for accesses,
-    as in a race, is a finding where no case passes.
+    Not if a case fails for another reason, which is a finding.
     """
     draft, refusals = trial.draft, [_refusal(each) for each in trial.results]
     if recorded is None or recorded.values.keys() != draft.axes.keys():
         return
-    results = zip(trial.results, refusals, strict=True)
-    wrong = any(each.failed and not why for each, why in results)
-    if any(map(_passes, trial.results)) if not _passes(recorded) else wrong:
+    if any(each.failed and not why for each, why in zip(trial.results, refusals, strict=True)):
         return
     why = next(filter(None, refusals), "" if refusals else "no other case ended in time")
     if why and _has_case(draft, recorded, listed=False):
@@ -377,7 +379,7 @@ def _relaxed(draft: Draft, results: Sequence[CaseResult]) -> tuple[Draft, list[s
 def _match_reference(drafts: Drafts, attempts: _Attempts, lines: list[str]) -> CaseResult | None:
     """Take the first reference that agrees in a recorded case, and how it gives the outputs.
 
-    Returns the result of that case; None if none agrees, or if a problem brings the reference.
+    Returns the result of that case; None if none passes, or if a problem brings the reference.
     Without a reference its values are not compared. A reference may refuse float64, return outputs
     in another order, or fewer of them. What the code under test updates, it may return as new
     tensors, or update its own arguments. If the code passes without gradients alone, the draft has
@@ -405,7 +407,7 @@ def _match_reference(drafts: Drafts, attempts: _Attempts, lines: list[str]) -> C
             first = _recorded_case(draft := own(), attempts)
         if _agrees(first):
             drafts.found = replace(found, part=False)
-            return first
+            return first if _passes(first) else None
         if kept:
             drafts.found = found
         if _raised(first, "reference", _RAISED):
@@ -415,7 +417,7 @@ def _match_reference(drafts: Drafts, attempts: _Attempts, lines: list[str]) -> C
             if _agrees(again := _recorded_case(other(), attempts)):
                 drafts.adapted, drafts.found = other.adapted, replace(found, part=False)
                 lines.append(_ranges_line(draft, first))
-                return again
+                return again if _passes(again) else None
         plain = own.changed(interface=own.interface.without_gradients())
         if _raised(first, "entry", _RAISED) and plain.interface != own.interface:
             passed = _recorded_case(plain(), attempts)
@@ -440,11 +442,11 @@ def _match_reference(drafts: Drafts, attempts: _Attempts, lines: list[str]) -> C
                 if scratch := sorted(other.interface.scratch):
                     words = f"{', '.join(scratch)}, which the reference does not return"
                     lines.append(f"  {_NOT_JUDGED} {words}")
-                return first
+                return first if _passes(first) else None
     if (draft := drafts()).complete or not draft.runs:
         return None
     first = _recorded_case(draft, attempts)
-    return first if _agrees(first) else None
+    return first if _passes(first) else None
 
 
 def _ranges_line(draft: Draft, result: CaseResult) -> str:
@@ -503,7 +505,7 @@ def _ways_of_returning(drafts: Drafts, first: CaseResult) -> Iterator[tuple[tupl
 
 
 def _recorded_case(draft: Draft, attempts: _Attempts) -> CaseResult:
-    """The result of a case of the recorded sizes alone, or of smaller ones if it agrees.
+    """The result of a case of the recorded sizes alone, or of smaller ones if it passes.
 
     Checks use other sizes of the axes.
 
@@ -514,7 +516,9 @@ def _recorded_case(draft: Draft, attempts: _Attempts) -> CaseResult:
         known = {name: (value,) for name, value in values.items()}
         result = attempts.case(replace(draft, axes={**draft.axes, **known}, fuzz={}), {})
         other = any(_OTHER_RESULTS.search(finding.title) for finding in result.findings[:1])
-        if _agrees(result) or other or str(result.status) == "skipped":
+        relaxed, _ = _relaxed(draft, [result])
+        skipped = str(result.status) == "skipped"
+        if _passes(result) or other or relaxed != draft or skipped:
             break  # no other size changes that
     return result
 
@@ -834,6 +838,8 @@ def _refusal(result: CaseResult) -> str:
             return finding.title
         if finding.check == "numeric" and _OTHER_DTYPE.search(finding.title):
             return finding.title  # the draft has the dtype of one call
+        if finding.title.startswith("budget: "):
+            return finding.title  # a GPU refuses the launch
     return ""
 
 
