@@ -204,6 +204,14 @@ def limited(x):
 def limited_reference(x):
     return x + x
 
+def halves(x):
+    if x.shape[1] % 2:
+        raise ValueError("an even number of columns")
+    return x * 2 + 0 * x.roll(1, -1)
+
+def halves_reference(x):
+    return x + x
+
 def spread(x):
     return x * 2 + (0 * x.roll(1, -1) if x.shape[1] > 70 else 0)
 
@@ -460,6 +468,15 @@ def test_what_the_largest_size_shows_of_nan_is_no_finding(drafts, tmp_path):
     assert {str(result.status) for result in trial.results} == {"passed"}, trial.lines
     assert trial.draft.without == ("propagation",)
     assert "cols" in trial.draft.fuzz["axes"]
+
+
+def test_a_recorded_case_that_spreads_nan_is_where_axes_are_varied_from(drafts, tmp_path):
+    halves = drafts_for("totals:halves", call="f(torch.randn(8, 6))")
+    halves.adapted = (lambda draft: replace(draft, axes=draft.axes | {"cols": (5, 7)}),)
+    trial = tried(halves, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False)
+    assert {str(result.status) for result in trial.results} == {"passed"}, trial.lines
+    assert trial.draft.without == ("propagation",)
+    assert "cols % 2 == 0" in dict(trial.draft.constraints)
 
 
 def test_objects_with_a_default_are_left_out_and_optional_tensors_kept(drafts, tmp_path):
