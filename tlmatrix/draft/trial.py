@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 _ROUNDS = 4
 _MORE = 6
-"""Further cases that tell conditions apart, and their sizes."""
-_ODD = 3
+"""Further cases that tell conditions apart."""
 _LEAST_TRIED = 2
 """Such cases before a condition of two axes is believed."""
 _SIZES = (2, 3, 4, 6, 8, 16, 24, 32)
@@ -283,7 +282,7 @@ def _probe(trial: Trial, attempts: _Attempts) -> None:
         if base is None or not isinstance(drawn, str) or attempts.limit.left <= 0:
             continue
         draft, most, listed = trial.draft, int(drawn.partition("..")[2]), trial.draft.axes[name]
-        odd = [3] if most > _ODD and not any(n % 2 and n > 1 for n in listed) else []
+        odd = [3] if most > 3 and not any(n % 2 and n > 1 for n in listed) else []
         group = [base, *_varied(draft, base, name, [*odd, most], attempts)]
         relaxed, lines = _relaxed(draft, group[1:])
         if relaxed != draft:
@@ -410,7 +409,7 @@ def _match_reference(drafts: Drafts, attempts: _Attempts, lines: list[str]) -> C
             relaxed, why = _relaxed(draft, [first])
             if relaxed != draft:
                 lines += why
-                drafts.adapted = own.adapted = (*own.adapted, partial(_as, relaxed))
+                drafts.adapted = own.adapted = (*own.adapted, partial(_with_demands_of, relaxed))
                 first = _recorded_case(own(), attempts)
             drafts.found = replace(found, part=False)
             return first if _passes(first) else None
@@ -455,7 +454,7 @@ def _match_reference(drafts: Drafts, attempts: _Attempts, lines: list[str]) -> C
     return first if _passes(first) else None
 
 
-def _as(other: Draft, draft: Draft) -> Draft:
+def _with_demands_of(other: Draft, draft: Draft) -> Draft:
     """The draft that demands what another one does."""
     return replace(draft, bounded=other.bounded, without=other.without)
 
