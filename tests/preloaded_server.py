@@ -158,8 +158,11 @@ def _place(files, targets):
 
 def become(words, environment, folder, ignored, leads, python):
     """Make this process what `python *words` would be; returns what it has to do."""
+    # Whatever kills its group, as Ray that of a worker, must not kill the server and the tests.
     if leads:
         os.setsid()
+    else:
+        os.setpgid(0, 0)
     os.chdir(folder)
     before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ.clear()

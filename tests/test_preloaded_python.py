@@ -88,13 +88,13 @@ def test_signals_reach_the_process_and_killing_the_command_kills_it():
             assert command.wait() == -number
 
 
-def test_a_session_is_its_own_and_no_process_is_in_the_group_of_the_tests():
-    code = "import os; print(os.getpid() == os.getsid(0) == os.getpgrp(), os.getpgrp())"
-    leads, _ = _run("-c", code, start_new_session=True).stdout.split()
-    assert leads == "True"
-    leads, group = _run("-c", code).stdout.split()
-    assert leads == "False"
-    assert int(group) != os.getpgrp()
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_process_that_kills_its_group_kills_itself_alone(leads):
+    code = "import os; print(os.getpid() == os.getpgrp(), os.getpid() == os.getsid(0))"
+    assert _run("-c", code, start_new_session=leads).stdout == f"True {leads}\n"
+    killed = _run("-c", "import os; os.killpg(0, 9)", start_new_session=leads)
+    assert killed.returncode == -signal.SIGKILL
+    assert _run("-c", "import sys; print('torch' in sys.modules)").stdout == "True\n"
 
 
 @pytest.mark.parametrize(
