@@ -798,13 +798,18 @@ if __name__ == "__main__":
 """
 
 
+def drafted(repository, module, name, code):
+    """The text of the spec of a function that a script calls."""
+    (repository.folder / f"{module}.py").write_text(code)
+    finished(repository, "record", "--trace-only", f"{module}.py")
+    words = (f"{module}:{name}", "--calls", "calls.jsonl", "--no-run", "-o", "s.yaml")
+    assert repository.tlmatrix("new", *words).code == ExitCode.OK
+    return (repository.folder / "s.yaml").read_text()
+
+
 def test_an_eager_kernel_declares_its_sizes(repository):
     """Its only call has equal ones."""
-    (repository.folder / "declared_sizes.py").write_text(EAGER)
-    finished(repository, "record", "--trace-only", "declared_sizes.py")
-    words = ("declared_sizes:product", "--calls", "calls.jsonl", "--no-run", "-o", "s.yaml")
-    assert repository.tlmatrix("new", *words).code == ExitCode.OK
-    text = (repository.folder / "s.yaml").read_text()
+    text = drafted(repository, "declared_sizes", "product", EAGER)
     assert "A: {shape: [M, K]" in text, text
     assert "B: {shape: [K, N]" in text, text
 
@@ -833,11 +838,7 @@ if __name__ == "__main__":
 
 def test_a_declared_size_with_the_name_of_a_tile_is_a_dimension(repository):
     """In its only call it is twice the width, and the other dimension is named before it."""
-    (repository.folder / "chunks.py").write_text(CHUNKS)
-    finished(repository, "record", "--trace-only", "chunks.py")
-    words = ("chunks:scaled", "--calls", "calls.jsonl", "--no-run", "-o", "s.yaml")
-    assert repository.tlmatrix("new", *words).code == ExitCode.OK
-    text = (repository.folder / "s.yaml").read_text()
+    text = drafted(repository, "chunks", "scaled", CHUNKS)
     assert 'S: {shape: ["ceildiv(rows, chunk_size)", chunk_size]' in text, text
 
 

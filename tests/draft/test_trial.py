@@ -411,7 +411,7 @@ def test_what_is_written_and_never_read_after_it_is_scratch_memory(drafts, tmp_p
 
 
 def test_scales_have_the_sign_that_they_had_in_all_calls_if_zeros_fail(drafts, tmp_path):
-    call = "f(torch.randn(8, 5), torch.rand(2, 5)[:1] + 0.5)"
+    call = "f(torch.randn(8, 5), torch.linspace(0.5, 1.5, 5)[None])"
     scaled = drafts_for("totals:scaled", call=call)
     trial = tried(scaled, tmp_path / "s.yaml", [tmp_path], tier="each", prove=False)
     assert {str(result.status) for result in trial.results} == {"passed"}

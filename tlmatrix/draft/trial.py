@@ -273,11 +273,11 @@ def _probe(trial: Trial, attempts: _Attempts) -> None:
 
     Where they are refused and no condition tells which are, random cases have listed sizes alone.
     """
-    base = _accepted(trial, attempts)
     axes = trial.draft.fuzz.get("axes", {})
     ranges = {
         name: e["range"] if isinstance(e, dict) and "range" in e else e for name, e in axes.items()
     }
+    base = _accepted(trial, attempts) if ranges else None
     for name, drawn in ranges.items():
         if base is None or not isinstance(drawn, str) or attempts.limit.left <= 0:
             continue
@@ -295,8 +295,7 @@ def _probe(trial: Trial, attempts: _Attempts) -> None:
         if why := _worst(reasons):
             conditions = _distinguished(draft, name, group, attempts)
             if conditions:
-                rules = (*draft.constraints, (conditions[0], why))
-                trial.draft = _with_values_of(replace(draft, constraints=rules), conditions[0])
+                trial.draft = _with_condition(draft, conditions[0], why)
                 trial.lines.append(f"  only {conditions[0]}: {why}")
             else:
                 trial.draft = _without_values(draft, name, {}, None)
@@ -605,8 +604,7 @@ def _narrowed(draft: Draft, base: CaseResult, attempts: _Attempts) -> tuple[Draf
         why = _worst(reasons.values())
         conditions = _distinguished(draft, name, group, attempts) if why else []
         if conditions:
-            narrowed = replace(narrowed, constraints=(*narrowed.constraints, (conditions[0], why)))
-            narrowed = _with_values_of(narrowed, conditions[0])
+            narrowed = _with_condition(narrowed, conditions[0], why)
             lines.append(f"  only {conditions[0]}: {why}")
         elif why:
             narrowed = _without_values(narrowed, name, reasons, base.values[name])
@@ -638,9 +636,7 @@ def _explained(
             judged.append(attempts.case(draft, {**judged[0].values, **_tied(draft, chosen)}))
     if len(conditions) != 1 or len(tried) < _LEAST_TRIED:
         return draft, []
-    condition = conditions[0]
-    narrowed = replace(draft, constraints=(*draft.constraints, (condition, why)))
-    return _with_values_of(narrowed, condition), [f"  only {condition}: {why}"]
+    return _with_condition(draft, conditions[0], why), [f"  only {conditions[0]}: {why}"]
 
 
 def _doubtful(
@@ -685,8 +681,8 @@ def _varied(
     return found
 
 
-def _with_values_of(draft: Draft, condition: str) -> Draft:
-    """The draft with values of axes that satisfy a condition, so that cases are left."""
+def _with_condition(draft: Draft, condition: str, why: str) -> Draft:
+    """The draft with a condition, and values of axes that satisfy it, so that cases are left."""
     axes, fuzz = dict(draft.axes), dict(draft.fuzz)
     name, _, factor = condition.removesuffix(" == 0").partition(" % ")
     one, _, other = condition.partition(" == ")
@@ -702,7 +698,7 @@ def _with_values_of(draft: Draft, condition: str) -> Draft:
         axes[name] = tuple(dict.fromkeys([*fine, *more]))
     elif other in axes:
         axes[one] = axes[other] = tuple(dict.fromkeys([*axes[one], *axes[other]]))
-    return replace(draft, axes=axes, fuzz=fuzz)
+    return replace(draft, axes=axes, fuzz=fuzz, constraints=(*draft.constraints, (condition, why)))
 
 
 def _without_values(draft: Draft, name: str, reasons: Mapping[str, str], accepted: Any) -> Draft:  # noqa: ANN401 - a value
