@@ -10,6 +10,7 @@ import contextlib
 import io
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -157,6 +158,7 @@ _PLAIN += ("-p", "no:unraisableexception")
 class Project:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._started: list[subprocess.Popen[str]] = []
         # Python keeps modules: two projects of one process need two names.
         self.module = f"outside_kernel_{os.getpid()}_{next(_numbers)}"
         (folder / f"{self.module}.py").write_text(_KERNEL)
@@ -192,7 +194,7 @@ class Project:
             "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
         )
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [executable, "-c", code, *words],
             cwd=self.folder,
             env=environment,
@@ -201,6 +203,15 @@ class Project:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self._started.append(process)
+        return process
+
+    def end(self) -> None:
+        """End what a test that failed left running, which would fail a later one."""
+        for process in self._started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -228,8 +239,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     environment = dict(os.environ)
+    project = Project(tmp_path)
     with preloaded_python.used_by_this_process():
-        yield Project(tmp_path)
+        yield project
+    project.end()
     # Ray sets `PYTHONBREAKPOINT`, with which later tests would start no preloaded processes.
     os.environ.clear()
     os.environ.update(environment)

@@ -7,7 +7,9 @@ import os
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from tlmatrix.commands.run import select
 from tlmatrix.commands.specs import plan_all
 from tlmatrix.config import load_config
 from tlmatrix.engine.settings import RunSettings
+from tlmatrix.engine.worker import Worker
 from tlmatrix.run import Status, read_records
 
 _INSTALLED = {
@@ -357,6 +360,28 @@ def test_an_interrupted_case_is_not_a_failure(project: Project, workers: str) ->
     records = [json.loads(line)["record"] for line in file.read_text().splitlines()]
     assert "start" in records
     assert "case" not in records
+
+
+def test_an_interrupt_just_before_a_case_stops_it(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.spec(how="[sleep]", rows="[1, 2]")
+    start = Worker.start
+
+    def interrupted(worker: Worker, *arguments: Any, **options: Any) -> None:
+        start(worker, *arguments, **options)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Worker, "start", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    began = time.monotonic()
+    try:
+        outcome = project.tlmatrix("run", ".", "-n", "0", "--results", "out.jsonl")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert outcome.code == 130, outcome.out
+    assert time.monotonic() - began < 30  # the case sleeps for 60 s
+    assert read_records(project.folder / "out.jsonl").counts() == {Status.CRASHED: 1}
 
 
 def test_an_ignored_sigint_stays_ignored(project: Project) -> None:

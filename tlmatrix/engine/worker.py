@@ -127,7 +127,7 @@ class Worker:
         send: sends a message to the pool.
         expendable: whether another process takes over if this one ends.
         stderr: where crashes are traced; None for where they are now.
-        over: returns whether the pool wants no further case.
+        over: returns whether the pool wants no further case; raises a Ctrl-C that it got.
         unusable: whether this process can run no further case.
     """
 
@@ -150,7 +150,8 @@ class Worker:
         self.unusable = False
         self._settled: set[str] = set()
         self._specs: dict[str, Spec] = {}
-        self._records = _SentRecords(send, case_coverage=settings.options[COVERAGE] != "off")
+        measured = settings.options[COVERAGE] != "off"
+        self._records = _SentRecords(send, over, case_coverage=measured)
 
     @cached_property
     def runner(self) -> Runner:
@@ -197,8 +198,9 @@ class Worker:
 class _SentRecords(RecordsWriter):
     """Sends each result with its records to the pool, which writes the results file."""
 
-    def __init__(self, send: Send, *, case_coverage: bool) -> None:
+    def __init__(self, send: Send, over: Callable[[], bool], *, case_coverage: bool) -> None:
         self._send = send
+        self._over = over
         self._lines: list[bytes] = []
         super().__init__(Path(os.devnull), case_coverage=case_coverage)
 
@@ -208,8 +210,12 @@ class _SentRecords(RecordsWriter):
     def _write(self, line: bytes) -> None:
         self._lines.append(line.rstrip(b"\n"))
 
-    def start(self, path: str, case: str, worker: str) -> None:
-        """Do nothing: `Worker.start` has told the pool."""
+    def start(self, path: str, case: str, worker: str) -> None:  # noqa: ARG002 - as inherited
+        """Record nothing, as `Worker.start` has; raise a Ctrl-C that came since.
+
+        The runner watches for a later one.
+        """
+        self._over()
 
     def case(self, result: CaseResult) -> None:
         """Send a result, whose records include its coverage if the runner measured all cases."""
