@@ -387,6 +387,10 @@ def test_an_unwritten_output_buffer_holds_nan(make: Make, backend: Backend) -> N
     [
         (_factory("lazy", more=", colls: 3"), "has no parameter 'colls'; did you mean 'cols'?"),
         (_factory("lazy", call="x, ww"), "the problem has no 'ww'; did you mean 'w'?"),
+        (
+            _factory("lazy").replace('factory_args: {{rows: rows, cols: "cols"}}\n', ""),
+            "takes the axes rows, cols; add them: factory_args: {rows: rows, cols: cols}",
+        ),
         (_factory("gives_no_kernel").replace(', cols: "cols"', ""), "not a kernel"),
     ],
 )

@@ -42,14 +42,15 @@ axes: {{dtype: [float16], kv_heads: [1], head_dim: [8], seqlens: [[3]], {axis}: 
 """
 
 
-def found(tmp_path, entry, axis):
+def found(tmp_path, entry, axis, kind="entry"):
     package = tmp_path / "unread"
     package.mkdir(exist_ok=True)
     (package / "__init__.py").write_text("from .code import *\nfrom .code import plain, anything\n")
     (package / "code.py").write_text(CODE.format(name="code"))
     (package / "code_inner.py").write_text("def handed_on(q, depth):\n    return q\n")
     path = tmp_path / "spec.yaml"
-    path.write_text(SPEC.format(entry=entry, axis=axis))
+    text = SPEC.format(entry=entry, axis=axis)
+    path.write_text(text if kind == "entry" else f"{text.replace('entry', kind)}call: [q]\n")
     spec = load_spec(path)
     issues = list(unread_axes(spec, family_for(spec)))
     assert "unread" not in sys.modules
@@ -69,6 +70,12 @@ def found(tmp_path, entry, axis):
 def test_an_axis_that_nothing_reads_is_an_error(tmp_path, entry, axis, words):
     (message,) = found(tmp_path, entry, axis)
     assert words in message
+
+
+def test_an_axis_that_a_factory_takes_must_be_passed_to_it(tmp_path):
+    (message,) = found(tmp_path, "unread:plain", "stages", kind="factory")
+    assert "'factory_args' takes the axis 'stages'; unread:plain takes it" in message
+    assert message.endswith("factory_args: {stages: stages}")
 
 
 @pytest.mark.parametrize(

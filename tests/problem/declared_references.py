@@ -86,6 +86,18 @@ def float32_layer_norm(x):
     return torch.nn.functional.layer_norm(x.float(), x.shape[-1:]).to(x.dtype)
 
 
+def float64_layer_norm(x):
+    return torch.nn.functional.layer_norm(x.double(), x.shape[-1:]).to(x.dtype)
+
+
+def times_float64(x):
+    return x.double() @ torch.full((x.shape[1], 3), 0.1, dtype=torch.float64)
+
+
+def float64_kept_as_bits(x):
+    return (x.double().view(torch.int64) & ~0xFFF).view(torch.float64)
+
+
 def cut_bits(x):
     return (x.float().view(torch.int32) & ~0xFFF).view(torch.float32)
 

@@ -84,6 +84,18 @@ def test_a_reference_that_needs_its_float32_keeps_it(reference):
     assert torch.equal(problem.reference()["y"], expected.double())
 
 
+@pytest.mark.parametrize("reference", ["float64_layer_norm", "times_float64"])
+def test_the_precision_of_a_kernel_is_not_that_of_a_cast_to_float64(reference):
+    problem = make(one_input(reference, grad=False), VALUES | {"dtype": "float32", "cols": 63})
+    error = (problem.lowp()["y"].double() - problem.reference()["y"]).abs().max()
+    assert 1e-8 < error < 1e-5
+
+
+def test_a_reference_that_needs_its_float64_keeps_it():
+    problem = make(one_input("float64_kept_as_bits"), VALUES | {"dtype": "float32"})
+    assert torch.equal(problem.lowp()["y"], problem.inputs["x"])
+
+
 def test_a_reference_that_changes_its_arguments_gets_copies():
     inputs = {"x": NORM["inputs"]["x"], "mean": {"shape": ["cols"], "dtype": "$dtype"}}
     declared = {"inputs": inputs, "outputs": ["y"]}

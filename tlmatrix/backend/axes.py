@@ -265,9 +265,15 @@ def _unread(spec: Spec, read: frozenset[str], *, anything: bool) -> Iterator[Iss
                 f"{target} has no parameter {axis!r} and takes this axis as any keyword; did you "
                 f"mean {near[0]!r}? If not, rename the axis or add a parameter {axis!r}"
             )
-        else:
+        elif spec.factory is None:
             words = nearest(axis, sorted(read))
             message = f"neither the problem nor {target} takes the axis {axis!r}{words}"
+        else:
+            given = parameters_in_source(spec.factory, spec.path.resolve().parent)
+            words = nearest(axis, sorted(read))
+            if given is not None and axis in given.names:
+                words = f"; {target} takes it: factory_args: {{{axis}: {axis}}}"
+            message = f"neither the problem nor 'factory_args' takes the axis {axis!r}{words}"
         line, column = spec.key_location("axes", axis)
         yield Issue(spec.path, line, column, message)
 

@@ -94,6 +94,13 @@ class Factory:
                 and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
                 and name not in arguments
             ]
+            given = names_of(self.spec.call)
+            lacks = [name for name in needed if name in self.spec.axes and name not in given]
+            if lacks:
+                added = ", ".join(f"{name}: {name}" for name in lacks)
+                message = f"factory: {self.spec.factory!r} takes the axes {', '.join(lacks)}"
+                remedy = f"; add them: factory_args: {{{added}}}"
+                raise BindingError([self.spec.issue(("factory",), message + remedy)])
             if needed and self.spec.call:
                 # An eager kernel takes tensors and compile arguments in one call.
                 return partial(self.function, **arguments)

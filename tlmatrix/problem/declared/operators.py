@@ -94,6 +94,22 @@ class WideCasts(OperatorMode):  # type: ignore[no-untyped-call]
         return call.func(*call.args, **{**call.kwargs, "dtype": torch.float64})
 
 
+class NarrowCasts(OperatorMode):  # type: ignore[no-untyped-call]
+    """Computes in float32 where a reference asks for float64, as `x.double()` does.
+
+    `used` says whether it asked.
+    """
+
+    used = False
+
+    def run(self, call: Call) -> Any:  # noqa: ANN401
+        """Call the operator, with float32 as its dtype in place of float64."""
+        if call.kwargs.get("dtype") != torch.float64:
+            return call.result()
+        self.used = True
+        return call.func(*call.args, **{**call.kwargs, "dtype": torch.float32})
+
+
 # Sizes of terms -----------------------------------------------------------------------------------
 
 
