@@ -8,6 +8,7 @@ import pytest
 import torch
 from packed_attention import DTYPES, attention, flash, run
 
+from tlmatrix.check.numeric import describe_mismatch
 from tlmatrix.check.sanitizers import _hint
 from tlmatrix.interpreter import Report
 from tlmatrix.problem.model import Dim, Problem, Relation, TensorInfo
@@ -237,6 +238,9 @@ def test_wrong_shape_dtype_and_missing_tensor_are_findings():
     problem = attention(LENGTHS)
     finding = only(run(problem, broken(lambda r: r.update(out=r["out"].float()))))
     assert finding.title == "out is float32, expected float16"
+    out = replace(problem.outputs["out"], undeclared=True)
+    words = "expected float16, as inputs are; to declare it: outputs: {out: {dtype: float32}}"
+    assert words in describe_mismatch("out", out, torch.zeros(out.shape))
     finding = only(run(problem, broken(lambda r: r.update(lse=r["lse"].T))))
     assert finding.title == "lse has shape [128, 3], expected [3, 128] (head 3, position 128)"
     finding = only(run(problem, broken(lambda r: r.pop("dk"))))

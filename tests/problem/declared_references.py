@@ -98,6 +98,18 @@ def float64_kept_as_bits(x):
     return (x.double().view(torch.int64) & ~0xFFF).view(torch.float64)
 
 
+def row_sums(x):
+    return x.sum(1)
+
+
+def row_means(x):
+    return x.mean(-1, keepdim=True)
+
+
+def running_sums(x):
+    return x.cumsum(1)
+
+
 def cut_bits(x):
     return (x.float().view(torch.int32) & ~0xFFF).view(torch.float32)
 

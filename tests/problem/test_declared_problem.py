@@ -3,14 +3,18 @@
 from pathlib import Path
 
 import declared_references
+import numpy as np
 import pytest
 import torch
 from problem_cases import CPU, make_spec
 
+from tlmatrix.check.numeric import deviations
+from tlmatrix.check.tolerance import ReferenceBounds
 from tlmatrix.problem import family_for
 from tlmatrix.problem.relations.user import with_user_relations
 from tlmatrix.spec import load_spec
 from tlmatrix.spec.issues import SpecError
+from tlmatrix.spec.model.spec import Tolerance
 
 NORM = {
     "inputs": {
@@ -94,6 +98,29 @@ def test_the_precision_of_a_kernel_is_not_that_of_a_cast_to_float64(reference):
 def test_a_reference_that_needs_its_float64_keeps_it():
     problem = make(one_input("float64_kept_as_bits"), VALUES | {"dtype": "float32"})
     assert torch.equal(problem.lowp()["y"], problem.inputs["x"])
+
+
+@pytest.mark.parametrize("name", ["row_sums", "row_means", "running_sums"])
+@pytest.mark.parametrize("values", ["normal", "constant_rows", "ramp", "opposed", "large"])
+def test_sums_of_one_thread_are_right_and_those_of_fewer_bits_are_not(name, values):
+    """Thousands of terms, each added to the sum of those before it."""
+    for seed in range(3):
+        given = VALUES | {"dtype": "float32", "values": values, "rows": 40, "cols": 4096}
+        problem = make(one_input(name, grad=False), given, seed=seed)
+        x, bounds = problem.inputs["x"], ReferenceBounds(problem, Tolerance(), "interpreter")
+
+        def wrong(total, *, name=name, bounds=bounds):
+            y = total if name == "running_sums" else total[:, -1:]
+            y = y / 4096 if name == "row_means" else y.reshape(bounds.reference["y"].shape)
+            return deviations({"y": y}, bounds)
+
+        assert not wrong(torch.from_numpy(np.add.accumulate(x.numpy(), axis=1)))
+        kept = torch.zeros(40)
+        total = torch.empty_like(x)
+        for column in range(4096):
+            kept = (kept + x[:, column]).half().float()
+            total[:, column] = kept
+        assert wrong(total)
 
 
 def test_a_reference_that_changes_its_arguments_gets_copies():

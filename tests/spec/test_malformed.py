@@ -81,6 +81,8 @@ MALFORMED: dict[str, tuple[str | bytes, list[str]]] = {
       "7:71: 'y' is returned twice"]),
     "a reference in a dtype that it cannot have": (DECL + "problem:\n  inputs: {x: {shape: [rows], dtype: $dtype}}\n  outputs: [y]\n  reference: {function: a:b, dtype: float16}\n",
      ["7:37: 'problem.reference.dtype' must be one of float64, float32, same; got 'float16'; did you mean 'float64'?"]),
+    "an output that is filled": (DECL + "problem:\n  inputs: {x: {shape: [rows], dtype: $dtype}}\n  outputs: {y: {dtype: float32, fill: zeros}}\n  reference: a:b\n",
+     ["6:33: unknown key 'fill'; a buffer is filled where it is passed: call: [{output: y, fill: zeros}]"]),
     "an entry that is no target": (HEAD.replace("mypkg.ops:attention", "mypkg.ops.attention"),
      ["3:8: 'entry' must be written package.module:name; got 'mypkg.ops.attention'"]),
     "a name that cannot be one": (HEAD.replace("name: trial", "name: my trial"),

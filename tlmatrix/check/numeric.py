@@ -60,7 +60,11 @@ def describe_mismatch(name: str, info: TensorInfo, got: torch.Tensor | None) -> 
         words = ", ".join(f"{dim.name} {dim.size}" for dim in info.dims)
         return f"{name} has shape {list(got.shape)}, expected {list(info.shape)} ({words})"
     if got.dtype != info.dtype:
-        return f"{name} is {_dtype(got.dtype)}, expected {_dtype(info.dtype)}"
+        remedy = (
+            f", as inputs are; to declare it: outputs: {{{name}: {{dtype: {_dtype(got.dtype)}}}}}"
+        )
+        words = f"{name} is {_dtype(got.dtype)}, expected {_dtype(info.dtype)}"
+        return words + remedy * info.undeclared
     return None
 
 

@@ -114,6 +114,8 @@ class TensorInfo:
     that values rounded inside the kernel (operands of tensor cores, outputs that a backward reads)
     carry into each element; `carried_spread` is the scale of these errors, about their root mean
     square. By default there are none.
+
+    `undeclared` is whether a spec could declare the dtype and does not: it is that of the inputs.
     """
 
     name: str
@@ -129,6 +131,7 @@ class TensorInfo:
     independent_errors: Literal["rows", "elements"] | None = None
     carried: Callable[[], torch.Tensor] | None = None
     carried_spread: Callable[[], torch.Tensor] | None = None
+    undeclared: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ from tlmatrix.problem.declared.inputs import (
 from tlmatrix.problem.declared.operators import (
     UNITS,
     NarrowCasts,
+    SerialSums,
     TermSizes,
     WideCasts,
     suits_shift,
@@ -174,7 +175,8 @@ class Declared:
 
     def _low_values(self) -> dict[str, torch.Tensor]:
         operands = self._operands
-        with as_products(), nullcontext() if operands is None else RoundedOperands(operands):
+        rounded = nullcontext() if operands is None else RoundedOperands(operands)
+        with as_products(), SerialSums(), rounded:
             try:
                 values = self._values(self._run(None))
             except RuntimeError:
@@ -330,6 +332,7 @@ class Declared:
             spread=(lambda: self._spread(name)) if known else None,
             carried=lambda: self._carried.bound.get(name, none),
             carried_spread=lambda: self._carried.spread.get(name, none),
+            undeclared=name in self._results and self._declared_output(name).dtype is None,
         )
 
     def _spread(self, name: str) -> torch.Tensor:

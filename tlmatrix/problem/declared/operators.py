@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -108,6 +109,45 @@ class NarrowCasts(OperatorMode):  # type: ignore[no-untyped-call]
             return call.result()
         self.used = True
         return call.func(*call.args, **{**call.kwargs, "dtype": torch.float32})
+
+
+class SerialSums(OperatorMode):  # type: ignore[no-untyped-call]
+    """Adds up in order and in float32, as a thread does that has a sum to itself.
+
+    PyTorch adds pairwise, and running sums on a CPU in float64: it rounds less than a kernel may.
+    """
+
+    def run(self, call: Call) -> Any:  # noqa: ANN401
+        """Call the operator; a sum, a mean and a running sum are added up here."""
+        given = call.args[0] if call.args else None
+        if (
+            call.name not in ("sum", "mean", "cumsum")
+            or not (isinstance(given, torch.Tensor) and given.is_floating_point())
+            or not given.numel()
+            or "out" in call.kwargs
+        ):
+            return call.result()
+        dtype = call.kwargs.get("dtype") or given.dtype
+        terms = given.detach().to(torch.promote_types(dtype, torch.float32))
+        if call.name == "cumsum":
+            return _running_sums(terms, call.args[1]).to(dtype)
+        asked = call.args[1] if len(call.args) > 1 else None
+        dims = [dim % terms.ndim for dim in asked or range(terms.ndim)]
+        kept = [dim for dim in range(terms.ndim) if dim not in dims]
+        rows = terms.permute(*kept, *dims).flatten(len(kept)) if dims else terms[..., None]
+        total = _running_sums(rows, -1)[..., -1]
+        if call.name == "mean":
+            total = total / rows.shape[-1]
+        if len(call.args) > 2 and call.args[2]:
+            total = total.reshape([1 if i in dims else n for i, n in enumerate(terms.shape)])
+        return total.to(dtype)
+
+
+def _running_sums(terms: torch.Tensor, dim: int) -> torch.Tensor:
+    """Sums of the terms up to each one, each rounded to their dtype."""
+    if not terms.ndim:
+        return terms
+    return torch.from_numpy(np.add.accumulate(terms.cpu().numpy(), axis=dim)).to(terms.device)
 
 
 # Sizes of terms -----------------------------------------------------------------------------------

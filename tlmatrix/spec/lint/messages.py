@@ -120,6 +120,9 @@ def _message(error: ErrorDetails, path: KeyPath, *, is_key: bool) -> str:
         known = _keys_at(path)
         if _RENAMED.get(str(path[-1])) in known:
             return f"unknown key {path[-1]!r}; write {_RENAMED[str(path[-1])]!r}"
+        if path[:2] == ("problem", "outputs") and path[-1] == "fill":
+            remedy = f"call: [{{output: {path[2]}, fill: zeros}}]"
+            return f"unknown key 'fill'; a buffer is filled where it is passed: {remedy}"
         return f"unknown key {path[-1]!r}{suggestion(path[-1], known, 'Keys here')}"
     cause = context.get("error")
     if isinstance(cause, ExpressionError):
