@@ -269,6 +269,9 @@ def test_what_a_condition_proves_negative_counts_from_the_end():
         (lambda b, i: b < i - 2, lambda b, i: b - i, True),
         (lambda b, i: i == 3 - b, lambda b, i: b + i - 4, True),
         (lambda b, i: i != 3 - b, lambda b, i: b + i - 4, False),
+        (lambda b, _i: b % 3 == 0, lambda b, i: b * 4 + i - 4, True),
+        (lambda b, _i: b % 2 == 1, lambda b, i: b * 4 + i - 8, True),
+        (lambda b, _i: b % 2 == 0, lambda b, i: b * 4 + i - 8, False),
     ],
 )
 def test_what_a_choice_proves_negative_counts_from_the_end(kind, condition, index, proven):

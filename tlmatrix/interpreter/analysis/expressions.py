@@ -199,7 +199,10 @@ NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 def ranges_under(
     condition: Any, ranges: Mapping[ir.Var, Interval], *, holds: bool = True
 ) -> dict[ir.Var, Interval]:
-    """The ranges where a condition holds, or does not; of comparisons with a constant."""
+    """The ranges where a condition holds, or does not; of comparisons with a constant.
+
+    They compare a variable, or the remainder of one that is divided by a constant.
+    """
     if isinstance(condition, ir.Not):
         return ranges_under(condition.a, ranges, holds=not holds)
     if isinstance(condition, ir.And if holds else ir.Or):
@@ -209,14 +212,23 @@ def ranges_under(
     found = dict(ranges)
     if not isinstance(condition, ir.Compare):
         return found
-    var, limit, symbol = condition.a, condition.b, condition.symbol
+    var: ir.Expr = condition.a
+    limit, symbol = condition.b, condition.symbol
     if isinstance(limit, ir.Var):
         var, limit, symbol = limit, var, MIRRORED.get(symbol, "")
+    step = 1
+    if isinstance(var, (ir.FloorMod, ir.Mod)) and (divisor := number(var.b)):
+        var, step = var.a, int(divisor)
     if not (isinstance(var, ir.Var) and isinstance(limit, ir.IntImm) and var in ranges):
         return found
     low, high = ranges[var]
     n = limit.value
-    match symbol if holds else NEGATED.get(symbol, ""):
+    symbol = symbol if holds else NEGATED.get(symbol, "")
+    if step > 1:
+        if symbol == "==" and low >= 0:
+            found[var] = low + (n - low) % step, high - (high - n) % step
+        return found
+    match symbol:
         case "<":
             high = min(high, n - 1)
         case "<=":
