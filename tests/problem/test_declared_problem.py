@@ -95,6 +95,21 @@ def test_the_precision_of_a_kernel_is_not_that_of_a_cast_to_float64(reference):
     assert 1e-8 < error < 1e-5
 
 
+def test_whole_numbers_may_be_rounded_as_float32_rounds_them():
+    """With 64 columns, some are halfway between two: -63.5 in float32, and more in float64."""
+    declared = one_input("quantized_in_float64", grad=False)
+    differ = 0
+    for seed in range(40):
+        given = VALUES | {"dtype": "bfloat16", "rows": 8, "cols": 64}
+        problem = make(declared, given, seed=seed)
+        x = problem.inputs["x"].float()
+        y = (x / (x.abs().amax(-1, keepdim=True) / 127)).round().to(torch.int8)
+        bounds = ReferenceBounds(problem, Tolerance(), "interpreter")
+        differ += not torch.equal(y.double(), bounds.reference["y"].double())
+        assert not deviations({"y": y}, bounds)
+    assert differ
+
+
 def test_a_reference_that_needs_its_float64_keeps_it():
     problem = make(one_input("float64_kept_as_bits"), VALUES | {"dtype": "float32"})
     assert torch.equal(problem.lowp()["y"], problem.inputs["x"])
