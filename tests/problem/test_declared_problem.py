@@ -251,12 +251,15 @@ def test_bounds_of_inputs_can_depend_on_axes():
             "inputs": {
                 "x": {"shape": [400], "dtype": "int64", "between": [-1, "rows - 1"]},
                 "w": {"shape": [400], "dtype": "float32", "between": [0, 1]},
+                "s": {"shape": [400], "dtype": "float16", "between": [0.25, "rows / 2"]},
             },
             "outputs": {"y": {"shape": [400], "dtype": "float32"}},
         },
         relations=["finite"],
     )
-    x, w = problem.names["x"], problem.names["w"]
+    x, w, s = (problem.names[name] for name in "xws")
+    assert 0.25 <= s.min() < 0.4
+    assert 1.3 < s.max() <= 1.5
     assert set(x.tolist()) == {-1, 0, 1, 2}
     assert 0 <= w.min() < 0.1
     assert 0.9 < w.max() <= 1
@@ -293,6 +296,7 @@ def test_distinct_numbers_occur_once_in_a_row_but_the_least_below_0(least):
         ),
         ({"between": [3, "rows - 1"]}, "the lower bound 3 exceeds the upper bound 2"),
         ({"between": [0, "rows / 2"]}, r"'rows / 2' is 1.5; it must be an integer"),
+        ({"between": [0.5, 2]}, r"'0.5' is 0.5; it must be an integer"),
     ],
 )
 def test_invalid_bounds_are_located_errors(more, words):

@@ -234,14 +234,14 @@ def extreme_size(dtype: torch.dtype) -> float:
 
 
 def uniform(
-    low: int, high: int, source: torch.Generator, shape: Sequence[int], dtype: torch.dtype
+    low: float, high: float, source: torch.Generator, shape: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """A CPU tensor of uniform values in [low, high]."""
+    """A CPU tensor of uniform values in [low, high], which are integers for an integer dtype."""
     import torch
 
     if dtype.is_floating_point:
         return (torch.rand(tuple(shape), generator=source) * (high - low) + low).to(dtype)
-    return torch.randint(low, high + 1, tuple(shape), generator=source).to(dtype)
+    return torch.randint(int(low), int(high) + 1, tuple(shape), generator=source).to(dtype)
 
 
 def replacement_values(

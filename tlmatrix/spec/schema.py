@@ -256,6 +256,7 @@ _UNIONS = {
     ("string", "boolean"): "an expression",
     ("string", "integer"): "a path such as `aux.1`",
     ("integer", "string"): "a whole number or an expression",
+    ("number", "string"): "a number or an expression",
     ("string", "number", "boolean", "null"): "a number, `true`, `false`, `none` or an expression",
     ("string", "number", "boolean", "null", "array", "object"): "any value",
     ("string", "number", "boolean", "null", "array"): "a name, an expression, a number, `true`, "

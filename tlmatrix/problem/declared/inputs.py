@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -314,7 +314,7 @@ def _drawn(
     shape = sizes_of(setup, decl.sizes, (*path, "shape"))
     dtype = dtype_declared(setup, decl.dtype_text)
     if decl.between is not None:
-        low, high = bounds_of(setup, decl.between, (*path, "between"))
+        low, high = bounds_of(setup, decl, path)
         if decl.distinct:
             return _distinct(setup, low, high, source, shape, path).to(dtype)
         made = uniform(low, high, source, shape, dtype)
@@ -353,15 +353,19 @@ def _distinct(
     return made.reshape(shape)
 
 
-def bounds_of(
-    setup: CaseSetup, between: tuple[Expression | int, ...], path: KeyPath
-) -> tuple[int, int]:
-    """The least and the largest value of an input; raises SpecError at `path`."""
-    found = []
-    for index, bound in enumerate(between):
+def bounds_of(setup: CaseSetup, decl: InputDecl, path: KeyPath) -> tuple[Any, Any]:
+    """The least and the largest value of the input at `path`, integers if it has integers.
+
+    Raises:
+        SpecError: they are not, or not in this order.
+    """
+    floating, found = dtype_declared(setup, decl.dtype_text).is_floating_point, []
+    path = (*path, "between")
+    for index, bound in enumerate(decl.between or ()):
         value = _evaluated(setup, bound, (*path, index))
-        if isinstance(value, bool) or not isinstance(value, int):
-            message = f"{str(bound)!r} is {value!r}; it must be an integer"
+        if isinstance(value, bool) or not isinstance(value, (int, float) if floating else int):
+            kind = "a number" if floating else "an integer"
+            message = f"{str(bound)!r} is {value!r}; it must be {kind}"
             raise refuse(setup.spec, (*path, index), message)
         found.append(value)
     low, high = found
@@ -374,9 +378,9 @@ def bounds_of(
     return low, high
 
 
-def _evaluated(setup: CaseSetup, number: Expression | int, path: KeyPath) -> object:
+def _evaluated(setup: CaseSetup, number: Expression | float, path: KeyPath) -> object:
     try:
-        return number if isinstance(number, int) else number.evaluate(setup.values)
+        return number if isinstance(number, int | float) else number.evaluate(setup.values)
     except ExpressionError as error:
         raise refuse(setup.spec, path, str(error)) from error
 

@@ -177,7 +177,7 @@ def _positive(case: Declared, free: Collection[str], seed: int, *, whole: bool) 
     cotangents = {name: about_half(each) for name, each in case.cotangents.items()}
     for name, decl in case.declaration.inputs.items():
         if whole and decl.between is not None and not decl.distinct:
-            _, most = bounds_of(case.setup, decl.between, ("problem", "inputs", name))
+            _, most = bounds_of(case.setup, decl, ("problem", "inputs", name))
             inputs[name] = torch.full_like(inputs[name], most)
     return replace(case, inputs=inputs, given_cotangents=cotangents, distribution="normal")
 

@@ -77,10 +77,12 @@ def _to_shape(value: object) -> Expression | int:
     raise ValueError("must be a whole number or an expression")
 
 
-def _to_bound(value: object) -> Expression | int:
-    if isinstance(value, int) and not isinstance(value, bool):
+def _to_bound(value: object) -> Expression | int | float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
         return value
-    return _to_shape(value)
+    if isinstance(value, str | Expression):
+        return _to_expression(value)
+    raise ValueError("must be a number or an expression")
 
 
 def _to_tile(value: object) -> Expression | int:
@@ -149,7 +151,12 @@ ShardDim = Annotated[
     WithJsonSchema({"title": "a whole number or a name", "type": ["integer", "string"]}),
 ]
 Size = Annotated[Expression | int, PlainValidator(_to_shape), _AS_TEXT, _NUMBER_SCHEMA]
-Bound = Annotated[Expression | int, PlainValidator(_to_bound), _AS_TEXT, _NUMBER_SCHEMA]
+Bound = Annotated[
+    Expression | int | float,
+    PlainValidator(_to_bound),
+    PlainSerializer(lambda value: value if isinstance(value, int | float) else str(value)),
+    WithJsonSchema({"type": ["number", "string"]}),
+]
 TileSize = Annotated[Expression | int, PlainValidator(_to_tile), _AS_TEXT, _NUMBER_SCHEMA]
 if TYPE_CHECKING:
     AxisValue = Value
