@@ -45,6 +45,14 @@ def relation(problem, name, **more):
     return None
 
 
+@pytest.mark.parametrize("lengths", [[0, 0, 3], [1, 1, 1], [2]])
+def test_a_row_for_each_sequence_is_not_taken_for_a_row_of_one(lengths):
+    """Also where there are as many rows as sequences, or as columns."""
+    problem = problem_of("sums", {"x": X, "cu_seqlens": CU})
+    (rows, _) = make(problem, VALUES | {"seqlens": lengths}).outputs["y"].dims
+    assert rows.region is None
+
+
 def test_derived_inputs_follow_from_a_packed_axis():
     inputs = {
         "x": X,

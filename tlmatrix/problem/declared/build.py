@@ -378,7 +378,8 @@ class Declared:
     def sizes(self, name: str) -> tuple[Expression | int, ...] | None:
         """The declared sizes of a tensor; of an output without any, those of an equal-shaped input.
 
-        None if no input has the shape, or if inputs with the shape are packed differently.
+        None if no input has the shape, if inputs with the shape are packed differently, or if the
+        rows of all sequences are as many as something else, which the output may have.
         """
         decl = self.declaration.inputs.get(self.differentiable.get(name, name))
         if decl is not None:
@@ -393,7 +394,12 @@ class Declared:
             if tuple(tensor.shape) == shape
         ]
         packings = {tuple(packing_of(size, values) for size in sizes) for sizes in alike}
-        return alike[0] if len(packings) == 1 else None
+        if len(packings) != 1:
+            return None
+        packed = [each for each in next(iter(packings)) if each is not None and each.kind == "sum"]
+        others = {size for size in values.values() if type(size) is int}
+        others.update(len(each.lengths) for each in packed)
+        return None if any(sum(each.lengths) in others for each in packed) else alike[0]
 
     @cached_property
     def _term_sizes(self) -> TermSizes:
