@@ -261,6 +261,9 @@ def test_new_rejects_an_unknown_name(project: Project) -> None:
     outcome = project.tlmatrix("new", "tlmatrix_kernels.norm.kernel:no_such_factory")
     assert outcome.code == ExitCode.USAGE
     assert "no_such_factory" in outcome.out
+    outcome = project.tlmatrix("new", f"./{project.module}.py:scale")
+    assert outcome.code == ExitCode.USAGE
+    assert f"a module is named without its suffix: {project.module}" in outcome.out
 
 
 # An operator by one call ---------------------------------------------------------------------

@@ -43,6 +43,9 @@ def make_importable(spec_path: Path, roots: Iterable[Path] = ()) -> None:
 
 def import_named(name: str) -> ModuleType:
     """Import a module, whose file may import modules that lie beside it, as a script does."""
+    if name.endswith(".py"):
+        module = name.removesuffix(".py").replace("/", ".").lstrip(".")
+        raise ModuleNotFoundError(f"a module is named without its suffix: {module}", name=name)
     if name not in sys.modules:
         if (file := _by_path(name)) is not None:
             return _loaded(name, file)
@@ -173,7 +176,7 @@ def _missing_module(spec: Spec, name: str) -> str:
     folder = spec.path.resolve().parent
     neighbours = [path.stem for path in folder.glob("*.py")]
     neighbours += [path.name for path in folder.iterdir() if (path / "__init__.py").exists()]
-    near = guess(name, neighbours)
+    near = guess(name.removesuffix(".py"), neighbours)
     if near:
         return f"no module {name!r}; did you mean {near!r}?"
     return (
