@@ -64,6 +64,22 @@ def product_without_the_last(x, w, out_dtype):
     return product_in_float32(x[:, :-1], w[:, :-1], out_dtype)
 
 
+def largest(x):
+    return x.max(1).values
+
+
+def largest_but_the_last(x):
+    return x[:, :-1].max(1).values
+
+
+def place_of_the_least(x):
+    return x.argmin(1)
+
+
+def place_of_the_least_but_the_first(x):
+    return 1 + x[:, 1:].argmin(1)
+
+
 def norm(x):
     x = x.double()
     return (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
@@ -203,6 +219,21 @@ def test_an_empty_batch_has_a_graph(found):
     findings = found(LINEAR, entry="without_a_graph", **names)
     assert findings
     assert all("the output y does not require grad" in each.title for each in findings)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "least"),
+    [
+        ("largest", "largest_but_the_last", 3),
+        ("place_of_the_least", "place_of_the_least_but_the_first", 1),
+    ],
+)
+def test_a_largest_or_least_number_at_the_end_of_a_row_is_found(found, name, wrong, least):
+    text = ROWS.replace("relations]", "repeat]")
+    names = {"reference": name, "dtype": "float16"}
+    assert found(text, entry=name, **names) == []
+    findings = [each for each in found(text, entry=wrong, **names) if each.check == "repeat"]
+    assert len(findings) >= least  # of 6 cases
 
 
 @pytest.mark.parametrize("name", ["norm", "softmax", "beside_large"])

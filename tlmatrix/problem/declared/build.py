@@ -35,6 +35,7 @@ from tlmatrix.problem.declared.operators import (
     SerialSums,
     TermSizes,
     WideCasts,
+    extremes_of,
     suits_shift,
     term_sizes,
 )
@@ -197,6 +198,13 @@ class Declared:
     def suits_shift(self) -> bool:
         """Whether the reference is a softmax of the first input, or the like."""
         return self.reference is not None and suits_shift(self.reference, self.inputs, self._axes)
+
+    @property
+    def extremes(self) -> int:
+        """The sign of the elements that the reference takes of rows; 0 if it takes none."""
+        if self.reference is None or self.reference.exact_dtype != torch.float64:
+            return 0
+        return extremes_of(self.reference, _doubled(self.inputs), self._axes)
 
     @cached_property
     def _results(self) -> dict[str, _Result]:

@@ -261,6 +261,8 @@ _SHIFT = -16.0
 _CLOSE = 1e-9
 _EXPONENTIALS = ("softmax", "logsumexp", "exp")
 _NORMS = ("norm", "var", "std", "sqrt", "rsqrt")
+_LARGEST = ("max", "amax", "aminmax", "argmax", "cummax", "topk", "sort")
+_LEAST = ("min", "amin", "argmin", "cummin")
 
 
 def suits_shift(
@@ -293,6 +295,21 @@ def suits_shift(
         _close(moved[name], plain[name]) or _close(moved[name], plain[name] + _SHIFT)
         for name in plain
     )
+
+
+def extremes_of(
+    reference: ReferenceCall, inputs: Mapping[str, torch.Tensor], axes: Mapping[str, Any]
+) -> int:
+    """1 if results depend on which element of a row is the largest, -1 on which is the least; or 0.
+
+    Args:
+        reference: what computes the results.
+        inputs: by name.
+        axes: the other arguments of the reference.
+    """
+    with torch.no_grad(), _Names() as names:
+        reference({name: tensor.clone() for name, tensor in inputs.items()}, axes)
+    return 1 if names.any_of(_LARGEST) else -1 if names.any_of(_LEAST) else 0
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -50,6 +50,8 @@ _SHARE = 1 / 8
 _FAR = {torch.float16: 1024, torch.bfloat16: 128}
 """What is added to inputs by dtype: whole numbers about it are exact, and float32 has enough bits
 left for the results."""
+_LAST = 0.75
+"""The share of rows whose largest number is the last one; it is the first one of others."""
 _CLOSE = 1e-9
 """Largest relative difference of two float64 references that counts as rounding."""
 
@@ -73,7 +75,7 @@ class DeclaredRelations:
 
 def _relations(case: Declared, kind: RelationKind) -> Iterator[Relation]:
     if kind == "repeat":
-        other = _other_lengths(case, "normal", case.seed + 1)
+        other = _with_extremes(_other_lengths(case, "normal", case.seed + 1))
         because = "a second call must not remember the first"
         judge = () if case.reference is None else (0,)
         yield repeated(other.problem(), case.problem(), because, judge=judge)
@@ -294,6 +296,29 @@ def _other_lengths(case: Declared, distribution: str, seed: int) -> Declared:
     same = all(inputs[name].shape == made[name].shape for name in made)
     mine = {name: info.shape for name, info in case.infos.items()}
     return other if same and shapes == mine else plain
+
+
+def _with_extremes(case: Declared) -> Declared:
+    """The case with the largest, or least, numbers of its inputs at ends of their dimensions.
+
+    Only if the reference takes such numbers: a kernel that leaves out the last element of a maximum
+    is right where another one is larger.
+    """
+    sign = case.extremes
+    if not sign:
+        return case
+    pick, source, inputs = seeded_random(case.seed + 11), generator(case.seed + 11), {}
+    for name, decl in case.declaration.inputs.items():
+        tensor = case.inputs[name]
+        free = decl.derived is None and decl.between is None and decl.fill is None
+        if not (free and tensor.is_floating_point() and tensor.ndim and tensor.numel()):
+            continue
+        dim, wide = pick.randrange(tensor.ndim), tensor.double()
+        most = wide.abs().amax(dim, keepdim=True) + 1
+        last = torch.rand(most.shape, generator=source) < _LAST
+        at = (last * (tensor.shape[dim] - 1)).to(tensor.device)
+        inputs[name] = wide.scatter(dim, at, sign * most).to(tensor.dtype)
+    return replace(case, inputs={**case.inputs, **inputs})
 
 
 @dataclass(frozen=True)
