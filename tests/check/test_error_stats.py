@@ -36,7 +36,7 @@ def check(made):
     """Against the reductions of `Regions`, which a test of theirs holds against a loop."""
     for each, place in made.parts():
         for index, result in enumerate((each.got.double(), each.low.double())):
-            error = (result - each.reference).abs()
+            error = (result - each.reference.double()).abs()
             error[(result == each.reference) | (result.isnan() & each.reference.isnan())] = 0
             largest = each.regions.largest(error).flatten().numpy()
             squares = each.regions.sum(error**2).flatten().numpy()
@@ -48,6 +48,18 @@ def check(made):
 @pytest.mark.parametrize("name", SHAPES)
 def test_errors_of_each_region(name, dtype):
     check(measure_errors([measured(name, SHAPES[name], dtype)]))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool])
+def test_references_of_whole_numbers_of_any_size(dtype):
+    """The difference of two int8 may be none."""
+    for name in ("larger than a piece", "no region"):
+        made = measured(name, SHAPES[name])
+        got, low, reference = (
+            (each * 100).to(dtype) for each in (made.got, made.low, made.reference)
+        )
+        (whole,) = measure_errors([replace(made, got=got, low=low, reference=reference)]).parts()
+        check(measure_errors([whole[0]]))
 
 
 def test_tensors_measured_together_equal_separate_ones():

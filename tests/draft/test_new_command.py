@@ -576,12 +576,20 @@ def update(x, running):
     y = x.new_empty(x.shape)
     kernel(x.shape[0])(x, running, y)
     return y
+
+def updated(x, running):
+    kernel(x.shape[0])(x, running, x.new_empty(x.shape))
+    return running
 """
 
 
 @pytest.mark.parametrize(
     ("target", "options"),
-    [("update", ["--call", "f(torch.randn(40), torch.randn(40))"]), ("kernel", [])],
+    [
+        ("update", ["--call", "f(torch.randn(40), torch.randn(40))"]),
+        ("updated", ["--call", "f(torch.randn(40), torch.randn(40))"]),
+        ("kernel", []),
+    ],
 )
 def test_state_that_is_read_and_written_is_input_and_output(
     project: Project, target: str, options: list[str]
@@ -589,6 +597,7 @@ def test_state_that_is_read_and_written_is_input_and_output(
     (project.folder / f"{project.module}.py").write_text(_STATE)
     outcome = project.tlmatrix("new", f"{project.module}:{target}", *options)
     assert re.search(r"\{inout: (running|S), output: (running|S)_out\}", outcome.out), outcome.out
+    assert "grad: true" not in outcome.out
     assert "no reference found" not in outcome.out or "reference(" in outcome.out
 
 

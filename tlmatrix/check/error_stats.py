@@ -284,10 +284,10 @@ def _by_row(each: Comparison, largest: np.ndarray, squares: np.ndarray) -> None:
     results = [result.detach().reshape(-1, width) for result in (each.got, each.low)]
     far, norm = torch.from_numpy(largest), torch.from_numpy(squares)
     step = max(1, CHUNK // width)
-    scratch = reference.new_empty(2, step, width)
+    scratch = reference.new_empty(2, step, width, dtype=torch.float64)
     for begin in range(0, len(reference), step):
         chunk = slice(begin, begin + step)
-        expected = reference[chunk]
+        expected = reference[chunk].double()  # of integers and booleans too
         error = scratch[:, : len(expected)]
         for target, result in zip(error.unbind(), results, strict=True):
             part = result[chunk]

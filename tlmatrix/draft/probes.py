@@ -72,7 +72,9 @@ def _differentiable(target: Target, live: Live) -> frozenset[str]:
         with torch.enable_grad():
             results = _again(target, live, leaves)
         made = [each for path, each in results.items() if path[0] != "$"]
-        outputs = [each for each in made if each.requires_grad]
+        # A changed argument that is returned has its own gradient, not one of the change.
+        changed = {_memory(leaves[name]) for name in live.call.changed if name in leaves}
+        outputs = [each for each in made if each.requires_grad and _memory(each) not in changed]
         if not outputs or not leaves:
             return frozenset()
         ones = [torch.ones_like(each) for each in outputs]
@@ -80,6 +82,10 @@ def _differentiable(target: Target, live: Live) -> frozenset[str]:
     except Exception:  # noqa: BLE001 - an operator without a backward may raise anything
         return frozenset()
     return frozenset(name for name, grad in zip(leaves, grads, strict=True) if grad is not None)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _read_when_changed(target: Target, live: Live) -> frozenset[str]:
