@@ -45,3 +45,7 @@ def test_an_option_that_a_reference_does_not_take_is_as_in_compared_calls(takes,
 def test_of_a_large_batch_a_case_takes_few():
     assert sizes("batch", tile=None, recorded=[132]) == [1, 3]
     assert sizes("rows", tile=None, recorded=[132]) == [1, 132, 133]
+
+
+def test_of_a_batch_in_tiles_a_case_takes_several_blocks():
+    assert sizes("batch_size", tile=128, recorded=[150]) == [1, 127, 128, 129, 257]

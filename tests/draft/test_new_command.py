@@ -400,6 +400,33 @@ def test_a_written_tensor_that_the_reference_takes_is_input_and_output(project: 
     assert "error" not in outcome.out
 
 
+_RETURNED = """
+
+def normed_(x, w):
+    x.copy_(x / x.norm(dim=-1, keepdim=True).clamp(min=1e-6))
+    return x, -x * w
+
+def normed__torch(x, w):
+    y = x / x.norm(dim=-1, keepdim=True).clamp(min=1e-6)
+    return y, -y * w
+"""
+
+
+def test_an_argument_that_is_updated_and_returned_is_one_output(project: Project) -> None:
+    module = _operators(project)
+    path = project.folder / f"{module}.py"
+    path.write_text(path.read_text() + _RETURNED)
+    call = "normed_(torch.randn(5, 8), torch.randn(8))"
+    outcome = project.tlmatrix("new", f"{module}:normed_", "--call", call, "-o", "n.yaml")
+    assert outcome.code == ExitCode.OK, outcome.out
+    text = (project.folder / "n.yaml").read_text()
+    assert "x: {inout: x, output: x_out}" in text
+    assert "returns: [_, out]" in text
+    assert "grad" not in text, "that of the returned leaf is no gradient of the operator"
+    assert "passed" in outcome.out
+    assert "failed" not in outcome.out
+
+
 _ROW_SUM = """
 import tilelang
 import tilelang.language as T

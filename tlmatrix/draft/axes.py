@@ -50,7 +50,7 @@ def sizes(name: str, *, tile: int | None, recorded: Sequence[int]) -> list[int]:
         return [1, 2, 4]
     if COUNT.search(name) and all(size <= 8 for size in recorded):
         return sorted({1, *(small or [3])}) if set(small) - {1} or not small else [1, 3]
-    if BATCH.search(name) and recorded:
+    if BATCH.search(name) and recorded and tile is None:
         return [1, 3]
     edge = tile or _TILE
     if step := shared_factor(recorded):

@@ -92,6 +92,7 @@ class Call:
         arguments: by parameter, in order; of a factory, those of the kernel.
         construct: arguments of the factory or of the constructor.
         results: the returned tensors by path: `0`, `1`, `lse`, `aux.counts`.
+        passed: the paths of arguments among the returned tensors.
         changed: the arguments that the call writes.
         grads: the arguments that get gradients, if that is known.
         names: names of dimensions in the code of kernels, by `tensor.dim`.
@@ -104,6 +105,7 @@ class Call:
     arguments: Mapping[str, Value]
     results: Mapping[str, Seen]
     construct: Mapping[str, Value] = field(default_factory=dict)
+    passed: tuple[str, ...] = ()
     changed: frozenset[str] = frozenset()
     grads: frozenset[str] | None = None
     names: Mapping[str, str] = field(default_factory=dict)

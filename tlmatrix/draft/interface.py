@@ -144,7 +144,8 @@ class Interface:
         dtypes: the dtypes that inputs with the axis `dtype` support.
         order: the outputs that the reference returns, in its order, or `_` for a result that is
             none; empty for those of the call.
-        paths: the position of each result in the returned value: `0`, `aux.counts`.
+        paths: the position of each result in the returned value, `0`, `aux.counts`, and of each
+            argument in it, under a name with a dot, which no tensor has.
         guesses: those of `Relations`.
         calls: how many calls it is inferred from.
     """
@@ -370,7 +371,7 @@ def interface_of(target: Target, calls: Sequence[Call]) -> Interface:
         changed=frozenset(name for call in calls for name in call.changed),
         uses=reduce(merged, (call.uses for call in calls)),
         dtypes=dtypes if axis is not None else (),
-        paths={named[path]: path for path in made},
+        paths={named[path]: path for path in made} | {f"{path}.": path for path in first.passed},
         guesses=relations.guesses,
         calls=len(calls),
     )

@@ -349,6 +349,7 @@ class Recorder:
             noted,
             {path: seen_tensor(each, values=False) for path, each in results.items()},
             construct={name: seen(each) for name, each in construct.items()},
+            passed=tuple(made.keys() - results),
             changed=changed | (uses.written & {*tensors}),
             grads=frozenset(name for name, each in tensors.items() if noted[name].grad and grad),
             names=names,
