@@ -200,6 +200,14 @@ marks = Marks.apply
 
 def wrong_in_inference(x, w):
     return Right.apply(x, w) if torch.is_grad_enabled() else x + w
+
+
+def over_its_input(x, w):
+    return right(x, w) if x.requires_grad else x.mul_(w)
+
+
+def into_memory_of_its_own(x, w):
+    return right(x, w) if x.requires_grad else torch.empty_like(x)
 """
 VARIANTS = {
     "strided": AutogradVariant("strided"),
@@ -305,6 +313,25 @@ def test_an_output_that_claims_a_gradient(run):
     finding = run("claims", variant, **text).findings[0]
     assert (finding.check, finding.tensor) == ("determinism", "s")
     assert "requires grad, but its gradient is 0" in finding.title
+
+
+@pytest.mark.parametrize(
+    ("entry", "check", "words"),
+    [
+        ("over_its_input", "guards", "with inputs that require no grad: the entry changed its "),
+        ("into_memory_of_its_own", "determinism", "y: "),
+    ],
+)
+def test_inputs_that_require_no_grad(run, monkeypatch, entry, check, words):
+    text = SPEC.replace("determinism]", "determinism, guards]")
+    monkeypatch.setattr(determinism, "_OF_INFERENCE", 1 << 64)
+    assert run(entry, None, text).status is Status.PASSED
+    monkeypatch.setattr(determinism, "_OF_INFERENCE", 1)
+    assert run("right", None, text).status is Status.PASSED
+    finding = run(entry, None, text).findings[0]
+    assert finding.check == check
+    assert finding.title.startswith(words)
+    assert "inputs that require no grad" in f"{finding.title} {finding.hint}"
 
 
 def test_seeds_select_every_variant():

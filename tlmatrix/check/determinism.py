@@ -34,6 +34,8 @@ _RUNS = 3
 """Equal calls that are compared, including the first call."""
 _ON_STREAMS = 8
 """Of this many cases on several ranks, one makes equal calls on streams that nothing orders."""
+_OF_INFERENCE = 6
+"""Of this many differentiable cases, one is called with inputs that require no grad, too."""
 _OF_RANKS = 3
 """Of this many cases on several ranks, one is called with fewer gradients, too."""
 _WITH_FEWER_GRADIENTS = frozenset(
@@ -96,7 +98,8 @@ def check_equal_calls(run: CaseRun, runs: int = _RUNS) -> list[Finding]:
     """Findings about the first of `runs` equal calls that differs from the first call of a case.
 
     The last of them leaves out options that have their defaults (`Problem.defaults`). After them,
-    one mostly goes through autograd in another way, which the case's seed selects.
+    one mostly goes through autograd in another way, which the case's seed selects, and in some
+    cases one is made as for inference: an entry may take another path then, or other memory.
     """
     variant = _autograd_variant(run, runs)
     # On ranks the third call reuses double-buffered memory.
@@ -108,9 +111,17 @@ def check_equal_calls(run: CaseRun, runs: int = _RUNS) -> list[Finding]:
     if found and any(each.left_out for each in calls):
         # Equal calls may differ, too.
         return _differing_calls(run, [run.problem] * len(calls)) or _of_defaults(run, found)
-    if found or variant is None:
-        return found
-    return _called_differently(run, variant)
+    if not found and variant is not None:
+        found = _called_differently(run, variant)
+    if not found and _is_called_for_inference(run):
+        found = _called_differently(run, AutogradVariant("plain"))
+    return found
+
+
+def _is_called_for_inference(run: CaseRun) -> bool:
+    if run.on_ranks or "gradients" not in run.checks or not run.problem.cotangents:
+        return False
+    return run.case.seed // 7 % _OF_INFERENCE == 0
 
 
 def _differing_calls(run: CaseRun, calls: Sequence[Problem]) -> list[Finding]:
@@ -232,8 +243,9 @@ def _called_differently(run: CaseRun, variant: AutogradVariant) -> list[Finding]
             first = run.again(replace(run.problem, autograd=variant.baseline))
             bounds = _bounds_of_values(run, first)
         differently = replace(run.problem, autograd=variant)
-        if variant.requires:
-            # Kernels may write gradients that were not asked for, to memory that is none.
+        if variant.requires or variant.kind == "plain":
+            # Kernels may write gradients that were not asked for, to memory that is none, and
+            # results over inputs that no backward pass needs.
             again, written = run_guarded(run.execute, differently, poison=True)
             if written and "guards" in run.checks:
                 return [replace(each, title=f"with {variant}: {each.title}") for each in written]

@@ -285,10 +285,10 @@ class AutogradVariant:
     `strided` and `transposed` pass output gradients that are not contiguous, `twice` returns the
     gradients of a second backward pass over a retained graph, `shared` uses each output twice,
     `some` is the usual call (of the inputs `requires`), `no_grad` calls the entry under
-    `torch.no_grad`, and `claimed` also asks for gradients of outputs without a cotangent. `changed`
-    changes the inputs `names` in place between the two passes: the gradients are those of the old
-    values, or autograd refuses. `second` differentiates the gradients, and returns no results: a
-    wrong second derivative raises `FindingsError`.
+    `torch.no_grad`, `plain` with inputs that require no grad, and `claimed` also asks for gradients
+    of outputs without a cotangent. `changed` changes the inputs `names` in place between the two
+    passes: the gradients are those of the old values, or autograd refuses. `second` differentiates
+    the gradients, and returns no results: a wrong second derivative raises `FindingsError`.
 
     With `requires`, only these inputs require grad, in any of these ways.
 
@@ -298,8 +298,8 @@ class AutogradVariant:
     """
 
     kind: Literal[
-        "strided", "transposed", "twice", "shared", "some", "no_grad", "claimed", "expanded",
-        "rows", "absent", "zeros", "changed", "second",
+        "strided", "transposed", "twice", "shared", "some", "no_grad", "plain", "claimed",
+        "expanded", "rows", "absent", "zeros", "changed", "second",
     ]  # fmt: skip
     names: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
@@ -333,6 +333,7 @@ class AutogradVariant:
             "absent": f"no output gradient for {', '.join(self.names)}",
             "zeros": f"zeros as output gradient of {', '.join(self.names)}",
             "no_grad": "a call under torch.no_grad",
+            "plain": "inputs that require no grad",
             "changed": f"{', '.join(self.names)} changed in place between forward and backward",
             "second": "gradients of the gradients (create_graph=True)",
         }[self.kind]

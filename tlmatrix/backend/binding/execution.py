@@ -139,6 +139,8 @@ def _forward_and_backward(binding: Binding, problem: Problem) -> Generator[bool,
     variant = problem.autograd if wanted else None
     if variant is not None and variant.requires:
         wanted = {name: of for name, of in wanted.items() if of in variant.requires}
+    elif variant is not None and variant.kind == "plain":
+        wanted = {}
     leaves = {name: _leaf(problem.inputs[name]) for name in set(wanted.values())}
     names = {**problem.names, **problem.inputs, **leaves}
     absent: dict[str, str] = {}
