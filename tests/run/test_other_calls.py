@@ -281,6 +281,55 @@ def test_a_case_of_many_ranks_gets_one_relation_of_each_kind():
     assert all(each[0] == "repeat" and "cuda_graph" in each for each in names[False, "repeat"])
 
 
+TURNED = """
+name: turned
+problem:
+  inputs: {{x: {{shape: [cols if turned else rows, rows if turned else cols], dtype: float32}}}}
+  outputs: {{y: {{shape: [rows, cols]}}}}
+  reference: {{function: other_calls_code:unturned, call: [x, turned]}}
+entry: other_calls_code:{entry}
+call: [x, turned, first, second, third]
+returns: [y]
+axes:
+  rows: [6]
+  cols: [{cols}]
+  turned: [false, true]
+  first: [false, true]
+  second: [false, true]
+  third: [false, true]
+checks: [numeric, repeat]
+"""
+
+
+def test_an_option_that_the_shape_of_a_square_input_hides(tmp_path, monkeypatch):
+    """What is kept by shapes is found again for the transposed input, in every such case."""
+    (tmp_path / "other_calls_code.py").write_text(
+        CODE
+        + """
+
+def unturned(x, turned, *_others):
+    return (x.T if turned else x) * 1.0
+
+
+def keyed_by_shape(x, turned, *_others):
+    return unturned(x, prepared.setdefault(x.shape, turned))
+"""
+    )
+    monkeypatch.setattr(harness_module, "_OTHER_OPTIONS", 1)
+
+    def findings(entry, cols):
+        spec = parse_spec(TURNED.format(entry=entry, cols=cols), tmp_path / "turned.yaml")
+        for case in plan(spec).cases():
+            monkeypatch.delitem(sys.modules, "other_calls_code", raising=False)
+            yield Runner("interpreter").run(spec, case).findings
+
+    assert not any(findings("unturned", 6))
+    assert not any(findings("keyed_by_shape", 5))
+    for found in findings("keyed_by_shape", 6):
+        assert found[0].title.startswith("other_options: y: ")
+        assert found[0].call.startswith("turned ")
+
+
 def test_another_case_of_which_the_reference_fails_is_no_other_call(tmp_path):
     spec = parse_spec(SPEC.format(entry="right", more=""), tmp_path / "scaled.yaml")
     case = next(iter(plan(spec).cases()))

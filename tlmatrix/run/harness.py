@@ -364,6 +364,7 @@ class Harness:
             make,
             self.environment,
             allowed=lambda values: only is None or key(values) == only,
+            transposed=only is None or (mostly and not self.backend.compiles),
         )
 
     def _with_calls_around(

@@ -10,6 +10,7 @@ three calls of the two have their passes in an order that the case's seed select
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,10 +29,11 @@ from tlmatrix.problem.model import (
     Relation,
 )
 from tlmatrix.problem.relations import repeated
-from tlmatrix.spec.expr.expression import ExpressionError
+from tlmatrix.problem.sharding import Sharding
+from tlmatrix.spec.expr.expression import Expression, ExpressionError
 from tlmatrix.spec.issues import SpecError
 from tlmatrix.spec.model.calling import expression
-from tlmatrix.spec.model.spec import WORLD
+from tlmatrix.spec.model.spec import WORLD, has_ranks
 from tlmatrix.spec.values import canonical
 
 if TYPE_CHECKING:
@@ -59,6 +61,9 @@ _LARGEST = 4
 """How many times larger the tensors of the other call may be."""
 
 
+_CONDITIONAL = re.compile(r"(.+?) if (.+?) else (.+)")
+
+
 def another_case(
     spec: Spec,
     case: Case,
@@ -67,11 +72,12 @@ def another_case(
     environment: Mapping[str, object],
     *,
     allowed: Callable[[Mapping[str, Value]], bool],
+    transposed: bool = True,
 ) -> tuple[str, Problem] | None:
     """A case with other values of one axis, or two, and how it differs; None if there is none.
 
     Mostly one whose inputs have the same shapes, if there is one: what an entry keeps may be found
-    again by these alone.
+    again by these alone. Where an input is square, it may be one that stores it transposed.
 
     Args:
         spec: the spec.
@@ -80,7 +86,10 @@ def another_case(
         make: builds the problem of another case.
         environment: the names `arch` and `backend`.
         allowed: whether a case may be the other one.
+        transposed: whether it may be any that stores a square input transposed.
     """
+    if transposed and (square := _transposed_case(spec, case, problem, make, environment)):
+        return square
     pick = random.Random(case.seed ^ 0x5A9E)  # noqa: S311 - test data, not secrets
     offered = {}
     for axis in spec.axes.keys() - KEPT:
@@ -115,6 +124,70 @@ def another_case(
             return differing
         found = found or differing
     return found
+
+
+def _transposed_case(
+    spec: Spec,
+    case: Case,
+    problem: Problem,
+    make: Callable[[Mapping[str, Value]], Problem],
+    environment: Mapping[str, object],
+) -> tuple[str, Problem] | None:
+    """A case with an option that changes the order of an input's dimensions, and not its shape.
+
+    Sizes seldom hide that order: shapes are then all that a cached call has of the option.
+    """
+    own = _local_shapes(spec, problem)
+    sizes = [[size for size in shape if size > 1] for shape in own.values()]
+    if all(len({*each}) == len(each) for each in sizes):
+        return None
+    dims = _orders(problem)
+    for axis in sorted(spec.axes.keys() - KEPT):
+        if not isinstance(case.values[axis], bool | str):
+            continue
+        for value in spec.axes[axis]:
+            values = {**case.values, axis: value}
+            if canonical(value) == canonical(case.values[axis]) or not spec.allows(values):
+                continue
+            if known_bug(spec, replace(case, values=values), environment) is not None:
+                continue
+            try:
+                made = make(values)
+                same = _local_shapes(spec, made) == own
+            except (ExpressionError, SpecError, ValueError, ReferenceFailedError):
+                continue  # a case of its own
+            if same and _orders(made) != dims and _devices(made) == _devices(problem):
+                return f"{axis}={value}", made
+    return None
+
+
+def _local_shapes(spec: Spec, problem: Problem) -> dict[str, tuple[int, ...]]:
+    """The shapes of the inputs, on ranks those of the first one."""
+    shapes = {name: tuple(each.shape) for name, each in problem.inputs.items()}
+    if not has_ranks(spec):
+        return shapes
+    splits = Sharding.of(spec, problem).splits
+    return {n: splits[n].shape(each, 0) if n in splits else each for n, each in shapes.items()}
+
+
+def _orders(problem: Problem) -> dict[str, tuple[str, ...]]:
+    """The names of the dimensions of each input."""
+    return {
+        name: tuple(_taken(dim.name, problem.values) for dim in dims)
+        for name, dims in problem.dims.items()
+    }
+
+
+def _taken(name: str, values: Mapping[str, Value]) -> str:
+    """The name of a dimension; of `a if condition else b` that which the case has."""
+    parts = _CONDITIONAL.fullmatch(name)
+    if parts is None:
+        return name
+    try:
+        condition = Expression(parts[2]).evaluate(values)
+    except ExpressionError:
+        return name
+    return _taken(parts[1] if condition else parts[3], values)
 
 
 def _shapes(problem: Problem) -> list[tuple[str, torch.Size, torch.dtype]]:
