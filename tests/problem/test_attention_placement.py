@@ -1,5 +1,6 @@
 """Placement of tokens: KV caches and padded tensors, with poison in the places without one."""
 
+import sys
 from itertools import chain
 
 import pytest
@@ -7,7 +8,11 @@ import torch
 from problem_cases import CPU, make_problem, make_spec
 
 from tlmatrix.problem import family_for
+from tlmatrix.problem.attention import relations
 from tlmatrix.problem.attention.axes import AxisError
+from tlmatrix.run.plan import plan
+from tlmatrix.run.runner import Runner
+from tlmatrix.spec import parse_spec
 
 LENGTHS = [17, 0, 40, 5]
 PAGED = {"layout": "paged", "page_size": 16}
@@ -319,6 +324,83 @@ def test_relations_of_padded_tensors_hold_for_the_reference(kind):
         right = relation.right([other.reference() for other in relation.problems])
         for name in left:
             torch.testing.assert_close(left[name], right[name], rtol=1e-9, atol=1e-9)
+
+
+MASKED = """
+name: masked
+problem: attention
+entry: masked_code:ENTRY
+axes:
+  layout: [padded]
+  padding: [holes]
+  dtype: [float16]
+  kv_heads: [1, 2, 3]
+  groups: [1]
+  head_dim: [8, 16]
+  causal: [false]
+  seqlens: [{q: [5, 2, 9], k: [7, 3, 9]}, {q: [4, 8], k: same}]
+returns: [out]
+checks: [numeric, relations]
+"""
+MASKED_CODE = """
+import torch
+
+
+def attend(q, k, v, mask_q, mask_k):
+    q, k, v = (each.nan_to_num(0.0, 0.0, 0.0).float().transpose(1, 2) for each in (q, k, v))
+    k, v = (torch.where(mask_k[:, None, :, None], each, 0.0) for each in (k, v))
+    s = (q @ k.transpose(2, 3)) * q.shape[-1] ** -0.5
+    p = s.masked_fill(~mask_k[:, None, None], -torch.inf).softmax(-1).nan_to_num(0.0)
+    out = torch.where(mask_q[:, None, :, None], p @ v, 0.0)
+    return out.transpose(1, 2).half()
+
+
+def all_tokens(x):
+    return torch.ones(x.shape[:2], dtype=torch.bool)
+
+
+def right(q, k, v, mask_q=None, mask_k=None):
+    mask_q, mask_k = (
+        all_tokens(x) if mask is None else mask for x, mask in ((q, mask_q), (k, mask_k))
+    )
+    return attend(q, k, v, mask_q, mask_k)
+
+
+def needs_masks(q, k, v, mask_q, mask_k):
+    return attend(q, k, v, mask_q, mask_k)
+
+
+def mask_of_queries(q, k, v, mask_q=None, mask_k=None):
+    if mask_k is None and q.shape[1] == k.shape[1]:
+        mask_k = mask_q
+    return right(q, k, v, mask_q, mask_k)
+
+
+def no_queries(q, k, v, mask_q=None, mask_k=None):
+    return right(q, k, v, mask_k if mask_q is None else mask_q, mask_k)
+"""
+
+
+@pytest.mark.parametrize(
+    ("entry", "left_out"),
+    [
+        ("right", None),
+        ("needs_masks", None),
+        ("mask_of_queries", "mask_k"),
+        ("no_queries", "mask_q"),
+    ],
+)
+def test_a_mask_that_is_left_out_lets_all_positions_through(tmp_path, monkeypatch, entry, left_out):
+    monkeypatch.delitem(sys.modules, "masked_code", raising=False)
+    (tmp_path / "masked_code.py").write_text(MASKED_CODE)
+    monkeypatch.setattr(relations, "_OF_MASKS", 2)
+    spec = parse_spec(MASKED.replace("ENTRY", entry), tmp_path / "masked.yaml")
+    results = [Runner("interpreter").run(spec, case) for case in plan(spec).cases()]
+    found = [finding for result in results for finding in result.findings]
+    assert bool(found) == (left_out is not None), found
+    for finding in found:
+        assert finding.title.startswith("without_mask: out: ")
+        assert f"called without {left_out}" in finding.detail
 
 
 def test_layout_padded_needs_seqlens():

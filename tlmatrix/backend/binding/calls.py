@@ -25,6 +25,7 @@ from tlmatrix.problem.calling import (
     parameters_of,
     takes_any_keyword,
 )
+from tlmatrix.problem.model import InapplicableError
 from tlmatrix.spec.expr.expression import ExpressionError
 from tlmatrix.spec.model.calling import expression, items_of, names_of
 from tlmatrix.spec.values import canonical
@@ -207,6 +208,10 @@ class Entry:
     def prepare(self, names: Names, problem: Problem) -> PreparedCall:
         """Prepare the call on a problem."""
         arguments = entry_arguments(self.spec, self.parameters, names, problem)
+        for name in problem.left_out:
+            parameter = (self.parameters or {}).get(name)
+            if name in problem.inputs and (parameter is None or parameter.default is not None):
+                raise InapplicableError(())  # the entry needs this tensor
         arguments = _without(arguments, problem.left_out)
         call = prepared_call(self.spec, self.function, arguments, problem.returns)
         if (output := problem.given_output) is None:

@@ -134,8 +134,8 @@ class Setting:
     `lengths_q[i]` and `lengths_k[i]` are the lengths of sequence (or batch entry) i; query head
     h uses kv head h // groups; `window` counts the visible keys of a row, itself included; `sink`
     is a kind of sink. `alignment` is that of the causal mask. With `shared_mask`, q and k share one
-    padding mask in the layout `padded`. With `freed_pages`, the block table has no pages before the
-    window.
+    padding mask in the layout `padded`; all positions of the side `unmasked` are tokens. With
+    `freed_pages`, the block table has no pages before the window.
     """
 
     layout: str
@@ -157,6 +157,7 @@ class Setting:
     alignment: str = "bottom_right"
     shared_mask: bool = False
     freed_pages: bool = True
+    unmasked: str | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Value]) -> Setting:

@@ -76,7 +76,8 @@ class Padding:
 
     def _mask(self, side: str, lengths: Sequence[int]) -> torch.Tensor:
         pick = random.Random(f"{self.seed} {side}")  # noqa: S311 - test data, not secrets
-        size = max(lengths, default=0) + pick.randrange(_MOST_SPARE + 1)
+        spare = pick.randrange(_MOST_SPARE + 1)
+        size = max(lengths, default=0) + (0 if side == self.setting.unmasked else spare)
         mask = torch.zeros(len(lengths), size, dtype=torch.bool)
         for row, length in zip(mask, lengths, strict=True):
             if self.pattern == "holes":

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from tlmatrix.problem.relations.batch import Along
     from tlmatrix.spec.values import Value
 
+_OF_MASKS = 6
+"""Of this many padded cases, one is called without the mask of each side."""
 _OPERANDS = ("q", "k", "v", "do")
 _OF_KEYS = frozenset({"k", "v", "dk", "dv"})
 
@@ -477,6 +479,35 @@ def _other_padding(case: Attention) -> Relation | None:
     )
 
 
+def _without_mask(case: Attention) -> Relation | None:
+    """A call without the mask of one side, all of whose positions are tokens, beside padding."""
+    setting, setup = case.setting, case.setup
+    pick = setup.seed // 5 % _OF_MASKS
+    if not setting.padded or setting.shared_mask or pick > 1:
+        return None
+    side, other = ("q", "k") if pick else ("k", "q")
+    # As many positions as the other side has: its mask could be taken for the missing one.
+    size = case.structure.padding.masks[f"mask_{other}"].shape[1]
+    most = setting.max_seqlen_q if side == "q" else setting.max_seqlen_k
+    lengths = {"q": setting.lengths_q, "k": setting.lengths_k} | {side: (size,) * setting.batch}
+    values: dict[str, Value] = {"seqlens": {name: list(each) for name, each in lengths.items()}}
+    if not size or (most is not None and most < size):
+        return None
+    if not setup.satisfies_where({**setup.values, **values}):
+        return None
+    changed: dict[str, Any] = {f"lengths_{side}": lengths[side], "unmasked": side}
+    operands = generate_replacements(replace(setting, **changed), setup.seed + 4, setup.device)
+    without = case.changed(values, operands, **changed).problem()
+    return Relation(
+        "without_mask",
+        "relations",
+        (replace(without, left_out=(f"mask_{side}",)),),
+        left=lambda _results: {},
+        judge=(0,),
+        because=f"called without mask_{side}, so that all positions of that side are tokens",
+    )
+
+
 def _pages_moved(case: Attention) -> Relation | None:
     if case.setting.page_size is None:
         return None
@@ -530,6 +561,7 @@ _IDENTITIES = (
     _keys_permuted,
     _other_layout,
     _other_padding,
+    _without_mask,
     _pages_moved,
     _other_page_size,
     _other_cache_layout,
