@@ -1,6 +1,7 @@
 """The gemm family against NumPy in float64, and its relations."""
 
 import itertools
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ from problem_cases import CPU, make_spec
 from tlmatrix.check.tolerance import error_bound
 from tlmatrix.interpreter.ops.gemm import FLOAT8_BITS, gemm_float8
 from tlmatrix.problem import family_for
+from tlmatrix.run.plan import plan
+from tlmatrix.run.runner import Runner
+from tlmatrix.spec import parse_spec
 from tlmatrix.spec.model.spec import Allowance
 
 FLAGS = {"transpose_a": [False, True], "transpose_b": [False, True]}
@@ -44,6 +48,36 @@ def test_reference_equals_the_numpy_product(sizes, transpose_a, transpose_b, acc
         problem.reference()["c"], torch.from_numpy(expected), rtol=1e-13, atol=1e-13
     )
     assert problem.outputs["c"].shape == (m, n)
+
+
+_ADDED = """
+name: added
+problem: gemm
+entry: added_code:ENTRY
+axes: {dtype: [float16, bfloat16], m: [5], n: [9], k: [40], accumulate: [true]}
+returns: [c]
+checks: [numeric, relations]
+"""
+_ADDED_CODE = """
+def once(a, b, c):
+    return (a.float() @ b.float() + c.float()).to(c.dtype)
+
+
+def twice(a, b, c):
+    return (a.float() @ b.float()).to(c.dtype) + c
+"""
+
+
+@pytest.mark.parametrize("entry", ["once", "twice"])
+def test_a_product_that_is_rounded_before_the_addend_is_added(tmp_path, monkeypatch, entry):
+    monkeypatch.delitem(sys.modules, "added_code", raising=False)
+    (tmp_path / "added_code.py").write_text(_ADDED_CODE)
+    spec = parse_spec(_ADDED.replace("ENTRY", entry), tmp_path / "added.yaml")
+    for case in plan(spec).cases():
+        findings = Runner("interpreter").run(spec, case).findings
+        assert bool(findings) == (entry == "twice")
+        for finding in findings:
+            assert finding.title.startswith("addend_opposed: c: ")
 
 
 @pytest.mark.parametrize(("dtype", "out"), [("float16", "float32"), ("bfloat16", None)])
@@ -81,12 +115,13 @@ def test_relations_hold_for_the_reference(flags, accumulate):
             seen.append(relation.name)
             mine = relation.left(problem.reference())
             other = relation.right([each.reference() for each in relation.problems])
-            torch.testing.assert_close(other["c"], mine["c"], rtol=1e-12, atol=1e-12)
+            for name in mine:
+                torch.testing.assert_close(other[name], mine[name], rtol=1e-12, atol=1e-12)
             for each in relation.problems:
                 assert each.names["m"] == each.outputs["c"].shape[0]
     assert seen == [
         "isolation_row", "isolation_column", "poison_row", "poison_column", "rows_permuted",
-        "transposed", "repeat",
+        *(["addend_opposed"] if accumulate else []), "transposed", "repeat",
     ]  # fmt: skip
 
 
@@ -216,7 +251,8 @@ def test_relations_of_mixed_dtypes_hold_for_the_reference(dtypes):
             names.append(relation.name)
             mine = relation.left(problem.reference())
             other = relation.right([each.reference() for each in relation.problems])
-            torch.testing.assert_close(other["c"], mine["c"], rtol=1e-12, atol=1e-12)
+            for name in mine:
+                torch.testing.assert_close(other[name], mine[name], rtol=1e-12, atol=1e-12)
     assert ("scale_doubled" in names) == bool(dtypes.get("scaled"))
     assert ("transposed" in names) != bool(dtypes.get("scaled"))
 

@@ -198,7 +198,7 @@ class Gemm:
             for each in self.operand_dtypes
         )
         share = truncation(self.setting.k) if narrow else 0.0
-        return self._exact.abs() * share
+        return self._product(lambda x: x, torch.float64).abs() * share
 
     @cached_property
     def _exact(self) -> torch.Tensor:
@@ -288,6 +288,7 @@ def gemm_relations(case: Gemm, kind: RelationKind) -> Iterator[Relation]:
             yield from _disturbed(case, kind, None, "huge values in")
         case "relations":
             yield from _rows_permuted(case)
+            yield from _addend_opposed(case)
             if case.scale is not None:
                 yield _scale_doubled(case, case.scale)
             else:  # The transposed product of a scaled one would have scaled rows.
@@ -344,6 +345,27 @@ def _rows_permuted(case: Gemm) -> Iterator[Relation]:
         (other.problem(),),
         right=lambda results: {"c": rows(results[0]["c"], inverse(order))},
         because="permuting the rows of a permutes the rows of c",
+    )
+
+
+def _addend_opposed(case: Gemm) -> Iterator[Relation]:
+    """An addend of minus the product, rounded: the result is what its rounding left.
+
+    A kernel that rounds the product before it adds, and not once after, gives 0.
+    """
+    if case.c is None or not case.c.is_floating_point() or case._shares:  # noqa: SLF001
+        return
+    c = -case._product(lambda x: x, torch.float64).to(case.c.dtype)  # noqa: SLF001
+    if not c.numel() or not bool(c.isfinite().all()):
+        return
+    yield Relation(
+        "addend_opposed",
+        "relations",
+        (replace(case, c=c).problem(),),
+        left=lambda _results: {},
+        judge=(0,),
+        because="c is minus the product, rounded to its dtype: the sum is what that left, unless "
+        "the product is rounded, too, before c is added",
     )
 
 
