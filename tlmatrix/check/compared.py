@@ -117,7 +117,17 @@ def about(
 ) -> Finding:
     """Add the calls that a finding is about, and the element of their results."""
     compared = finding.compared and replace(finding.compared, calls=tuple(calls), element=element)
-    return replace(finding, call=describe_calls(calls, element, first), compared=compared)
+    words = describe_calls(calls, element, first)
+    if finding.check == "repeat" and element is not None and element.call:
+        words = f"{words}, {_after(calls[element.call - 1], calls[element.call], first)}"
+    return replace(finding, call=words, compared=compared)
+
+
+def _after(before: Problem, call: Problem, first: Problem) -> str:
+    """The call before one, whose tensors a repeated call gets where they have the same shapes."""
+    words = f"after a call with {describe_call(before, first)}"
+    shapes = [[each.shape for each in problem.inputs.values()] for problem in (before, call)]
+    return f"{words}, in the same tensors" if shapes[0] == shapes[1] else words
 
 
 def of_call(finding: Finding, calls: Sequence[Problem], number: int, first: Problem) -> Finding:
