@@ -368,8 +368,8 @@ def _described_share(
         "mean",
         f"every element is within its error bound; those along {info.dims[axis].name} share an "
         f"error in proportion to the reference, {units:.2g} times the unit roundoff, where "
-        "a result that is rounded once has none: a factor kept in 16 bits? If that is meant, "
-        "the reference rounds it, too",
+        "a result that is rounded once has none: a factor kept in 16 bits, or of a sum that lacks "
+        "a term? If the first is meant, the reference rounds it, too",
     )
 
 

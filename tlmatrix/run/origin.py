@@ -222,7 +222,7 @@ def _precision(found: Precision, explanation: Explanation) -> Iterator[str]:
     """Whether the error is precision, and where that is lost."""
     if not found.lost:
         if found.certain:
-            yield "a float64 run of the same kernels is as wrong: it is not precision"
+            yield "a float64 run of the same kernels is as wrong: it is not their precision"
         return
     stored = [
         f"{each.launch} stores {each.buffer} as {each.dtype}"
