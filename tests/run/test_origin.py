@@ -156,7 +156,7 @@ def test_a_factor_holds_for_other_inputs_too(tmp_path, bug, rows, hint):
 
 def test_only_the_smallest_case_of_a_cause_runs_with_other_inputs(tmp_path):
     small, large = findings(tmp_path, "constant", 12, 64)
-    assert "not precision" in small.detail
+    assert "not their precision" in small.detail
     assert "written by main" in large.detail
     assert "not precision" not in large.detail
 

@@ -109,8 +109,8 @@ NAMES = Names(
     relations=(
         "batch_permuted", "batch_split", "batch_extended", "groups_as_repeated_heads",
         "window_as_long_as_keys", "sink_of_minus_infinity", "sink_merged_afterwards",
-        "keys_permuted", "other_layout", "other_padding", "pages_moved", "other_page_size",
-        "other_cache_layout",
+        "keys_permuted", "other_layout", "other_padding", "without_mask", "pages_moved",
+        "other_page_size", "other_cache_layout",
     ),
 )  # fmt: skip
 

@@ -30,7 +30,7 @@ NAMES = Names(
     others=frozenset({"device"}),
     inputs=frozenset({"a", "b", "c", "scale"}),
     results=frozenset({"c"}),
-    relations=("rows_permuted", "transposed", "scale_doubled"),
+    relations=("rows_permuted", "addend_opposed", "transposed", "scale_doubled"),
 )
 
 
