@@ -67,9 +67,11 @@ def test_outlier_rows_are_few_and_large():
     assert 2 <= large.sum() <= 20
 
 
-def test_zero_rows_are_the_first_of_every_four():
+def test_zero_rows_are_the_first_of_every_four_and_small_ones_the_second():
     rows = drawn("zero_rows").flatten(0, 1)
     assert ((rows == 0).all(-1) == (torch.arange(len(rows)) % 4 == 0)).all()
+    small = rows.abs().amax(-1) < 0.01
+    assert (small == (torch.arange(len(rows)) % 4 < 2)).all()
     assert (drawn("zero_rows", shape=(8,)) != 0).all()
 
 

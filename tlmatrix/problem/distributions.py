@@ -36,7 +36,8 @@ DISTRIBUTIONS = {
     "cancel",
     "shifted": "N(0, 1) / 4 minus 200, in attention a shift of q and k by which all scores are "
     "about -200: reveals a running maximum that begins at 0",
-    "zero_rows": "N(0, 1), the first of every four rows 0: reveals division by a norm of 0",
+    "zero_rows": "N(0, 1), the first of every four rows 0, the second 1/4096 as large: reveals "
+    "division by a norm of 0, and an eps that is added elsewhere",
     "rising": "each row rises from -3 to 3, with a little noise: the running maximum changes in "
     "every tile",
     "equal_rows": "N(0, 1), all rows of every second input equal (the keys of attention): equal "
@@ -70,6 +71,9 @@ OF_ATTENTION = ("halves", "shifted")
 if their specs name them."""
 SHIFT = 200.0
 """How far below 0 `shifted` values are: exp(-200) is 0 in float32."""
+_SMALL = 2.0**-12
+"""The size of small rows: their mean square is about 6e-8, below the usual eps, and most are normal
+numbers in float16."""
 _OTHERS = tuple(
     name
     for name in DISTRIBUTIONS
@@ -180,7 +184,9 @@ def draw(
         elif name == "equal_rows" and index % 2 and result.numel():
             result = result.view(-1, size)[:1].repeat(result.numel() // size, 1).view(shape)
         elif name == "zero_rows" and rows:
-            result.view(-1, size)[::4] = 0.0
+            lines = result.view(-1, size)
+            lines[::4] = 0.0
+            lines[1::4] *= _SMALL
         elif name == "opposed":
             result = result.abs_() if index % 2 == 0 else result.abs_().neg_()
     elif name == "one_hot":
