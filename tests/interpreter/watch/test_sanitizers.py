@@ -305,6 +305,22 @@ def test_whose_rows_can_be_told_by_tensor():
     assert [(r.buffer, r.index) for r in run.reports] == [("Y", (20,))]
 
 
+@pytest.mark.parametrize("packed", [["X", "Y", "Of"], ["X", "Y"]], ids=["of rows", "of sequences"])
+def test_numbers_that_equal_the_starts_of_sequences_by_chance_are_none(packed):
+    """Two sequences of one row: the number of each row's sequence is where that begins, too."""
+    cu, numbers = (torch.tensor(each, dtype=torch.int32) for each in ([0, 1, 2], [0, 1]))
+
+    @jit_kernel(X="f32[2]", Cu="i32[3]", Of="i32[2]", Y="f32[2]", name="main", threads=32)
+    def first_of_two(X, Cu, Of, Y):
+        with T.Kernel(2) as b:
+            if Of[0] == 0:
+                Y[Cu[b]] = X[Cu[b]]
+
+    with interpret(sanitize=True, sequences=dict.fromkeys(packed, cu)) as run:
+        first_of_two()(torch.ones(2), cu.clone(), numbers, torch.zeros(2))
+    assert run.reports == []
+
+
 NOBODY = 0x7FDBADC5  # a NaN that no arithmetic makes
 
 

@@ -189,16 +189,23 @@ class Packed:
 def boundaries_of(
     tensors: Mapping[str, torch.Tensor], declared: Mapping[str, Sequences]
 ) -> dict[str, Boundaries]:
-    """The parameters that hold the boundaries of declared sequences, or their starts."""
+    """The parameters that hold the boundaries of declared sequences, or their starts.
+
+    Other integers may have those values by chance: a number for each row, as the sequence that it
+    is of, which is packed itself, or one for each sequence, as the state that it begins with,
+    which is taken for starts only if no parameter holds all boundaries.
+    """
     if not declared:
         return {}
     known = {sequences.boundaries for sequences in declared.values()}
     starts = {boundaries[:-1]: boundaries for boundaries in known}
     lengths = {len(boundaries) for boundaries in (*known, *starts)}
-    found = {}
+    found: dict[str, Boundaries] = {}
+    of_starts: dict[str, tuple[int, ...]] = {}
     for name, tensor in tensors.items():
         if (
             tensor.dim() == 1
+            and name not in declared
             and tensor.dtype in (torch.int32, torch.int64)
             and len(tensor) in lengths
         ):
@@ -206,5 +213,9 @@ def boundaries_of(
             if values in known:
                 found[name] = Boundaries(values)
             elif values in starts:
-                found[name] = Boundaries(starts[values], ended=False)
+                of_starts[name] = starts[values]
+    whole = {each.values for each in found.values()}
+    for name, boundaries in of_starts.items():
+        if boundaries not in whole:
+            found[name] = Boundaries(boundaries, ended=False)
     return found
