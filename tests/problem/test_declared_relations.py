@@ -48,6 +48,29 @@ class WeightKept(torch.autograd.Function):
         return dy @ kept, dy.T @ x
 
 
+def scaled(x, w=None):
+    return x if w is None else x * w
+
+
+def scaled_by_halves_without(x, w=None):
+    return x * (0.5 if w is None else w)
+
+
+def scaled_by_what_is_given(x, w):
+    return x * w
+
+
+def scaled_unless_without(x, w=None):
+    if w is None:
+        raise ValueError("w is needed")
+    return x * w
+
+
+class Scale(torch.nn.Module):
+    def forward(self, x, w=None):
+        return x * (0.5 if w is None else w)
+
+
 def without_a_graph(x, w):
     return x @ w.T if len(x) else x.new_empty(0, len(w))
 
@@ -139,6 +162,20 @@ entry: relations_code:{entry}
 returns: [y]
 axes: {{rows: [{rows}], k: [256, 40], n: [5, 6]}}
 checks: [{checks}]
+"""
+SCALED = """
+name: scaled
+problem:
+  inputs:
+    x: {{shape: [rows, n], dtype: float16, grad: true}}
+    w: {{shape: [n], dtype: float16, grad: true}}
+  outputs: [y]
+  reference: relations_code:scaled
+entry: relations_code:{entry}
+{call}
+returns: [y]
+axes: {{rows: [1, 2, 3, 4, 5, 6], n: [7]}}
+checks: [numeric, gradients, relations]
 """
 FLOAT8 = """
 name: product
@@ -258,3 +295,18 @@ def test_a_variance_that_is_a_difference_of_large_numbers_is_found(found):
     findings = found(ROWS, entry="norm_from_squares", reference="norm", dtype="float16")
     assert findings
     assert all(finding.title.startswith("far_from_zero: y: ") for finding in findings)
+
+
+@pytest.mark.parametrize("call", ["", "call: {{x: x, w: w}}"])
+def test_an_input_that_may_be_left_out_is_left_out(found, call):
+    call = call.format()
+    assert found(SCALED, entry="scaled", call=call) == []
+    findings = found(SCALED, entry="scaled_by_halves_without", call=call)
+    assert {finding.title.partition(":")[0] for finding in findings} == {"without_input"}
+    assert {finding.tensor for finding in findings} == {"y", "dx"}
+    assert {finding.call for finding in findings} == {"without w"}
+
+
+@pytest.mark.parametrize("entry", ["scaled_by_what_is_given", "scaled_unless_without", "Scale"])
+def test_an_input_that_an_entry_needs_is_given(found, entry):
+    assert found(SCALED, entry=entry, call="call: {x: x, w: w}") == []

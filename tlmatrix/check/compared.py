@@ -58,6 +58,8 @@ def describe_call(call: Problem, first: Problem) -> str:
             others.append(name)
     if others:
         parts.append(f"other values in {', '.join(others)}")
+    if call.absent:
+        parts.append(f"without {', '.join(call.absent)}")
     if call.autograd is not None:
         parts.append(str(call.autograd))
     if call.given_output is not None:

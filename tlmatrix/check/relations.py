@@ -109,7 +109,7 @@ def check_calls(
             raise
         if refused is not None:
             return _refused(relation, refused, error)
-        if _needs_large_sizes(relation, error):
+        if _needs_large_sizes(relation, error) or _needs_input(relation, error):
             return []
         if relation.stale is not None and not results:
             return []  # a call with other options fails by itself, and is a case of its own
@@ -245,6 +245,15 @@ def _needs_large_sizes(relation: Relation, error: BaseException) -> bool:
     return isinstance(inner, ValueError | AssertionError | NotImplementedError) and any(
         each.thresholds is not None for each in relation.problems
     )
+
+
+def _needs_input(relation: Relation, error: BaseException) -> bool:
+    """Whether an entry refuses a call without an input, though it has a default for that."""
+    from tlmatrix.interpreter.errors import InterpreterError
+
+    inner = getattr(error, "error", error)
+    absent = any(each.absent for each in relation.problems)
+    return absent and not isinstance(inner, InterpreterError)
 
 
 def _refuses_nonfinite(error: BaseException) -> bool:

@@ -461,6 +461,8 @@ class Problem:
     """Options of the entry to which the case gives the value of their default."""
     left_out: tuple[str, ...] = ()
     """Options that the call leaves out."""
+    absent: tuple[str, ...] = ()
+    """Inputs that the call leaves out, if the entry has None as the default of each."""
     thresholds: int | None = None
     """What the thresholds of the entry's host code are lowered to (`backend.thresholds`)."""
     side_stream: bool = False

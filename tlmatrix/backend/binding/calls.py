@@ -8,7 +8,7 @@ buffers are copied for each call, which makes calls independent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -212,7 +212,7 @@ class Entry:
             parameter = (self.parameters or {}).get(name)
             if name in problem.inputs and (parameter is None or parameter.default is not None):
                 raise InapplicableError(())  # the entry needs this tensor
-        arguments = _without(arguments, problem.left_out)
+        arguments = _without(arguments, (*problem.left_out, *self._absent(problem)))
         call = prepared_call(self.spec, self.function, arguments, problem.returns)
         if (output := problem.given_output) is None:
             return call
@@ -223,6 +223,27 @@ class Entry:
             return {**returned, output: buffer}
 
         return replace(call, keywords={**call.keywords, _OUT: buffer}, named=named)
+
+    def _absent(self, problem: Problem) -> Iterator[str]:
+        """The parameters for inputs that the call leaves out.
+
+        Raises:
+            InapplicableError: the entry needs one of them.
+        """
+        given = dict(items_of(self.spec.call))
+        for name in problem.absent:
+            taken = [option for option, item in given.items() if item == name]
+            for option in taken if given else [name]:
+                parameter = (self.parameters or {}).get(str(option))
+                if (
+                    parameter is None
+                    or parameter.default is not None
+                    or parameter.kind is parameter.POSITIONAL_ONLY
+                ):
+                    raise InapplicableError(())
+                yield str(option)
+            if given and not taken:
+                raise InapplicableError(())
 
     def default_options(self, problem: Problem) -> tuple[str, ...]:
         """Options to which a problem gives the value of their default."""
@@ -324,6 +345,8 @@ class ModuleEntry:
 
     def prepare(self, names: Names, problem: Problem) -> PreparedCall:
         """Prepare the call of the case's module."""
+        if problem.absent:
+            raise InapplicableError(())  # it may be a parameter
         arguments = self._constructor_arguments(names)
         arguments = {n: each for n, each in arguments.items() if n not in problem.left_out}
         device = next(iter(problem.inputs.values())).device

@@ -29,6 +29,7 @@ from tlmatrix.problem.distributions import draw, generator, poison_scale, seeded
 from tlmatrix.problem.model import Relation
 from tlmatrix.problem.relations import balanced_lengths, repeated
 from tlmatrix.problem.relations.batch import NEW, Batch, NotComposableError, place, select
+from tlmatrix.spec.model.spec import has_ranks
 from tlmatrix.spec.values import sides_of
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ _FAR = {torch.float16: 1024, torch.bfloat16: 128}
 left for the results."""
 _LAST = 0.75
 """The share of rows whose largest number is the last one; it is the first one of others."""
+_OPTIONAL = 2
+"""Of this many cases with optional inputs, one is also called without one of them."""
 _CLOSE = 1e-9
 """Largest relative difference of two float64 references that counts as rounding."""
 
@@ -70,7 +73,8 @@ class DeclaredRelations:
 
     @cached_property
     def _of_other_values(self) -> Sequence[Relation]:
-        return [*_with_cancelling_parts(self.case), *_far_from_zero(self.case)]
+        case = self.case
+        return [*_with_cancelling_parts(case), *_far_from_zero(case), *_without_input(case)]
 
 
 def _relations(case: Declared, kind: RelationKind) -> Iterator[Relation]:
@@ -260,6 +264,52 @@ def _far_from_zero(case: Declared) -> Iterator[Relation]:
         "or exponentials of them added or divided?",
         control=near.problem,
     )
+
+
+# Inputs that may be left out ----------------------------------------------------------------------
+
+
+def _without_input(case: Declared) -> Iterator[Relation]:
+    """A call without an input that both the reference and the entry may be called without.
+
+    Each has None as its default for it, and the results of the reference are others without it. A
+    kernel has a branch of its own then, which no other case of the spec may take.
+    """
+    spec, reference, inputs = case.setup.spec, case.reference, case.declaration.inputs
+    if reference is None or reference.decl.call or reference.parameters is None:
+        return
+    if case.setup.seed // 11 % _OPTIONAL or spec.entry is None or has_ranks(spec):
+        return
+    optional = [
+        name
+        for name, parameter in reference.parameters.items()
+        if name in inputs and inputs[name].derived is None and parameter.default is None
+    ]
+    optional = [n for n in optional if case.inputs[n].dtype.is_floating_point]
+    for name in seeded_random(case.seed + 10).sample(optional, min(1, len(optional))):
+        declaration = case.declaration.model_copy(
+            update={"inputs": {other: each for other, each in inputs.items() if other != name}}
+        )
+        given = {other: each for other, each in case.inputs.items() if other != name}
+        without = replace(case, declaration=declaration, inputs=given)
+        try:
+            problem, exact = without.problem(), without.exact
+        except Exception:  # noqa: BLE001 - the reference cannot do without it
+            return
+        if all(
+            each.shape == case.exact[result].shape and _is_close(each, case.exact[result])
+            for result, each in exact.items()
+        ):
+            return
+        mine = case.problem()
+        yield Relation(
+            "without_input",
+            "relations",
+            (replace(problem, names=mine.names, inputs=mine.inputs, absent=(name,)),),
+            left=lambda _results: {},
+            judge=(0,),
+            because=f"called without {name}, as the reference is",
+        )
 
 
 def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
