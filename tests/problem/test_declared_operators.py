@@ -95,6 +95,10 @@ def maximum(x):
     return x.amax(-1)
 
 
+def norm(x):
+    return x / x.norm(dim=-1, keepdim=True)
+
+
 def softplus_like(x):
     return (1 + x.exp()).log()
 
@@ -126,6 +130,16 @@ def test_a_softmax_gets_shifted_values_in_some_cases(reference):
 @pytest.mark.parametrize("reference", ["layer_norm", "maximum", "softplus_like"])
 def test_other_references_do_not(reference):
     assert all(name != "shifted" for name, _ in distributions(reference))
+
+
+def test_a_norm_gets_zeros_in_some_cases():
+    found = [x for name, x in distributions("layer_norm") if name == "zero_rows"]
+    assert 2 <= len(found) <= 15
+    assert all(bool((x[0] == 0).all()) and 0 < x[1].abs().max() < 2e-3 for x in found)
+
+
+def test_a_reference_that_is_not_finite_for_zeros_gets_none():
+    assert all(name != "zero_rows" for name, _ in distributions("norm"))
 
 
 def test_values_that_the_spec_names_stay():

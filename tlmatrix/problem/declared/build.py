@@ -40,7 +40,14 @@ from tlmatrix.problem.declared.operators import (
     term_sizes,
 )
 from tlmatrix.problem.declared.reference import reference_of
-from tlmatrix.problem.distributions import OF_PARTS, SAFE, choose_distribution, draw, generator
+from tlmatrix.problem.distributions import (
+    OF_PARTS,
+    SAFE,
+    choose_distribution,
+    draw,
+    generator,
+    seeded_random,
+)
 from tlmatrix.problem.family import tile_sizes
 from tlmatrix.problem.lint import declared
 from tlmatrix.problem.model import Cost, Dim, Problem, ReferenceFailedError, TensorInfo
@@ -67,6 +74,8 @@ _ROUNDED = 2.0**-12
 to the element or to the tensor."""
 _SHIFTED = 0.2
 """The share of the cases of a softmax with `shifted` values."""
+_ZERO_ROWS = 0.25
+"""The share of cases with `normal` values that have `zero_rows` instead, if results are finite."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +182,17 @@ class Declared:
         plain = self._low_values()
         alike = narrow and all(_differ_by_rounding(narrow[n], t, 1) for n, t in plain.items())
         return narrow if alike else plain
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the reference takes the inputs and all that it computes of them is finite."""
+        if self.reference is None or self.reference.exact_dtype != torch.float64:
+            return False
+        try:
+            results = [*self.exact.values(), *self.low.values()]
+        except ReferenceFailedError:
+            return False
+        return all(bool(each.double().isfinite().all()) for each in results)
 
     def _low_values(self) -> dict[str, torch.Tensor]:
         operands = self._operands
@@ -593,10 +613,18 @@ def declared_case(setup: CaseSetup) -> Declared:
     distribution = choose_distribution(values, setup.seed, SAFE, {**parts, "shifted": _SHIFTED})
     inputs = generate_inputs(setup, declaration, usual, setup.seed)
     case = Declared(setup, declaration, reference, inputs, usual, setup.seed)
-    if distribution == usual or not case.suits_shift:
-        return case
-    inputs = generate_inputs(setup, declaration, distribution, setup.seed)
-    return replace(case, inputs=inputs, distribution=distribution)
+
+    def drawn(distribution: str) -> Declared:
+        inputs = generate_inputs(setup, declaration, distribution, setup.seed)
+        return replace(case, inputs=inputs, distribution=distribution)
+
+    if distribution != usual and case.suits_shift:
+        return drawn(distribution)
+    pick = seeded_random(setup.seed + 6).random()
+    if values is None and usual == "normal" and pick < _ZERO_ROWS:
+        zeros = drawn("zero_rows")
+        return zeros if zeros.is_finite else case
+    return case
 
 
 def _sums_in_parts(setup: CaseSetup, declaration: DeclaredProblem) -> dict[str, float]:
